@@ -50,6 +50,9 @@ Tasks:
                      something new to the corpus
   mutants [--only NAME].. [--list] [--json] [--thorough] [--learn]
                      disables the mutation points one at a time; a test must fail each time
+  mutants --generated [--crate NAME].. [--only FUNCTION].. [--sample N] [--seed S] [--list] [--json] [--thorough]
+                     changes each operator, condition, call and constant of engine, format, device and lock, one at
+                     a time; tests must fail for 95 % of them
   install --prefix DIRECTORY [--debug] [--fio | --fio-source DIRECTORY]
                      installs libcbd with its header and pkg-config file; also the engine for the installed fio,
                      whose headers are fetched through apt, or taken from its source
@@ -83,7 +86,7 @@ fn main() -> ExitCode {
         "sim" => tasks::sim(rest),
         "models" => tasks::models(rest),
         "fuzz" => fuzz::Plan::parse(rest).and_then(|plan| fuzz::run(&plan)),
-        "mutants" => mutants::Flags::parse(rest).and_then(|flags| mutants::run(&flags)),
+        "mutants" => mutants::task(rest),
         "install" => install::Plan::parse(rest).and_then(|plan| install::run(&plan)),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),

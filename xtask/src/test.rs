@@ -104,6 +104,9 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         report.step("mutants", "each mutation point disabled, one at a time", || {
             task(mutants::run(&mutants::Flags::thorough()))
         });
+        report.step("mutants, generated", "each operator, condition, call and constant changed", || {
+            task(mutants::run_generated())
+        });
     }
     // Without root it would depend on an installed C++ compiler.
     if system && length == Length::Short && flags.wants("fuzz") {

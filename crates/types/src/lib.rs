@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-#[cfg(feature = "mutants")]
+#[cfg(any(test, feature = "mutants"))]
 extern crate std;
 
 pub mod backing;

@@ -7,6 +7,7 @@
 //! Elsewhere: the mutation points (`cbd-types`), the tests (the crates), why some mutants change nothing
 //! (`docs/mutants.md`).
 
+mod generated;
 mod killers;
 mod suite;
 
@@ -93,6 +94,25 @@ enum Verdict {
     NotEquivalent {
         by: Killer,
     },
+}
+
+/// Runs what the arguments ask for: the mutation points, or the generated mutants.
+///
+/// # Errors
+/// [`Problem::Usage`] for an unknown option, and those of [`run`] and [`run_generated`].
+pub fn task(arguments: &[String]) -> Result<bool, Problem> {
+    if arguments.iter().any(|argument| argument == "--generated") {
+        return generated::run(&generated::Flags::parse(arguments)?);
+    }
+    run(&Flags::parse(arguments)?)
+}
+
+/// Runs all generated mutants. True if tests kill enough of them.
+///
+/// # Errors
+/// When the tests do not build, or do not pass without a mutant.
+pub fn run_generated() -> Result<bool, Problem> {
+    generated::run(&generated::Flags::default())
 }
 
 /// Runs the mutants. True if none survived and none is listed wrongly.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -44,7 +44,28 @@ const TRIES: u32 = 3;
 /// Kilobytes of address space: a mutant may allocate any length.
 const MEMORY_KIB: u64 = 6 << 20;
 
-const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+/// The limit of a build of the tests.
+pub const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+
+/// The variable that names the mutation point to disable.
+const MUTANT: &str = "CBD_MUTANT";
+
+/// What a run of a program may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Until it is killed.
+    pub time: Duration,
+    /// Seconds of processor time.
+    pub processor: Option<u64>,
+    /// Threads that run tests at the same time.
+    pub threads: u32,
+}
+
+impl Limits {
+    const fn of(time: Duration) -> Self {
+        Self { time, processor: None, threads: 2 }
+    }
+}
 
 /// The result of a run of tests.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,10 +78,13 @@ pub enum Outcome {
 
 /// A program of tests.
 #[derive(Clone, Debug)]
-struct Program {
-    name: String,
-    path: PathBuf,
-    directory: PathBuf,
+pub struct Program {
+    /// The package and the name of the program, such as `cbd-sim/damage`.
+    pub name: String,
+    /// The executable.
+    pub path: PathBuf,
+    /// Where it runs: the package's directory.
+    pub directory: PathBuf,
 }
 
 /// All programs; after a run without a mutant, in the order of their duration.
@@ -76,11 +100,7 @@ impl Suite {
     /// The messages of cargo.
     pub fn build() -> Result<Self, String> {
         let target = workspace::target_directory()?.join("mutants");
-        let mut command = cargo(["test", "--no-run", "--message-format", "json"]);
-        command.args(["--features", "cbd-types/mutants"]).arg("--target-dir").arg(&target);
-        for package in PACKAGES {
-            command.args(["--package", package]);
-        }
+        let mut command = build_command(&target, &PACKAGES);
         let text = shell::output_of(&mut command, BUILD_LIMIT)
             .map_err(|end| format!("the tests do not build: {end}"))?;
         let programs: Vec<Program> = text.lines().filter_map(program).collect();
@@ -110,7 +130,7 @@ impl Suite {
                 continue;
             }
             let begun = Instant::now();
-            if let Outcome::Failed(test) = run(program, None, &tests, LIMIT) {
+            if let Outcome::Failed(test) = run(program, &[(MUTANT, "")], &tests, Limits::of(LIMIT)) {
                 return Err(format!("{} {test} fails without a mutant", program.name));
             }
             took.insert(program.name.clone(), begun.elapsed());
@@ -124,15 +144,17 @@ impl Suite {
     /// Whether a test catches a mutant: it must fail twice, since a test may fail once for another reason.
     pub fn catches(&self, killer: &Killer, mutant: MutationPoint) -> bool {
         let program = self.programs.iter().find(|program| program.name == killer.program);
-        let fails = |program| run(program, Some(mutant), &[&killer.test], LIMIT_OF_ONE) != Outcome::Passed;
-        program.is_some_and(|program| fails(program) && fails(program))
+        let variables = [(MUTANT, mutant.name())];
+        program
+            .is_some_and(|program| fails_twice(program, &variables, &killer.test, Limits::of(LIMIT_OF_ONE)))
     }
 
     /// Runs all tests up to the first that catches the mutant.
     pub fn run_all(&self, mutant: MutationPoint) -> Option<Killer> {
         self.programs.iter().find_map(|program| {
             (0..TRIES).find_map(|_| {
-                let Outcome::Failed(test) = run(program, Some(mutant), &[], LIMIT) else { return Some(None) };
+                let ended = run(program, &[(MUTANT, mutant.name())], &[], Limits::of(LIMIT));
+                let Outcome::Failed(test) = ended else { return Some(None) };
                 let killer = Killer { program: program.name.clone(), test };
                 self.catches(&killer, mutant).then_some(Some(killer))
             })?
@@ -140,8 +162,24 @@ impl Suite {
     }
 }
 
+/// Cargo's command that builds the tests of `packages` with the feature `mutants`, and prints messages in JSON.
+pub fn build_command(target: &Path, packages: &[&str]) -> Command {
+    let mut command = cargo(["test", "--no-run", "--message-format", "json"]);
+    command.args(["--features", "cbd-types/mutants"]).arg("--target-dir").arg(target);
+    for package in packages {
+        command.args(["--package", package]);
+    }
+    command
+}
+
+/// Whether a test fails twice: it may fail once for another reason than the mutant.
+pub fn fails_twice(program: &Program, variables: &[(&str, &str)], test: &str, limits: Limits) -> bool {
+    let fails = || run(program, variables, &[test], limits) != Outcome::Passed;
+    fails() && fails()
+}
+
 /// The test program in a line of cargo's messages.
-fn program(line: &str) -> Option<Program> {
+pub fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
         return None;
@@ -154,14 +192,15 @@ fn program(line: &str) -> Option<Program> {
     Some(Program { name, path, directory })
 }
 
-/// Runs `tests` of a program, or all of them, up to the first that fails. A program that dies or hangs runs
-/// again, one test at a time, to find the test.
-fn run(program: &Program, mutant: Option<MutationPoint>, tests: &[&str], limit: Duration) -> Outcome {
-    match run_once(program, mutant, tests, limit, 2) {
+/// Runs `tests` of a program, or all of them, up to the first that fails, with these environment variables. A program
+/// that dies or hangs runs again, one test at a time, to find the test.
+pub fn run(program: &Program, variables: &[(&str, &str)], tests: &[&str], limits: Limits) -> Outcome {
+    match run_once(program, variables, tests, limits) {
         Ended::Passed => Outcome::Passed,
         Ended::Failed(test) => Outcome::Failed(test),
         Ended::Died(_) if tests.len() == 1 => Outcome::Failed(tests[0].to_owned()),
-        Ended::Died(_) => match run_once(program, mutant, tests, limit, 1) {
+        Ended::Died(Some(test)) if limits.threads == 1 => Outcome::Failed(test),
+        Ended::Died(_) => match run_once(program, variables, tests, Limits { threads: 1, ..limits }) {
             Ended::Failed(test) | Ended::Died(Some(test)) => Outcome::Failed(test),
             Ended::Died(None) | Ended::Passed => Outcome::Failed("(died)".to_owned()),
         },
@@ -176,22 +215,19 @@ enum Ended {
     Died(Option<String>),
 }
 
-fn run_once(
-    program: &Program,
-    mutant: Option<MutationPoint>,
-    tests: &[&str],
-    limit: Duration,
-    threads: u32,
-) -> Ended {
+fn run_once(program: &Program, variables: &[(&str, &str)], tests: &[&str], limits: Limits) -> Ended {
+    let limit = limits.time;
+    let processor = limits.processor.map_or("unlimited".to_owned(), |seconds| seconds.to_string());
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -v \"$1\"; shift; exec \"$@\"", "sh", &MEMORY_KIB.to_string()]);
-    command.arg(&program.path).args(["--test-threads", &threads.to_string()]);
+    command.args(["-c", "ulimit -v \"$1\"; ulimit -t \"$2\"; shift 2; exec \"$@\"", "sh"]);
+    command.args([&MEMORY_KIB.to_string(), &processor]);
+    command.arg(&program.path).args(["--test-threads", &limits.threads.to_string()]);
     if !tests.is_empty() {
         command.arg("--exact").args(tests);
     }
     command
         .current_dir(&program.directory)
-        .env("CBD_MUTANT", mutant.map_or("", MutationPoint::name))
+        .envs(variables.iter().copied())
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -230,7 +230,7 @@ impl Visit<'_> for Tests {
 }
 
 /// `#[test]`, and `#[cfg(test)]` in any combination with `all`.
-fn is_for_tests(attribute: &syn::Attribute) -> bool {
+pub fn is_for_tests(attribute: &syn::Attribute) -> bool {
     if attribute.path().is_ident("test") {
         return true;
     }

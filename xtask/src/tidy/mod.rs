@@ -13,10 +13,11 @@ mod code;
 mod documents;
 mod exceptions;
 mod layers;
-mod tree;
+pub mod tree;
 mod words;
 
 use crate::flags::Problem;
+pub use code::is_for_tests;
 use exceptions::Exceptions;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

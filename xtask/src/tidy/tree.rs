@@ -44,11 +44,11 @@ const PROOFS: [&str; 3] = ["crates/sim/", "crates/models/", "crates/testkit/"];
 /// Names of text files; all other files are data.
 const TEXTS: [&str; 7] = [".rs", ".md", ".toml", ".yaml", ".service", ".rules", ".sh"];
 
-/// Reads all tracked and new files that are texts.
+/// The paths of all tracked and new files, from the root.
 ///
 /// # Errors
 /// The error of git or the system, as text.
-pub fn read() -> Result<Vec<File>, String> {
+pub fn paths() -> Result<Vec<String>, String> {
     let root = workspace::root();
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -59,17 +59,25 @@ pub fn read() -> Result<Vec<File>, String> {
         return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim()));
     }
     let names = String::from_utf8(listed.stdout).map_err(|error| format!("git ls-files: {error}"))?;
+    let mut paths: Vec<String> = names.split_terminator('\0').map(str::to_owned).collect();
+    // A file that was deleted, but not committed, is listed.
+    paths.retain(|path| root.join(path).is_file());
+    paths.sort();
+    paths.dedup();
+    Ok(paths)
+}
+
+/// Reads all tracked and new files that are texts.
+///
+/// # Errors
+/// The error of git or the system, as text.
+pub fn read() -> Result<Vec<File>, String> {
+    let root = workspace::root();
     let mut files = Vec::new();
-    for path in names.split_terminator('\0').filter(|path| TEXTS.iter().any(|end| path.ends_with(end))) {
-        let full: PathBuf = root.join(path);
-        if !full.is_file() {
-            // Deleted, but not committed.
-            continue;
-        }
+    for path in paths()?.into_iter().filter(|path| TEXTS.iter().any(|end| path.ends_with(end))) {
+        let full: PathBuf = root.join(&path);
         let text = std::fs::read_to_string(&full).map_err(|error| format!("{}: {error}", full.display()))?;
-        files.push(File { path: path.to_owned(), text });
+        files.push(File { path, text });
     }
-    files.sort_by(|a, b| a.path.cmp(&b.path));
-    files.dedup_by(|a, b| a.path == b.path);
     Ok(files)
 }

@@ -11,8 +11,11 @@
 //! The method is mutation testing, but with mutants chosen by hand: each is a mistake that has occurred in
 //! systems like this one.
 
+pub mod generated;
 mod list;
 
+#[cfg(any(test, feature = "mutants"))]
+pub use generated::generated;
 pub use list::MutationPoint;
 
 #[cfg(all(feature = "mutants", not(debug_assertions)))]
