@@ -7,6 +7,9 @@ use crate::mutants::suite::{self, Limits, Outcome, Program};
 use crate::shell;
 use cbd_types::mutation::generated::RECORD;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
@@ -14,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// The limit of a test without a mutant.
 const LIMIT: Limits = Limits { time: Duration::from_secs(600), processor: None, threads: 1 };
+
+/// Its tests read the sources, which have other texts in the copy.
+const LEFT_OUT: &str = "cbd-types/mutation_points_are_used";
 
 /// A test.
 #[derive(Clone, Debug)]
@@ -40,18 +46,27 @@ impl Reach {
     /// # Errors
     /// A test that fails without a mutant.
     pub fn find(scratch: &Scratch, programs: &[Program]) -> Result<Self, String> {
-        let file = scratch.directory.join("reach.json");
-        if let Some(tests) = read(&file, scratch) {
-            return Ok(Self::new(tests, scratch.mutants.len()));
-        }
+        let path = scratch.directory.join("reach.jsonl");
+        let known = read(&path, scratch);
         let mut waiting = Vec::new();
-        for program in programs {
-            waiting.extend(list(program)?.into_iter().map(|test| (program, test)));
+        for program in programs.iter().filter(|program| program.name != LEFT_OUT) {
+            let is_new = |test: &String| {
+                !known.iter().any(|known| known.name.program == program.name && known.name.test == *test)
+            };
+            waiting.extend(list(program)?.into_iter().filter(is_new).map(|test| (program, test)));
         }
-        eprintln!("{} tests run without a mutant", waiting.len());
+        if !waiting.is_empty() {
+            eprintln!("{} tests run without a mutant", waiting.len());
+        }
+        let header = json!({ "version": scratch.version }).to_string();
+        let lines: Vec<String> =
+            std::iter::once(header).chain(known.iter().map(|test| line(test, scratch))).collect();
+        let file = File::create(&path)
+            .and_then(|mut file| file.write_all(format!("{}\n", lines.join("\n")).as_bytes()).map(|()| file))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
         let waiting = Mutex::new(waiting);
         let next = || waiting.lock().ok()?.pop();
-        let found = Mutex::new(Ok(Vec::new()));
+        let found = Mutex::new((file, known, Vec::new()));
         std::thread::scope(|scope| {
             for worker in 0..AT_ONCE {
                 let record = scratch.directory.join(format!("reached.{worker}"));
@@ -59,32 +74,21 @@ impl Reach {
                 scope.spawn(move || {
                     while let Some((program, test)) = next() {
                         let one = run(program, &test, &record);
-                        if let Ok(mut found) = found.lock()
-                            && let Ok(tests) = &mut *found
-                        {
-                            match one {
-                                Ok(one) => tests.push(one),
-                                Err(error) => *found = Err(error),
+                        let Ok(mut found) = found.lock() else { return };
+                        match one {
+                            Ok(one) => {
+                                // What is not stored runs again the next time.
+                                let _ = writeln!(found.0, "{}", line(&one, scratch));
+                                found.1.push(one);
                             }
+                            Err(error) => found.2.push(error),
                         }
                     }
                 });
             }
         });
-        let tests = found.into_inner().unwrap_or_else(|_| Err("a thread panicked".to_owned()))?;
-        let of_ids = |test: &Test| -> Vec<u64> {
-            test.reached.iter().map(|number| scratch.mutants[*number as usize].id).collect()
-        };
-        let document: Vec<Value> = tests
-            .iter()
-            .map(|test: &Test| {
-                json!({ "program": test.name.program, "test": test.name.test, "seconds": test.seconds, "reached": of_ids(test) })
-            })
-            .collect();
-        let document = json!({ "version": scratch.version, "tests": document });
-        std::fs::write(&file, document.to_string())
-            .map_err(|error| format!("{}: {error}", file.display()))?;
-        Ok(Self::new(tests, scratch.mutants.len()))
+        let (_, tests, errors) = found.into_inner().map_err(|_| "a thread panicked".to_owned())?;
+        if errors.is_empty() { Ok(Self::new(tests, scratch.mutants.len())) } else { Err(errors.join("\n")) }
     }
 
     fn new(mut tests: Vec<Test>, mutants: usize) -> Self {
@@ -100,21 +104,30 @@ impl Reach {
     }
 }
 
-fn read(file: &Path, scratch: &Scratch) -> Option<Vec<Test>> {
-    let document: Value = serde_json::from_str(&std::fs::read_to_string(file).ok()?).ok()?;
-    if document["version"] != scratch.version {
-        return None;
+/// A test as a line of the file; mutants by their ids.
+fn line(test: &Test, scratch: &Scratch) -> String {
+    let reached: Vec<u64> = test.reached.iter().map(|number| scratch.mutants[*number as usize].id).collect();
+    let Killer { program, test: name } = &test.name;
+    json!({ "program": program, "test": name, "seconds": test.seconds, "reached": reached }).to_string()
+}
+
+/// The tests that have run with the same sources.
+fn read(path: &Path, scratch: &Scratch) -> Vec<Test> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    if lines.next().is_none_or(|header| header["version"] != scratch.version) {
+        return Vec::new();
     }
-    let numbers: std::collections::BTreeMap<u64, u32> =
+    let numbers: BTreeMap<u64, u32> =
         (0..).zip(&scratch.mutants).map(|(number, mutant): (u32, &Mutant)| (mutant.id, number)).collect();
-    let tests = document["tests"].as_array()?.iter().map(|test| {
-        let reached = test["reached"].as_array()?.iter();
+    let test = |line: Value| -> Option<Test> {
+        let reached = line["reached"].as_array()?.iter();
         let reached = reached.map(|id| numbers.get(&id.as_u64()?).copied()).collect::<Option<_>>()?;
-        let text = |name: &str| test[name].as_str().map(str::to_owned);
+        let text = |name: &str| line[name].as_str().map(str::to_owned);
         let name = Killer { program: text("program")?, test: text("test")? };
-        Some(Test { name, seconds: test["seconds"].as_f64()?, reached })
-    });
-    tests.collect()
+        Some(Test { name, seconds: line["seconds"].as_f64()?, reached })
+    };
+    lines.filter_map(test).collect()
 }
 
 /// The tests of a program.
