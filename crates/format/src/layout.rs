@@ -253,6 +253,55 @@ mod tests {
     }
 
     #[test]
+    fn sizes_and_rows_that_the_format_knows_are_accepted_up_to_their_limits() {
+        let is_known = |segment, rows: [u32; 3]| {
+            Layout::new(1 << 30, segment, rows[0], rows[1], rows[2]).map_err(|error| error.kind())
+        };
+        for segment in [SEGMENT_SIZE_MIN, SEGMENT_SIZE_MAX] {
+            assert!(is_known(segment, [1; 3]).is_ok());
+        }
+        for segment in [0, SEGMENT_SIZE_MIN / 2, SEGMENT_SIZE_MIN + 4096, SEGMENT_SIZE_MAX * 2] {
+            assert_eq!(is_known(segment, [1; 3]), Err(ErrorKind::InvalidArgument), "{segment}");
+        }
+        for table in 0..3 {
+            let with = |rows| {
+                let mut all = [4; 3];
+                all[table] = rows;
+                is_known(SEGMENT_SIZE_MIN, all)
+            };
+            assert!(with(1).is_ok() && with(TABLE_ROWS_MAX).is_ok());
+            assert_eq!(with(0), Err(ErrorKind::InvalidArgument));
+            assert_eq!(with(TABLE_ROWS_MAX + 1), Err(ErrorKind::InvalidArgument));
+        }
+    }
+
+    #[test]
+    fn a_region_holds_as_many_segments_as_fit() {
+        // Three tables of two pages each behind the first superblock, and the rows of segments from page 7 on.
+        let head = 7 * PAGE;
+        let of = |size| Layout::new(size, SEGMENT_SIZE_MIN, 4, 4, 4);
+        for count in [1, 2, 15, 64, 65, 4096] {
+            let rows = table_bytes::<tables::SegmentEntry>(count);
+            let area = (head + rows).next_multiple_of(64 << 10);
+            let least = area + u64::from(count) * SEGMENT_SIZE_MIN + PAGE;
+            let layout = of(least).expect("it fits exactly");
+            assert_eq!((layout.segment_count, layout.segment_area), (count, area));
+            assert_eq!(layout.segment_table, head);
+            assert_eq!(
+                [layout.host_area, layout.backend_area, layout.blkdev_area],
+                [1, 3, 5].map(|at| at * PAGE)
+            );
+            assert_eq!(of(least + PAGE - 1).map_or(0, |layout| layout.region_size), least, "whole pages");
+            assert_eq!(of(least - 1).map_or(0, |layout| layout.segment_count), count - 1);
+        }
+        let huge = of(1 << 50).expect("there is room");
+        assert_eq!(huge.segment_count, u32::MAX - 1, "more have no number");
+        for size in [0, 1, PAGE, head, head + PAGE] {
+            assert_eq!(of(size).map_err(|error| error.kind()), Err(ErrorKind::NoSpace), "{size}");
+        }
+    }
+
+    #[test]
     fn a_region_without_room_for_a_segment_is_refused() {
         let error = Layout::new(100 << 10, 64 << 10, 16, 64, 64).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);

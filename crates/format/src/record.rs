@@ -432,6 +432,7 @@ pub fn bytes_of<T: IntoBytes + zerocopy::Immutable>(value: &T) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     const PLACE: RecordPlace = RecordPlace { salt: 99, segment: SegmentId(3), slot: 17 };
     const SIZE: u64 = 64 << 10;
@@ -483,6 +484,63 @@ mod tests {
             let mut record = write();
             damage(&mut record);
             assert!(Record::decode(&record.encode(&PLACE)).verify(&PLACE, 5, SIZE).is_none());
+        }
+    }
+
+    #[test]
+    fn a_record_counts_up_to_the_last_number_and_the_last_byte_of_its_segment() {
+        let counts = |change: fn(&mut Record)| {
+            let mut record = write();
+            change(&mut record);
+            Record::decode(&record.encode(&PLACE)).verify(&PLACE, 5, SIZE).is_some()
+        };
+        assert!(counts(|record| record.sequence = U64::new(crate::COUNTER_END - 1)));
+        assert!(!counts(|record| record.sequence = U64::new(crate::COUNTER_END)));
+        assert!(counts(|record| record.epoch = U64::new(crate::COUNTER_END - 1)));
+        assert!(!counts(|record| record.epoch = U64::new(crate::COUNTER_END)));
+        assert!(counts(|record| record.data_offset = U32::new(crate::PAGE as u32)));
+        assert!(!counts(|record| record.data_offset = U32::new(crate::PAGE as u32 - 1)));
+        assert!(counts(|record| record.data_offset = U32::new((SIZE - crate::PAGE) as u32 - 8192)));
+        assert!(!counts(|record| record.data_offset = U32::new((SIZE - crate::PAGE) as u32 - 8191)));
+    }
+
+    #[test]
+    fn a_record_has_as_many_lines_as_its_blocks_need_and_not_more_than_any_may_have() {
+        const LARGE: u64 = 64 << 20;
+        let counts = |blocks: u64, lines: u32| {
+            let mut record = write();
+            (record.offset, record.length) = (U64::ZERO, U64::new(blocks * CHECKSUM_BLOCK));
+            record.lines = lines as u8;
+            Record::decode(&record.encode(&PLACE)).verify(&PLACE, 5, LARGE).is_some()
+        };
+        let most = 1 + u64::from(MAX_CHECKSUM_LINES) * CHECKSUMS_PER_LINE as u64;
+        assert!(counts(1, 0) && !counts(1, 1) && !counts(2, 0) && counts(2, 1));
+        assert!(counts(13, 1) && !counts(14, 1) && counts(14, 2));
+        assert!(counts(most, MAX_CHECKSUM_LINES) && !counts(most + 1, MAX_CHECKSUM_LINES + 1));
+    }
+
+    #[test]
+    fn a_line_is_found_by_its_slot_in_a_page() {
+        let mut page = [0_u8; 4096];
+        for (slot, line) in page.chunks_exact_mut(64).enumerate() {
+            line.fill(slot as u8);
+        }
+        for slot in [0, 1, 62, 63] {
+            assert_eq!(line_at(&page, slot), Some(&[slot as u8; 64]));
+        }
+        assert_eq!(line_at(&page, 64), None);
+        assert_eq!(line_at(&page[..4095], 63), None);
+    }
+
+    #[test]
+    fn a_continuation_line_has_its_checksums_in_order_and_at_most_twelve() {
+        let words: Vec<u32> = (1..=12).collect();
+        for count in [0, 1, 12] {
+            let line = ChecksumLine::new(2, 9, &words[..count]);
+            let read = ChecksumLine::decode(&line.encode(&PLACE)).verify(&PLACE, 2, 9).expect("it counts");
+            assert_eq!(usize::from(read.count), count);
+            let expected = words[..count].iter().copied().chain(core::iter::repeat(0)).take(12);
+            assert!(read.checksums.iter().map(|word| word.get()).eq(expected));
         }
     }
 

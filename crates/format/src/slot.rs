@@ -126,7 +126,8 @@ impl<T: SlotContent> Slot<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::LaneTail;
+    use crate::state::{FormerDisk, LaneTail};
+    use zerocopy::FromZeros;
 
     fn tail(ordinal: u64) -> LaneTail {
         LaneTail {
@@ -143,8 +144,24 @@ mod tests {
         let new = Slot { sequence: 5, content: tail(2) };
         assert_eq!(Slot::newest(Some(new), Some(old)), Some((0, new)));
         assert_eq!(Slot::newest(Some(old), Some(new)), Some((1, new)));
+        assert_eq!(Slot::newest(Some(old), Some(old)), Some((0, old)));
         assert_eq!(Slot::newest(None, Some(old)), Some((1, old)));
         assert_eq!(Slot::<LaneTail>::newest(None, None), None);
+    }
+
+    #[test]
+    fn a_long_slot_counts_only_at_its_place_and_with_every_bit() {
+        let content = FormerDisk { number: U64::new(3), ..FormerDisk::new_zeroed() };
+        let slot = Slot { sequence: 9, content };
+        let bytes = slot.encode(7);
+        assert_eq!(bytes.len(), 1024);
+        assert_eq!(Slot::decode(7, &bytes), Some(slot));
+        assert_eq!(Slot::<FormerDisk>::decode(8, &bytes), None);
+        for bit in 0..1024 * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Slot::<FormerDisk>::decode(7, &damaged), None, "bit {bit}");
+        }
     }
 
     /// The bytes of a slot after `change`, with the right checksum.

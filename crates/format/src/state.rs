@@ -163,3 +163,46 @@ impl StateShape {
         (self.lanes as u64 * 64).next_multiple_of(PAGE)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn each_counter_is_below_the_end_of_counters() {
+        let (last, end) = (U64::new(COUNTER_END - 1), U64::new(COUNTER_END));
+        let drained: [fn(&mut Drained, U64); 2] =
+            [|d, value| d.epoch = value, |d, value| d.void_until = value];
+        let tail: [fn(&mut LaneTail, U64); 2] =
+            [|t, value| t.ordinal = value, |t, value| t.first_sequence = value];
+        let mark: [fn(&mut LaneMark, U64); 3] =
+            [|m, value| m.lane_sequence = value, |m, value| m.epoch = value, |m, value| m.run = value];
+        fn check<T: SlotContent + FromZeros>(fields: &[fn(&mut T, U64)], last: U64, end: U64) {
+            for field in fields {
+                let mut content = T::new_zeroed();
+                field(&mut content, last);
+                assert!(content.is_plausible());
+                field(&mut content, end);
+                assert!(!content.is_plausible());
+            }
+        }
+        check(&drained, last, end);
+        check(&tail, last, end);
+        check(&mark, last, end);
+    }
+
+    #[test]
+    fn tails_and_marks_of_all_lanes_fit_and_share_no_page_with_their_second_slots() {
+        let shape = StateShape { lanes: 65 };
+        let mut used = alloc::collections::BTreeSet::new();
+        for lane in (0..shape.lanes).map(LaneId) {
+            for [first, second] in [shape.tail(lane), shape.mark(lane)] {
+                assert!(first >= 3 * PAGE && first / PAGE != second / PAGE);
+                assert!(used.insert(first) && used.insert(second));
+            }
+        }
+        let end = used.last().map_or(0, |last| last + 64).next_multiple_of(PAGE);
+        assert!(shape.fits(end + PAGE) && !shape.fits(end + PAGE - 1));
+    }
+}

@@ -310,6 +310,8 @@ mod tests {
             let error = verify(newer.as_bytes()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.line().contains("newer CBD") && error.line().contains(name), "{}", error.line());
+            let pronoun = if name.contains("features") { "them;" } else { "it;" };
+            assert!(error.line().contains(&format!("does not know {pronoun}")), "{}", error.line());
         }
         let mut newer = block();
         newer.compatible = U64::new(1 << 9);
@@ -334,6 +336,25 @@ mod tests {
         for both in [of_both_copies(whole(), damaged()), of_both_copies(damaged(), whole())] {
             assert_eq!(both.unwrap().0, with);
         }
+    }
+
+    #[test]
+    fn of_two_copies_that_are_not_valid_the_one_that_is_ours_says_what_is_wrong() {
+        let kind = |first: &[u8], second: &[u8]| {
+            of_both_copies(verify(first), verify(second)).expect_err("neither is valid").kind()
+        };
+        let mut damaged = block();
+        damaged.created_ms = U64::new(6);
+        let (foreign, damaged) = ([0; 192], damaged.as_bytes());
+        assert_eq!(kind(&foreign, damaged), ErrorKind::Damaged);
+        assert_eq!(kind(damaged, &foreign), ErrorKind::Damaged);
+        assert_eq!(kind(&foreign, &foreign), ErrorKind::Foreign);
+    }
+
+    #[test]
+    fn the_features_in_a_message_are_those_whose_bits_are_set() {
+        let line = unknown_features(1 | 1 << 63, 1 << 5).line();
+        assert!(line.contains("uses features 0, 63, read-only 5,"), "{line}");
     }
 
     #[test]
