@@ -18,10 +18,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tests up to these durations run in processes of their own before the slower ones, in seconds.
-const TIERS: [f64; 4] = [0.05, 0.3, 2.0, f64::INFINITY];
+const TIERS: [f64; 4] = [0.05, 0.3, 2.0, LONGEST];
 
-/// Number of tests that are tried first because they killed neighbours of a mutant.
-const POPULAR: usize = 3;
+/// Number of tests that are tried first because they killed others of the same function.
+const OF_FUNCTION: usize = 3;
+/// Number of tests that are tried next because they killed most in the shortest time.
+const OF_ALL: usize = 10;
+/// Tests that take longer without a mutant, in seconds, do not run on mutants: what they alone find is not worth the hours.
+const LONGEST: f64 = 5.0;
+
+/// Seconds that a process costs besides its test.
+const OVERHEAD: f64 = 0.05;
 
 /// What became of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +49,8 @@ struct Results {
     before: BTreeMap<u64, Killer>,
     /// How many mutants of a function each test killed.
     popular: BTreeMap<String, BTreeMap<Killer, usize>>,
+    /// How many mutants each test killed.
+    all: BTreeMap<Killer, usize>,
 }
 
 /// The trials.
@@ -117,20 +126,20 @@ impl<'a> Trials<'a> {
     }
 
     fn try_one(&self, number: u32, mutant: &Mutant) -> Verdict {
-        let mut left: Vec<&Test> =
-            self.reach.of_mutant[number as usize].iter().map(|index| &self.reach.tests[*index]).collect();
+        let reached = self.reach.of_mutant[number as usize].iter().map(|index| &self.reach.tests[*index]);
+        let mut left: Vec<&Test> = reached.collect();
         if left.is_empty() {
             return Verdict::Unreached;
         }
+        left.retain(|test| test.seconds < LONGEST);
         let choice = number.to_string();
         let variables = [SHORT, (CHOICE, choice.as_str())];
-        let hints = self.results.lock().map(|results| results.hints(mutant)).unwrap_or_default();
-        for hint in hints {
-            let Some(at) = left.iter().position(|test| test.name == hint) else { continue };
-            let test = left.remove(at);
+        let first = self.results.lock().map(|results| results.first(mutant, &left)).unwrap_or_default();
+        for test in first {
+            left.retain(|other| other.name != test.name);
             let Some(program) = self.program(&test.name.program) else { continue };
             if suite::fails_twice(program, &variables, &test.name.test, limits(&[test])) {
-                return Verdict::Killed(hint);
+                return Verdict::Killed(test.name.clone());
             }
         }
         let mut begin = 0.0;
@@ -244,19 +253,29 @@ impl Results {
     fn count(&mut self, mutant: &Mutant, killer: &Killer) {
         let of_function = self.popular.entry(mutant.candidate.function.clone()).or_default();
         *of_function.entry(killer.clone()).or_default() += 1;
+        *self.all.entry(killer.clone()).or_default() += 1;
     }
 
-    /// The tests to begin with: what killed the mutant before, then what killed most of the same function.
-    fn hints(&self, mutant: &Mutant) -> Vec<Killer> {
-        let mut hints: Vec<Killer> = self.before.get(&mutant.id).cloned().into_iter().collect();
-        let mut popular: Vec<_> =
-            self.popular.get(&mutant.candidate.function).into_iter().flatten().collect();
-        popular.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-        for (killer, _) in popular.into_iter().take(POPULAR) {
-            if !hints.contains(killer) {
-                hints.push(killer.clone());
+    /// The tests to begin with: what killed the mutant before, what killed most of the same function, and what killed most
+    /// of all in its time.
+    fn first<'a>(&self, mutant: &Mutant, tests: &[&'a Test]) -> Vec<&'a Test> {
+        let of_function = self.popular.get(&mutant.candidate.function);
+        let kills = |test: &Test| of_function.and_then(|known| known.get(&test.name)).copied().unwrap_or(0);
+        let mut neighbours: Vec<&Test> = tests.iter().copied().filter(|test| kills(test) > 0).collect();
+        neighbours.sort_by_key(|test| std::cmp::Reverse(kills(test)));
+        let score =
+            |test: &Test| self.all.get(&test.name).copied().unwrap_or(0) as f64 / (test.seconds + OVERHEAD);
+        let mut best: Vec<&Test> = tests.iter().copied().filter(|test| score(test) > 0.0).collect();
+        best.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        let before = tests.iter().copied().filter(|test| self.before.get(&mutant.id) == Some(&test.name));
+        let mut first: Vec<&Test> = Vec::new();
+        for test in
+            before.chain(neighbours.into_iter().take(OF_FUNCTION)).chain(best.into_iter().take(OF_ALL))
+        {
+            if !first.iter().any(|other| other.name == test.name) {
+                first.push(test);
             }
         }
-        hints
+        first
     }
 }
