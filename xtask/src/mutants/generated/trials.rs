@@ -18,14 +18,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tests up to these durations run in processes of their own before the slower ones, in seconds.
-const TIERS: [f64; 4] = [0.05, 0.3, 2.0, LONGEST];
+const TIERS: [f64; 4] = [0.05, 0.2, 0.7, LONGEST];
 
 /// Number of tests that are tried first because they killed others of the same function.
 const OF_FUNCTION: usize = 3;
 /// Number of tests that are tried next because they killed most in the shortest time.
 const OF_ALL: usize = 10;
+/// With fewer kills a test is not yet among them.
+const ENOUGH: usize = 3;
 /// Tests that take longer without a mutant, in seconds, do not run on mutants: what they alone find is not worth the hours.
-const LONGEST: f64 = 5.0;
+const LONGEST: f64 = 2.0;
 
 /// Seconds that a process costs besides its test.
 const OVERHEAD: f64 = 0.05;
@@ -263,8 +265,10 @@ impl Results {
         let kills = |test: &Test| of_function.and_then(|known| known.get(&test.name)).copied().unwrap_or(0);
         let mut neighbours: Vec<&Test> = tests.iter().copied().filter(|test| kills(test) > 0).collect();
         neighbours.sort_by_key(|test| std::cmp::Reverse(kills(test)));
-        let score =
-            |test: &Test| self.all.get(&test.name).copied().unwrap_or(0) as f64 / (test.seconds + OVERHEAD);
+        let score = |test: &Test| match self.all.get(&test.name) {
+            Some(kills) if *kills >= ENOUGH => *kills as f64 / (test.seconds + OVERHEAD),
+            _ => 0.0,
+        };
         let mut best: Vec<&Test> = tests.iter().copied().filter(|test| score(test) > 0.0).collect();
         best.sort_by(|a, b| score(b).total_cmp(&score(a)));
         let before = tests.iter().copied().filter(|test| self.before.get(&mutant.id) == Some(&test.name));
