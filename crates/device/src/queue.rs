@@ -8,7 +8,7 @@ use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, ZeroProgress};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
-    Request, Result, SpareBuffers, backing::BackingDone,
+    Request, Result, SpareBuffers, backing::BackingDone, heap_sort_by_key,
 };
 use core::task::Waker;
 
@@ -36,6 +36,8 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     finished: Vec<BackingDone>,
     /// Short writes that are executed as a batch, when no more come.
     plugged: Vec<Request>,
+    /// The results of the present batch; empty between batches.
+    results: Vec<Option<Result<Admission>>>,
 }
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
@@ -54,6 +56,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             misses: Vec::new(),
             finished: Vec::new(),
             plugged: Vec::with_capacity(TOGETHER),
+            results: Vec::with_capacity(TOGETHER),
         }
     }
 
@@ -140,7 +143,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         done: &mut Vec<Completion>,
     ) {
         let mut writes: [(ByteRange, &[u8]); TOGETHER] = [(ByteRange { start: 0, end: 0 }, &[]); TOGETHER];
-        let mut results = [const { None }; TOGETHER];
+        let mut results = core::mem::take(&mut self.results);
+        results.resize_with(requests.len(), || None);
         for (write, request) in writes.iter_mut().zip(&*requests) {
             *write = (request.range, &request.buffer);
         }
@@ -157,7 +161,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             count += 1;
         }
         let forced = if count == 0 { Ok(()) } else { cache.force_unit_access(&ranges[..count]) };
-        for (request, result) in requests.drain(..).zip(results) {
+        for (request, result) in requests.drain(..).zip(results.drain(..)) {
             match result {
                 Some(Ok(Admission::Done(_))) => {
                     let forced = match &forced {
@@ -173,6 +177,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 }
             }
         }
+        self.results = results;
     }
 
     /// Submits a request. If it completes at once, its completion is in `done` when this returns.
@@ -340,7 +345,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// Reads the misses of a lookup from the backing device.
     fn fetch_misses(&mut self, request: Request) {
         let mut misses = core::mem::take(&mut self.misses);
-        misses.sort_by_key(|miss| miss.range.start);
+        heap_sort_by_key(&mut misses, |miss| miss.range.start);
         let place =
             self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
         // Adjacent misses are read in one operation.

@@ -174,12 +174,12 @@ pub(crate) struct Parts<E: Environment> {
 }
 
 impl<E: Environment> Cache<E> {
-    pub(crate) fn assemble(parts: Parts<E>) -> Self {
+    pub(crate) fn assemble(parts: Parts<E>) -> Arc<Self> {
         let drained_now = parts.drained.content().map_or(0, |drained| drained.epoch.get());
         let dated_ms = parts.drained.content().map_or(0, |drained| drained.closed_ms.get());
         let reserve = parts.lanes.len() as u32;
         let cursors = alloc::vec![Cursor::default(); parts.lanes.len()];
-        Self {
+        Arc::new(Self {
             environment: parts.environment,
             region: parts.region,
             shape: parts.shape,
@@ -213,7 +213,7 @@ impl<E: Environment> Cache<E> {
             maintenance: Mutex::<E, _>::new(None),
             worker_sleeps: SharedBool::new(false),
             cursors: Mutex::<E, _>::new(cursors),
-        }
+        })
     }
 
     pub(crate) fn environment(&self) -> &E {

@@ -11,7 +11,7 @@ use alloc::{
     collections::{BTreeMap, VecDeque},
     vec::Vec,
 };
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, OpToken};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, OpToken, heap_sort_by_key};
 
 /// What failed is tried again after this time, doubled each time up to the limit.
 const RETRY_FIRST_MS: u64 = 250;
@@ -248,7 +248,7 @@ impl Failing {
     /// The same, to be dealt with.
     pub(crate) fn take_refused(&mut self) -> Vec<Piece> {
         let mut refused = core::mem::take(&mut self.refused);
-        refused.sort_unstable_by_key(|(range, _)| range.start);
+        heap_sort_by_key(&mut refused, |(range, _)| range.start);
         refused
     }
 
@@ -276,7 +276,7 @@ impl Failing {
         self.too_much_until_ms = until;
         let mut pieces: Vec<Piece> = self.again.drain(..).flat_map(|flight| flight.pieces).collect();
         pieces.extend(refused);
-        pieces.sort_unstable_by_key(|(range, _)| range.start);
+        heap_sort_by_key(&mut pieces, |(range, _)| range.start);
         for (range, content) in pieces {
             let joins = |flight: &Flight| {
                 flight.range().is_some_and(|so_far| {

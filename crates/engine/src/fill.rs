@@ -3,7 +3,10 @@
 //! Always true here: a pending fill that any commit or discard overlaps is cancelled in the same hold of the lane's
 //! lock, so data that was read before a write can never be recorded after it; a fill never waits for space.
 
-use crate::{Cache, Environment, index::blocks, lane::LaneState, lane::PendingFill, pool::Asker};
+use crate::{
+    Cache, Environment, index::blocks, lane::LaneState, lane::PendingFill, pool::Asker, write::FEW_BLOCKS,
+    write::MANY_BLOCKS,
+};
 use cbd_format::{RecordKind, record::blocks_in};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint};
 
@@ -48,10 +51,24 @@ impl<E: Environment> Cache<E> {
         }
         self.announce(lane);
         // Without space it is simply not cached.
-        let _ = if blocks_in(miss.range) <= 2 {
-            self.commit_locked::<2>(&mut state, RecordKind::Fill, miss.range, data, Asker::Optional, None)
+        let _ = if blocks_in(miss.range) <= FEW_BLOCKS {
+            self.commit_locked::<FEW_BLOCKS>(
+                &mut state,
+                RecordKind::Fill,
+                miss.range,
+                data,
+                Asker::Optional,
+                None,
+            )
         } else {
-            self.commit_locked::<257>(&mut state, RecordKind::Fill, miss.range, data, Asker::Optional, None)
+            self.commit_locked::<MANY_BLOCKS>(
+                &mut state,
+                RecordKind::Fill,
+                miss.range,
+                data,
+                Asker::Optional,
+                None,
+            )
         };
     }
 

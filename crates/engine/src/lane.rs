@@ -85,6 +85,8 @@ pub(crate) struct LaneState {
     /// Everything before this place is on the backing device, flushed, or noted as damaged or parked, whatever *drained* says.
     pub(crate) settled: Cursor,
     pub(crate) counters: Counters,
+    /// Scratch for the checksums of a long write.
+    pub(crate) checksums: Vec<u32>,
 }
 
 impl LaneState {

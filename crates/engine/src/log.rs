@@ -12,8 +12,10 @@ use crate::{
 };
 use alloc::{format, vec::Vec};
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
-use cbd_format::{CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordPlace, SegmentHeader, segment};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, InFlight, MutationPoint, Result};
+use cbd_format::{
+    CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordPlace, SegmentHeader, crc32c_joined, segment,
+};
+use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, MutationPoint, Result, SECTOR};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
@@ -372,18 +374,37 @@ impl<E: Environment> Cache<E> {
         let sum = if wanted == covered {
             self.region().load_summed(at, out)?
         } else {
-            let mut block = [0; CHECKSUM_BLOCK as usize];
-            let block = &mut block[..covered.len() as usize];
-            let sum = self.region().load_summed(at, block)?;
-            let skip = (wanted.start - covered.start) as usize;
-            out.copy_from_slice(&block[skip..skip + out.len()]);
-            sum
+            self.load_part(at, covered, wanted, out).inspect_err(|_| out.fill(0))?
         };
         let is_good = MutationPoint::DataChecksum.holds(sum == expected);
         if !is_good && MutationPoint::DataErased.is_active() {
             out.fill(0);
         }
         Ok(is_good)
+    }
+
+    /// Copies `wanted` of the block `covered`, whose data stand at `at`, into `out`. Returns the checksum of the whole block; the
+    /// rest of it is read into a small buffer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] where the memory fails; `out` may have a part of it then.
+    fn load_part(&self, at: u64, covered: ByteRange, wanted: ByteRange, out: &mut [u8]) -> Result<u32> {
+        let before = ByteRange { start: covered.start, end: wanted.start };
+        let after = ByteRange { start: wanted.end, end: covered.end };
+        let load = |range: ByteRange, into: &mut [u8]| {
+            self.region().load_summed(at + (range.start - covered.start), into)
+        };
+        let load_rest = |mut sum: u32, range: ByteRange| -> Result<u32> {
+            let mut scratch = [0; SECTOR as usize];
+            for part in range.split_at_multiples(SECTOR) {
+                let of_part = load(part, &mut scratch[..part.len() as usize])?;
+                sum = crc32c_joined(sum, of_part, part.len());
+            }
+            Ok(sum)
+        };
+        let sum = load_rest(0, before)?;
+        let sum = crc32c_joined(sum, load(wanted, out)?, wanted.len());
+        load_rest(sum, after)
     }
 
     /// The sectors that a quarantine marks bad, as far as it has a map.

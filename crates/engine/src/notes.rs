@@ -9,7 +9,7 @@
 
 use alloc::{vec, vec::Vec};
 use cbd_format::record::map_lines;
-use cbd_types::{ByteRange, CHUNK, SECTOR};
+use cbd_types::{ByteRange, CHUNK, SECTOR, heap_sort_by_key};
 
 /// What one quarantine record says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,7 +82,7 @@ fn of_chunk(parts: &[ByteRange]) -> Vec<Note> {
 /// The parts with the smallest gaps between them closed, until they are at most `count`.
 fn closed(parts: Vec<ByteRange>, count: usize) -> Vec<ByteRange> {
     let mut gaps: Vec<u64> = parts.windows(2).map(|pair| pair[1].start - pair[0].end).collect();
-    gaps.sort_unstable_by(|a, b| b.cmp(a));
+    heap_sort_by_key(&mut gaps, |gap| core::cmp::Reverse(*gap));
     // Gaps above this stay open; of those that are as wide, the first ones.
     let stay = count.saturating_sub(1);
     let limit = gaps.get(stay).copied().unwrap_or(0);

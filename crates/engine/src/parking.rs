@@ -26,7 +26,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind, SegmentShape};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint, heap_sort_by_key};
 use core::sync::atomic::Ordering;
 
 /// Bytes that a record takes with its mirror.
@@ -211,11 +211,14 @@ impl<E: Environment> Cache<E> {
         location: Location,
     ) -> Result<Outcome, Damage> {
         let record = self.load_record(location).map_err(|error| Damage { range, error })?;
-        let mut data = [0; CHECKSUM_BLOCK as usize];
-        let data = &mut data[..range.len() as usize];
-        self.load_data(location, &record, range, data)?;
+        let mut data = Vec::new();
+        if data.try_reserve_exact(range.len() as usize).is_err() {
+            return Ok(Outcome::NoSpace);
+        }
+        data.resize(range.len() as usize, 0);
+        self.load_data(location, &record, range, &mut data)?;
         let kind = RecordKind::ParkedWrite;
-        let committed = self.commit_locked::<2>(state, kind, range, data, Asker::Essential, None);
+        let committed = self.commit_locked::<2>(state, kind, range, &data, Asker::Essential, None);
         Ok(if committed.is_some() { Outcome::Done } else { Outcome::NoSpace })
     }
 
@@ -263,7 +266,7 @@ impl<E: Environment> Cache<E> {
     /// The parked ranges in the order of the device, neighbours together; at most some of very many.
     pub(crate) fn parked_ranges(&self) -> Vec<ByteRange> {
         let mut all: Vec<ByteRange> = self.parked().into_iter().map(|(range, _)| range).collect();
-        all.sort_unstable();
+        heap_sort_by_key(&mut all, |range| *range);
         let mut listed: Vec<ByteRange> = Vec::new();
         for range in all {
             match listed.last_mut() {

@@ -26,7 +26,8 @@ pub(crate) struct Records {
     loaded: Range<u32>,
     /// How many are loaded next. Who wants one record loads one line; who goes on loads pages.
     ahead: u32,
-    lines: [u8; PAGE as usize],
+    /// A page once it is needed; empty where the memory for one was refused.
+    lines: Vec<u8>,
 }
 
 impl<E: Environment> Cache<E> {
@@ -41,7 +42,7 @@ impl<E: Environment> Cache<E> {
             end: end.min(self.shape().slots_max()),
             loaded: 0..0,
             ahead: 1,
-            lines: [0; PAGE as usize],
+            lines: Vec::new(),
         }
     }
 
@@ -99,6 +100,13 @@ impl<E: Environment> Cache<E> {
     }
 
     fn load_lines(&self, records: &mut Records, slot: u32) {
+        if records.lines.is_empty() {
+            if records.lines.try_reserve_exact(PAGE as usize).is_err() {
+                // The records are read one by one.
+                return;
+            }
+            records.lines.resize(PAGE as usize, 0);
+        }
         let in_page = LINES - slot % LINES;
         let count = records.ahead.min(in_page).min(records.end - slot);
         let [first, _] = self.shape().slot(slot);

@@ -17,13 +17,16 @@ use crate::{
     logscan::Cursor,
     replay::{CaughtUp, ChainSegment, Marked, Outcome, Tail},
     slots::TwoSlots,
+    write::MANY_BLOCKS,
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec, vec::Vec};
 use cbd_format::{
     COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
 };
-use cbd_types::{CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId};
+use cbd_types::{
+    CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId, heap_sort_by_key,
+};
 use core::sync::atomic::Ordering;
 
 /// What the transport's tables say of a cache that is to be opened.
@@ -66,13 +69,13 @@ struct SegmentsFound<E> {
 impl<E: Environment> Cache<E> {
     /// Opens the cache and recovers what its log holds, in five stages: read the state segment, read the headers of segments, replay
     /// the lanes, resume the counters and the pool, and make durable what the first stages relied on.
-    pub(crate) fn recover(opening: Opening<E>) -> Result<Self> {
+    pub(crate) fn recover(opening: Opening<E>) -> Result<Arc<Self>> {
         // Before anything is read: what is found has completed before this, but for what the clock was set back since.
         let opened_ms = opening.environment.wall_ms();
         let slots = StateSlots::read(&opening);
         let proved = slots.proved();
         let SegmentsFound { segments, chains, free } = SegmentsFound::read(&opening, &slots.tails);
-        let mut cache = Self::with_empty_lanes(opening, segments, slots);
+        let cache = Self::with_empty_lanes(opening, segments, slots);
         let epoch = cache.replay_lanes(&chains, &proved)?;
         cache.resume(&chains, free, epoch, proved.caught_up, opened_ms);
         cache.persist_what_was_relied_on(&chains);
@@ -82,7 +85,8 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Before the replay: a cache whose lanes hold nothing and whose pool has no segment.
-    fn with_empty_lanes(opening: Opening<E>, segments: Vec<Segment<E>>, slots: StateSlots) -> Self {
+    #[inline(never)]
+    fn with_empty_lanes(opening: Opening<E>, segments: Vec<Segment<E>>, slots: StateSlots) -> Arc<Self> {
         let Opening { environment, region, layout, identity, settings, .. } = opening;
         let blocks_per_lane = segments.len() as u64 * layout.segment_size
             / (CHECKSUM_BLOCK + 128)
@@ -106,6 +110,7 @@ impl<E: Environment> Cache<E> {
                 lost: Vec::new(),
                 settled: Cursor::default(),
                 counters: Counters::default(),
+                checksums: vec![0; MANY_BLOCKS],
             })
         };
         let now = environment.monotonic_ms();
@@ -166,7 +171,7 @@ impl<E: Environment> Cache<E> {
     /// The fourth stage: the pool gets the `free` segments, and the epochs go on above drained and above `epoch`, which is the highest
     /// that was seen.
     fn resume(
-        &mut self,
+        &self,
         chains: &[Vec<ChainSegment>],
         free: Vec<u32>,
         epoch: u64,
@@ -183,7 +188,7 @@ impl<E: Environment> Cache<E> {
             .iter()
             .filter_map(|lane| lane.state.lock().segments().map(|segment| segment.last_dirty_epoch).max());
         let last = dirty.max().unwrap_or(0).max(caught_up.drained);
-        self.pass.get_mut().begin_at(epoch + 1, last, opened_ms);
+        self.pass.lock().begin_at(epoch + 1, last, opened_ms);
     }
 
     /// The end of the fifth stage, once everything that was relied on is durable: notes losses, a clock that was set back, and whether
@@ -446,9 +451,10 @@ fn read_header<E: Environment>(
 /// Sorts a lane's segments by ordinal. Of two with the same ordinal only one can be part of the log: the one of the
 /// later run; the others are returned.
 fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
-    chain.sort_by_key(|segment| {
+    heap_sort_by_key(chain, |segment| {
         let run = if MutationPoint::RecoveryLaterRun.is_active() { segment.header.run.get() } else { 0 };
-        (segment.header.ordinal.get(), core::cmp::Reverse((run, segment.header.generation.get())))
+        let later_first = core::cmp::Reverse((run, segment.header.generation.get()));
+        (segment.header.ordinal.get(), later_first, segment.segment)
     });
     let mut others = Vec::new();
     let mut last = None;

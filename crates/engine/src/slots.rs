@@ -2,6 +2,7 @@
 //!
 //! Always true here: the slot that holds the newest valid content is never the one that is written.
 
+use alloc::vec::Vec;
 use cbd_format::{Slot, SlotContent, record::bytes_of};
 use cbd_types::{InFlight, MutationPoint, Pmem, Region, Result};
 
@@ -36,29 +37,31 @@ pub struct TwoSlots<T> {
 impl<T: SlotContent> TwoSlots<T> {
     /// Reads both slots. Memory that fails counts as an invalid slot.
     pub fn read<P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> Self {
-        let mut failed = 0;
-        let mut read = |at| {
+        let bytes = at.map(|at| {
             let mut bytes = alloc::vec![0; T::SLOT_SIZE];
-            let is_loaded = region.load(at, &mut bytes).is_ok();
-            let slot = if is_loaded { Slot::<T>::decode(place, &bytes) } else { None };
-            // A first store that was torn leaves the other slot blank: that is nothing lost.
-            failed += u32::from(slot.is_none() && (!is_loaded || bytes.iter().any(|byte| *byte != 0)));
-            is_loaded.then_some(slot)
-        };
-        let slots = [read(at[0]), read(at[1])];
-        let newest = Slot::newest(slots[0].flatten(), slots[1].flatten());
+            region.load(at, &mut bytes).is_ok().then_some(bytes)
+        });
+        let [first, second] = bytes.each_ref().map(|bytes| match bytes {
+            Some(bytes) => Slot::<T>::decode_in_place(place, bytes),
+            None => None,
+        });
+        // A first store that was torn leaves the other slot blank: that is nothing lost.
+        let is_blank =
+            |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0));
+        let is_lost = first.is_none() && second.is_none() && !bytes.iter().any(is_blank);
+        let newest = Slot::newest(first, second);
         let is_behind = newest.is_some_and(|(which, newest)| {
-            slots[1 - which].is_some_and(|other| {
-                other.is_none_or(|other| bytes_of(&other.content) != bytes_of(&newest.content))
-            })
+            let other = if which == 0 { second } else { first };
+            bytes[1 - which].is_some()
+                && other.is_none_or(|other| bytes_of(other.content) != bytes_of(newest.content))
         });
         Self {
             at,
             place,
             newest: newest.map(|(which, slot)| (which, slot.sequence)),
-            content: newest.map(|(_, slot)| slot.content),
+            content: newest.map(|(_, slot)| *slot.content),
             is_behind,
-            is_lost: failed == 2,
+            is_lost,
         }
     }
 
@@ -96,6 +99,11 @@ impl<T: SlotContent> TwoSlots<T> {
     /// Stores `content` into the older slot. In flight until the caller fences; a second store before that fence
     /// would touch the slot that is still the only durable one, so callers fence every time.
     pub(crate) fn store<P: Pmem>(&mut self, region: &Region<P>, content: T) -> InFlight {
+        self.store_copy(region, &content)
+    }
+
+    /// As [`store`](Self::store): rows are large, and are not passed from frame to frame.
+    fn store_copy<P: Pmem>(&mut self, region: &Region<P>, content: &T) -> InFlight {
         let (which, sequence) = match self.newest {
             Some((newest, sequence)) => (
                 if MutationPoint::SlotOther.is_active() { 1 - newest } else { newest },
@@ -103,26 +111,25 @@ impl<T: SlotContent> TwoSlots<T> {
             ),
             None => (0, 1),
         };
-        let slot = Slot { sequence, content };
         self.newest = Some((which, sequence));
-        self.content = Some(content);
         self.is_behind = false;
         self.is_lost = false;
+        self.content = Some(*content);
         if T::SLOT_SIZE == 64 {
             // Marks are stored on the flush path: a whole line, no allocation.
-            region.store_line(self.at[which], &slot.encode_line(self.place))
+            region.store_line(self.at[which], &Slot::encode_content_line(sequence, content, self.place))
         } else {
-            region.store(self.at[which], &slot.encode(self.place))
+            region.store(self.at[which], &Slot::encode_content(sequence, content, self.place))
         }
     }
 
     /// Stores `content` durably into both slots, the older one first: afterwards one failed page neither takes it nor brings
     /// back what it replaced.
     pub(crate) fn store_in_both<P: Pmem>(&mut self, region: &Region<P>, names: InBoth, content: T) {
-        let stored = self.store(region, content);
+        let stored = self.store_copy(region, &content);
         region.fence(names.first_fence, stored);
         if names.second.is_active() {
-            let stored = self.store(region, content);
+            let stored = self.store_copy(region, &content);
             region.fence(names.fence, stored);
         }
     }
@@ -143,11 +150,11 @@ impl<T: SlotContent> TwoSlots<T> {
             self.touch_newest(region, names.first_fence);
             self.sync_newest(region, MutationPoint::RowFirstSync)?;
         }
-        let stored = self.store(region, content);
+        let stored = self.store_copy(region, &content);
         region.fence(names.first_fence, stored);
         self.sync_newest(region, MutationPoint::RowFirstSync)?;
         if names.second.is_active() {
-            let stored = self.store(region, content);
+            let stored = self.store_copy(region, &content);
             region.fence(names.fence, stored);
         }
         self.sync_newest(region, MutationPoint::RowSync)
@@ -193,8 +200,8 @@ impl<T: SlotContent> TwoSlots<T> {
         second: MutationPoint,
         content: T,
     ) -> InFlight {
-        let stored = self.store(region, content);
-        if second.is_active() { stored.and(self.store(region, content)) } else { stored }
+        let stored = self.store_copy(region, &content);
+        if second.is_active() { stored.and(self.store_copy(region, &content)) } else { stored }
     }
 
     /// Makes both slots invalid. In flight until the caller fences.

@@ -240,6 +240,7 @@ impl<E: Environment> Cache<E> {
         }
     }
 
+    #[inline(never)]
     fn add_up_lanes(&self) -> LaneTotals {
         let mut totals = LaneTotals::default();
         for lane in &self.lanes {

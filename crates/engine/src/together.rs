@@ -9,7 +9,12 @@
 //!
 //! Left to others: one write (`write`), requests that wait (`cbd-device`).
 
-use crate::{Admission, Cache, Environment, lane::LaneState, pool::Asker};
+use crate::{
+    Admission, Cache, Environment,
+    lane::LaneState,
+    pool::Asker,
+    write::{FEW_BLOCKS, MANY_BLOCKS},
+};
 use cbd_format::record::{RecordKind, blocks_in};
 use cbd_types::{ByteRange, Durable, Error, InFlight, MutationPoint, Result};
 use core::task::Waker;
@@ -85,52 +90,74 @@ impl<E: Environment> Cache<E> {
         waker: &Waker,
         mut done: impl FnMut(usize, Result<Admission>),
     ) {
-        let mut results = [const { Ok(false) }; TOGETHER];
+        let mut outcomes = [Held::Full; TOGETHER];
         let mut stored = self.region().nothing_in_flight();
-        for ((guard, result), (range, data)) in held.iter_mut().zip(&mut results).zip(writes) {
+        for ((guard, outcome), (range, data)) in held.iter_mut().zip(&mut outcomes).zip(writes) {
             let Some(state) = guard else { break };
-            *result = self.store_held(state, *range, data, waker).map(|in_flight| match in_flight {
-                Some(in_flight) => {
-                    stored.join(in_flight);
-                    true
-                }
-                None => false,
-            });
+            *outcome = self.store_held(state, *range, data, waker, &mut stored);
         }
         // One fence for all, and only then is any lane let go.
         let durable = self.region().fence(MutationPoint::WriteTogetherFence, stored);
         drop(held);
-        for (number, result) in results.into_iter().take(writes.len()).enumerate() {
-            done(number, result.and_then(|is_stored| self.admission(is_stored, &durable)));
+        for (number, outcome) in outcomes.into_iter().take(writes.len()).enumerate() {
+            done(number, self.admission(outcome, &durable));
         }
     }
 
-    /// A write to a lane that is held, which the caller fences. `None` when there is no space; then nothing has changed.
+    /// A write to a lane that is held, which the caller fences with all that is `stored`.
     fn store_held(
         &self,
         state: &mut LaneState,
         range: ByteRange,
         data: &[u8],
         waker: &Waker,
-    ) -> Result<Option<InFlight>> {
-        self.check_running()?;
-        self.region().check_stores(MutationPoint::WriteTogetherAfterFailure)?;
+        stored: &mut InFlight,
+    ) -> Held {
+        if self.check_running().is_err() {
+            return Held::Stopped;
+        }
+        if self.region().check_stores(MutationPoint::WriteTogetherAfterFailure).is_err() {
+            return Held::RegionFailed;
+        }
         let (kind, asker) = (RecordKind::Write, Asker::Client);
-        let stored = if blocks_in(range) <= 2 {
-            self.store_locked::<2>(state, kind, range, data, asker, Some(waker))
+        let in_flight = if blocks_in(range) <= FEW_BLOCKS {
+            self.store_locked::<FEW_BLOCKS>(state, kind, range, data, asker, Some(waker))
         } else {
-            self.store_locked::<257>(state, kind, range, data, asker, Some(waker))
+            self.store_locked::<MANY_BLOCKS>(state, kind, range, data, asker, Some(waker))
         };
-        Ok(stored.map(|(in_flight, _)| in_flight))
-    }
-
-    fn admission(&self, is_stored: bool, durable: &Durable) -> Result<Admission> {
-        if is_stored {
-            self.region().check_stores(MutationPoint::WriteTogetherStoreCheck)?;
-            Ok(Admission::Done(durable.share()))
-        } else {
-            self.check_not_stalled()?;
-            Ok(Admission::Full)
+        match in_flight {
+            Some((in_flight, _)) => {
+                stored.join(in_flight);
+                Held::Stored
+            }
+            None => Held::Full,
         }
     }
+
+    /// The result of a write, after the fence.
+    fn admission(&self, outcome: Held, durable: &Durable) -> Result<Admission> {
+        match outcome {
+            Held::Stored => {
+                self.region().check_stores(MutationPoint::WriteTogetherStoreCheck)?;
+                Ok(Admission::Done(durable.share()))
+            }
+            Held::Full => {
+                self.check_not_stalled()?;
+                Ok(Admission::Full)
+            }
+            // Neither ends, so the error is still there.
+            Held::Stopped => self.check_running().map(|()| Admission::Full),
+            Held::RegionFailed => self.region().store_failure().map_or(Ok(Admission::Full), Err),
+        }
+    }
+}
+
+/// What became of a write whose lane was held. Errors are larger, and their reasons last: they are made after the fence.
+#[derive(Clone, Copy)]
+enum Held {
+    Stored,
+    /// There was no space; nothing has changed.
+    Full,
+    Stopped,
+    RegionFailed,
 }

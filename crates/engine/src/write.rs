@@ -7,9 +7,16 @@ use crate::{
     parking::Parked,
     pool::Asker,
 };
+use alloc::vec::Vec;
 use cbd_format::record::{Record, RecordKind, blocks_in, checksum_lines};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, MutationPoint, Result};
 use core::{ops::RangeInclusive, task::Waker};
+
+/// Blocks of a write whose checksums are kept on the stack.
+pub(crate) const FEW_BLOCKS: usize = 2;
+
+/// Blocks that the longest write touches: an atomic unit that begins inside a block. Their checksums are kept in the lane.
+pub(crate) const MANY_BLOCKS: usize = 257;
 
 /// Whether a request was given space.
 #[derive(Debug)]
@@ -32,10 +39,10 @@ impl<E: Environment> Cache<E> {
         debug_assert_eq!(range.len(), data.len() as u64);
         self.check_writable()?;
         // Most writes touch one or two blocks: their checksums need no kilobyte of scratch.
-        if blocks_in(range) <= 2 {
-            self.commit_data::<2>(RecordKind::Write, range, data, Asker::Client, Some(waker))
+        if blocks_in(range) <= FEW_BLOCKS {
+            self.commit_data::<FEW_BLOCKS>(RecordKind::Write, range, data, Asker::Client, Some(waker))
         } else {
-            self.commit_data::<257>(RecordKind::Write, range, data, Asker::Client, Some(waker))
+            self.commit_data::<MANY_BLOCKS>(RecordKind::Write, range, data, Asker::Client, Some(waker))
         }
     }
 
@@ -99,8 +106,7 @@ impl<E: Environment> Cache<E> {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> Option<(InFlight, Location)> {
-        let mut checksums = [0; BLOCKS];
-        let checksums = &mut checksums[..if self.identity.data_crc { blocks_in(range) } else { 0 }];
+        let blocks = if self.identity.data_crc { blocks_in(range) } else { 0 };
         let lines = if self.identity.data_crc { checksum_lines(range) } else { 0 };
 
         // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
@@ -116,6 +122,13 @@ impl<E: Environment> Cache<E> {
         let at = self.segments[segment as usize].base + data_offset;
 
         // 2. Copy the data, summing it in the same pass.
+        let (mut few, mut many) = ([0; FEW_BLOCKS], Vec::new());
+        let checksums = if BLOCKS <= FEW_BLOCKS {
+            &mut few[..blocks]
+        } else {
+            many = core::mem::take(&mut lane.checksums);
+            &mut many[..blocks]
+        };
         let copied = if self.identity.data_crc {
             let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
             self.region().store_summed(at, data, first as usize, checksums)
@@ -135,6 +148,9 @@ impl<E: Environment> Cache<E> {
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(lane, record, checksums);
         self.index_range(lane, range, location, data_offset as u32, checksums);
+        if BLOCKS > FEW_BLOCKS {
+            lane.checksums = many;
+        }
         if !lane.overlay.is_empty() && MutationPoint::WriteHeals.is_active() {
             lane.overlay.heal(range);
         }

@@ -52,10 +52,15 @@ impl<T: SlotContent> Slot<T> {
     /// The slot's bytes for the object at `place` (its row, its lane).
     #[must_use]
     pub fn encode(&self, place: u64) -> Vec<u8> {
+        Self::encode_content(self.sequence, &self.content, place)
+    }
+
+    /// As [`encode`](Self::encode), for a content that is elsewhere.
+    #[must_use]
+    pub fn encode_content(sequence: u64, content: &T, place: u64) -> Vec<u8> {
         let mut bytes = alloc::vec![0; T::SLOT_SIZE];
-        bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(self.content.as_bytes());
-        let mut header =
-            SlotHeader { crc: U32::ZERO, kind: U32::new(T::KIND), sequence: U64::new(self.sequence) };
+        bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(content.as_bytes());
+        let mut header = SlotHeader { crc: U32::ZERO, kind: U32::new(T::KIND), sequence: U64::new(sequence) };
         bytes[..Self::HEADER].copy_from_slice(header.as_bytes());
         header.crc = U32::new(Self::sum(place, &bytes));
         bytes[..Self::HEADER].copy_from_slice(header.as_bytes());
@@ -68,11 +73,20 @@ impl<T: SlotContent> Slot<T> {
     /// When a slot of `T` is not a line.
     #[must_use]
     pub fn encode_line(&self, place: u64) -> [u8; 64] {
+        Self::encode_content_line(self.sequence, &self.content, place)
+    }
+
+    /// As [`encode_line`](Self::encode_line), for a content that is elsewhere.
+    ///
+    /// # Panics
+    /// When a slot of `T` is not a line.
+    #[must_use]
+    pub fn encode_content_line(sequence: u64, content: &T, place: u64) -> [u8; 64] {
         assert!(T::SLOT_SIZE == 64 && size_of::<T>() == 48, "slots of one line only");
         let mut bytes = [0; 64];
-        bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(self.content.as_bytes());
+        bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(content.as_bytes());
         bytes[4..8].copy_from_slice(&T::KIND.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
         let crc = Self::sum(place, &bytes);
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -81,29 +95,23 @@ impl<T: SlotContent> Slot<T> {
     /// What the bytes of a slot say, if they are a valid slot of this type at this place.
     #[must_use]
     pub fn decode(place: u64, bytes: &[u8]) -> Option<Self> {
+        Self::decode_in_place(place, bytes)
+            .map(|slot| Self { sequence: slot.sequence, content: *slot.content })
+    }
+
+    /// As [`decode`](Self::decode), without a copy of the content.
+    #[must_use]
+    pub fn decode_in_place(place: u64, bytes: &[u8]) -> Option<Slot<&T>> {
         let bytes = bytes.get(..T::SLOT_SIZE)?;
         let (header, rest) = SlotHeader::read_from_prefix(bytes).ok()?;
-        let (content, _) = T::read_from_prefix(rest).ok()?;
-        let slot = Unverified::new(Self { sequence: header.sequence.get(), content })
+        let (content, _) = T::ref_from_prefix(rest).ok()?;
+        let slot = Unverified::new(Slot { sequence: header.sequence.get(), content })
             .demand(MutationPoint::SlotKind, |_| header.kind.get() == T::KIND)?
             .demand(MutationPoint::SlotChecksum, |_| header.crc.get() == Self::sum(place, bytes))?
             .demand(MutationPoint::SlotSequenceBound, |slot| slot.sequence < crate::COUNTER_END)?
             .demand(MutationPoint::SlotContent, |slot| slot.content.is_plausible())?
             .accept();
         Some(slot)
-    }
-
-    /// Which of two slots counts: 0 or 1 with its value, the newer valid one.
-    #[must_use]
-    pub fn newest(first: Option<Self>, second: Option<Self>) -> Option<(usize, Self)> {
-        match (first, second) {
-            (Some(a), Some(b)) if MutationPoint::SlotNewest.is_active() && b.sequence > a.sequence => {
-                Some((1, b))
-            }
-            (Some(a), _) => Some((0, a)),
-            (None, Some(b)) => Some((1, b)),
-            (None, None) => None,
-        }
     }
 
     fn sum(place: u64, bytes: &[u8]) -> u32 {
@@ -120,6 +128,21 @@ impl<T: SlotContent> Slot<T> {
         }
         seeded[12..16].copy_from_slice(&crc32c(body).to_le_bytes());
         crc32c(&seeded[..16])
+    }
+}
+
+impl<T> Slot<T> {
+    /// Which of two slots counts: 0 or 1 with its value, the newer valid one.
+    #[must_use]
+    pub fn newest(first: Option<Self>, second: Option<Self>) -> Option<(usize, Self)> {
+        match (first, second) {
+            (Some(a), Some(b)) if MutationPoint::SlotNewest.is_active() && b.sequence > a.sequence => {
+                Some((1, b))
+            }
+            (Some(a), _) => Some((0, a)),
+            (None, Some(b)) => Some((1, b)),
+            (None, None) => None,
+        }
     }
 }
 

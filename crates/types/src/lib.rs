@@ -21,6 +21,7 @@ pub mod pmem;
 pub mod range;
 pub mod request;
 pub mod size;
+pub mod sort;
 
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 pub use buffer::{AlignedBuffer, SpareBuffers};
@@ -41,3 +42,4 @@ pub const CHUNK: u64 = 4 << 20;
 
 /// The smallest logical sector of a backing device or a client.
 pub const SECTOR: u64 = 512;
+pub use sort::heap_sort_by_key;

@@ -159,8 +159,11 @@ impl Durable {
     }
 }
 
-/// Bytes that [`Region::write_back`] reads at once; memory fails in pages.
-const WRITE_BACK_STEP: usize = 4096;
+/// Bytes that [`Region::write_back`] writes back at once; memory fails in pages.
+const WRITE_BACK_STEP: u64 = 4096;
+
+/// Bytes that [`Region::write_back`] reads at once, into a buffer on the stack.
+const READ_STEP: usize = 512;
 
 /// The unit in which the kernel writes a file.
 const PAGE: u64 = 4096;
@@ -224,19 +227,25 @@ impl<P: Pmem> Region<P> {
         if !point.is_active() {
             return InFlight(());
         }
-        let mut page = [0; WRITE_BACK_STEP];
-        for piece in ByteRange::at(at, length).split_at_multiples(WRITE_BACK_STEP as u64) {
-            if self.memory.load(piece.start, &mut page[..piece.len() as usize]).is_ok() {
+        for piece in ByteRange::at(at, length).split_at_multiples(WRITE_BACK_STEP) {
+            if self.is_readable(piece) {
                 self.memory.write_back(piece.start, piece.len());
                 continue;
             }
             for line in piece.split_at_multiples(64) {
-                if self.memory.load(line.start, &mut page[..line.len() as usize]).is_ok() {
+                if self.is_readable(line) {
                     self.memory.write_back(line.start, line.len());
                 }
             }
         }
         InFlight(())
+    }
+
+    fn is_readable(&self, range: ByteRange) -> bool {
+        let mut bytes = [0; READ_STEP];
+        range
+            .split_at_multiples(READ_STEP as u64)
+            .all(|part| self.memory.load(part.start, &mut bytes[..part.len() as usize]).is_ok())
     }
 
     /// Fences: the stores in flight are durable.

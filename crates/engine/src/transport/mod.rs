@@ -214,24 +214,8 @@ impl<E: Environment> Transport<E> {
             _ => error,
         })?;
         let layout = superblocks.layout();
-        let mut tables = Tables {
-            superblocks,
-            hosts: read_table(&region, layout.host_area, layout.host_rows),
-            backends: read_table(&region, layout.backend_area, layout.backend_rows),
-            blkdevs: read_table(&region, layout.blkdev_area, layout.blkdev_rows),
-            segments: read_table(&region, layout.segment_table, layout.segment_count),
-            open: Vec::new(),
-        };
-        tables.keep_what_was_read(&region)?;
-        if MutationPoint::OpenWhole.is_active() {
-            tables.complete(&region)?;
-        }
-        Ok(Arc::new(Self {
-            environment,
-            region: Arc::new(region),
-            layout,
-            tables: Arc::new(Mutex::<E, _>::new(tables)),
-        }))
+        let tables = Tables::read(superblocks, &region)?;
+        Ok(Arc::new(Self { environment, region: Arc::new(region), layout, tables }))
     }
 
     /// The region.
@@ -266,6 +250,27 @@ impl<E: Environment> Transport<E> {
 }
 
 impl<E: Environment> Tables<E> {
+    /// Reads the tables and makes them durable and whole.
+    #[inline(never)]
+    fn read(superblocks: Superblocks, region: &Region<E::Memory>) -> Result<Arc<Mutex<E, Self>>> {
+        let layout = superblocks.layout();
+        let tables = Arc::new(Mutex::<E, _>::new(Self {
+            superblocks,
+            hosts: read_table(region, layout.host_area, layout.host_rows),
+            backends: read_table(region, layout.backend_area, layout.backend_rows),
+            blkdevs: read_table(region, layout.blkdev_area, layout.blkdev_rows),
+            segments: read_table(region, layout.segment_table, layout.segment_count),
+            open: Vec::new(),
+        }));
+        let mut now = tables.lock();
+        now.keep_what_was_read(region)?;
+        if MutationPoint::OpenWhole.is_active() {
+            now.complete(region)?;
+        }
+        drop(now);
+        Ok(tables)
+    }
+
     /// Makes durable what was just read, on the disk of an ordinary file too.
     ///
     /// A predecessor that merely died may have left it in a processor's cache, or in the kernel's cache of a file; nothing may be
@@ -428,6 +433,7 @@ fn not_opened(error: Error) -> Error {
     error.while_doing("the region was not opened: what it says of itself must be on its disk first")
 }
 
+#[inline(never)]
 fn read_table<P: Pmem, T: SlotContent>(region: &Region<P>, area: u64, rows: u32) -> Vec<TwoSlots<T>> {
     (0..rows).map(|row| TwoSlots::read(region, Layout::slots::<T>(area, rows, row), u64::from(row))).collect()
 }

@@ -14,7 +14,7 @@ use cbd_format::{
     BackendEntry as BackendRow, FormerDisk as FormerDiskSlot, StateShape,
     tables::{MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, decode_text, encode_text},
 };
-use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId};
+use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId, heap_sort_by_key};
 
 /// A disk that a backend had before it was moved.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -162,9 +162,9 @@ impl<E: Environment> Transport<E> {
     }
 
     fn former_disks_of(&self, row: &BackendRow) -> Vec<FormerDisk> {
-        let mut disks: Vec<_> = self.former_slots_of(row).into_iter().map(|(_, former)| former).collect();
-        disks.sort_by_key(|former| core::cmp::Reverse(former.number));
-        disks
+        let mut slots = self.former_slots_of(row);
+        heap_sort_by_key(&mut slots, |(at, former)| (core::cmp::Reverse(former.number), *at));
+        slots.into_iter().map(|(_, former)| former).collect()
     }
 
     /// The former disks, each with its two slots. The present disk is left out, although it can have been one.

@@ -59,7 +59,9 @@ pub enum Mixed {
 
 /// Where a cache is and what it consists of, checked against the region.
 struct Found {
-    row: BackendRow,
+    /// What its row says of its use.
+    pages: Pages,
+    boot: BootId,
     identity: Identity,
     state_segment: SegmentId,
     /// Those of the log.
@@ -121,9 +123,9 @@ impl<E: Environment> Transport<E> {
         let entry = self.backend(id)?;
         let mut tables = self.tables.lock();
         let found = self.find_cache(&mut tables, id, &entry)?;
-        let pages = self.pages_in(&found.row);
+        let pages = found.pages;
         if pages == Pages::MixedDirty && mixed == Mixed::Refuse {
-            return Err(torn(id, &entry.path, BootId(found.row.use_boot)));
+            return Err(torn(id, &entry.path, found.boot));
         }
         if pages == Pages::MixedClean {
             let Found { identity, state_segment, segments, .. } = &found;
@@ -151,7 +153,6 @@ impl<E: Environment> Transport<E> {
         if notes && self.region.mixes_pages() {
             self.note_opened(&mut tables, id, &cache)?;
         }
-        let cache = Arc::new(cache);
         tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)
     }
@@ -165,7 +166,7 @@ impl<E: Environment> Transport<E> {
         if !MutationPoint::BackendOpenOnce.holds(!tables.is_open(id)) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
         }
-        let Some(row) = tables.backends[id.index()].content().copied() else {
+        let Some(row) = tables.backends[id.index()].content() else {
             return Err(no_such("backend", id.index()));
         };
         if row.cache_id.get() == 0 {
@@ -189,7 +190,8 @@ impl<E: Environment> Transport<E> {
             return Err(damaged("it has fewer segments than its lanes need"));
         }
         Ok(Found {
-            row,
+            pages: self.validate(row),
+            boot: BootId(row.use_boot),
             identity: Identity {
                 backend: id,
                 cache_id: row.cache_id.get(),
@@ -209,7 +211,7 @@ impl<E: Environment> Transport<E> {
     /// Notes that the cache is in use, before anything is stored into it. On memory of which nothing has to be noted what another
     /// memory noted, from which the region was copied, is taken back.
     fn note_opening(&self, tables: &mut Tables<E>, id: BackendId) -> Result<()> {
-        let Some(row) = tables.backends[id.index()].content().copied() else { return Ok(()) };
+        let Some(row) = tables.backends[id.index()].content() else { return Ok(()) };
         let state = row.use_state.get();
         if !self.region.mixes_pages() {
             return if state == USE_UNKNOWN {
@@ -312,6 +314,8 @@ impl<E: Environment> Transport<E> {
 }
 
 /// After a failed sync: notes of each cache in use that its pages have to be stored again, for the next process.
+#[cold]
+#[inline(never)]
 fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory>) {
     if !MutationPoint::UseUnsure.is_active() {
         return;
@@ -332,6 +336,7 @@ fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory
 
 /// Stores what is noted of the use of a cache, and brings it to the disk; a note only in a region that earlier programs refuse.
 /// In its boot `USE_UNSURE` stays, unless the new note is of no boot.
+#[inline(never)]
 fn note<E: Environment>(
     tables: &mut Tables<E>,
     region: &Region<E::Memory>,

@@ -7,7 +7,7 @@
 use super::{Content, Piece};
 use crate::rangemap::RangeMap;
 use alloc::vec::Vec;
-use cbd_types::{ByteRange, MutationPoint};
+use cbd_types::{ByteRange, MutationPoint, heap_sort_by_key};
 
 /// What the records of a part hold, each with its number in the order in which they were found: of two that overlap the later
 /// one is the newer.
@@ -23,7 +23,7 @@ impl Found {
     /// need a sort and no map.
     pub(super) fn newest(self) -> Vec<Piece> {
         let Self(mut all) = self;
-        all.sort_unstable_by_key(|(range, number, _)| (range.start, *number));
+        heap_sort_by_key(&mut all, |(range, number, _)| (range.start, *number));
         let mut newest = Vec::with_capacity(all.len());
         let mut rest = &mut all[..];
         while let Some((first, _, content)) = rest.first().copied() {
@@ -53,7 +53,7 @@ impl Found {
 }
 
 fn newest_of_overlapping(these: &mut [(ByteRange, u32, Content)], newest: &mut Vec<Piece>) {
-    these.sort_unstable_by_key(|(_, number, _)| *number);
+    heap_sort_by_key(these, |(_, number, _)| *number);
     let mut map: RangeMap<Content> = RangeMap::default();
     for (range, _, content) in these {
         let is_data = matches!(content, Content::Data { .. });

@@ -10,7 +10,7 @@
 use super::{Batch, Content, Piece, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, parking::Outcome};
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, MutationPoint};
+use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, MutationPoint, heap_sort_by_key};
 use core::sync::atomic::Ordering;
 
 /// What is parked is tried again after this time, doubled each time that the device takes none of it, up to the limit.
@@ -74,7 +74,7 @@ impl Writeback {
         if pieces.is_empty() {
             return false;
         }
-        pieces.sort_unstable_by_key(|(range, _)| range.start);
+        heap_sort_by_key(&mut pieces, |(range, _)| range.start);
         // Not always the same first, since few are tried while none is taken.
         let turn = self.parked.turn % pieces.len();
         pieces.rotate_left(turn);
