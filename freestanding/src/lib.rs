@@ -12,15 +12,15 @@
 
 extern crate alloc;
 
-use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use alloc::{boxed::Box, string::String, sync::Arc, vec::Vec};
 use cbd_device::{Device, Queue};
 use cbd_engine::{
-    BackgroundWorker, Cache, CacheStatus, Environment, FormatOptions, Settings, Step, Transport,
+    BackendSpec, BackgroundWorker, Cache, CacheStatus, Environment, FormatOptions, Settings, Step, Transport,
 };
 use cbd_types::backing::BackingDone;
 use cbd_types::{
-    BackendId, BackingGeometry, BackingOp, BackingQueue, ByteRange, Completion, Durability, MediaError,
-    OpToken, Pmem, Region, Request, Result,
+    BackendId, BackingGeometry, BackingOp, BackingQueue, BootId, ByteRange, Completion, Durability, Epoch,
+    MediaError, OpToken, Pmem, Region, Request, Result,
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::task::Waker;
@@ -75,8 +75,28 @@ impl Pmem for Memory {
         self.0.write_back(at, length);
     }
 
+    fn prefetch(&self, at: u64) {
+        self.0.prefetch(at);
+    }
+
     fn failed_at(&self) -> Option<u64> {
         self.0.failed_at()
+    }
+
+    fn boot(&self) -> BootId {
+        self.0.boot()
+    }
+
+    fn mixes_pages(&self) -> bool {
+        self.0.mixes_pages()
+    }
+
+    fn sync(&self, at: u64, length: u64) -> Result<()> {
+        self.0.sync(at, length)
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
     }
 }
 
@@ -245,6 +265,24 @@ pub mod background {
         Transport::open(environment, region)
     }
 
+    /// Brings a backing device onto a transport.
+    ///
+    /// # Errors
+    /// Those of [`Transport::create_backend`].
+    #[inline(never)]
+    pub fn create_backend(transport: &Transport<Kernel>, spec: &BackendSpec) -> Result<BackendId> {
+        transport.create_backend(spec)
+    }
+
+    /// Syncs the region's file, where the region is one.
+    ///
+    /// # Errors
+    /// Those of [`Transport::sync`].
+    #[inline(never)]
+    pub fn sync(transport: &Transport<Kernel>) -> Result<usize> {
+        transport.sync()
+    }
+
     /// Opens a cache: recovery.
     ///
     /// # Errors
@@ -258,6 +296,12 @@ pub mod background {
     #[inline(never)]
     pub fn status(cache: &Cache<Kernel>) -> CacheStatus {
         cache.status()
+    }
+
+    /// Requests that everything be drained.
+    #[inline(never)]
+    pub fn request_drain(cache: &Cache<Kernel>) -> Epoch {
+        cache.request_drain()
     }
 
     /// Changes settings.

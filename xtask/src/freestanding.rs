@@ -1,17 +1,22 @@
 //! `cargo xtask stack`: the engine built without std, and the stack frames of its functions.
 //!
+//! Chains of calls from the entry points of the data path and of the background worker are added up (`chain`).
+//!
 //! Invariants: the sizes come from the machine code, as objdump (binutils) prints it: pushes, subtractions from the stack
 //! pointer and the return address. Every function of the measured crates counts, with what they instantiate of `core` and `alloc`.
 //!
 //! Not here: frames of what a host passes in, and of compiler built-ins such as memcpy.
 
+mod chain;
+
 use crate::flags::Problem;
 use crate::shell;
 use crate::workspace::cargo;
+use chain::{Chain, Graph};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -24,18 +29,18 @@ const MEASURED: [&str; 5] = ["cbd_types", "cbd_format", "cbd_engine", "cbd_devic
 /// The largest stack frame of a function, in bytes.
 const FRAME_MAX: usize = 1024;
 
-/// The largest frame of a function that only the opening of a region or of a cache calls, and administration: rows of tables, of
-/// which the largest has 1008 bytes, and superblocks are moved as values there.
+/// The largest frame of a function that neither the data path nor the background worker reaches: opening and administration move
+/// rows of tables, of which the largest has 1008 bytes, and superblocks as values.
 const OPENING_FRAME_MAX: usize = 1536;
 
-/// Parts of the names of these functions. The last two read a table.
-const OPENING: [&str; 6] = [
-    "cbd_engine::transport::",
-    "cbd_engine::recovery::",
-    "cbd_format::superblock::",
-    "cbd_engine::slots::TwoSlots<T>::read",
-    "alloc::vec::spec_from_iter::SpecFromIter<T,I>>::from_iter",
-    "core::iter::adapters::map::Map<I,F> as core::iter::traits::iterator::Iterator>::fold",
+/// Functions of administration with a larger limit: a part of the name, bytes, and the reason.
+const EXCEPTIONS: [(&str, usize, &str); 1] =
+    [("create_backend", 2688, "it builds a row of the table with its two texts as values")];
+
+/// Chains of calls: name, part of the symbols of their entry points, and the limit in bytes.
+const CHAINS: [(&str, &str, usize); 2] = [
+    ("data_path", "cbd_freestanding9data_path", 4096),
+    ("background_worker", "cbd_freestanding10background4step", 8192),
 ];
 
 /// Frames that `cargo xtask stack` lists.
@@ -56,34 +61,100 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
         _ => return Err(Problem::Usage("stack takes --json alone".to_owned())),
     };
     let target = target();
-    let frames = measure(target).map_err(Problem::Failed)?;
-    let Some((largest, bytes)) = frames.first() else {
-        return Err(Problem::Failed("no function was found in the libraries".to_owned()));
-    };
+    let found = measure(target).map_err(Problem::Failed)?;
     if json {
-        let max = json!({ "bytes": bytes, "function": largest, "limit": limit_of(largest) });
-        let other = frames.iter().find(|(name, _)| limit_of(name) == FRAME_MAX);
-        let other =
-            other.map(|(name, bytes)| json!({ "bytes": bytes, "function": name, "limit": FRAME_MAX }));
-        let house = json!({ "stack_frame_max": max, "stack_frame_max_when_open": other });
-        println!("{:#}", json!({ "house": house }));
+        println!("{:#}", found.as_json());
     } else {
-        for (name, bytes) in frames.iter().take(LISTED) {
-            println!("{bytes:6} {name}");
-        }
-        println!("stack_frame_max {bytes}");
+        found.print();
     }
-    let over: Vec<_> =
-        frames.iter().filter(|(name, bytes)| *bytes > limit_of(name)).filter(|_| target.is_some()).collect();
-    for (name, bytes) in &over {
-        eprintln!("stack: the frame of {name} has {bytes} bytes; the limit is {}", limit_of(name));
+    let mut is_good = true;
+    for frame in found.frames.iter().filter(|frame| frame.bytes > frame.limit()) {
+        eprintln!(
+            "stack: the frame of {} has {} bytes; the limit is {}",
+            frame.name,
+            frame.bytes,
+            frame.limit()
+        );
+        is_good = false;
     }
-    Ok(over.is_empty())
+    for (name, limit, chain) in found.chains.iter().filter(|(_, limit, chain)| chain.bytes > *limit) {
+        eprintln!("stack: the deepest chain of {name} has {} bytes; the limit is {limit}", chain.bytes);
+        is_good = false;
+    }
+    // Another target has other frames.
+    Ok(is_good || target.is_none())
 }
 
-/// The limit of a function's frame, in bytes.
-fn limit_of(name: &str) -> usize {
-    if OPENING.iter().any(|part| name.contains(part)) { OPENING_FRAME_MAX } else { FRAME_MAX }
+/// A function's frame.
+struct Frame {
+    name: String,
+    bytes: usize,
+    /// Whether the data path or the background worker reaches it.
+    is_on_path: bool,
+}
+
+impl Frame {
+    /// The limit of its bytes.
+    fn limit(&self) -> usize {
+        if self.is_on_path {
+            return FRAME_MAX;
+        }
+        let exception = EXCEPTIONS.iter().find(|(part, ..)| self.name.contains(part));
+        exception.map_or(OPENING_FRAME_MAX, |(_, bytes, _)| *bytes)
+    }
+}
+
+/// What was measured.
+struct Found {
+    /// Largest first: the listed ones, and all that exceed their limits. Not empty.
+    frames: Vec<Frame>,
+    /// The deepest chain of calls below each group of entry points, with its limit in bytes.
+    chains: Vec<(&'static str, usize, Chain)>,
+}
+
+impl Found {
+    fn as_json(&self) -> Value {
+        let largest = |is_on_path: bool| {
+            let frame = self.frames.iter().find(|frame| frame.is_on_path || !is_on_path)?;
+            Some(json!({ "bytes": frame.bytes, "function": frame.name, "limit": frame.limit() }))
+        };
+        let over = self.frames.iter().filter(|frame| frame.bytes > frame.limit()).count();
+        let mut chains = serde_json::Map::new();
+        for (name, limit, chain) in &self.chains {
+            let functions = chain.functions.iter();
+            let functions: Vec<_> =
+                functions.map(|(name, bytes)| json!({ "function": name, "bytes": bytes })).collect();
+            chains.insert(
+                (*name).to_owned(),
+                json!({
+                    "bytes": chain.bytes,
+                    "limit": limit,
+                    "functions": functions,
+                    "indirect_calls": chain.indirect,
+                    "recursive": chain.recursive,
+                }),
+            );
+        }
+        json!({ "house": {
+            "stack_frame_max": largest(false),
+            "stack_frame_max_when_open": largest(true),
+            "stack_frames_over": over,
+            "stack_chain_max": chains,
+        } })
+    }
+
+    fn print(&self) {
+        for frame in &self.frames {
+            println!("{:6} {}{}", frame.bytes, frame.name, if frame.is_on_path { "" } else { " (opening)" });
+        }
+        for (name, _, chain) in &self.chains {
+            println!("stack_chain_max of {name}: {} bytes", chain.bytes);
+            for (function, bytes) in &chain.functions {
+                println!("{bytes:6} {function}");
+            }
+            println!("       {} indirect calls; recursive: {:?}", chain.indirect, chain.recursive);
+        }
+    }
 }
 
 /// The target without an operating system. None, with a warning, where it cannot be installed: then the crates are built for this machine,
@@ -98,31 +169,82 @@ fn target() -> Option<&'static str> {
         .map(|()| TARGET)
 }
 
-/// The frame of each function, in bytes, largest first.
-fn measure(target: Option<&str>) -> Result<Vec<(String, usize)>, String> {
-    let mut frames: BTreeMap<String, usize> = BTreeMap::new();
-    for library in build(target)? {
-        let mut objdump = Command::new("objdump");
-        objdump.args(["--disassemble", "--demangle", "--no-show-raw-insn"]).arg(&library);
-        let text =
-            shell::output_of(&mut objdump, LIMIT).map_err(|end| format!("objdump {library}: {end}"))?;
-        for (name, bytes) in frames_of(&text) {
-            let known = frames.entry(name).or_default();
-            *known = bytes.max(*known);
+/// Frames and chains of the measured crates.
+fn measure(target: Option<&str>) -> Result<Found, String> {
+    let graph = Graph::read(&build(target)?, &sysroot(target)?)?;
+    let mut chains = Vec::new();
+    let mut on_path = BTreeSet::new();
+    for (name, entry, limit) in CHAINS {
+        let mut chain = graph.deepest(|symbol| symbol.contains(entry));
+        if chain.functions.is_empty() {
+            return Err(format!("no entry point is called *{entry}*"));
         }
+        on_path.append(&mut chain.reached);
+        let symbols: Vec<_> = chain.functions.iter().map(|(symbol, _)| symbol.as_str()).collect();
+        let names = chain::readable(&symbols)?;
+        chain.functions =
+            names.into_iter().zip(chain.functions).map(|(name, (_, bytes))| (name, bytes)).collect();
+        let recursive: Vec<_> = chain.recursive.iter().map(String::as_str).collect();
+        chain.recursive = chain::readable(&recursive)?.into_iter().collect();
+        chains.push((name, limit, chain));
     }
-    let mut frames: Vec<_> = frames.into_iter().collect();
-    frames.sort_by_key(|(_, bytes)| Reverse(*bytes));
-    Ok(frames)
+    let frame = |(symbol, bytes): (&str, usize)| Frame {
+        name: symbol.to_owned(),
+        bytes,
+        is_on_path: on_path.contains(symbol),
+    };
+    let mut frames: Vec<_> = graph.frames().map(frame).collect();
+    frames.sort_by_key(|frame| Reverse(frame.bytes));
+    let first_on_path = frames.iter().position(|frame| frame.is_on_path);
+    let mut number = 0;
+    frames.retain(|frame| {
+        number += 1;
+        number <= LISTED || Some(number - 1) == first_on_path || frame.bytes > frame.limit()
+    });
+    let symbols: Vec<_> = frames.iter().map(|frame| frame.name.as_str()).collect();
+    let names = chain::readable(&symbols)?;
+    frames.iter_mut().zip(names).for_each(|(frame, name)| frame.name = name);
+    if frames.is_empty() {
+        Err("no function was found in the libraries".to_owned())
+    } else {
+        Ok(Found { frames, chains })
+    }
+}
+
+/// What objdump prints of a library.
+fn objdump(library: &str, arguments: &[&str]) -> Result<String, String> {
+    let mut objdump = Command::new("objdump");
+    objdump.args(arguments).arg(library);
+    shell::output_of(&mut objdump, LIMIT).map_err(|end| format!("objdump {library}: {end}"))
+}
+
+/// The libraries `core` and `alloc` of the target.
+fn sysroot(target: Option<&str>) -> Result<Vec<String>, String> {
+    let folder = target_libraries(target)?;
+    let files = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let names = files.flatten().map(|file| file.path().display().to_string());
+    Ok(names
+        .filter(|name| {
+            name.ends_with(".rlib") && ["/libcore-", "/liballoc-"].iter().any(|part| name.contains(part))
+        })
+        .collect())
+}
+
+/// The folder of the target's libraries.
+fn target_libraries(target: Option<&str>) -> Result<PathBuf, String> {
+    let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    compiler.args(["--print", "target-libdir"]);
+    if let Some(target) = target {
+        compiler.args(["--target", target]);
+    }
+    let folder = shell::output_of(&mut compiler, LIMIT)
+        .map_err(|end| format!("rustc --print target-libdir: {end}"))?;
+    Ok(PathBuf::from(folder.trim()))
 }
 
 /// Installs the target's library through rustup where it is missing.
 fn install_target() -> Result<(), String> {
-    let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    compiler.args(["--print", "target-libdir", "--target", TARGET]);
-    let libraries = shell::output_of(&mut compiler, LIMIT)
-        .map_err(|end| format!("rustc --print target-libdir: {end}"))?;
-    if Path::new(libraries.trim()).is_dir() {
+    if target_libraries(Some(TARGET))?.is_dir() {
         return Ok(());
     }
     shell::output_of(Command::new("rustup").args(["target", "add", TARGET]), LIMIT)
@@ -164,106 +286,9 @@ fn libraries_in(messages: &str) -> Vec<String> {
     libraries
 }
 
-/// The frames of the functions in objdump's output: name and bytes.
-fn frames_of(text: &str) -> Vec<(String, usize)> {
-    let mut found = Vec::new();
-    let mut function: Option<Function> = None;
-    for line in text.lines() {
-        if let Some(name) = line.strip_suffix(">:").and_then(|line| line.split_once(" <")) {
-            found.extend(function.replace(Function::new(name.1)).map(Function::into_frame));
-        } else if let Some(function) = &mut function
-            && let Some((_, instruction)) = line.split_once(":\t")
-        {
-            function.add(instruction);
-        }
-    }
-    found.extend(function.map(Function::into_frame));
-    found
-}
-
-/// What a function takes of the stack.
-struct Function {
-    name: String,
-    /// Registers that it saves; a function saves each once on each path.
-    saved: BTreeSet<String>,
-    bytes: usize,
-}
-
-impl Function {
-    fn new(name: &str) -> Self {
-        // The return address.
-        Self { name: name.to_owned(), saved: BTreeSet::new(), bytes: 8 }
-    }
-
-    fn add(&mut self, instruction: &str) {
-        let mut parts = instruction.split_whitespace();
-        let (name, operands) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        if name.starts_with("push") {
-            self.saved.insert(operands.to_owned());
-        } else if name.starts_with("sub") && operands.ends_with(",%rsp") {
-            self.bytes += hexadecimal(operands.trim_start_matches('$'));
-        } else if name == "lea" && operands.ends_with("(%rsp),%r11") && operands.starts_with('-') {
-            // A loop probes the pages of a large frame, of which one is subtracted in it.
-            self.bytes += hexadecimal(operands.trim_start_matches('-')).saturating_sub(4096);
-        }
-    }
-
-    fn into_frame(self) -> (String, usize) {
-        (self.name, self.bytes + 8 * self.saved.len())
-    }
-}
-
-/// The number at the beginning of `text`, as in `0x1f8,%rsp`; 0 where there is none.
-fn hexadecimal(text: &str) -> usize {
-    let digits = text.strip_prefix("0x").unwrap_or_default();
-    let end = digits.find(|digit: char| !digit.is_ascii_hexdigit()).unwrap_or(digits.len());
-    usize::from_str_radix(&digits[..end], 16).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn frames_are_read_from_the_machine_code() {
-        let text = "\
-x.o:     file format elf64-x86-64
-
-0000000000000000 <<T as a::B>::small>:
-       0:\tpush   %rbp
-       1:\tpush   %rbx
-       2:\tsub    $0x18,%rsp
-       6:\tsub    $0x1,%rax
-       a:\tret
-
-0000000000000000 <a::paged>:
-       0:\tsub    $0x1000,%rsp
-       7:\tmovq   $0x0,(%rsp)
-       f:\tsub    $0x80,%rsp
-
-0000000000000000 <a::looped>:
-       0:\tlea    -0x3000(%rsp),%r11
-       8:\tsub    $0x1000,%rsp
-       f:\tmovq   $0x0,(%rsp)
-      17:\tcmp    %r11,%rsp
-      1a:\tjne    8
-      1c:\tsub    $0x10,%rsp
-";
-        let expected =
-            [("<T as a::B>::small", 8 + 16 + 24), ("a::paged", 8 + 4224), ("a::looped", 8 + 12288 + 16)];
-        assert_eq!(frames_of(text), expected.map(|(name, bytes)| (name.to_owned(), bytes)));
-    }
-
-    #[test]
-    fn the_data_path_has_the_lower_limit() {
-        assert_eq!(
-            limit_of("cbd_engine::write::<impl cbd_engine::cache::Cache<E>>::store_locked"),
-            FRAME_MAX
-        );
-        assert_eq!(limit_of("cbd_device::queue::Queue<E,Q>::poll"), FRAME_MAX);
-        assert_eq!(limit_of("cbd_engine::slots::TwoSlots<T>::store_copy"), FRAME_MAX);
-        assert_eq!(limit_of("cbd_engine::transport::Tables<E>::read"), OPENING_FRAME_MAX);
-    }
 
     #[test]
     fn libraries_are_those_of_the_measured_crates() {

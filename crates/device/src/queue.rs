@@ -136,6 +136,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && self.device.cache().is_some_and(|cache| cache.pieces(request.range).nth(1).is_none())
     }
 
+    // Out of line: with one request `unplug` calls `submit`, which needs more stack.
+    #[inline(never)]
     fn write_together(
         &mut self,
         cache: &Arc<Cache<E>>,
@@ -248,21 +250,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.unplug(done);
         let device = Arc::clone(&self.device);
         if let Some(cache) = device.cache() {
-            for (misses, range, buffer) in core::mem::take(&mut self.fills) {
-                for miss in misses {
-                    let at = (miss.range.start - range.start) as usize;
-                    let data = &buffer[at..at + miss.range.len() as usize];
-                    cache.complete_fill(miss, data);
-                }
-                self.spare.give(buffer);
-            }
+            self.complete_fills(cache);
         }
-        let mut finished = core::mem::take(&mut self.finished);
-        self.backing.poll(&mut finished);
-        for op in finished.drain(..) {
-            self.op_finished(op, done);
-        }
-        self.finished = finished;
+        self.take_finished(done);
         if let Some(cache) = device.cache() {
             for _ in 0..self.waiting.len() {
                 let Some(place) = self.waiting.pop_front() else { break };
@@ -273,6 +263,30 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             // The answers are sent first; the wakeup brings the thread back.
             self.waker.wake_by_ref();
         }
+    }
+
+    /// Gives the cache what was read for misses whose requests are answered. Out of line: `poll` calls what needs more stack.
+    #[inline(never)]
+    fn complete_fills(&mut self, cache: &Arc<Cache<E>>) {
+        for (misses, range, buffer) in core::mem::take(&mut self.fills) {
+            for miss in misses {
+                let at = (miss.range.start - range.start) as usize;
+                let data = &buffer[at..at + miss.range.len() as usize];
+                cache.complete_fill(miss, data);
+            }
+            self.spare.give(buffer);
+        }
+    }
+
+    /// Takes what the backing device has finished. Out of line as [`complete_fills`](Self::complete_fills).
+    #[inline(never)]
+    fn take_finished(&mut self, done: &mut Vec<Completion>) {
+        let mut finished = core::mem::take(&mut self.finished);
+        self.backing.poll(&mut finished);
+        for op in finished.drain(..) {
+            self.op_finished(op, done);
+        }
+        self.finished = finished;
     }
 
     fn check(&self, operation: Operation, range: ByteRange, length: usize) -> Result<()> {
@@ -321,7 +335,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.waiting.push_back(place);
     }
 
-    /// Continues a request that waited for space.
+    /// Continues a request that waited for space. Out of line as [`complete_fills`](Self::complete_fills).
+    #[inline(never)]
     fn go_on(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
         let Some(parked) = self.parked.get_mut(place) else { return };
         match advance(cache, &Change::of(&parked.request), &mut parked.progress, &self.waker) {

@@ -190,7 +190,7 @@ impl<E: Environment> Transport<E> {
             return Err(damaged("it has fewer segments than its lanes need"));
         }
         Ok(Found {
-            pages: self.validate(row),
+            pages: self.pages_in(row),
             boot: BootId(row.use_boot),
             identity: Identity {
                 backend: id,
