@@ -49,17 +49,13 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
     /// writeback begins.
     pub fn new(cache: Arc<Cache<E>>, queue: Q, geometry: BackingGeometry) -> Self {
         let cursors: Vec<_> = cache.cursors.lock().clone();
-        let was_void = cache
-            .drained
-            .lock()
-            .content()
-            .is_some_and(|drained| drained.void_until.get() > drained.epoch.get());
+        let was_void = cache.epochs().is_void();
         let now = cache.environment().monotonic_ms();
         let has_lost = cache.lanes.iter().any(|lane| !lane.state.lock().lost.is_empty());
         Self {
             writeback: Writeback::new(geometry, cursors, was_void, has_lost, &cache.parked_ranges(), now),
             reclaim: Reclaim::default(),
-            rested: cache.covered(),
+            rested: cache.epochs().covered(),
             cache,
             queue,
         }
@@ -77,7 +73,7 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
             // Nothing that is stored now can be relied on, a new tail or drained least of all.
             return Step::Idle { until_ms: None };
         }
-        let covered = cache.covered();
+        let covered = cache.epochs().covered();
         let mut reclaimed = false;
         for _ in 0..RECLAIM_PER_STEP {
             if !self.reclaim.step(cache) {
@@ -128,7 +124,7 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         // Say that it sleeps, if only until something parked is due, which may be minutes. Then look again. A write that came between has
         // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
         cache.worker_sleeps.store(true, Ordering::SeqCst);
-        let has_changed = cache.unmarked_for_ms(now).is_some() || cache.covered() != covered;
+        let has_changed = cache.unmarked_for_ms(now).is_some() || cache.epochs().covered() != covered;
         if !MutationPoint::BackgroundWorkerLooksAgain.holds(!has_changed) {
             return Step::Busy;
         }

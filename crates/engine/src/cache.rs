@@ -2,8 +2,9 @@
 
 use crate::{
     Environment, Mutex, Settings,
-    flush::Pass,
-    lane::{Lane, LaneMap},
+    context::{Context, Identity},
+    epochs::Epochs,
+    lane::Lane,
     log,
     logscan::Cursor,
     pool::Pool,
@@ -14,28 +15,13 @@ use crate::{
     sync::{SharedBool, SharedU32, SharedU64},
 };
 use alloc::{boxed::Box, format, string::String, sync::Arc, vec::Vec};
-use cbd_format::{Drained, LaneTail, RecordPlace, SegmentShape};
+use cbd_format::{LaneTail, RecordPlace, SegmentShape};
 use cbd_types::{
     BackendId, ByteRange, CHECKSUM_BLOCK, CHUNK, Epoch, Error, ErrorKind, MutationPoint, Region, Result,
     SegmentId,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::Waker;
-
-/// What a cache is; constant while it is open.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity {
-    pub(crate) backend: BackendId,
-    pub(crate) cache_id: u64,
-    pub(crate) ownership: u64,
-    pub(crate) lanes: LaneMap,
-    /// Size of the device in bytes, and its sector.
-    pub(crate) size: u64,
-    pub(crate) sector: u32,
-    pub(crate) data_crc: bool,
-    /// First byte of the state segment.
-    pub(crate) state_base: u64,
-}
 
 /// Bit of [`Segment::pins`]: reclaim is done with the segment; the last reader gives it back.
 const RETIRED: u32 = 1 << 31;
@@ -94,28 +80,13 @@ impl<E: Environment> Segment<E> {
     }
 }
 
-/// An atomic number with a cache line of its own: every write reads it, every flush writes it.
-#[repr(align(64))]
-pub(crate) struct Alone<E>(SharedU64<E>);
-
-impl<E> core::ops::Deref for Alone<E> {
-    type Target = SharedU64<E>;
-
-    fn deref(&self) -> &SharedU64<E> {
-        &self.0
-    }
-}
-
 /// A cache in front of one backing device.
 ///
 /// In this order: what every request reads, and hardly anything writes, stands before the first field that has its cache lines to
 /// itself; what the background worker writes all the time stands behind it.
 #[repr(C)]
 pub struct Cache<E: Environment> {
-    environment: Arc<E>,
-    region: Arc<Region<E::Memory>>,
-    shape: SegmentShape,
-    pub(crate) identity: Identity,
+    context: Context<E>,
     pub(crate) lanes: Box<[Lane<E>]>,
     pub(crate) segments: Box<[Segment<E>]>,
     /// What keeps requests out, as bits: [`STOPPED`], [`UNNOTED`]. Every request reads it, and hardly anything writes it.
@@ -126,19 +97,11 @@ pub struct Cache<E: Environment> {
     /// The background worker sleeps until somebody writes.
     pub(crate) worker_sleeps: SharedBool<E>,
     pub(crate) pool: Pool<E>,
-    pub(crate) epoch: Alone<E>,
-    pub(crate) pass: Mutex<E, Pass>,
-    pub(crate) drained: Mutex<E, TwoSlots<Drained>>,
-    /// As `drained` says, to look at without the lock.
-    pub(crate) drained_now: SharedU64<E>,
-    /// The recovery point; see [`CacheStatus::drained_wall_ms`](crate::CacheStatus::drained_wall_ms).
-    pub(crate) dated_ms: SharedU64<E>,
+    epochs: Epochs<E>,
     pub(crate) tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
     settings: Mutex<E, Settings>,
     /// What has to be noted outside before the first write; see [`UNNOTED`].
     first_write: Mutex<E, Option<FirstWrite>>,
-    /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
-    pub(crate) requested: SharedU64<E>,
     pub(crate) damage: Mutex<E, DamageLog>,
     pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
     /// Attempts of writeback that failed, and what the last of them ended with; both stay when later ones go well. Nothing depends on
@@ -161,40 +124,26 @@ pub struct Cache<E: Environment> {
 
 /// What recovery hands to [`Cache::assemble`].
 pub(crate) struct Parts<E: Environment> {
-    pub(crate) environment: Arc<E>,
-    pub(crate) region: Arc<Region<E::Memory>>,
-    pub(crate) shape: SegmentShape,
-    pub(crate) identity: Identity,
+    pub(crate) context: Context<E>,
     pub(crate) lanes: Vec<Lane<E>>,
     pub(crate) segments: Vec<Segment<E>>,
-    pub(crate) pass: Pass,
-    pub(crate) drained: TwoSlots<Drained>,
+    pub(crate) epochs: Epochs<E>,
     pub(crate) tails: Vec<TwoSlots<LaneTail>>,
     pub(crate) settings: Settings,
 }
 
 impl<E: Environment> Cache<E> {
     pub(crate) fn assemble(parts: Parts<E>) -> Arc<Self> {
-        let drained_now = parts.drained.content().map_or(0, |drained| drained.epoch.get());
-        let dated_ms = parts.drained.content().map_or(0, |drained| drained.closed_ms.get());
         let reserve = parts.lanes.len() as u32;
         let cursors = alloc::vec![Cursor::default(); parts.lanes.len()];
         Arc::new(Self {
-            environment: parts.environment,
-            region: parts.region,
-            shape: parts.shape,
-            identity: parts.identity,
+            context: parts.context,
             lanes: parts.lanes.into_boxed_slice(),
             segments: parts.segments.into_boxed_slice(),
             pool: Pool::new(Vec::new(), reserve),
-            epoch: Alone(SharedU64::new(1)),
-            pass: Mutex::<E, _>::new(parts.pass),
-            drained: Mutex::<E, _>::new(parts.drained),
-            drained_now: SharedU64::new(drained_now),
-            dated_ms: SharedU64::new(dated_ms),
+            epochs: parts.epochs,
             tails: Mutex::<E, _>::new(parts.tails),
             settings: Mutex::<E, _>::new(parts.settings),
-            requested: SharedU64::new(0),
             gate: SharedU32::new(0),
             first_write: Mutex::<E, _>::new(None),
             abandoned: SharedBool::new(false),
@@ -216,20 +165,32 @@ impl<E: Environment> Cache<E> {
         })
     }
 
+    pub(crate) const fn context(&self) -> &Context<E> {
+        &self.context
+    }
+
+    pub(crate) const fn epochs(&self) -> &Epochs<E> {
+        &self.epochs
+    }
+
     pub(crate) fn environment(&self) -> &E {
-        &self.environment
+        self.context.environment()
     }
 
     pub(crate) fn region(&self) -> &Region<E::Memory> {
-        &self.region
+        self.context.region()
     }
 
     pub(crate) const fn shape(&self) -> SegmentShape {
-        self.shape
+        self.context.shape()
+    }
+
+    pub(crate) const fn identity(&self) -> &Identity {
+        self.context.identity()
     }
 
     pub(crate) fn lane(&self, at: u64) -> &Lane<E> {
-        &self.lanes[self.identity.lanes.lane_of(at).index()]
+        &self.lanes[self.identity().lanes.lane_of(at).index()]
     }
 
     /// The lane of `range`, whose blocks are about to be looked up: asks for the lines where the index has them, so that they come
@@ -243,22 +204,22 @@ impl<E: Environment> Cache<E> {
 
     /// The backend that the cache stands in front of.
     pub const fn backend(&self) -> BackendId {
-        self.identity.backend
+        self.identity().backend
     }
 
     /// Size of the device in bytes.
     pub const fn size(&self) -> u64 {
-        self.identity.size
+        self.identity().size
     }
 
     /// Logical sector of the device in bytes.
     pub const fn sector(&self) -> u32 {
-        self.identity.sector
+        self.identity().sector
     }
 
     /// A write of at most this many bytes that lies in one chunk is recovered whole or not at all.
     pub const fn atomic_unit(&self) -> u32 {
-        self.shape.atomic_unit()
+        self.context.shape().atomic_unit()
     }
 
     /// Cuts a range into pieces that [`write`](Self::write) and [`read`](Self::read) take: each in one chunk and at
@@ -292,14 +253,46 @@ impl<E: Environment> Cache<E> {
 
     /// Everything up to this epoch is durable on the backing device.
     pub fn drained_epoch(&self) -> Epoch {
-        Epoch(self.drained_now.load(Ordering::Acquire))
+        self.epochs.drained()
+    }
+
+    /// Closes the present epoch: what completed before is in it or in an earlier one, and nothing that is submitted
+    /// after this returns is.
+    ///
+    /// # Errors
+    /// When the cache was stopped.
+    pub fn flush(&self) -> Result<()> {
+        self.check_running()?;
+        self.close_epoch();
+        self.region().check_stores(MutationPoint::FlushStoreCheck)
+    }
+
+    /// What FUA adds when the last pieces of its writes have committed: the epoch ends, and the writes' own lanes are marked, by one
+    /// fence for all of them.
+    ///
+    /// # Errors
+    /// When the cache was stopped.
+    pub fn force_unit_access(&self, ranges: &[ByteRange]) -> Result<()> {
+        self.check_running()?;
+        self.epochs.force_unit_access(&self.context, &self.lanes, ranges)
+    }
+
+    /// A flush without the question whether the cache runs. Returns the epoch that it closed.
+    pub(crate) fn close_epoch(&self) -> Epoch {
+        self.epochs.close(&self.context, &self.lanes)
+    }
+
+    /// Milliseconds since the last pass, if a lane was touched since.
+    pub(crate) fn unmarked_for_ms(&self, now_ms: u64) -> Option<u64> {
+        let ended = self.epochs.pass_ended_ms();
+        self.lanes.iter().any(Lane::is_touched).then(|| now_ms.saturating_sub(ended))
     }
 
     /// Closes the present epoch and asks that it be drained at once, as fast as `writeback_rate` lets it; it is when
     /// [`drained_epoch`](Self::drained_epoch) has reached the result, or nothing is dirty.
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();
-        self.requested.fetch_max(epoch.0, Ordering::SeqCst);
+        self.epochs.request(epoch);
         self.wake_worker();
         epoch
     }
@@ -482,7 +475,7 @@ impl<E: Environment> Cache<E> {
 
 impl<E: Environment> core::fmt::Debug for Cache<E> {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        out.debug_struct("Cache").field("identity", &self.identity).finish_non_exhaustive()
+        out.debug_struct("Cache").field("identity", self.identity()).finish_non_exhaustive()
     }
 }
 

@@ -75,7 +75,7 @@ impl<E: Environment> Cache<E> {
     /// Whether at least half of the blocks of `range` are. What the lane holds already, in parts or damaged, always is.
     fn is_worth_a_place(&self, lane: &mut LaneState, range: ByteRange) -> bool {
         let is_worth = |(block, _, _): &(u64, usize, usize)| {
-            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+            let key = self.identity().lanes.key(block * CHECKSUM_BLOCK);
             lane.index.get(key).is_some() || lane.admission.is_worth(key)
         };
         2 * blocks(range).filter(is_worth).count() >= blocks_in(range)

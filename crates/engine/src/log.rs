@@ -114,18 +114,18 @@ impl<E: Environment> Cache<E> {
         let header = SegmentHeader {
             crc: 0.into(),
             magic: segment::LOG_MAGIC.into(),
-            cache_id: self.identity.cache_id.into(),
+            cache_id: self.identity().cache_id.into(),
             segment: runtime.id.0.into(),
             generation: generation.into(),
             salt: salt.into(),
             lane: lane.id.0.into(),
-            lanes: self.identity.lanes.lanes.into(),
+            lanes: self.identity().lanes.lanes.into(),
             ordinal: lane.next_ordinal.into(),
-            ownership: self.identity.ownership.into(),
+            ownership: self.identity().ownership.into(),
             run: lane.run.into(),
             cut: lane.cut.into(),
             first_sequence: lane.next_sequence.into(),
-            epoch: self.epoch.load(Ordering::SeqCst).into(),
+            epoch: self.epochs().present().into(),
             reserved: [0; 40],
         }
         .sealed();
@@ -189,7 +189,7 @@ impl<E: Environment> Cache<E> {
         words: &[u32],
         line: impl Fn(u8, u64, &[u32]) -> ChecksumLine,
     ) -> (Location, InFlight) {
-        let epoch = self.epoch.load(Ordering::SeqCst);
+        let epoch = self.epochs().present();
         let sequence = lane.next_sequence;
         lane.next_sequence += 1;
         let open = lane.open.as_mut().unwrap_or_else(|| unreachable!("room was made"));
@@ -207,7 +207,7 @@ impl<E: Environment> Cache<E> {
                 .and(self.store_slot(open.segment, slot + 1 + index as u32, |place| line.encode(place)));
         }
         open.slots += record.slots();
-        if self.epoch.load(Ordering::SeqCst) != epoch {
+        if self.epochs().present() != epoch {
             rare::count(&self.rare.stragglers);
         }
         if record.kind().is_dirty() {
@@ -303,8 +303,8 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn accepts(&self, record: &Record) -> bool {
         let range = record.range();
         // A sector is a power of two, and a division for each record of a log is many.
-        let in_sector = u64::from(self.identity.sector) - 1;
-        let on_device = range.end <= self.identity.size && (range.start | range.end) & in_sector == 0;
+        let in_sector = u64::from(self.identity().sector) - 1;
+        let on_device = range.end <= self.identity().size && (range.start | range.end) & in_sector == 0;
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));

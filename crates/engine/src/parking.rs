@@ -282,7 +282,7 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn can_park(&self, refused: impl Iterator<Item = (ByteRange, Refused)>) -> bool {
         let mut wanted = alloc::vec![0; self.lanes.len()];
         for (range, what) in refused {
-            wanted[self.identity.lanes.lane_of(range.start).index()] +=
+            wanted[self.identity().lanes.lane_of(range.start).index()] +=
                 space_of(range, what == Refused::Zeroes);
         }
         let limit = self.shape().size / 4;

@@ -194,7 +194,7 @@ impl<E: Environment> Cache<E> {
         &'a self,
         state: &'a LaneState,
     ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
-        let map = self.identity.lanes;
+        let map = self.identity().lanes;
         state.overlay.damaged().filter(move |(range, _)| {
             MutationPoint::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
         })
@@ -206,7 +206,7 @@ impl<E: Environment> Cache<E> {
         state: &'a LaneState,
         range: ByteRange,
     ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
-        let map = self.identity.lanes;
+        let map = self.identity().lanes;
         state.overlay.damaged_in(range).filter(move |(range, _)| {
             MutationPoint::DamageOwnChunks.holds(map.of_lane(state.id, *range).next().is_some())
         })
@@ -223,7 +223,7 @@ impl<E: Environment> Cache<E> {
         if !MutationPoint::DrainQuarantined.is_active() {
             return 0;
         }
-        let map = self.identity.lanes;
+        let map = self.identity().lanes;
         let of_lane = |lane: &crate::lane::Lane<E>| {
             let state = lane.state.lock();
             let damaged = state.overlay.damaged();
@@ -234,7 +234,7 @@ impl<E: Environment> Cache<E> {
 
     /// Takes out of the damage what records behind `place` have overwritten.
     fn heal_what_is_newer(&self, state: &mut LaneState, range: ByteRange, place: Place) {
-        let map = self.identity.lanes;
+        let map = self.identity().lanes;
         let mut newer = Vec::new();
         let mut look = |base: u64, found: Found<'_>| {
             let is_newer = |at: &Location| *at != NONE && self.place_of(*at) > place;

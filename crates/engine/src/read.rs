@@ -139,7 +139,7 @@ impl<E: Environment> Cache<E> {
             if !state.overlay.is_empty() {
                 return None;
             }
-            let key = self.identity.lanes.key(base);
+            let key = self.identity().lanes.key(base);
             let (location, data) = state.index.read_whole(key)?;
             let segment = &self.segments[location.segment as usize];
             let at = segment.base + u64::from(data.offset);
@@ -278,7 +278,7 @@ impl<E: Environment> Cache<E> {
     /// admission learns. Whoever else looks them up does not count.
     fn note_read(&self, lane: &mut LaneState, range: ByteRange) {
         for (block, ..) in blocks(range) {
-            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+            let key = self.identity().lanes.key(block * CHECKSUM_BLOCK);
             lane.index.note_read(key);
             lane.admission.note_read(key);
         }
@@ -295,7 +295,7 @@ impl<E: Environment> Cache<E> {
         let mut run: Option<(ByteRange, Location)> = None;
         for (block, first, end) in blocks(range) {
             let base = block * CHECKSUM_BLOCK;
-            let key = self.identity.lanes.key(base);
+            let key = self.identity().lanes.key(base);
             let mut extend = |piece: ByteRange, location: Location| match &mut run {
                 Some((before, known)) if *known == location => before.end = piece.end,
                 _ => {

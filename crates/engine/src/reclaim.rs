@@ -152,7 +152,7 @@ impl Victim {
         }
         let mut chances = Vec::new();
         let mut state = cache.lanes[self.lane.index()].state.lock();
-        let keys = records.iter().map(|(_, record)| cache.identity.lanes.key(record.range().start));
+        let keys = records.iter().map(|(_, record)| cache.identity().lanes.key(record.range().start));
         core::hint::black_box(state.index.touch_all(keys));
         for (location, record) in &records {
             if record.kind().has_data() && self.second_chance > 0 && !cache.pool.has_waiters() {
@@ -200,7 +200,7 @@ impl Victim {
     ) {
         for (block, first, end) in blocks(record.range()) {
             let range = ByteRange::at(block * CHECKSUM_BLOCK, CHECKSUM_BLOCK);
-            let key = cache.identity.lanes.key(range.start);
+            let key = cache.identity().lanes.key(range.start);
             if (first, end) == (0, PARTS)
                 && self.second_chance >= CHECKSUM_BLOCK
                 && is_current(cache, state, range, location)
@@ -251,7 +251,7 @@ impl Victim {
         match record.kind() {
             RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
                 for (block, _, _) in blocks(range) {
-                    state.index.remove_at(cache.identity.lanes.key(block * CHECKSUM_BLOCK), location);
+                    state.index.remove_at(cache.identity().lanes.key(block * CHECKSUM_BLOCK), location);
                 }
             }
             RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
@@ -294,7 +294,7 @@ impl Victim {
         };
         let tail = LaneTail {
             ordinal: (self.segment.ordinal + 1).into(),
-            ownership: cache.identity.ownership.into(),
+            ownership: cache.identity().ownership.into(),
             first_sequence: first_sequence.into(),
             reserved: [0; 24],
         };
@@ -327,7 +327,7 @@ fn is_current<E: Environment>(
     block: ByteRange,
     location: Location,
 ) -> bool {
-    state.index.get(cache.identity.lanes.key(block.start)) == Some(Found::Whole(location))
+    state.index.get(cache.identity().lanes.key(block.start)) == Some(Found::Whole(location))
         && (state.overlay.is_empty()
             || state.overlay.later_than(block, Some(cache.place_of(location))).next().is_none())
 }

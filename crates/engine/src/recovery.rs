@@ -8,9 +8,9 @@
 
 use crate::{
     Cache, Environment, Mutex, Settings,
-    cache::{Identity, Parts, Segment},
-    drained::{store_drained, void_until_now},
-    flush::Pass,
+    cache::{Parts, Segment},
+    context::{Context, Identity},
+    epochs::Epochs,
     index::{Index, Location},
     lane::{Counters, Lane, LaneState, LogSegment},
     log::SLOTS_MAX_OF_RECORD,
@@ -115,14 +115,10 @@ impl<E: Environment> Cache<E> {
         };
         let now = environment.monotonic_ms();
         Self::assemble(Parts {
-            environment,
-            region,
-            shape: layout.segment_shape(),
-            identity,
+            context: Context::new(environment, region, layout.segment_shape(), identity),
             lanes: lanes(&identity).map(empty).collect(),
             segments,
-            pass: Pass::new(slots.marks, 0, now),
-            drained: slots.drained,
+            epochs: Epochs::new(slots.drained, slots.marks, now),
             tails: slots.tails,
             settings,
         })
@@ -135,7 +131,7 @@ impl<E: Environment> Cache<E> {
     /// [`ErrorKind::Damaged`] for a counter that no log can have reached.
     fn replay_lanes(&self, chains: &[Vec<ChainSegment>], proved: &Proved) -> Result<u64> {
         let outcomes: Vec<Mutex<E, Option<Outcome>>> =
-            lanes(&self.identity).map(|_| Mutex::<E, _>::new(None)).collect();
+            lanes(self.identity()).map(|_| Mutex::<E, _>::new(None)).collect();
         self.environment().each(outcomes.len(), &|lane| {
             let tail = self.tails.lock()[lane]
                 .content()
@@ -145,7 +141,7 @@ impl<E: Environment> Cache<E> {
             *outcomes[lane].lock() = Some(outcome);
         });
         let mut epoch = proved.epoch;
-        for (lane, outcome) in lanes(&self.identity).zip(outcomes) {
+        for (lane, outcome) in lanes(self.identity()).zip(outcomes) {
             let Some(outcome) = outcome.into_inner() else { continue };
             epoch = epoch.max(outcome.epoch);
             self.cursors.lock()[lane.index()] = outcome.cursor;
@@ -182,13 +178,12 @@ impl<E: Environment> Cache<E> {
             self.pool.release(segment);
         }
         self.reopen_if_nothing_is_free(chains);
-        self.epoch.store(epoch + 1, Ordering::SeqCst);
         let dirty = self
             .lanes
             .iter()
             .filter_map(|lane| lane.state.lock().segments().map(|segment| segment.last_dirty_epoch).max());
         let last = dirty.max().unwrap_or(0).max(caught_up.drained);
-        self.pass.lock().begin_at(epoch + 1, last, opened_ms);
+        self.epochs().resume(epoch, last, opened_ms);
     }
 
     /// The end of the fifth stage, once everything that was relied on is durable: notes losses, a clock that was set back, and whether
@@ -197,18 +192,16 @@ impl<E: Environment> Cache<E> {
         // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
         // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
         self.note_lost();
-        if opened_ms < self.dated_ms.load(Ordering::Relaxed)
-            && MutationPoint::ClosingsClockSetBack.is_active()
-        {
+        if opened_ms < self.epochs().dated_ms() && MutationPoint::ClosingsClockSetBack.is_active() {
             // The clock was set back: what is completed from now on looks older than the recovery point.
-            store_drained(self, |drained| drained.closed_ms = opened_ms.into());
+            self.epochs().set_back(self.context(), opened_ms);
         }
         let is_void = self.has_damage() && MutationPoint::RecoveryDamageVoid.is_active()
             || !is_drained_known && MutationPoint::RecoveryDrainedLost.is_active();
         if is_void {
             // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
             // it is not known how far it is drained, old epochs are about to be written over newer ones.
-            void_until_now(self);
+            self.epochs().void_until_now(self.context());
         }
     }
 
@@ -240,7 +233,7 @@ impl<E: Environment> Cache<E> {
     /// now would take back what was recovered. Writes them back and fences.
     fn persist_what_was_relied_on(&self, chains: &[Vec<ChainSegment>]) {
         let region = self.region();
-        let state = StateShape { lanes: self.identity.lanes.lanes };
+        let state = StateShape { lanes: self.identity().lanes.lanes };
         let mut stored = region.nothing_in_flight();
         let state_slots = |lane: LaneId| {
             [
@@ -248,12 +241,12 @@ impl<E: Environment> Cache<E> {
                 (MutationPoint::RecoveryMarkWriteBack, state.mark(lane)),
             ]
         };
-        for (point, slots) in lanes(&self.identity)
+        for (point, slots) in lanes(self.identity())
             .flat_map(state_slots)
             .chain([(MutationPoint::RecoveryDrainedWriteBack, state.drained())])
         {
             for at in slots {
-                stored = stored.and(region.write_back(point, self.identity.state_base + at, 64));
+                stored = stored.and(region.write_back(point, self.identity().state_base + at, 64));
             }
         }
         for (lane, chain) in chains.iter().enumerate() {
@@ -299,7 +292,7 @@ impl<E: Environment> Cache<E> {
         let region = self.region();
         let mut stored = region.nothing_in_flight();
         if MutationPoint::RecoveryWholeState.is_active() {
-            stored = stored.and(self.drained.lock().complete(region));
+            stored = stored.and(self.epochs().complete_slots(self.context()));
             for tail in self.tails.lock().iter_mut() {
                 stored = stored.and(tail.complete(region));
             }

@@ -299,7 +299,7 @@ impl<E: Environment> Cache<E> {
     ) -> bool {
         let lines = state.index.lines();
         let mut read = self.good_records(records, position.slot, |record| {
-            let key = self.identity.lanes.key(record.range().start);
+            let key = self.identity().lanes.key(record.range().start);
             lines.ask::<E>(key..=key);
         });
         let numbers = position.expected..position.limit.unwrap_or(u64::MAX);
@@ -451,14 +451,14 @@ impl<E: Environment> Cache<E> {
             // The backing device has it, whatever it was, and all that is older: reads go there. A quarantine it was not.
             if MutationPoint::RecoveryLostForgetsData.is_active() {
                 state.index.clear();
-                state.parked.forget(ByteRange { start: 0, end: self.identity.size });
+                state.parked.forget(ByteRange { start: 0, end: self.identity().size });
             }
             if MutationPoint::RecoveryLostForgetsZeroes.is_active() {
                 state.overlay.forget_all_zeroes();
             }
             return;
         }
-        let whole = ByteRange { start: 0, end: self.identity.size };
+        let whole = ByteRange { start: 0, end: self.identity().size };
         if MutationPoint::RecoveryLost.is_active() {
             state.overlay.insert(whole, Meaning::Damaged, lost.place);
             state.parked.forget(whole);
@@ -479,7 +479,7 @@ impl<E: Environment> Cache<E> {
         records: &[(u32, &Record)],
         replay: &mut Replay<'_>,
     ) {
-        let keys = records.iter().map(|(_, record)| self.identity.lanes.key(record.range().start));
+        let keys = records.iter().map(|(_, record)| self.identity().lanes.key(record.range().start));
         core::hint::black_box(state.index.touch_all(keys));
         for (slot, record) in records {
             self.apply(state, log, Location { segment: log.segment, slot: *slot }, record, replay);

@@ -1,6 +1,8 @@
 //! What a cache says of itself.
 
-use crate::{Cache, Consistency, Environment, lane::Counters, rare::RarePaths, read::Source};
+use crate::{
+    Cache, Consistency, Environment, epochs::CaughtUp, lane::Counters, rare::RarePaths, read::Source,
+};
 use alloc::{format, string::String, vec::Vec};
 use cbd_types::{ByteRange, Epoch};
 use core::sync::atomic::Ordering;
@@ -190,17 +192,14 @@ impl<E: Environment> Cache<E> {
         };
         let parked = self.parked_ranges();
         let parked_bytes = self.parked_bytes();
-        let drained = self.drained.lock();
-        let void_until = drained.content().map_or(0, |now| now.void_until.get());
-        // With the epoch, so that both are of one moment.
-        let (drained_epoch, drained_wall_ms) = (self.drained_epoch(), self.dated_ms.load(Ordering::Relaxed));
-        drop(drained);
+        let CaughtUp { epoch: drained_epoch, void_until, dated_ms: drained_wall_ms } =
+            self.epochs().caught_up();
         let is_behind = void_until > drained_epoch.0;
         let void_reason = void_reason(&damaged, &parked, is_behind.then_some(void_until));
         CacheStatus {
             segments: self.segments.len() as u32,
             free_segments: self.pool.free(),
-            lanes: self.identity.lanes.lanes,
+            lanes: self.identity().lanes.lanes,
             segment_size: self.shape().size,
             records,
             dirty_bytes: dirty_bytes + parked_bytes,
@@ -212,7 +211,7 @@ impl<E: Environment> Cache<E> {
             stored_bytes: counters.stored,
             written_back_bytes: self.written_back.load(Ordering::Relaxed),
             backing_flushes: self.backing_flushes.load(Ordering::Relaxed),
-            epoch: Epoch(self.epoch.load(Ordering::Relaxed)),
+            epoch: Epoch(self.epochs().present()),
             drained_epoch,
             drained_wall_ms,
             backing_is_consistent: void_reason.is_none(),
@@ -262,7 +261,7 @@ impl<E: Environment> Cache<E> {
             let room = LISTED_MAX - totals.damaged.len();
             totals.damaged.extend(
                 ranges
-                    .flat_map(|range| self.identity.lanes.of_lane(state.id, range))
+                    .flat_map(|range| self.identity().lanes.of_lane(state.id, range))
                     .take(room)
                     .map(|range| DamagedRange { range, reason: String::from("quarantined") }),
             );

@@ -48,7 +48,7 @@ pub enum LogEntry {
 impl<E: Environment> Cache<E> {
     /// Number of lanes.
     pub const fn lane_count(&self) -> u32 {
-        self.identity.lanes.lanes
+        self.identity().lanes.lanes
     }
 
     /// How its segments are divided.

@@ -106,8 +106,8 @@ impl<E: Environment> Cache<E> {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> Option<(InFlight, Location)> {
-        let blocks = if self.identity.data_crc { blocks_in(range) } else { 0 };
-        let lines = if self.identity.data_crc { checksum_lines(range) } else { 0 };
+        let blocks = if self.identity().data_crc { blocks_in(range) } else { 0 };
+        let lines = if self.identity().data_crc { checksum_lines(range) } else { 0 };
 
         // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
         //    lines that step 4 will touch come while the data is copied.
@@ -129,7 +129,7 @@ impl<E: Environment> Cache<E> {
             many = core::mem::take(&mut lane.checksums);
             &mut many[..blocks]
         };
-        let copied = if self.identity.data_crc {
+        let copied = if self.identity().data_crc {
             let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
             self.region().store_summed(at, data, first as usize, checksums)
         } else {
@@ -174,7 +174,7 @@ impl<E: Environment> Cache<E> {
 
     /// The numbers in their lane of the blocks that `range`, which lies in one chunk, touches.
     pub(crate) const fn keys(&self, range: ByteRange) -> RangeInclusive<u32> {
-        self.identity.lanes.key(range.start)..=self.identity.lanes.key(range.end - 1)
+        self.identity().lanes.key(range.start)..=self.identity().lanes.key(range.end - 1)
     }
 
     /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `checksums` are
@@ -198,12 +198,12 @@ impl<E: Environment> Cache<E> {
                 let offset = data_offset + (before + number * CHECKSUM_BLOCK) as u32;
                 checksums.get(number as usize).map(|sum| BlockData { offset, sum: *sum })
             });
-            lane.index.set_whole(self.identity.lanes.key(whole.start), location, blocks);
+            lane.index.set_whole(self.identity().lanes.key(whole.start), location, blocks);
         }
         let head = ByteRange { start: range.start, end: whole.start.min(range.end) };
         let tail = ByteRange { start: whole.end.max(head.end), end: range.end };
         for (block, first, end) in blocks(head).chain(blocks(tail)) {
-            let key = self.identity.lanes.key(block * CHECKSUM_BLOCK);
+            let key = self.identity().lanes.key(block * CHECKSUM_BLOCK);
             lane.index.set_parts(key, first, end, location);
         }
     }

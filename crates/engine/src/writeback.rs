@@ -13,14 +13,8 @@
 //! It reads the logs, not the index, and holds no lane's lock while it writes.
 
 use crate::{
-    Cache, Consistency, Environment,
-    drained::{reach, store_drained},
-    failing::Failing,
-    index::Location,
-    logscan::Cursor,
-    parking::Refused,
-    rangemap::RangeMap,
-    status::BackingTrouble,
+    Cache, Consistency, Environment, failing::Failing, index::Location, logscan::Cursor, parking::Refused,
+    rangemap::RangeMap, status::BackingTrouble,
 };
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
@@ -277,7 +271,7 @@ impl Writeback {
     fn begin<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> Progress {
         // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
         // record of an epoch that is still open may appear behind the scan's back.
-        let mut closed = cache.covered() - 1;
+        let mut closed = cache.epochs().covered() - 1;
         if self.has_lost {
             self.has_lost = !cache.note_lost();
         }
@@ -295,7 +289,7 @@ impl Writeback {
         }
         let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
         if !MutationPoint::WritebackClosedFirst.is_active() {
-            closed = cache.covered() - 1;
+            closed = cache.epochs().covered() - 1;
         }
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
@@ -315,7 +309,7 @@ impl Writeback {
         if (target > oldest || consistency == Consistency::None) && MutationPoint::WritebackVoid.is_active() {
             // 1. Before anything of a batch of several epochs is written, it is durable that the backing device alone is
             //    no crash state until the batch is through.
-            store_drained(cache, |drained| drained.void_until = drained.void_until.get().max(target).into());
+            cache.epochs().void_until_epoch(cache.context(), target);
         }
         self.look(cache, target, now);
         self.batch = Some(Batch::new(Some(target), cache.lanes.len()));
@@ -326,7 +320,7 @@ impl Writeback {
     /// Nothing is dirty. What made the backing device void is over then, unless something is damaged that nobody has
     /// overwritten: all that is closed is on it.
     fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
-        let void_until = cache.drained.lock().content().map_or(0, |drained| drained.void_until.get());
+        let void_until = cache.epochs().void_until();
         if cache.has_parked() {
             return Progress::Nothing(Some(self.parked.due_ms));
         }
@@ -340,7 +334,7 @@ impl Writeback {
             return Progress::Busy;
         }
         self.lacked_something = false;
-        reach(cache, closed, 0);
+        cache.epochs().reach(cache.context(), closed, 0);
         Progress::Nothing(None)
     }
 
@@ -357,7 +351,7 @@ impl Writeback {
     fn is_urgent<E: Environment>(&self, cache: &Cache<E>, epoch: u64) -> bool {
         let (dirty, total) = (cache.unwritten_bytes(), cache.segments.len() as u64 * cache.shape().size);
         cache.pool.has_waiters()
-            || cache.requested.load(Ordering::SeqCst) >= epoch
+            || cache.epochs().requested() >= epoch
             || cache.is_above_gc()
             || dirty * 100 > u64::from(cache.settings().dirty_target_percent) * total
     }
@@ -435,12 +429,12 @@ impl Writeback {
         let lacks_something = cache.has_damage() || cache.has_parked();
         let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
         let void_until = if lacked_something && MutationPoint::WritebackDamageStays.is_active() {
-            cache.epoch.load(Ordering::SeqCst)
+            cache.epochs().present()
         } else {
             0
         };
         self.lacked_something = lacks_something;
-        reach(cache, target, void_until);
+        cache.epochs().reach(cache.context(), target, void_until);
         self.by_segment = None;
         self.safe.clone_from(&self.cursors);
         for (lane, (bytes, records)) in cache.lanes.iter().zip(batch.cleaned) {

@@ -29,7 +29,7 @@ impl<E: Environment> Cache<E> {
         let kind = if discard { RecordKind::Discard } else { RecordKind::WriteZeroes };
         let mut durable =
             self.region().fence(MutationPoint::ZeroNothingFence, self.region().nothing_in_flight());
-        for lane_id in self.identity.lanes.touched_by(range, progress.next_lane) {
+        for lane_id in self.identity().lanes.touched_by(range, progress.next_lane) {
             let lane = &self.lanes[lane_id.index()];
             let mut state = lane.state.lock();
             self.region().check_stores(MutationPoint::RecordAfterFailure)?;

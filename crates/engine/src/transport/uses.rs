@@ -22,7 +22,7 @@
 //! Left to others: what is on the disk when (`cbd-pmem`), telling the user (`cbd-runtime`).
 
 use super::{SEGMENTS_PER_LANE, Tables, Transport, User, backends::ROW, rows::no_such};
-use crate::{Cache, Environment, cache::Identity, lane::LaneMap, recovery::Opening};
+use crate::{Cache, Environment, context::Identity, lane::LaneMap, recovery::Opening};
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, StateShape,

@@ -10,7 +10,6 @@
 use super::{Content, Writeback, newest::Found};
 use crate::{
     Cache, Environment,
-    drained::void_until_now,
     index::Location,
     logscan::{Cursor, Met},
     overlay::Place,
@@ -161,7 +160,7 @@ impl Part {
             self.records += 1;
             self.found.add(range, content);
         } else {
-            for part in cache.identity.lanes.of_lane(lane, range) {
+            for part in cache.identity().lanes.of_lane(lane, range) {
                 self.records += 1;
                 self.found.add(part, content);
             }
@@ -183,7 +182,7 @@ fn content_of(record: &Record, location: Location, lane: LaneId) -> Option<Conte
 
 /// Quarantines the gaps of a lane, durably. `false` when one of them found no room.
 fn note_gaps<E: Environment>(cache: &Cache<E>, lane: LaneId, lost: Vec<(u64, Place)>, asker: Asker) -> bool {
-    let whole = ByteRange { start: 0, end: cache.identity.size };
+    let whole = ByteRange { start: 0, end: cache.identity().size };
     let mut noted = true;
     // The last one first: it marks bad all that those before it do, and is the only one that takes room.
     for (sequence, place) in lost.into_iter().rev() {
@@ -191,7 +190,7 @@ fn note_gaps<E: Environment>(cache: &Cache<E>, lane: LaneId, lost: Vec<(u64, Pla
             noted &= cache.quarantine(lane, whole, sequence, place, asker);
         }
         if MutationPoint::WritebackDamageVoid.is_active() {
-            void_until_now(cache);
+            cache.epochs().void_until_now(cache.context());
         }
     }
     noted

@@ -51,7 +51,7 @@ impl Attempts {
 impl Writeback {
     /// Begins a batch of what is parked, if it is time for that.
     pub(super) fn begin_parked<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
-        let requested = cache.requested.load(Ordering::SeqCst);
+        let requested = cache.epochs().requested();
         if requested > self.parked.requested {
             self.parked.requested = requested;
             self.parked.is_asked = true;
@@ -66,7 +66,7 @@ impl Writeback {
             .map(|(range, parked)| match parked.zeroes {
                 true => (range, Content::Zeroes),
                 false => {
-                    let lane = cache.identity.lanes.lane_of(range.start);
+                    let lane = cache.identity().lanes.lane_of(range.start);
                     (range, Content::Data { location: parked.location, lane, sequence: parked.sequence })
                 }
             })

@@ -8,10 +8,7 @@
 //! Left to others: trying again what was refused (`failing`).
 
 use super::{Content, REQUEST_MAX, Writeback};
-use crate::{
-    Cache, Environment, drained::void_until_now, failing::Flight, index::Location, overlay::Place,
-    pool::Asker,
-};
+use crate::{Cache, Environment, failing::Flight, index::Location, overlay::Place, pool::Asker};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, MutationPoint, OpToken, backing::BackingDone};
 use core::sync::atomic::Ordering;
 
@@ -118,7 +115,7 @@ impl Writeback {
                 }
             };
             if MutationPoint::WritebackDamageVoid.is_active() {
-                void_until_now(cache);
+                cache.epochs().void_until_now(cache.context());
             }
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
             let batch = self.batch.as_mut()?;

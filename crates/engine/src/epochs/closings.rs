@@ -13,18 +13,18 @@ use cbd_types::MutationPoint;
 const KNOWN_MAX: usize = 256;
 
 /// Entries in ascending order of their epochs, and of their times.
-pub(crate) struct Closings {
+pub(super) struct Closings {
     known: Vec<(u64, u64)>,
 }
 
 impl Closings {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         // All that there will ever be: flushes allocate nothing.
         Self { known: Vec::with_capacity(KNOWN_MAX + 1) }
     }
 
     /// Nothing that completed before `wall_ms` is of a later epoch than `epoch`.
-    pub(crate) fn note(&mut self, epoch: u64, wall_ms: u64) {
+    pub(super) fn note(&mut self, epoch: u64, wall_ms: u64) {
         match self.known.last().copied() {
             // A flush that closed a later epoch was faster.
             Some((last, _)) if epoch <= last => return,
@@ -69,7 +69,7 @@ impl Closings {
     }
 
     /// The latest time that is known for `epoch`. Nobody asks for earlier epochs any more.
-    pub(crate) fn take(&mut self, epoch: u64) -> Option<u64> {
+    pub(super) fn take(&mut self, epoch: u64) -> Option<u64> {
         let behind = self.known.partition_point(|(known, _)| *known <= epoch);
         let (_, wall_ms) = self.known[..behind].last().copied()?;
         self.known.drain(..behind - 1);
