@@ -8,7 +8,7 @@ use crate::{
     reclaim::Reclaim,
     writeback::{Progress, Writeback},
 };
-use alloc::{sync::Arc, vec::Vec};
+use alloc::sync::Arc;
 use cbd_types::{BackingGeometry, BackingQueue, MutationPoint};
 use core::sync::atomic::Ordering;
 
@@ -48,8 +48,8 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
     /// The background worker of `cache`; `queue` is its own. One for each cache: it takes the place where recovery says that
     /// writeback begins.
     pub fn new(cache: Arc<Cache<E>>, queue: Q, geometry: BackingGeometry) -> Self {
-        let cursors: Vec<_> = cache.cursors.lock().clone();
-        let was_void = cache.epochs().is_void();
+        let cursors = cache.writeback_start();
+        let was_void = !cache.epochs().is_crash_consistent();
         let now = cache.environment().monotonic_ms();
         let has_lost = cache.lanes.iter().any(|lane| !lane.state.lock().lost.is_empty());
         Self {

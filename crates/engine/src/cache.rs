@@ -7,20 +7,21 @@ use crate::{
     lane::Lane,
     log,
     logscan::Cursor,
+    parking::ParkedCounters,
     pool::Pool,
     quarantine::DamageLog,
     rare::RareCounters,
     slots::TwoSlots,
-    status::BackingTrouble,
     sync::{SharedBool, SharedU32, SharedU64},
+    writeback::BackingHealth,
 };
-use alloc::{boxed::Box, format, string::String, sync::Arc, vec::Vec};
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use cbd_format::{LaneTail, RecordPlace, SegmentShape};
 use cbd_types::{
-    BackendId, ByteRange, CHECKSUM_BLOCK, CHUNK, Epoch, Error, ErrorKind, MutationPoint, Region, Result,
-    SegmentId,
+    BackendId, ByteRange, CHECKSUM_BLOCK, CHUNK, Epoch, Error, ErrorKind, LaneId, MutationPoint, Region,
+    Result, SegmentId,
 };
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use core::task::Waker;
 
 /// Bit of [`Segment::pins`]: reclaim is done with the segment; the last reader gives it back.
@@ -92,8 +93,6 @@ pub struct Cache<E: Environment> {
     /// What keeps requests out, as bits: [`STOPPED`], [`UNNOTED`]. Every request reads it, and hardly anything writes it.
     gate: SharedU32<E>,
     abandoned: SharedBool<E>,
-    /// The backing device refuses for long what must go there before anything else can: who finds no space is told so.
-    pub(crate) stalled: SharedBool<E>,
     /// The background worker sleeps until somebody writes.
     pub(crate) worker_sleeps: SharedBool<E>,
     pub(crate) pool: Pool<E>,
@@ -103,23 +102,12 @@ pub struct Cache<E: Environment> {
     /// What has to be noted outside before the first write; see [`UNNOTED`].
     first_write: Mutex<E, Option<FirstWrite>>,
     pub(crate) damage: Mutex<E, DamageLog>,
-    pub(crate) trouble: Mutex<E, Option<BackingTrouble>>,
-    /// Attempts of writeback that failed, and what the last of them ended with; both stay when later ones go well. Nothing depends on
-    /// them.
-    pub(crate) failures: AtomicU64,
-    pub(crate) last_failure: Mutex<E, Option<String>>,
+    backing: BackingHealth<E>,
     pub(crate) rare: RareCounters,
-    pub(crate) parked_total: SharedU64<E>,
-    pub(crate) unparked_total: SharedU64<E>,
-    /// How often what is parked was tried again.
-    pub(crate) parked_attempts: SharedU64<E>,
-    /// What the backing device said when a parked range was tried last.
-    pub(crate) parked_error: Mutex<E, Option<String>>,
-    pub(crate) written_back: SharedU64<E>,
-    pub(crate) backing_flushes: SharedU64<E>,
+    parked: ParkedCounters<E>,
     maintenance: Mutex<E, Option<Waker>>,
     /// Where writeback begins in each lane; recovery knows, the background worker takes it.
-    pub(crate) cursors: Mutex<E, Vec<Cursor>>,
+    cursors: Mutex<E, Vec<Cursor>>,
 }
 
 /// What recovery hands to [`Cache::assemble`].
@@ -148,17 +136,9 @@ impl<E: Environment> Cache<E> {
             first_write: Mutex::<E, _>::new(None),
             abandoned: SharedBool::new(false),
             damage: Mutex::<E, _>::new(DamageLog::default()),
-            trouble: Mutex::<E, _>::new(None),
-            failures: AtomicU64::new(0),
-            last_failure: Mutex::<E, _>::new(None),
+            backing: BackingHealth::new(),
             rare: RareCounters::default(),
-            stalled: SharedBool::new(false),
-            parked_total: SharedU64::new(0),
-            unparked_total: SharedU64::new(0),
-            parked_attempts: SharedU64::new(0),
-            parked_error: Mutex::<E, _>::new(None),
-            written_back: SharedU64::new(0),
-            backing_flushes: SharedU64::new(0),
+            parked: ParkedCounters::new(),
             maintenance: Mutex::<E, _>::new(None),
             worker_sleeps: SharedBool::new(false),
             cursors: Mutex::<E, _>::new(cursors),
@@ -400,31 +380,31 @@ impl<E: Environment> Cache<E> {
             && status.backing_is_consistent
     }
 
-    /// # Errors
-    /// [`ErrorKind::Backing`] while the backing device has refused writes for longer than the settings allow. For who was just
-    /// put on the wait list: whoever is there when that begins is woken.
-    pub(crate) fn check_not_stalled(&self) -> Result<()> {
-        if self.stalled.load(Ordering::SeqCst) {
-            let cause = self.trouble.lock().as_ref().map(|trouble| trouble.error.clone()).unwrap_or_default();
-            return Err(Error::new(
-                ErrorKind::Backing,
-                format!(
-                    "the cache is full, and the backing device has refused writes for long ({cause}): put it right, or set on_write_error to park"
-                ),
-            ));
-        }
-        Ok(())
-    }
-
-    /// From now on who finds no space is told that the backing device refuses writes, or not any more.
+    /// From now on requests without space fail, or wait again.
     pub(crate) fn set_stalled(&self, stalled: bool) {
-        // Only the background worker changes it, and all requests read what stands beside it.
-        if self.stalled.load(Ordering::SeqCst) == stalled {
-            return;
-        }
-        if self.stalled.swap(stalled, Ordering::SeqCst) != stalled && stalled {
+        if self.backing.set_stalled(stalled) {
             self.pool.wake_all();
         }
+    }
+
+    /// How writeback goes.
+    pub(crate) const fn backing(&self) -> &BackingHealth<E> {
+        &self.backing
+    }
+
+    /// What is counted of parking.
+    pub(crate) const fn parked_counters(&self) -> &ParkedCounters<E> {
+        &self.parked
+    }
+
+    /// Where writeback begins in each lane.
+    pub(crate) fn writeback_start(&self) -> Vec<Cursor> {
+        self.cursors.lock().clone()
+    }
+
+    /// Recovery says where writeback begins in a lane.
+    pub(crate) fn start_writeback_at(&self, lane: LaneId, cursor: Cursor) {
+        self.cursors.lock()[lane.index()] = cursor;
     }
 
     /// A reader is done with a segment.

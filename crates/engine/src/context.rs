@@ -7,19 +7,19 @@ use alloc::sync::Arc;
 use cbd_format::SegmentShape;
 use cbd_types::{BackendId, Region};
 
-/// What a cache is.
+/// What a cache is: a value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
-    pub(crate) backend: BackendId,
-    pub(crate) cache_id: u64,
-    pub(crate) ownership: u64,
-    pub(crate) lanes: LaneMap,
+    pub backend: BackendId,
+    pub cache_id: u64,
+    pub ownership: u64,
+    pub lanes: LaneMap,
     /// Size of the device in bytes, and its sector.
-    pub(crate) size: u64,
-    pub(crate) sector: u32,
-    pub(crate) data_crc: bool,
+    pub size: u64,
+    pub sector: u32,
+    pub data_crc: bool,
     /// First byte of the state segment.
-    pub(crate) state_base: u64,
+    pub state_base: u64,
 }
 
 /// The surroundings of a cache, its identity, and the shape of its segments. Every request reads it; nothing writes it.

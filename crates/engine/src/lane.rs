@@ -14,6 +14,7 @@ use crate::{
     parking::Parking,
     replay::Lost,
     sync::{SharedBool, SharedU64},
+    write::MANY_BLOCKS,
 };
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, LaneId};
@@ -86,10 +87,43 @@ pub(crate) struct LaneState {
     pub(crate) settled: Cursor,
     pub(crate) counters: Counters,
     /// Scratch for the checksums of a long write.
-    pub(crate) checksums: Vec<u32>,
+    checksums: Vec<u32>,
 }
 
 impl LaneState {
+    /// A lane that holds nothing.
+    pub(crate) fn new(id: LaneId, index: Index, admission: Admission) -> Self {
+        Self {
+            id,
+            index,
+            admission,
+            overlay: Overlay::default(),
+            parked: Parking::default(),
+            fills: Vec::new(),
+            next_fill: 0,
+            next_sequence: 1,
+            next_ordinal: 1,
+            run: 1,
+            cut: 0,
+            open: None,
+            sealed: VecDeque::new(),
+            lost: Vec::new(),
+            settled: Cursor::default(),
+            counters: Counters::default(),
+            checksums: alloc::vec![0; MANY_BLOCKS],
+        }
+    }
+
+    /// The scratch for the checksums of a long write, until [`return_checksums`](Self::return_checksums).
+    pub(crate) fn take_checksums(&mut self) -> Vec<u32> {
+        core::mem::take(&mut self.checksums)
+    }
+
+    /// Returns the scratch for the next write.
+    pub(crate) fn return_checksums(&mut self, checksums: Vec<u32>) {
+        self.checksums = checksums;
+    }
+
     /// Segments of the log from tail to head, the open one last.
     pub(crate) fn segments(&self) -> impl Iterator<Item = &LogSegment> {
         self.sealed.iter().chain(&self.open)

@@ -13,6 +13,8 @@
 //!
 //! Left to others: what is to be parked, and trying it again (`writeback`, `failing`).
 
+mod counters;
+
 use crate::{
     Cache, Environment,
     index::Location,
@@ -27,7 +29,8 @@ use crate::{
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind, SegmentShape};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint, heap_sort_by_key};
-use core::sync::atomic::Ordering;
+
+pub(crate) use counters::ParkedCounters;
 
 /// Bytes that a record takes with its mirror.
 const RECORD_BYTES: u64 = 128;
@@ -161,7 +164,7 @@ impl<E: Environment> Cache<E> {
             if outcome != Outcome::Done {
                 return outcome;
             }
-            self.parked_total.fetch_add(1, Ordering::Relaxed);
+            self.parked_counters().count_parked();
         }
         Outcome::Done
     }
@@ -238,7 +241,7 @@ impl<E: Environment> Cache<E> {
     /// still the newest then, which changes nothing.
     pub(crate) fn unpark(&self, range: ByteRange, taken: Refused) {
         self.lane(range.start).state.lock().parked.forget_where(range, |now| now.is(taken));
-        self.unparked_total.fetch_add(1, Ordering::Relaxed);
+        self.parked_counters().count_unparked();
     }
 
     /// Whether just this is still parked.

@@ -20,7 +20,6 @@ use crate::{
 use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint};
-use core::sync::atomic::Ordering;
 
 /// Records that leave the index in one hold of the lane's lock: so few that a writer who meets it waits about as long as for
 /// another writer, and does not go to sleep. Between two holds the next records are read, so that the writer comes in.
@@ -48,7 +47,7 @@ pub(crate) struct Reclaim {
     /// Lanes whose victim holds what found no space at the head, damage or parked data; left alone until a segment came back
     /// or something is parked no longer.
     stuck: BTreeSet<LaneId>,
-    /// What [`Cache::unparked_total`] was then.
+    /// What [`ParkedCounters::unparked`](crate::parking::ParkedCounters::unparked) was then.
     unparked: u64,
     scratch: AlignedBuffer,
 }
@@ -56,7 +55,7 @@ pub(crate) struct Reclaim {
 impl Reclaim {
     /// One bounded step. `false` when there is nothing to reclaim.
     pub(crate) fn step<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
-        let unparked = cache.unparked_total.load(Ordering::Relaxed);
+        let unparked = cache.parked_counters().unparked();
         if self.unparked != unparked {
             self.unparked = unparked;
             self.stuck.clear();

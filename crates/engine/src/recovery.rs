@@ -8,18 +8,17 @@
 
 use crate::{
     Cache, Environment, Mutex, Settings,
+    admission::Admission,
     cache::{Parts, Segment},
     context::{Context, Identity},
     epochs::Epochs,
     index::{Index, Location},
-    lane::{Counters, Lane, LaneState, LogSegment},
+    lane::{Lane, LaneState, LogSegment},
     log::SLOTS_MAX_OF_RECORD,
-    logscan::Cursor,
     replay::{CaughtUp, ChainSegment, Marked, Outcome, Tail},
     slots::TwoSlots,
-    write::MANY_BLOCKS,
 };
-use alloc::{collections::VecDeque, format, sync::Arc, vec, vec::Vec};
+use alloc::{format, sync::Arc, vec, vec::Vec};
 use cbd_format::{
     COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
@@ -93,25 +92,8 @@ impl<E: Environment> Cache<E> {
             / u64::from(identity.lanes.lanes);
         let seed = environment.random() as u32;
         let empty = |lane: LaneId| {
-            Lane::new(LaneState {
-                id: lane,
-                index: Index::new(blocks_per_lane as usize, seed),
-                admission: crate::admission::Admission::new(blocks_per_lane as usize),
-                overlay: crate::overlay::Overlay::default(),
-                parked: crate::parking::Parking::default(),
-                fills: Vec::new(),
-                next_fill: 0,
-                next_sequence: 1,
-                next_ordinal: 1,
-                run: 1,
-                cut: 0,
-                open: None,
-                sealed: VecDeque::new(),
-                lost: Vec::new(),
-                settled: Cursor::default(),
-                counters: Counters::default(),
-                checksums: vec![0; MANY_BLOCKS],
-            })
+            let index = Index::new(blocks_per_lane as usize, seed);
+            Lane::new(LaneState::new(lane, index, Admission::new(blocks_per_lane as usize)))
         };
         let now = environment.monotonic_ms();
         Self::assemble(Parts {
@@ -144,7 +126,7 @@ impl<E: Environment> Cache<E> {
         for (lane, outcome) in lanes(self.identity()).zip(outcomes) {
             let Some(outcome) = outcome.into_inner() else { continue };
             epoch = epoch.max(outcome.epoch);
-            self.cursors.lock()[lane.index()] = outcome.cursor;
+            self.start_writeback_at(lane, outcome.cursor);
         }
         for (lane, marked) in self.lanes.iter().zip(&proved.marked) {
             let state = lane.state.lock();

@@ -196,6 +196,7 @@ impl<E: Environment> Cache<E> {
             self.epochs().caught_up();
         let is_behind = void_until > drained_epoch.0;
         let void_reason = void_reason(&damaged, &parked, is_behind.then_some(void_until));
+        let (backing, counted) = (self.backing().report(), self.parked_counters().report());
         CacheStatus {
             segments: self.segments.len() as u32,
             free_segments: self.pool.free(),
@@ -209,8 +210,8 @@ impl<E: Environment> Cache<E> {
             read_missed_bytes: counters.read_missed,
             filled_bytes: counters.filled,
             stored_bytes: counters.stored,
-            written_back_bytes: self.written_back.load(Ordering::Relaxed),
-            backing_flushes: self.backing_flushes.load(Ordering::Relaxed),
+            written_back_bytes: backing.written_back_bytes,
+            backing_flushes: backing.flushes,
             epoch: Epoch(self.epochs().present()),
             drained_epoch,
             drained_wall_ms,
@@ -223,16 +224,16 @@ impl<E: Environment> Cache<E> {
             quarantined_bytes: self.quarantined_bytes(),
             damage_found,
             damage_healed,
-            backing_trouble: self.trouble.lock().clone(),
-            backing_failures: self.failures.load(Ordering::Relaxed),
-            last_backing_failure: self.last_failure.lock().clone(),
+            backing_trouble: backing.trouble,
+            backing_failures: backing.failures,
+            last_backing_failure: backing.last_failure,
             parked,
             parked_bytes,
-            parked_total: self.parked_total.load(Ordering::Relaxed),
-            unparked_total: self.unparked_total.load(Ordering::Relaxed),
-            parked_attempts: self.parked_attempts.load(Ordering::Relaxed),
-            parked_error: self.parked_error.lock().clone(),
-            is_stalled: self.stalled.load(Ordering::Relaxed),
+            parked_total: counted.parked,
+            unparked_total: counted.unparked,
+            parked_attempts: counted.attempts,
+            parked_error: counted.error,
+            is_stalled: backing.is_stalled,
             writers_waiting: self.pool.has_waiters(),
             rare: self.rare.read(),
             region_failed: self.region().store_failure().map(|error| error.line()),

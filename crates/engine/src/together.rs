@@ -142,7 +142,7 @@ impl<E: Environment> Cache<E> {
                 Ok(Admission::Done(durable.share()))
             }
             Held::Full => {
-                self.check_not_stalled()?;
+                self.backing().check_not_stalled()?;
                 Ok(Admission::Full)
             }
             // Neither ends, so the error is still there.

@@ -67,7 +67,7 @@ impl<E: Environment> Cache<E> {
                 Admission::Done(durable)
             }
             None => {
-                self.check_not_stalled()?;
+                self.backing().check_not_stalled()?;
                 Admission::Full
             }
         })
@@ -126,7 +126,7 @@ impl<E: Environment> Cache<E> {
         let checksums = if BLOCKS <= FEW_BLOCKS {
             &mut few[..blocks]
         } else {
-            many = core::mem::take(&mut lane.checksums);
+            many = lane.take_checksums();
             &mut many[..blocks]
         };
         let copied = if self.identity().data_crc {
@@ -149,7 +149,7 @@ impl<E: Environment> Cache<E> {
         let (location, stored) = self.append(lane, record, checksums);
         self.index_range(lane, range, location, data_offset as u32, checksums);
         if BLOCKS > FEW_BLOCKS {
-            lane.checksums = many;
+            lane.return_checksums(many);
         }
         if !lane.overlay.is_empty() && MutationPoint::WriteHeals.is_active() {
             lane.overlay.heal(range);

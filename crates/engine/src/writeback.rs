@@ -14,7 +14,7 @@
 
 use crate::{
     Cache, Consistency, Environment, failing::Failing, index::Location, logscan::Cursor, parking::Refused,
-    rangemap::RangeMap, status::BackingTrouble,
+    rangemap::RangeMap,
 };
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
@@ -27,9 +27,12 @@ use core::sync::atomic::Ordering;
 mod allowance;
 mod collect;
 mod dirty;
+mod health;
 mod newest;
 mod parked;
 mod requests;
+
+pub(crate) use health::BackingHealth;
 
 /// Adjacent blocks go to the backing device in requests of at most this many bytes.
 const REQUEST_MAX: u64 = 1 << 20;
@@ -418,7 +421,7 @@ impl Writeback {
         batch.settled = true;
         batch.phase = Phase::Writing;
         self.failing.recovered();
-        *cache.trouble.lock() = None;
+        cache.backing().end_trouble();
     }
 
     /// 3. All that the batch holds is durable on the backing device: say so, durably, before anything later is submitted.
@@ -443,7 +446,7 @@ impl Writeback {
         }
         self.last_end_ms = now;
         self.failing.recovered();
-        *cache.trouble.lock() = None;
+        cache.backing().end_trouble();
     }
 
     /// Damage could not be noted durably: nothing may be declared clean past it. The batch is begun again and goes segment by
@@ -464,21 +467,11 @@ impl Writeback {
     }
 
     fn begin_again<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
-        self.note_trouble(cache, error);
+        cache.backing().note_failure(cache.environment(), error);
         self.failing.forget_batch();
         if self.batch.take().is_some_and(|batch| batch.target.is_none()) {
             self.parked.due_ms = cache.environment().monotonic_ms() + self.parked.delay_ms;
         }
         self.cursors.clone_from(&self.safe);
-    }
-
-    fn note_trouble<E: Environment>(&self, cache: &Cache<E>, error: &Error) {
-        crate::rare::count(&cache.failures);
-        *cache.last_failure.lock() = Some(error.line());
-        let mut trouble = cache.trouble.lock();
-        let since_wall_ms =
-            trouble.as_ref().map_or_else(|| cache.environment().wall_ms(), |trouble| trouble.since_wall_ms);
-        let attempts = trouble.as_ref().map_or(0, |trouble| trouble.attempts) + 1;
-        *trouble = Some(BackingTrouble { error: error.line(), since_wall_ms, attempts });
     }
 }

@@ -38,7 +38,7 @@ impl<E: Environment> Cache<E> {
             }
             // 1. Reserve.
             if !self.make_room(&mut state, 1, 0, Asker::Client, Some(waker)) {
-                self.check_not_stalled()?;
+                self.backing().check_not_stalled()?;
                 return Ok(Admission::Full);
             }
             // 4. The record names the whole range; what of it belongs to the lane follows from the lane.

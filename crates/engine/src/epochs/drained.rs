@@ -36,10 +36,10 @@ impl<E: Environment> Epochs<E> {
         self.drained.lock().content().map_or(0, |drained| drained.void_until.get())
     }
 
-    /// Whether the stored content says that the backing device alone is not crash-consistent.
-    pub(crate) fn is_void(&self) -> bool {
+    /// Whether the backing device alone is crash-consistent, as the stored content says.
+    pub(crate) fn is_crash_consistent(&self) -> bool {
         let slots = self.drained.lock();
-        slots.content().is_some_and(|drained| drained.void_until.get() > drained.epoch.get())
+        slots.content().is_none_or(|drained| drained.void_until.get() <= drained.epoch.get())
     }
 
     /// All figures of one moment.

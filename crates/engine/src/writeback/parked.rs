@@ -11,7 +11,6 @@ use super::{Batch, Content, Piece, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, parking::Outcome};
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, MutationPoint, heap_sort_by_key};
-use core::sync::atomic::Ordering;
 
 /// What is parked is tried again after this time, doubled each time that the device takes none of it, up to the limit.
 const RETRY_FIRST_MS: u64 = 30_000;
@@ -119,7 +118,7 @@ impl Writeback {
                         ErrorKind::NoSpace,
                         "no segment is free to park what the backing device refuses",
                     );
-                    self.note_trouble(cache, &error);
+                    cache.backing().note_failure(cache.environment(), &error);
                     refused.push_front((range, content));
                     self.failing.no_space(refused.into(), now, REQUEST_MAX);
                     break;
@@ -139,21 +138,21 @@ impl Writeback {
         };
         self.parked.due_ms = now + self.parked.delay_ms;
         self.parked.is_asked = false;
-        cache.parked_attempts.fetch_add(1, Ordering::Relaxed);
+        cache.parked_counters().count_attempt();
         if !batch.taken.is_empty() && self.failing.flush_worked() {
-            *cache.trouble.lock() = None;
+            cache.backing().end_trouble();
         }
         for (range, content) in batch.taken {
             cache.unpark(range, content.refused());
         }
         if !cache.has_parked() {
-            *cache.parked_error.lock() = None;
+            cache.parked_counters().forget_refusal();
         }
     }
 
     /// What is parked was refused once more.
     pub(super) fn stays_parked<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
-        *cache.parked_error.lock() = Some(error.line());
+        cache.parked_counters().note_refusal(error);
         self.parked.turn = self.parked.turn.wrapping_add(1);
         self.parked.refusals += 1;
         if let Some(batch) = &mut self.batch

@@ -10,7 +10,6 @@
 use super::{Content, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, failing::Flight, index::Location, overlay::Place, pool::Asker};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, MutationPoint, OpToken, backing::BackingDone};
-use core::sync::atomic::Ordering;
 
 /// Zeroes are written, and space is given back, in pieces of at most this many bytes.
 const ZERO_MAX: u64 = 64 << 20;
@@ -144,12 +143,12 @@ impl Writeback {
         let flight = self.failing.returned(done.token);
         match (done.result, done.op) {
             (Ok(()), BackingOp::Flush) => {
-                cache.backing_flushes.fetch_add(1, Ordering::Relaxed);
+                cache.backing().count_flush();
                 self.flushed(cache, now);
             }
             (Ok(()), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
-                    cache.written_back.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+                    cache.backing().count_written(buffer.len() as u64);
                     self.buffers.give(buffer);
                 }
                 let Some(flight) = flight else { return };
@@ -173,7 +172,7 @@ impl Writeback {
                     self.stays_parked(cache, &error);
                     return;
                 }
-                self.note_trouble(cache, &error);
+                cache.backing().note_failure(cache.environment(), &error);
                 if let Some(flight) = flight
                     && MutationPoint::WritebackRetry.is_active()
                 {
