@@ -1,25 +1,25 @@
-//! What a block device stands on, claimed together with it: the same bytes are not to be had by another way.
+//! Claims on the devices and files beneath a block device, so that the same bytes cannot be used through another path.
 //!
-//! A loop device stands on a part of a file or of another block device; a partition on a part of its disk; device mapper and md on
-//! their members. The kernel's exclusive open covers partitions and members. It does not cover what a loop device stands on: so a
-//! file there gets the lock that a file gets that is opened directly, over the bytes that the loop device shows, and a block device
-//! is opened exclusively.
+//! A loop device maps a part of a file or of another block device; a partition maps a part of its disk; device mapper
+//! and md map their members. The kernel's exclusive open covers partitions and members. It does not cover the backing
+//! file of a loop device: so the file gets the same lock as a file that is opened directly, over the bytes that the
+//! loop device maps, and a block device is opened exclusively.
 //!
-//! Always true here: bytes of a file or disk are claimed by one backing device, whichever devices lead to it. Two loop devices,
-//! partitions or mapped devices over parts that have no byte in common do not exclude each other: within this process whatever they
-//! stand on, with other processes where it is a file in the end. Where it is not known which bytes a device uses, it uses all. Nothing
-//! waits longer than [`ANSWER`] for a file system.
+//! Always true here: bytes of a file or disk are claimed by one backing device, whichever devices map them. Two loop
+//! devices, partitions or mapped devices over disjoint parts do not exclude each other: within this process in all
+//! cases, between processes if a file is beneath them. A device whose used bytes are not known counts as using all. No
+//! call waits longer than [`ANSWER`] for a file system.
 //!
-//! A file that cannot be opened or locked here is kept from the other users of this process, and a warning says that another process is
-//! not kept out.
+//! A file that cannot be opened or locked is claimed within this process only, and a warning says that other processes
+//! are not excluded.
 //!
-//! Left to others: programs that take no lock.
+//! Left to others: programs that do not lock.
 
 use crate::claims::{Chain, Claim, Ground, Object, Shown, Step, Wanted, registry};
 use crate::hold::{self, Held};
 use crate::length::Length;
 use crate::mapper::{self, MadeOf};
-use crate::patient;
+use crate::query;
 use crate::sys::{self, LoopFile, Status};
 use crate::sysfs::{BlockDirectory, within};
 use cbd_sys::DeviceNumber;
@@ -32,31 +32,30 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a file that a loop device stands on may take to be opened.
+/// Timeout for opening the backing file of a loop device.
 pub(crate) const ANSWER: Duration = Duration::from_secs(1);
 
-/// More parts than any sane machine makes one device of.
+/// Most parts of one device; more than in practice.
 const PARTS_MAX: usize = 4096;
 
-/// More devices on top of each other than any sane machine has.
+/// Most layers of devices; more than in practice.
 const LAYERS_MAX: usize = 64;
 
 const WHOLE: ByteRange = ByteRange { start: 0, end: u64::MAX };
 
-/// What is claimed beneath a backing device, and what could not be.
+/// The claims beneath a backing device, and warnings.
 #[derive(Debug, Default)]
 pub(crate) struct Beneath {
     pub claims: Vec<Claim>,
     pub warnings: Vec<String>,
 }
 
-/// Claims all that the block device at `path` stands on.
+/// Claims all devices and files beneath the block device at `path`.
 ///
-/// # Errors
-/// [`ErrorKind::Busy`] with who has it; [`ErrorKind::TimedOut`] for what does not answer; [`ErrorKind::Unsupported`] for a device of more
-/// parts than are looked through.
+/// # Errors [`ErrorKind::Busy`] with the user; [`ErrorKind::TimedOut`] for a file system that hangs;
+/// [`ErrorKind::Unsupported`] for a device with too many parts.
 pub(crate) fn claim(path: &Path, device: DeviceNumber, read_only: bool) -> Result<Beneath> {
-    // One at a time, so that no thread finds a ground that is open here but not known yet.
+    // One thread at a time, so that no thread finds a file that another has opened but not registered yet.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let owner = registry().number();
@@ -65,7 +64,7 @@ pub(crate) fn claim(path: &Path, device: DeviceNumber, read_only: bool) -> Resul
     Ok(walk.found)
 }
 
-/// What the kernel tells of its devices.
+/// The sources of information about devices; replaced in tests.
 struct Machine {
     sys: PathBuf,
     table: fn(DeviceNumber) -> io::Result<Vec<mapper::Target>>,
@@ -77,17 +76,17 @@ impl Machine {
     }
 }
 
-/// A part of a block device that is to be looked through.
+/// A part of a block device that is to be visited.
 #[derive(Clone, Debug)]
 struct Part {
     device: DeviceNumber,
     bytes: ByteRange,
-    /// What leads here.
+    /// The chain from the backing device to this part.
     chain: Chain,
     shown: Option<Shown>,
-    /// The kernel only reads here, whatever is written to the backing device.
+    /// The kernel only reads this part, even for writes to the backing device.
     only_read: bool,
-    /// Why it is not known which bytes are used here.
+    /// The reason why the used bytes are not known.
     unsure: Option<String>,
 }
 
@@ -100,10 +99,10 @@ struct Walk<'a> {
     found: Beneath,
 }
 
-/// What a loop device stands on, which cannot be opened.
+/// The backing file of a loop device, which cannot be opened.
 struct Unopened {
     error: io::Error,
-    /// What its driver says that it is.
+    /// The object as the loop driver reports it.
     object: Option<Object>,
 }
 
@@ -111,7 +110,7 @@ struct Unopened {
 struct Opened {
     ground: Arc<Ground>,
     status: Status,
-    /// An exclusive lock takes the right to write.
+    /// Whether it is open for writing, which an exclusive lock requires.
     writable: bool,
 }
 
@@ -162,7 +161,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Goes on to what device mapper, md and the like made a device of.
+    /// Visits the members of a device of device mapper, md and the like.
     fn members(&mut self, directory: &BlockDirectory, slaves: &[DeviceNumber], part: &Part) {
         let name = directory.name().to_owned();
         let unknown = if directory.disk("dm/name").is_none() {
@@ -200,10 +199,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes on to what one line of a table names.
+    /// Visits the devices in one line of a table.
     fn target(&mut self, target: &mapper::Target, slaves: &[DeviceNumber], part: &Part) {
         let Some(bytes) = target.bytes.intersection(&part.bytes) else { return };
-        // Known to be of these bytes of the device alone.
+        // The chain narrows to the bytes of this line.
         let mut chain = part.chain.clone();
         chain.extend(chain.last().copied().map(|last| Step { bytes, ..last }));
         let mut go = |device, bytes, chain: &Chain, shown| {
@@ -236,12 +235,13 @@ impl<'a> Walk<'a> {
                 shared.push(Step { object: Object::Shared(*pool), bytes: own });
                 go(*pool, WHOLE, &shared, None);
                 if let Some(origin) = origin {
-                    // The kernel never writes to an external origin, and many thin devices have the same one: as two readers they do not
-                    // exclude each other. A writer of these bytes would change what the thin device shows, and is excluded.
+                    // The kernel never writes to an external origin, and many thin devices have the same one: as two
+                    // readers they do not exclude each other. A writer of these bytes would change the contents of the
+                    // thin device, and is excluded.
                     let from = bytes.start - target.bytes.start;
                     let bytes = ByteRange::at(from, bytes.len());
                     let (device, unsure) = (*origin, part.unsure.clone());
-                    // Visited last, when it is known what the backing device has for writing.
+                    // Visited last, when the bytes that the backing device writes are registered.
                     self.next.insert(0, Part { device, bytes, chain, shown: None, only_read: true, unsure });
                 }
             }
@@ -258,7 +258,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Nothing is known to be below: the bytes are this device's.
+    /// The lowest device: the bytes belong to it.
     fn bottom(&mut self, part: Part, path: PathBuf) -> Result<()> {
         self.note(part, None, path, None)
     }
@@ -267,10 +267,10 @@ impl<'a> Walk<'a> {
         part.lies_in(directory.loop_bytes());
         let (node, file) = (Path::new("/dev").join(directory.name()), path.to_owned());
         let read_only = self.only_reads(&part);
-        let asked = patient::ask(&format!("ground {}", node.display()), ANSWER, move || {
+        let answer = query::run(&format!("ground {}", node.display()), ANSWER, move || {
             ground(&node, &file, read_only)
         });
-        let opened = match asked {
+        let opened = match answer {
             Some(Ok(opened)) => opened,
             Some(Err(unopened)) if unopened.error.raw_os_error() == Some(libc::EBUSY) => {
                 return Err(self.busy_device(path));
@@ -278,7 +278,7 @@ impl<'a> Walk<'a> {
             Some(Err(unopened)) => return self.unopened(&unopened, path, part),
             None => {
                 let text = format!(
-                    "{} stands on {}, which does not answer; put its file system right and try again",
+                    "{} stands on {}, which does not answer; repair its file system and try again",
                     self.top.display(),
                     path.display()
                 );
@@ -304,7 +304,7 @@ impl<'a> Walk<'a> {
         self.file(opened, path, part)
     }
 
-    /// Claims what cannot be opened, by what the driver of the loop device says that it is.
+    /// Claims a file that cannot be opened, as the object that the loop driver reports.
     fn unopened(&mut self, unopened: &Unopened, path: &Path, mut part: Part) -> Result<()> {
         self.warn_of_other_processes(path, &format!("cannot be claimed ({})", unopened.error));
         match unopened.object {
@@ -328,12 +328,12 @@ impl<'a> Walk<'a> {
         }
         part.chain.push(Step { object: opened.ground.object, bytes: part.bytes });
         let end = part.bytes.end.min(opened.status.size);
-        // A file that has no name already cannot be deleted.
+        // A file without a name cannot be deleted.
         let length = (opened.status.links > 0).then(|| Length::new(end));
         self.note(part, Some(opened.ground), path.to_owned(), length)
     }
 
-    /// Claims what a part has led to, unless something else has bytes of it.
+    /// Claims the object that a part leads to, unless another user has bytes of it.
     fn note(
         &mut self,
         part: Part,
@@ -355,7 +355,7 @@ impl<'a> Walk<'a> {
         if let Some(other) = registry.other(self.owner, &part.chain, exclusive) {
             return Err(busy(hold::user_in_this_process(other)));
         }
-        // A shared lock would conflict with the exclusive lock of the same backing device.
+        // No shared lock: it would conflict with the exclusive lock of the same backing device.
         if part.only_read && part.chain.last().is_some_and(|step| registry.has(self.owner, step)) {
             return Ok(());
         }
@@ -409,14 +409,14 @@ impl<'a> Walk<'a> {
 }
 
 impl Part {
-    /// Its bytes are from here on those of something larger, where it is at `place`.
+    /// Translates its bytes to the larger object, in which it is at `place`.
     fn lies_in(&mut self, place: ByteRange) {
         self.bytes = within(self.bytes, place.start, place.len());
         self.shown = self.shown.map(|shown| Shown { at: shown.at.saturating_add(place.start), ..shown });
     }
 }
 
-/// Opens what the loop device `node` stands on, which the kernel says to be at `path`. May wait for its file system.
+/// Opens the backing file of the loop device `node`, which the kernel reports at `path`. May block on its file system.
 fn ground(node: &Path, path: &Path, read_only: bool) -> std::result::Result<Opened, Unopened> {
     let expected = File::open(node).and_then(|device| sys::loop_file(device.as_fd())).ok();
     let object = expected.map(|file| {
@@ -442,7 +442,7 @@ fn ground_at(path: &Path, expected: Option<LoopFile>, read_only: bool) -> io::Re
     if let Some(known) = known(!read_only) {
         return Ok(known);
     }
-    // A claim of a block device says nothing of writing it.
+    // A block device is opened read-only for the claim, so whether it is writable is not checked.
     let write = !read_only && !is_block;
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | if is_block { libc::O_EXCL } else { 0 };
     let open = |write: bool| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
@@ -467,7 +467,7 @@ fn ground_at(path: &Path, expected: Option<LoopFile>, read_only: bool) -> io::Re
 }
 
 impl LoopFile {
-    /// Whether a file or block device is what the loop device stands on.
+    /// Whether a file or block device is the backing file of the loop device.
     pub fn is(&self, status: &Status) -> bool {
         if status.is_block() {
             return self.special == status.special;

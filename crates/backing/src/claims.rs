@@ -1,14 +1,14 @@
-//! What the backing devices of this process stand on, as ranges of bytes.
+//! Registry of the byte ranges beneath the backing devices of this process.
 //!
-//! A backing device has a [`Chain`] for each run of bytes that it is made of: from the device itself down to a disk or a file, at each
-//! step the bytes of it. Two chains that meet in an object show the same bytes unless they are apart in one that both have: from there
-//! on down the same layer keeps them apart, however it does that.
+//! A backing device has a [`Chain`] for each contiguous range that it consists of: from the device itself down to a
+//! disk or a file, with the bytes at each step. Two chains with a common object overlap, unless their bytes in a common
+//! object are disjoint: from there on down the same layer keeps them apart.
 //!
-//! A file is locked, and a block device beneath a loop device is opened exclusively, once for the process: a [`Ground`]. Its users share
-//! it, each with its own bytes.
+//! A file is locked, and a block device beneath a loop device is opened exclusively, once in the process, as a
+//! [`Ground`]. Its users share it, each with its own bytes.
 //!
-//! Always true here: no byte has two users of which one writes; a lock covers what its users have, and nothing else. A file system that
-//! refuses a lock changes nothing of that within this process.
+//! Always true here: no byte has two users of which one writes; a lock covers exactly the bytes of its users. Within
+//! this process this holds even if a file system refuses the lock.
 //!
 //! Left to others: finding the chains (`beneath`); other processes (the locks).
 
@@ -23,25 +23,26 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What has bytes.
+/// An object that consists of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Object {
     /// A block device or partition.
     Device(DeviceNumber),
-    /// A file by its file system and number there.
+    /// A file by its file system and inode.
     File(DeviceNumber, u64),
-    /// A device that others share without a byte in common, as its driver sees to. Its "bytes" are the numbers of those others.
+    /// A device whose driver keeps its users apart (a thin pool, a snapshot). Its "bytes" are the numbers of those
+    /// users.
     Shared(DeviceNumber),
 }
 
-/// Bytes of an object that a backing device is made of.
+/// Bytes of an object beneath a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Step {
     pub object: Object,
     pub bytes: ByteRange,
 }
 
-/// From a backing device down to a disk or file.
+/// The steps from a backing device down to a disk or file.
 pub(crate) type Chain = Vec<Step>;
 
 /// A file that is locked, or a block device that is opened exclusively.
@@ -52,7 +53,7 @@ pub(crate) struct Ground {
     pub held: Held,
 }
 
-/// Where a run of bytes of a backing device begins in what it is made of.
+/// Maps a contiguous range of a backing device to the object beneath it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Shown {
     /// The bytes of the backing device.
@@ -61,13 +62,13 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// Where `range` of the backing device ends in what it is made of; 0 where no byte of it lies there.
+    /// The end of `range` of the backing device in the object beneath; 0 if no byte of it is there.
     pub fn end_of(&self, range: ByteRange) -> u64 {
         range.intersection(&self.top).map_or(0, |both| self.at.saturating_add(both.end - self.top.start))
     }
 }
 
-/// Something that a backing device stands on, until this is dropped.
+/// A claim on an object beneath a backing device; dropping it releases the claim.
 #[derive(Debug)]
 pub(crate) struct Claim {
     id: u64,
@@ -75,15 +76,15 @@ pub(crate) struct Claim {
     left: AtomicBool,
     pub ground: Option<Arc<Ground>>,
     pub path: PathBuf,
-    /// Of a file with a name, how long it has to be.
+    /// The required length, of a file with a name.
     pub length: Option<Length>,
-    /// Which bytes of the backing device are where; none where that is not known.
+    /// The mapping from the backing device; `None` if it is not known.
     pub shown: Option<Shown>,
 }
 
 impl Claim {
-    /// Leaves it to the end of the process: the kernel still has operations in flight. Where nothing is open there is nothing to leave:
-    /// the kernel's own claims last as long as the operations.
+    /// Keeps the claim until the process ends: the kernel still has operations in flight. Without an open file there is
+    /// nothing to keep: the kernel's own claims last as long as the operations.
     pub fn leave(&self) {
         if let Some(ground) = &self.ground {
             self.left.store(true, Ordering::SeqCst);
@@ -94,7 +95,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // What a forked child drops is a copy.
+        // A forked child drops a copy.
         if *self.left.get_mut() || self.process != std::process::id() {
             return;
         }
@@ -109,7 +110,7 @@ impl Drop for Claim {
                 user.chain.last().filter(|_| shares).map(|step| step.bytes)
             });
             for bytes in uncovered(last.bytes, others.collect()) {
-                // What can't be unlocked ends with the descriptor.
+                // A lock that cannot be released ends with the descriptor.
                 let _ = sys::unlock_range(ground.held.as_fd(), bytes);
             }
         }
@@ -120,7 +121,7 @@ impl Drop for Claim {
 #[derive(Debug)]
 struct User {
     id: u64,
-    /// The same for all that one backing device stands on.
+    /// The same number for all claims of one backing device.
     owner: u64,
     top: PathBuf,
     chain: Chain,
@@ -128,7 +129,7 @@ struct User {
     ground: Weak<Ground>,
 }
 
-/// All of this process.
+/// All users of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     last: u64,
@@ -142,7 +143,7 @@ pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A claim to be.
+/// The parameters of a claim.
 pub(crate) struct Wanted<'a> {
     pub owner: u64,
     pub top: &'a Path,
@@ -155,13 +156,13 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Registry {
-    /// A number that was never given.
+    /// A number that was never returned before.
     pub fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// The ground that this process has already.
+    /// The ground that this process has opened already.
     pub fn ground(&self, object: Object, exclusive: bool) -> Option<Arc<Ground>> {
         let grounds = self.users.iter().filter_map(|user| user.ground.upgrade());
         grounds.into_iter().find(|ground| {
@@ -170,7 +171,7 @@ impl Registry {
         })
     }
 
-    /// Another backing device of this process that has bytes of this chain.
+    /// Another backing device of this process that uses bytes of this chain.
     pub fn other(&self, owner: u64, chain: &Chain, exclusive: bool) -> Option<&Path> {
         let user = self
             .users
@@ -179,18 +180,18 @@ impl Registry {
         Some(&user.top)
     }
 
-    /// Whether a backing device has these bytes of the object for writing already.
+    /// Whether a backing device has claimed these bytes of the object for writing already.
     pub fn has(&self, owner: u64, step: &Step) -> bool {
         self.users.iter().filter(|user| user.owner == owner && user.exclusive).any(|user| {
             user.chain.last().is_some_and(|own| own.object == step.object && own.bytes.contains(&step.bytes))
         })
     }
 
-    /// Notes a claim; its bytes are locked where its ground is a file. The error beside the claim says why they are not locked: only the
-    /// users in this process exclude each other then.
+    /// Registers a claim, and locks its bytes if its ground is a file. The error beside the claim is the reason why
+    /// they are not locked: then only users in this process exclude each other.
     ///
     /// # Errors
-    /// That of the lock where another open description has it ([`is_locked`]); nothing is noted then.
+    /// The error of the lock if another open description has it ([`is_locked`]); then no claim is registered.
     pub fn claim(&mut self, wanted: Wanted<'_>) -> io::Result<(Claim, Option<io::Error>)> {
         let Wanted { owner, top, chain, exclusive, ground, path, length, shown } = wanted;
         let mut unlocked = None;
@@ -216,7 +217,7 @@ pub(crate) fn is_locked(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
 
-/// Whether two chains show a byte in common, for all that is known.
+/// Whether two chains may have a byte in common.
 fn meet(one: &Chain, other: &Chain) -> bool {
     let mut is_shared = false;
     for step in one {
@@ -230,7 +231,7 @@ fn meet(one: &Chain, other: &Chain) -> bool {
     is_shared
 }
 
-/// What is left of a range without others.
+/// The parts of a range that are in none of the others.
 fn uncovered(range: ByteRange, mut others: Vec<ByteRange>) -> Vec<ByteRange> {
     others.sort_by_key(|other| other.start);
     let (mut at, mut left) = (range.start, Vec::new());
@@ -262,7 +263,7 @@ mod tests {
     const ALL: ByteRange = range(0, u64::MAX);
 
     #[test]
-    fn chains_that_are_apart_in_one_layer_do_not_meet_below_it() {
+    fn chains_that_are_disjoint_in_one_layer_do_not_overlap_below_it() {
         let first = chain(&[(9, range(0, 10)), (1, ALL)]);
         let second = chain(&[(9, range(10, 20)), (1, ALL)]);
         let by_another = chain(&[(8, range(10, 20)), (1, ALL)]);
@@ -273,12 +274,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_range_meets_nothing() {
+    fn an_empty_range_overlaps_nothing() {
         assert!(!meet(&chain(&[(1, range(5, 5))]), &chain(&[(1, ALL)])));
     }
 
     #[test]
-    fn what_others_have_is_not_unlocked() {
+    fn bytes_of_other_users_are_not_unlocked() {
         let whole = range(10, 20);
         assert_eq!(uncovered(whole, vec![]), [whole]);
         assert_eq!(uncovered(whole, vec![range(0, 5), range(20, 30)]), [whole]);
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_backing_device_end_where_they_lie() {
+    fn ends_of_ranges_are_mapped_to_the_object_beneath() {
         let shown = Shown { top: range(100, 200), at: 5000 };
         assert_eq!(shown.end_of(range(0, 100)), 0);
         assert_eq!(shown.end_of(range(0, 101)), 5001);

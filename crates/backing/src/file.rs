@@ -1,10 +1,10 @@
 //! A regular file or a block device as a backing device.
 //!
-//! Always true here: it is held exclusively as long as a [`BackingFile`] or a queue of it lives; its size is
-//! whole sectors, and what lies behind them is never touched; a device that is anything but what was asked for
-//! is refused before anything is changed.
+//! Always true here: it is locked exclusively as long as a [`BackingFile`] or a queue of it exists; its size is whole
+//! sectors, and bytes after them are never accessed; a device that does not match the request is refused before it is
+//! changed.
 //!
-//! Left to others: which disk it ought to be ([`Identity::check`]), and the operations (the queues).
+//! Left to others: checking its identity ([`Identity::check`]), and the operations (the queues).
 
 use crate::hold::Held;
 use crate::identity::{self, Identity, Kind};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// Whether the page cache is passed by.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Direct {
-    /// Where the file system can.
+    /// Bypassed if the file system supports it.
     #[default]
     Auto,
     /// Refuse what can't.
@@ -49,7 +49,7 @@ pub enum Engine {
 /// How a backing device is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Options {
-    /// Nothing is ever written to it.
+    /// Open it read-only.
     pub read_only: bool,
     /// Whether the page cache is passed by.
     pub direct: Direct,
@@ -63,24 +63,24 @@ pub struct Options {
     pub size: Option<u64>,
 }
 
-/// What was opened, and how.
+/// The properties of an open backing device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
-    /// As given, made absolute; links are not followed, since what they lead to may change its name.
+    /// The given path, made absolute; links are not resolved, since the name of their target may change.
     pub path: PathBuf,
     /// A file or a block device.
     pub kind: Kind,
     /// Whether the page cache is passed by.
     pub direct: bool,
-    /// Why it is not, where that was not asked for.
+    /// The reason if it is not, although it was requested.
     pub buffered_reason: Option<String>,
     /// Whether operations go through io_uring.
     pub ring: bool,
-    /// Why they don't, where that was not asked for.
+    /// The reason if they do not, although it was requested.
     pub synchronous_reason: Option<String>,
-    /// Nothing is ever written to it.
+    /// Open it read-only.
     pub read_only: bool,
-    /// Bytes behind what is used: of a size that is not whole sectors, or of a device that has grown.
+    /// Unused bytes at the end: the rest of a partial sector, or the growth of a device.
     pub unused_tail: u64,
 }
 
@@ -101,7 +101,7 @@ struct Opened {
 }
 
 impl BackingFile {
-    /// Opens and holds `path`.
+    /// Opens and locks `path`.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], [`ErrorKind::Busy`] (mounted, locked, used by a loop device),
@@ -112,11 +112,11 @@ impl BackingFile {
         Ok(Self::open_as(path.as_ref(), options, None)?.0)
     }
 
-    /// Opens and holds `path`, which must lead to the disk that `recorded` was the identity of. Gives the warnings of
-    /// [`Identity::check`] too.
+    /// Opens and locks `path`, which must lead to the disk with the identity `recorded`. Also returns the warnings of
+    /// [`Identity::check`].
     ///
     /// # Errors
-    /// Those of [`open`](Self::open) and of [`Identity::check`]. Another disk is told before anything else about it.
+    /// Those of [`open`](Self::open) and of [`Identity::check`]. Another disk is reported before any other error.
     pub fn open_recorded(
         path: impl AsRef<Path>,
         options: Options,
@@ -141,7 +141,7 @@ impl BackingFile {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
-        // 1. Held, so that nobody changes what is looked at next.
+        // 1. Lock it, so that no other user changes what is checked next.
         let whole = match kind {
             Kind::Block => geometry::block_size(&opened.file, &path)?,
             Kind::File => {
@@ -150,11 +150,11 @@ impl BackingFile {
                 opened.status.size
             }
         };
-        // 2. The right one: before anything is asked of it that changes it, if only a time stamp.
+        // 2. Check its identity, before any call that could change it, even a time stamp.
         let identity = identity::of_open(&opened.file, &opened.status, kind, whole);
         let mut warnings = recorded.map_or(Ok(Vec::new()), |recorded| recorded.check(&identity, &path))?;
         warnings.append(&mut opened.warnings);
-        // 3. Fit for its clients.
+        // 3. Check that its geometry fits its clients.
         let mut geometry = match kind {
             Kind::Block => geometry::of_block_device(&opened.file, &opened.status, whole, &path)?,
             Kind::File => file_geometry(&mut opened, &path, &options)?,
@@ -188,13 +188,13 @@ impl BackingFile {
         Ok((Self { target: Arc::new(target), identity, info }, warnings))
     }
 
-    /// What to look with at what becomes of its file.
+    /// Watches the file for changes.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(&self.target)
     }
 
-    /// What was opened, and how.
+    /// The properties of an open backing device.
     #[must_use]
     pub const fn info(&self) -> &Info {
         &self.info
@@ -275,9 +275,9 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
 }
 
 fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened> {
-    // Root may write a file whose mode says "nobody"; whoever set that mode meant it.
+    // Root could write a file without any write bit; the mode is honoured nevertheless.
     if !options.read_only && expected.mode & 0o222 == 0 {
-        let text = format!("{} is read-only: its mode lets nobody write (chmod u+w)", path.display());
+        let text = format!("{} is read-only: its mode has no write bit (chmod u+w)", path.display());
         return Err(Error::new(ErrorKind::ReadOnly, text));
     }
     let mut direct = options.direct != Direct::Never;
@@ -297,7 +297,7 @@ fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened
     Ok(Opened { file: Held::new(file), status, direct, reason, warnings: Vec::new() })
 }
 
-/// The status of what was opened, which must be what was looked at before.
+/// The status of the open file, which must be the file that was checked before.
 fn checked_status(file: &File, path: &Path, expected: &Status, options: &Options) -> Result<Status> {
     let status = sys::status(file.as_fd()).map_err(|error| open_error(path, None, options, &error))?;
     if status.same_object(expected) {
@@ -307,7 +307,7 @@ fn checked_status(file: &File, path: &Path, expected: &Status, options: &Options
     Err(Error::new(ErrorKind::Busy, text))
 }
 
-/// The geometry of a held file; turns direct I/O off where it can't have it. The lock stays.
+/// The geometry of a locked file; turns direct I/O off if the file does not support it. The lock stays.
 fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<BackingGeometry> {
     let mut sector = geometry::FILE_SECTOR;
     if opened.direct {
@@ -348,7 +348,7 @@ fn check_options(options: &Options) -> Result<()> {
     }
 }
 
-/// Makes the geometry what clients have seen, or says why it can't be that.
+/// Adjusts the geometry to the one that clients have seen, or returns the reason why it cannot be.
 fn keep_promises(path: &Path, whole: u64, geometry: &mut BackingGeometry, options: &Options) -> Result<()> {
     if let Some(promised) = options.sector {
         if promised < geometry.sector {
@@ -375,7 +375,7 @@ fn keep_promises(path: &Path, whole: u64, geometry: &mut BackingGeometry, option
     Ok(())
 }
 
-/// A write beyond the limit would be answered with a signal that ends the process.
+/// Checks the limit on file sizes: a write beyond it would raise a signal that ends the process.
 fn check_file_size_limit(path: &Path, size: u64) -> Result<()> {
     let limit = sys::file_size_limit();
     if limit >= size {
@@ -405,7 +405,7 @@ fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
 fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &io::Error) -> Error {
     let name = path.display();
     let is_file = status.is_some_and(Status::is_regular);
-    let nobody_writes = status.is_some_and(|status| status.mode & 0o222 == 0 || status.is_block());
+    let no_write_bit = status.is_some_and(|status| status.mode & 0o222 == 0 || status.is_block());
     let (kind, text) = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => (ErrorKind::NotFound, format!("{name} does not exist")),
         Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => {
@@ -420,7 +420,7 @@ fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &i
         Some(libc::EPERM) if !options.read_only && is_file => {
             (ErrorKind::ReadOnly, format!("{name} may not be written: {error}; is it immutable (lsattr)?"))
         }
-        Some(libc::EACCES) if !options.read_only && nobody_writes && could_read(path) => {
+        Some(libc::EACCES) if !options.read_only && no_write_bit && could_read(path) => {
             (ErrorKind::ReadOnly, format!("{name} may be read but not written"))
         }
         Some(libc::EACCES | libc::EPERM) => {

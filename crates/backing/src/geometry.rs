@@ -1,7 +1,7 @@
-//! What the system says about a backing device.
+//! The geometry of a backing device.
 //!
-//! Always true here: where the system says nothing, the answer is the one that costs speed, not data: a
-//! volatile cache is assumed, a promise of zeroes is not.
+//! Always true here: properties that the system does not report get the safe value, even if it is slower: a volatile
+//! cache is assumed, a promise of zeroes is not.
 //!
 //! Left to others: whether the device is free to be used (`hold`).
 
@@ -14,10 +14,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The sector of a file that nothing asks larger ones of.
+/// The sector of a file without a requirement for a larger one, in bytes.
 pub(crate) const FILE_SECTOR: u32 = 512;
 const SECTOR_MAX: u32 = 4096;
-/// Direct I/O begins at page borders of memory here, no stricter.
+/// Alignment of buffers for direct I/O in bytes; file systems that require more are refused.
 const MEMORY_ALIGNMENT: u32 = 4096;
 
 /// The size of an open block device in bytes.
@@ -58,7 +58,8 @@ pub(crate) fn of_block_device(
     })
 }
 
-/// Whether a disk has a cache that a power cut empties, by its `write_cache` if the system has one: it has unless the system says that it has not.
+/// Whether a disk has a cache that a power cut empties, by its `write_cache` attribute: assumed unless the system
+/// reports "write through".
 fn is_volatile(write_cache: Option<&str>) -> bool {
     write_cache != Some("write through")
 }
@@ -67,18 +68,19 @@ fn discards(queue: impl Fn(&str) -> Option<u64>) -> bool {
     queue("discard_max_bytes").unwrap_or(0) > 0
 }
 
-/// Whether what is discarded reads as zeroes. A discard is a punched hole here, which the kernel makes of the device's own "write zeroes,
-/// may unmap", so zeroes are promised wherever the device has that; and it is a discard only where the device has those.
+/// Whether discarded ranges read as zeroes. A discard is executed as a punched hole, which the kernel implements by the
+/// device's "write zeroes, may unmap"; so zeroes are promised if the device supports that, and discards are offered
+/// only if the device supports discards.
 fn promises_zeroes(queue: impl Fn(&str) -> Option<u64>) -> bool {
     discards(&queue) && queue("write_zeroes_max_bytes").unwrap_or(0) > 0
 }
 
-/// The sector that direct I/O to a regular file wants, or why there is none.
+/// The sector that direct I/O to a regular file requires, or the reason why direct I/O is not possible.
 pub(crate) fn direct_sector(file: &File, status: &Status) -> std::result::Result<u32, String> {
     let (memory, offset) = match status.direct {
         Some((0, _) | (_, 0)) => return Err(String::from("the file system has no direct I/O for this file")),
         Some((memory, offset)) => (memory, offset),
-        // Before Linux 6.1, and on file systems that don't tell, only trying tells.
+        // Before Linux 6.1, and on file systems that do not report it, the alignment is determined by trials.
         None => (MEMORY_ALIGNMENT, tried_alignment(file)?),
     };
     let sector = offset.max(FILE_SECTOR);
@@ -92,7 +94,7 @@ fn tried_alignment(file: &File) -> std::result::Result<u32, String> {
     let mut buffer = AlignedBuffer::zeroed(SECTOR_MAX as usize);
     let mut length = FILE_SECTOR;
     loop {
-        // Once at an odd sector, so that the offset's alignment counts too.
+        // One read at an odd sector, to test the alignment of the offset, too.
         match file.read_at(&mut buffer[..length as usize], u64::from(length)) {
             Ok(_) => return Ok(length),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && length < SECTOR_MAX => length *= 2,
@@ -116,14 +118,14 @@ pub(crate) fn of_file(file: &File, status: &Status, sector: u32, read_only: bool
             sector
         },
         rotational: rotational.unwrap_or(0) > 0,
-        // The page cache and the disk's cache lie below.
+        // The page cache and the disk's cache are volatile.
         volatile_cache: true,
         discard_zeroes: holes,
         discard_granularity: if holes { block } else { 0 },
     }
 }
 
-/// Whether the file system punches holes: it is asked for one far behind the end, where nothing is.
+/// Whether the file system punches holes: tested far after the end of the file, where there is no data.
 fn punches_holes(file: &File, size: u64) -> bool {
     let at = size.next_multiple_of(1 << 20).saturating_add(1 << 30);
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_of_which_nothing_is_known_has_a_volatile_cache() {
+    fn a_disk_without_a_reported_cache_mode_has_a_volatile_cache() {
         assert!(is_volatile(None));
         assert!(is_volatile(Some("write back")));
         assert!(is_volatile(Some("something new")));

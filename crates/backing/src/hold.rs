@@ -1,16 +1,17 @@
-//! Exclusive hold of a backing device.
+//! Exclusive locks of backing devices.
 //!
-//! Always true here: a block device is held by `O_EXCL`, which mounts, swap, device mapper and md claim too, and by claims on what
-//! it stands on (`beneath`); a file by a lock of the open description; either by no loop device standing on it. The hold ends with
-//! the last descriptor, so also when the process is killed; the lock of a file ends with its [`Held`].
+//! Always true here: a block device is locked by `O_EXCL`, which mounts, swap, device mapper and md use, too, and by
+//! claims on its underlying devices (`beneath`); a file by a lock of the open description; no loop device uses either.
+//! The lock ends with the last descriptor, so also when the process is killed; the lock of a file ends with its
+//! [`Held`].
 //!
-//! Left to others: programs that open a file and take no lock can't be seen; that is said in the documentation. A claim of a block
-//! device can't be given back while a child process has a copy of the descriptor: whoever opens it again waits
+//! Left to others: programs that open a file without a lock cannot be detected, as the documentation says. A claim of a
+//! block device cannot be released while a child process has a copy of the descriptor: a new open waits
 //! ([`after_predecessor`]).
 
 use crate::beneath::ANSWER;
 use crate::claims::{Chain, Claim, Object, Step, Wanted, is_locked, registry};
-use crate::patient::{self, Question};
+use crate::query::{self, Query};
 use crate::sys::{self, LoopFile, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice};
 use cbd_sys::DeviceNumber;
@@ -24,43 +25,45 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a disk may stay held by a process that was killed. Its lock goes when the last write that the process left in the
-/// kernel has ended, which can take a slow disk long; without the lock that write could land on top of a later one.
+/// How long a disk may stay locked by a process that was killed. The kernel releases the lock after the last write of
+/// the process, which can take long on a slow disk; without the lock that write could overwrite a later one.
 pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
 
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
-/// What was opened, and its lock.
+/// An open file or device, and its lock.
 ///
-/// A process that is forked has a copy of every descriptor until it starts another program, or for as long as it lives: without
-/// giving the lock back by name, closing would not end it. And what the child drops is a copy: the lock is its parent's.
+/// A forked process has a copy of every descriptor until it executes another program, or until it ends: closing alone
+/// would not release the lock, so it is released explicitly. A child that drops its copy does not release the lock of
+/// its parent.
 #[derive(Debug)]
 pub(crate) struct Held {
     file: File,
     locked: AtomicBool,
     process: u32,
-    /// What it stands on.
+    /// Claims on the underlying devices and files.
     pub beneath: Vec<Claim>,
-    /// Of a file: its entry among the users of this process. A loop device over it that cannot open it meets no lock.
+    /// Of a file: its entry in the registry of this process, for a loop device over the file that cannot check the
+    /// lock.
     registered: Option<Claim>,
 }
 
 impl Held {
-    /// What has no lock yet ([`hold_file`]), or needs none.
+    /// A file that has no lock yet ([`hold_file`]), or needs none.
     pub(crate) fn new(file: File) -> Self {
         let (locked, process) = (AtomicBool::new(false), std::process::id());
         Self { file, locked, process, beneath: Vec::new(), registered: None }
     }
 
-    /// Locks these bytes for this open description, alone or together with other readers.
+    /// Locks these bytes for this open description, exclusively or shared with other readers.
     pub(crate) fn lock(&self, exclusive: bool, bytes: ByteRange) -> io::Result<()> {
         sys::lock_range(self.file.as_fd(), exclusive, bytes)?;
         self.locked.store(true, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Leaves the lock to the last descriptor: the kernel still has operations in flight, and one of its own. It has none of what
-    /// lies beneath: that stays open with the process.
+    /// Leaves the release of the lock to the close of the last descriptor: the kernel still has operations in flight
+    /// and its own reference. It has no reference to the underlying files: these stay open until the process ends.
     pub(crate) fn leave(&self) {
         self.locked.store(false, Ordering::SeqCst);
         self.beneath.iter().for_each(Claim::leave);
@@ -77,16 +80,17 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Before the lock, so that the next owner of the lock finds no other user.
+        // Dropped before the lock, so that the next owner of the lock finds no other user.
         self.registered = None;
         if *self.locked.get_mut() && self.process == std::process::id() {
-            // What can't be given back ends with the descriptor.
+            // A lock that cannot be released explicitly ends with the descriptor.
             let _ = sys::unlock_whole(self.file.as_fd());
         }
     }
 }
 
-/// Opens what a process that was killed a moment ago may still hold; nobody tells when the kernel lets it go.
+/// Opens a file or device that a process killed a moment ago may still lock; there is no event for the kernel's release
+/// of the lock, so it retries.
 ///
 /// # Errors
 /// Those of `open`; [`ErrorKind::Busy`] only after `timeout`.
@@ -102,7 +106,7 @@ pub fn after_predecessor<T>(timeout: Duration, mut open: impl FnMut() -> Result<
     }
 }
 
-/// Locks an open file and makes sure that no loop device stands on it.
+/// Locks an open file and checks that no loop device uses it.
 pub(crate) fn hold_file(file: &mut Held, status: &Status, path: &Path, read_only: bool) -> Result<()> {
     let name = path.display();
     let whole = ByteRange { start: 0, end: u64::MAX };
@@ -119,7 +123,7 @@ pub(crate) fn hold_file(file: &mut Held, status: &Status, path: &Path, read_only
     refuse_loop_device(file, status, path)
 }
 
-/// Notes the user of a file that is locked already.
+/// Registers the user of a file that is locked already.
 fn register(chain: Chain, path: &Path, exclusive: bool) -> Result<Claim> {
     let mut registry = registry();
     let owner = registry.number();
@@ -143,7 +147,7 @@ fn register(chain: Chain, path: &Path, exclusive: bool) -> Result<Claim> {
     Ok(claim)
 }
 
-/// Refuses what a loop device stands on: bytes of it, where it is a block device.
+/// Refuses a file or block device of which a loop device uses bytes.
 pub(crate) fn refuse_loop_device(file: &File, status: &Status, path: &Path) -> Result<()> {
     let whole = ByteRange { start: 0, end: u64::MAX };
     let Some(device) = loop_devices_on(file, status, whole).into_iter().next() else { return Ok(()) };
@@ -156,7 +160,8 @@ pub(crate) fn refuse_loop_device(file: &File, status: &Status, path: &Path) -> R
     Err(Error::new(ErrorKind::Busy, text))
 }
 
-/// Another loop device than `own` that stands on these bytes and is mounted, swap space, or a member of something, in words.
+/// A text that names another loop device than `own` that uses these bytes and is mounted, swap space, or a member of
+/// another device.
 pub(crate) fn loop_device_in_use(
     file: &File,
     status: &Status,
@@ -171,14 +176,14 @@ pub(crate) fn loop_device_in_use(
     })
 }
 
-/// This process, and the backing device for which it uses the same bytes, in words.
+/// A text that names this process and the backing device for which it uses the same bytes.
 pub(crate) fn user_in_this_process(other: &Path) -> String {
     let process = PathBuf::from(format!("/proc/{}", std::process::id()));
     let process = cbd_holder::name_of(&process, ", this one");
     format!("{process} uses the same bytes of it for {}", other.display())
 }
 
-/// Who has a lock on a file, as far as it is told.
+/// The process that has a lock on a file, as far as the kernel reports it.
 pub(crate) fn lock_holder(file: &File) -> String {
     cbd_holder::of_lock(file.as_fd()).unwrap_or_else(|| String::from("another program"))
 }
@@ -192,9 +197,9 @@ fn mounted_on(name: &str) -> String {
     mount.map(|mount| format!(", mounted on {}", mount.target.display())).unwrap_or_default()
 }
 
-/// The loop devices that stand on these bytes of a file, or of a block device, whatever path either was opened by: also those on
-/// the disk that it is a part of, or on a part of it. What doesn't answer in time lies on a file system whose server hangs (user space
-/// in another mount namespace, a network), and so not on ours, which has answered.
+/// The loop devices that use these bytes of a file or block device, whatever path it was opened by: also those on the
+/// disk that it is a part of, or on a part of it. A loop device whose query times out is on a file system that hangs
+/// (FUSE in another mount namespace, a network), so not on the file system of `file`, which has responded.
 fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDevice> {
     let devices = sysfs::loop_devices();
     if devices.is_empty() {
@@ -203,27 +208,27 @@ fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDe
     let on_fuse = sys::file_system(file.as_fd()).is_ok_and(|(magic, _, _)| magic == FUSE_MAGIC);
     let mounts = mounts::of_this_thread().unwrap_or_default();
     let ours = in_disk(status.special, bytes);
-    // A file in user space can't be one that isn't, and asking its server may take for ever.
+    // A file on FUSE is not the same as one that is not, and a query of its server may hang.
     let may_be = |device: &LoopDevice| on_fuse || !on_fuse_mount(&device.file, &mounts);
     let devices: Vec<LoopDevice> = devices.into_iter().filter(may_be).collect();
-    let question = |device: &LoopDevice| -> Question<Option<LoopFile>> {
+    let query_of = |device: &LoopDevice| -> Query<Option<LoopFile>> {
         let copy = device.clone();
-        (format!("loop {}", device.name), Box::new(move || asked(&copy)))
+        (format!("loop {}", device.name), Box::new(move || backing_file(&copy)))
     };
-    let answers = patient::ask_all(ANSWER, devices.iter().map(question).collect());
+    let answers = query::run_all(ANSWER, devices.iter().map(query_of).collect());
     let answered = devices.into_iter().zip(answers).filter_map(|(device, answer)| Some((device, answer??)));
     let is_it = |(device, found): &(LoopDevice, LoopFile)| {
         if !status.is_block() {
             return found.is(status) && bytes.intersection(&device.bytes).is_some();
         }
-        // A file's own number would be that of its file system's device.
+        // For a file, `device` would be the device of its file system.
         let theirs = in_disk(found.special, device.bytes);
         found.is_block() && theirs.0 == ours.0 && theirs.1.intersection(&ours.1).is_some()
     };
     answered.filter(is_it).map(|(device, _)| device).collect()
 }
 
-/// Where bytes of a block device are on its disk, if it is a partition.
+/// Translates bytes of a partition to its disk; bytes of another device stay as they are.
 fn in_disk(device: DeviceNumber, bytes: ByteRange) -> (DeviceNumber, ByteRange) {
     let place = || {
         let directory = BlockDirectory::of(device).filter(BlockDirectory::is_partition)?;
@@ -232,8 +237,8 @@ fn in_disk(device: DeviceNumber, bytes: ByteRange) -> (DeviceNumber, ByteRange) 
     place().unwrap_or((device, bytes))
 }
 
-/// What a loop device stands on: from the device itself, or by path where it can't be opened.
-fn asked(device: &LoopDevice) -> Option<LoopFile> {
+/// The backing file of a loop device: from the device itself, or by path if the device cannot be opened.
+fn backing_file(device: &LoopDevice) -> Option<LoopFile> {
     let open = File::open(Path::new("/dev").join(&device.name));
     if let Some(found) = open.ok().and_then(|file| sys::loop_file(file.as_fd()).ok()) {
         return Some(found);
@@ -248,7 +253,7 @@ fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
     nearest.is_some_and(|mount| mount.kind.starts_with("fuse") && mount.kind != "fuseblk")
 }
 
-/// The error of a block device that is used by something, as far as can be told; always one where it is `claimed`.
+/// The error of a block device with a known user; always an error if it is `claimed`.
 pub(crate) fn busy_block_device(status: &Status, path: &Path, claimed: bool) -> Option<Error> {
     let otherwise = || claimed.then(|| String::from("another program holds it exclusively"));
     let who = if claimed { device_user(status) } else { user_of(status.special) };
@@ -256,7 +261,7 @@ pub(crate) fn busy_block_device(status: &Status, path: &Path, claimed: bool) -> 
     Some(Error::new(ErrorKind::Busy, format!("{} is in use: {who}", path.display())))
 }
 
-/// What uses a block device, or has it open, as far as can be told.
+/// The known user of a block device, or the process that has it open.
 pub(crate) fn device_user(status: &Status) -> Option<String> {
     let opened = || cbd_holder::of_block_device((status.special.major, status.special.minor));
     user_of(status.special).or_else(|| opened().map(|who| format!("{who} has it open")))
@@ -273,7 +278,7 @@ fn user_of(device: DeviceNumber) -> Option<String> {
         let which = if mount.device == device { "it is" } else { "a part of its disk is" };
         return Some(format!("{which} mounted on {}; unmount it first", mount.target.display()));
     }
-    // A swap file is no block device, and its file system need not answer.
+    // Swap files are skipped: they are no block devices, and their file systems may hang.
     for swap in mounts::swaps().into_iter().filter(|path| path.starts_with("/dev")) {
         if sys::status_of(&swap).is_ok_and(|found| relatives.contains(&found.special) && found.is_block()) {
             return Some(format!("{} is swap space; turn it off first (swapoff)", swap.display()));
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_ends_with_its_holder_whoever_has_a_copy_of_the_descriptor() {
+    fn a_lock_ends_with_its_holder_even_if_a_copy_of_the_descriptor_exists() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let first = held(file.path()).expect("free");
         let _copy_of_a_child = first.try_clone().expect("a copy");
@@ -311,10 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_drops_its_copy_of_a_lock_leaves_its_parents() {
+    fn a_child_that_drops_its_copy_of_a_lock_does_not_release_its_parents() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let ours = held(file.path()).expect("free");
-        // SAFETY: the child gives back a file and ends; it takes no lock that another thread may have held.
+        // SAFETY: the child drops a file and ends; it takes no lock that another thread may have held.
         #[allow(unsafe_code)]
         match unsafe { libc::fork() } {
             0 => {
@@ -324,7 +329,7 @@ mod tests {
             }
             child => {
                 assert!(child > 0, "a child");
-                // SAFETY: the child is ours, and nobody wants its status.
+                // SAFETY: the child is one of this process, and its status is not used.
                 assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
             }
         }

@@ -1,13 +1,13 @@
-//! Which disk it is, by more than its path.
+//! The identity of a disk, independent of its path.
 //!
-//! An identity is a set of marks: what a disk or a file carries with it through a restart of the machine (serial
-//! numbers, world wide names, a file system's UUID with an inode and its birth time), and, for disks that carry
-//! nothing, where they are plugged in. A path is no mark, nor is a number that the kernel assigns at each start.
+//! An identity is a set of marks: properties of a disk or file that survive a restart of the machine (serial numbers,
+//! world wide names, a file system's UUID with an inode and its birth time), and, for disks without such properties,
+//! the port that they are plugged into. A path is no mark, nor is a number that the kernel assigns at each start.
 //!
-//! Always true here: two identities are one disk only if a mark says so and none says otherwise; a token is at most
+//! Always true here: two identities are the same disk only if a mark is equal and none contradicts; a token is at most
 //! [`TOKEN_MAX`] bytes of printable ASCII, and any text is either parsed or refused.
 //!
-//! Left to others: keeping the token (the backend's table entry), and telling the user.
+//! Left to others: storing the token (the backend's table entry), and messages for the user.
 
 use crate::hold::Held;
 use crate::sys::{self, Status};
@@ -18,12 +18,12 @@ use std::fmt::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-/// Longest token in bytes: what a backend's table entry has room for.
+/// Longest token in bytes: the size of its field in a backend's table entry.
 pub const TOKEN_MAX: usize = 256;
-/// Longest value of a mark; longer ones are cut, and end in a checksum of the whole.
+/// Longest value of a mark; longer ones are truncated, and end in a checksum of the whole value.
 const VALUE_MAX: usize = 56;
 
-/// Marks from the strongest to the weakest. If a token grows too long, the last go first.
+/// Marks from the strongest to the weakest. If a token exceeds its maximum, the last ones are omitted.
 ///
 /// `inode`, `born`, `fs`, `fsid`, `subvol`: of a file, or of the file behind a loop device; `offset`: where a loop device
 /// begins in its file. `wwid`, `uuid`, `serial`: of a disk, or of what device mapper or md made. `part`, `slice`: a
@@ -33,17 +33,17 @@ const KEYS: [&str; 14] = [
     "inode", "born", "fs", "fsid", "subvol", "offset", "slice", "part", "wwid", "uuid", "serial", "boot",
     "seq", "place",
 ];
-/// Marks that must be equal where both have them.
+/// Marks that must be equal if both identities have them.
 const MUST_AGREE: [&str; 9] = ["inode", "born", "fs", "fsid", "subvol", "wwid", "uuid", "serial", "part"];
 /// Marks that both must have, or neither.
 const MUST_MATCH: [&str; 2] = ["offset", "slice"];
-/// Marks of which one must be common, or nothing is known.
+/// Marks of which at least one must be in both identities; otherwise they cannot be compared.
 const TELLING: [&str; 5] = ["wwid", "uuid", "serial", "part", "inode"];
 
-/// File systems whose `f_fsid` is made of what is on the disk, so that it outlives a restart: ext, btrfs, f2fs.
+/// File systems whose `f_fsid` is derived from data on the disk, so that it survives a restart: ext, btrfs, f2fs.
 const LASTING_FSID: [u64; 3] = [0xEF53, 0x9123_683E, 0xF2F5_2010];
 
-/// What a backing device is.
+/// The kind of a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// A regular file.
@@ -53,7 +53,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The word for it.
+    /// Its name in tokens and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ impl Kind {
     }
 }
 
-/// What a backing device is known by.
+/// The identity of a backing device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     kind: Kind,
@@ -78,13 +78,13 @@ impl Identity {
         self.kind
     }
 
-    /// Its size in bytes, down to the last.
+    /// Its exact size in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether it carries no mark of its own, so that after a restart only the place tells it from another.
+    /// Whether it has no mark of its own, so that after a restart only the port distinguishes it from another disk.
     #[must_use]
     pub fn is_weak(&self) -> bool {
         match self.kind {
@@ -109,10 +109,10 @@ impl Identity {
         token
     }
 
-    /// Reads a token. Marks of a later version are passed over.
+    /// Parses a token. Marks of a later version are ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`] where it is none.
+    /// [`ErrorKind::Damaged`] if the text is no token.
     pub fn parse(token: &str) -> Result<Self> {
         let refused =
             || Error::new(ErrorKind::Damaged, format!("no identity of a backing device: {token:?}"));
@@ -141,7 +141,7 @@ impl Identity {
     /// Whether `found` is the disk that this one describes. Sizes are not compared.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason as text.
     pub fn same_disk(&self, found: &Self) -> std::result::Result<(), String> {
         if self.kind != found.kind {
             return Err(format!("it was a {} and is a {}", self.kind.name(), found.kind.name()));
@@ -164,13 +164,13 @@ impl Identity {
         self.same_place(found)
     }
 
-    /// What is left where a disk carries no mark: the kernel's numbers during one start, the place over several.
+    /// The comparison for disks without marks: by the kernel's numbers within one start, by the port over several.
     fn same_place(&self, found: &Self) -> std::result::Result<(), String> {
         if let Some((before, now)) = self.both(found, "boot")
             && before == now
             && let Some((before, now)) = self.both(found, "seq")
         {
-            return if before == now { Ok(()) } else { Err(String::from("the disk was taken away since")) };
+            return if before == now { Ok(()) } else { Err(String::from("the disk was removed since")) };
         }
         match self.both(found, "place") {
             Some((before, now)) if before == now => Ok(()),
@@ -179,8 +179,8 @@ impl Identity {
         }
     }
 
-    /// Whether bytes of this disk are bytes of `other`, as far as both are known: a file and a loop device over it, a disk and its
-    /// partition, two loop devices over parts of a file that are not apart.
+    /// Whether this disk and `other` are known to overlap: a file and a loop device over it, a disk and its partition,
+    /// two loop devices over overlapping parts of a file.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         const OF_A_FILE: [&str; 5] = ["inode", "born", "fs", "fsid", "subvol"];
@@ -189,7 +189,7 @@ impl Identity {
             let both: Vec<_> = keys.iter().filter_map(|key| self.both(other, key)).collect();
             !both.is_empty() && both.iter().all(|(one, another)| one == another)
         };
-        // A number alone is not enough: every file system has an inode 12.
+        // An inode number alone is not enough: every file system has an inode 12.
         let same_file = self.both(other, "inode").is_some()
             && OF_A_FILE[1..].iter().any(|key| self.both(other, key).is_some())
             && agree(&OF_A_FILE);
@@ -200,7 +200,7 @@ impl Identity {
         one.start < another.end && another.start < one.end
     }
 
-    /// Where it lies in the file or the disk that its marks are of.
+    /// Its range in the file or the disk that its marks describe.
     fn place_in_whole(&self) -> ByteRange {
         let number = |text: &str| text.parse::<u64>().unwrap_or(0);
         let offset = self.marks.get("offset").map_or(0, |offset| number(offset));
@@ -213,8 +213,8 @@ impl Identity {
         Some((self.marks.get(key)?, found.marks.get(key)?))
     }
 
-    /// Refuses what was found at `path` unless it is the disk that this identity was recorded of, and large enough.
-    /// Gives warnings: a disk that has grown (the recorded size stays in force), one that can't be told for sure.
+    /// Refuses the disk found at `path` unless it has this identity and is large enough. Returns warnings: a disk that
+    /// has grown (the recorded size stays in force), a disk that cannot be identified for certain.
     ///
     /// # Errors
     /// [`ErrorKind::Exchanged`] for another disk, with both identities; [`ErrorKind::OutOfRange`] for one that shrank.
@@ -288,7 +288,7 @@ fn file_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
     identity.mark("born", status.born.map(|(seconds, nanoseconds)| format!("{seconds}.{nanoseconds:09}")));
     identity.mark("subvol", status.subvolume.map(|number| number.to_string()));
     identity.mark("fs", cbd_sys::ioctl::file_system_uuid(file).map(|uuid| hexadecimal(&uuid)));
-    // Recorded besides, since an older kernel tells nothing else.
+    // Recorded in addition, since an older kernel reports no other mark.
     if let Ok((magic, number, _)) = sys::file_system(file)
         && LASTING_FSID.contains(&magic)
     {
@@ -303,7 +303,7 @@ fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
         identity.mark("slice", Some(format!("{}@{}", field("partition"), field("start"))));
         identity.mark("part", directory.event("PARTUUID").or_else(|| partition_uuid(status)));
     }
-    // NVMe has them at the disk, SCSI at its device; virtio has a serial number at the disk.
+    // NVMe has these attributes at the disk, SCSI at its device; virtio has a serial number at the disk.
     let first = |names: &[&str]| names.iter().find_map(|name| directory.disk(name));
     identity.mark("wwid", first(&["wwid", "device/wwid", "nguid", "eui"]));
     identity.mark("serial", first(&["serial", "device/serial", "device/cid"]));
@@ -318,7 +318,7 @@ fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
     identity.mark("seq", directory.disk("diskseq"));
 }
 
-/// A loop device is its file, whatever number it has today. The file was opened when it was claimed.
+/// A loop device has the marks of its file, since its number changes. The file was opened when it was claimed.
 fn loop_marks(device: &Held, identity: &mut Identity) {
     let Some(ground) = device.beneath.first().and_then(|claim| claim.ground.as_ref()) else { return };
     let file = &ground.held;
@@ -328,7 +328,7 @@ fn loop_marks(device: &Held, identity: &mut Identity) {
     }
 }
 
-/// A partition's UUID from udev's links, for kernels that don't tell it themselves.
+/// A partition's UUID from udev's links, for kernels that do not report it.
 fn partition_uuid(status: &Status) -> Option<String> {
     let entries = std::fs::read_dir("/dev/disk/by-partuuid").ok()?;
     let found = entries.flatten().find(|entry| {
@@ -345,7 +345,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-/// A value as a token holds it: printable, no separators, bounded.
+/// Encodes a value for a token: printable, no separators, bounded.
 fn plain(value: &str) -> String {
     let words: Vec<&str> = value.split_whitespace().collect();
     let text = words.join("_");
@@ -353,7 +353,7 @@ fn plain(value: &str) -> String {
     if text.len() <= VALUE_MAX {
         return text;
     }
-    // FNV-1a: it only has to be the same tomorrow.
+    // FNV-1a: the checksum must be the same in every version.
     let sum = value.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_a_later_version_are_passed_over() {
+    fn marks_of_a_later_version_are_ignored() {
         assert_eq!(identity("file;size=1;inode=7;colour=blue").to_token(), "file;size=1;inode=7");
     }
 
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_marks_and_place_is_not_known_after_a_restart() {
+    fn a_disk_without_marks_and_port_is_not_recognised_after_a_restart() {
         let before = identity("block;size=9;boot=x;seq=1");
         assert!(before.same_disk(&identity("block;size=9;boot=y;seq=1")).is_err());
         let placed = identity("block;size=9;boot=x;seq=1;place=pci0/a");
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_overlaps_what_shows_the_same_bytes_and_nothing_else() {
+    fn a_disk_overlaps_only_devices_with_the_same_bytes() {
         let file = identity("file;size=8192;inode=12;born=1.5");
         for token in [
             "block;size=8192;inode=12;born=1.5;boot=x;seq=1",

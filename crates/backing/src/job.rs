@@ -1,12 +1,12 @@
-//! One operation from submit to completion: checked, cut into steps, continued after short transfers.
+//! One operation from submission to completion: checked, split into steps, continued after short transfers.
 //!
-//! Both queues run the same [`Job`]s: the ring turns a [`Step`] into an entry, the synchronous queue into
-//! a system call, and both tell the job how it went.
+//! Both queues run the same [`Job`]s: the ring turns a [`Step`] into an entry, the synchronous queue into a system
+//! call, and both pass the result to the job.
 //!
-//! Always true here: a step lies inside the device and is whole sectors; the number of attempts that bring
-//! nothing forward is bounded; an operation succeeds only when all of it was done.
+//! Always true here: a step lies inside the device and is whole sectors; the number of attempts without progress is
+//! bounded; an operation succeeds only when all of it was done.
 //!
-//! Left to others: running the steps, and keeping the buffer alive meanwhile.
+//! Left to others: running the steps, and keeping the buffer alive during them.
 
 use crate::claims::Shown;
 use crate::hold::Held;
@@ -20,26 +20,27 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Zeroes to write where the system can't zero a range by itself. They lie in `.bss` and take no memory.
+/// Zeroes to write if the system cannot zero a range itself. They are in `.bss` and take no memory.
 #[repr(align(4096))]
 struct Zeroes([u8; ZERO_PIECE]);
 static ZEROES: Zeroes = Zeroes([0; ZERO_PIECE]);
 
-/// The zeroes, aligned as direct I/O wants them.
+/// The zeroes, aligned for direct I/O.
 pub(crate) fn zeroes() -> &'static [u8; ZERO_PIECE] {
     &ZEROES.0
 }
 
 const ZERO_PIECE: usize = 256 << 10;
-/// What one system call transfers at most; the kernel's own bound is a little below 2 GiB.
+/// Most bytes that one system call transfers; the kernel's own bound is a little below 2 GiB.
 const TRANSFER_PIECE: usize = 1 << 30;
-/// What one call zeroes or punches at most: a call can't be interrupted, and a disk may have to write it all.
+/// Most bytes that one call zeroes or punches: a call cannot be interrupted, and a disk may have to write them all.
 const BLOCK_PIECE: u64 = 128 << 20;
 const FILE_PIECE: u64 = 4 << 30;
-/// Attempts in a row that may bring nothing forward.
+/// Most consecutive attempts without progress.
 const FRUITLESS_ATTEMPTS: u8 = 64;
 
-/// What queues of one backing device share. The descriptor, and with it the hold, lives until the last is gone.
+/// State that the queues of one backing device share. The descriptor, and with it the lock, exists until the last queue
+/// is dropped.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub file: Held,
@@ -47,17 +48,17 @@ pub(crate) struct Target {
     pub kind: Kind,
     pub geometry: BackingGeometry,
     pub read_only: bool,
-    /// A file that had a name when it was opened; one without cannot be deleted.
+    /// Whether the file had a name when it was opened; one without cannot be deleted.
     pub is_named: bool,
-    /// Of a file, how long it has to be.
+    /// The required length, of a file.
     pub length: Length,
-    /// Set once the device has refused a method, so that it is not asked again.
+    /// Set once the device has refused a method, so that the method is not tried again.
     pub no_zero_range: AtomicBool,
     pub no_punch: AtomicBool,
 }
 
 impl Target {
-    /// What has become of the file, or of a file beneath, and of the paths to them. May wait for the file system.
+    /// The change of the file, of a file beneath, or of the paths to them. May block on the file system.
     pub fn change(&self) -> Option<Change> {
         self.files().find_map(|part| {
             let seen = cbd_holder::change::of(part.file.as_fd(), part.path, part.length.expected());
@@ -65,8 +66,8 @@ impl Target {
         })
     }
 
-    /// No flush succeeds of a file that was deleted, whose bytes end with this process, nor of one that was cut short: what was in
-    /// it is gone, and what is written now may be gone when it is restored.
+    /// Refuses to flush a file that was deleted, whose data is lost when this process ends, or truncated: data is lost,
+    /// and data written now may be lost when the file is restored.
     fn check_files(&self) -> Result<()> {
         let change = self.files().find_map(|part| {
             let seen = cbd_holder::change::of_open(part.file.as_fd(), part.path, part.length.expected());
@@ -95,19 +96,18 @@ impl Target {
         own.into_iter().chain(beneath)
     }
 
-    /// Refuses what would be written behind the end of a file that was cut short: it would make it longer, and the hole would read
-    /// as zeroes.
+    /// Refuses a write after the end of a truncated file: it would extend the file, and the hole would read as zeroes.
     fn check_before_write(&self, range: ByteRange) -> Result<()> {
         self.files().try_for_each(|part| part.length.check(part.file.as_fd(), part.path, part.end_of(range)))
     }
 
-    /// Refuses to read where a file was seen to have ended, though it may be longer by now.
+    /// Refuses a read after the least length that was seen, even if the file is longer by now.
     fn check_before_read(&self, range: ByteRange) -> Result<()> {
         self.files().try_for_each(|part| part.length.check_known(part.path, part.end_of(range)))
     }
 
-    /// Refuses what was read from behind the end of a file beneath: where a loop device reads through the page cache, those are
-    /// zeroes. The own file has answered with fewer bytes.
+    /// Refuses a finished read after the end of a file beneath: a loop device that uses the page cache returns zeroes
+    /// there. A read of the own file would have been short.
     fn check_after_read(&self, range: ByteRange) -> Result<()> {
         if self.file.beneath.is_empty() { Ok(()) } else { self.check_before_write(range) }
     }
@@ -118,18 +118,18 @@ struct Part<'a> {
     file: &'a Held,
     path: &'a Path,
     length: &'a Length,
-    /// Where the bytes of the backing device are in it; none where that is not known.
+    /// The mapping from the backing device to it; `None` if it is not known.
     shown: Option<Shown>,
 }
 
 impl Part<'_> {
-    /// Where these bytes of the backing device end in the file, or may end.
+    /// The end of these bytes of the backing device in the file; the maximum if it is not known.
     fn end_of(&self, range: ByteRange) -> u64 {
         self.shown.map_or(u64::MAX, |shown| shown.end_of(range))
     }
 }
 
-/// The next thing to ask the kernel for.
+/// The next system call of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     /// Read into the buffer from `skip` on.
@@ -151,7 +151,7 @@ enum Method {
     Write,
 }
 
-/// An operation under way.
+/// An operation in progress.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub token: OpToken,
@@ -169,7 +169,7 @@ impl Job {
         job
     }
 
-    /// The result, where it is known without the device: of what is refused, and of nothing.
+    /// The result if it is known without the device: of refused and of empty operations.
     pub fn settled(&self, target: &Target) -> Option<Result<()>> {
         if matches!(self.op, BackingOp::Flush) {
             return None;
@@ -211,7 +211,7 @@ impl Job {
         checked.err().map(|error| Err(self.while_doing(error)))
     }
 
-    /// What to do next.
+    /// The next step.
     pub fn step(&self, target: &Target) -> Step {
         let range = self.range();
         let at = range.start + self.done;
@@ -239,8 +239,8 @@ impl Job {
         }
     }
 
-    /// Takes in how [`step`](Self::step) ended: a count, or a negative errno, as a ring says it. Gives the result of the
-    /// operation once it is known; before, there is another step.
+    /// Processes the result of [`step`](Self::step): a count, or a negative errno, as a ring returns it. Returns the
+    /// result of the operation once it is known; otherwise there is another step.
     pub fn advance(&mut self, target: &Target, answer: i32) -> Option<Result<()>> {
         let step = self.step(target);
         if answer < 0 {
@@ -253,10 +253,10 @@ impl Job {
                 let count = (answer as u64).min(length as u64);
                 if count == 0 && matches!(step, Step::Read { .. }) {
                     return Some(Err(
-                        self.error(target, "it ends before that; was it cut short by somebody else?")
+                        self.error(target, "it ends before that; has another program truncated it?")
                     ));
                 }
-                // Direct I/O continues at a whole sector; what lies before it is done again.
+                // Direct I/O continues at a whole sector; a partially transferred sector is repeated.
                 if count == length as u64 { count } else { count - count % u64::from(target.geometry.sector) }
             }
         };
@@ -278,12 +278,12 @@ impl Job {
 
     fn failed(&mut self, target: &Target, step: Step, errno: i32) -> Option<Result<()>> {
         match errno {
-            // The last: a ring cancels what a thread that ended has submitted.
+            // ECANCELED: a ring cancels the operations of a thread that has ended.
             libc::EINTR | libc::EAGAIN | libc::ECANCELED => self.again(target, &errno_text(errno)),
             libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENOTTY
                 if matches!(step, Step::Allocate { .. }) =>
             {
-                // EINVAL counts as well: some file systems want larger units. The last method tells real faults.
+                // EINVAL counts, too: some file systems require larger units. The last method reports real faults.
                 let next = match (self.method, &self.op) {
                     (Method::Punch, BackingOp::Discard { .. }) => Method::ZeroRange,
                     (Method::ZeroRange, BackingOp::WriteZeroes { .. }) => Method::Punch,
@@ -313,7 +313,7 @@ impl Job {
             .then(|| Err(self.error(target, &format!("{why} ({FRUITLESS_ATTEMPTS} attempts)"))))
     }
 
-    /// `wanted`, or what comes after it where the device is known not to have it.
+    /// `wanted`, or the next method if the device is known not to support it.
     fn allowed(&self, wanted: Method, target: &Target) -> Method {
         let no_zero_range = target.no_zero_range.load(Ordering::Relaxed);
         let no_punch = target.no_punch.load(Ordering::Relaxed);
@@ -322,18 +322,18 @@ impl Job {
             Method::Punch if !no_punch => Method::Punch,
             Method::ZeroRange if !no_zero_range => Method::ZeroRange,
             Method::Punch if discard && !no_zero_range => Method::ZeroRange,
-            // Punching a block device answers for certain where zeroing it does, so it is not tried after.
+            // A block device that refuses zeroing refuses punching, too, so that is not tried afterwards.
             Method::ZeroRange if !discard && !no_punch && target.kind == Kind::File => Method::Punch,
             _ => Method::Write,
         }
     }
 
-    /// The bytes of the device that the operation is about.
+    /// The range of the operation.
     pub fn range(&self) -> ByteRange {
         range_of(&self.op)
     }
 
-    /// The operation given back.
+    /// The completed operation.
     pub fn end(self, result: Result<()>) -> BackingDone {
         BackingDone { token: self.token, op: self.op, result }
     }
@@ -355,7 +355,7 @@ impl Job {
     }
 }
 
-/// The bytes of the device that `op` is about; none for a flush.
+/// The range of `op`; empty for a flush.
 pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
     match op {
         BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
@@ -366,7 +366,7 @@ pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
     }
 }
 
-/// The operation as the words after "cannot".
+/// The operation as a text that follows "cannot".
 pub(crate) fn words_of(op: &BackingOp) -> String {
     let verb = match op {
         BackingOp::Read { .. } => "read",
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_write_goes_on_at_the_last_whole_sector() {
+    fn a_short_write_continues_at_the_last_whole_sector() {
         let target = target(Kind::File);
         let mut job = write(&target);
         assert!(job.advance(&target, 4096 + 700).is_none());
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_write_is_tried_again_and_not_for_ever() {
+    fn an_interrupted_write_is_retried_a_bounded_number_of_times() {
         for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
             let target = target(Kind::File);
             let mut job = write(&target);
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_where_on_which_device_and_why() {
+    fn an_error_names_operation_range_device_and_cause() {
         let target = target(Kind::Block);
         let error = write(&target).advance(&target, -libc::EIO).expect("ended").expect_err("failed");
         assert_eq!(error.kind(), ErrorKind::Backing);
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroing_a_file_falls_back_to_a_hole_and_then_to_writing_and_remembers() {
+    fn zeroing_a_file_falls_back_to_a_hole_and_then_to_writing_for_good() {
         let target = target(Kind::File);
         let mut job = zero(&target);
         assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_ZERO_RANGE));

@@ -1,11 +1,12 @@
 //! The length of a file that holds data of a backing device.
 //!
-//! A write behind the end of a file that was cut short makes it longer again, and the hole reads as zeroes. So the length that the file
-//! has to have is remembered, and the least that was seen since.
+//! A write after the end of a truncated file extends it again, and the hole reads as zeroes. So the required length of
+//! the file is stored, and the least length that was seen since.
 //!
-//! Always true here: what was seen to be missing is missing until the file is opened again, whatever length it has by then.
+//! Always true here: bytes that were once missing count as missing until the file is opened again, whatever its length
+//! is by then.
 //!
-//! Left to others: when to look.
+//! Left to others: when to check.
 
 use crate::sys;
 use cbd_holder::Change;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Length {
     expected: u64,
-    /// At most what is expected.
+    /// The least length that was seen; at most `expected`.
     least: AtomicU64,
 }
 
@@ -27,12 +28,12 @@ impl Length {
         Self { expected, least: AtomicU64::new(expected) }
     }
 
-    /// Bytes that the file has to have.
+    /// The required length.
     pub(crate) const fn expected(&self) -> u64 {
         self.expected
     }
 
-    /// Looks at the length that the kernel remembers, and refuses what ends behind the least length that was seen.
+    /// Reads the length that the kernel has cached, and refuses a range that ends after the least length that was seen.
     pub(crate) fn check(&self, file: BorrowedFd<'_>, path: &Path, end: u64) -> Result<()> {
         if let Ok(size) = sys::remembered_size(file) {
             self.least.fetch_min(size, Ordering::Relaxed);
@@ -40,7 +41,7 @@ impl Length {
         self.check_known(path, end)
     }
 
-    /// As [`check`](Self::check), without a look.
+    /// As [`check`](Self::check), without reading the length.
     pub(crate) fn check_known(&self, path: &Path, end: u64) -> Result<()> {
         match self.short(path) {
             Some((found, change)) if found < end => Err(Error::new(ErrorKind::Backing, change.to_string())),
@@ -48,7 +49,7 @@ impl Length {
         }
     }
 
-    /// What has become of the file, where a look found `change`.
+    /// The change of the file, given the `change` that a check found.
     pub(crate) fn change(&self, path: &Path, change: Option<Change>) -> Option<Change> {
         match change {
             Some(Change::Deleted { .. }) => return change,

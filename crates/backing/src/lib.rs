@@ -1,15 +1,15 @@
-//! Backing devices: the slow disks and files that are cached, as queues of operations.
+//! Backing devices: access to the cached disks and files through queues of operations.
 //!
 //! [`BackingFile`] is a regular file or a block device, held exclusively, reached through io_uring with
 //! `O_DIRECT` where the system allows both. [`Identity`] says which disk it is, by more than its path.
 //! [`Throttle`] is a decorator of the same [`Backing`] trait, and a [`Decorator`] puts any other in front of a device.
 //!
-//! Always true here: a submitted operation is given back once, with its buffer, whatever happens; memory
-//! that the kernel works on is owned by its queue until the kernel is done with it; bytes behind the last
-//! whole sector are never touched; what a caller or a device does wrong is an error, never a panic.
+//! Always true here: a submitted operation is returned once, with its buffer, whatever its result; memory that the
+//! kernel works on is owned by its queue until the kernel is done with it; bytes after the last whole sector are never
+//! accessed; an invalid call or a fault of the device is an error, never a panic.
 //!
-//! Left to others: what is written where and when, and that operations in flight never overlap (the engine);
-//! what happens after an error (its writeback). `SIGXFSZ` and `PR_SET_IO_FLUSHER` are the process's.
+//! Left to others: the choice of operations, and that operations in flight never overlap (the engine); the reaction to
+//! an error (its writeback). The process sets `SIGXFSZ` and `PR_SET_IO_FLUSHER`.
 #![deny(unsafe_code)]
 
 mod beneath;
@@ -22,7 +22,7 @@ pub mod identity;
 mod job;
 mod length;
 mod mapper;
-mod patient;
+mod query;
 pub mod ring;
 mod sync;
 mod sys;
@@ -44,10 +44,10 @@ pub use watch::Watch;
 
 /// A queue that a thread can sleep on.
 pub trait PollableQueue: BackingQueue {
-    /// A descriptor that is readable while [`poll`](BackingQueue::poll) has something to do: for `poll`, `epoll`
-    /// or a ring. It is constant while the queue lives, never read by the caller, and cleared by `poll`.
-    /// Completions are handled in the context of the thread that submitted, so its own `epoll_wait` may end
-    /// with `EINTR` when one arrives.
+    /// A descriptor that is readable while [`poll`](BackingQueue::poll) can make progress: for `poll`, `epoll` or a
+    /// ring. It is constant while the queue lives, never read by the caller, and cleared by `poll`. Completions are
+    /// handled in the context of the thread that submitted, so its own `epoll_wait` may end with `EINTR` when one
+    /// arrives.
     fn wait_descriptor(&self) -> RawFd;
 }
 
@@ -57,22 +57,22 @@ impl<Q: PollableQueue + ?Sized> PollableQueue for Box<Q> {
     }
 }
 
-/// A backing device: what it is, and queues to it.
+/// A backing device: its properties, and queues to it.
 pub trait Backing: Send + Sync {
-    /// What the system says about it; constant while it is open.
+    /// Its geometry; constant while it is open.
     fn geometry(&self) -> BackingGeometry;
 
-    /// Which disk it is.
+    /// Its identity.
     fn identity(&self) -> Identity;
 
-    /// A queue of its own for one thread; `depth` is how many operations it works on at a time. The device
-    /// stays held until the last queue is gone.
+    /// Opens a queue for one thread with at most `depth` operations in flight. The device stays locked until the last
+    /// queue is dropped.
     ///
     /// # Errors
-    /// When the system refuses what a queue needs (a ring, descriptors).
+    /// The system refuses a resource of the queue (a ring, descriptors).
     fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>>;
 
-    /// Path, way of access and decorators, in one line for status.
+    /// Path, access method and decorators, in one line for status.
     fn describe(&self) -> String;
 }
 

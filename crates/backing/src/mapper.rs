@@ -1,9 +1,9 @@
-//! Tables of device mapper: which bytes of which device a part of one is made of.
+//! Tables of device mapper: the devices and bytes that each part of a device maps to.
 //!
-//! Always true here: a table is read only where all its targets are of types that are known here, since those of others can hold keys;
-//! what does not parse is of an unknown type.
+//! Always true here: a table is read only if the types of all its targets are in [`KNOWN`], since tables of other types
+//! can contain keys; a line that does not parse has an unknown type.
 //!
-//! Left to others: what follows for those who share a device.
+//! Left to others: the exclusion of users of the same device.
 
 use cbd_sys::DeviceNumber;
 use cbd_sys::ioctl::mapper_table;
@@ -15,35 +15,35 @@ use std::os::fd::AsFd;
 /// Bytes of a sector in a table.
 const SECTOR: u64 = 512;
 
-/// Types whose tables are understood; they have no secrets.
+/// Types whose tables are parsed; they contain no secrets.
 const KNOWN: [&str; 7] = ["linear", "striped", "thin", "snapshot", "snapshot-origin", "zero", "error"];
 
-/// A part of a device, and what it is made of.
+/// A part of a device, and what it maps to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Target {
-    /// Where it is in the device.
+    /// Its range in the device.
     pub bytes: ByteRange,
     pub made_of: MadeOf,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum MadeOf {
-    /// The bytes of a device from `start` on, one to one.
+    /// The bytes of a device from `start` on.
     Linear { device: DeviceNumber, start: u64 },
-    /// Parts of so many bytes, each from its own start on.
+    /// Parts of `length` bytes on several devices, each with its own start.
     Striped { length: u64, parts: Vec<(DeviceNumber, u64)> },
-    /// The thin device of this number in a pool, which keeps its devices apart. What it was never written is read from the same offset
-    /// of its external origin, where it has one.
+    /// The thin device with this number in a pool, which keeps its devices apart. Bytes that were never written are
+    /// read from the same offset of its external origin, if it has one.
     Thin { pool: DeviceNumber, id: u64, origin: Option<DeviceNumber> },
-    /// A snapshot or what it is of: the kernel keeps them apart on what they share.
+    /// A snapshot or its origin: the kernel keeps them apart on the devices that they share.
     Snapshot,
     /// No device.
     Nothing,
-    /// Not known.
+    /// An unknown type.
     Unknown(String),
 }
 
-/// A line of a table as the kernel has it.
+/// A line of a table as the kernel returns it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Line {
     /// In sectors.
@@ -56,7 +56,7 @@ pub(crate) struct Line {
 /// The table of a device.
 ///
 /// # Errors
-/// What the system says: a user who may not ask, or no device mapper.
+/// Errors of the system: a missing permission, or no device mapper.
 pub(crate) fn table(device: DeviceNumber) -> io::Result<Vec<Target>> {
     let control = File::options().read(true).write(true).open("/dev/mapper/control")?;
     let ask = |with_parameters| {
@@ -70,7 +70,7 @@ pub(crate) fn table(device: DeviceNumber) -> io::Result<Vec<Target>> {
     Ok(kinds.iter().map(|line| target(&Line { parameters: String::new(), ..line.clone() })).collect())
 }
 
-/// What a line says.
+/// Parses a line.
 pub(crate) fn target(line: &Line) -> Target {
     let start = line.start.saturating_mul(SECTOR);
     let bytes = ByteRange { start, end: start.saturating_add(line.length.saturating_mul(SECTOR)) };
@@ -93,7 +93,7 @@ fn made_of(line: &Line) -> Option<MadeOf> {
             for _ in 0..count {
                 parts.push((DeviceNumber::parse(words.next()?)?, sectors(words.next()?)?));
             }
-            // A last chunk that is not whole lies within one more sector of each.
+            // A partial last chunk ends within one more chunk of each device.
             let length = line.length.div_ceil(count).saturating_mul(SECTOR);
             MadeOf::Striped { length, parts }
         }
@@ -116,7 +116,7 @@ fn sectors(word: &str) -> Option<u64> {
     word.parse::<u64>().ok()?.checked_mul(SECTOR)
 }
 
-/// Reads what the kernel answers with: `count` structures, each with the offset of the next and followed by its parameters.
+/// Parses the kernel's answer: `count` structures, each with the offset of the next and followed by its parameters.
 pub(crate) fn lines(answer: &[u8], count: u32) -> Option<Vec<Line>> {
     const HEADER: usize = 40;
     let (mut at, mut found) = (0_usize, Vec::new());
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_unknown() {
+    fn a_line_that_does_not_parse_is_unknown() {
         for (kind, parameters) in [
             ("crypt", "aes 00 0 7:0 0"),
             ("linear", ""),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_of_the_kernel_is_read_and_a_broken_one_is_refused() {
+    fn the_answer_of_the_kernel_is_parsed_and_an_invalid_one_is_refused() {
         let mut answer = Vec::new();
         for (start, next, parameters) in [(0_u64, 56_u32, &b"7:0 2048\0"[..]), (16, 120, b"7:1 0\0")] {
             answer.extend(start.to_ne_bytes());

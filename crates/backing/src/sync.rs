@@ -1,8 +1,8 @@
-//! The queue for systems that forbid io_uring: each operation is run when it is submitted.
+//! The queue for systems that forbid io_uring: each operation is executed when it is submitted.
 //!
-//! Always true here: an operation is finished before `submit` returns, and given back by the next `poll`.
+//! Always true here: an operation is finished before `submit` returns, and returned by the next `poll`.
 //!
-//! Left to others: depth; a thread for each queue is what makes this fast enough.
+//! Left to others: parallelism: each queue has its own thread.
 
 use crate::PollableQueue;
 use crate::job::{Job, Step, Target, zeroes};
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// A queue that works without a ring.
+/// A queue without a ring.
 pub(crate) struct SyncQueue {
     target: Arc<Target>,
     ended: VecDeque<BackingDone>,
@@ -47,7 +47,7 @@ pub(crate) fn run_to_end(mut job: Job, target: &Target) -> BackingDone {
             (Step::Allocate { mode, at, length }, _) => {
                 fallocate(target.file.as_fd(), mode, at, length).map(|()| 0)
             }
-            // A read or write step is made from a read or write alone.
+            // Only reads and writes have read and write steps.
             (Step::Sync | Step::Read { .. } | Step::Write { .. }, _) => target.file.sync_data().map(|()| 0),
         };
         if let Some(result) = job.advance(target, answer_of(answer)) {

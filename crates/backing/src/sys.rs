@@ -19,7 +19,7 @@ use std::path::Path;
 
 const STATX_SUBVOL: StatxFlags = StatxFlags::from_bits_retain(0x8000);
 
-/// What `statx` knows.
+/// The result of `statx`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Status {
     pub mode: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Status {
     pub block: u32,
     /// Birth time in seconds and nanoseconds.
     pub born: Option<(i64, u32)>,
-    /// Alignment of memory and of offsets for direct I/O; zeroes where there is none.
+    /// Alignment of memory and of offsets for direct I/O; zeroes if direct I/O is not supported.
     pub direct: Option<(u32, u32)>,
     pub subvolume: Option<u64>,
 }
@@ -88,9 +88,9 @@ pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
     })
 }
 
-/// The status of what `path` leads to; opens nothing.
+/// The status of the file at `path`; does not open it.
 pub(crate) fn status_of(path: &Path) -> io::Result<Status> {
-    // Only a name for the object: no device is woken, no FIFO waits.
+    // `O_PATH` only names the object: it does not wake a device or block on a FIFO.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     status(file.as_fd())
 }
@@ -107,13 +107,13 @@ pub(crate) fn file_system(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64)> {
     Ok((raw.f_type as u64, fstatvfs(file)?.f_fsid, raw.f_bsize as u64))
 }
 
-/// What a loop device stands on.
+/// The backing file of a loop device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LoopFile {
-    /// Of the file system that has the file, or the device's node.
+    /// The device of the file system that has the file, or the device node.
     pub device: DeviceNumber,
     pub inode: u64,
-    /// Of a block device its number; of a file, 0:0 or, from some kernels, `device` again.
+    /// The number of a block device; for a file 0:0 or, from some kernels, `device` again.
     pub special: DeviceNumber,
 }
 
@@ -124,7 +124,7 @@ impl LoopFile {
     }
 }
 
-/// What a loop device stands on. The kernel queries the file for it, which may take long.
+/// The backing file of a loop device. The kernel queries the file for it, which may take long.
 pub(crate) fn loop_file(file: BorrowedFd<'_>) -> io::Result<LoopFile> {
     let info: LoopInfo = loop_device::status(file)?;
     Ok(LoopFile { device: info.device(), inode: info.inode, special: info.special() })
@@ -136,17 +136,17 @@ pub(crate) fn lock_range(file: BorrowedFd<'_>, exclusive: bool, bytes: ByteRange
     set_lock(file, if exclusive { Lock::Exclusive } else { Lock::Shared }, bytes.start..bytes.end)
 }
 
-/// Unlocks these bytes of what [`lock_range`] locked.
+/// Unlocks these bytes of a lock of [`lock_range`].
 pub(crate) fn unlock_range(file: BorrowedFd<'_>, bytes: ByteRange) -> io::Result<()> {
     set_lock(file, Lock::None, bytes.start..bytes.end)
 }
 
-/// Unlocks what [`lock_range`] locked, whichever process has a descriptor of this open description.
+/// Releases the lock of [`lock_range`], even if other processes have a descriptor of this open description.
 pub(crate) fn unlock_whole(file: BorrowedFd<'_>) -> io::Result<()> {
     set_lock(file, Lock::None, 0..u64::MAX)
 }
 
-/// Sends the I/O of an open description through the page cache from now on.
+/// Clears `O_DIRECT` of an open description.
 pub(crate) fn clear_direct(file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)?.difference(OFlags::DIRECT))?)
 }

@@ -1,9 +1,9 @@
-//! What the kernel tells in text files: attributes of block devices, mounts, swap areas, loop devices.
+//! Attributes of block devices and loop devices from the kernel's text files.
 //!
-//! Always true here: what is missing or unreadable is `None` or empty, never an error: the attributes differ
-//! from kernel to kernel, and `/sys` and `/proc` may not be there at all.
+//! Always true here: a missing or unreadable attribute is `None` or empty, never an error: attributes differ between
+//! kernels, and `/sys` and `/proc` may not be mounted.
 //!
-//! Left to others: what follows from it.
+//! Left to others: the consequences.
 
 use cbd_sys::DeviceNumber;
 use cbd_types::ByteRange;
@@ -19,7 +19,7 @@ const SECTOR: u64 = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct BlockDirectory {
     path: PathBuf,
-    /// That of the whole disk; the same where the device is no partition.
+    /// The directory of the whole disk; the same if the device is no partition.
     disk: PathBuf,
 }
 
@@ -28,7 +28,7 @@ impl BlockDirectory {
         Self::below(Path::new("/sys"), device)
     }
 
-    /// As [`of`](Self::of), in a tree that is another than `/sys`.
+    /// As [`of`](Self::of), in another tree than `/sys`.
     pub fn below(sys: &Path, device: DeviceNumber) -> Option<Self> {
         let path = fs::canonicalize(sys.join(format!("dev/block/{device}"))).ok()?;
         let disk = if path.join("partition").exists() { path.parent()?.to_path_buf() } else { path.clone() };
@@ -49,23 +49,23 @@ impl BlockDirectory {
         DeviceNumber::parse(&self.disk("dev")?)
     }
 
-    /// Where bytes of a partition are on its disk.
+    /// Translates bytes of a partition to its disk.
     pub fn within_disk(&self, bytes: ByteRange) -> Option<ByteRange> {
         let sectors = |name: &str| Some(self.own(name)?.parse::<u64>().ok()?.saturating_mul(SECTOR));
         Some(within(bytes, sectors("start")?, sectors("size")?))
     }
 
-    /// The path of the file that a loop device stands on, as the kernel has it.
+    /// The path of a loop device's backing file, as the kernel reports it.
     pub fn loop_backing(&self) -> Option<PathBuf> {
         loop_backing(&self.disk)
     }
 
-    /// The bytes of its file that a loop device shows.
+    /// The bytes of its file that a loop device maps.
     pub fn loop_bytes(&self) -> ByteRange {
         loop_bytes(&self.disk)
     }
 
-    /// What device mapper, md and the like made the disk of.
+    /// The members of a device of device mapper, md and the like.
     pub fn slaves(&self) -> Vec<DeviceNumber> {
         let folder = self.disk.join("slaves");
         names_in(&folder)
@@ -74,15 +74,14 @@ impl BlockDirectory {
             .collect()
     }
 
-    /// Where the disk is plugged in, without the name that the kernel happened to give it; `None` for a device of
-    /// the kernel's own making.
+    /// The port that the disk is plugged into, without the name that the kernel assigned; `None` for a virtual device.
     pub fn place(&self) -> Option<String> {
         let path = self.disk.strip_prefix("/sys/devices").ok()?.to_str()?;
         let plugged = path.split("/block/").next()?;
         (!plugged.starts_with("virtual")).then(|| plugged.to_owned())
     }
 
-    /// An attribute of the device itself, a partition's own too.
+    /// An attribute of the device itself, which may be a partition.
     pub fn own(&self, name: &str) -> Option<String> {
         attribute(&self.path.join(name))
     }
@@ -103,7 +102,7 @@ impl BlockDirectory {
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
     }
 
-    /// Devices that stand on this one, on a partition of it, or, for a partition, on the whole disk.
+    /// Devices that use this one, a partition of it, or, for a partition, the whole disk.
     pub fn holders(&self) -> Vec<String> {
         let mut directories = vec![self.path.clone(), self.disk.clone()];
         directories.extend(self.partitions());
@@ -134,35 +133,35 @@ fn names_in(directory: &Path) -> Vec<String> {
 
 /// The trimmed text of a file; `None` where it is empty.
 pub(crate) fn attribute(path: &Path) -> Option<String> {
-    // Not as text: a serial number may be anything.
+    // Read as bytes: a serial number need not be UTF-8.
     let bytes = fs::read(path).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let text = text.trim_matches(|letter: char| letter.is_whitespace() || letter.is_control());
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// What names this start of the machine.
+/// The id of this boot.
 pub(crate) fn boot() -> Option<String> {
     attribute(Path::new("/proc/sys/kernel/random/boot_id"))
 }
 
-/// A loop device and the path of its file as the kernel tells it.
+/// A loop device and the path of its file as the kernel reports it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LoopDevice {
     pub name: String,
     pub file: PathBuf,
-    /// Those of the file that it shows.
+    /// The bytes of the file that it maps.
     pub bytes: ByteRange,
 }
 
-/// `bytes` of what begins at `start` in something larger and has `length` bytes.
+/// Translates `bytes` of an object to the larger object in which it begins at `start` and has `length` bytes.
 pub(crate) fn within(bytes: ByteRange, start: u64, length: u64) -> ByteRange {
     let end = start.saturating_add(bytes.end.min(length));
     ByteRange { start: start.saturating_add(bytes.start).min(end), end }
 }
 
-/// The path of the file that a loop device stands on, whose folder below `/sys` this is. A name may be any bytes, blanks at its end too:
-/// the kernel ends it with one line feed.
+/// The path of the backing file of the loop device with this folder below `/sys`. A name may consist of any bytes,
+/// including blanks at its end: the kernel appends one line feed.
 fn loop_backing(directory: &Path) -> Option<PathBuf> {
     let mut path = fs::read(directory.join("loop/backing_file")).ok()?;
     if path.last() == Some(&b'\n') {
@@ -171,14 +170,14 @@ fn loop_backing(directory: &Path) -> Option<PathBuf> {
     (!path.is_empty()).then(|| PathBuf::from(OsString::from_vec(path)))
 }
 
-/// The bytes of its file that a loop device shows, whose folder below `/sys` this is.
+/// The bytes of its file that the loop device with this folder below `/sys` maps.
 fn loop_bytes(directory: &Path) -> ByteRange {
     let number = |name: &str| attribute(&directory.join(name))?.parse::<u64>().ok();
     let limit = number("loop/sizelimit").filter(|limit| *limit > 0).unwrap_or(u64::MAX);
     within(ByteRange { start: 0, end: u64::MAX }, number("loop/offset").unwrap_or(0), limit)
 }
 
-/// Loop devices that have a file.
+/// All loop devices with a backing file.
 pub(crate) fn loop_devices() -> Vec<LoopDevice> {
     let names = names_in(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop"));
     let with_file = |name: String| {

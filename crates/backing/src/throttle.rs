@@ -1,15 +1,15 @@
-//! A backing device that takes its time: a model of a hard disk, or of a flash disk, over any other.
+//! A throttled backing device: a model of a hard disk, or of a flash disk, over any other device.
 //!
-//! A hard disk has one arm. An operation that does not continue where the last one ended costs a seek, longer the
-//! farther it goes, and on average half a rotation; a small gap forward is read over if that is faster; then the bytes
-//! pass at the transfer rate. A flush costs a rotation. Operations are served in the order in which they
-//! come: no elevator, no cache. A flash disk has a latency, several operations at a time, and a transfer rate.
+//! A hard disk has one arm. An operation that does not continue where the last one ended costs a seek, longer for a
+//! longer distance, and on average half a rotation; a small gap forward is skipped by reading if that is faster; then
+//! the bytes are transferred at the transfer rate. A flush costs a rotation. Operations are served in the order of
+//! submission: no elevator, no cache. A flash disk has a latency, several operations at a time, and a transfer rate.
 //! (The model is that of Ruemmler and Wilkes, "An introduction to disk drive modeling", without the cache.)
 //!
-//! Always true here: an operation is done at once beneath, and given back no sooner than the model says, over all
-//! queues together; results and data are untouched.
+//! Always true here: an operation is executed at once on the inner device, and returned no sooner than the model
+//! allows, over all queues together; results and data are unchanged.
 //!
-//! Left to others: power cuts; what was submitted may be on the disk below before the model is done with it.
+//! Left to others: power cuts; a submitted operation may be on the inner device before the model completes it.
 
 use crate::{Backing, Identity, PollableQueue, job};
 use cbd_sys::event::{Poller, Timer, wait_readable};
@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 /// Bytes of a MiB.
 const MIB: f64 = 1_048_576.0;
 
-/// What a throttled device is like. Zero means that something costs no time.
+/// The parameters of the model. Zero means that the step takes no time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ThrottleParameters {
-    /// Average seek in milliseconds, between two random places.
+    /// Average seek time in milliseconds, between two random positions.
     pub seek_ms: f64,
     /// Rotations a minute.
     pub rpm: f64,
@@ -35,16 +35,16 @@ pub struct ThrottleParameters {
     pub mib_per_s: f64,
     /// Latency of every operation in microseconds.
     pub latency_us: f64,
-    /// What a write takes instead of `latency_us`, if it differs.
+    /// Latency of writes in microseconds, if it differs from `latency_us`.
     pub write_latency_us: Option<f64>,
-    /// What a flush takes in microseconds; without it, a rotation, or the latency where nothing turns.
+    /// Time of a flush in microseconds; by default one rotation, or the latency if the device does not rotate.
     pub flush_us: Option<f64>,
-    /// Operations that it works on at a time.
+    /// Operations that it executes in parallel.
     pub parallel: u32,
 }
 
 impl ThrottleParameters {
-    /// No throttle at all; the others are made from it.
+    /// No throttle; the base of the presets.
     pub const NONE: Self = Self {
         seek_ms: 0.0,
         rpm: 0.0,
@@ -66,7 +66,7 @@ impl ThrottleParameters {
         ..Self::NONE
     };
 
-    /// Reads `hdd`, `ssd`, or `name=value` separated by commas, as [`Display`](fmt::Display) prints it. A preset may
+    /// Parses `hdd`, `ssd`, or `name=value` separated by commas, as [`Display`](fmt::Display) prints it. A preset may
     /// come first, and single values after it.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl fmt::Display for ThrottleParameters {
     }
 }
 
-/// The disk's state: when its parts are free, and where the arm stands.
+/// The disk's state: when its parts are free, and the position of the arm.
 #[derive(Debug)]
 struct Mechanics {
     parameters: ThrottleParameters,
@@ -203,8 +203,9 @@ impl Mechanics {
             return Duration::ZERO;
         }
         let distance = range.start.abs_diff(self.head) as f64 / self.size as f64;
-        // The arm gathers and loses speed: time goes with the square root. A tenth of the average is the shortest; the
-        // mean root of the distance between two random places is 8/15, so this averages to what was asked for.
+        // The arm accelerates and decelerates: its time is proportional to the square root of the distance. The
+        // shortest seek is a tenth of the average; the mean root of the distance between two random positions is 8/15,
+        // so the average is `seek_ms`.
         let seek_s = self.parameters.seek_ms / 1000.0 * (0.1 + 0.9 * (15.0 / 8.0) * distance.min(1.0).sqrt());
         let wait = self.parameters.rotation().mul_f64(self.random_share());
         let jump = Duration::from_secs_f64(seek_s) + wait;
@@ -216,7 +217,7 @@ impl Mechanics {
 
     fn transfer(&self, length: u64) -> Duration {
         if self.parameters.mib_per_s > 0.0 {
-            // The smallest rate and the largest device stay below what a duration can say.
+            // The smallest rate and the largest device stay below the maximum of a duration.
             Duration::try_from_secs_f64(length as f64 / (self.parameters.mib_per_s * MIB))
                 .unwrap_or(DAY)
                 .min(DAY)
@@ -244,13 +245,13 @@ pub struct Throttle<B> {
 }
 
 impl<B: Backing> Throttle<B> {
-    /// `inner`, as slow as `parameters` say.
+    /// `inner`, throttled by `parameters`.
     pub fn new(inner: B, parameters: ThrottleParameters) -> Self {
         let mechanics = Mechanics::new(parameters, inner.geometry().size, Instant::now());
         Self { inner, parameters, mechanics: Arc::new(Mutex::new(mechanics)) }
     }
 
-    /// What the disk is like.
+    /// The parameters of the model.
     pub const fn parameters(&self) -> ThrottleParameters {
         self.parameters
     }
@@ -298,9 +299,9 @@ struct ThrottledQueue {
     inner: Box<dyn PollableQueue>,
     mechanics: Arc<Mutex<Mechanics>>,
     next: u64,
-    /// What the inner queue works on: the submitter's token, and when the model is done.
+    /// Operations in the inner queue: the submitter's token, and the completion time of the model.
     beneath: HashMap<u64, (OpToken, Instant)>,
-    /// What is done beneath and not in the model, by time and number.
+    /// Operations that are done in the inner queue but not in the model, by time and number.
     held: BTreeMap<(Instant, u64), BackingDone>,
     came: Vec<BackingDone>,
     timer: Timer,
@@ -318,7 +319,7 @@ impl ThrottledQueue {
         }
         let alarm = self.held.first_key_value().map(|((time, _), _)| *time);
         if alarm != self.alarm {
-            // It can fail for a number that is out of range only, and a delay is none.
+            // It fails only for a number out of range, which a delay is not.
             let _ = self.timer.set(alarm.map(|time| time.saturating_duration_since(now)));
             self.alarm = alarm;
         }
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_last_write_costs_its_transfer_alone() {
+    fn a_sequential_write_takes_only_its_transfer_time() {
         let now = Instant::now();
         let mut disk = Mechanics::new(ThrottleParameters::HARD_DISK, SIZE, now);
         assert!(time_ms(&mut disk, now, 0) < 0.1);
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn one_arm_serves_one_after_the_other() {
+    fn one_arm_serves_one_operation_after_the_other() {
         let now = Instant::now();
         let mut disk = Mechanics::new(ThrottleParameters::HARD_DISK, SIZE, now);
         let first = disk.serve(now, &read(SIZE / 2));
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flash_disk_works_on_several_operations_at_a_time() {
+    fn a_flash_disk_executes_several_operations_in_parallel() {
         let now = Instant::now();
         let parameters = ThrottleParameters { mib_per_s: 0.0, ..ThrottleParameters::FLASH_DISK };
         let mut disk = Mechanics::new(parameters, SIZE, now);

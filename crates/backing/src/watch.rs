@@ -1,15 +1,15 @@
-//! What becomes of a backing file while it is in use.
+//! Detects changes of a backing file while it is in use.
 //!
-//! Always true here: a watch does not keep the hold; when the backing device is closed there is nothing to tell.
+//! Always true here: a watch does not keep the lock; after the backing device was closed it reports nothing.
 //!
-//! Left to others: when to look, and on which thread: a look asks the file system, which may not answer.
+//! Left to others: the interval and the thread of checks: a check queries the file system, which may hang.
 
 use crate::job::Target;
 use cbd_holder::Change;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-/// Looks at the file of a backing device, or at the files that it stands on.
+/// Checks the file of a backing device, or the files beneath it.
 #[derive(Clone, Debug)]
 pub struct Watch {
     target: Weak<Target>,
@@ -27,7 +27,7 @@ impl Watch {
         &self.path
     }
 
-    /// What has become of it since it was opened. May wait for its file system.
+    /// The change of the file since it was opened. May block on its file system.
     #[must_use]
     pub fn look(&self) -> Option<Change> {
         self.target.upgrade()?.change()

@@ -1,4 +1,4 @@
-//! The same bytes by two names: a file and loop devices over it, loop devices over each other, partitions.
+//! The same bytes through two paths: a file and loop devices over it, loop devices over each other, partitions.
 #![allow(missing_docs)]
 
 mod common;
@@ -17,7 +17,7 @@ fn refused(path: &Path) -> Error {
     error
 }
 
-/// Refused because another user has the file or device `beneath`, and this process is named.
+/// Checks that `path` is refused because this process uses the file or device `beneath`.
 #[track_caller]
 fn assert_refused_for(path: &Path, beneath: &Path) {
     let line = refused(path).line();
@@ -27,7 +27,7 @@ fn assert_refused_for(path: &Path, beneath: &Path) {
 }
 
 #[test]
-fn a_file_that_is_held_is_not_held_again_through_a_loop_device() {
+fn a_locked_file_is_not_locked_again_through_a_loop_device() {
     if !is_root() {
         return;
     }
@@ -41,7 +41,7 @@ fn a_file_that_is_held_is_not_held_again_through_a_loop_device() {
 }
 
 #[test]
-fn a_file_is_held_through_one_loop_device_at_a_time() {
+fn a_file_is_locked_through_one_loop_device_at_a_time() {
     if !is_root() {
         return;
     }
@@ -68,7 +68,7 @@ fn open_with_warning(path: &Path, part: &str) -> BackingFile {
 }
 
 #[test]
-fn a_file_without_a_name_is_held_through_one_loop_device_at_a_time() {
+fn a_file_without_a_name_is_locked_through_one_loop_device_at_a_time() {
     if !is_root() {
         return;
     }
@@ -86,7 +86,7 @@ fn a_file_without_a_name_is_held_through_one_loop_device_at_a_time() {
 }
 
 #[test]
-fn a_block_device_without_a_node_is_held_through_one_loop_device_at_a_time() {
+fn a_block_device_without_a_node_is_locked_through_one_loop_device_at_a_time() {
     if !is_root() {
         return;
     }
@@ -107,7 +107,7 @@ fn a_block_device_without_a_node_is_held_through_one_loop_device_at_a_time() {
 }
 
 #[test]
-fn a_file_that_is_held_is_not_held_through_a_loop_device_after_it_lost_its_name() {
+fn a_locked_file_is_not_locked_through_a_loop_device_after_it_lost_its_name() {
     if !is_root() {
         return;
     }
@@ -123,7 +123,7 @@ fn a_file_that_is_held_is_not_held_through_a_loop_device_after_it_lost_its_name(
 }
 
 #[test]
-fn a_loop_device_is_not_held_below_and_above_another() {
+fn a_loop_device_is_not_locked_below_and_above_another() {
     if !is_root() {
         return;
     }
@@ -139,7 +139,7 @@ fn a_loop_device_is_not_held_below_and_above_another() {
         let line = refused(&below.path).line();
         assert!(line.contains("in use"), "{line}");
         drop(held);
-        // Free, but for the loop device that stands on it.
+        // Not locked, but used by a loop device.
         let line = refused(&below.path).line();
         assert!(line.contains(above.path.to_str().expect("a name")), "{line}");
     }
@@ -147,7 +147,7 @@ fn a_loop_device_is_not_held_below_and_above_another() {
 }
 
 #[test]
-fn parts_of_a_file_are_held_apart_and_never_together_where_they_overlap() {
+fn disjoint_parts_of_a_file_are_locked_separately_and_overlapping_parts_are_refused() {
     if !is_root() {
         return;
     }
@@ -176,7 +176,7 @@ fn with_partitions(file: &Path) -> (LoopDevice, [PathBuf; 2]) {
 }
 
 #[test]
-fn partitions_of_a_loop_device_are_held_side_by_side_and_their_disk_is_not() {
+fn partitions_of_a_loop_device_are_locked_together_and_their_disk_is_refused() {
     if !is_root() {
         return;
     }
@@ -195,7 +195,7 @@ fn partitions_of_a_loop_device_are_held_side_by_side_and_their_disk_is_not() {
 }
 
 #[test]
-fn a_disk_is_not_held_below_a_loop_device_over_its_partition() {
+fn a_disk_is_not_locked_below_a_loop_device_over_its_partition() {
     if !is_root() {
         return;
     }
@@ -213,7 +213,7 @@ fn a_disk_is_not_held_below_a_loop_device_over_its_partition() {
 }
 
 #[test]
-fn a_file_and_a_loop_device_over_it_are_told_to_overlap() {
+fn a_file_and_a_loop_device_over_it_are_reported_as_overlapping() {
     if !is_root() {
         return;
     }
@@ -244,7 +244,7 @@ fn two_readers_share_a_file_through_loop_devices() {
     assert_refused_for(&third.path, &path);
 }
 
-/// Refused because this process has the same bytes for `other`.
+/// Checks that `path` is refused because this process uses the same bytes for `other`.
 #[track_caller]
 fn assert_refused_beside(path: &Path, beneath: &Path, other: &Path) {
     assert_refused_for(path, beneath);
@@ -253,7 +253,7 @@ fn assert_refused_beside(path: &Path, beneath: &Path, other: &Path) {
 }
 
 #[test]
-fn loop_devices_over_parts_of_one_block_device_are_held_apart_and_never_together_where_they_overlap() {
+fn loop_devices_over_parts_of_a_block_device_are_locked_separately_and_refused_if_they_overlap() {
     if !is_root() {
         return;
     }
@@ -267,17 +267,17 @@ fn loop_devices_over_parts_of_one_block_device_are_held_apart_and_never_together
     run_well(&mut *queue(&held[1], 4), write(0, &[2; 4096]));
     let [one, other] = held;
     drop(one);
-    // The second one keeps what it has.
+    // The second one keeps its claim.
     assert_refused_beside(&over_both.path, &disk.path, &second.path);
     drop(other);
     open_again(&over_both.path);
-    // With the last, the claim of the disk itself is gone; but loop devices stand on it.
+    // With the last one the claim of the disk itself is released; but loop devices use it.
     let line = refused(&disk.path).line();
     assert!(line.contains("stands on it"), "{line}");
 }
 
 #[test]
-fn partitions_of_a_loop_device_over_a_block_device_are_held_side_by_side() {
+fn partitions_of_a_loop_device_over_a_block_device_are_locked_together() {
     if !is_root() {
         return;
     }
@@ -292,7 +292,7 @@ fn partitions_of_a_loop_device_over_a_block_device_are_held_side_by_side() {
 }
 
 #[test]
-fn a_partition_is_held_beside_a_loop_device_over_another_part_of_its_disk() {
+fn a_partition_is_locked_beside_a_loop_device_over_another_part_of_its_disk() {
     if !is_root() {
         return;
     }
@@ -308,14 +308,14 @@ fn a_partition_is_held_beside_a_loop_device_over_another_part_of_its_disk() {
 }
 
 #[test]
-fn what_another_process_holds_of_a_block_device_is_refused_with_the_reason() {
+fn a_block_device_that_another_process_uses_is_refused_with_the_reason() {
     if !is_root() {
         return;
     }
     let directory = directory();
     let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
     let part = LoopDevice::on_part(&disk.path, 512, false, 0..MIB);
-    // Whoever it is: this one stands for it.
+    // This process takes the role of the other user.
     let other =
         std::fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&disk.path).expect("free");
     assert_refused_for(&part.path, &disk.path);
@@ -325,7 +325,7 @@ fn what_another_process_holds_of_a_block_device_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_file_is_not_held_through_one_loop_device_while_another_over_the_same_bytes_is_mounted() {
+fn a_file_is_not_locked_through_one_loop_device_while_another_over_the_same_bytes_is_mounted() {
     if !is_root() {
         return;
     }
@@ -353,7 +353,7 @@ fn a_file_is_not_held_through_one_loop_device_while_another_over_the_same_bytes_
 }
 
 #[test]
-fn a_file_whose_name_is_no_text_or_ends_in_a_blank_is_held_through_one_loop_device_at_a_time() {
+fn a_file_whose_name_is_not_utf8_or_ends_in_a_blank_is_locked_through_one_loop_device_at_a_time() {
     if !is_root() {
         return;
     }

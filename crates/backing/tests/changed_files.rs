@@ -1,4 +1,4 @@
-//! Files that are deleted, replaced or cut short while they are in use.
+//! Files that are deleted, replaced or truncated while they are in use.
 #![allow(missing_docs)]
 
 mod common;
@@ -19,7 +19,7 @@ fn cut(path: &Path, size: u64) {
     file.set_len(size).expect("another size");
 }
 
-/// With a ring and without.
+/// Runs the test with a ring and without.
 fn by_both_ways(test: fn(&Path, &mut dyn PollableQueue)) {
     for opened in [open, open_synchronous] {
         let directory = directory();
@@ -30,7 +30,7 @@ fn by_both_ways(test: fn(&Path, &mut dyn PollableQueue)) {
 }
 
 #[test]
-fn a_file_that_was_cut_short_is_not_made_longer_again() {
+fn a_truncated_file_is_not_extended_again() {
     by_both_ways(|path, queue| {
         run_well(queue, write(MIB - 4096, &[7; 4096]));
         cut(path, MIB / 2);
@@ -44,13 +44,13 @@ fn a_file_that_was_cut_short_is_not_made_longer_again() {
         fails(queue, zero(MIB - 8192, 8192));
         fails(queue, discard(MIB - 8192, 8192));
         assert_eq!(std::fs::metadata(path).expect("there").len(), MIB / 2);
-        // What reads there is an error, and no zeroes.
+        // A read there is an error, and returns no zeroes.
         fails(queue, read(MIB - 4096, 4096));
-        // The rest of it is served, but nothing counts as flushed.
+        // The rest of the file is served, but no flush succeeds.
         run_well(queue, write(0, &[9; 4096]));
         assert!(run_well(queue, read(0, 4096)).iter().all(|byte| *byte == 9));
         assert!(fails(queue, BackingOp::Flush).line().contains("was cut short"));
-        // That it has its length again does not bring back what was behind it.
+        // Its former length does not bring back the lost data.
         cut(path, MIB);
         fails(queue, write(MIB - 4096, &[8; 4096]));
         fails(queue, read(MIB - 4096, 4096));
@@ -59,7 +59,7 @@ fn a_file_that_was_cut_short_is_not_made_longer_again() {
 }
 
 #[test]
-fn a_file_that_was_cut_short_is_written_again_when_it_was_restored_and_opened_again() {
+fn a_truncated_file_is_written_again_after_it_was_restored_and_reopened() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB);
     let backing = open(&path);
@@ -74,7 +74,7 @@ fn a_file_that_was_cut_short_is_written_again_when_it_was_restored_and_opened_ag
 }
 
 #[test]
-fn a_deleted_file_is_not_flushed_and_says_where_its_bytes_are() {
+fn a_deleted_file_is_not_flushed_and_the_error_names_the_path_of_its_data() {
     by_both_ways(|path, queue| {
         run_well(queue, write(0, &[7; 4096]));
         run_well(queue, BackingOp::Flush);
@@ -88,7 +88,7 @@ fn a_deleted_file_is_not_flushed_and_says_where_its_bytes_are() {
 }
 
 #[test]
-fn a_watch_tells_what_becomes_of_a_file_until_it_is_closed() {
+fn a_watch_reports_changes_of_a_file_until_it_is_closed() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB);
     let backing = open(&path);
@@ -105,7 +105,7 @@ fn a_watch_tells_what_becomes_of_a_file_until_it_is_closed() {
 }
 
 #[test]
-fn a_file_that_never_had_a_name_is_not_told_to_be_deleted() {
+fn a_file_that_never_had_a_name_is_not_reported_as_deleted() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB);
     let nameless = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("there");
@@ -134,8 +134,8 @@ fn the_file_beneath_a_loop_device_is_watched_too() {
     });
 }
 
-/// What becomes of a loop device over these bytes of a file of four MiB that is cut to `length` bytes. The offsets are those of blocks
-/// of the device that the file still has and that it has not.
+/// Tests a loop device over these bytes of a file of four MiB that is truncated to `length` bytes. `kept` and `lost`
+/// are offsets of blocks of the device before and after the new end.
 fn cut_beneath(bytes: std::ops::Range<u64>, length: u64, kept: u64, lost: u64) {
     for opened in [open, open_synchronous] {
         let directory = directory();
@@ -157,7 +157,7 @@ fn cut_beneath(bytes: std::ops::Range<u64>, length: u64, kept: u64, lost: u64) {
         assert_eq!(std::fs::metadata(&path).expect("there").len(), length, "the file was extended again");
         run_well(&mut *queue, write(kept, &[9; 4096]));
         assert!(run_well(&mut *queue, read(kept, 4096)).iter().all(|byte| *byte == 9));
-        // Another program extends it: the hole is not what was there.
+        // Another program extends it: the hole is not the lost data.
         cut(&path, 4 * MIB);
         fails(&mut *queue, read(lost, 4096));
         fails(&mut *queue, write(lost, &[9; 4096]));
@@ -171,21 +171,21 @@ fn cut_beneath(bytes: std::ops::Range<u64>, length: u64, kept: u64, lost: u64) {
 }
 
 #[test]
-fn the_file_beneath_a_loop_device_is_not_made_longer_again_after_it_was_cut_short() {
+fn the_file_beneath_a_loop_device_is_not_extended_again_after_it_was_truncated() {
     if is_root() {
         in_time(|| cut_beneath(0..4 * MIB, MIB, 0, 3 * MIB));
     }
 }
 
 #[test]
-fn the_file_beneath_a_loop_device_is_cut_where_the_device_has_its_offset() {
+fn the_offset_of_a_loop_device_counts_when_the_file_beneath_is_truncated() {
     if is_root() {
         in_time(|| cut_beneath(MIB..3 * MIB, 2 * MIB + 8192, MIB + 4096, MIB + 8192));
     }
 }
 
 #[test]
-fn a_file_that_is_cut_behind_the_last_byte_of_a_loop_device_has_lost_nothing() {
+fn a_file_that_is_truncated_after_the_last_byte_of_a_loop_device_has_lost_no_data() {
     if !is_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! What is opened, held, refused and recognised.
+//! Opening, locking, refusing and recognising files and devices.
 #![allow(missing_docs)]
 
 mod common;
@@ -23,7 +23,7 @@ fn assert_refused(path: &Path, kind: ErrorKind, words: &str) {
 }
 
 #[test]
-fn what_is_no_file_and_no_block_device_is_refused() {
+fn a_path_to_neither_a_file_nor_a_block_device_is_refused() {
     let directory = directory();
     let fifo = directory.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
@@ -33,7 +33,7 @@ fn what_is_no_file_and_no_block_device_is_refused() {
 }
 
 #[test]
-fn what_is_missing_is_not_found() {
+fn a_missing_file_is_not_found() {
     let directory = directory();
     assert_refused(&directory.path().join("none"), ErrorKind::NotFound, "does not exist");
     let inside = file(directory.path(), "disk", MIB).join("none");
@@ -48,7 +48,7 @@ fn a_file_without_a_whole_sector_is_refused() {
 }
 
 #[test]
-fn a_file_that_nobody_may_write_is_read_only() {
+fn a_file_without_write_bits_is_read_only() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).expect("a mode");
@@ -58,7 +58,7 @@ fn a_file_that_nobody_may_write_is_read_only() {
 }
 
 #[test]
-fn a_file_is_held_until_the_last_queue_is_gone() {
+fn a_file_is_locked_until_the_last_queue_is_dropped() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB);
     let backing = open(&path);
@@ -137,7 +137,7 @@ fn a_copy_in_the_place_of_a_file_is_refused_with_both_identities() {
 }
 
 #[test]
-fn another_disk_is_told_before_its_size() {
+fn another_disk_is_reported_before_its_size() {
     let directory = directory();
     let path = file(directory.path(), "disk", 2 * MIB);
     let recorded = open(&path).identity();
@@ -147,7 +147,7 @@ fn another_disk_is_told_before_its_size() {
     let other = file(directory.path(), "other", MIB);
     let error = BackingFile::open_recorded(&other, options, &recorded).map(|_| ()).expect_err("another");
     assert_eq!(error.kind(), ErrorKind::Exchanged, "{error}");
-    // What was refused is free again.
+    // The refused file is unlocked again.
     open(&other);
 }
 
@@ -163,7 +163,7 @@ fn a_promised_sector_is_kept() {
 }
 
 #[test]
-fn a_file_that_was_cut_short_is_told_from_an_exchanged_one() {
+fn a_truncated_file_is_distinguished_from_an_exchanged_one() {
     let directory = directory();
     let path = file(directory.path(), "disk", 2 * MIB);
     let before = open(&path).identity();
@@ -181,7 +181,7 @@ fn a_file_behind_a_loop_device_is_busy() {
     let path = file(directory.path(), "disk", MIB);
     let device = LoopDevice::new(&path, 512, false);
     assert_refused(&path, ErrorKind::Busy, device.path.to_str().expect("a name"));
-    // By another name too.
+    // By another name, too.
     let link = directory.path().join("link");
     std::fs::hard_link(&path, &link).expect("a link");
     assert_refused(&link, ErrorKind::Busy, "loop device");
@@ -190,7 +190,7 @@ fn a_file_behind_a_loop_device_is_busy() {
 }
 
 #[test]
-fn a_loop_device_has_the_sectors_it_says_and_is_the_file_behind_it() {
+fn a_loop_device_has_its_reported_sectors_and_the_identity_of_its_file() {
     if !is_root() {
         return;
     }
@@ -218,7 +218,7 @@ fn a_loop_device_has_the_sectors_it_says_and_is_the_file_behind_it() {
             backing.identity()
         };
         assert!(!identity.is_weak(), "{identity}");
-        // Another number, perhaps, and the same disk.
+        // The number may differ, but it is the same disk.
         let device = LoopDevice::new(&path, 4096, false);
         let options = Options { sector: Some(512), ..Options::default() };
         let error = BackingFile::open(&device.path, options).map(|_| ()).expect_err("other sectors");
@@ -242,7 +242,7 @@ fn a_read_only_block_device_is_refused() {
 }
 
 #[test]
-fn a_block_device_is_held_until_the_last_queue_is_gone() {
+fn a_block_device_is_locked_until_the_last_queue_is_dropped() {
     if !is_root() {
         return;
     }
@@ -254,7 +254,7 @@ fn a_block_device_is_held_until_the_last_queue_is_gone() {
     open_again(&device.path);
 }
 
-/// A mount in a namespace of its own, which ends with the child's standard input.
+/// A mount in a private namespace, which ends with the child's standard input.
 struct Mounted(Child);
 
 impl Drop for Mounted {
@@ -294,7 +294,7 @@ fn a_mounted_block_device_is_busy() {
     let at = directory.path().join("mount");
     std::fs::create_dir(&at).expect("a directory");
     in_time(move || {
-        // Mounted where we see it, it is told where.
+        // If it is mounted in this namespace, the error names the mount point.
         own_mounts();
         assert!(Command::new("mount").arg(&device.path).arg(&at).status().expect("mount").success());
         let words = format!("mounted on {}", at.display());
@@ -304,14 +304,14 @@ fn a_mounted_block_device_is_busy() {
 }
 
 #[test]
-fn a_failing_block_device_is_a_backing_error_with_place_and_path() {
+fn a_failing_block_device_is_a_backing_error_with_range_and_path() {
     if !is_root() {
         return;
     }
     let directory = directory();
     let at = directory.path().to_path_buf();
     in_time(move || {
-        // Its file has no room for what is written to it, which a loop device answers as a broken disk does.
+        // Its file has no room for the write, which a loop device reports as an I/O error.
         own_mounts();
         mount_tmpfs(&at, MIB);
         let device = LoopDevice::new(&file(&at, "disk", 8 * MIB), 512, false);

@@ -1,4 +1,4 @@
-//! Operations through the ring and through plain system calls, over files.
+//! Operations on files, through the ring and through plain system calls.
 #![allow(missing_docs)]
 
 mod common;
@@ -10,7 +10,7 @@ use common::*;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 
-/// A small generator: the tests must be the same in every run.
+/// A small generator, so that the tests are the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -58,7 +58,7 @@ fn all_comes_back_at_depth(backing: &BackingFile) {
 }
 
 #[test]
-fn what_is_written_through_a_ring_is_read_back() {
+fn data_written_through_a_ring_is_read_back() {
     in_time(|| {
         let directory = directory();
         let backing = open(&file(directory.path(), "disk", 4 * MIB));
@@ -68,7 +68,7 @@ fn what_is_written_through_a_ring_is_read_back() {
 }
 
 #[test]
-fn what_is_written_without_a_ring_is_read_back() {
+fn data_written_without_a_ring_is_read_back() {
     in_time(|| {
         let directory = directory();
         let backing = open_synchronous(&file(directory.path(), "disk", 4 * MIB));
@@ -78,7 +78,7 @@ fn what_is_written_without_a_ring_is_read_back() {
 }
 
 #[test]
-fn what_is_written_through_the_page_cache_is_read_back() {
+fn data_written_through_the_page_cache_is_read_back() {
     in_time(|| {
         let directory = directory();
         let path = file(directory.path(), "disk", 4 * MIB);
@@ -181,7 +181,7 @@ fn a_file_system_that_cannot_zero_ranges_agrees_with_an_array() {
 }
 
 #[test]
-fn the_bytes_behind_the_last_whole_sector_stay_as_they_are() {
+fn bytes_after_the_last_whole_sector_are_unchanged() {
     in_time(|| {
         let directory = directory();
         let path = directory.path().join("disk");
@@ -220,7 +220,7 @@ fn wrong_operations_are_errors(queue: &mut dyn PollableQueue) {
         let error = run(queue, op).result.expect_err(&words);
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{words}");
     }
-    // Nothing is nothing.
+    // An empty operation succeeds.
     run_well(queue, read(0, 0));
     run_well(queue, zero(512, 0));
 }
@@ -252,7 +252,7 @@ fn a_device_that_is_open_for_reading_is_not_written() {
 }
 
 #[test]
-fn the_wait_descriptor_is_readable_while_something_can_be_taken() {
+fn the_wait_descriptor_is_readable_while_an_operation_can_be_returned() {
     in_time(|| {
         let directory = directory();
         let path = file(directory.path(), "disk", MIB);
@@ -261,7 +261,7 @@ fn the_wait_descriptor_is_readable_while_something_can_be_taken() {
             let mut queue = queue(&backing, 4);
             let descriptor = queue.wait_descriptor();
             assert!(!readable(descriptor, 0));
-            // Done by the kernel, and refused without it.
+            // One executed by the kernel, and one refused without it.
             for op in [write(0, &[1; 4096]), write(1, &[1; 4096])] {
                 let mut done = Vec::new();
                 queue.submit(OpToken(1), op);
@@ -277,7 +277,7 @@ fn the_wait_descriptor_is_readable_while_something_can_be_taken() {
 }
 
 #[test]
-fn waiting_for_nothing_returns_at_once() {
+fn a_wait_without_operations_returns_at_once() {
     in_time(|| {
         let directory = directory();
         let path = file(directory.path(), "disk", MIB);
@@ -288,12 +288,12 @@ fn waiting_for_nothing_returns_at_once() {
 }
 
 #[test]
-fn a_dropped_queue_waits_for_the_kernel_and_lets_the_hold_go() {
+fn a_dropped_queue_waits_for_the_kernel_and_releases_the_lock() {
     in_time(|| {
         let directory = directory();
         let path = file(directory.path(), "disk", 64 * MIB);
         for round in 0..20 {
-            // Fails where anything still holds the file.
+            // Fails if the file is still locked.
             let backing = open(&path);
             let mut queue = queue(&backing, 16);
             for index in 0..32 {
@@ -306,7 +306,7 @@ fn a_dropped_queue_waits_for_the_kernel_and_lets_the_hold_go() {
 }
 
 #[test]
-fn a_queue_that_changes_its_thread_gives_all_back() {
+fn a_queue_that_changes_its_thread_returns_all_operations() {
     in_time(|| {
         let directory = directory();
         let path = file(directory.path(), "disk", 64 * MIB);
@@ -359,7 +359,7 @@ fn a_discarded_range_takes_no_space() {
 }
 
 #[test]
-fn a_file_that_was_cut_short_answers_with_place_and_path() {
+fn a_read_of_a_truncated_file_is_an_error_with_range_and_path() {
     in_time(|| {
         let directory = directory();
         let path = file(directory.path(), "disk", MIB);
@@ -373,7 +373,7 @@ fn a_file_that_was_cut_short_answers_with_place_and_path() {
 }
 
 #[test]
-fn a_full_file_system_is_no_space_and_goes_on_once_there_is() {
+fn a_full_file_system_is_no_space_and_writes_succeed_once_there_is() {
     if !is_root() {
         return;
     }
@@ -395,7 +395,7 @@ fn a_full_file_system_is_no_space_and_goes_on_once_there_is() {
 }
 
 #[test]
-fn where_rings_are_forbidden_plain_system_calls_serve_and_it_says_so() {
+fn plain_system_calls_are_used_and_reported_if_rings_are_forbidden() {
     in_time(|| {
         forbid(libc::SYS_io_uring_setup);
         let directory = directory();
@@ -406,7 +406,7 @@ fn where_rings_are_forbidden_plain_system_calls_serve_and_it_says_so() {
 }
 
 #[test]
-fn a_ring_that_refuses_for_good_is_worked_around() {
+fn operations_are_executed_without_a_ring_that_has_failed_permanently() {
     in_time(|| {
         let directory = directory();
         let backing = open(&file(directory.path(), "disk", 4 * MIB));

@@ -10,7 +10,7 @@ const fn range(start: u64, end: u64) -> ByteRange {
     ByteRange { start, end }
 }
 
-/// A tree as `/sys` has it: mapped devices `dm-0` to `dm-12` over one disk, number 20, with a partition of it, number 21.
+/// A tree like `/sys`: mapped devices `dm-0` to `dm-12` over one disk, number 20, with a partition of it, number 21.
 fn tree() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path();
@@ -150,10 +150,10 @@ fn bytes_that_a_backing_device_writes_and_reads_as_an_origin_are_locked_once() {
 fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known() {
     let tree = tree();
     let tree = tree.path();
-    // Apart: both. Overlapping: refused with who has it.
+    // Disjoint devices are both claimed; overlapping ones are refused with the user.
     let (first, second) = (claim_in(tree, 0).expect("free"), claim_in(tree, 1).expect("free"));
     refused(tree, 2, &["/dev/disk", "for /dev/dm-1"]);
-    // A type that is not known uses all, and so does a table that cannot be read; the message says so.
+    // A device of an unknown type counts as using all, and so does one whose table cannot be read; the message says so.
     refused(tree, 3, &["for /dev/dm-0", "of type raid"]);
     refused(tree, 5, &["its table cannot be read (Permission denied"]);
     drop((first, second));
@@ -161,12 +161,12 @@ fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known
     refused(tree, 4, &["for /dev/dm-3", "of type raid"]);
     refused(tree, 0, &["for /dev/dm-3"]);
     drop(raid);
-    // Two thin devices of one pool share it, and nothing else does.
+    // Two thin devices share their pool, and no other device does.
     let thin = [claim_in(tree, 6).expect("free"), claim_in(tree, 7).expect("free")];
     refused(tree, 6, &["for /dev/dm-6"]);
     refused(tree, 0, &["for /dev/dm-"]);
     drop(thin);
-    // Thin devices read a common external origin side by side, and nothing else writes to what they read of it.
+    // Thin devices read a common external origin together, and no other device may write the bytes that they read.
     let thin = [claim_in(tree, 10).expect("free"), claim_in(tree, 11).expect("free")];
     refused(tree, 0, &["for /dev/dm-1"]);
     let others = [1, 12].map(|minor| claim_in(tree, minor).expect("other bytes"));
@@ -175,13 +175,13 @@ fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known
     refused(tree, 10, &["/dev/disk", "for /dev/dm-0"]);
     claim_in(tree, 12).expect("it has no origin");
     drop(origin);
-    // A device of two parts does not use what lies between them.
+    // A device of two parts does not use the bytes between them.
     let around = claim_in(tree, 8).expect("free");
     assert_eq!(around.iter().filter(|claim| claim.shown.is_some()).count(), 2);
     let between = claim_in(tree, 9).expect("free");
     refused(tree, 8, &["for /dev/dm-8"]);
     drop((around, between));
-    // A partition of the disk, and what is mapped into it.
+    // A partition of the disk, and a device that is mapped to it.
     let partition = claim_in(tree, 21).expect("free");
     claim_in(tree, 0).expect("it lies before the partition");
     refused(tree, 20, &["for /dev/dm-21"]);
@@ -190,7 +190,7 @@ fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known
 }
 
 #[test]
-fn the_bytes_of_a_mapped_device_are_where_its_table_says() {
+fn bytes_of_a_mapped_device_are_translated_by_its_table() {
     let tree = tree();
     let machine = Machine { sys: tree.path().to_owned(), table: |_| table(number(8)) };
     let mut walk = Walk::new(Path::new("/dev/dm-8"), 0, false, machine);
@@ -212,12 +212,12 @@ fn the_bytes_of_a_mapped_device_are_where_its_table_says() {
 }
 
 #[test]
-fn a_part_of_a_part_is_where_it_lies_in_the_whole() {
+fn a_part_of_a_part_is_translated_to_the_whole() {
     assert_eq!(within(WHOLE, 0, u64::MAX), WHOLE);
     assert_eq!(within(WHOLE, 1024, 4096), range(1024, 5120));
     // A partition of a loop device that begins in its file.
     assert_eq!(within(within(WHOLE, 512, 1024), 4096, u64::MAX), range(4608, 5632));
-    // A partition that says to be longer than what it lies on.
+    // A partition that claims to be longer than its disk.
     assert_eq!(within(range(1024, 9999), 0, 2048), range(1024, 2048));
     assert_eq!(within(range(4096, 8192), 0, 2048), range(2048, 2048));
 }

@@ -1,10 +1,10 @@
 //! The queue over io_uring: one ring for one thread.
 //!
-//! Always true here: what is submitted is with the kernel when [`submit`](BackingQueue::submit) returns, or waits
-//! in order for a slot; every operation is given back once; [`wait_descriptor`](PollableQueue::wait_descriptor) is
-//! readable whenever something can be given back.
+//! Always true here: a submitted operation is in the kernel when [`submit`](BackingQueue::submit) returns, or waits in
+//! order for a slot; every operation is returned once; [`wait_descriptor`](PollableQueue::wait_descriptor) is readable
+//! whenever an operation can be returned.
 //!
-//! Left to others: how an operation is cut into steps (`job`), memory (`raw`), order and overlap (the engine).
+//! Left to others: splitting an operation into steps (`job`), memory (`raw`), order and overlap (the engine).
 
 pub(crate) mod raw;
 
@@ -20,20 +20,20 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// Operations that a queue works on at a time at most.
+/// Most operations of a queue in flight.
 pub const DEPTH_MAX: usize = 1024;
 
-/// A queue over a ring of its own.
+/// A queue over its own ring.
 pub struct RingQueue {
     raw: RawRing,
     target: Arc<Target>,
     depth: usize,
     waiting: VecDeque<Job>,
-    /// What completed without the ring; `signal` is raised while there is any.
+    /// Operations that completed without the ring; `signal` is raised while there are any.
     ended: VecDeque<BackingDone>,
     signal: Signal,
     gathered: Poller,
-    /// The ring refused for good: everything else is run without it.
+    /// The ring has failed permanently: all further operations are executed without it.
     broken: bool,
 }
 
@@ -64,7 +64,7 @@ impl RingQueue {
         self.signal.raise();
     }
 
-    /// Starts what waits, as far as there are slots, and gives it to the kernel.
+    /// Starts waiting operations, as far as there are slots, and submits them to the kernel.
     fn start_waiting(&mut self) {
         while self.raw.has_room() && !self.broken {
             let Some(job) = self.waiting.pop_front() else { break };
@@ -88,7 +88,8 @@ impl RingQueue {
         }
         match self.raw.enter() {
             Ok(()) => {}
-            // Memory or completion space is short for the moment. What is in flight wakes us to try again.
+            // Memory or completion space is short for the moment. The completion of an operation in flight wakes the
+            // thread to retry.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
                     && self.raw.taken() > 0 => {}
@@ -142,7 +143,7 @@ impl BackingQueue for RingQueue {
         let before = done.len();
         self.collect(done);
         while done.len() == before && self.in_flight() > 0 {
-            // It can fail only where the kernel has no ring any more: then nothing more will come.
+            // It fails only if the kernel has no ring any more: then no completion arrives any more.
             if self.raw.get_events(true).is_err() {
                 return;
             }
@@ -167,7 +168,7 @@ impl PollableQueue for RingQueue {
 
 impl Drop for RingQueue {
     fn drop(&mut self) {
-        // The kernel is done before the hold may go, or keeps it.
+        // The kernel finishes before the lock is released, or keeps it.
         if !self.raw.finish() {
             self.target.file.leave();
         }

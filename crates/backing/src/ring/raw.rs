@@ -1,10 +1,9 @@
 //! The io_uring itself, with the memory that the kernel works on.
 //!
-//! Always true here: a job whose step the kernel has taken stays in its slot, buffer included, until the
-//! completion is there; dropping the ring waits for that, and where waiting is impossible it leaks the buffers
-//! rather than free them.
+//! Always true here: a job whose step the kernel has taken stays in its slot, with its buffer, until its completion
+//! arrives; dropping the ring waits for that, and if it cannot wait, it leaks the buffers instead of freeing them.
 //!
-//! Left to others: what a completion means, and jobs beyond the number of slots.
+//! Left to others: processing completions, and jobs beyond the number of slots.
 #![allow(unsafe_code)]
 
 use crate::job::{Job, Step, Target, zeroes};
@@ -16,19 +15,19 @@ use std::os::fd::{AsRawFd, RawFd};
 
 const GET_EVENTS: u32 = 1;
 
-/// A ring with one slot for each job that it works on at a time.
+/// A ring with one slot for each job in flight.
 pub(crate) struct RawRing {
-    // Before the slots, so that the ring is gone when their buffers go.
+    // Declared before the slots, so that the ring is dropped before their buffers.
     ring: IoUring,
     slots: Vec<Option<Job>>,
     free: Vec<usize>,
     /// Slots whose entry is in the submission queue and which the kernel has not taken, in order.
     untaken: VecDeque<usize>,
-    /// Jobs that the kernel works on.
+    /// Number of jobs in the kernel.
     taken: usize,
 }
 
-/// Whether this system lets us have a ring with all the operations that are needed.
+/// Checks that this system allows a ring with all required operations.
 pub(crate) fn available() -> io::Result<()> {
     let ring = build(2)?;
     let mut probe = io_uring::register::Probe::new();
@@ -42,7 +41,7 @@ pub(crate) fn available() -> io::Result<()> {
 }
 
 fn build(entries: u32) -> io::Result<IoUring> {
-    // Completions then interrupt nobody: they are handled when the thread enters the kernel next.
+    // Completions then do not interrupt a thread: they are processed when the thread enters the kernel next.
     match IoUring::builder().dontfork().setup_coop_taskrun().setup_taskrun_flag().build(entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             IoUring::builder().dontfork().build(entries)
@@ -71,17 +70,17 @@ impl RawRing {
         !self.free.is_empty()
     }
 
-    /// Jobs in slots.
+    /// Number of jobs in slots.
     pub fn held(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Jobs that the kernel works on.
+    /// Number of jobs in the kernel.
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Puts the first step of a job into the queue; the job comes back where there is no room.
+    /// Queues the first step of a job; returns the job if there is no free slot.
     pub fn start(&mut self, job: Job, target: &Target) -> Result<(), Job> {
         let Some(slot) = self.free.pop() else { return Err(job) };
         self.slots[slot] = Some(job);
@@ -94,16 +93,16 @@ impl RawRing {
         let entry = entry(job, target).user_data(slot as u64);
         // SAFETY: the memory that the entry names is the job's buffer, which is on the heap, owned by the job,
         // and long enough for the step; or it is static. The job stays in its slot, untouched, until the
-        // completion has been seen, and the ring's drop keeps to that. The descriptor is the target's, which
+        // completion has been seen, and the ring's drop waits for it. The descriptor is the target's, which
         // outlives the job's queue; an entry of a closed one would fail and touch no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        // There are as many entries as slots and a slot has one at most, so there is room; but for a ring that
-        // refused for good, whose entries nobody takes: then the caller takes the jobs back.
+        // There are as many entries as slots and a slot has at most one, so there is room, except in a ring that has
+        // failed permanently, whose entries the kernel does not take: then the caller takes the jobs back.
         let _ = pushed;
         self.untaken.push_back(slot);
     }
 
-    /// Gives the kernel what is in the submission queue.
+    /// Submits the entries of the submission queue to the kernel.
     pub fn enter(&mut self) -> io::Result<()> {
         while !self.untaken.is_empty() {
             match self.ring.submit() {
@@ -122,7 +121,7 @@ impl RawRing {
         self.taken += count;
     }
 
-    /// Takes the jobs back that the kernel refuses to take. No entry may be given to it after that.
+    /// Returns the jobs that the kernel refuses to take. No entry may be submitted after that.
     pub fn take_back(&mut self) -> Vec<Job> {
         let slots: Vec<_> = self.untaken.drain(..).collect();
         slots.into_iter().filter_map(|slot| self.release(slot)).collect()
@@ -134,12 +133,12 @@ impl RawRing {
         job
     }
 
-    /// Lets the kernel run what completions wait for, and sleeps until there is one if `sleep`. Submits nothing.
+    /// Lets the kernel run pending completion work, and sleeps until there is a completion if `sleep`. Submits nothing.
     pub fn get_events(&mut self, sleep: bool) -> io::Result<()> {
         if self.taken == 0 {
             return Ok(());
         }
-        // SAFETY: no entry is submitted and no argument passed, so the kernel learns of no memory.
+        // SAFETY: no entry is submitted and no argument passed, so the kernel accesses no memory.
         let result = unsafe { self.ring.submitter().enter::<()>(0, u32::from(sleep), GET_EVENTS, None) };
         match result {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
@@ -147,7 +146,7 @@ impl RawRing {
         }
     }
 
-    /// Waits until the kernel works on nothing; false where it lets nobody wait, and may still be at work.
+    /// Waits until the kernel has no job; false if waiting is not possible, and the kernel may still have jobs.
     pub fn finish(&mut self) -> bool {
         while self.taken > 0 {
             if self.completion().is_none() && self.get_events(true).is_err() {
@@ -158,7 +157,7 @@ impl RawRing {
         true
     }
 
-    /// The slot of a step that has ended, and its answer.
+    /// The slot of a step that has ended, and its result.
     pub fn completion(&mut self) -> Option<(usize, i32)> {
         let mut entry: Option<cqueue::Entry> = self.ring.completion().next();
         if entry.is_none() && self.taken > 0 {
@@ -175,7 +174,7 @@ impl RawRing {
         Some((entry.user_data() as usize, entry.result()))
     }
 
-    /// Tells a job how its step ended; gives it back when that was the last one.
+    /// Passes the result of a step to its job; returns the job after the last step.
     pub fn advance(
         &mut self,
         slot: usize,
@@ -211,7 +210,7 @@ fn entry(job: &mut Job, target: &Target) -> squeue::Entry {
         (Step::Allocate { mode, at, length }, _) => {
             opcode::Fallocate::new(file, length).offset(at).mode(mode).build()
         }
-        // A read or write step is made from a read or write alone.
+        // Only reads and writes have read and write steps.
         (Step::Sync | Step::Read { .. } | Step::Write { .. }, _) => {
             opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build()
         }
@@ -240,15 +239,15 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_queue_that_cannot_wait_for_the_kernel_leaves_it_the_hold() {
-        // Of a thread that may enter no ring any more.
+    fn a_queue_that_cannot_wait_for_the_kernel_leaves_the_lock_to_it() {
+        // On a thread that must not enter a ring any more.
         let thread = std::thread::spawn(|| {
             let file = tempfile::NamedTempFile::new().expect("a file");
             file.as_file().set_len(1 << 20).expect("a size");
             let backing = BackingFile::open(file.path(), Options::default()).expect("free");
             let mut queue = RingQueue::new(Arc::clone(&backing.target), 4).expect("a ring");
             let of_the_kernel = backing.target.file.try_clone().expect("a copy");
-            // An operation whose completion does not come.
+            // An operation whose completion does not arrive.
             queue.raw.taken = 1;
             forbid::forbid(libc::SYS_io_uring_enter);
             drop(backing);
@@ -261,7 +260,7 @@ mod tests {
                 hold_file(&mut file, &status, std::path::Path::new("again"), false)
                     .map_err(|error| error.kind())
             };
-            assert_eq!(again(), Err(ErrorKind::Busy), "the kernel may still be at work");
+            assert_eq!(again(), Err(ErrorKind::Busy), "the kernel may still have the operation");
             drop(of_the_kernel);
             assert_eq!(again(), Ok(()));
         });

@@ -1,4 +1,4 @@
-//! What the tests of backing devices share: files, loop devices that clean up after themselves, and time limits.
+//! Helpers of the tests of backing devices: files, loop devices that are removed automatically, and time limits.
 #![allow(dead_code, unsafe_code, missing_docs)]
 
 mod forbid;
@@ -17,12 +17,12 @@ use std::time::Duration;
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 
-/// Runs `test` in a thread of its own; fails if it takes longer than a minute.
+/// Runs `test` in a separate thread; fails if it takes longer than a minute.
 pub fn in_time(test: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         test();
-        // The receiver is gone only when the test has failed.
+        // The receiver is dropped only when the test has failed.
         let _ = sender.send(());
     });
     match receiver.recv_timeout(Duration::from_secs(60)) {
@@ -35,7 +35,7 @@ pub fn in_time(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A directory on the disk, where direct I/O is to be had.
+/// A directory on a disk that supports direct I/O.
 pub fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("cbd-backing-").tempdir().expect("a directory")
 }
@@ -50,8 +50,8 @@ pub fn open(path: &Path) -> BackingFile {
     BackingFile::open(path, Options::default()).expect("free to be opened")
 }
 
-/// Opens what was open a moment ago. A child process that a test beside this one is starting has a copy of every descriptor, and
-/// with it the claim of a block device.
+/// Opens a device that was open a moment ago. A child process that a concurrent test is starting has a copy of every
+/// descriptor, and with it the claim of a block device.
 pub fn open_again(path: &Path) -> BackingFile {
     after_predecessor(Duration::from_secs(20), || BackingFile::open(path, Options::default()))
         .expect("free to be opened")
@@ -89,7 +89,7 @@ pub fn run(queue: &mut dyn PollableQueue, op: BackingOp) -> BackingDone {
     one
 }
 
-/// Runs one operation that goes well, and gives what it read.
+/// Runs one operation that must succeed, and returns the data that it read.
 pub fn run_well(queue: &mut dyn PollableQueue, op: BackingOp) -> AlignedBuffer {
     let done = run(queue, op);
     done.result.expect("done");
@@ -158,10 +158,10 @@ pub fn unmount(at: &Path) {
     assert_eq!(unsafe { libc::umount(at.as_ptr()) }, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// A loop device that is gone when the last descriptor is closed, so also when the test is killed.
+/// A loop device that is removed when the last descriptor is closed, so also when the test is killed.
 pub struct LoopDevice {
     pub path: PathBuf,
-    // Holds the device.
+    // Keeps the device.
     _descriptor: File,
 }
 
