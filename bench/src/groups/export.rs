@@ -5,7 +5,7 @@
 //! between the turns, not in them. A turn's figure is the median of its requests, so interruptions of a few
 //! of them do not change it.
 
-mod door;
+mod client;
 mod fuse;
 mod nbd;
 mod vhost;
@@ -23,7 +23,7 @@ use cbd_export::{BlockDevice, MemoryDevice};
 use cbd_pmem::Mapping;
 use cbd_runtime::ServedDevice;
 use cbd_types::Result;
-use door::{Door, Doors};
+use client::{ExportClient, Exports};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Map, json};
@@ -52,10 +52,10 @@ const FEWER: usize = 4;
 const SHARE_BETWEEN_RESTS: u64 = 8;
 
 /// Serves a device and connects to it; `name` distinguishes its paths from those of others.
-type Open = fn(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>>;
+type Open = fn(exports: &Exports, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn ExportClient>>;
 
 /// An export to measure.
-struct Way {
+struct Target {
     /// Its name in the figures.
     name: &'static str,
     /// The function that opens it.
@@ -65,11 +65,11 @@ struct Way {
 }
 
 /// All exports.
-const WAYS: [Way; 4] = [
-    Way { name: "nbd", open: nbd::open, polls: false },
-    Way { name: "fuse", open: fuse::open_file, polls: false },
-    Way { name: "loop", open: fuse::open_loop, polls: false },
-    Way { name: "vhost", open: vhost::open, polls: true },
+const TARGETS: [Target; 4] = [
+    Target { name: "nbd", open: nbd::open, polls: false },
+    Target { name: "fuse", open: fuse::open_file, polls: false },
+    Target { name: "loop", open: fuse::open_loop, polls: false },
+    Target { name: "vhost", open: vhost::open, polls: true },
 ];
 
 /// Measures.
@@ -81,19 +81,19 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let size = scale.export_size;
     let mapping = Arc::new(Mapping::anonymous(2 * size)?);
     let mut contest = Contest::new(&mapping, size)?;
-    let doors = Doors::new()?;
-    for Way { name, open, polls } in WAYS {
+    let exports = Exports::new()?;
+    for Target { name, open, polls } in TARGETS {
         for depth in DEPTHS {
-            let doors = doors.serving_on(if polls { 1 } else { depth.server });
-            let opened = open(&doors, contest.cached(), "cached")
-                .and_then(|cached| Ok((cached, open(&doors, Arc::clone(&contest.bare), "bare")?)));
+            let exports = exports.serving_on(if polls { 1 } else { depth.server });
+            let opened = open(&exports, contest.cached(), "cached")
+                .and_then(|cached| Ok((cached, open(&exports, Arc::clone(&contest.bare), "bare")?)));
             match opened {
                 Ok((mut cached, mut bare)) => {
                     // Only here: a new thread inherits the processors of the thread that starts it.
-                    doors.processors.pin(0)?;
+                    exports.processors.pin(0)?;
                     let rounds = options.rounds().div_ceil(FEWER);
                     let found = contest.play(&mut *cached, &mut *bare, &depth, rounds);
-                    doors.processors.unpin()?;
+                    exports.processors.unpin()?;
                     report(figures, name, depth.depth, &found?);
                     cached.close()?;
                     bare.close()?;
@@ -160,8 +160,8 @@ impl Contest {
     /// Both serve the same requests in turns.
     fn play(
         &mut self,
-        cached: &mut dyn Door,
-        bare: &mut dyn Door,
+        cached: &mut dyn ExportClient,
+        bare: &mut dyn ExportClient,
         depth: &Depth,
         rounds: usize,
     ) -> Result<Comparison> {
@@ -189,9 +189,9 @@ impl Contest {
 }
 
 /// The median of the times of the writes to `places`.
-fn turn(door: &mut dyn Door, places: &[u64], sources: &Sources, depth: usize) -> Result<Turn> {
+fn turn(client: &mut dyn ExportClient, places: &[u64], sources: &Sources, depth: usize) -> Result<Turn> {
     let mut taken = Vec::with_capacity(places.len());
-    door.write(places, sources, depth, &mut taken)?;
+    client.write(places, sources, depth, &mut taken)?;
     taken.sort_unstable();
     // A client that waits for its answer does not occupy its processor.
     Ok(Turn { nanoseconds: f64::from(percentile(&taken, 0.5)), undisturbed: true })

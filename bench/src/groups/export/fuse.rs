@@ -1,7 +1,7 @@
 //! The FUSE file, and the loop device over it, both with direct I/O: synchronous writes at depth 1, a ring at
 //! higher depths.
 
-use super::door::{Door, Doors};
+use super::client::{ExportClient, Exports};
 use crate::ring::FileRing;
 use crate::scale::Sources;
 use crate::turns::since;
@@ -27,8 +27,12 @@ struct Fuse {
 ///
 /// # Errors
 /// When the system refuses it.
-pub fn open_file(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>> {
-    let export = start(doors, device, name)?;
+pub fn open_file(
+    exports: &Exports,
+    device: Arc<dyn BlockDevice>,
+    name: &str,
+) -> Result<Box<dyn ExportClient>> {
+    let export = start(exports, device, name)?;
     let path = export.file_path();
     open(export, &path)
 }
@@ -37,33 +41,37 @@ pub fn open_file(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Res
 ///
 /// # Errors
 /// When the system refuses it.
-pub fn open_loop(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>> {
-    let export = start(doors, device, name)?;
+pub fn open_loop(
+    exports: &Exports,
+    device: Arc<dyn BlockDevice>,
+    name: &str,
+) -> Result<Box<dyn ExportClient>> {
+    let export = start(exports, device, name)?;
     let path = export.loop_path().to_owned();
     open(export, &path)
 }
 
-fn start(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<FuseLoop> {
+fn start(exports: &Exports, device: Arc<dyn BlockDevice>, name: &str) -> Result<FuseLoop> {
     let options = Options {
         name: name.to_owned(),
-        mount_dir: doors.path(name),
+        mount_dir: exports.path(name),
         link: None,
         queues: std::thread::available_parallelism().map_or(1, usize::from),
-        thread_setup: Some(doors.thread_setup()),
+        thread_setup: Some(exports.thread_setup()),
         read_only: false,
         store: None,
     };
     FuseLoop::start(device, options)
 }
 
-fn open(export: FuseLoop, path: &Path) -> Result<Box<dyn Door>> {
+fn open(export: FuseLoop, path: &Path) -> Result<Box<dyn ExportClient>> {
     let refused = |error| Error::new(ErrorKind::System, format!("cannot open {}: {error}", path.display()));
     let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).map_err(refused)?;
     let ring = FileRing::new(file.try_clone().map_err(refused)?)?;
     Ok(Box::new(Fuse { export, file, ring }))
 }
 
-impl Door for Fuse {
+impl ExportClient for Fuse {
     fn write(&mut self, places: &[u64], sources: &Sources, depth: usize, taken: &mut Vec<u32>) -> Result<()> {
         if depth > 1 {
             return self.ring.write(places, sources, depth, taken);

@@ -1,6 +1,6 @@
 //! NBD over a unix socket.
 
-use super::door::{Door, Doors};
+use super::client::{ExportClient, Exports};
 use crate::scale::Sources;
 use crate::turns::since;
 use cbd_export::BlockDevice;
@@ -20,14 +20,14 @@ struct Nbd {
 ///
 /// # Errors
 /// Those of the server and of the client.
-pub fn open(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>> {
-    let listen = Listen::Unix(doors.path(&format!("{name}.sock")));
-    let options = Options { thread_setup: Some(doors.thread_setup()), ..Options::default() };
+pub fn open(exports: &Exports, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn ExportClient>> {
+    let listen = Listen::Unix(exports.path(&format!("{name}.sock")));
+    let options = Options { thread_setup: Some(exports.thread_setup()), ..Options::default() };
     let server = Server::start(device, listen.clone(), options)?;
     Ok(Box::new(Nbd { client: Client::connect(&listen)?, server }))
 }
 
-impl Door for Nbd {
+impl ExportClient for Nbd {
     fn write(&mut self, places: &[u64], sources: &Sources, depth: usize, taken: &mut Vec<u32>) -> Result<()> {
         let mut begun = HashMap::with_capacity(depth);
         let mut rest = places.iter().enumerate();

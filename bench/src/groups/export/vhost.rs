@@ -1,7 +1,7 @@
 //! vhost-user-blk, with the client that libblkio's driver is built on: one ring, event indexes, and polling
 //! for answers, as a guest with a polling driver does.
 
-use super::door::{Door, Doors};
+use super::client::{ExportClient, Exports};
 use crate::scale::Sources;
 use crate::turns::since;
 use cbd_export::BlockDevice;
@@ -40,9 +40,9 @@ struct Vhost {
 ///
 /// # Errors
 /// Those of the server and of the client.
-pub fn open(doors: &Doors, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn Door>> {
-    let path = doors.path(&format!("{name}.vhost"));
-    let options = Options { thread_setup: Some(doors.thread_setup()), ..Options::default() };
+pub fn open(exports: &Exports, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn ExportClient>> {
+    let path = exports.path(&format!("{name}.vhost"));
+    let options = Options { thread_setup: Some(exports.thread_setup()), ..Options::default() };
     let server = Server::start(device, &path, options)?;
     let (mut transport, shared) = connect(&path)?;
     let queues = VirtioBlkQueue::setup_queues(&mut *transport, 1, RING).map_err(failed)?;
@@ -67,7 +67,7 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::System, format!("the vhost-user client: {error}"))
 }
 
-impl Door for Vhost {
+impl ExportClient for Vhost {
     fn write(&mut self, places: &[u64], sources: &Sources, depth: usize, taken: &mut Vec<u32>) -> Result<()> {
         let slots = SHARED / 4096;
         for slot in 0..slots {

@@ -1,4 +1,4 @@
-//! The interface through which a client reaches a device over an export.
+//! The interface of a client that reaches a device over an export.
 
 use crate::processors::Processors;
 use crate::scale::Sources;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A client of an export, and the export itself.
-pub trait Door {
+pub trait ExportClient {
     /// Writes 4 KiB to each of `places`, with at most `depth` writes in flight; records the time of each in
     /// nanoseconds.
     ///
@@ -25,14 +25,14 @@ pub trait Door {
 
 /// The folder of the exports' sockets and mounts, removed at the end, and the processors of their threads.
 #[derive(Clone)]
-pub struct Doors {
+pub struct Exports {
     directory: Arc<TempDir>,
     /// The processors for the client and for its server.
     pub processors: Arc<Processors>,
     server: usize,
 }
 
-impl Doors {
+impl Exports {
     /// A new directory.
     ///
     /// # Errors
