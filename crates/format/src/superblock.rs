@@ -1,6 +1,6 @@
 //! The superblock: twice, in the first page and in the last.
 //!
-//! Always true here: of feature bits only incompatible ones are ever added to a superblock, and none is taken away; so the
+//! Always true here: of feature bits only incompatible ones are ever added to a superblock, and none is removed; so the
 //! features of a region are those of both copies together.
 //!
 //! Left to others: when a copy is stored, and that one of them is whole at any moment (`cbd-engine`).
@@ -211,7 +211,7 @@ impl Unverified<Superblock> {
 /// lacks may be in use.
 ///
 /// # Errors
-/// As [`Unverified::verify`]. Where one copy is ours, what is wrong with it says more than [`ErrorKind::Foreign`].
+/// As [`Unverified::verify`]. Where one copy is ours, its error is returned instead of [`ErrorKind::Foreign`].
 pub fn of_both_copies(
     first: Result<(Superblock, Layout)>,
     second: Result<(Superblock, Layout)>,

@@ -12,12 +12,12 @@ pub const STATE_FREE: u32 = 0;
 
 /// The backing device catches up behind the cache.
 pub const MODE_WRITEBACK: u32 = 0;
-/// As [`MODE_WRITEBACK`], and the backend was moved to another backing device by a rescue: `path` and `identity` are those of that
-/// device, the former one is in the state block ([`FormerDisk`](crate::FormerDisk)), and the backend is not served before the user
-/// has said that it is to be.
+/// As [`MODE_WRITEBACK`], and the backend was moved to another backing device by a rescue: `path` and `identity` are
+/// those of that device, the former one is in the state block ([`FormerDisk`](crate::FormerDisk)), and the backend is
+/// not served before the user confirms it.
 pub const MODE_MOVED: u32 = 1;
 
-/// Row of a segment that belongs to nobody.
+/// Row of a segment without an owner.
 pub const NO_BACKEND: u32 = u32::MAX;
 
 /// [`BackendEntry::use_state`]: nothing is noted. The memory keeps what is stored, or is gone with the machine, or an earlier

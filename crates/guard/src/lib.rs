@@ -91,7 +91,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        table::change().give_back(self.place);
+        table::change().release(self.place);
     }
 }
 

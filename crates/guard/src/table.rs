@@ -111,7 +111,7 @@ impl Changes {
         Ok(Place(number))
     }
 
-    pub(crate) fn give_back(&self, place: Place) {
+    pub(crate) fn release(&self, place: Place) {
         SLOTS[place.0].set(0, 0, null_mut());
     }
 }

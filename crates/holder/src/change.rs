@@ -1,8 +1,8 @@
-//! What has become of a file since it was opened: deleted, cut short, or elsewhere.
+//! Changes of a file since it was opened: deleted, truncated, or renamed.
 //!
-//! Always true here: a change that is told was seen; what cannot be looked at is no change.
+//! Always true here: a reported change was observed; a file that cannot be checked has no change.
 //!
-//! Left to others: a thread that may wait. A look asks the file's server, and that may not answer.
+//! Left to others: a thread that may block: a check queries the file's server, which may hang.
 
 use crate::descriptor::status_at;
 use crate::{name_now, path_of};
@@ -13,10 +13,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-/// What has become of a file that this process has open.
+/// A change of a file that this process has open.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It has no name any more: its bytes exist as long as somebody has it open.
+    /// It has no name any more: its data exists as long as a process has it open.
     Deleted {
         /// The name that it had.
         path: PathBuf,
@@ -27,12 +27,12 @@ pub enum Change {
     Short {
         /// Its name.
         path: PathBuf,
-        /// Bytes that it has to have.
+        /// The required length in bytes.
         expected: u64,
-        /// The fewest bytes that it was found with.
+        /// The least length in bytes that was seen.
         found: u64,
     },
-    /// It is whole, under another name.
+    /// It is complete, under another name.
     Moved {
         /// The name that it had.
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether bytes are lost, or will be when this process ends.
+    /// Whether data is lost, or will be lost when this process ends.
     #[must_use]
     pub const fn is_loss(&self) -> bool {
         matches!(self, Self::Deleted { .. } | Self::Short { .. })
@@ -75,19 +75,20 @@ impl fmt::Display for Change {
     }
 }
 
-/// What has become of the open `file`, which `path` led to and which had at least `expected` bytes. None for what is no regular file.
+/// The change of the open `file`, which was opened by `path` with at least `expected` bytes. `None` for a file that is
+/// not regular.
 #[must_use]
 pub fn of(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Change> {
     of_open(file, path, expected).or_else(|| moved(file, path))
 }
 
-/// As [`of`], without a look at the path.
+/// As [`of`], without a check of the path.
 #[must_use]
 pub fn of_open(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Change> {
     let deleted = || Change::Deleted { path: path.to_owned(), descriptor: path_of(file) };
     let status = match status_at(file, c"", AtFlags::EMPTY_PATH) {
         Ok(status) => status,
-        // So a network file system says that a file is gone.
+        // A network file system reports a deleted file so.
         Err(error) if error.raw_os_error() == Some(Errno::STALE.raw_os_error()) => return Some(deleted()),
         Err(_) => return None,
     };
@@ -118,7 +119,7 @@ fn moved(file: BorrowedFd<'_>, path: &Path) -> Option<Change> {
         Err(_) => return None,
     };
     let now = name_now(file)?;
-    // What FUSE and NFS call a file that was deleted while somebody has it open.
+    // FUSE and NFS give these names to a file that was deleted while a process has it open.
     let name = now.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if name.starts_with(".nfs") || name.starts_with(".fuse_hidden") || name.ends_with(" (deleted)") {
         return Some(Change::Deleted { path: path.to_owned(), descriptor: path_of(file) });
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_as_it_was_has_not_changed_nor_has_a_longer_one() {
+    fn an_unchanged_file_and_a_longer_one_have_no_change() {
         let place = Place::new();
         assert_eq!(place.change(), None);
         place.file.set_len(9000).expect("longer");
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_file_can_be_read_under_the_name_that_is_told() {
+    fn a_deleted_file_can_be_read_under_the_reported_name() {
         let place = Place::new();
         fs::remove_file(place.path("file")).expect("removed");
         let Some(Change::Deleted { path, descriptor }) = place.change() else {
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renamed_file_is_told_with_the_name_that_it_has() {
+    fn a_renamed_file_is_reported_with_its_new_name() {
         let place = Place::new();
         fs::rename(place.path("file"), place.path("elsewhere")).expect("renamed");
         let moved = |replaced| {
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_short_is_told_with_both_sizes() {
+    fn a_truncated_file_is_reported_with_both_sizes() {
         let place = Place::new();
         place.file.set_len(4096).expect("cut");
         let short = Change::Short { path: place.path("file"), expected: 8192, found: 4096 };

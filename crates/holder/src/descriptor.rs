@@ -1,7 +1,7 @@
 //! One open descriptor of a process, as `/proc` describes it.
 //!
-//! Always true here: nothing is asked of the open file itself. Only a device node is looked at, and only where its file system is
-//! the kernel's own or on a local disk.
+//! Always true here: the open file itself is not queried. Only a device node is, and only if its file system is the
+//! kernel's own or on a local disk.
 
 use cbd_sys::mounts::Mount;
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-/// A file as the kernel's table of locks names it: the device of its file system, and its number there.
+/// A file as the kernel's table of locks names it: the device of its file system, and its inode number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Inode {
     device: (u32, u32),
@@ -20,8 +20,8 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// The file of a descriptor of this process. The numbers are not those of `stat` where a file system makes up its own (btrfs,
-    /// NFS): they are the ones that `/proc` shows of the descriptor and of its mount.
+    /// The file of a descriptor of this process. The numbers are those that `/proc` shows for the descriptor and its
+    /// mount; they differ from those of `stat` on file systems with their own device numbers (btrfs, NFS).
     pub fn of(file: BorrowedFd<'_>) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd())).ok()?;
         let status = status_at(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC).ok()?;
@@ -53,14 +53,14 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// The descriptor that an entry of a process's folder `fd` stands for; none where it may not be seen, or is closed by now.
+    /// The descriptor of an entry of a process's folder `fd`; `None` if it is not accessible, or closed by now.
     pub fn new(entry: &fs::DirEntry) -> Option<Self> {
         let path = entry.path();
         let target = fs::read_link(&path).ok()?;
         Some(Self { path, target, information: OnceCell::new() })
     }
 
-    /// What the link of the descriptor says.
+    /// The target of the descriptor's link.
     pub fn target(&self) -> &Path {
         &self.target
     }
@@ -73,7 +73,7 @@ impl Descriptor {
         })
     }
 
-    /// The files that this description has locks on: its own.
+    /// The files that this open description has locks on.
     pub fn locks(&self) -> impl Iterator<Item = Inode> {
         self.information().lines().filter_map(Inode::of_lock)
     }
@@ -93,7 +93,7 @@ impl Descriptor {
     }
 }
 
-/// The mounts that a thread sees, read when they are needed.
+/// The mounts that a thread sees, read on demand.
 #[derive(Debug)]
 pub(crate) struct Mounts {
     thread: PathBuf,
@@ -111,7 +111,7 @@ impl Mounts {
     }
 }
 
-/// Whether a file system of this type is served by another machine or process. What is not known here is taken to be.
+/// Whether a file system of this type is served by another machine or process. Unknown types count as such.
 fn may_wait(kind: &str) -> bool {
     const LOCAL: [&str; 12] = [
         "devtmpfs", "tmpfs", "ramfs", "rootfs", "overlay", "ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs",
@@ -125,7 +125,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
-/// The type, inode number, links and size of what `path` in `folder` leads to. Queries its server unless the flags forbid it.
+/// The type, inode number, links and size of `path` in `folder`. Queries its server unless the flags forbid it.
 pub(crate) fn status_at(folder: impl AsFd, path: impl Arg, flags: AtFlags) -> io::Result<Statx> {
     let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::NLINK | StatxFlags::SIZE;
     Ok(statx(folder, path, flags, wanted)?)

@@ -1,11 +1,11 @@
-//! Files that are in use: which process has one locked or open, so that a refusal can name it, and what has become of an open one
-//! ([`change`]).
+//! Files that are in use: the process that has a file locked or open, so that a refusal can name it, and changes of an
+//! open file ([`change`]).
 //!
-//! Always true of a search: no open file of another process is asked for anything, so a file whose server does not answer (FUSE, NFS)
-//! holds up nobody. What is read is what the kernel keeps itself: links and `fdinfo` below `/proc`, and the table of mounts. A
-//! search ends after [`SEARCH_LIMIT`]; it then finds nobody.
+//! Always true of a search: no open file of another process is queried, so a file whose server hangs (FUSE, NFS) does
+//! not block a search. A search reads only data of the kernel itself: links and `fdinfo` below `/proc`, and the table
+//! of mounts. It ends after [`SEARCH_LIMIT`] without a result.
 //!
-//! Left to others: what to say about it. A process of another user or another container is not visible, and is not found.
+//! Left to others: messages for users. A process of another user or another container is not visible, and is not found.
 #![forbid(unsafe_code)]
 
 pub mod change;
@@ -22,8 +22,8 @@ pub use change::Change;
 /// The longest time that one search takes: a machine may have millions of open files.
 pub const SEARCH_LIMIT: Duration = Duration::from_secs(2);
 
-/// The process that has a lock on `file`, as "process 12 (cbdd)". None where the system does not tell: another user's process,
-/// another container's.
+/// The process that has a lock on `file`, as "process 12 (cbdd)". `None` if the kernel does not show it: a process of
+/// another user or another container.
 #[must_use]
 pub fn of_lock(file: BorrowedFd<'_>) -> Option<String> {
     let wanted = Inode::of(file)?;
@@ -42,7 +42,7 @@ pub fn of_file(path: &Path) -> Option<String> {
     find(|descriptor, _| descriptor.target() == path)
 }
 
-/// The first process that has a descriptor like this.
+/// The first process with a descriptor for which `is_it` is true.
 fn find(is_it: impl Fn(&Descriptor, &Mounts) -> bool) -> Option<String> {
     let (own, end) = (std::process::id().to_string(), Instant::now() + SEARCH_LIMIT);
     for process in processes() {
@@ -63,8 +63,8 @@ fn find(is_it: impl Fn(&Descriptor, &Mounts) -> bool) -> Option<String> {
     None
 }
 
-/// The folders that show the descriptors of a process: its own, which stands for its first thread; or, where that has ended, or shows
-/// none, those of its other threads.
+/// The folders that list the descriptors of a process: its own, which is that of its first thread; or, if that thread
+/// has ended or lists none, those of its other threads.
 fn with_descriptors(process: &Path) -> Vec<PathBuf> {
     if entries(&process.join("fd")).next().is_some() {
         return vec![process.to_owned()];
@@ -83,7 +83,7 @@ pub fn processes() -> impl Iterator<Item = PathBuf> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process).map(|entry| entry.path())
 }
 
-/// The process whose folder below `/proc` this is, as "process 12 (cbdd)"; `more` is said after its name.
+/// The process with this folder below `/proc`, as "process 12 (cbdd)"; `more` is appended to its name.
 #[must_use]
 pub fn name_of(process: &Path, more: &str) -> String {
     let number = process.file_name().unwrap_or_default().to_string_lossy();
@@ -100,8 +100,8 @@ pub fn path_of(file: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
 }
 
-/// Where the file of this descriptor is now, as the kernel knows it: it is not asked of the file system. A file without a name ends
-/// in " (deleted)".
+/// The current path of this descriptor's file, from the kernel without a query of the file system. The path of a file
+/// without a name ends in " (deleted)".
 #[must_use]
 pub fn name_now(file: BorrowedFd<'_>) -> Option<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()

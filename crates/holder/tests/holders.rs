@@ -1,4 +1,4 @@
-//! Who is found, who is not, and that nobody's open file is asked.
+//! Searches find the holder of a lock, do not find other processes, and query no open file.
 #![allow(missing_docs, unsafe_code)]
 
 #[allow(dead_code)]
@@ -26,7 +26,7 @@ fn this_process(found: Option<String>) -> bool {
 }
 
 #[test]
-fn who_has_the_lock_is_found_and_who_merely_has_the_file_open_is_not() {
+fn the_holder_of_a_lock_is_found_and_a_process_that_only_has_the_file_open_is_not() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     assert_eq!(cbd_holder::of_lock(file.as_fd()), None);
     let again = File::options().write(true).open(file.path()).expect("it opens");
@@ -43,7 +43,7 @@ fn the_lock_of_one_file_is_not_taken_for_that_of_another() {
 }
 
 #[test]
-fn a_file_without_a_name_says_so() {
+fn a_file_without_a_name_is_reported_as_deleted() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let path = file.path().canonicalize().expect("there");
     assert_eq!(cbd_holder::name_now(file.as_fd()), Some(path));
@@ -53,13 +53,13 @@ fn a_file_without_a_name_says_so() {
 }
 
 #[test]
-fn an_open_file_that_does_not_answer_holds_up_no_search() {
+fn an_open_file_that_hangs_does_not_block_a_search() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
     let folder = tempfile::tempdir().expect("a folder");
     let silent = silent::Silent::over(folder.path());
-    // Only a name for it: opened without a question.
+    // `O_PATH`: opened without a query.
     let open = File::options().read(true).custom_flags(libc::O_PATH).open(folder.path()).expect("its root");
     let (tell, told) = channel();
     std::thread::spawn(move || {
@@ -68,7 +68,7 @@ fn an_open_file_that_does_not_answer_holds_up_no_search() {
         lock(&again);
         let found = cbd_holder::of_lock(file.as_fd());
         let device = cbd_holder::of_block_device((1, 4711));
-        tell.send((found, device)).expect("somebody waits");
+        tell.send((found, device)).expect("the test waits");
     });
     let said = told.recv_timeout(Duration::from_secs(30));
     drop((open, silent));
@@ -76,7 +76,7 @@ fn an_open_file_that_does_not_answer_holds_up_no_search() {
     assert!(this_process(found) && device.is_none());
 }
 
-/// What the child of the next test does: it locks the file, ends its first thread, and waits.
+/// The child of the next test: it locks the file, ends its first thread, and waits.
 fn hold_without_a_first_thread(path: &str) {
     extern "C" fn end_this_thread(_: libc::c_int) {
         // SAFETY: it ends the calling thread alone, and returns to nothing.
@@ -116,7 +116,7 @@ fn a_process_whose_first_thread_has_ended_is_named() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let of_lock = cbd_holder::of_lock(file.as_fd());
-    // This process has it open no longer.
+    // This process has closed it.
     let path = file.into_temp_path();
     let of_file = cbd_holder::of_file(&path.canonicalize().expect("there"));
     child.kill().expect("it can be killed");

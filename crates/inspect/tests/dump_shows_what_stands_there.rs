@@ -46,7 +46,7 @@ fn segments_are_shown_with_owner_and_use() {
     let segments = place.dump(What::Segments, &Filter::default());
     let count = |role: &str| segments.iter().filter(|item| text(item, "use") == role).count();
     assert_eq!(count("state"), 1);
-    assert!(count("log") >= 2 && count("free") > 0 && count("nobody") > 0);
+    assert!(count("log") >= 2 && count("free") > 0 && count("none") > 0);
     let of_lane = place.dump(What::Segments, &Filter { lane: Some(1), ..Filter::default() });
     assert!(!of_lane.is_empty() && of_lane.iter().all(|item| number(item, "lane") == 1));
     let one = place.dump(What::Segments, &Filter { segment: Some(3), ..Filter::default() });

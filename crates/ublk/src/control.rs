@@ -64,8 +64,11 @@ impl Control {
     /// # Errors
     /// The missing requirement, and how to provide it.
     pub fn open() -> Result<Self> {
-        let file =
-            OpenOptions::new().read(true).write(true).open(CONTROL).map_err(|error| no_door(&error))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(CONTROL)
+            .map_err(|error| no_control_device(&error))?;
         let mut control = Self { file, features: 0 };
         let mut features = [0; 8];
         let asked = control.exchange(command::GET_FEATURES, ANY_DEVICE, 0, &mut features, TIMEOUT);
@@ -219,7 +222,7 @@ pub fn devices() -> Vec<u32> {
     entries.filter_map(number).collect()
 }
 
-fn no_door(error: &io::Error) -> Error {
+fn no_control_device(error: &io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::new(
             ErrorKind::NotFound,
@@ -256,7 +259,7 @@ mod tests {
             (libc::EACCES, ErrorKind::Permission, "CAP_SYS_ADMIN"),
             (libc::EMFILE, ErrorKind::NoSpace, CONTROL),
         ] {
-            let error = no_door(&io::Error::from_raw_os_error(errno));
+            let error = no_control_device(&io::Error::from_raw_os_error(errno));
             assert_eq!(error.kind(), kind);
             assert!(error.line().contains(word), "{error}");
         }

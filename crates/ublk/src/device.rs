@@ -274,14 +274,15 @@ fn find(control: &Control, tag: Tag) -> Result<Option<DeviceInfo>> {
     Ok(None)
 }
 
-/// Whether another process serves the device, which then has the control device `door` open. A process that
-/// was just killed has not, although the kernel may still report the device as live: that device is left
-/// behind.
-fn is_served_elsewhere(info: &DeviceInfo, door: &Path) -> bool {
+/// Whether another process serves the device, which then has the character device `channel` open. A process that was
+/// just killed has closed it, although the kernel may still report the device as live: that device is left behind.
+fn is_served_elsewhere(info: &DeviceInfo, channel: &Path) -> bool {
     let server = u32::try_from(info.server).unwrap_or(0);
     info.state == state::LIVE && server != std::process::id() && {
         let opened = std::fs::read_dir(format!("/proc/{server}/fd")).into_iter().flatten().flatten();
-        opened.map(|entry| entry.path()).any(|entry| std::fs::read_link(entry).is_ok_and(|file| file == door))
+        opened
+            .map(|entry| entry.path())
+            .any(|entry| std::fs::read_link(entry).is_ok_and(|file| file == channel))
     }
 }
 
@@ -406,9 +407,9 @@ mod tests {
     #[test]
     fn a_device_is_left_behind_when_its_server_has_closed_it() {
         let folder = tempfile::tempdir().expect("a folder");
-        let door = folder.path().join("door");
-        std::fs::write(&door, "").expect("a file");
-        let open = File::open(&door).expect("it is there");
+        let channel = folder.path().join("channel");
+        std::fs::write(&channel, "").expect("a file");
+        let open = File::open(&channel).expect("it is there");
         let mut server = Command::new("sleep")
             .arg("1000")
             .stdin(open)
@@ -417,19 +418,22 @@ mod tests {
             .expect("sleep is there");
         let of = |state, server: u32| DeviceInfo { state, server: server as i32, ..DeviceInfo::default() };
         let pid = server.id();
-        assert!(is_served_elsewhere(&of(state::LIVE, pid), &door));
+        assert!(is_served_elsewhere(&of(state::LIVE, pid), &channel));
         assert!(!is_served_elsewhere(&of(state::LIVE, pid), &folder.path().join("another")));
-        assert!(!is_served_elsewhere(&of(state::QUIESCED, pid), &door), "its clients wait already");
-        let mine = File::open(&door).expect("it is there");
-        assert!(!is_served_elsewhere(&of(state::LIVE, std::process::id()), &door), "served by this process");
+        assert!(!is_served_elsewhere(&of(state::QUIESCED, pid), &channel), "its clients wait already");
+        let mine = File::open(&channel).expect("it is there");
+        assert!(
+            !is_served_elsewhere(&of(state::LIVE, std::process::id()), &channel),
+            "served by this process"
+        );
         drop(mine);
         server.kill().expect("it is alive");
         // It has no open files any more, and is not reaped yet.
         let mut words = server.stdout.take().expect("a pipe");
         words.read_to_end(&mut Vec::new()).expect("its end");
-        assert!(!is_served_elsewhere(&of(state::LIVE, pid), &door), "the kernel has not noticed");
+        assert!(!is_served_elsewhere(&of(state::LIVE, pid), &channel), "the kernel has not noticed");
         server.wait().expect("it has ended");
-        assert!(!is_served_elsewhere(&of(state::LIVE, 0), &door), "the kernel does not report the server");
+        assert!(!is_served_elsewhere(&of(state::LIVE, 0), &channel), "the kernel does not report the server");
     }
 
     #[test]

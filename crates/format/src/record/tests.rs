@@ -139,7 +139,7 @@ fn zeroes_of_nothing_and_zeroes_that_wrap_do_not_count() {
 }
 
 #[test]
-fn a_record_without_data_has_no_further_lines() {
+fn a_record_without_data_has_no_continuation_lines() {
     let mut record = Record::new(RecordKind::Discard, ByteRange::at(0, 4096));
     let counts = |record: &Record| Record::decode(&record.encode(&PLACE)).verify(&PLACE, 0, SIZE).is_some();
     assert!(counts(&record));

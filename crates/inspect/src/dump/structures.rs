@@ -133,7 +133,7 @@ impl Dump<'_> {
     fn segment(&self, number: u32, owner: Option<(BackendId, BackendEntry)>, slots: Option<u32>) -> Item {
         let (id, base) = (SegmentId(number), self.layout.segment_base(SegmentId(number)));
         let item = Item::new("segment").number("segment", number).number("at", base);
-        let Some((backend, row)) = owner else { return item.with("use", Field::Text("nobody".to_owned())) };
+        let Some((backend, row)) = owner else { return item.with("use", Field::Text("none".to_owned())) };
         let role = match slots {
             _ if row.state_segment.get() == number => "state",
             Some(_) => "log",
