@@ -180,8 +180,8 @@ impl Rig {
     /// Those of the engine.
     pub fn settle(&mut self) -> Result<()> {
         let epoch = self.cache.request_drain();
-        let timeout = Instant::now() + TIMEOUT;
-        while Instant::now() < timeout {
+        let deadline = Instant::now() + TIMEOUT;
+        while Instant::now() < deadline {
             match self.worker.step() {
                 Step::Busy => {}
                 Step::WaitBacking => {
