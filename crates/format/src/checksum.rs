@@ -1,13 +1,13 @@
-//! CRC32C (Castagnoli), the checksum of everything here.
+//! CRC32C (Castagnoli), the checksum of all structures and data.
 
-/// The polynomial, bits reversed.
+/// The polynomial, with reversed bits.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
 /// CRC32C of `bytes`, as iSCSI and ext4 define it.
 #[cfg(not(target_os = "none"))]
 #[must_use]
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    // The crate answers 64 bits for all its algorithms; CRC32C uses the lower half.
+    // The crate returns 64 bits for all its algorithms; CRC32C is the lower half.
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
@@ -18,7 +18,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     by_table(bytes)
 }
 
-/// CRC32C of two runs of bytes that follow each other, of which the second has `length` bytes, from the checksums of both.
+/// CRC32C of two adjacent ranges from the checksums of both; the second has `length` bytes.
 #[must_use]
 pub const fn crc32c_joined(first: u32, second: u32, length: u64) -> u32 {
     // `first` times x to the power of the second's bits, by the bits of its length.
@@ -55,7 +55,7 @@ const BYTES: [u32; 64] = {
     powers
 };
 
-/// CRC32C, a byte at a time: where nothing faster is at hand.
+/// CRC32C, a byte at a time: for targets without a faster method.
 #[cfg(any(test, target_os = "none"))]
 fn by_table(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {

@@ -1,4 +1,4 @@
-//! Where things lie in a region, and the description of structures that the format page is held against.
+//! The layout of a region, and the description of structures that is compared with the format page.
 
 use crate::{PAGE, SegmentShape, slot::SlotContent, tables};
 use alloc::{format, vec::Vec};
@@ -70,16 +70,16 @@ macro_rules! on_media {
 }
 pub(crate) use on_media;
 
-/// Segment sizes that the format knows.
+/// The smallest segment size of the format, in bytes.
 pub const SEGMENT_SIZE_MIN: u64 = 64 << 10;
-/// See [`SEGMENT_SIZE_MIN`].
+/// The largest segment size of the format, in bytes.
 pub const SEGMENT_SIZE_MAX: u64 = 64 << 20;
 /// Most rows of a host, backend or blkdev table.
 pub const TABLE_ROWS_MAX: u32 = 4096;
 /// The segment area begins at a multiple of this.
 const SEGMENT_AREA_ALIGNMENT: u64 = 64 << 10;
 
-/// Where everything lies in a region; computed from five numbers, so a superblock whose offsets differ is false.
+/// The layout of a region; computed from five numbers, so a superblock with other offsets is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Bytes of the region that are used: whole pages.
@@ -110,8 +110,8 @@ impl Layout {
     /// The layout of a region of `region_size` bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a segment size or row count that the format does not know, and
-    /// [`ErrorKind::NoSpace`] for a region that does not hold one cache.
+    /// [`ErrorKind::InvalidArgument`] for a segment size or row count that the format does not allow, and
+    /// [`ErrorKind::NoSpace`] for a region that is too small for one cache.
     pub fn new(
         region_size: u64,
         segment_size: u64,
@@ -148,8 +148,8 @@ impl Layout {
                 ),
             )
         };
-        // The table's size depends on the number of segments and the other way round: begin with what would
-        // fit without a table and go down until both do.
+        // The size of the table and the number of segments depend on each other: begin with the number that fits
+        // without a table, and decrease it until both fit.
         let room = region_size.checked_sub(segment_table + PAGE).ok_or_else(too_small)?;
         let mut count = u32::try_from(room / segment_size).unwrap_or(u32::MAX - 1);
         loop {
@@ -189,7 +189,7 @@ impl Layout {
         }
     }
 
-    /// Offset of the second superblock: the last page, so that it is found with nothing but the region's size.
+    /// Offset of the second superblock: the last page, so that only the region's size is needed to find it.
     #[must_use]
     pub const fn second_superblock(region_size: u64) -> u64 {
         region_size / PAGE * PAGE - PAGE
@@ -217,7 +217,7 @@ impl Layout {
     }
 }
 
-/// Bytes of a table: all first slots, then, from a page border on, all second slots.
+/// Bytes of a table: all first slots, then, from a page boundary on, all second slots.
 const fn table_bytes<T: SlotContent>(rows: u32) -> u64 {
     2 * (rows as u64 * T::SLOT_SIZE as u64).next_multiple_of(PAGE)
 }

@@ -1,12 +1,12 @@
-//! Every byte on media: what it means, how it is written, how it is checked. No I/O.
+//! The format of all data on media: meaning, encoding and validation. No I/O.
 //!
 //! Always true here:
-//! - little-endian, fixed width, naturally aligned, explicit zeroed padding; sizes and offsets are asserted at
-//!   compile time and held against `docs/format.md` by a test;
+//! - little-endian, fixed width, naturally aligned, explicit zeroed padding; sizes and offsets are asserted at compile
+//!   time and compared with `docs/format.md` by a test;
 //! - decoding takes any bytes and never panics: bytes that were read are [`Unverified`] until `verify` gives a value;
-//! - what is updated in place goes through one implementation of "two slots, newest valid wins" ([`slot`]).
+//! - all updates in place use one implementation of "two slots, newest valid wins" ([`slot`]).
 //!
-//! Left to others: when a byte is stored and fenced (`cbd-engine`), and how (`cbd-pmem`).
+//! Left to others: the order of stores and fences (`cbd-engine`), and their execution (`cbd-pmem`).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -32,18 +32,18 @@ pub use superblock::Superblock;
 pub use tables::{BackendEntry, BlkdevEntry, HostEntry, SegmentEntry};
 pub use unverified::Unverified;
 
-/// Version of the format that this program writes, and the first that every later program opens. Regions of version 0 were
-/// made before the format was settled.
+/// Version of the format that this program writes, and the first that every later program opens. Regions of version 0
+/// were created before the format was final.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// The unit in which copies are kept apart: one failed page takes one copy.
+/// Copies are in different units of this size: a failed page destroys one copy at most.
 pub const PAGE: u64 = 4096;
 
-/// The line: what a processor writes to memory at once, and the size of a record.
+/// A cache line: the unit in which a processor writes memory, and the size of a record.
 pub const LINE: u64 = 64;
 
-/// Sequence numbers, ordinals, epochs and runs stay below this. No machine counts so far; a region that says otherwise is
-/// damaged or forged, and counting on from there would overflow.
+/// Sequence numbers, ordinals, epochs and runs stay below this. No machine reaches it; a region with larger numbers is
+/// damaged or forged, and counting from there would overflow.
 pub const COUNTER_END: u64 = 1 << 62;
 
 /// Every structure with fields that has a page in `docs/format.md`.

@@ -1,4 +1,4 @@
-//! A record: one line of the log, and the lines of checksums that may follow it.
+//! A record: one line of the log, and the continuation lines that may follow it.
 
 use crate::{Unverified, checksum::crc32c, layout::on_media};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR, SegmentId};
@@ -7,7 +7,8 @@ use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 /// Checksums in one continuation line.
 pub const CHECKSUMS_PER_LINE: usize = 12;
 
-/// Most continuation lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, the record holds the first.
+/// Most continuation lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, of which the
+/// record holds the first checksum.
 pub const MAX_CHECKSUM_LINES: u32 = 256u32.div_ceil(CHECKSUMS_PER_LINE as u32);
 
 /// Type byte of a continuation line with checksums.
@@ -16,10 +17,10 @@ const CHECKSUM_LINE: u8 = 0x80;
 /// Type byte of a continuation line with a map of damaged sectors.
 const MAP_LINE: u8 = 0x81;
 
-/// Sectors of which one line of a map tells.
+/// Sectors in one line of a map.
 pub const SECTORS_PER_LINE: u64 = CHECKSUMS_PER_LINE as u64 * 32;
 
-/// What a record did.
+/// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RecordKind {
     /// A client wrote data.
@@ -30,10 +31,10 @@ pub enum RecordKind {
     Discard,
     /// Data that was read from the backing device; clean.
     Fill,
-    /// The range is damaged; reads of it fail. Counts where the record that it marks bad is still the newest.
+    /// The range is damaged; reads of it fail. Applies where the record that it marks bad is still the newest.
     Quarantine,
-    /// Data that a client wrote and the backing device does not take. It stays dirty when *drained* passes its epoch, and is
-    /// carried forward until the backing device takes it or something newer covers it.
+    /// Data that a client wrote and the backing device refuses. It stays dirty when *drained* passes its epoch, and is
+    /// carried forward until the backing device accepts it or a newer record covers it.
     ParkedWrite,
     /// The same for a range that reads as zeroes.
     ParkedZeroes,
@@ -77,13 +78,13 @@ impl RecordKind {
         matches!(self, Self::WriteZeroes | Self::Discard | Self::ParkedZeroes)
     }
 
-    /// Whether the backing device must learn of it before *drained* may pass its epoch.
+    /// Whether it must be written back before *drained* may pass its epoch.
     #[must_use]
     pub const fn is_dirty(self) -> bool {
         matches!(self, Self::Write | Self::WriteZeroes | Self::Discard)
     }
 
-    /// Whether the backing device does not have it, wherever *drained* stands.
+    /// Whether the backing device does not have it, whatever *drained* is.
     #[must_use]
     pub const fn is_parked(self) -> bool {
         matches!(self, Self::ParkedWrite | Self::ParkedZeroes)
@@ -94,11 +95,11 @@ impl RecordKind {
 pub const FLAG_DATA_CRC: u8 = 1;
 
 on_media! {
-    /// One entry of the log: a cache line, stored at two places.
+    /// One entry of the log: a cache line, stored in two copies.
     pub struct Record, size 64 {
         /// CRC32C over the segment's salt and number, the slot, and the bytes behind this field.
         0 crc: U32,
-        /// What it did; see [`RecordKind`].
+        /// Its kind; see [`RecordKind`].
         4 kind: u8,
         /// [`FLAG_DATA_CRC`].
         5 flags: u8,
@@ -106,7 +107,7 @@ on_media! {
         6 lines: u8,
         /// Zero.
         7 reserved: u8,
-        /// Place in the history of the lane, contiguous.
+        /// Sequence number in the lane, contiguous.
         8 sequence: U64,
         /// First byte on the device.
         16 offset: U64,
@@ -134,7 +135,7 @@ on_media! {
         0 crc: U32,
         /// 0x80; 0x81 for a map.
         4 kind: u8,
-        /// Place among the lines of its record, from 0.
+        /// Index among the lines of its record, from 0.
         5 index: u8,
         /// Checksums in use.
         6 count: u8,
@@ -147,7 +148,7 @@ on_media! {
     }
 }
 
-/// Where a line stands: what its checksum is seeded with.
+/// The position of a line, which seeds its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordPlace {
     /// Salt of the segment.
@@ -158,7 +159,7 @@ pub struct RecordPlace {
     pub slot: u32,
 }
 
-/// What the checksum of a line is of: aligned, since it is summed word by word.
+/// The bytes under a line's checksum: aligned, since it is computed word by word.
 #[repr(align(8))]
 struct Seeded([u8; 16 + 60]);
 
@@ -174,7 +175,7 @@ impl RecordPlace {
         if MutationPoint::RecordSlot.is_active() {
             seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
         }
-        // In two parts: a word of the sum that spans two stores would wait for both.
+        // In two parts: a load of a word that spans two stores would wait for both.
         seeded[16..72].copy_from_slice(&line[4..60]);
         seeded[72..].copy_from_slice(&line[60..]);
         crc32c(seeded)
@@ -225,13 +226,13 @@ impl Record {
         Unverified::new(zerocopy::transmute!(*line))
     }
 
-    /// The same where the bytes are, for who looks at many.
+    /// The same without a copy, for scans of many records.
     #[must_use]
     pub fn decode_in_place(line: &[u8; 64]) -> Unverified<&Self> {
         Unverified::new(zerocopy::transmute_ref!(line))
     }
 
-    /// What it did. Records that were verified have a known kind.
+    /// Its kind. Verified records have a known kind.
     #[must_use]
     pub fn kind(&self) -> RecordKind {
         RecordKind::from_code(self.kind).unwrap_or(RecordKind::Quarantine)
@@ -255,7 +256,7 @@ impl Record {
         self.flags & FLAG_DATA_CRC != 0
     }
 
-    /// Which checksum block of the record holds byte `at` of the device.
+    /// Index of the checksum block of the record with byte `at` of the device.
     #[must_use]
     pub fn block_of(&self, at: u64) -> usize {
         (at / CHECKSUM_BLOCK - self.offset.get() / CHECKSUM_BLOCK) as usize
@@ -266,12 +267,12 @@ impl Record {
     pub fn block_range(&self, block: usize) -> ByteRange {
         let range = self.range();
         let start = (range.start / CHECKSUM_BLOCK + block as u64) * CHECKSUM_BLOCK;
-        // The last block of the numbers ends behind the largest of them.
+        // The end of the last block exceeds the largest number.
         ByteRange { start: start.max(range.start), end: start.saturating_add(CHECKSUM_BLOCK).min(range.end) }
     }
 }
 
-/// Number of checksum blocks that `range` touches.
+/// Number of checksum blocks that `range` overlaps.
 #[must_use]
 pub const fn blocks_in(range: ByteRange) -> usize {
     if range.is_empty() {
@@ -294,9 +295,9 @@ pub const fn map_lines(range: ByteRange) -> u32 {
 }
 
 impl Unverified<Record> {
-    /// The record, if it is one of this place and generation and hangs together: its kind is known, its range does not
+    /// The record, if it has this position and generation and is consistent: its kind is known, its range does not
     /// wrap, its data and its lines lie inside a segment of `size` bytes, and its lines are as many as its
-    /// blocks need. Whether its range lies on the device is for the caller to say.
+    /// blocks need. The caller checks that its range is inside the device.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<Record> {
         Unverified::new(&self.claim(|record| *record)).verify(place, generation, size).copied()
@@ -304,7 +305,7 @@ impl Unverified<Record> {
 }
 
 impl<'a> Unverified<&'a Record> {
-    /// The record where it is, if it is one; see [`Unverified::<Record>::verify`].
+    /// The record without a copy, if it is valid; see [`Unverified::<Record>::verify`].
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<&'a Record> {
         let record = self
@@ -395,7 +396,7 @@ impl Unverified<ChecksumLine> {
         self.verify_kind(MAP_LINE, place, index, sequence)
     }
 
-    /// The `index`-th continuation line of a record, whatever the record has them for.
+    /// The `index`-th continuation line of a record, of either kind.
     #[must_use]
     pub fn verify_of(&self, record: &Record, place: &RecordPlace, index: u8) -> Option<ChecksumLine> {
         let sequence = record.sequence.get();
@@ -417,7 +418,7 @@ impl Unverified<ChecksumLine> {
     }
 }
 
-/// Reads a slot's bytes; used where a page of slots was loaded at once.
+/// The bytes of a slot in a page of slots that was loaded at once.
 #[must_use]
 pub fn line_at(page: &[u8], slot_in_page: usize) -> Option<&[u8; 64]> {
     <[u8; 64]>::ref_from_bytes(page.get(slot_in_page * 64..slot_in_page * 64 + 64)?).ok()

@@ -10,7 +10,7 @@ pub const LOG_MAGIC: u32 = u32::from_le_bytes(*b"CBDl");
 pub const STATE_MAGIC: u32 = u32::from_le_bytes(*b"CBDs");
 
 on_media! {
-    /// What a segment is. Stored when its first record needs it, and durable before that record.
+    /// The header of a segment. Stored before its first record, and durable before that record.
     pub struct SegmentHeader, size 128 {
         /// CRC32C over all bytes of the structure behind this field.
         0 crc: U32,
@@ -18,7 +18,7 @@ on_media! {
         4 magic: U32,
         /// The cache it belongs to.
         8 cache_id: U64,
-        /// Its own number: a header copied elsewhere does not count.
+        /// Its own number: a copy of the header in another segment is invalid.
         16 segment: U32,
         /// Raised whenever the segment is reused; records carry it.
         20 generation: U32,
@@ -34,11 +34,11 @@ on_media! {
         48 ownership: U64,
         /// Raised by every recovery.
         56 run: U64,
-        /// Last sequence number accepted from earlier runs; ends only what earlier runs wrote.
+        /// Last sequence number accepted from earlier runs; limits only records of earlier runs.
         64 cut: U64,
         /// Sequence number of its first record.
         72 first_sequence: U64,
-        /// The epoch when it was opened: no later segment holds an earlier one.
+        /// The epoch when it was opened: no later segment holds records of an earlier epoch.
         80 epoch: U64,
         /// Zero.
         88 reserved: [u8; 40],
@@ -65,7 +65,7 @@ impl SegmentHeader {
 }
 
 impl Unverified<SegmentHeader> {
-    /// The generation it claims, whosever it is. Only to choose a higher one.
+    /// The unverified generation of any header. Only for the choice of a higher one.
     #[must_use]
     pub fn claimed_generation(&self) -> u32 {
         self.claim(|header| header.generation.get())
@@ -107,19 +107,19 @@ impl SegmentShape {
     /// Slots in a page.
     pub const SLOTS_PER_PAGE: u32 = (PAGE / LINE) as u32;
 
-    /// Where the copy of the header begins.
+    /// Offset of the copy of the header.
     #[must_use]
     pub const fn header_copy(&self) -> u64 {
         self.size - PAGE
     }
 
-    /// Where data begins to grow down.
+    /// Offset from which data grows down.
     #[must_use]
     pub const fn data_top(&self) -> u64 {
         self.size - PAGE
     }
 
-    /// Primary and mirror place of a slot.
+    /// Offsets of a slot and of its mirror.
     #[must_use]
     pub const fn slot(&self, slot: u32) -> [u64; 2] {
         let pair = (slot / Self::SLOTS_PER_PAGE) as u64;
@@ -127,19 +127,19 @@ impl SegmentShape {
         [primary, primary + PAGE]
     }
 
-    /// First byte behind the page pairs that `slots` slots need.
+    /// Offset of the end of the page pairs that `slots` slots need.
     #[must_use]
     pub const fn records_end(&self, slots: u32) -> u64 {
         PAGE + slots.div_ceil(Self::SLOTS_PER_PAGE) as u64 * 2 * PAGE
     }
 
-    /// The most slots that any segment of this size can have; a slot number at or above it is false.
+    /// The most slots that any segment of this size can have; a slot number at or above it is invalid.
     #[must_use]
     pub const fn slots_max(&self) -> u32 {
         ((self.size - 2 * PAGE) / (2 * PAGE)) as u32 * Self::SLOTS_PER_PAGE
     }
 
-    /// Bytes that data of `length` takes: whole lines.
+    /// Bytes that data of `length` occupies: whole lines.
     #[must_use]
     pub const fn data_bytes(length: u64) -> u64 {
         length.next_multiple_of(LINE)

@@ -1,19 +1,19 @@
-//! The state block of a cache: how far it is drained, and each lane's tail and marks.
+//! The state block of a cache: its drained epoch, and each lane's tail and mark.
 //!
-//! It lives in a segment of its own. Page 0 and the last page hold the segment's header; pages 1 and 2 the two
-//! slots of [`Drained`], and from byte 1024 of each the two slots of [`FormerDisk`]; then, each from a page border on, all first slots of the lanes' tails, all second ones,
-//! all first slots of their marks, all second ones.
+//! It is in a separate segment. Page 0 and the last page hold the segment's header; pages 1 and 2 the two slots of
+//! [`Drained`], and from byte 1024 of each the two slots of [`FormerDisk`]; then, each from a page border on, all first
+//! slots of the lanes' tails, all second ones, all first slots of their marks, all second ones.
 
 use crate::{COUNTER_END, PAGE, layout::on_media, slot::SlotContent};
 use cbd_types::LaneId;
 use zerocopy::little_endian::{U32, U64};
 
 on_media! {
-    /// How far the backing device has caught up.
+    /// The epoch up to which the backing device is complete.
     pub struct Drained, size 48 {
         /// All records of this epoch and of earlier ones are durable on the backing device.
         0 epoch: U64,
-        /// While `epoch` is below this, the backing device alone is no crash state.
+        /// While `epoch` is below this, the backing device alone is not crash-consistent.
         8 void_until: U64,
         /// When `epoch` was reached, in milliseconds since 1970 UTC.
         16 wall_ms: U64,
@@ -28,13 +28,13 @@ on_media! {
 }
 
 on_media! {
-    /// The oldest segment of a lane that counts.
+    /// The oldest valid segment of a lane.
     pub struct LaneTail, size 48 {
         /// Segments of the lane with a lower ordinal are free, whatever their headers say.
         0 ordinal: U64,
         /// Number of the owner that wrote it.
         8 ownership: U64,
-        /// Sequence number of the first record that counts: the first of the tail segment, or the next one of a lane without
+        /// Sequence number of the first valid record: the first of the tail segment, or the next one of a lane without
         /// segments.
         16 first_sequence: U64,
         /// Zero.
@@ -43,7 +43,7 @@ on_media! {
 }
 
 on_media! {
-    /// Evidence of how far a lane is complete.
+    /// The position up to which a lane is known to be complete.
     pub struct LaneMark, size 48 {
         /// All records up to this sequence number were durable when it was written.
         0 lane_sequence: U64,
@@ -69,9 +69,9 @@ on_media! {
         8 moved_ms: U64,
         /// Path of that backing device, UTF-8, zero-padded.
         16 path: [u8; 512],
-        /// What it is known by besides its path, UTF-8, zero-padded.
+        /// Its identity, UTF-8, zero-padded.
         528 identity: [u8; 256],
-        /// Raised by one with every move of the backend: the largest one is of the last move.
+        /// Incremented with every move of the backend: the largest number is that of the last move.
         784 number: U64,
         /// Zero.
         792 reserved: [u8; 216],
@@ -112,7 +112,7 @@ impl SlotContent for LaneMark {
     }
 }
 
-/// Where things lie in a state segment, in bytes from its base.
+/// The layout of a state segment, in bytes from its base.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StateShape {
     /// Number of lanes.
@@ -134,11 +134,11 @@ impl StateShape {
         [PAGE, 2 * PAGE]
     }
 
-    /// How many [`FormerDisk`]s there can be, each in two slots.
+    /// Most [`FormerDisk`]s, each in two slots.
     pub const FORMER_DISKS: u64 = 3;
 
-    /// The two slots of the [`FormerDisk`] with this index, which is below [`FORMER_DISKS`](Self::FORMER_DISKS). Their place, which seeds
-    /// the checksums, is the `cache_id`: what an earlier cache left there does not count.
+    /// The two slots of the [`FormerDisk`] with this index, which is below [`FORMER_DISKS`](Self::FORMER_DISKS). Their
+    /// place, which seeds the checksums, is the `cache_id`: slots of an earlier cache are invalid.
     #[must_use]
     pub const fn former(&self, index: u64) -> [u64; 2] {
         let within = 1024 * (1 + index);

@@ -1,9 +1,9 @@
-//! The superblock: twice, in the first page and in the last.
+//! The superblock: two copies, in the first page and in the last.
 //!
 //! Always true here: of feature bits only incompatible ones are ever added to a superblock, and none is removed; so the
 //! features of a region are those of both copies together.
 //!
-//! Left to others: when a copy is stored, and that one of them is whole at any moment (`cbd-engine`).
+//! Left to others: the order in which the copies are stored, so that one of them is valid at any moment (`cbd-engine`).
 
 use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
 use alloc::{format, string::String, vec::Vec};
@@ -13,25 +13,25 @@ use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 /// First bytes of every region: "CBDtrans".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"CBDtrans");
 
-/// Incompatible feature 0: rows of backends can say in which boot of the machine their cache is used, and how. A program that
-/// ignores these notes leaves stale ones behind, by which a later program would empty a cache that holds dirty data, or recover a
-/// mixture of pages.
+/// Incompatible feature 0: rows of backends can record in which boot of the machine their cache is used, and how. A
+/// program that ignores these records leaves stale ones behind, which would make a later program empty a cache with
+/// dirty data, or recover a mixture of pages.
 pub const FEATURE_USE_NOTES: u64 = 1 << 0;
 
-/// Incompatible features that this program knows. A compatible feature that it does not know is ignored, a read-only compatible one
-/// forbids writing, an incompatible one forbids opening.
+/// Incompatible features that this program supports. An unknown compatible feature is ignored, an unknown read-only
+/// compatible one forbids writing, an unknown incompatible one forbids opening.
 pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES;
-/// Read-only compatible features that this program knows; see [`INCOMPATIBLE_KNOWN`].
+/// Read-only compatible features that this program supports; see [`INCOMPATIBLE_KNOWN`].
 pub const READ_ONLY_KNOWN: u64 = 0;
 
 on_media! {
-    /// What a region is and where its parts lie. Written at format, and when a feature is used first.
+    /// The description and layout of a region. Written by a format, and when a feature is first used.
     pub struct Superblock, size 192 {
         /// [`MAGIC`].
         0 magic: U64,
         /// CRC32C over all bytes of the structure behind this field, seeded with nothing.
         8 crc: U32,
-        /// [`FORMAT_VERSION`] of the program that made it.
+        /// [`FORMAT_VERSION`] of the program that created it.
         12 version: U32,
         /// Feature bits that may be ignored.
         16 compatible: U64,
@@ -63,7 +63,7 @@ on_media! {
         112 segment_table: U64,
         /// First byte of segment 0.
         120 segment_area: U64,
-        /// When it was made, in milliseconds since 1970 UTC; for people.
+        /// Time of creation, in milliseconds since 1970 UTC; for information.
         128 created_ms: U64,
         /// Zero.
         136 reserved: [u8; 56],
@@ -100,7 +100,7 @@ impl Superblock {
         block
     }
 
-    /// The same superblock with these incompatible features besides its own.
+    /// The same superblock with these incompatible features added.
     #[must_use]
     pub fn with_incompatible(mut self, features: u64) -> Self {
         self.incompatible = U64::new(self.incompatible.get() | features);
@@ -114,7 +114,7 @@ impl Superblock {
         self.incompatible.get() & features == features
     }
 
-    /// Whether both are superblocks of one transport: they say the same but for incompatible features.
+    /// Whether both are superblocks of one transport: they are equal except for incompatible features.
     #[must_use]
     pub fn is_of_same_transport(&self, other: &Self) -> bool {
         self.with_incompatible(u64::MAX) == other.with_incompatible(u64::MAX)
@@ -132,7 +132,7 @@ impl Superblock {
 }
 
 impl Unverified<Superblock> {
-    /// Whether the magic number is ours, whatever else is wrong.
+    /// Whether the magic number is that of CBD; nothing else is checked.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.claim(|block| block.magic.get() == MAGIC)
@@ -141,7 +141,7 @@ impl Unverified<Superblock> {
     /// The superblock and the layout it describes, in a region of `mapped` bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Foreign`] without our magic, [`ErrorKind::Damaged`] with a wrong checksum or impossible
+    /// [`ErrorKind::Foreign`] without the magic number, [`ErrorKind::Damaged`] with a wrong checksum or impossible
     /// geometry, [`ErrorKind::Unsupported`] for another version or an unknown incompatible feature.
     pub fn verify(&self, mapped: u64) -> Result<(Superblock, Layout)> {
         let damaged = |text: String| Error::new(ErrorKind::Damaged, text);
@@ -206,9 +206,9 @@ impl Unverified<Superblock> {
     }
 }
 
-/// The superblock of a region, from what [`Unverified::verify`] says of its two copies: the first that is valid, with the features
-/// of both where both are of one transport. A valid copy that this program may not open decides: the other one is older, and what it
-/// lacks may be in use.
+/// The superblock of a region, from the results of [`Unverified::verify`] for its two copies: the first valid one, with
+/// the features of both if both are of one transport. A valid copy that this program must not open takes precedence:
+/// the other one is older, and the features that it lacks may be in use.
 ///
 /// # Errors
 /// As [`Unverified::verify`]. Where one copy is ours, its error is returned instead of [`ErrorKind::Foreign`].

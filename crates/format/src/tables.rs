@@ -10,7 +10,7 @@ pub const STATE_ACTIVE: u32 = 1;
 /// A row that is free.
 pub const STATE_FREE: u32 = 0;
 
-/// The backing device catches up behind the cache.
+/// Writeback: the backing device is updated after the cache.
 pub const MODE_WRITEBACK: u32 = 0;
 /// As [`MODE_WRITEBACK`], and the backend was moved to another backing device by a rescue: `path` and `identity` are
 /// those of that device, the former one is in the state block ([`FormerDisk`](crate::FormerDisk)), and the backend is
@@ -20,10 +20,10 @@ pub const MODE_MOVED: u32 = 1;
 /// Row of a segment without an owner.
 pub const NO_BACKEND: u32 = u32::MAX;
 
-/// [`BackendEntry::use_state`]: nothing is noted. The memory keeps what is stored, or is gone with the machine, or an earlier
-/// program used it last.
+/// [`BackendEntry::use_state`]: nothing is recorded. The memory is persistent, or is lost with the machine, or an
+/// earlier program used it last.
 pub const USE_UNKNOWN: u32 = 0;
-/// [`BackendEntry::use_state`]: all pages of the cache were brought to the disk after its last use.
+/// [`BackendEntry::use_state`]: all pages of the cache were synced to the disk after its last use.
 pub const USE_SYNCED: u32 = 1;
 /// [`BackendEntry::use_state`]: in use in `use_boot`, and nothing in the cache can be dirty.
 pub const USE_CLEAN: u32 = 2;
@@ -39,11 +39,11 @@ on_media! {
         0 state: U32,
         /// Bytes of `name` in use.
         4 name_length: U32,
-        /// Raised whenever the row is registered again.
+        /// Incremented whenever the row is registered again.
         8 ownership: U64,
         /// Name in UTF-8, zero-padded.
         16 name: [u8; 64],
-        /// When it was registered, in milliseconds since 1970 UTC; for people.
+        /// Time of registration, in milliseconds since 1970 UTC; for information.
         80 registered_ms: U64,
         /// Zero.
         88 reserved: [u8; 152],
@@ -51,15 +51,15 @@ on_media! {
 }
 
 on_media! {
-    /// A backing device brought onto the transport, and the cache in front of it.
+    /// A backing device of the transport, and the cache in front of it.
     pub struct BackendEntry, size 1008 {
         /// [`STATE_ACTIVE`] or [`STATE_FREE`].
         0 state: U32,
         /// Row of the host that owns it.
         4 host: U32,
-        /// Raised by every takeover.
+        /// Incremented by every takeover.
         8 ownership: U64,
-        /// Random identity of the cache; segments that name another one are not its own. 0 without a cache.
+        /// Random identity of the cache; segments with another identity are not part of it. 0 without a cache.
         16 cache_id: U64,
         /// Size of the backing device in bytes, as it was recorded.
         24 size: U64,
@@ -89,24 +89,24 @@ on_media! {
         80 path_length: U32,
         /// Bytes of `identity` in use.
         84 identity_length: U32,
-        /// Random identity of the backend, for people and links.
+        /// Random identity of the backend, for display and links.
         88 uuid: [u8; 16],
-        /// When it was started first, in milliseconds since 1970 UTC.
+        /// Time of its first start, in milliseconds since 1970 UTC.
         104 created_ms: U64,
         /// Path of the backing device, UTF-8, zero-padded.
         112 path: [u8; 512],
-        /// What the backing device is known by besides its path, UTF-8, zero-padded.
+        /// Identity of the backing device, UTF-8, zero-padded.
         624 identity: [u8; 256],
-        /// What is done about a range that the backing device does not take: 0 stop, 1 park.
+        /// The action for a range that the backing device refuses: 0 stop, 1 park.
         880 on_write_error: U32,
-        /// Seconds of failed attempts after which that is done.
+        /// Seconds of failed attempts after which the action is taken.
         884 write_error_after_s: U32,
-        /// How the cache is used on memory of which a crash of the machine mixes old and new pages: one of [`USE_UNKNOWN`],
-        /// [`USE_SYNCED`], [`USE_CLEAN`], [`USE_DIRTY`] and [`USE_UNSURE`].
+        /// The use of a cache in memory in which a crash of the machine mixes old and new pages: one of
+        /// [`USE_UNKNOWN`], [`USE_SYNCED`], [`USE_CLEAN`], [`USE_DIRTY`] and [`USE_UNSURE`].
         888 use_state: U32,
         /// Zero.
         892 reserved: U32,
-        /// The boot of the machine in which it is used so.
+        /// The boot of the machine in which the cache is used.
         896 use_boot: [u8; 16],
         /// Zero.
         912 reserved2: [u8; 96],
@@ -120,15 +120,15 @@ on_media! {
         0 state: U32,
         /// Row of the host that serves it.
         4 host: U32,
-        /// Row of the backend it stands on.
+        /// Row of the backend below it.
         8 backend: U32,
         /// Bytes of `export` in use.
         12 export_length: U32,
         /// Raised whenever the row is reused.
         16 ownership: U64,
-        /// `uuid` of the backend it stands on: a row that names another one is stale.
+        /// `uuid` of the backend below it: a row with another one is stale.
         24 backend_uuid: [u8; 16],
-        /// How it is reached, as the user asked for it, UTF-8, zero-padded.
+        /// The export, as the user requested it, UTF-8, zero-padded.
         40 export: [u8; 256],
         /// Zero.
         296 reserved: [u8; 200],
@@ -136,13 +136,13 @@ on_media! {
 }
 
 on_media! {
-    /// Whose a segment is.
+    /// The owner of a segment.
     pub struct SegmentEntry, size 48 {
         /// Row of the backend, or [`NO_BACKEND`].
         0 backend: U32,
         /// Zero.
         4 reserved: U32,
-        /// `cache_id` of the cache it was given to; it counts only while the backend's row says the same.
+        /// `cache_id` of the cache that owns it; valid only while the backend's row has the same.
         8 cache_id: U64,
         /// Zero.
         16 reserved2: [u8; 32],
@@ -172,7 +172,7 @@ impl SlotContent for SegmentEntry {
 /// Bit of [`BackendEntry::features`]: data is checksummed.
 pub const FEATURE_DATA_CRC: u32 = 1;
 
-/// A text as it stands in a fixed field: its length and its bytes.
+/// Encodes a text for a fixed field: its length and its bytes.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] when it does not fit; `what` says which text it is.
@@ -190,7 +190,7 @@ pub fn encode_text<const N: usize>(what: &str, text: &str) -> Result<(U32, [u8; 
     Ok((U32::new(text.len() as u32), field))
 }
 
-/// The text of a fixed field, if its length and its bytes are valid.
+/// Decodes the text of a fixed field, if its length and its bytes are valid.
 ///
 /// # Errors
 /// [`ErrorKind::Damaged`]; `what` says which text it is.

@@ -1,9 +1,9 @@
-//! Bytes that were read and are not trusted yet.
+//! Values that were read and are not verified yet.
 
 use cbd_types::MutationPoint;
 
-/// A value as it came from media. Nothing of it can be used before `verify`, which each type offers with
-/// the arguments that its check needs.
+/// A value read from media. It is accessible only through `verify`, which each type implements with the arguments that
+/// its check needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Unverified<T>(T);
 
@@ -12,13 +12,13 @@ impl<T: Copy> Unverified<T> {
         Self(value)
     }
 
-    /// The first check of several: no value without one, and none without a name.
+    /// The first of several named checks.
     #[inline]
     pub(crate) fn demand(&self, point: MutationPoint, check: impl FnOnce(&T) -> bool) -> Option<Checked<T>> {
         Checked(self.0).demand(point, check)
     }
 
-    /// Something that it claims, whatever else is wrong with it. Not to be believed.
+    /// An unverified property of the value. Do not rely on it.
     #[inline]
     pub(crate) fn claim<C>(&self, claim: impl FnOnce(&T) -> C) -> C {
         claim(&self.0)
@@ -36,7 +36,7 @@ impl<T: Copy> Checked<T> {
         point.holds(check(&self.0)).then_some(self)
     }
 
-    /// The value: all checks were made.
+    /// The value, after all checks.
     #[inline]
     pub(crate) const fn accept(self) -> T {
         self.0

@@ -1,4 +1,4 @@
-//! Holds `docs/format.md` against the code: every structure, field, offset and size.
+//! Compares `docs/format.md` with the code: every structure, field, offset and size.
 
 use std::collections::BTreeMap;
 
