@@ -1,4 +1,4 @@
-//! A function around backing devices: how a demonstration or a test puts a device of its own in front of a disk.
+//! A function that wraps backing devices: a demonstration or a test uses it to put its own device in front of a disk.
 //!
 //! Elsewhere: the devices, among them [`Throttle`](crate::Throttle).
 

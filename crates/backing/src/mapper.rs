@@ -93,7 +93,7 @@ fn made_of(line: &Line) -> Option<MadeOf> {
             for _ in 0..count {
                 parts.push((DeviceNumber::parse(words.next()?)?, sectors(words.next()?)?));
             }
-            // A partial last chunk ends within one more chunk of each device.
+            // A length that is not a multiple of `count` is rounded up to a whole sector on each device.
             let length = line.length.div_ceil(count).saturating_mul(SECTOR);
             MadeOf::Striped { length, parts }
         }

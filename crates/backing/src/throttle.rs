@@ -162,7 +162,7 @@ impl Mechanics {
         Self { parameters, size: size.max(1), units, bus_free: now, head: 0, random: 0x9E37_79B9_7F4A_7C15 }
     }
 
-    /// When an operation that comes `now` is done.
+    /// The time at which an operation submitted `now` completes.
     fn serve(&mut self, now: Instant, op: &BackingOp) -> Instant {
         let range = job::range_of(op);
         let unit = (0..self.units.len()).min_by_key(|&unit| self.units[unit]).unwrap_or(0);

@@ -170,7 +170,7 @@ fn a_write_that_fails_after_it_was_done_is_on_the_disk() {
 }
 
 #[test]
-fn a_stalled_operation_comes_back_when_it_is_let_go() {
+fn a_stalled_operation_completes_after_its_release() {
     in_time(|| {
         let directory = directory();
         let disk = Faulty::new(open(&file(directory.path(), "disk", MIB)), vec![rule("op=write,how=stall")]);

@@ -1,6 +1,6 @@
-//! Where an NBD server listens.
+//! Addresses of NBD servers and the sockets that listen at them.
 //!
-//! Left to others: how a unix socket's file comes and goes (`cbd_export::socket`).
+//! Left to others: creation and removal of a unix socket's file (`cbd_export::socket`).
 
 use cbd_export::socket::{self, SocketFile};
 use cbd_types::{Error, ErrorKind, Result};
@@ -11,11 +11,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// What a socket may hold in each direction, in bytes: large enough that a request of usual size goes through
+/// Size of a socket's send and receive buffers in bytes: large enough that a request of usual size is transferred
 /// without a second wake-up.
 const SOCKET_BUFFER: usize = 1 << 20;
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Listen {
     /// A unix socket with this path.
@@ -34,7 +34,7 @@ impl fmt::Display for Listen {
 }
 
 impl Listen {
-    /// Whether other machines reach it.
+    /// Whether other machines can reach it.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         match self {
@@ -43,8 +43,8 @@ impl Listen {
         }
     }
 
-    /// The address of the export `name` there, as NBD clients take it. Where it listens at all addresses of the machine, it is
-    /// the one that the machine uses towards others.
+    /// The NBD URI of the export `name`. If the server listens at all addresses of the machine, the URI names the
+    /// address that the machine uses for outgoing connections.
     #[must_use]
     pub fn uri(&self, name: &str) -> String {
         match self {
@@ -61,12 +61,12 @@ impl Listen {
     }
 }
 
-/// An address at which a server that listens at `address` is reached.
+/// An address at which clients reach a server that listens at `address`.
 fn reachable(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
-    // Addresses for documentation: nothing is sent there, the system only chooses by which address of its own it would.
+    // Addresses reserved for documentation: no packet is sent, but the kernel selects the local address for the route.
     let towards = |any: &str, other: &str| {
         let socket = UdpSocket::bind(any).ok()?;
         socket.connect(other).ok()?;
@@ -81,7 +81,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Everything but what may stand in a URI unescaped, and `kept`, is escaped.
+/// Percent-encodes all bytes except those that a URI allows unescaped and those in `kept`.
 fn percent(text: &[u8], kept: &[u8]) -> String {
     let mut out = String::with_capacity(text.len());
     for &byte in text {
@@ -95,7 +95,8 @@ fn percent(text: &[u8], kept: &[u8]) -> String {
     out
 }
 
-/// Sets what makes a connection fast and lets a dead peer be noticed; each is a wish, none is needed.
+/// Sets socket options for throughput and for the detection of a dead peer. The connection works without them, so
+/// errors are ignored.
 pub(crate) fn tune(socket: &Socket, listen: &Listen) {
     let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
     match listen {
@@ -109,11 +110,11 @@ pub(crate) fn tune(socket: &Socket, listen: &Listen) {
     }
 }
 
-/// A socket that listens. Dropping it closes it and removes its file.
+/// A listening socket. Dropping it closes the socket and removes its file.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) socket: Socket,
-    /// Where it listens, with the port that was chosen.
+    /// Its address, with the port that the system chose.
     pub(crate) address: Listen,
     file: Option<SocketFile>,
 }
@@ -150,7 +151,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The file goes before the socket is closed: whoever looks meanwhile finds nobody, not a refusal.
+        // The file is removed before the socket is closed, so a client that connects meanwhile gets ENOENT, not
+        // ECONNREFUSED.
         self.file = None;
     }
 }

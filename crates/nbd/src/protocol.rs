@@ -1,7 +1,7 @@
-//! The words of the NBD protocol: numbers, headers, and the one table of errors.
+//! The constants and headers of the NBD protocol, and the table of its errors.
 //!
 //! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`, whose names the constants
-//! keep without their prefixes. All numbers on the wire are big-endian.
+//! have without their prefixes. All numbers on the wire are big-endian.
 //!
 //! Always true here: no I/O; decoding takes any bytes and never panics. Whether a request makes sense for a
 //! device is decided in `server::request`.
@@ -11,17 +11,17 @@ use cbd_types::Error;
 /// The port that is registered for NBD.
 pub const DEFAULT_PORT: u16 = 10809;
 
-/// First word of a server.
+/// First magic number of a server.
 pub(crate) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Second word of a fixed newstyle server, and first word of each option.
+/// Second magic number of a newstyle server, and magic number of each option.
 pub(crate) const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
-/// First word of the reply to an option.
+/// Magic number of the reply to an option.
 pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// First word of a request.
+/// Magic number of a request.
 pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// First word of a simple reply.
+/// Magic number of a simple reply.
 pub(crate) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// First word of a chunk of a structured reply.
+/// Magic number of a chunk of a structured reply.
 pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Handshake flags; those of the client have the same values as those of the server.
@@ -63,29 +63,29 @@ pub(crate) mod info {
     pub(crate) const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do, as the server tells its clients.
+/// Transmission flags: the capabilities of an export.
 pub mod transmission_flag {
-    /// The flags mean something; always set.
+    /// The flags are valid; always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
     /// The export may not be written.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// Flushes are understood.
+    /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// Forced unit access is understood.
+    /// FUA (forced unit access) is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// Seeks are dear.
+    /// The device is rotational: seeks are expensive.
     pub const ROTATIONAL: u16 = 1 << 4;
-    /// Trims are understood.
+    /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// Write-zeroes is understood.
+    /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// "Do not fragment" is understood.
+    /// DF ("do not fragment") is supported.
     pub const SEND_DF: u16 = 1 << 7;
     /// A flush on one connection covers what completed on all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// Prefetching is understood.
+    /// CACHE (prefetch) is supported.
     pub const SEND_CACHE: u16 = 1 << 10;
-    /// Write-zeroes can be asked to fail rather than to be slow.
+    /// FAST_ZERO is supported: WRITE_ZEROES fails if zeroing is not faster than writing.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
@@ -121,7 +121,7 @@ pub(crate) mod chunk {
 
 /// The metadata context that every client knows: holes and zeroes.
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
-/// Our own metadata context: bit 0 says that the newest bytes are in the cache, bit 1 that they are dirty.
+/// CBD's metadata context: bit 0 is set if the newest bytes are in the cache, bit 1 if they are dirty.
 pub const CONTEXT_STATE: &str = "cbd:state";
 
 /// Flags in the descriptors of block status.
@@ -153,7 +153,7 @@ pub(crate) struct RequestHeader {
 impl RequestHeader {
     pub(crate) const SIZE: usize = 28;
 
-    /// `None` where the magic is wrong: then the two ends no longer agree where a request begins.
+    /// `None` if the magic number is wrong: then client and server do not agree on where a request begins.
     pub(crate) fn decode(bytes: &[u8; Self::SIZE]) -> Option<Self> {
         let mut reader = Reader(bytes);
         (reader.u32()? == REQUEST_MAGIC).then_some(())?;
@@ -167,7 +167,7 @@ impl RequestHeader {
     }
 }
 
-/// Takes numbers from the front of bytes; `None` when they are too few.
+/// Decodes numbers from the front of a slice; `None` if it is too short.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The errors that the protocol knows.
+/// The errors that the protocol defines.
 pub(crate) mod wire_error {
     pub(crate) const EPERM: u32 = 1;
     pub(crate) const EIO: u32 = 5;
@@ -216,8 +216,8 @@ pub(crate) mod wire_error {
     pub(crate) const ESHUTDOWN: u32 = 108;
 }
 
-/// From the errno of an error to the number on the wire. What the protocol has no number for becomes EPERM where
-/// the client may not, EINVAL where it asked for nonsense, and EIO otherwise.
+/// Maps the errno of an error to the number on the wire. Errors without a number in the protocol become EPERM if the
+/// client lacks the permission, EINVAL if the request is invalid, and EIO otherwise.
 pub(crate) fn wire_error_of(error: &Error) -> u32 {
     match error.errno() {
         libc::EPERM | libc::EACCES | libc::EROFS => wire_error::EPERM,

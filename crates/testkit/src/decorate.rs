@@ -1,8 +1,8 @@
-//! Decorators by name, as a test asks for them.
+//! Decorators from a textual specification.
 //!
-//! Invariants: a specification is understood whole or refused before anything is wrapped.
+//! Invariants: a specification is parsed completely, or refused before any device is wrapped.
 //!
-//! Elsewhere: what the decorators do.
+//! Elsewhere: the decorators themselves.
 
 use crate::{FaultRule, Faulty, Traced};
 use cbd_backing::{Backing, Decorator, Throttle, ThrottleParameters};
@@ -14,13 +14,13 @@ use std::sync::Arc;
 /// `throttle:seek_ms=8,rpm=7200,mib_per_s=150;fault:op=write,after=100`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for what is not understood.
+/// [`ErrorKind::InvalidArgument`] for a specification that does not parse.
 pub fn decorator(specification: &str) -> Result<Decorator> {
     let layers: Vec<_> = specification.split(';').map(Layer::parse).collect::<Result<_>>()?;
     Ok(Decorator::new(move |inner| layers.iter().fold(inner, |inner, layer| layer.wrap(inner))))
 }
 
-/// Puts the decorators that `specification` names around a backing device; see [`decorator`].
+/// Wraps a backing device in the decorators of `specification`; see [`decorator`].
 ///
 /// # Errors
 /// As [`decorator`].

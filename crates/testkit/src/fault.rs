@@ -1,12 +1,12 @@
-//! A backing device that fails when it is told to.
+//! A backing device that fails operations by rules.
 //!
 //! [`FaultRule`]s say which operations fail and how; a [`FaultHandle`] changes them while the device is in use.
 //!
-//! Invariants: the first rule that fits decides; with the same rules and the same order of operations the same
-//! ones fail; a stalled operation comes back once no rule stalls it any more, and never before: a queue that is dropped waits for its
-//! stalled operations, as a queue of a disk that hangs waits for the kernel.
+//! Invariants: the first rule that matches decides; with the same rules and the same order of operations the same ones
+//! fail; a stalled operation completes once no rule stalls it any more, and not before: a queue that is dropped waits
+//! for its stalled operations, as a queue of a disk that hangs waits for the kernel.
 //!
-//! Elsewhere: what to do about it.
+//! Elsewhere: the reaction to errors.
 
 use crate::ops::{OpKind, range_of, words_of};
 use cbd_backing::{Backing, Identity, PollableQueue};
@@ -24,13 +24,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// How an operation fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Nothing is done.
+    /// Nothing is executed, and an error reported.
     Fail,
-    /// All is done, and an error reported.
+    /// The whole operation is executed, and an error reported.
     FailAfter,
-    /// The first half is done, and an error reported; as [`Fail`](Self::Fail) for reads and flushes.
+    /// The first half is executed, and an error reported; as [`Fail`](Self::Fail) for reads and flushes.
     Partial,
-    /// It does not come back until the rules change so that it may.
+    /// The operation does not complete until the rules allow it.
     Stall,
 }
 
@@ -50,24 +50,24 @@ impl Fault {
 /// Which operations fail, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FaultRule {
-    /// Kinds of operations; all where it is empty.
+    /// Kinds of operations; empty for all.
     pub kinds: Vec<OpKind>,
-    /// Only operations that touch these bytes; flushes touch none.
+    /// Only operations that overlap these bytes; flushes overlap none.
     pub range: Option<ByteRange>,
-    /// So many operations that fit go well first.
+    /// Number of matching operations that succeed first.
     pub after: u64,
-    /// So many fail, then the rule is spent; all, where it is `None`.
+    /// Number of operations that fail before the rule ends; `None` for all.
     pub times: Option<u64>,
-    /// Of those that fit, so many in a hundred.
+    /// Percentage of matching operations that fail.
     pub percent: u8,
-    /// How.
+    /// How they fail.
     pub how: Fault,
     /// The error's kind.
     pub error: ErrorKind,
 }
 
 impl Default for FaultRule {
-    /// Everything fails, always, before anything is done.
+    /// All operations fail before they are executed.
     fn default() -> Self {
         Self {
             kinds: Vec::new(),
@@ -82,11 +82,11 @@ impl Default for FaultRule {
 }
 
 impl FaultRule {
-    /// Reads `name=value` separated by commas: `op=write` (again for each kind), `range=FIRST-END` in bytes, `after=N`,
+    /// Parses `name=value` separated by commas: `op=write` (once for each kind), `range=FIRST-END` in bytes, `after=N`,
     /// `times=N`, `percent=N`, `how=fail|fail_after|partial|stall`, `error=backing|no_space`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for what is unknown or out of range.
+    /// [`ErrorKind::InvalidArgument`] for an unknown name or a value out of range.
     pub fn parse(text: &str) -> Result<Self> {
         let mut rule = Self::default();
         for field in text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()) {
@@ -155,7 +155,7 @@ struct ActiveRule {
 #[derive(Debug)]
 struct State {
     rules: Vec<ActiveRule>,
-    /// Raised by each change of the rules.
+    /// Incremented by each change of the rules.
     version: u64,
     failed: u64,
     random: u64,
@@ -188,7 +188,7 @@ impl State {
     }
 }
 
-/// Changes what fails, while the device is in use.
+/// Changes the rules while the device is in use.
 #[derive(Clone, Debug)]
 pub struct FaultHandle(Arc<Mutex<State>>);
 
@@ -216,45 +216,45 @@ impl FaultHandle {
         });
     }
 
-    /// These rules and no others; stalled operations are matched against them again.
+    /// Replaces all rules; stalled operations are matched against the new ones.
     pub fn set(&self, rules: Vec<FaultRule>) {
         self.change(|active| {
             *active = rules.into_iter().map(|rule| ActiveRule { rule, fitted: 0, failed: 0 }).collect();
         });
     }
 
-    /// This rule too, after the others.
+    /// Adds a rule after the others.
     pub fn add(&self, rule: FaultRule) {
         self.change(|active| active.push(ActiveRule { rule, fitted: 0, failed: 0 }));
     }
 
-    /// Nothing fails any more, and what is stalled goes on.
+    /// Removes all rules; stalled operations continue.
     pub fn clear(&self) {
         self.change(Vec::clear);
     }
 
-    /// Operations that failed or were stalled.
+    /// Number of operations that failed or were stalled.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.state().failed
     }
 }
 
-/// A backing device that fails as its rules say.
+/// A backing device with fault rules.
 pub struct Faulty<B> {
     inner: B,
     handle: FaultHandle,
 }
 
 impl<B: Backing> Faulty<B> {
-    /// `inner` with these rules; none is a device in good health.
+    /// `inner` with these rules; without rules no operation fails.
     pub fn new(inner: B, rules: Vec<FaultRule>) -> Self {
         let handle = FaultHandle::new();
         handle.set(rules);
         Self { inner, handle }
     }
 
-    /// What changes the rules.
+    /// A handle that changes the rules.
     pub fn handle(&self) -> FaultHandle {
         self.handle.clone()
     }
@@ -303,9 +303,9 @@ impl<B: Backing> Backing for Faulty<B> {
 /// An operation at the inner queue.
 struct Beneath {
     token: OpToken,
-    /// What it fails with when it comes back.
+    /// The error that replaces its result.
     error: Option<ErrorKind>,
-    /// The operation as it was submitted, where only a part of it went on.
+    /// The submitted operation, if only a part of it was passed on.
     whole: Option<BackingOp>,
 }
 
@@ -351,7 +351,7 @@ impl FaultyQueue {
     }
 }
 
-/// The first half of a change, in whole sectors of any size; nothing where there is none.
+/// The first half of a change, in whole sectors of any size; `None` if it is too short.
 fn first_half(op: &BackingOp) -> Option<BackingOp> {
     let half = |length: u64| Some(length / 2 / 4096 * 4096).filter(|half| *half > 0);
     match op {
@@ -402,7 +402,7 @@ impl BackingQueue for FaultyQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
-        // Before the version is read: a change after that raises it again.
+        // Cleared before the version is read: a later change signals it again.
         self.signal.clear();
         let version = self.handle.state().version;
         if version != self.version {

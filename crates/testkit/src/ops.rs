@@ -2,7 +2,7 @@
 
 use cbd_types::{BackingOp, ByteRange};
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum OpKind {
     /// Reads.
@@ -11,9 +11,9 @@ pub enum OpKind {
     Write,
     /// Zeroes.
     WriteZeroes,
-    /// Frees space.
+    /// Discards.
     Discard,
-    /// Makes durable.
+    /// Flushes.
     Flush,
 }
 
@@ -33,7 +33,7 @@ impl OpKind {
         }
     }
 
-    /// The word for it in specifications.
+    /// Its name in specifications.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl OpKind {
     }
 }
 
-/// The bytes that an operation touches; none for a flush.
+/// The range of an operation; empty for a flush.
 pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
     match op {
         BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
@@ -57,7 +57,7 @@ pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
     }
 }
 
-/// The operation as the words after "cannot".
+/// The operation as a text that follows "cannot".
 pub(crate) fn words_of(op: &BackingOp) -> String {
     match OpKind::of(op) {
         OpKind::Flush => "flush the cache".to_owned(),

@@ -1,9 +1,9 @@
-//! A backing device that remembers what it was asked: for tests, and for finding faults.
+//! A backing device that records its operations, for tests and for debugging.
 //!
-//! Invariants: operations and results pass unchanged; the memory is bounded, and says what it forgot; an
-//! operation that overlaps another one in flight, where one of them changes the device, is noted whenever it happens.
+//! Invariants: operations and results pass unchanged; the record is bounded, and counts discarded entries; the first
+//! operation that conflicts with another one in flight is always recorded.
 //!
-//! Elsewhere: what ought to have been asked.
+//! Elsewhere: the expected operations.
 
 use crate::ops::{OpKind, range_of};
 use cbd_backing::{Backing, Identity, PollableQueue};
@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Entries that are remembered if nothing else is asked for.
+/// Default number of recorded entries.
 pub const CAPACITY: usize = 1 << 16;
 
 /// One event.
@@ -21,11 +21,11 @@ pub const CAPACITY: usize = 1 << 16;
 pub struct TraceEntry {
     /// The operation's number, in order of submission over all queues.
     pub number: u64,
-    /// What it does.
+    /// Its kind.
     pub kind: OpKind,
-    /// Where; empty for a flush.
+    /// Its range; empty for a flush.
     pub range: ByteRange,
-    /// `None` when it was submitted; when it came back, whether all was done.
+    /// `None` for its submission; for its completion, whether it succeeded.
     pub ended: Option<std::result::Result<(), ErrorKind>>,
 }
 
@@ -71,7 +71,7 @@ impl Memory {
     }
 }
 
-/// Reads what a [`Traced`] device remembers, while it is in use and after.
+/// Reads the record of a [`Traced`] device, during and after its use.
 #[derive(Clone, Debug, Default)]
 pub struct TraceHandle(Arc<Mutex<Memory>>);
 
@@ -80,19 +80,19 @@ impl TraceHandle {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What happened, in order.
+    /// The recorded events, in order.
     #[must_use]
     pub fn entries(&self) -> Vec<TraceEntry> {
         self.memory().entries.iter().copied().collect()
     }
 
-    /// Entries that had to make room for later ones.
+    /// Number of entries that were discarded for later ones.
     #[must_use]
     pub fn forgotten(&self) -> u64 {
         self.memory().forgotten
     }
 
-    /// Forgets what happened; what is in flight is still known.
+    /// Clears the record; operations in flight are still known.
     pub fn clear(&self) {
         let mut memory = self.memory();
         memory.entries.clear();
@@ -100,7 +100,7 @@ impl TraceHandle {
         memory.conflict = None;
     }
 
-    /// The first two operations that were in flight together, overlap, and of which one changes the device.
+    /// The first conflict: two overlapping operations in flight of which one changes the device.
     #[must_use]
     pub fn conflict(&self) -> Option<(TraceEntry, TraceEntry)> {
         self.memory().conflict
@@ -114,19 +114,19 @@ pub struct Traced<B> {
 }
 
 impl<B: Backing> Traced<B> {
-    /// `inner`, remembering the last [`CAPACITY`] events.
+    /// `inner`, recording the last [`CAPACITY`] events.
     pub fn new(inner: B) -> Self {
         Self::with_capacity(inner, CAPACITY)
     }
 
-    /// `inner`, remembering the last `capacity` events.
+    /// `inner`, recording the last `capacity` events.
     pub fn with_capacity(inner: B, capacity: usize) -> Self {
         let handle = TraceHandle::default();
         handle.memory().capacity = capacity.max(1);
         Self { inner, handle }
     }
 
-    /// What reads the memory.
+    /// A handle that reads the record.
     pub fn handle(&self) -> TraceHandle {
         self.handle.clone()
     }

@@ -1,4 +1,4 @@
-//! A connection to where an NBD server listens.
+//! Connecting to the address of an NBD server.
 
 use cbd_nbd::Listen;
 use cbd_types::{Error, ErrorKind, Result};
@@ -6,7 +6,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::time::Duration;
 
-/// Limit of an attempt to connect.
+/// Timeout of an attempt to connect.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Socket buffer in each direction, in bytes: a request of usual size fits without a second wake-up.
 const SOCKET_BUFFER: usize = 1 << 20;

@@ -1,6 +1,7 @@
 //! The client's half of the handshake, as far as GO.
 //!
-//! Invariants: what a server announces is bounded before it is read, and a size that is no device's is refused.
+//! Invariants: the length of an announced reply is checked before it is read, and an export size that no device can
+//! have is refused.
 
 use super::ClientOptions;
 use super::protocol::{
@@ -10,25 +11,25 @@ use cbd_nbd::{CONTEXT_ALLOCATION, CONTEXT_STATE};
 use cbd_types::{Error, ErrorKind, Result};
 use std::io::{self, Read, Write};
 
-/// Longest reply to an option that is believed, in bytes.
+/// Longest reply to an option that the client accepts, in bytes.
 const REPLY_MAX: u32 = 64 << 10;
 /// Most replies to one option.
 const REPLIES_MAX: usize = 1024;
 
-/// What a server said about its export.
+/// What a server reported about its export.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Export {
     pub(super) size: u64,
     pub(super) flags: u16,
-    /// Smallest, best and largest block, if the server says.
+    /// Minimum, preferred and maximum block size, if the server reports them.
     pub(super) blocks: Option<[u32; 3]>,
     pub(super) description: String,
     pub(super) structured: bool,
-    /// Numbers of the contexts that were agreed on, with their names.
+    /// Numbers of the negotiated contexts, with their names.
     pub(super) contexts: Vec<(u32, &'static str)>,
 }
 
-/// Speaks with a server until it takes requests.
+/// Negotiates with a server until the transmission phase begins.
 pub(super) fn negotiate<S: Read + Write>(stream: &mut S, options: &ClientOptions) -> Result<Export> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).map_err(|error| lost(&error))?;
@@ -90,7 +91,7 @@ fn choose_contexts<S: Read + Write>(
     put_string(&mut data, &options.export_name);
     data.extend_from_slice(&(known.len() as u32).to_be_bytes());
     known.iter().for_each(|context| put_string(&mut data, context));
-    // A server may refuse; then there is no block status.
+    // If the server refuses the option, block status is not available.
     let _ = ask(stream, option::SET_META_CONTEXT, &data, |kind, data| {
         let mut reader = Reader(data);
         if kind == option_reply::META_CONTEXT
@@ -104,7 +105,7 @@ fn choose_contexts<S: Read + Write>(
     Ok(())
 }
 
-/// Takes one piece of information; says whether it was the size.
+/// Decodes one information reply; true if it held the size.
 fn learn(export: &mut Export, data: &[u8]) -> Result<bool> {
     let malformed = || broken("a piece of information is malformed");
     let mut reader = Reader(data);
@@ -124,10 +125,10 @@ fn learn(export: &mut Export, data: &[u8]) -> Result<bool> {
     Ok(false)
 }
 
-/// What became of an option: acknowledged, or refused with a code and a text.
+/// Result of an option: acknowledged, or refused with a code and a text.
 type Answer = core::result::Result<(), (u32, String)>;
 
-/// Sends an option and gives `each` the replies to it.
+/// Sends an option and calls `each` for every reply to it.
 fn ask<S: Read + Write>(
     stream: &mut S,
     code: u32,

@@ -3,8 +3,8 @@
 //! [`Client::read`] and its like wait for their reply. [`Client::submit`] does not: up to any depth, and
 //! [`Client::complete`] gives the next reply, in the order in which the server sends them.
 //!
-//! Invariants: a reply that answers nothing, or with bytes outside of what was asked for, breaks the connection;
-//! after that every call fails, and [`Client::outstanding`] says what was never answered.
+//! Invariants: a reply without a matching request, or with bytes outside of the requested range, ends the connection;
+//! after that every call fails, and [`Client::outstanding`] lists the requests without a reply.
 
 mod connect;
 mod handshake;
@@ -27,9 +27,9 @@ use std::fmt;
 use std::time::Duration;
 use wire::{Sent, Wire};
 
-/// Longest chunk without data (errors, block status) that is believed, in bytes.
+/// Longest chunk without data (errors, block status) that the client accepts, in bytes.
 const CHUNK_MAX: usize = 1 << 20;
-/// Spare buffers that are kept.
+/// Most spare buffers.
 const SPARE_MAX: usize = 256;
 
 /// A request without its last reply.
@@ -37,7 +37,7 @@ struct Outstanding {
     command: u16,
     offset: u64,
     data: Vec<u8>,
-    /// Bytes of `data` that have come.
+    /// Bytes of `data` that were received.
     filled: usize,
     status: Vec<BlockStatus>,
     error: Option<Error>,
@@ -74,9 +74,8 @@ impl Client {
 
     /// Connects to the server at `listen`.
     ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`] where nobody listens or there is no such export, [`ErrorKind::Foreign`] where it is
-    /// no NBD server, [`ErrorKind::TimedOut`], and what the system says.
+    /// # Errors [`ErrorKind::NotFound`] if no server listens there or it has no such export, [`ErrorKind::Foreign`] if
+    /// the peer is no NBD server, [`ErrorKind::TimedOut`], and errors of the system.
     pub fn connect_with(listen: &Listen, options: &ClientOptions) -> Result<Self> {
         if options.export_name.len() > STRING_MAX {
             let text = format!("the name of an NBD export has at most {STRING_MAX} bytes");
@@ -119,13 +118,13 @@ impl Client {
         self.export.flags & transmission_flag::READ_ONLY != 0
     }
 
-    /// Smallest, best and largest block in bytes, if the server says.
+    /// Minimum, preferred and maximum block size in bytes, if the server reports them.
     #[must_use]
     pub const fn block_sizes(&self) -> Option<[u32; 3]> {
         self.export.blocks
     }
 
-    /// The export's line for people.
+    /// Description of the export.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.export.description
@@ -136,7 +135,7 @@ impl Client {
     /// Fills `into` from `offset`.
     ///
     /// # Errors
-    /// The server's, or that the connection is broken.
+    /// The error that the server replied with, or [`ErrorKind::Stopped`] if the connection is broken.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<()> {
         let length = length_of(into)?;
         let completed = self.run(Command::Read { offset, length })?;
@@ -153,7 +152,7 @@ impl Client {
         self.run(Command::Write { offset, data, fua }).map(drop)
     }
 
-    /// What completed before is durable when this returns.
+    /// Flush: all writes that completed before are durable when this returns.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -161,7 +160,7 @@ impl Client {
         self.run(Command::Flush).map(drop)
     }
 
-    /// Says that a range is not needed any more.
+    /// Tells the server that the range's data is no longer needed.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -185,7 +184,7 @@ impl Client {
         self.run(Command::Cache { offset, length }).map(drop)
     }
 
-    /// What is known of a range, for each context that was agreed on; it may be less than was asked for.
+    /// Block status of a range, for each negotiated context; it may cover less than the range.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -215,10 +214,10 @@ impl Client {
     // -- many in flight ---------------------------------------------------------------------------------------
 
     /// Sends a request and returns the number by which its completion is recognised. Replies that arrive meanwhile
-    /// are kept for [`complete`](Self::complete).
+    /// are queued for [`complete`](Self::complete).
     ///
     /// # Errors
-    /// That the connection is broken; then the request may or may not have been carried out.
+    /// The connection is broken; the server may or may not have executed the request.
     pub fn submit(&mut self, command: Command<'_>) -> Result<u64> {
         self.check()?;
         let cookie = self.next_cookie;
@@ -255,7 +254,7 @@ impl Client {
     /// The next reply; waits for it. `None` when nothing is outstanding.
     ///
     /// # Errors
-    /// That the connection is broken. What a request came to is in its [`Completed`].
+    /// The connection is broken. The result of a request is in its [`Completed`].
     pub fn complete(&mut self) -> Result<Option<Completed>> {
         loop {
             if let Some(completed) = self.ready.pop_front() {
@@ -268,18 +267,18 @@ impl Client {
         }
     }
 
-    /// Requests that were submitted and not given back by [`complete`](Self::complete).
+    /// Number of requests that were submitted and not yet returned by [`complete`](Self::complete).
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.outstanding.len() + self.ready.len()
     }
 
-    /// Numbers of the requests that the server has not answered, in no order.
+    /// Numbers of the requests without a reply, in no order.
     pub fn outstanding(&self) -> impl Iterator<Item = u64> {
         self.outstanding.keys().copied()
     }
 
-    /// Takes back the buffer of a completion, so that the next read need not allocate one.
+    /// Reuses the buffer of a completion for a later read, which then allocates none.
     pub fn recycle(&mut self, data: Vec<u8>) {
         if data.capacity() > 0 && self.spare.len() < SPARE_MAX {
             self.spare.push(data);
@@ -300,7 +299,7 @@ impl Client {
         error
     }
 
-    /// Receives one simple reply or one chunk; what it completes becomes ready.
+    /// Receives one simple reply or one chunk; a request that it completes becomes ready.
     fn receive_reply(&mut self) -> Result<()> {
         self.check()?;
         let outcome = self.try_receive_reply();
@@ -413,7 +412,7 @@ impl Drop for Client {
 }
 
 impl Outstanding {
-    /// Where `length` bytes from `offset` of the device belong in the data.
+    /// The part of `data` that holds `length` bytes from `offset` of the device.
     fn place(&mut self, offset: u64, length: usize) -> Result<&mut [u8]> {
         let start = offset.checked_sub(self.offset).and_then(|start| usize::try_from(start).ok());
         let end = start.and_then(|start| start.checked_add(length));

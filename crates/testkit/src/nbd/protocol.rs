@@ -1,23 +1,23 @@
 //! The constants and messages of the NBD protocol that a client needs.
 //!
 //! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`, whose names the constants
-//! keep without their prefixes. All numbers on the wire are big-endian. The server has constants of its own.
+//! have without their prefixes. All numbers on the wire are big-endian. The server has its own constants.
 //!
 //! Invariants: no I/O; decoding takes any bytes and never panics.
 
 use cbd_types::{Error, ErrorKind, Result};
 
-/// First word of a server.
+/// First magic number of a server.
 pub(crate) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Second word of a fixed newstyle server, and first word of each option.
+/// Second magic number of a newstyle server, and magic number of each option.
 pub(crate) const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
-/// First word of the reply to an option.
+/// Magic number of the reply to an option.
 pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// First word of a request.
+/// Magic number of a request.
 pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// First word of a simple reply.
+/// Magic number of a simple reply.
 pub(crate) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// First word of a chunk of a structured reply.
+/// Magic number of a chunk of a structured reply.
 pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Handshake flags; those of the client have the same values as those of the server.
@@ -109,7 +109,7 @@ impl RequestHeader {
     }
 }
 
-/// Takes numbers from the front of bytes; `None` when they are too few.
+/// Decodes numbers from the front of a slice; `None` if it is too short.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The errors that the protocol knows.
+/// The errors that the protocol defines.
 pub(crate) mod wire_error {
     pub(crate) const EPERM: u32 = 1;
     pub(crate) const EIO: u32 = 5;
@@ -152,7 +152,7 @@ pub(crate) mod wire_error {
     pub(crate) const ESHUTDOWN: u32 = 108;
 }
 
-/// What a client makes of a number on the wire.
+/// The client's result for an error number on the wire.
 pub(crate) fn result_of_wire(number: u32, text: &str) -> Result<()> {
     let (kind, name) = match number {
         0 => return Ok(()),

@@ -1,6 +1,7 @@
-//! What a client can ask for, what it gets, and how a request looks on the wire.
+//! The requests and completions of a client, and the encoding of a request.
 //!
-//! Invariants: no I/O. What a server refuses is encoded all the same, but for what could never be answered.
+//! Invariants: no I/O. Requests that a server refuses are encoded, too; only one whose reply could not be received is
+//! an error.
 
 use super::protocol::{RequestHeader, command, command_flag};
 use cbd_types::{Error, ErrorKind, Result};
@@ -14,11 +15,11 @@ const READ_MAX: u32 = 64 << 20;
 pub struct ClientOptions {
     /// Which export; empty for the default one.
     pub export_name: String,
-    /// Ask for structured replies: errors come with words, and block status is possible.
+    /// Negotiate structured replies: errors have a text, and block status is possible.
     pub structured: bool,
-    /// Ask for block status.
+    /// Negotiate the contexts of block status.
     pub contexts: bool,
-    /// How long the server may take for any answer.
+    /// Timeout for each reply of the server.
     pub timeout: Duration,
 }
 
@@ -47,14 +48,14 @@ pub enum Command<'a> {
     Write {
         /// First byte.
         offset: u64,
-        /// What is written.
+        /// The data.
         data: &'a [u8],
         /// Complete when durable.
         fua: bool,
     },
-    /// What completed before is durable.
+    /// Flush: all writes that completed before become durable.
     Flush,
-    /// The range is not needed any more.
+    /// The range's data is no longer needed.
     Trim {
         /// First byte.
         offset: u64,
@@ -73,7 +74,7 @@ pub enum Command<'a> {
         fua: bool,
         /// The range stays allocated.
         no_hole: bool,
-        /// Fail rather than be slow.
+        /// Fail if zeroing is not faster than writing (FAST_ZERO).
         fast: bool,
     },
     /// Prefetch the range.
@@ -83,13 +84,13 @@ pub enum Command<'a> {
         /// How many bytes.
         length: u32,
     },
-    /// What is known of the range.
+    /// Block status of the range.
     BlockStatus {
         /// First byte.
         offset: u64,
         /// How many bytes.
         length: u32,
-        /// Of its first extent only.
+        /// Only the first extent (REQ_ONE).
         one: bool,
     },
 }
@@ -103,20 +104,21 @@ pub struct BlockStatus {
     pub offset: u64,
     /// How many bytes.
     pub length: u32,
-    /// What is known of them: [`status_flag`](cbd_nbd::status_flag).
+    /// Flags of the extent: [`status_flag`](cbd_nbd::status_flag).
     pub flags: u32,
 }
 
-/// A request that was answered.
+/// A completed request.
 #[derive(Debug)]
 pub struct Completed {
     /// What [`Client::submit`](super::Client::submit) returned for it.
     pub cookie: u64,
-    /// How it ended.
+    /// Its result.
     pub result: Result<()>,
-    /// What was read; empty for other commands and after an error. [`Client::recycle`](super::Client::recycle) takes it back.
+    /// The data of a read; empty for other commands and after an error. [`Client::recycle`](super::Client::recycle)
+    /// reuses it.
     pub data: Vec<u8>,
-    /// What is known of the range, of block status.
+    /// The extents of a block status request.
     pub status: Vec<BlockStatus>,
 }
 

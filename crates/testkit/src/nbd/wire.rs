@@ -1,4 +1,4 @@
-//! The client's socket: whole requests out, replies in by the piece, neither of which can wait for ever.
+//! The client's socket: sends whole requests and receives replies in pieces; both end after the timeout.
 //!
 //! Invariants: while a request cannot be sent because the server waits for its replies to be read, the caller is
 //! told so, and so the two never wait for each other.
@@ -10,14 +10,14 @@ use std::io::{self, IoSlice, Read};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// Bytes that are received at once.
+/// Size of the receive buffer in bytes.
 const CAPACITY: usize = 128 << 10;
 
-/// What stands in the way of sending.
+/// Outcome of an attempt to send.
 pub(super) enum Sent {
-    /// Nothing, all is out.
+    /// All bytes are sent.
     All,
-    /// The socket is full and has something to read; so many bytes are out.
+    /// The socket's send buffer is full and a reply can be received; this many bytes are sent.
     ReadFirst(usize),
 }
 
@@ -77,7 +77,7 @@ impl Wire {
         self.start += at_hand;
         let mut into = &mut into[at_hand..];
         while !into.is_empty() {
-            // Long payloads go straight to where they belong.
+            // Long payloads are received directly into `into`.
             if into.len() >= CAPACITY {
                 let count = receive(&self.socket, into)?;
                 into = &mut into[count..];
@@ -92,7 +92,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Tells the server that nothing more comes; whether it hears that does not matter.
+    /// Sends the last bytes of the connection without waiting; errors are ignored.
     pub(super) fn send_last(&self, bytes: &[u8]) {
         let _ = self.socket.send_with_flags(bytes, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
     }

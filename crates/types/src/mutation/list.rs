@@ -120,7 +120,7 @@ mutation_points! {
     OpenFence = "open.fence",
     /// A row of which a crash left one slot gets the other back: a page that fails later would take it.
     OpenWhole = "open.whole",
-    /// The slot that was given back is durable before anything relies on it.
+    /// The slot that was released is durable before anything relies on it.
     OpenWholeFence = "open.whole.fence",
     /// A host's row: its first slot is durable before the second is touched.
     HostRowFirstFence = "host.row.first.fence",
@@ -259,7 +259,7 @@ mutation_points! {
     GenerationRaised = "generation.raised",
     /// The next life's generation is above what any header claims, a damaged one included.
     GenerationAboveClaimed = "generation.above-claimed",
-    /// Each life of a segment has a salt of its own: nobody can forge records in data.
+    /// Each use of a segment has its own salt, so that client data cannot contain forged records.
     SaltFresh = "salt.fresh",
 
     // Records.
@@ -335,7 +335,7 @@ mutation_points! {
     WriteStoreCheck = "write.store-check",
     /// A fill takes room only where the pool has more than the reserve, and not while a writer waits.
     FillIsOptional = "fill.is-optional",
-    /// A fill is durable before its lane is let go: at most the last record of a lane is torn.
+    /// A fill is durable before its lane is unlocked: at most the last record of a lane is torn.
     FillFence = "fill.fence",
     /// A fill that was cancelled is not recorded.
     FillCancelled = "fill.cancelled",
@@ -395,16 +395,16 @@ mutation_points! {
     FlushFence = "flush.fence",
     /// A flush is not acknowledged after a store has failed.
     FlushStoreCheck = "flush.store-check",
-    /// A forced write ends its epoch.
+    /// A FUA write ends its epoch.
     FuaEpoch = "fua.epoch",
-    /// A forced write marks its lanes.
+    /// A FUA write marks its lanes.
     FuaMark = "fua.mark",
-    /// Of forced writes that share a fence each lane is marked once: a second mark would go over the last durable one while the first
-    /// is not durable yet.
+    /// FUA writes that share a fence mark each lane once: a second mark would go over the last durable one while the
+    /// first is not durable yet.
     FuaMarkOnce = "fua.mark.once",
-    /// A forced write's marks are durable when it completes.
+    /// A FUA write's marks are durable when it completes.
     FuaFence = "fua.fence",
-    /// A forced write is not acknowledged after a store has failed.
+    /// A FUA write is not acknowledged after a store has failed.
     FuaStoreCheck = "fua.store-check",
     /// Lanes that were written and then left alone are marked soon.
     IdleMark = "idle.mark",
@@ -452,7 +452,7 @@ mutation_points! {
     WritebackSettleFlush = "writeback.settle.flush",
     /// A skipped version makes the backing device no crash state, durably, before anything later is written.
     WritebackDamageVoid = "writeback.damage.void",
-    /// While damage is not healed on the backing device, it is said to be no crash state.
+    /// While damage is not healed on the backing device, it is recorded as not crash-consistent.
     WritebackDamageStays = "writeback.damage.stays",
     /// The backing device is no crash state until nothing is damaged any more.
     WritebackRestDamage = "writeback.rest.damage",
@@ -670,14 +670,14 @@ mutation_points! {
     BackgroundWorkerStoreCheck = "worker.store-check",
     /// A background worker that sleeps until something parked is due is woken by the first write.
     BackgroundWorkerSleepsLong = "worker.sleeps-long",
-    /// A background worker that has said that it sleeps looks again whether somebody wrote before that.
+    /// A background worker that has announced its sleep checks again whether a thread wrote before that.
     BackgroundWorkerLooksAgain = "worker.looks-again",
 
     // Clients that come back.
 
     /// A new client is answered only when no request of a client that was gone before can change the device any more.
     ClientWaits = "client.waits",
-    /// A client whose connection is closed counts as gone even if nobody has noticed that yet.
+    /// A client whose connection is closed counts as gone even if no thread has noticed that yet.
     ClientGoneUnnoticed = "client.gone-unnoticed",
     /// A client is gone for good only when what it changes has come to its end.
     ClientSettled = "client.settled",
