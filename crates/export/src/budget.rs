@@ -1,18 +1,23 @@
 //! A bound on the bytes that all users of one resource take together: address space, buffers.
 //!
-//! Always true here: the sum of all shares never exceeds the limit; a share is returned when it is dropped; nothing
-//! waits, so a caller that is refused has to go on without, or to refuse its own client.
+//! A group of users, such as the clients of one export, can have a [`Guarantee`]: shares that no other group can take.
+//!
+//! Always true here: the sum of all shares and of all unused guaranteed shares never exceeds the limit; guarantees take
+//! half of it at most; a share is returned when it is dropped; nothing waits, so a caller that is refused has to go on
+//! without, or to refuse its own client.
 //!
 //! Left to others: what is accounted, and the consequence of a refusal.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A number of bytes that users share.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
     used: AtomicU64,
+    /// Bytes of all guarantees, in use or not; `used` contains them.
+    guaranteed: AtomicU64,
     refusals: AtomicU64,
 }
 
@@ -20,7 +25,8 @@ impl Budget {
     /// A budget of `limit` bytes.
     #[must_use]
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0), refusals: AtomicU64::new(0) })
+        let [used, guaranteed, refusals] = [0; 3].map(AtomicU64::new);
+        Arc::new(Self { limit, used, guaranteed, refusals })
     }
 
     /// The limit in bytes.
@@ -29,7 +35,7 @@ impl Budget {
         self.limit
     }
 
-    /// Bytes that are taken.
+    /// Bytes that are taken or guaranteed.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
@@ -44,11 +50,16 @@ impl Budget {
     /// Takes `bytes`, if they are free; otherwise the refusal is counted.
     #[must_use]
     pub fn take(self: &Arc<Self>, bytes: u64) -> Option<Share> {
-        if !self.reserve(bytes, 0) {
+        self.take_beside(bytes, 0)
+    }
+
+    /// Takes `bytes`, if `rest` bytes remain free; otherwise the refusal is counted.
+    fn take_beside(self: &Arc<Self>, bytes: u64, rest: u64) -> Option<Share> {
+        if !self.reserve(bytes, rest) {
             self.refusals.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        Some(Share { budget: Arc::clone(self), bytes })
+        Some(Share { budget: Arc::clone(self), bytes, guarantee: None })
     }
 
     /// Takes `bytes` if `rest` bytes remain free.
@@ -60,6 +71,74 @@ impl Budget {
         };
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
+
+    /// Reserves `bytes` for a guarantee, if all guarantees together then have half of the limit at most.
+    fn reserve_guaranteed(&self, bytes: u64) -> bool {
+        let fits = |all: u64| all.checked_add(bytes).filter(|all| *all <= self.limit / 2);
+        if self.guaranteed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
+            return false;
+        }
+        let is_free = self.reserve(bytes, 0);
+        if !is_free {
+            self.guaranteed.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        is_free
+    }
+}
+
+/// A number of shares of one size that a group of users has for itself: no other group can take them.
+#[derive(Debug)]
+pub struct Guarantee {
+    budget: Arc<Budget>,
+    /// Bytes of one share.
+    bytes: u64,
+    /// Shares that were reserved.
+    count: usize,
+    /// Those of them that are not in use.
+    free: AtomicUsize,
+}
+
+impl Guarantee {
+    /// Reserves `count` shares of `bytes` each in `budget`, or as many as are free and leave half of the limit to
+    /// shares that are not guaranteed: possibly none.
+    #[must_use]
+    pub fn new(budget: &Arc<Budget>, bytes: u64, count: usize) -> Arc<Self> {
+        let count = (0..count).take_while(|_| budget.reserve_guaranteed(bytes)).count();
+        Arc::new(Self { budget: Arc::clone(budget), bytes, count, free: AtomicUsize::new(count) })
+    }
+
+    /// The budget that the shares are part of.
+    #[must_use]
+    pub const fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// Number of reserved shares, in use or not.
+    #[must_use]
+    pub const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// A share for one more user of the group: a guaranteed one, or when all are in use one of the budget, if `rest`
+    /// bytes remain free besides. A refusal is counted.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, rest: u64) -> Option<Share> {
+        let one = |free: usize| free.checked_sub(1);
+        if self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one).is_err() {
+            return self.budget.take_beside(self.bytes, rest);
+        }
+        let (budget, guarantee) = (Arc::clone(&self.budget), Some(Arc::clone(self)));
+        Some(Share { budget, bytes: self.bytes, guarantee })
+    }
+}
+
+impl Drop for Guarantee {
+    fn drop(&mut self) {
+        // A share in use holds its guarantee, so that none is in use here.
+        let bytes = self.bytes * self.count as u64;
+        self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.guaranteed.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 /// Bytes that one user has taken.
@@ -67,6 +146,8 @@ impl Budget {
 pub struct Share {
     budget: Arc<Budget>,
     bytes: u64,
+    /// Where the share returns to, if it is a guaranteed one.
+    guarantee: Option<Arc<Guarantee>>,
 }
 
 impl Share {
@@ -76,8 +157,15 @@ impl Share {
         self.bytes
     }
 
-    /// Changes the share to `bytes`. It grows only if `rest` bytes remain free; false if it did not grow.
+    /// Bytes that are guaranteed, which the share never becomes smaller than.
+    fn guaranteed(&self) -> u64 {
+        self.guarantee.as_ref().map_or(0, |guarantee| guarantee.bytes)
+    }
+
+    /// Changes the share to `bytes`, or to what is guaranteed if that is more. It grows only if `rest` bytes remain free;
+    /// false if it did not grow.
     pub fn resize(&mut self, bytes: u64, rest: u64) -> bool {
+        let bytes = bytes.max(self.guaranteed());
         if let Some(more) = bytes.checked_sub(self.bytes)
             && more > 0
         {
@@ -94,7 +182,10 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.used.fetch_sub(self.bytes - self.guaranteed(), Ordering::Relaxed);
+        if let Some(guarantee) = &self.guarantee {
+            guarantee.free.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -124,5 +215,36 @@ mod tests {
         assert!(!share.resize(51, 50));
         assert!(share.resize(20, u64::MAX));
         assert_eq!((share.bytes(), budget.used()), (20, 20));
+    }
+
+    #[test]
+    fn a_guaranteed_share_is_free_whatever_other_groups_take() {
+        let budget = Budget::new(100);
+        let (one, other) = (Guarantee::new(&budget, 10, 2), Guarantee::new(&budget, 10, 2));
+        let taken: Vec<Share> = std::iter::from_fn(|| one.take(20)).collect();
+        assert_eq!((taken.len(), budget.used(), budget.refusals()), (6, 80, 1));
+        let mut own = [(); 2].map(|()| other.take(u64::MAX).expect("guaranteed"));
+        assert!(own[0].resize(30, 0) && own[0].resize(0, 0));
+        assert_eq!((own[0].bytes(), budget.used()), (10, 80));
+        assert!(other.take(20).is_none());
+        drop(own);
+        assert_eq!(budget.used(), 80);
+        drop((taken, one, other));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn guarantees_take_half_of_the_limit_at_most_and_end_with_their_last_share() {
+        let budget = Budget::new(100);
+        let (one, other) = (Guarantee::new(&budget, 20, 2), Guarantee::new(&budget, 10, 4));
+        assert_eq!((one.count(), other.count(), budget.used()), (2, 1, 50));
+        let share = one.take(0).expect("guaranteed");
+        drop(one);
+        assert_eq!(Guarantee::new(&budget, 10, 4).count(), 0);
+        drop(share);
+        assert_eq!(Guarantee::new(&budget, 10, 4).count(), 4);
+        assert_eq!(budget.used(), 10);
+        let _all = budget.take(85).expect("free");
+        assert_eq!(Guarantee::new(&budget, 5, 4).count(), 1);
     }
 }

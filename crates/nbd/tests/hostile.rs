@@ -398,7 +398,7 @@ fn a_client_for_which_there_is_no_memory_is_refused_with_a_reason() {
         let options = Options {
             memory: Budget::new(5 << 20),
             observer: Some(Arc::new(move |notice: &Notice<'_>| {
-                if let Notice::Ended { error: Some(error), .. } = notice {
+                if let Notice::Refused { error } = notice {
                     *text.lock().expect("no thread panicked with the lock") = error.line();
                 }
             })),
@@ -420,5 +420,46 @@ fn a_client_for_which_there_is_no_memory_is_refused_with_a_reason() {
         until("there is room again", || {
             Client::connect(&served.listen).is_ok_and(|mut client| client.write(0, &[1; 512], false).is_ok())
         });
+    });
+}
+
+#[test]
+fn clients_of_one_export_that_take_all_memory_leave_room_for_new_clients_of_another() {
+    in_time(|| {
+        let refused = Arc::new(AtomicUsize::new(0));
+        let failed = Arc::new(AtomicUsize::new(0));
+        let bound = Budget::new(64 << 20);
+        let options = || {
+            let (refused, failed) = (Arc::clone(&refused), Arc::clone(&failed));
+            let observer = move |notice: &Notice<'_>| {
+                match notice {
+                    Notice::Refused { .. } => refused.fetch_add(1, Ordering::SeqCst),
+                    Notice::Ended { error: Some(_), .. } => failed.fetch_add(1, Ordering::SeqCst),
+                    _ => 0,
+                };
+            };
+            Options { memory: Arc::clone(&bound), observer: Some(Arc::new(observer)), ..Options::default() }
+        };
+        let (attacked, other) = (serve_with(memory(MIB), options()), serve_with(memory(MIB), options()));
+        // More connections than the budget has room for; a reply shows that a connection has its memory.
+        let taken: Vec<Client> = (0..40)
+            .filter_map(|_| {
+                let mut client = Client::connect(&attacked.listen).ok()?;
+                client.write(0, &[1; 512], false).ok()?;
+                Some(client)
+            })
+            .collect();
+        assert!(taken.len() > 4 && taken.len() < 40, "{} clients were admitted", taken.len());
+        until("refused clients are counted as refused", || {
+            refused.load(Ordering::SeqCst) == 40 - taken.len()
+        });
+        assert_eq!(failed.load(Ordering::SeqCst), 0);
+        let own = [(); 4].map(|()| {
+            let mut client = Client::connect(&other.listen).expect("room for a client of the other export");
+            client.write(0, &[1; 512], false).expect("a client of the other export is served");
+            client
+        });
+        assert!(bound.used() <= bound.limit());
+        drop((own, taken));
     });
 }

@@ -1,5 +1,9 @@
 //! The memory of one connection's requests and replies, part of the budget that all connections of the process share.
 //!
+//! Each export has the reserved parts of its first [`GUARANTEED`] connections from the start, so that no number of clients
+//! of other exports locks its own out. An eighth of the budget admits no further connections of an export: it is left for
+//! exports that start later.
+//!
 //! Each connection has a reserved part, which no other connection can take: with that part alone it makes progress,
 //! whatever other clients do. Memory beyond it comes from the rest of the budget, and only while the rest still holds
 //! as much again and a quarter of the budget for new connections: many clients that do not read their replies leave
@@ -10,7 +14,7 @@
 //!
 //! Left to others: which request needs what (`connection`).
 
-use cbd_export::budget::{Budget, Share};
+use cbd_export::budget::{Budget, Guarantee, Share};
 use cbd_export::buffers::Buffers;
 use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -19,6 +23,10 @@ use std::sync::Arc;
 const OVERHEAD: usize = 256 << 10;
 /// Bytes of buffers that are reserved for each connection.
 pub(super) const RESERVED: usize = 2 << 20;
+/// Connections of an export for which memory is reserved from its start.
+const GUARANTEED: usize = 4;
+/// Bytes that a connection takes from the budget at least.
+const CONNECTION: u64 = (RESERVED + OVERHEAD) as u64;
 /// Smallest buffer in bytes.
 const PAGE: usize = 4096;
 
@@ -44,11 +52,20 @@ pub(super) const fn cost_of(length: usize) -> usize {
     }
 }
 
+/// The part of `budget` for the first connections of an export. It is smaller where the budget is small for the number of
+/// exports.
+pub(super) fn guarantee(budget: &Arc<Budget>) -> Arc<Guarantee> {
+    Guarantee::new(budget, CONNECTION, GUARANTEED)
+}
+
 impl Memory {
     /// # Errors
-    /// [`ErrorKind::NoSpace`] where all connections have taken so much that there is no room for one more.
-    pub(super) fn new(budget: &Arc<Budget>, most: usize) -> Result<Self> {
-        let share = budget.take((RESERVED + OVERHEAD) as u64).ok_or_else(|| {
+    /// [`ErrorKind::NoSpace`] where the export has its guaranteed connections, and all connections together have taken so
+    /// much that there is no room for one more.
+    pub(super) fn new(guarantee: &Arc<Guarantee>, most: usize) -> Result<Self> {
+        let budget = guarantee.budget();
+        let for_others = budget.limit() / 8 / CONNECTION * CONNECTION;
+        let share = guarantee.take(for_others).ok_or_else(|| {
             Error::new(
                 ErrorKind::NoSpace,
                 format!(
@@ -166,14 +183,43 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
+    /// A connection of an export of its own, which has ended but for it.
     fn memory(budget: &Arc<Budget>) -> Memory {
-        Memory::new(budget, 64 * MIB).expect("room")
+        connection(&guarantee(budget)).expect("room")
+    }
+
+    fn connection(export: &Arc<Guarantee>) -> Result<Memory> {
+        Memory::new(export, 64 * MIB)
+    }
+
+    #[test]
+    fn the_first_clients_of_an_export_find_memory_while_those_of_another_return_none() {
+        let budget = Budget::new(1 << 30);
+        let (attacked, other) = (guarantee(&budget), guarantee(&budget));
+        let mut greedy = Vec::new();
+        while let Ok(mut memory) = connection(&attacked) {
+            while memory.take(MIB) {}
+            greedy.push(memory);
+        }
+        assert!(greedy.len() > GUARANTEED);
+        let mut own: Vec<Memory> = (0..GUARANTEED).map(|_| connection(&other).expect("guaranteed")).collect();
+        assert!(own.iter_mut().all(|memory| memory.take(RESERVED)));
+        assert_eq!(connection(&other).expect_err("no room").kind(), ErrorKind::NoSpace);
+        own.pop();
+        assert!(connection(&other).is_ok());
+        let later = guarantee(&budget);
+        assert!(
+            (0..GUARANTEED).all(|_| connection(&later).is_ok()),
+            "an export that starts during the attack"
+        );
+        assert!(budget.used() <= budget.limit());
     }
 
     #[test]
     fn reserved_memory_is_available_whatever_other_connections_take() {
         let budget = Budget::new(20 << 20);
-        let (mut greedy, mut modest) = (memory(&budget), memory(&budget));
+        let export = guarantee(&budget);
+        let [mut greedy, mut modest] = [(); 2].map(|()| connection(&export).expect("room"));
         while greedy.take(MIB) {}
         assert!(greedy.used > RESERVED);
         assert!(modest.take(RESERVED));
@@ -194,15 +240,16 @@ mod tests {
     #[test]
     fn a_connection_beyond_the_budget_is_refused() {
         let budget = Budget::new(5 << 20);
-        let _first = memory(&budget);
-        let _second = memory(&budget);
-        assert_eq!(Memory::new(&budget, MIB).expect_err("no room").kind(), ErrorKind::NoSpace);
+        let export = guarantee(&budget);
+        let _both = [(); 2].map(|()| connection(&export).expect("room"));
+        assert_eq!(connection(&export).expect_err("no room").kind(), ErrorKind::NoSpace);
     }
 
     #[test]
     fn all_memory_returns_to_the_budget() {
         let budget = Budget::new(512 << 20);
-        let mut memory = memory(&budget);
+        let export = guarantee(&budget);
+        let mut memory = connection(&export).expect("room");
         assert!(memory.take(16 * MIB));
         let buffer = memory.buffer(16 * MIB);
         memory.put_by(buffer);
@@ -210,15 +257,15 @@ mod tests {
         assert!(memory.is_idle());
         memory.trim();
         assert!(!memory.is_idle());
-        assert_eq!(budget.used(), (RESERVED + OVERHEAD) as u64);
-        drop(memory);
+        assert_eq!(budget.used(), GUARANTEED as u64 * CONNECTION);
+        drop((memory, export));
         assert_eq!(budget.used(), 0);
     }
 
     #[test]
     fn a_request_above_the_bound_of_a_connection_is_admitted_alone() {
         let budget = Budget::new(512 << 20);
-        let mut memory = Memory::new(&budget, 4 * MIB).expect("room");
+        let mut memory = Memory::new(&guarantee(&budget), 4 * MIB).expect("room");
         assert!(memory.has(8 * MIB) && memory.take(8 * MIB));
         assert!(!memory.has(4096) && !memory.take(4096));
         memory.give(8 * MIB);

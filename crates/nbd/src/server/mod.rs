@@ -24,7 +24,7 @@ mod waits;
 
 use crate::listen::{Listen, Listener, tune};
 use crate::protocol::STRING_MAX;
-use cbd_export::budget::Budget;
+use cbd_export::budget::{Budget, Guarantee};
 use cbd_export::descriptors::{Spare, check_reserve};
 use cbd_export::socket::is_momentary;
 use cbd_export::wake::{Interest, WaitSet};
@@ -82,7 +82,7 @@ pub enum Notice<'a> {
         /// The connection's number.
         connection: u64,
     },
-    /// A connection ended; in order if there is no error.
+    /// A connection ended; in order if there is no error, or refused after its handshake, as [`Notice::Refused`] said.
     Ended {
         /// The connection's number.
         connection: u64,
@@ -131,7 +131,8 @@ pub struct Options {
     pub requests_max: usize,
     /// Bytes of buffers that the requests of one connection may have.
     pub bytes_max: usize,
-    /// Bytes that the connections of all servers that share this may have together.
+    /// Bytes that the connections of all servers that share this may have together. A server reserves those of its first
+    /// clients when it starts.
     pub memory: Arc<Budget>,
     /// Time limit of a handshake.
     pub handshake_timeout: Duration,
@@ -180,6 +181,8 @@ struct Shared {
     device: Arc<dyn BlockDevice>,
     rules: Rules,
     options: Options,
+    /// What the first clients may take of the memory of all servers, and the rest of it.
+    memory: Arc<Guarantee>,
     /// Signalled when the server stops, and never cleared.
     stop: Event,
     /// Signalled when a connection ends, so that the server tries again to accept a waiting client.
@@ -302,7 +305,8 @@ impl Drop for Server {
 pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: OwnedFd, options: Options) -> Result<()> {
     let shared = Shared::new(device, options)?;
     shared.live().threads += 1;
-    let mut registration = Registration { shared: Arc::clone(&shared), number: 0, serving: false };
+    let mut registration =
+        Registration { shared: Arc::clone(&shared), number: 0, serving: false, refused: false };
     let socket = Arc::new(Socket::from(socket));
     let presence = Presence::enter(&shared.clients, &socket)?;
     converse(&shared, &socket, 0, &mut registration, presence)
@@ -315,6 +319,7 @@ impl Shared {
         Ok(Arc::new(Self {
             device,
             rules,
+            memory: memory::guarantee(&options.memory),
             options,
             stop: Event::new()?,
             ended: Event::new()?,
@@ -407,7 +412,7 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
         Ok(Some(oldest)) => shared.notify(&Notice::GaveWay { connection: oldest }),
         Ok(None) => {}
     }
-    let registration = Registration { shared: Arc::clone(shared), number, serving: false };
+    let registration = Registration { shared: Arc::clone(shared), number, serving: false, refused: false };
     // Entered in the order of connecting, so that a later client finds the earlier ones.
     let presence = match Presence::enter(&shared.clients, &socket) {
         Ok(presence) => presence,
@@ -424,7 +429,13 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
         // Closed before it counts as ended.
         registration.leave_handshake();
         drop(socket);
-        shared.notify(&Notice::Ended { connection: number, error: outcome.as_ref().err() });
+        let mut error = outcome.as_ref().err();
+        if registration.refused
+            && let Some(error) = error.take()
+        {
+            shared.notify(&Notice::Refused { error });
+        }
+        shared.notify(&Notice::Ended { connection: number, error });
     });
     if let Err(error) = spawned {
         refused(&error);
@@ -476,6 +487,8 @@ struct Registration {
     shared: Arc<Shared>,
     number: u64,
     serving: bool,
+    /// The client was refused after its handshake.
+    refused: bool,
 }
 
 impl Registration {
@@ -530,10 +543,12 @@ fn converse(
         }
     };
     let Some(agreed) = negotiate(&mut stream, &offer, &mut accepted)? else { return Ok(()) };
+    registration.refused = true;
     if !is_registered {
         return Err(too_many(options.connections_max));
     }
-    let memory = Memory::new(&options.memory, options.bytes_max)?;
+    let memory = Memory::new(&shared.memory, options.bytes_max)?;
+    registration.refused = false;
     let stop = shared.stop.descriptor();
     if !presence.admit(number, socket, stop, &|notice| shared.notify(notice))? {
         return Ok(());
