@@ -200,6 +200,12 @@ mod tests {
     }
 
     #[test]
+    fn the_checksum_of_a_header_is_of_all_that_follows_it() {
+        let sealed = header().sealed();
+        assert_eq!(sealed.crc.get(), crc32c(&sealed.as_bytes()[4..128]));
+    }
+
+    #[test]
     fn a_header_of_something_else_does_not_count_whatever_its_checksum() {
         assert!(counts(header()));
         assert!(counts(SegmentHeader { magic: U32::new(STATE_MAGIC), ..header() }));
@@ -212,7 +218,9 @@ mod tests {
 
     #[test]
     fn a_header_that_has_counted_too_far_does_not_count() {
-        let end = U64::new(crate::COUNTER_END);
+        let (last, end) = (U64::new(crate::COUNTER_END - 1), U64::new(crate::COUNTER_END));
+        assert!(counts(SegmentHeader { ordinal: last, run: last, cut: last, ..header() }));
+        assert!(counts(SegmentHeader { first_sequence: last, epoch: last, ..header() }));
         assert!(!counts(SegmentHeader { ordinal: end, ..header() }));
         assert!(!counts(SegmentHeader { run: end, ..header() }));
         assert!(!counts(SegmentHeader { cut: end, ..header() }));

@@ -173,6 +173,19 @@ mod tests {
     }
 
     #[test]
+    fn the_checksum_of_a_slot_is_of_kind_place_and_all_that_follows_it() {
+        let seed = |kind: u32| [&kind.to_le_bytes()[..], &7_u64.to_le_bytes()].concat();
+        let line = Slot { sequence: 9, content: tail(77) }.encode_line(7);
+        let expected = crc32c(&[&seed(LaneTail::KIND)[..], &line[4..]].concat());
+        assert_eq!(line[..4], expected.to_le_bytes());
+        // Of a longer slot it is of the checksum of what follows.
+        let long = Slot { sequence: 9, content: FormerDisk::new_zeroed() }.encode(7);
+        let body = crc32c(&long[4..]).to_le_bytes();
+        let expected = crc32c(&[&seed(FormerDisk::KIND)[..], &body].concat());
+        assert_eq!(long[..4], expected.to_le_bytes());
+    }
+
+    #[test]
     fn a_long_slot_counts_only_at_its_place_and_with_every_bit() {
         let content = FormerDisk { number: U64::new(3), ..FormerDisk::new_zeroed() };
         let slot = Slot { sequence: 9, content };
@@ -204,6 +217,7 @@ mod tests {
 
     #[test]
     fn a_slot_with_numbers_that_cannot_be_does_not_count() {
+        assert!(Slot::<LaneTail>::decode(3, &forged(crate::COUNTER_END - 1, tail(1), |_| {})).is_some());
         assert_eq!(Slot::<LaneTail>::decode(3, &forged(crate::COUNTER_END, tail(1), |_| {})), None);
         assert_eq!(Slot::<LaneTail>::decode(3, &forged(1, tail(crate::COUNTER_END), |_| {})), None);
     }

@@ -268,6 +268,28 @@ mod tests {
     }
 
     #[test]
+    fn the_checksum_of_a_superblock_is_of_all_that_follows_it() {
+        assert_eq!(block().crc.get(), crc32c(&block().as_bytes()[12..192]));
+        assert_eq!(block().compatible, U64::ZERO);
+    }
+
+    #[test]
+    fn a_region_is_ours_by_its_magic_number_alone() {
+        let mut damaged = block();
+        damaged.crc = U32::new(damaged.crc.get() + 1);
+        let is_ours = |bytes: &[u8]| Superblock::decode(bytes).is_some_and(|block| block.is_ours());
+        assert!(is_ours(damaged.as_bytes()));
+        assert!(!is_ours(&[0; 192]));
+    }
+
+    #[test]
+    fn superblocks_of_one_transport_differ_in_features_alone() {
+        let (plain, more) = (block(), block().with_incompatible(1 << 40));
+        assert!(plain.is_of_same_transport(&plain) && plain.is_of_same_transport(&more));
+        assert!(!plain.is_of_same_transport(&Superblock { uuid: [8; 16], ..plain }));
+    }
+
+    #[test]
     fn every_single_bit_counts() {
         for bit in 0..size_of::<Superblock>() * 8 {
             let mut bytes = block().as_bytes().to_vec();

@@ -201,3 +201,19 @@ pub fn decode_text(what: &str, length: U32, field: &[u8]) -> Result<String> {
         .map(ToOwned::to_owned)
         .ok_or_else(|| Error::new(ErrorKind::Damaged, format!("the {what} in the table is not a text")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_reads_back_and_one_that_is_too_long_is_refused() {
+        for text in ["", "disk", "12345678"] {
+            let (length, field) = encode_text::<8>("name", text).expect("it fits");
+            assert_eq!(field[..text.len()], *text.as_bytes());
+            assert_eq!(decode_text("name", length, &field).expect("it is valid"), text);
+        }
+        let kind = encode_text::<8>("name", "123456789").map_err(|error| error.kind());
+        assert_eq!(kind, Err(ErrorKind::InvalidArgument));
+    }
+}

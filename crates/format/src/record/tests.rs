@@ -121,6 +121,11 @@ fn a_quarantine_has_a_map_of_its_range_or_none() {
         record.lines = lines;
         assert_eq!(counts(&record), expected, "{lines} lines");
     }
+    record.length = U64::new(512);
+    for (lines, expected) in [(0, true), (1, true), (2, false)] {
+        record.lines = lines;
+        assert_eq!(counts(&record), expected, "{lines} lines for a sector");
+    }
     assert_eq!(map_lines(ByteRange::at(0, cbd_types::CHUNK)), MAX_CHECKSUM_LINES);
     assert!(map_lines(ByteRange::at(0, u64::MAX)) > MAX_CHECKSUM_LINES);
     let line = ChecksumLine::map(0, 9, &[1, 2]);
@@ -182,4 +187,49 @@ fn blocks_are_aligned_as_the_device_is() {
     assert_eq!(record.block_of(8192), 2);
     assert_eq!(checksum_lines(ByteRange::at(0, 4096)), 0);
     assert_eq!(checksum_lines(ByteRange::at(512, 1 << 20)), MAX_CHECKSUM_LINES);
+}
+
+#[test]
+fn a_new_record_is_zero_but_for_its_kind_and_range() {
+    let mut expected = [0; 64];
+    expected[4] = 3;
+    expected[16..24].copy_from_slice(&0x1234_u64.to_le_bytes());
+    expected[24..32].copy_from_slice(&0x5678_u64.to_le_bytes());
+    let record = Record::new(RecordKind::Discard, ByteRange::at(0x1234, 0x5678));
+    assert_eq!(bytes_of(&record), expected);
+    let line = ChecksumLine::new(0, 0, &[]);
+    assert_eq!((line.crc.get(), line.reserved), (0, 0));
+}
+
+#[test]
+fn the_blocks_of_a_record_are_numbered_from_its_first() {
+    const FIRST: u64 = 5000;
+    let record =
+        Record::new(RecordKind::Write, ByteRange::at(FIRST * CHECKSUM_BLOCK + 512, 3 * CHECKSUM_BLOCK));
+    for block in 0..4 {
+        let begin = (FIRST + block) * CHECKSUM_BLOCK;
+        assert_eq!(record.block_of(begin), block as usize);
+        assert_eq!(record.block_of(begin + CHECKSUM_BLOCK - 1), block as usize);
+    }
+}
+
+#[test]
+fn one_byte_counts_and_a_flag_for_checksums_asks_for_no_line_without_data() {
+    let counts = |record: &Record| Record::decode(&record.encode(&PLACE)).verify(&PLACE, 0, SIZE).is_some();
+    let mut record = Record::new(RecordKind::Discard, ByteRange::at(4096, 1));
+    assert!(counts(&record));
+    (record.length, record.flags) = (U64::new(8192), FLAG_DATA_CRC);
+    assert!(counts(&record));
+}
+
+#[test]
+fn a_continuation_line_is_read_as_what_its_record_has_it_for() {
+    let quarantine = Record::new(RecordKind::Quarantine, ByteRange::at(0, 512));
+    let write = Record::new(RecordKind::Write, ByteRange::at(0, 512));
+    let read = |line: ChecksumLine, record: &Record| {
+        ChecksumLine::decode(&line.encode(&PLACE)).verify_of(record, &PLACE, 1).is_some()
+    };
+    let (map, checksums) = (ChecksumLine::map(1, 0, &[7]), ChecksumLine::new(1, 0, &[7]));
+    assert!(read(map, &quarantine) && !read(map, &write));
+    assert!(read(checksums, &write) && !read(checksums, &quarantine));
 }
