@@ -8,18 +8,20 @@
 //!
 //! Elsewhere: previewing the result (`check` reports it); asking for confirmation (`cbdctrl`).
 
-use crate::Progress;
 use crate::report::RangeSummary;
+use crate::{Bytes, PrivateMemory, Progress};
 use cbd_backing::{
     Backing, BackingFile, DISK_TIMEOUT, Identity, Options as DiskOptions, PollableQueue, after_predecessor,
 };
 use cbd_engine::{
-    BackendEntry, BackgroundWorker, Cache, Environment, Mixed, Pages, Settings, Step, Transport,
+    BackendEntry, BackgroundWorker, Cache, CacheStatus, Environment, Mixed, Pages, Settings, Step, Transport,
 };
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
+use cbd_runtime::disk::Disk;
+use cbd_runtime::moved::refuse_target;
 use cbd_runtime::{ProcessEnvironment, region::sync_region};
-use cbd_types::{BackendId, Epoch, Error, ErrorKind, MutationPoint, Region, Result};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, MutationPoint, Pmem, Region, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,6 +87,40 @@ impl Options {
         }
         BackingFile::open_recorded(path, options, &Identity::parse(disk.identity)?)
     }
+
+    /// Opens the disk of a backend as [`open_disk`](Self::open_disk) does, without a lasting effect, and checks that a
+    /// rescue of `region` would write to it.
+    ///
+    /// # Errors
+    /// As [`open_disk`](Self::open_disk) and [`refuse_target`](Self::refuse_target).
+    pub fn preview_disk(
+        &self,
+        region: &Arc<dyn Bytes>,
+        backend: BackendId,
+        disk: &RecordedDisk<'_>,
+    ) -> Result<Vec<String>> {
+        let (file, warnings) = self.open_disk(disk, true)?;
+        let environment = Arc::new(ProcessEnvironment::<PrivateMemory>::new());
+        let memory = PrivateMemory::new(Arc::clone(region));
+        let transport = Transport::open(environment, Region::new(memory))?;
+        self.refuse_target(&transport, &transport.backend(backend)?, &file)?;
+        Ok(warnings)
+    }
+
+    /// Refuses `disk`, to which `entry` would be moved, if it has its own data or is known to lack data.
+    ///
+    /// # Errors
+    /// As [`refuse_target`].
+    pub fn refuse_target<P: Pmem + 'static>(
+        &self,
+        transport: &Transport<ProcessEnvironment<P>>,
+        entry: &BackendEntry,
+        disk: &BackingFile,
+    ) -> Result<()> {
+        let path = self.to.as_deref().unwrap_or_else(|| Path::new(&entry.path)).display().to_string();
+        let forgotten = self.forget_disk.as_deref().map(|gone| forgotten_name(transport, entry.id, gone));
+        refuse_target(transport, entry, &Disk::of(disk)?, &path, forgotten.transpose()?.as_deref())
+    }
 }
 
 /// A backing device as recorded in the region.
@@ -131,6 +167,8 @@ pub struct Rescued {
     pub drained_wall_ms: u64,
     /// Whether the disk without the cache is in a state that a plain disk could have after a power failure.
     pub backing_is_consistent: bool,
+    /// Whether the cache was emptied, so that the disk can be written without it from now on.
+    pub emptied: bool,
     /// Ranges that were not written because they are damaged.
     pub damaged: Vec<RangeSummary>,
     /// Ranges that the disk refuses; they stay in the region.
@@ -139,6 +177,19 @@ pub struct Rescued {
     pub error: Option<String>,
     /// Warnings for the user.
     pub warnings: Vec<String>,
+}
+
+impl Rescued {
+    fn add_status(&mut self, status: CacheStatus) {
+        self.written_bytes = status.written_back_bytes;
+        self.dirty_bytes = Some(status.dirty_bytes);
+        self.drained_epoch = status.drained_epoch.0;
+        self.drained_wall_ms = status.drained_wall_ms;
+        self.backing_is_consistent = status.backing_is_consistent;
+        self.parked = status.parked.iter().copied().map(RangeSummary::parked).collect();
+        let damaged = status.damaged.into_iter();
+        self.damaged = damaged.map(|damage| RangeSummary::new(damage.range, damage.reason)).collect();
+    }
 }
 
 /// Writes the dirty data of `region` to the backing devices.
@@ -192,6 +243,17 @@ fn absolute(path: &Path) -> Result<String> {
     absolute.into_os_string().into_string().map_err(|_| malformed("it is not UTF-8".to_owned()))
 }
 
+/// The name by which the tables know the former disk `gone`: its identity, or a path.
+fn forgotten_name<P: Pmem + 'static>(
+    transport: &Transport<ProcessEnvironment<P>>,
+    backend: BackendId,
+    gone: &Path,
+) -> Result<String> {
+    let identities = transport.former_disks(backend).into_iter().map(|former| former.identity);
+    let named = identities.into_iter().find(|identity| gone.as_os_str() == identity.as_str());
+    named.map_or_else(|| absolute(gone), Ok)
+}
+
 /// Records the move to `disk`, if it is one. The path of the disk from which the backend was moved, now or before.
 fn record_move(
     transport: &Transport<ProcessEnvironment>,
@@ -204,13 +266,7 @@ fn record_move(
     if moves && MutationPoint::RescueMoves.is_active() {
         let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
         if let Some(gone) = &options.forget_disk {
-            let formers = transport.former_disks(entry.id);
-            let identity = formers
-                .iter()
-                .map(|former| &former.identity)
-                .find(|identity| gone.as_os_str() == identity.as_str());
-            let name = identity.map_or_else(|| absolute(gone), |identity| Ok(identity.clone()))?;
-            transport.forget_former_disk(entry.id, &name)?;
+            transport.forget_former_disk(entry.id, &forgotten_name(transport, entry.id, gone)?)?;
         }
         transport.move_backend(entry.id, &absolute(to)?, &disk.identity().to_token())?;
         Ok(Some(former().unwrap_or_else(|| entry.path.clone())))
@@ -239,6 +295,7 @@ fn one(
     //    locked.
     let (disk, warnings) = after_predecessor(DISK_TIMEOUT, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
+    options.refuse_target(transport, entry, &disk)?;
     // 2. The engine's recovery.
     let mixed = if options.after_crash { Mixed::Recover } else { Mixed::Refuse };
     if transport.pages_of(entry.id)? == Pages::MixedDirty && options.after_crash {
@@ -278,25 +335,26 @@ fn one(
         transport.move_backend_back(entry)?;
         rescued.moved_from = None;
     }
-    rescued.written_bytes = status.written_back_bytes;
-    rescued.dirty_bytes = Some(status.dirty_bytes);
-    rescued.drained_epoch = status.drained_epoch.0;
-    rescued.drained_wall_ms = status.drained_wall_ms;
-    rescued.backing_is_consistent = status.backing_is_consistent;
-    rescued.parked = status.parked.iter().copied().map(RangeSummary::parked).collect();
-    let damaged = status.damaged.into_iter();
-    rescued.damaged = damaged.map(|damage| RangeSummary::new(damage.range, damage.reason)).collect();
+    let (parked_bytes, parked_error) = (status.parked_bytes, status.parked_error.clone());
+    rescued.add_status(status);
     result?;
-    if status.parked_bytes == 0 {
+    if parked_bytes == 0 {
+        // 7. The disk is a plain disk now. What is written to it from here on must not be hidden by older data in the cache.
+        //    Only the cache knows what is damaged: that stays.
+        if rescued.damaged.is_empty() && MutationPoint::RescueEmpties.is_active() {
+            drop(cache);
+            transport.empty_backend(entry.id)?;
+            rescued.emptied = true;
+        }
         return Ok(());
     }
-    let why = status.parked_error.unwrap_or_else(|| "it refused them before".to_owned());
+    let why = parked_error.unwrap_or_else(|| "it refused them before".to_owned());
     Err(Error::new(
         ErrorKind::Backing,
         format!(
             "the disk does not take {} bytes ({why}); the region keeps them, and all else is on the disk: rescue to a copy of the \
              disk (--to, --other-disk), or copy them by hand",
-            status.parked_bytes
+            parked_bytes
         ),
     ))
 }

@@ -6,7 +6,7 @@ use crate::ProcessEnvironment;
 use cbd_backing::{Backing, BackingFile, Identity, Options};
 use cbd_engine::{BackendEntry, BackendSpec, Settings, Transport};
 use cbd_format::Superblock;
-use cbd_types::{AlignedBuffer, BackendId, BackingOp, Error, ErrorKind, HostId, OpToken, Result};
+use cbd_types::{AlignedBuffer, BackendId, BackingOp, Error, ErrorKind, HostId, OpToken, Pmem, Result};
 use std::path::Path;
 
 /// Bytes of a page of a region; each of its superblocks is one page.
@@ -38,9 +38,16 @@ impl Disk {
     /// # Errors
     /// Those of [`BackingFile::open`].
     pub fn inspect(path: impl AsRef<Path>) -> Result<Self> {
-        let file = BackingFile::open(path, Options::default())?;
+        Self::of(&BackingFile::open(path, Options::default())?)
+    }
+
+    /// The properties of an open disk.
+    ///
+    /// # Errors
+    /// Those of [`Backing::open_queue`].
+    pub fn of(file: &BackingFile) -> Result<Self> {
         let geometry = file.geometry();
-        let is_region = holds_superblock(&file)?;
+        let is_region = holds_superblock(file)?;
         Ok(Self { identity: file.identity(), size: geometry.size, sector: geometry.sector, is_region })
     }
 
@@ -147,7 +154,9 @@ impl NewBackend {
 /// The rows of the backend table, read one by one, so that a damaged row hides no other; and descriptions of the
 /// damage.
 #[must_use]
-pub fn entries(transport: &Transport<ProcessEnvironment>) -> (Vec<BackendEntry>, Vec<String>) {
+pub fn entries<P: Pmem + 'static>(
+    transport: &Transport<ProcessEnvironment<P>>,
+) -> (Vec<BackendEntry>, Vec<String>) {
     let rows = transport.info().layout.backend_rows;
     let (mut entries, mut damaged) = (Vec::new(), Vec::new());
     for row in 0..rows {

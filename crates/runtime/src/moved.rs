@@ -7,9 +7,10 @@ use crate::disk::Disk;
 use crate::{ProcessEnvironment, disk};
 use cbd_backing::Identity;
 use cbd_engine::{BackendEntry, FormerDisk, Transport};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_pmem::Mapping;
+use cbd_types::{Error, ErrorKind, Pmem, Result};
 
-type Tables = Transport<ProcessEnvironment>;
+type Tables<P = Mapping> = Transport<ProcessEnvironment<P>>;
 
 /// A text that names the former and the current disk of a moved backend.
 #[must_use]
@@ -46,10 +47,25 @@ pub fn refuse_moved(transport: &Tables, entry: &BackendEntry) -> Result<()> {
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
-pub fn refuse_former(transport: &Tables, found: &Disk, path: &str) -> Result<()> {
+pub fn refuse_former<P: Pmem + 'static>(transport: &Tables<P>, found: &Disk, path: &str) -> Result<()> {
+    refuse_former_but(transport, found, path, None)
+}
+
+/// As [`refuse_former`], but for the former disk that the user says is gone or is used as another disk, by its path or
+/// its identity.
+fn refuse_former_but<P: Pmem + 'static>(
+    transport: &Tables<P>,
+    found: &Disk,
+    path: &str,
+    forgotten: Option<&str>,
+) -> Result<()> {
     for entry in disk::entries(transport).0.iter().filter(|entry| !found.is_of(entry)) {
         let formers = transport.former_disks(entry.id);
-        if let Some(former) = formers.iter().find(|former| is_former(former, found)) {
+        let is_forgotten = |former: &FormerDisk| {
+            forgotten.is_some_and(|name| former.path == name || former.identity == name)
+        };
+        let refused = |former: &&FormerDisk| is_former(former, found) && !is_forgotten(former);
+        if let Some(former) = formers.iter().find(refused) {
             let (id, now) = (entry.id, &entry.path);
             let instead = match entry.is_moved {
                 true => format!("start {now} instead (backend-start -p {now})"),
@@ -66,6 +82,48 @@ pub fn refuse_former(transport: &Tables, found: &Disk, path: &str) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Refuses `found`, at `path`, as the disk to which a rescue moves `entry`: a region, the disk of another backend, and a
+/// disk from which a rescue has moved a backend, except `forgotten`, by its path or identity.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a region, [`ErrorKind::Exchanged`] for another disk that has its own data.
+pub fn refuse_target<P: Pmem + 'static>(
+    transport: &Tables<P>,
+    entry: &BackendEntry,
+    found: &Disk,
+    path: &str,
+    forgotten: Option<&str>,
+) -> Result<()> {
+    if found.is_of(entry) {
+        return Ok(());
+    }
+    if found.is_region {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "{path} holds a CBD transport: it is a region, or a copy of one, and no disk; give another path"
+            ),
+        ));
+    }
+    let owner = disk::entries(transport).0.into_iter().find(|other| {
+        other.id != entry.id
+            && Identity::parse(&other.identity).is_ok_and(|recorded| {
+                recorded.same_disk(&found.identity).is_ok() || recorded.overlaps(&found.identity)
+            })
+    });
+    if let Some(owner) = owner {
+        return Err(Error::new(
+            ErrorKind::Exchanged,
+            format!(
+                "{path} is the disk of backend {} ({}), and no copy of the disk of backend {}: writing to it would destroy \
+                 its data; give the path of the copy",
+                owner.id, owner.path, entry.id
+            ),
+        ));
+    }
+    refuse_former_but(transport, found, path, forgotten)
 }
 
 /// Whether `found` is a disk that a backend had before it was moved, or shows bytes of it.

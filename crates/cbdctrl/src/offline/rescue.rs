@@ -9,7 +9,7 @@ use crate::progress::ToolBar;
 use cbd_daemon::size::{format_size, format_time};
 use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::rescue::{Options, RecordedDisk, Rescued};
-use cbd_inspect::{BackendSummary, Report};
+use cbd_inspect::{BackendSummary, Bytes, Report};
 use cbd_pmem::{Mapping, OpenOptions, Reader};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -72,13 +72,15 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
 fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> Result<(Result<()>, u8)> {
     let mut bar = ToolBar::default();
     let region = Arc::new(Reader::open(&arguments.region)?);
-    let report = check(region, DataChecked::Dirty, &mut |progress| bar.show(progress));
+    let report =
+        check(Arc::clone(&region) as Arc<dyn Bytes>, DataChecked::Dirty, &mut |progress| bar.show(progress));
     bar.end();
     if report.transport.is_none() {
         let why = report.findings.first().map(|finding| finding.what.clone()).unwrap_or_default();
         return Err(of_region(Error::new(ErrorKind::Damaged, why), &arguments.region));
     }
-    let backends = planned(&report, options)?;
+    let region: Arc<dyn Bytes> = region;
+    let backends = planned(&region, &report, options)?;
     let code = backends
         .iter()
         .map(|backend| match backend.summary {
@@ -98,7 +100,11 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
     Ok((printed, code))
 }
 
-fn planned<'a>(report: &'a Report, options: &Options) -> Result<Vec<PlannedBackend<'a>>> {
+fn planned<'a>(
+    region: &Arc<dyn Bytes>,
+    report: &'a Report,
+    options: &Options,
+) -> Result<Vec<PlannedBackend<'a>>> {
     let mut planned = Vec::new();
     for summary in report.backends.iter().filter(|summary| options.concerns(summary.backend)) {
         let recorded = RecordedDisk {
@@ -110,7 +116,7 @@ fn planned<'a>(report: &'a Report, options: &Options) -> Result<Vec<PlannedBacke
         let disk = options.to.as_ref().map_or_else(|| summary.path.clone(), |to| to.display().to_string());
         let opened = if summary.error.is_none() && summary.lanes > 0 {
             // Opened for the checks and closed again: it is held while it is written.
-            options.open_disk(&recorded, true).map(|(_, warnings)| warnings)
+            options.preview_disk(region, BackendId(summary.backend), &recorded)
         } else {
             Ok(Vec::new())
         };
@@ -222,10 +228,23 @@ fn text_of_rescued(backend: &Rescued) -> String {
     }
     describe_ranges("damaged", &backend.damaged, &mut text);
     describe_ranges("parked", &backend.parked, &mut text);
-    if backend.complete && backend.damaged.is_empty() {
+    if backend.emptied {
+        text.push_str(
+            "  all is on the disk, and the cache is empty: the disk can be used without it, and a daemon serves it again\n",
+        );
+    } else if backend.complete && backend.damaged.is_empty() {
         text.push_str("  all is on the disk\n");
     } else if backend.complete {
-        text.push_str("  all is on the disk but the damaged ranges\n");
+        text.push_str(
+            "  all is on the disk but the damaged ranges, which the region remembers: start no daemon on it once the disk was \
+             written without it, since older data in the cache would hide the newer\n",
+        );
+    }
+    if backend.complete && backend.written_bytes > 0 {
+        text.push_str(
+            "  another copy of this region, if there is one, still has this data as dirty: start no daemon and no rescue on \
+             it, since that would write the data over newer\n",
+        );
     }
     if let Some(from) = &backend.moved_from {
         let (id, disk) = (backend.backend, &backend.disk);

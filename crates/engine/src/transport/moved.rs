@@ -122,6 +122,28 @@ impl<E: Environment> Transport<E> {
         self.update_backend(id, |row| row.cache_mode = MODE_WRITEBACK.into())
     }
 
+    /// Empties the cache of a backend, which is not open and holds nothing dirty nor damaged: from now on its disk can be
+    /// written without it. A cache that this process or its crash leaves half empty is not served: the row says that the
+    /// backend was moved.
+    ///
+    /// # Errors
+    /// As [`open_cache`](Self::open_cache); [`ErrorKind::Media`] when the region takes no stores.
+    pub fn empty_backend(&self, id: BackendId) -> Result<()> {
+        let entry = self.backend(id)?;
+        let mut tables = self.tables.lock();
+        let found = self.find_cache(&mut tables, id, &entry)?;
+        // 1. Durable before any of the log is gone.
+        if MutationPoint::EmptiedMoved.is_active() {
+            self.update_row(&mut tables, id, |row| row.cache_mode = MODE_MOVED.into())?;
+        }
+        // 2. What crashes now can begin again.
+        self.empty_found(&found);
+        self.region.check_stores(MutationPoint::TableStoreCheck)?;
+        // 3. The backend can be served, unless it was moved to another disk.
+        let mode = if entry.is_moved { MODE_MOVED } else { MODE_WRITEBACK };
+        self.update_row(&mut tables, id, |row| row.cache_mode = mode.into())
+    }
+
     /// The disk that a backend had before it was moved last, if it was and if that can be read.
     pub fn former_disk(&self, id: BackendId) -> Option<FormerDisk> {
         self.former_disks(id).into_iter().next()

@@ -58,7 +58,7 @@ pub enum Mixed {
 }
 
 /// Where a cache is and what it consists of, checked against the region.
-struct Found {
+pub(super) struct Found {
     /// What its row says of its use.
     pages: Pages,
     boot: BootId,
@@ -128,8 +128,7 @@ impl<E: Environment> Transport<E> {
             return Err(torn(id, &entry.path, found.boot));
         }
         if pages == Pages::MixedClean {
-            let Found { identity, state_segment, segments, .. } = &found;
-            self.empty_cache(segments, *state_segment, identity.lanes.lanes, identity.cache_id);
+            self.empty_found(&found);
         }
         let notes = pages != Pages::MixedDirty || mixed != Mixed::Look;
         if notes {
@@ -157,7 +156,12 @@ impl<E: Environment> Transport<E> {
         Ok(cache)
     }
 
-    fn find_cache(
+    pub(super) fn empty_found(&self, found: &Found) {
+        let Found { identity, state_segment, segments, .. } = found;
+        self.empty_cache(segments, *state_segment, identity.lanes.lanes, identity.cache_id);
+    }
+
+    pub(super) fn find_cache(
         &self,
         tables: &mut Tables<E>,
         id: BackendId,

@@ -1,8 +1,10 @@
 //! Disks that a backend had before it was moved: all are remembered until the user names one to be forgotten.
 
 use crate::rig::{CHANGES, Tables, ends_of, made, open};
+use cbd_engine::Admission;
 use cbd_sim::{act_as, until_crash};
-use cbd_types::{BackendId, BootId, ErrorKind, Result};
+use cbd_types::{BackendId, BootId, ByteRange, ErrorKind, Result};
+use std::task::Waker;
 
 const BACKEND: BackendId = BackendId(0);
 /// The first disk of the backend.
@@ -119,4 +121,45 @@ fn what_was_forgotten_stays_forgotten_and_nothing_else_is() {
             }
         }
     }
+}
+
+/// Whatever is cut off, the cache is there, or empty, or the backend counts as moved, which no process serves unasked.
+#[test]
+fn a_cache_that_is_emptied_is_never_served_in_part() {
+    let range = ByteRange::at(0, 4096);
+    let filled = || {
+        let (memory, tables) = made(&CHANGES[..2]);
+        let cache = tables.open_cache(BACKEND).expect("recovered");
+        assert!(matches!(cache.write(range, &[7; 4096], Waker::noop()), Ok(Admission::Done(_))));
+        cache.flush().expect("it runs");
+        cache.stop();
+        (memory, tables)
+    };
+    let mut found = [0; 3];
+    for place in 1.. {
+        let (memory, tables) = filled();
+        memory.crash_after(place, place);
+        let is_done = until_crash(|| tables.empty_backend(BACKEND).expect("nothing is open")).is_ok();
+        act_as(0);
+        for end in ends_of(&memory, 8) {
+            let tables = open(&end).expect("a transport");
+            if tables.backend(BACKEND).expect("it is there").is_moved {
+                found[0] += 1;
+                // It can begin again.
+                tables.empty_backend(BACKEND).expect("nothing is open");
+            }
+            let cache = tables.open_cache(BACKEND).unwrap_or_else(|error| panic!("place {place}: {error}"));
+            assert!(cache.status().damaged.is_empty(), "place {place}: {:?}", cache.status().damaged);
+            let (mut read, mut misses) = (vec![0; 4096], Vec::new());
+            cache.read(range, &mut read, &mut misses).expect("nothing is damaged");
+            assert!(!misses.is_empty() || read == [7; 4096], "place {place}");
+            assert!(!is_done || !misses.is_empty(), "place {place}: it is empty");
+            found[if misses.is_empty() { 1 } else { 2 }] += 1;
+            misses.drain(..).for_each(|miss| cache.cancel_fill(miss));
+        }
+        if is_done {
+            break;
+        }
+    }
+    assert!(found.iter().all(|count| *count > 0), "{found:?}");
 }

@@ -146,15 +146,16 @@ mutation_points! {
     MovedForgetFence = "moved.forget.fence",
     /// A former disk that was reported as forgotten stays forgotten on the disk of an ordinary file.
     MovedForgetSync = "moved.forget.sync",
-    /// A rescue says durably that the backend is moved, before anything is written to another disk than the recorded one: the recorded
-    /// one would be served without what only the other one got.
+    /// The region says that a backend is moved before its other disk gets data: the recorded disk would be served without it.
     RescueMoves = "rescue.moves",
-    /// A rescue that failed moves the backend back only where no epoch was drained to the other disk: nothing would write it to the
-    /// recorded one.
+    /// A failed rescue moves a backend back only if it drained no epoch: nothing would write that to the recorded disk.
     RescueDrained = "rescue.drained",
-    /// A rescue that failed moves the backend back only where no segment was reclaimed, whatever is drained: the other disk alone has what
-    /// the segment held.
+    /// A failed rescue moves a backend back only if it reclaimed no segment: only the other disk has what that held.
     RescueReclaimed = "rescue.reclaimed",
+    /// A rescue empties the cache, so that data which the disk gets without it is not hidden by older data.
+    RescueEmpties = "rescue.empties",
+    /// A cache that is emptied counts as moved until all of it is empty.
+    EmptiedMoved = "emptied.moved",
     /// A blkdev's row: its first slot is durable before the second is touched.
     BlkdevRowFirstFence = "blkdev.row.first.fence",
     /// A blkdev's row stands in both slots.
@@ -399,8 +400,7 @@ mutation_points! {
     FuaEpoch = "fua.epoch",
     /// A FUA write marks its lanes.
     FuaMark = "fua.mark",
-    /// FUA writes that share a fence mark each lane once: a second mark would go over the last durable one while the
-    /// first is not durable yet.
+    /// FUA writes that share a fence mark each lane once: a second mark would overwrite the last durable one.
     FuaMarkOnce = "fua.mark.once",
     /// A FUA write's marks are durable when it completes.
     FuaFence = "fua.fence",
@@ -466,8 +466,7 @@ mutation_points! {
     DrainedFence = "drained.fence",
     /// Others see drained only when it is durable.
     DrainedVisible = "drained.visible-last",
-    /// The recovery point is dated by the closing of its epoch: what was flushed since, before its writeback ended, is not on the
-    /// backing device.
+    /// The closing of its epoch dates the recovery point: the backing device lacks what was flushed since.
     DrainedDated = "drained.dated-by-closing",
 
     // When epochs were closed.
