@@ -160,6 +160,19 @@ pub(crate) fn refuse_loop_device(file: &File, status: &Status, path: &Path) -> R
     Err(Error::new(ErrorKind::Busy, text))
 }
 
+/// Refuses a regular file that a loop device uses. Does not open or change the file. It is no error if nothing, or no
+/// regular file, is at `path`.
+///
+/// # Errors
+/// [`ErrorKind::Busy`] with the name of the loop device, and where it is mounted.
+pub fn refuse_file_beneath_loop_device(path: &Path) -> Result<()> {
+    let Ok(file) = sys::name_only(path) else { return Ok(()) };
+    match sys::status(file.as_fd()) {
+        Ok(status) if status.is_regular() => refuse_loop_device(&file, &status, path),
+        _ => Ok(()),
+    }
+}
+
 /// A text that names another loop device than `own` that uses these bytes and is mounted, swap space, or a member of
 /// another device.
 pub(crate) fn loop_device_in_use(

@@ -37,7 +37,7 @@ use std::sync::Arc;
 pub use cbd_holder::Change;
 pub use decorator::Decorator;
 pub use file::{BackingFile, Direct, Engine, Info, Options};
-pub use hold::{DISK_TIMEOUT, after_predecessor};
+pub use hold::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};
 pub use identity::{Identity, Kind};
 pub use throttle::{Throttle, ThrottleParameters};
 pub use watch::Watch;

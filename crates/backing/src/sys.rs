@@ -11,7 +11,7 @@ use rustix::fs::{
     AtFlags, FallocateFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, fstatfs, fstatvfs, statx,
 };
 use rustix::process::{Resource, getrlimit};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -90,9 +90,12 @@ pub(crate) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
 
 /// The status of the file at `path`; does not open it.
 pub(crate) fn status_of(path: &Path) -> io::Result<Status> {
-    // `O_PATH` only names the object: it does not wake a device or block on a FIFO.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
-    status(file.as_fd())
+    status(name_only(path)?.as_fd())
+}
+
+/// Opens the file at `path` with `O_PATH`, which only names the object: it does not wake a device or block on a FIFO.
+pub(crate) fn name_only(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)
 }
 
 /// The size of an open file as the kernel remembers it: no server is queried.

@@ -7,7 +7,7 @@
 
 use crate::Device;
 use crate::device::Running;
-use cbd_backing::{DISK_TIMEOUT, after_predecessor};
+use cbd_backing::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Consistency, FormatOptions, Settings, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::disk::{default_handlers, entries, refuse_overlap};
@@ -120,7 +120,7 @@ impl Region {
     /// Opens, locks and maps the region at `path`, and formats it on request.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with the present owner; [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or
+    /// [`ErrorKind::Busy`] with the present owner, or the loop device that stands on the file; [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or
     /// [`ErrorKind::Foreign`] when the region to be formatted holds data; [`ErrorKind::Damaged`];
     /// [`ErrorKind::Unsupported`] for a region that does not survive a power failure and must;
     /// [`ErrorKind::InvalidArgument`].
@@ -140,6 +140,7 @@ impl Region {
     fn open_at(path: &str, options: &RegionOptions) -> Result<Self> {
         let how =
             OpenOptions { size: options.size, create: options.format.is_some(), ..OpenOptions::default() };
+        refuse_file_beneath_loop_device(Path::new(path))?;
         let mapping = after_predecessor(REGION_TIMEOUT, || Mapping::open(path, &how))?;
         let info = mapping.info();
         if options.require_persistent {

@@ -10,7 +10,7 @@ use super::{Fixed, Tables};
 use crate::api::{HostInfo, TransportInfo};
 use crate::size::format_size;
 use crate::state::TransportEntry;
-use cbd_backing::{Identity, after_predecessor};
+use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
@@ -100,6 +100,7 @@ pub(super) struct Opened {
 pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> Result<Opened> {
     answers(path)?;
     fixed.guard.check(Path::new(path), "a region")?;
+    refuse_file_beneath_loop_device(Path::new(path))?;
     let only_own = !fixed.config.daemon.allow_shared_regions;
     let options = OpenOptions { boot: fixed.boot, only_own, ..options.clone() };
     let mapping = Mapping::open(path, &options).map_err(|error| match error.kind() {

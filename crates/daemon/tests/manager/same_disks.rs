@@ -1,7 +1,7 @@
 //! One disk by two ways: through a loop device, through a part of it, or as a region.
 
 use crate::place::{MIB, Place, refused, stop};
-use cbd_daemon::api::{StartBackend, StopBackend};
+use cbd_daemon::api::{RegisterTransport, StartBackend, StopBackend};
 use cbd_daemon::control::Control;
 use cbd_types::ErrorKind;
 use std::path::Path;
@@ -111,4 +111,34 @@ fn a_region_is_no_backing_device() {
     std::os::unix::fs::FileExt::write_all_at(&copy, &[0; 4096], 32 * MIB - 4096).unwrap();
     daemon.start_backend(0, &plain(&place, &place.text("copy"))).unwrap();
     assert!(Path::new(&place.text("copy")).exists());
+}
+
+#[test]
+fn a_file_beneath_a_loop_device_becomes_no_region_even_by_force() {
+    if !may_run() {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.daemon();
+    let region = place.disk("region", 32 * MIB);
+    let format = |force| RegisterTransport { size: None, force, ..place.region(32 * MIB) };
+    let device = LoopDevice::over(&region);
+    let bytes = || std::fs::read(&region).unwrap();
+    // Of zeroes, as of data: somebody uses the file.
+    for fill in [0, 7] {
+        std::fs::write(&region, vec![fill; 32 * MIB as usize]).unwrap();
+        for force in [false, true] {
+            let error = refused(daemon.register_transport(&format(force)), ErrorKind::Busy, &region);
+            assert!(error.line().contains(&device.0), "{error}");
+        }
+        assert!(bytes().iter().all(|byte| *byte == fill), "the file is unchanged");
+    }
+    drop(device);
+    daemon.register_transport(&format(true)).unwrap();
+    daemon.unregister_transport(0).unwrap();
+    let device = LoopDevice::over(&region);
+    let plain = RegisterTransport { format: false, ..format(false) };
+    refused(daemon.register_transport(&plain), ErrorKind::Busy, &device.0);
+    drop(device);
+    daemon.register_transport(&plain).unwrap();
 }
