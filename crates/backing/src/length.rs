@@ -56,7 +56,7 @@ impl Length {
             Some(Change::Short { found, .. }) => {
                 self.least.fetch_min(found, Ordering::Relaxed);
             }
-            Some(Change::Moved { .. }) | None => {}
+            Some(Change::Linked { .. } | Change::Moved { .. }) | None => {}
         }
         self.short(path).map(|(_, change)| change).or(change)
     }

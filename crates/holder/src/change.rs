@@ -32,6 +32,17 @@ pub enum Change {
         /// The least length in bytes that was seen.
         found: u64,
     },
+    /// Its former name was removed, and it has other hard links. The kernel reports their number, not their names.
+    Linked {
+        /// The name that it had.
+        path: PathBuf,
+        /// The number of names that it has.
+        links: u32,
+        /// Its inode number.
+        inode: u64,
+        /// Another file has the name that it had.
+        replaced: bool,
+    },
     /// It is complete, under another name.
     Moved {
         /// The name that it had.
@@ -67,6 +78,17 @@ impl fmt::Display for Change {
                  read or written there until the file is restored and opened again (restart the daemon)",
                 path.display()
             ),
+            Self::Linked { path, links, inode, replaced } => {
+                let what = if *replaced { "names another file now" } else { "was deleted" };
+                let names = if *links == 1 { "1 other name" } else { "other names" };
+                write!(
+                    out,
+                    "{} {what}, and the file in use is whole: it has {names} (hard links; find MOUNTPOINT -xdev -inum {inode} shows \
+                     them); rename it back, mv OTHER {}",
+                    path.display(),
+                    path.display()
+                )
+            }
             Self::Moved { path, now, replaced } => {
                 let what = if *replaced { "names another file now" } else { "does not exist any more" };
                 write!(out, "{} {what}: the file in use is {}", path.display(), now.display())
@@ -121,7 +143,13 @@ fn moved(file: BorrowedFd<'_>, path: &Path) -> Option<Change> {
     let now = name_now(file)?;
     // FUSE and NFS give these names to a file that was deleted while a process has it open.
     let name = now.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if name.starts_with(".nfs") || name.starts_with(".fuse_hidden") || name.ends_with(" (deleted)") {
+    let is_hidden = name.starts_with(".nfs") || name.starts_with(".fuse_hidden");
+    let has_lost_its_name = name.ends_with(" (deleted)");
+    if has_lost_its_name && !is_hidden && ours.stx_nlink > 0 {
+        let (links, inode) = (ours.stx_nlink, ours.stx_ino);
+        return Some(Change::Linked { path: path.to_owned(), links, inode, replaced });
+    }
+    if is_hidden || has_lost_its_name {
         return Some(Change::Deleted { path: path.to_owned(), descriptor: path_of(file) });
     }
     Some(Change::Moved { path: path.to_owned(), now, replaced })
@@ -132,6 +160,7 @@ mod tests {
     use super::*;
     use std::fs::{self, File};
     use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
 
     struct Place {
         folder: tempfile::TempDir,
@@ -181,6 +210,24 @@ mod tests {
         fs::write(place.path("other"), [2; 8192]).expect("written");
         fs::rename(place.path("other"), place.path("file")).expect("replaced");
         assert!(matches!(place.change(), Some(Change::Deleted { .. })));
+    }
+
+    #[test]
+    fn a_file_whose_other_hard_link_is_left_is_not_lost() {
+        let place = Place::new();
+        fs::hard_link(place.path("file"), place.path("other")).expect("a link");
+        fs::remove_file(place.path("file")).expect("removed");
+        let change = place.change().expect("it has another name");
+        assert!(!change.is_loss(), "{change}");
+        let inode = fs::metadata(place.path("other")).expect("there").ino();
+        let text = change.to_string();
+        let parts = ["1 other name", "rename it back", &format!("-inum {inode}")];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        fs::write(place.path("file"), [2; 8192]).expect("written");
+        let text = place.change().expect("another file has its name").to_string();
+        assert!(text.contains("names another file now") && text.contains("1 other name"), "{text}");
+        fs::rename(place.path("other"), place.path("file")).expect("renamed back");
+        assert_eq!(place.change(), None);
     }
 
     #[test]

@@ -166,7 +166,7 @@ fn of_region(change: &Change, path: &str) -> String {
              disks now (cbdctrl drain), then stop the backends and register another region",
             std::process::id()
         ),
-        Change::Moved { .. } | Change::Short { .. } => format!(
+        Change::Linked { .. } | Change::Moved { .. } | Change::Short { .. } => format!(
             "the region's file is not where it was: {change}; put it back before the daemon ends, or it is not found by the next one"
         ),
     }
@@ -194,7 +194,7 @@ pub(super) fn check_file(id: BackendId, run: &RunningBackend) -> Result<Option<S
                     "; to save everything copy its block device while the daemon runs, or what the file has of it by cp from \
                      that name"
                 }
-                Change::Short { .. } | Change::Moved { .. } => "",
+                Change::Short { .. } | Change::Linked { .. } | Change::Moved { .. } => "",
             };
             Err(Error::new(
                 ErrorKind::Backing,

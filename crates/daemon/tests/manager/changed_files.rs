@@ -50,6 +50,21 @@ fn a_deleted_disk_is_told_and_neither_drained_nor_stopped() {
 }
 
 #[test]
+fn a_deleted_disk_with_another_hard_link_is_drained_and_told_with_how_to_rename_it_back() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    std::fs::hard_link(&disk, place.path("other")).unwrap();
+    std::fs::remove_file(&disk).unwrap();
+    place.write_block();
+    let done = drain(&daemon).unwrap();
+    assert!(format!("{done:?}").contains("rename it back"), "{done:?}");
+    let mut block = [0; 4096];
+    std::fs::File::open(place.path("other")).unwrap().read_exact_at(&mut block, 0).unwrap();
+    assert_eq!(block, [9; 4096], "the data is in the file that is left");
+    wait_until_told(&daemon, "1 other name");
+}
+
+#[test]
 fn a_disk_without_a_cache_that_was_deleted_is_not_stopped_in_silence() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
