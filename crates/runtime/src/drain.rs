@@ -46,6 +46,8 @@ pub enum NotDrained {
         missing_bytes: u64,
         /// The current error of the backing device.
         trouble: Option<String>,
+        /// The setting `writeback_rate` in bytes a second, if one request at this rate takes as long as the timeout.
+        limit: Option<u64>,
     },
     /// The caller cancelled the wait.
     Ended(Error),
@@ -106,10 +108,21 @@ pub fn until_drained<E: Environment>(
                 dirty_bytes: status.dirty_bytes,
                 missing_bytes: status.missing_bytes(),
                 trouble: progress.trouble,
+                limit: limit_that_delays(cache.settings().writeback_rate, timeout, status.dirty_bytes),
             });
         }
         std::thread::sleep(STATUS_INTERVAL);
     }
+}
+
+/// Longest request that writeback sends to a backing device.
+const REQUEST_MAX: u64 = 1 << 20;
+
+/// The limit `rate` of writeback, 0 for none, if a timeout without progress can be due to it: a request waits until the rate allows
+/// all bytes of the one before.
+fn limit_that_delays(rate: u64, timeout: Duration, dirty_bytes: u64) -> Option<u64> {
+    let allowed = u128::from(rate) * timeout.as_millis() / 1000;
+    (rate > 0 && allowed <= u128::from(REQUEST_MAX) && dirty_bytes > 0).then_some(rate)
 }
 
 impl NotDrained {
@@ -129,7 +142,16 @@ impl NotDrained {
                     ),
                 )
             }
-            Self::GaveUp { timeout, dirty_bytes, missing_bytes, trouble } => {
+            Self::GaveUp { timeout, dirty_bytes, trouble: None, limit: Some(rate), .. } => Error::new(
+                ErrorKind::TimedOut,
+                format!(
+                    "backend {id} could not be drained: nothing progressed for {} s, because the setting writeback_rate limits \
+                     writeback to {rate} bytes a second; {dirty_bytes} bytes are dirty and stay in the cache, and the backend goes on. \
+                     Lift the limit (cbdctrl set -b {id} writeback_rate=auto) and repeat, or repeat with a longer timeout",
+                    timeout.as_secs()
+                ),
+            ),
+            Self::GaveUp { timeout, dirty_bytes, missing_bytes, trouble, .. } => {
                 let (kind, why) = match trouble {
                     Some(error) => (ErrorKind::Backing, format!("the backing device fails: {error}")),
                     None => (ErrorKind::TimedOut, "the backing device has not taken anything".to_owned()),
@@ -181,4 +203,18 @@ fn first_of(ranges: &[ByteRange]) -> String {
     let named: Vec<String> = ranges.iter().take(NAMED_MAX).map(ToString::to_string).collect();
     let more = ranges.len() - named.len();
     if more == 0 { named.join(", ") } else { format!("{} and {more} more", named.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_explains_a_timeout_only_if_a_request_takes_as_long_at_its_rate() {
+        let eight = Duration::from_secs(8);
+        assert_eq!(limit_that_delays(2048, eight, 1 << 20), Some(2048));
+        assert_eq!(limit_that_delays(0, eight, 1 << 20), None, "no limit");
+        assert_eq!(limit_that_delays(1 << 20, eight, 1 << 30), None, "eight requests had time");
+        assert_eq!(limit_that_delays(2048, eight, 0), None, "nothing waits for it");
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::place::{MIB, Place, Running, cache_of, dirty, refused, stop};
 use crate::silent::SilentFile;
-use cbd_daemon::api::{RegisterTransport, SettingsChange, StartBackend, StopBackend, StopBlkdev};
+use cbd_daemon::api::{Drain, RegisterTransport, SettingsChange, StartBackend, StopBackend, StopBlkdev};
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
 use cbd_nbd::Listen;
@@ -63,6 +63,27 @@ fn a_disk_that_hangs_keeps_no_other_cache_from_being_synced_when_the_daemon_ends
     let backends = daemon.backends(0, false).unwrap();
     assert_eq!((backends[0].alive, backends[1].alive), (false, true), "{backends:?}");
     place.block_is_there();
+}
+
+#[test]
+fn a_drain_that_writeback_rate_delays_names_the_setting_and_not_the_disk() {
+    let place = Place::new();
+    let (_disk, daemon) = place.disk_and_daemon();
+    let slow = SettingsChange { writeback_rate: Some(1), ..SettingsChange::default() };
+    daemon.set(0, 0, &slow).unwrap();
+    // The first request is sent before the limit has effect, the second waits for it.
+    for start in [0, 2 * MIB, 4 * MIB] {
+        place.client().write(start, &vec![7; MIB as usize], true).unwrap();
+    }
+    let drain = Drain { wait: true, timeout_s: Some(3), ..Drain::default() };
+    let stop = || stop(&daemon, StopBackend { force: true, timeout_s: Some(3), ..StopBackend::default() });
+    for result in [daemon.drain(0, &drain, &mut |_| Flow::Continue), stop()] {
+        let error = refused(result, ErrorKind::TimedOut, "set -b 0 writeback_rate=auto");
+        let line = error.line();
+        assert!(!line.contains("disk right") && !line.contains("discard-dirty"), "{line}");
+    }
+    daemon.set(0, 0, &SettingsChange { writeback_rate: Some(0), ..slow }).unwrap();
+    daemon.drain(0, &Drain { wait: true, ..Drain::default() }, &mut |_| Flow::Continue).unwrap();
 }
 
 #[test]
