@@ -2,7 +2,7 @@
 //!
 //! [`BackingFile`] is a regular file or a block device, held exclusively, reached through io_uring with
 //! `O_DIRECT` where the system allows both. [`Identity`] says which disk it is, by more than its path.
-//! [`Throttle`] is a decorator of the same [`Backing`] trait, and a [`Decorator`] puts any other in front of a device.
+//! [`Throttle`] and [`Outstanding`] are decorators of the same [`Backing`] trait, and a [`Decorator`] puts any other in front of a device.
 //!
 //! Always true here: a submitted operation is returned once, with its buffer, whatever its result; memory that the
 //! kernel works on is owned by its queue until the kernel is done with it; bytes after the last whole sector are never
@@ -22,6 +22,7 @@ pub mod identity;
 mod job;
 mod length;
 mod mapper;
+mod outstanding;
 mod query;
 pub mod ring;
 mod sync;
@@ -39,6 +40,7 @@ pub use decorator::Decorator;
 pub use file::{BackingFile, Direct, Engine, Info, Options};
 pub use hold::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};
 pub use identity::{Identity, Kind};
+pub use outstanding::{Oldest, Outstanding};
 pub use throttle::{Throttle, ThrottleParameters};
 pub use watch::Watch;
 

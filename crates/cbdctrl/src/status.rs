@@ -102,6 +102,9 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     if !backend.backing.is_empty() {
         line(page, 4, "backing", &backend.backing);
     }
+    if let Some(silent) = &backend.silent {
+        line(page, 4, "SILENT", silent);
+    }
     for warning in &backend.warnings {
         line(page, 4, "warning", warning);
     }

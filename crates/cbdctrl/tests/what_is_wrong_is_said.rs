@@ -316,3 +316,22 @@ fn damage_in_rows_of_tables_that_were_never_used_is_not_fatal_and_not_warned_of(
     assert!(!warnings.contains("backend 63") && !warnings.contains("damaged"), "{warnings}");
     until("it is served", || backend(&place)["alive"] == true);
 }
+
+#[test]
+fn the_log_status_and_metrics_say_that_the_disk_does_not_answer() {
+    let (place, disk) = daemon_on("op=write,how=stall");
+    place.client().write(MIB, &[9; BLOCK], true).expect("written");
+    assert_eq!(place.run(&["drain", "--timeout", "1"]).code, 1);
+    let silent = "the backing device does not answer: a write has had no answer for ";
+    expect_in_log(&place, &["WARN", &disk, silent]);
+    let found = backend(&place);
+    assert!(found["silent"].as_str().is_some_and(|text| text.starts_with(silent)), "{found}");
+    assert!(found["oldest_operation_ms"].as_u64() >= Some(10_000), "{found}");
+    let page = place.ok(&["status"]);
+    assert!(page.contains("SILENT"), "{page}");
+    let text = metrics(&place);
+    let name = "cbd_backend_oldest_operation_ms{";
+    let line = text.lines().find(|line| line.starts_with(name)).expect("the metric");
+    assert!(line.rsplit(' ').next().and_then(|ms| ms.parse::<u64>().ok()) >= Some(10_000), "{line}");
+    assert_eq!(place.log().matches(silent).count(), 1, "once: {}", place.log());
+}

@@ -58,7 +58,7 @@ fn for_front_ends(page: &mut Page, status: &Status) {
         (
             "cbd_nbd_memory_bytes",
             "gauge",
-            "Memory that NBD connections have taken or reserved.",
+            "Memory that NBD connections have taken, or that is reserved for the first ones of each device.",
             it.nbd_memory_bytes,
         ),
         ("cbd_nbd_memory_limit_bytes", "gauge", "What they may have together.", it.nbd_memory_limit),
@@ -140,21 +140,25 @@ fn for_backends(page: &mut Page, status: &Status) {
             })
         })
     };
-    page.head("cbd_backend_up", "gauge", "Whether the backend is served.");
-    for (labels, backend) in backends() {
-        page.line("cbd_backend_up", &labels, u64::from(backend.info.alive));
-    }
-    page.head(
-        "cbd_backend_file_changed",
-        "gauge",
-        "Whether the file of the backing device was deleted, cut short or renamed since it was opened.",
-    );
-    for (labels, backend) in backends() {
-        page.line("cbd_backend_file_changed", &labels, u64::from(backend.file_change.is_some()));
-    }
-    page.head("cbd_backend_blkdevs", "gauge", "Block devices on the backend.");
-    for (labels, backend) in backends() {
-        page.line("cbd_backend_blkdevs", &labels, backend.info.blkdevs.len());
+    let gauges: [(&str, &str, fn(&BackendStatus) -> u64); 4] = [
+        ("cbd_backend_up", "Whether the backend is served.", |it| u64::from(it.info.alive)),
+        (
+            "cbd_backend_file_changed",
+            "Whether the file of the backing device was deleted, cut short or renamed since it was opened.",
+            |it| u64::from(it.file_change.is_some()),
+        ),
+        (
+            "cbd_backend_oldest_operation_ms",
+            "For how long the oldest operation of the backing device has had no answer; 0: none is in flight.",
+            |it| it.oldest_operation_ms,
+        ),
+        ("cbd_backend_blkdevs", "Block devices on the backend.", |it| it.info.blkdevs.len() as u64),
+    ];
+    for (name, help, value) in gauges {
+        page.head(name, "gauge", help);
+        for (labels, backend) in backends() {
+            page.line(name, &labels, value(backend));
+        }
     }
     page.head("cbd_blkdev_up", "gauge", "Whether the block device is served.");
     for (labels, backend) in backends() {

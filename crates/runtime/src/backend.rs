@@ -7,7 +7,7 @@
 
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, ServedDevice, Worker};
-use cbd_backing::{Backing, BackingFile, Identity, Options, Watch};
+use cbd_backing::{Backing, BackingFile, Identity, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
 use cbd_types::{Context, Result};
@@ -50,6 +50,7 @@ pub struct RunningBackend {
     cache: Option<Arc<Cache<ProcessEnvironment>>>,
     device: Arc<ServedDevice<ProcessEnvironment>>,
     backing: Arc<dyn Backing>,
+    outstanding: Outstanding,
     recovered: Option<Recovered>,
     watch: Watch,
 }
@@ -93,7 +94,7 @@ impl RunningBackend {
         let options = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
         let (file, mut warnings) = BackingFile::open_recorded(path, options, &recorded)?;
         let watch = file.watch();
-        let backing = (manner.decorate)(Arc::new(file));
+        let (backing, outstanding) = Outstanding::over((manner.decorate)(Arc::new(file)));
         let geometry = backing.geometry();
         let (device, cache, recovered, worker) = if entry.cache_segments == 0 {
             (Device::uncached(geometry), None, None, None)
@@ -112,13 +113,20 @@ impl RunningBackend {
             (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(recovered), Some(worker))
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
-        Ok((Self { backing, cache, device, recovered, worker: Mutex::new(worker), watch }, warnings))
+        let worker = Mutex::new(worker);
+        Ok((Self { backing, outstanding, cache, device, recovered, worker, watch }, warnings))
     }
 
     /// The backing device.
     #[must_use]
     pub fn backing(&self) -> &dyn Backing {
         &*self.backing
+    }
+
+    /// The oldest operation of the backing device that has no answer.
+    #[must_use]
+    pub fn oldest_operation(&self) -> Option<Oldest> {
+        self.outstanding.oldest()
     }
 
     /// Watches the file of the backing device for changes.

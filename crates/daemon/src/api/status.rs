@@ -83,6 +83,12 @@ pub struct BackendStatus {
     /// What has become of the file of the backing device since it was opened: deleted, cut short, renamed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub file_change: Option<String>,
+    /// How long the oldest operation of the backing device has had no answer, in ms; 0 where none is in flight.
+    #[serde(default)]
+    pub oldest_operation_ms: u64,
+    /// What the backing device has not answered for 10 s or longer.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub silent: Option<String>,
     /// The cache; absent without one, or while the backend is not served.
     pub cache: Option<CacheInfo>,
     /// What the cache holds while the backend is not served; absent without a cache, and until it was looked into.

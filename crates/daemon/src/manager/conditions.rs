@@ -21,6 +21,9 @@ const CALM: Duration = Duration::from_secs(3);
 /// Ranges that a line names.
 const NAMED_MAX: usize = 4;
 
+/// An operation of a backing device that has had no answer for so long is reported.
+const SILENT: Duration = Duration::from_secs(10);
+
 /// What a condition is about.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Topic {
@@ -30,7 +33,9 @@ pub(super) enum Topic {
     Healed,
     /// Writeback fails.
     Writeback,
-    /// It has failed for long, and writes that find no space fail.
+    /// The backing device does not answer.
+    Silent,
+    /// Writeback has failed for long, and writes that find no space fail.
     Stalled,
     /// The backing device refuses ranges, and the cache keeps them.
     Parked,
@@ -45,7 +50,7 @@ pub(super) enum Topic {
 impl Topic {
     /// Whether data is lost, or will be without action by the user.
     const fn is_error(self) -> bool {
-        !matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints)
+        !matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent)
     }
 
     const fn over(self) -> &'static str {
@@ -53,6 +58,7 @@ impl Topic {
             Self::Damage => "nothing is damaged any more: all of it was overwritten",
             Self::Healed => "no more damaged data was found in the cache",
             Self::Writeback => "writeback works again",
+            Self::Silent => "the backing device answers again",
             Self::Stalled => "no longer STALLED: the backing device takes writes again",
             Self::Parked => "nothing is parked any more: the backing device has it, or it was overwritten",
             Self::Clients => "requests of clients no longer fail",
@@ -231,6 +237,8 @@ pub(super) fn of_backend(
         text: format!("requests of clients fail, with EIO or the like; the last one: {error}"),
     });
     let mut observed = vec![seen(Topic::Clients, failed, false, Some(failures.count()))];
+    let silent = silence(run).map(|text| Wrong { key: String::new(), text });
+    observed.push(seen(Topic::Silent, silent, true, None));
     let Some(status) = status else { return observed };
     observed.extend([
         seen(Topic::Damage, damage(status), true, None),
@@ -246,6 +254,13 @@ pub(super) fn of_backend(
         seen(Topic::Parked, parked(status), true, None),
     ]);
     observed
+}
+
+/// What the backing device has not answered for long, if anything.
+pub(super) fn silence(run: &RunningBackend) -> Option<String> {
+    let oldest = run.oldest_operation().filter(|oldest| oldest.age >= SILENT)?;
+    let (name, seconds) = (oldest.name, oldest.age.as_secs());
+    Some(format!("the backing device does not answer: a {name} has had no answer for {seconds} s"))
 }
 
 fn damage(status: &CacheStatus) -> Option<Wrong> {

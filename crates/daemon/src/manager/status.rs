@@ -1,6 +1,7 @@
 //! The page that `status` shows.
 
 use super::backend::BackendSlot;
+use super::conditions::silence;
 use super::transport::TransportSlot;
 use super::{Fixed, Tables};
 use crate::api::{BackendStatus, CacheInfo, DamagedInfo, RangeInfo, Status, TransportStatus};
@@ -48,6 +49,10 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         atomic_unit: run.map_or(0, |run| run.device().geometry().atomic_unit),
         warnings: slot.warnings.iter().chain(&slot.file_change).cloned().collect(),
         file_change: slot.file_change.clone(),
+        oldest_operation_ms: run
+            .and_then(|run| run.oldest_operation())
+            .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
+        silent: run.and_then(|run| silence(run)),
         held: slot.held.as_ref().and_then(|held| held.as_ref().ok()).cloned(),
         held_error: slot.held.as_ref().and_then(|held| held.as_ref().err()).cloned(),
         cache: cache.map(|cache| {
@@ -140,9 +145,11 @@ pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> &'stati
         }
         return if slot.entry.is_moved { "MOVED, not served" } else { "NOT SERVED" };
     }
+    let is_silent = slot.run.as_ref().is_some_and(|run| silence(run).is_some());
     match status {
         Some(status) if status.is_stalled => "STALLED: writes fail",
         Some(status) if !status.damaged.is_empty() => "serving, with damage",
+        _ if is_silent => "serving, the disk does not answer",
         Some(status) if status.backing_trouble.is_some() => "serving, the disk fails",
         Some(status) if !status.parked.is_empty() => "serving, parts parked",
         Some(status) if status.writers_waiting => "serving, full",

@@ -1,0 +1,42 @@
+//! The age of operations that a backing device does not answer.
+
+use cbd_backing::{Backing, BackingFile, Options, Outstanding};
+use cbd_testkit::{FaultRule, Faulty};
+use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, OpToken};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn write(offset: u64) -> BackingOp {
+    BackingOp::Write { offset, buffer: AlignedBuffer::from_slice(&[7; 4096]) }
+}
+
+#[test]
+fn an_operation_that_hangs_is_reported_with_its_age_while_others_complete_and_until_it_is_answered() {
+    let disk = tempfile::NamedTempFile::new().expect("a file");
+    disk.as_file().set_len(1 << 20).expect("it grows");
+    let file: Arc<dyn Backing> =
+        Arc::new(BackingFile::open(disk.path(), Options::default()).expect("opened"));
+    let rule = FaultRule::parse("op=write,how=stall").expect("a rule");
+    let faulty = Faulty::new(file, vec![rule]);
+    let (handle, describe) = (faulty.handle(), faulty.describe());
+    let (measured, outstanding) = Outstanding::over(Arc::new(faulty));
+    assert_eq!(measured.describe(), describe);
+    let (mut hung, mut other) =
+        (measured.open_queue(8).expect("a queue"), measured.open_queue(8).expect("a queue"));
+    assert_eq!(outstanding.oldest(), None);
+    let begun = Instant::now();
+    hung.submit(OpToken(1), write(0));
+    hung.submit(OpToken(2), BackingOp::Flush);
+    other.submit(OpToken(1), BackingOp::Flush);
+    let mut done = Vec::new();
+    hung.wait(&mut done);
+    other.wait(&mut done);
+    assert_eq!(done.len(), 2, "both flushes complete");
+    std::thread::sleep(Duration::from_millis(20));
+    let oldest = outstanding.oldest().expect("the write has no answer");
+    assert_eq!(oldest.name, "write");
+    assert!(oldest.age >= Duration::from_millis(20) && oldest.age <= begun.elapsed(), "{oldest:?}");
+    handle.clear();
+    hung.wait(&mut done);
+    assert_eq!((done.len(), outstanding.oldest()), (3, None));
+}
