@@ -127,6 +127,22 @@ fn of_held(name: &str, held: &HeldInfo) -> Option<u64> {
     }
 }
 
+/// Of each backend: name, help and value.
+const GAUGES: [(&str, &str, fn(&BackendStatus) -> u64); 4] = [
+    ("cbd_backend_up", "Whether the backend is served.", |it| u64::from(it.info.alive)),
+    (
+        "cbd_backend_file_changed",
+        "Whether the file of the backing device was deleted, cut short or renamed since it was opened.",
+        |it| u64::from(it.file_change.is_some()),
+    ),
+    (
+        "cbd_backend_oldest_operation_ms",
+        "For how long the oldest operation of the backing device has had no answer; 0: none is in flight.",
+        |it| it.oldest_operation_ms,
+    ),
+    ("cbd_backend_blkdevs", "Block devices on the backend.", |it| it.info.blkdevs.len() as u64),
+];
+
 fn for_backends(page: &mut Page, status: &Status) {
     let backends = || {
         status.transports.iter().flat_map(|transport| {
@@ -140,21 +156,7 @@ fn for_backends(page: &mut Page, status: &Status) {
             })
         })
     };
-    let gauges: [(&str, &str, fn(&BackendStatus) -> u64); 4] = [
-        ("cbd_backend_up", "Whether the backend is served.", |it| u64::from(it.info.alive)),
-        (
-            "cbd_backend_file_changed",
-            "Whether the file of the backing device was deleted, cut short or renamed since it was opened.",
-            |it| u64::from(it.file_change.is_some()),
-        ),
-        (
-            "cbd_backend_oldest_operation_ms",
-            "For how long the oldest operation of the backing device has had no answer; 0: none is in flight.",
-            |it| it.oldest_operation_ms,
-        ),
-        ("cbd_backend_blkdevs", "Block devices on the backend.", |it| it.info.blkdevs.len() as u64),
-    ];
-    for (name, help, value) in gauges {
+    for (name, help, value) in GAUGES {
         page.head(name, "gauge", help);
         for (labels, backend) in backends() {
             page.line(name, &labels, value(backend));
