@@ -1,9 +1,9 @@
-//! Threads of one simulated process that take turns. One thread runs at a time. A seed decides which thread
-//! continues at each lock, each number that threads share without a lock, each store and each fence.
+//! Threads of one simulated process that run one at a time. A seed decides which thread runs next at each lock, at
+//! each number that threads share without a lock, and at each store and fence.
 //!
 //! Invariants: the same seed gives the same order; a thread that waits for a lock lets the other threads run.
 //!
-//! Elsewhere: all orders of few steps, which models of threads try (`cbd-models`).
+//! Elsewhere: exhaustive exploration of all schedules of a few steps (`cbd-models`).
 
 use crate::random::Seeded;
 use parking_lot::lock_api::{GuardSend, RawMutex};
@@ -12,11 +12,11 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Turns that a thread may lose in a row at one lock before the lock counts as deadlocked.
+/// Switches to other threads during one wait for a lock after which the lock counts as deadlocked.
 const TURNS_MAX: u32 = 100_000;
 
 struct Turns {
-    /// The thread whose turn it is.
+    /// The thread that runs.
     now: usize,
     done: Vec<bool>,
     random: Seeded,
@@ -34,7 +34,7 @@ thread_local! {
 }
 
 impl Table {
-    /// Lets another thread run, if one can; returns when it is the turn of `me` again.
+    /// Switches to another thread if one can run; returns when `me` is scheduled again.
     fn pass(&self, me: usize) {
         let mut turns = self.turns.lock();
         turns.choose(Some(me));
@@ -64,9 +64,8 @@ impl Turns {
     }
 }
 
-/// Runs each of `works` on a thread of its own, one at a time. At each point where a switch is possible, the
-/// turn passes on with a probability of `switch_permille` in a thousand. The results are in the order of
-/// `works`; a panic is caught.
+/// Runs each of `works` on a thread of its own, one at a time. At each switch point, another thread continues with a
+/// probability of `switch_permille` in a thousand. The results are in the order of `works`; a panic is caught.
 pub fn together<'a, T: Send>(
     seed: u64,
     switch_permille: u64,
@@ -111,7 +110,8 @@ pub(crate) fn may_switch() {
     });
 }
 
-/// This thread cannot continue. Returns false when it is not one of several that take turns.
+/// Switches away from a thread that cannot continue. Returns false if the thread is not one of several that are
+/// scheduled here.
 fn must_switch() -> bool {
     SEAT.with_borrow(|seat| seat.as_ref().map(|(table, me)| table.pass(*me)).is_some())
 }

@@ -1,10 +1,9 @@
-//! Explores many worlds on all cores, within a budget.
+//! Explores many worlds on all processors, within a budget.
 //!
-//! Invariants: the number of a world decides its kind and its seed. What is found in a world does not depend
-//! on other worlds, on the budget or on the number of threads; these decide only how many worlds are
-//! explored.
+//! Invariants: the number of a world decides its kind and its seed. The findings in a world do not depend on other
+//! worlds, on the budget or on the number of threads; these decide only how many worlds are explored.
 //!
-//! Elsewhere: what is tried in one world ([`crate::explorer`]).
+//! Elsewhere: the exploration of one world ([`crate::explorer`]).
 
 mod worlds;
 
@@ -22,31 +21,31 @@ pub use worlds::{Kind, Work, kinds};
 /// Interval at which a campaign reports its progress.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
-/// Time limit for one world; none takes nearly as long.
+/// Time limit for one world. The longest world takes a small fraction of it.
 const WORLD_LIMIT: Duration = Duration::from_secs(1200);
 
-/// What to explore, and how much.
+/// The worlds to explore, and the limits.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The first seed.
     pub seed: u64,
-    /// Maximum number of seeds for each kind of world; none for as many as the other limits allow.
+    /// Maximum number of seeds for each kind of world; `None` if only the other limits apply.
     pub seeds: Option<u64>,
     /// No world begins after this time.
     pub limit: Option<Duration>,
-    /// No world begins after this many states were tried.
+    /// No world begins after this number of states was tried.
     pub states: Option<u64>,
-    /// No world begins after this many histories were played.
+    /// No world begins after this number of histories was played.
     pub histories: Option<u64>,
-    /// The limit on states applies only after this many distinct outcomes were seen.
+    /// The limit on states applies only after this number of distinct outcomes was seen.
     pub distinct: u64,
-    /// The only kind of world, by its name.
+    /// The name of the only kind of world to explore, if set.
     pub world: Option<String>,
-    /// The only moment to explore.
+    /// The only moment to explore, if set.
     pub point: Option<u64>,
     /// Whether this is a long run: every sequence of four acts instead of three.
     pub is_long: bool,
-    /// What is tried at each moment.
+    /// The effort at each moment.
     pub effort: Effort,
     /// Number of threads.
     pub threads: usize,
@@ -72,15 +71,15 @@ impl Plan {
 /// The result of a campaign.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was seen.
+    /// The counts and findings.
     pub tally: Tally,
     /// The first and the last seed.
     pub seeds: (u64, u64),
-    /// How long it took.
+    /// The duration of the campaign.
     pub elapsed: Duration,
 }
 
-/// What the threads of a campaign share.
+/// State that the threads of a campaign share.
 struct Campaign<'a> {
     plan: &'a Plan,
     kinds: Vec<Kind>,
@@ -91,7 +90,7 @@ struct Campaign<'a> {
     tally: Mutex<Tally>,
 }
 
-/// Explores worlds according to `plan`. `progress` is called every few seconds with what was seen so far.
+/// Explores worlds according to `plan`. `progress` is called every few seconds with the counts so far.
 pub fn run(plan: &Plan, mut progress: impl FnMut(&Tally, Duration)) -> Outcome {
     let campaign = Campaign {
         plan,

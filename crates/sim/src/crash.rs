@@ -1,5 +1,5 @@
-//! The end of a simulated process: a panic with a payload of its own. A store or a fence throws it, and the
-//! code that runs the world catches it.
+//! The end of a simulated process: a panic with a payload of its own. A store or a fence raises it, and the code that
+//! runs the world catches it.
 //!
 //! Invariants: no other panic is swallowed, and a simulated crash prints nothing.
 
@@ -23,8 +23,8 @@ pub fn crash_now() -> ! {
 /// Runs `work` until it returns or the simulated process crashes. Any other panic is passed on.
 ///
 /// # Errors
-/// [`CrashNow`] when the process crashed. Whatever `work` borrowed is then in the state that the crash left:
-/// abandon it.
+/// [`CrashNow`] when the process crashed. The objects that `work` borrowed are then in the state in which the crash
+/// interrupted them: abandon them.
 pub fn until_crash<T>(work: impl FnOnce() -> T) -> Result<T, CrashNow> {
     QUIET.call_once(|| {
         let previous = take_hook();

@@ -1,17 +1,17 @@
-//! A simulated backing device. It reorders, it has a volatile cache, it fails on demand, and it checks that
-//! its user keeps to the contract.
+//! A simulated backing device. It reorders operations, has a volatile cache, fails on demand, and checks that its
+//! user obeys the contract.
 //!
 //! Invariants:
-//! - a power cut keeps any subset of the sectors that changed and that no flush has covered; each sector
-//!   holds one of the values that it was given;
-//! - a flush covers what had completed before the flush was submitted;
-//! - a failed write leaves each of its sectors old or new; a failed flush loses some of the sectors that it
-//!   should have made durable, permanently, as a kernel does that drops the pages it could not write;
-//! - a read that overlaps a change in flight returns each sector as it was or as it will be;
-//! - two changes in flight that overlap panic, as do operations past the end or of partial sectors: both are
-//!   bugs of the caller.
+//! - a power cut keeps any subset of the changed sectors that no flush has covered; each sector holds one of the
+//!   values that were written to it;
+//! - a flush covers the changes that had completed before the flush was submitted;
+//! - a failed write leaves each of its sectors old or new; a failed flush permanently loses some of the sectors that
+//!   it should have made durable, as a kernel does that drops the pages it could not write;
+//! - a read that overlaps a change in flight returns each sector with its old or its new content;
+//! - two overlapping changes in flight panic, as do operations past the end or of partial sectors: both are bugs of
+//!   the caller.
 //!
-//! Elsewhere: the queues ([`crate::SimQueue`]), and what a legal image is ([`crate::Oracle`]).
+//! Elsewhere: the queues ([`crate::SimQueue`]), and which images are legal ([`crate::Oracle`]).
 
 use crate::disk_queue::SimQueue;
 use crate::image::DiskImage;
@@ -204,32 +204,32 @@ impl SimDisk {
         self.with(|state| state.counters)
     }
 
-    /// What a reader of the disk sees at this moment.
+    /// The content that a read returns at this moment.
     #[must_use]
     pub fn contents(&self) -> DiskImage {
         self.with(|state| state.current.clone())
     }
 
-    /// Copies what a reader sees at offset `at` at this moment, without an operation.
+    /// Copies the content at offset `at` at this moment, without an operation.
     pub fn peek(&self, at: u64, into: &mut [u8]) {
         self.with(|state| state.current.read(at, into));
     }
 
-    /// What is certain to survive a power cut.
+    /// The content that certainly survives a power cut.
     #[must_use]
     pub fn durable(&self) -> DiskImage {
         self.with(|state| state.durable.clone())
     }
 
-    /// What a power cut at this moment could leave; the disk itself does not change.
+    /// A content that a power cut at this moment could leave; the disk itself does not change.
     #[must_use]
     pub fn image_after_power_cut(&self, seed: u64) -> DiskImage {
         self.with(|state| state.after_power_cut(&mut Seeded::new(seed)))
     }
 
-    /// A copy of the disk without users, with the operations in flight and the volatile cache, to try several
-    /// ends of one history. [`power_cut`](Self::power_cut) or [`process_crash`](Self::process_crash) decides
-    /// what becomes of these.
+    /// A copy of the disk without users, with the operations in flight and the volatile cache, to try several ends of
+    /// one history. [`power_cut`](Self::power_cut) or [`process_crash`](Self::process_crash) decides the outcome of
+    /// these.
     #[must_use]
     pub fn fork(&self) -> Self {
         self.with(|state| {
@@ -252,8 +252,7 @@ impl SimDisk {
         })
     }
 
-    /// Cuts the power: any subset of the sectors that were not flushed remains. All queues are dead
-    /// afterwards.
+    /// Cuts the power: a random subset of the sectors that were not flushed remains. No queue works afterwards.
     pub fn power_cut(&self, seed: u64) {
         self.with(|state| {
             let image = state.after_power_cut(&mut Seeded::new(seed));
@@ -267,8 +266,8 @@ impl SimDisk {
         });
     }
 
-    /// Kills the process that uses the disk. Each operation that it had in flight is done whole, in part or
-    /// not at all before the disk is opened again. All queues are dead afterwards.
+    /// Kills the process that uses the disk. Each operation that it had in flight takes effect whole, in part or not
+    /// at all before the disk is opened again. No queue works afterwards.
     pub fn process_crash(&self, seed: u64) {
         self.with(|state| {
             let mut random = Seeded::new(seed);
@@ -435,8 +434,8 @@ impl State {
         }
     }
 
-    /// Makes durable what completed before the flush was submitted. If the flush fails, some sectors become
-    /// durable and the others never do.
+    /// Makes the changes durable that had completed before the flush was submitted. If the flush fails, some sectors
+    /// become durable and the others never do.
     fn flush(&mut self, covers: u64, fails: bool) {
         let count = covers.saturating_sub(self.flushed) as usize;
         let covered: Vec<Change> = self.unflushed.drain(..count).collect();
@@ -474,7 +473,7 @@ impl State {
 
     fn after_power_cut(&self, random: &mut Seeded) -> DiskImage {
         let mut image = self.durable.clone();
-        // Some cuts lose nothing, some everything: these two extremes find other bugs than a random subset.
+        // Some cuts lose nothing and some everything: these two extremes find other bugs than a random subset does.
         let ends = random.below(6);
         let flying: Vec<Change> = self.in_flight_changes().collect();
         for change in self.unflushed.iter().chain(&flying) {

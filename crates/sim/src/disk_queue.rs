@@ -105,7 +105,7 @@ impl BackingQueue for SimQueue {
 }
 
 impl Drop for SimQueue {
-    /// Completes what is in flight, as closing a ring does; the results are lost.
+    /// Completes the operations in flight, as closing a ring does; the results are lost.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight() > 0 {

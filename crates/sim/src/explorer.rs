@@ -1,15 +1,15 @@
-//! Tries every end of a history. At each fence, and at moments between, the explorer recovers what a power
-//! cut or a process crash can leave and compares it with what must be there.
+//! Tries every end of a history. At each fence, and at random moments between fences, the explorer recovers each
+//! state that a power cut or a process crash can leave, and compares it with the expected contents.
 //!
 //! Invariants:
-//! - a moment is checked against what the clients knew then: what a call in progress will acknowledge is
-//!   still open;
-//! - what is tried at a moment depends only on the seed of the world and the number of the moment, so that
+//! - a moment is checked against the knowledge of the clients at that moment: a change that is acknowledged only
+//!   later counts as open;
+//! - the states that are tried at a moment depend only on the seed of the world and the number of the moment, so that
 //!   one moment can be repeated without the others;
-//! - a state is not tried if it differs from an earlier state only in bytes that the earlier one never read:
-//!   its outcome could not differ.
+//! - a state is skipped if it differs from an earlier state only in bytes that the recovery of the earlier one never
+//!   read: its outcome could not differ.
 //!
-//! Elsewhere: which worlds to explore ([`crate::campaign`]), and what is legal ([`crate::Oracle`]).
+//! Elsewhere: which worlds to explore ([`crate::campaign`]), and which contents are legal ([`crate::Oracle`]).
 
 mod check;
 mod fates;
@@ -29,11 +29,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 pub use tally::{Counts, Finding, Tally};
 
-/// Size in bytes of the pieces in which contents are compared: what the engine reads in one piece with the
-/// smallest segments.
+/// Size in bytes of the pieces in which contents are compared: the maximum size that the engine reads in one piece
+/// with the smallest segments.
 const UNIT: u64 = 16 << 10;
 
-/// How much is tried at each moment.
+/// The effort at each moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
     /// Every subset of the open lines is tried if there are at most this many.
@@ -52,13 +52,14 @@ pub struct Effort {
     pub poisoned: u64,
     /// Stores out of a thousand at which a moment is explored.
     pub stores_permille: u64,
-    /// States out of a thousand that crash again after their recovery, which must change nothing.
+    /// States out of a thousand that crash a second time after their recovery; the second recovery must find the same
+    /// contents.
     pub again_permille: u64,
-    /// States out of a thousand whose recovery crashes.
+    /// States out of a thousand whose recovery is interrupted by a crash.
     pub recovery_permille: u64,
     /// States out of a thousand from which a world continues.
     pub go_on_permille: u64,
-    /// States out of a thousand of which the region is discarded and the disk alone is checked.
+    /// States out of a thousand whose region is discarded, so that the disk alone is checked.
     pub bare_permille: u64,
 }
 
@@ -80,7 +81,7 @@ impl Default for Effort {
     }
 }
 
-/// Turns out of a thousand after which a moment is explored.
+/// Turns out of a thousand after which a moment between stores is explored.
 const QUIET_PERMILLE: u64 = 100;
 
 /// With at most this many lines, all subsets are always tried.
@@ -99,10 +100,10 @@ pub struct Explorer {
     label: String,
     is_looking: bool,
     effort: Effort,
-    /// The only moment to explore, if one is to be repeated.
+    /// The number of the only moment to explore, if one is to be repeated.
     only: Option<u64>,
     points: Arc<Mutex<Vec<Point>>>,
-    /// Chooses the quiet moments, and nothing else.
+    /// Chooses the moments between stores, and nothing else.
     random: Seeded,
     number: u64,
     tally: Tally,
@@ -128,13 +129,13 @@ impl Explorer {
         }
     }
 
-    /// What was seen.
+    /// Returns the counts and findings.
     #[must_use]
     pub fn into_tally(self) -> Tally {
         self.tally
     }
 
-    /// From this call on, the moments of this memory are noted.
+    /// Records the moments of this memory from this call on.
     pub(crate) fn watch(&self, memory: &CrashMemory, disk: &SimDisk) {
         if !self.is_looking {
             return;
@@ -145,43 +146,43 @@ impl Explorer {
         });
     }
 
-    /// Notes this moment, at which nothing is stored, at random.
+    /// Records this moment, at which nothing is stored, with a random probability.
     pub(crate) fn note_by_chance(&mut self, memory: &CrashMemory, disk: &SimDisk) {
         if self.is_looking && self.random.chance(QUIET_PERMILLE) {
             self.note(memory, disk);
         }
     }
 
-    /// An explorer of the next history of the same seed. It keeps the counts, and does not explore yet.
+    /// An explorer of the next history of the same seed. It takes over the counts and does not explore yet.
     #[must_use]
     pub(crate) fn next_history(self, label: String) -> Self {
         self.points.lock().clear();
         Self { label, is_looking: false, ..self }
     }
 
-    /// From this call on, it explores the memories that it watches.
+    /// Starts the exploration of the memories that this explorer watches.
     pub(crate) const fn begin(&mut self) {
         self.is_looking = true;
     }
 
-    /// Counts what happened in the world that was explored.
+    /// Adds the counts of the world that was explored.
     pub(crate) fn count_world(&mut self, happened: &Happened) {
         self.tally.count_world(happened);
     }
 
-    /// Notes this moment, at which nothing is stored.
+    /// Records this moment, at which nothing is stored.
     pub(crate) fn note(&self, memory: &CrashMemory, disk: &SimDisk) {
         self.points.lock().push(Point { memory: memory.fork(), disk: disk.fork() });
     }
 
-    /// Checks the moments since the last call. At all of them, the clients of `world` knew no more than they
-    /// do now.
+    /// Checks the moments since the last call. At all of them, the knowledge of the clients of `world` was the same
+    /// as now.
     pub(crate) fn check(&mut self, world: &World) {
         let points = std::mem::take(&mut *self.points.lock());
         if points.is_empty() {
             return;
         }
-        // Computed when the first wanted moment is checked.
+        // Computed when the first selected moment is checked.
         let mut contents = None;
         for point in points {
             self.number += 1;
@@ -204,7 +205,7 @@ impl Explorer {
         if self.label.is_empty() { kind.to_owned() } else { format!("{kind}, {}", self.label) }
     }
 
-    /// Notes that the history itself failed.
+    /// Records a failure of the history itself.
     pub(crate) fn history_failed(&mut self, text: String) {
         let finding = Finding {
             world: self.name.to_owned(),
@@ -217,7 +218,7 @@ impl Explorer {
     }
 }
 
-/// A moment while it is explored.
+/// A moment during its exploration.
 struct Moment<'a> {
     world: &'a World,
     point: &'a Point,
@@ -249,8 +250,8 @@ impl Moment<'_> {
     }
 
     fn try_all_subsets(&mut self) {
-        // What earlier states read, and what they found there: each represents all states that agree with it
-        // in these bytes.
+        // For each tried state: the mask of the lines that recovery read, and their contents. The state represents
+        // all states that agree with it in these lines.
         let mut known: Vec<(u64, u64)> = Vec::new();
         for subset in 0..1_u64 << self.lines.len() {
             if known.iter().any(|(read, found)| subset & read == *found) {
@@ -288,7 +289,7 @@ impl Moment<'_> {
         disk
     }
 
-    /// Cuts the power with this fate. Returns which of the lines recovery and the reads after it have loaded.
+    /// Cuts the power with this fate. Returns the mask of the lines that recovery and the reads after it have loaded.
     fn cut(&mut self, fate: &Fate) -> u64 {
         let disk = self.disk_after_power_cut();
         let left = fate.apply(&self.point.memory, &self.lines);
@@ -296,7 +297,7 @@ impl Moment<'_> {
         left.trace_loads();
         let seed = self.random.next();
         let Some(found) = self.guarded(fate.kind, |moment| moment.expected.check(seed, &left, &disk)) else {
-            // The lines that it read are unknown: it represents only itself.
+            // The set of lines that it read is unknown: the state represents only itself.
             return u64::MAX;
         };
         let read = self.lines.iter().enumerate().take(64);
@@ -305,7 +306,7 @@ impl Moment<'_> {
         read
     }
 
-    /// The process dies at this moment, and its successor sees all its stores. Then the power fails, too.
+    /// Kills the process at this moment; the next process sees all its stores. Then cuts the power, too.
     fn crash_process(&mut self) {
         let disk = self.point.disk.fork();
         disk.process_crash(self.random.next());
@@ -318,7 +319,7 @@ impl Moment<'_> {
         self.follow(&before, &left, &disk, &found);
     }
 
-    /// What may follow a recovery, at random.
+    /// Chooses at random what follows a recovery.
     fn follow(&mut self, before: &CrashMemory, left: &CrashMemory, disk: &SimDisk, found: &Recovered) {
         let effort = self.explorer.effort;
         if self.random.chance(effort.again_permille) {
@@ -330,14 +331,14 @@ impl Moment<'_> {
             self.crash_in_recovery(before, disk, found);
         }
         if self.random.chance(effort.go_on_permille) {
-            self.go_on(before, disk);
+            self.continue_world(before, disk);
         }
         if self.random.chance(effort.bare_permille) {
-            self.throw_region_away(disk, found);
+            self.discard_region(disk, found);
         }
     }
 
-    /// A second crash directly after a recovery: the same contents must be found again.
+    /// Crashes a second time directly after a recovery: the second recovery must find the same contents.
     fn again(
         &mut self,
         kind: &'static str,
@@ -361,9 +362,9 @@ impl Moment<'_> {
         });
     }
 
-    /// The region is lost. If the status reports that the backing device alone is crash-consistent, its
-    /// contents are checked as a crash state. They must hold all that was flushed before the recovery point.
-    fn throw_region_away(&mut self, disk: &SimDisk, found: &Recovered) {
+    /// Discards the region. If the status reports that the backing device alone is crash-consistent, checks its
+    /// contents as a crash state. They must include all changes that were flushed before the recovery point.
+    fn discard_region(&mut self, disk: &SimDisk, found: &Recovered) {
         if found.status.drained_wall_ms > 0 {
             self.explorer.tally.rare("recovery_point_checked", 1);
         }
@@ -380,14 +381,14 @@ impl Moment<'_> {
         }
     }
 
-    /// The recovery of this state crashes at some point, and runs again.
+    /// Interrupts the recovery of this state by a crash, and recovers again.
     fn crash_in_recovery(&mut self, before: &CrashMemory, disk: &SimDisk, found: &Recovered) {
         let contents = found.contents;
-        // If something can still be lost, the second recovery may find another of the legal states.
+        // If stores can still be lost, the second recovery may find another of the legal states.
         let is_settled = before.open_lines().is_empty();
-        let (seed, place, process) = (self.random.next(), self.random.between(1, 4), self.random.chance(500));
+        let (seed, event, process) = (self.random.next(), self.random.between(1, 4), self.random.chance(500));
         let (memory, disk) = (before.fork(), disk.fork());
-        memory.crash_after(place, seed);
+        memory.crash_after(event, seed);
         let crashed = until_crash(|| {
             let checked = self
                 .guarded("recovery that was to crash", |moment| moment.expected.check(seed, &memory, &disk));
@@ -410,13 +411,13 @@ impl Moment<'_> {
         });
     }
 
-    /// A world continues from this state: it works, crashes, and must have kept everything.
-    fn go_on(&mut self, before: &CrashMemory, disk: &SimDisk) {
+    /// Continues a world from this state: it works, crashes, and must still have every acknowledged change.
+    fn continue_world(&mut self, before: &CrashMemory, disk: &SimDisk) {
         let seed = self.random.next();
         let turns = self.random.between(1, 30);
         let (memory, disk) = (before.fork(), disk.fork());
         let world = self.world;
-        let outcome = quietly(|| world.branch(memory, disk, seed).live_on(turns));
+        let outcome = quietly(|| world.branch(memory, disk, seed).continue_and_check(turns));
         self.explorer.tally.state("went on");
         match outcome {
             Ok(happened) => self.explorer.tally.count_world(&happened),
@@ -424,7 +425,7 @@ impl Moment<'_> {
         }
     }
 
-    /// Checks a state and notes whatever goes wrong.
+    /// Checks a state and records every failure.
     fn guarded(
         &mut self,
         kind: &'static str,
@@ -457,7 +458,7 @@ impl Moment<'_> {
             state: self.explorer.state(kind),
             text,
         };
-        // One moment can show the same bug a hundred times.
+        // One moment can report the same bug many times.
         if self.explorer.tally.findings.len() < 20 {
             self.explorer.tally.findings.push(finding);
         }

@@ -1,5 +1,5 @@
-//! Bits that flip in a live region, one or some thousands at a time. Each flip is harmless, repaired from a
-//! second copy, or detected; none gives wrong data, a panic or a loop.
+//! Bits that flip in a region in use, one or some thousands at a time. Each flip is harmless, repaired from a second
+//! copy, or detected; none causes wrong data, a panic or an endless loop.
 //!
 //! Invariants: only data whose read loads the flipped bytes may become unreadable; all other data reads
 //! correctly.
@@ -43,10 +43,10 @@ const BURST_MAX: u64 = 4096 - 1024;
 enum Fate {
     /// The bytes were not read.
     Unread,
-    /// They were read, and everything reads correctly.
-    MadeGood,
+    /// The bytes were read, and all data reads correctly.
+    Corrected,
     /// Clean data was read from the backing device instead.
-    Healed,
+    ReadFromDisk,
     /// A read fails with an error.
     Unreadable,
 }
@@ -54,7 +54,7 @@ enum Fate {
 /// The flipped bits: the offset of the byte, and the bit.
 type Flips = Vec<(u64, u32)>;
 
-/// A region with a history, and what it must show.
+/// A region with a history, and its expected contents.
 struct Region {
     world: World,
     memory: CrashMemory,
@@ -66,7 +66,7 @@ struct Region {
     blocks: Vec<(ByteRange, BTreeSet<u64>)>,
 }
 
-/// Flips bits in the world with `seed`; with `only`, only the flip with that number.
+/// Flips bits in the world with `seed`; with `only`, executes only the flip with that number.
 #[must_use]
 pub fn explore(seed: u64, only: Option<u64>) -> Tally {
     let _watchdog = Watchdog::new(Duration::from_secs(600), format!("world {NAME}, seed {seed}"));
@@ -129,7 +129,7 @@ impl Region {
             ..WorldOptions::small(seed, consistency)
         });
         world.run(Seeded::new(seed).between(30, 400));
-        // Everything is acknowledged, and marks prove the last records.
+        // All requests are acknowledged, and marks cover the last records.
         world.settle_down();
         let (memory, disk) = (world.memory().fork(), world.disk().fork());
         disk.process_crash(1);
@@ -199,7 +199,7 @@ impl Region {
                             "{range} cannot be read, and has nothing to do with the flipped bytes: {error}"
                         )));
                     }
-                    // What is not returned is not compared.
+                    // Ranges that cannot be read are not compared.
                     self.contents.fill_standing(range, into);
                 }
                 Ok(())
@@ -207,10 +207,10 @@ impl Region {
             .map_err(|violation| violation.0)?;
         let status = cache.status();
         if flipped.iter().any(|line| memory.was_loaded(*line)) {
-            fate = Fate::MadeGood;
+            fate = Fate::Corrected;
         }
         if status.damage_healed > 0 {
-            fate = Fate::Healed;
+            fate = Fate::ReadFromDisk;
         }
         if unreadable > 0 {
             fate = Fate::Unreadable;
@@ -219,8 +219,8 @@ impl Region {
         tally.fault(
             match fate {
                 Fate::Unread => "flip: never read",
-                Fate::MadeGood => "flip: read, and made good",
-                Fate::Healed => "flip: found, and healed from the disk",
+                Fate::Corrected => "flip: read, and made good",
+                Fate::ReadFromDisk => "flip: found, and healed from the disk",
                 Fate::Unreadable => "flip: found, and answered with an error",
             },
             1,
@@ -230,7 +230,7 @@ impl Region {
             let (seed, turns) = (random.next(), random.between(1, 60));
             let memory = self.memory.fork();
             flips.iter().for_each(|(at, bit)| memory.flip(*at, *bit));
-            let happened = self.world.branch_damaged(memory, self.disk.fork(), seed).live_on_damaged(turns);
+            let happened = self.world.branch_damaged(memory, self.disk.fork(), seed).continue_damaged(turns);
             tally.count_world(&happened);
             tally.fault("flip: worked on, drained, healed by overwriting", 1);
         }

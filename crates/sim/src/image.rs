@@ -1,5 +1,5 @@
-//! The contents of a simulated disk. Only what differs from a fresh disk takes memory, since worlds are made
-//! and checked by the thousand. Copies share what neither has changed since.
+//! The contents of a simulated disk. Only the blocks that differ from a fresh disk take memory, because a run makes
+//! and checks thousands of worlds. Copies share the blocks that neither has changed since.
 
 use crate::pattern::Content;
 use cbd_types::ByteRange;

@@ -1,5 +1,5 @@
-//! Simulated worlds for tests: memory that crashes at any store, disks that reorder, fail and lose what was
-//! not flushed, and oracles that know which outcome is legal.
+//! Simulated worlds for tests: memory that crashes at any store, disks that reorder and fail operations and lose
+//! unflushed data, and oracles that decide which outcomes are legal.
 //!
 //! Invariants: seeds decide everything, so the seed of a failure repeats it; a simulated world is at least as
 //! hostile as the contracts in `cbd-types` allow, and never more.

@@ -1,16 +1,16 @@
-//! A persistent memory that can crash at any store, and that keeps any legal subset of what was not fenced.
+//! A persistent memory that can crash at any store, and that keeps any legal subset of the stores that were not
+//! fenced.
 //!
 //! Invariants:
-//! - what an actor stored and fenced is durable; of what it stored since then, a power cut keeps any subset
-//!   of the 8-byte words (of the lines, if the memory promises that), each with one of the values that it was
-//!   given, never with an invented one;
-//! - a process crash loses nothing that was stored, but what was not fenced stays volatile: a power cut may
-//!   still lose it, until a thread writes the line back, or stores it again, and fences;
-//! - if the processor's caches are persistent, a store is durable when it is done;
-//! - after a crash the old handle is dead: its stores do nothing, so an abandoned engine can be dropped.
+//! - stores that their actor has fenced are durable; of the later stores, a power cut keeps any subset of the 8-byte
+//!   words (of the lines, if the memory promises that), each with one of the values that were stored there;
+//! - a process crash loses no store, but stores that were not fenced stay volatile: a power cut may still lose them,
+//!   until a thread writes the line back or stores it again, and fences;
+//! - if the processor's caches are persistent, a store is durable when it completes;
+//! - after a crash the old handle is dead: its stores have no effect, so an abandoned engine can be dropped.
 //!
-//! Elsewhere: what to crash and when (the tests, and the explorer, which tries everything that a moment can
-//! leave), and what must be found afterwards ([`crate::Oracle`]).
+//! Elsewhere: where and when to crash (the tests, and the explorer, which tries every state that a moment can leave),
+//! and the expected contents afterwards ([`crate::Oracle`]).
 
 mod lines;
 mod machine;
@@ -34,30 +34,30 @@ use std::sync::Arc;
 pub(crate) const LINE: u64 = 64;
 const WORD: u64 = 8;
 
-/// What a power cut keeps of the stores that no fence has followed.
+/// Which of the stores that no fence has followed survive a power cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// Nothing.
+    /// None of them.
     Nothing,
-    /// All of it.
+    /// All of them.
     Everything,
     /// Each store whole, not at all, or torn at words, at random.
     Random,
-    /// What was stored first, up to a random word.
+    /// The first stores, up to a random word.
     Prefix,
-    /// One of the four, at random.
+    /// One of the four rules above, at random.
     Any,
 }
 
-/// What a memory promises beyond the contract.
+/// The guarantees of a memory beyond the contract.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum MemoryKind {
-    /// Nothing: 8 bytes are atomic.
+    /// None: only 8 bytes are atomic.
     #[default]
     Ordinary,
     /// A line of 64 bytes is stored whole or not at all.
     WholeLines,
-    /// The processor's caches survive a power cut (eADR): what was stored is durable.
+    /// The processor's caches survive a power cut (eADR): every completed store is durable.
     PersistentCaches,
 }
 
@@ -72,17 +72,17 @@ pub struct MemoryCounters {
     pub fences: u64,
     /// Write-backs.
     pub write_backs: u64,
-    /// Loads of bytes that their actor had not fenced: an answer from them depends on bytes that a power cut
-    /// can revert.
+    /// Loads of bytes that their actor had not fenced: an answer that is derived from them depends on bytes that a
+    /// power cut can revert.
     pub loads_of_unfenced: u64,
-    /// Stores to bytes that another living actor had not fenced: which of the two values stays is undefined.
+    /// Stores to bytes that another living actor had not fenced: which of the two values remains is undefined.
     pub stores_over_unfenced: u64,
 }
 
 /// Called with a copy of the memory at a chosen moment.
 type Witness = Box<dyn FnMut(CrashMemory) + Send>;
 
-/// The witness, and when it is called.
+/// The witness, and the moments at which it is called.
 struct Watch {
     witness: Witness,
     stores_permille: u64,
@@ -90,11 +90,11 @@ struct Watch {
 }
 
 struct State {
-    /// What a running program sees.
+    /// The content that a running program loads.
     visible: Pages,
-    /// What a power cut leaves at least; it differs from `visible` only in pending bytes.
+    /// The content that certainly survives a power cut; it differs from `visible` only in pending bytes.
     durable: Pages,
-    /// In the order of the stores.
+    /// Pending stores in the order of execution.
     pending: Vec<Pending>,
     poisoned: BTreeSet<u64>,
     kind: MemoryKind,
@@ -102,7 +102,7 @@ struct State {
     crash_at: Option<u64>,
     tear: Seeded,
     /// Chooses the sectors that clients change.
-    whim: Seeded,
+    random_sources: Seeded,
     dead: bool,
     counters: MemoryCounters,
     /// Writes whose clients change their buffers during the copy.
@@ -161,8 +161,8 @@ impl CrashMemory {
         self.state.lock().kind = kind;
     }
 
-    /// Calls `witness` with a copy of the memory before every fence that has something to do takes effect,
-    /// and before a random `stores_permille` of a thousand stores.
+    /// Calls `witness` with a copy of the memory before every fence that covers stores takes effect, and before a
+    /// random `stores_permille` of a thousand stores.
     pub fn watch(&self, stores_permille: u64, seed: u64, witness: impl FnMut(Self) + Send + 'static) {
         let witness = Box::new(witness);
         *self.watch.lock() = Some(Watch { witness, stores_permille, random: Seeded::new(seed) });
@@ -221,15 +221,15 @@ impl CrashMemory {
         self.state.lock().dead
     }
 
-    /// A copy of the whole memory as it is, dead or alive, with all that is pending, to try several ends of
-    /// one history. It costs microseconds: pages are shared until one side changes them.
+    /// A copy of the whole memory in its present state, dead or alive, with all pending stores, to try several ends
+    /// of one history. It costs microseconds: pages are shared until one side changes them.
     #[must_use]
     pub fn fork(&self) -> Self {
         Self::from_state(self.state.lock().copy())
     }
 
-    /// Cuts the power. The result is a memory that holds what was durable, and what `keep` and `seed` choose
-    /// of the rest. This handle and all its clones are dead afterwards.
+    /// Cuts the power. The result is a memory with the durable content and the part of the pending stores that `keep`
+    /// and `seed` choose. This handle and all its clones are dead afterwards.
     #[must_use]
     pub fn power_cut(&self, seed: u64, keep: Keep) -> Self {
         let mut next = self.take();
@@ -240,8 +240,8 @@ impl CrashMemory {
         Self::from_state(next)
     }
 
-    /// Kills the process. The next process sees all its stores, but a power cut can still lose what it did
-    /// not fence. This handle and all its clones are dead afterwards.
+    /// Kills the process. The next process sees all its stores, but a power cut can still lose those that it did not
+    /// fence. This handle and all its clones are dead afterwards.
     #[must_use]
     pub fn process_crash(&self) -> Self {
         let mut next = self.take();
@@ -267,7 +267,7 @@ impl CrashMemory {
         next
     }
 
-    /// What a running program sees.
+    /// The content that a running program loads.
     #[must_use]
     pub fn image(&self) -> Vec<u8> {
         self.state.lock().visible.to_vec()
@@ -342,7 +342,7 @@ impl State {
             events: 0,
             crash_at: None,
             tear: Seeded::new(0),
-            whim: Seeded::new(0),
+            random_sources: Seeded::new(0),
             dead: false,
             counters: MemoryCounters::default(),
             fickle: BTreeSet::new(),
@@ -358,7 +358,7 @@ impl State {
             pending: self.pending.clone(),
             poisoned: self.poisoned.clone(),
             tear: self.tear.clone(),
-            whim: self.whim.clone(),
+            random_sources: self.random_sources.clone(),
             fickle: BTreeSet::new(),
             loaded: None,
             file: self.file.clone(),

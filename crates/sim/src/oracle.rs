@@ -1,20 +1,20 @@
-//! What a device may show after any history of requests, flushes and crashes: through the cache, and on the
+//! The legal contents of a device after any history of requests, flushes and crashes: through the cache, and on the
 //! backing device alone.
 //!
-//! For each sector, the oracle keeps the changes of the clients in order, with the moments when each was
-//! submitted, completed and *guaranteed*. A guaranteed change must survive a power cut on a plain disk. A
-//! change is guaranteed by the completion of a flush that was submitted after the change had completed, or by
-//! its own completion if it was FUA.
+//! For each sector, the oracle records the changes of the clients in order, with the moments at which each was
+//! submitted, completed and *guaranteed*. A guaranteed change must survive a power cut on a plain disk. A change is
+//! guaranteed by the completion of a flush that was submitted after the change had completed, or by its own
+//! completion if it was FUA.
 //!
-//! The oracle decides about:
+//! The oracle checks:
 //! - **a read**: each sector shows the newest change that had completed before the read was submitted, or one
 //!   that was in flight during the read ([`Oracle::check_read`]);
-//! - **after a crash**: acknowledged changes are present; what was in flight is present or not, an atomic
-//!   write whole or not at all, and what was found once stays so ([`Oracle::settle`]);
+//! - **after a crash**: acknowledged changes are present; changes in flight are present or not, an atomic write whole
+//!   or not at all, and the outcome does not change after it was observed once ([`Oracle::settle`]);
 //! - **the backing device alone**: there is one moment of the history at which a plain disk with a volatile
 //!   cache could have shown this image after a power cut ([`Oracle::moment_of`]);
-//! - **the recovery point**: the backing device holds everything that had completed and was flushed before
-//!   it, or something newer ([`Oracle::check_recovery_point`]).
+//! - **the recovery point**: for everything that had completed and was flushed before it, the backing device holds
+//!   that content or a newer one ([`Oracle::check_recovery_point`]).
 //!
 //! Invariants: changes that overlap are never open at the same time (the client's duty, checked).
 
@@ -32,7 +32,7 @@ pub type Moment = u64;
 
 const NEVER: Moment = Moment::MAX;
 
-/// A description of what is not legal, with the sector and its expected content.
+/// A description of an illegal content, with the sector and its expected content.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation(pub String);
 
@@ -52,7 +52,7 @@ struct Entry {
     submitted: Moment,
     completed: Moment,
     guaranteed: Moment,
-    /// The wall clock when it completed, and when it was guaranteed; [`NEVER`] before.
+    /// The wall clock when the change completed, and when it was guaranteed; [`NEVER`] before that.
     completed_ms: u64,
     guaranteed_ms: u64,
 }
@@ -85,13 +85,13 @@ pub struct Oracle {
     sectors: BTreeMap<u64, Vec<Entry>>,
     open: BTreeMap<OpenChange, Open>,
     next_open: u64,
-    /// Sectors whose newest changes no flush has covered.
+    /// Sectors with newest changes that no flush has covered.
     unguaranteed: Vec<u64>,
     clock: Moment,
-    /// The wall clock, as far as the clients know.
+    /// The wall clock at the last time that the clients read it.
     wall_ms: u64,
     next_content: u64,
-    /// The content of the device where nothing was ever changed.
+    /// The content of the device in sectors that were never changed.
     fresh: Arc<[u8]>,
 }
 
@@ -125,8 +125,8 @@ impl Oracle {
         self.tick()
     }
 
-    /// The clients read the wall clock: what completes from here on has this time.
-    pub const fn look_at_clock(&mut self, wall_ms: u64) {
+    /// Sets the wall clock that the clients read: later completions have this time.
+    pub const fn read_clock(&mut self, wall_ms: u64) {
         self.wall_ms = wall_ms;
     }
 
@@ -205,7 +205,7 @@ impl Oracle {
         }
     }
 
-    /// Notes that a flush completed that was submitted at `submitted`.
+    /// Records the completion of a flush that was submitted at `submitted`.
     pub fn flushed(&mut self, submitted: Moment) {
         let now = self.tick();
         let (sectors, wall_ms) = (&mut self.sectors, self.wall_ms);
@@ -224,8 +224,8 @@ impl Oracle {
         });
     }
 
-    /// Notes that the backing device durably holds everything that had completed at `moment`. Check later
-    /// images with [`moment_of`](Self::moment_of) and a `not_before` of at least `moment`.
+    /// Records that the backing device durably holds everything that had completed at `moment`. Check later images
+    /// with [`moment_of`](Self::moment_of) and a `not_before` of at least `moment`.
     pub fn drained(&mut self, moment: Moment) {
         for entry in self.sectors.values_mut().flatten().filter(|entry| entry.completed <= moment) {
             entry.guarantee(moment, self.wall_ms);
@@ -251,8 +251,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// The sectors of `range` that were ever changed, and the first of the others whose bytes differ from the
-    /// initial content. To compare bytes is faster than to recognise contents.
+    /// The sectors of `range` that were ever changed, and the first of the other sectors with bytes that differ from
+    /// the initial content. Comparing bytes is faster than recognising contents.
     fn sectors_to_check(&self, range: ByteRange, bytes: &[u8]) -> Vec<u64> {
         let mut check = Vec::new();
         let end = range.end / self.sector;
@@ -300,9 +300,9 @@ impl Oracle {
         entries[oldest..].iter().map(|entry| entry.content).collect()
     }
 
-    /// Decides every open change by what `read` returns now, after a crash and a recovery (or after errors).
-    /// What was found stays from here on. What had completed before the crash counts as flushed, as on a disk
-    /// that restarted.
+    /// Decides every open change by the content that `read` returns now, after a crash and a recovery (or after
+    /// errors). The outcome is final. Changes that had completed before the crash count as flushed, as on a disk that
+    /// restarted.
     ///
     /// # Errors
     /// If the content is neither the old nor the new one, or an atomic write is there in part.
@@ -320,8 +320,8 @@ impl Oracle {
         self.open.get(&change).map(|open| open.range)
     }
 
-    /// Decides these open changes by what `read` returns now. They cannot take effect later, and what was
-    /// found stays. Returns the number of the changes of which something was found.
+    /// Decides these open changes by the content that `read` returns now. They cannot take effect later, and the
+    /// outcome is final. Returns the number of changes that took effect at least in part.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
@@ -411,8 +411,8 @@ impl Oracle {
         Ok(legal.last().map_or(not_before, |&(_, end)| (end - 1).min(self.clock)))
     }
 
-    /// Whether each sector of `image` holds the last change that had completed and was flushed before the
-    /// wall clock showed `before_ms`, or a later one. A recovery point of that time promises this.
+    /// Whether each sector of `image` holds the last change that had completed and was flushed before the wall clock
+    /// showed `before_ms`, or a later one. This is the guarantee of a recovery point with that time.
     ///
     /// # Errors
     /// The first sector with an older content.
@@ -435,12 +435,12 @@ impl Oracle {
         Ok(())
     }
 
-    fn violation(&self, place: &str, sector: u64, shown: Option<Content>, legal: &[Content]) -> Violation {
+    fn violation(&self, subject: &str, sector: u64, shown: Option<Content>, legal: &[Content]) -> Violation {
         let shown =
             shown.map_or_else(|| String::from("torn or foreign bytes"), |Content(shown)| shown.to_string());
         let legal: Vec<u64> = legal.iter().map(|content| content.0).collect();
         Violation(format!(
-            "{place}: sector {sector} (byte {}) shows {shown}, legal are {legal:?} (0 is zeroes, 1 the initial content)",
+            "{subject}: sector {sector} (byte {}) shows {shown}, legal are {legal:?} (0 is zeroes, 1 the initial content)",
             sector * self.sector
         ))
     }

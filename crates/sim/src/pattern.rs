@@ -1,6 +1,6 @@
-//! Sectors that identify their writer. Each write has a number, and every byte of a sector follows from that
-//! number and the position of the sector. An image thus tells for each sector which write it shows, and a
-//! torn or misplaced sector shows none.
+//! Sectors that identify the write that produced them. Each write has a number, and every byte of a sector follows
+//! from that number and the position of the sector. An image thus shows for each sector the write that it holds; a
+//! torn or misplaced sector matches no write.
 
 use crate::random::mix;
 use parking_lot::Mutex;
@@ -61,7 +61,7 @@ impl Content {
         image
     }
 
-    /// The write that `bytes` shows as sector number `sector`; none if it is torn, misplaced or foreign.
+    /// The write that `bytes` holds as sector number `sector`; `None` if the sector is torn, misplaced or foreign.
     #[must_use]
     pub fn of(sector: u64, bytes: &[u8]) -> Option<Self> {
         let words = || bytes.chunks_exact(8).map(word_of);

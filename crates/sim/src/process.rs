@@ -1,9 +1,9 @@
 //! One simulated process: an engine over a simulated region and a simulated disk, the queues of its clients
 //! and its background worker, driven step by step on one thread.
 //!
-//! Invariants: a client's queue is polled, and the background worker steps, only when an event has woken it
-//! (a waker, a completed disk operation of its own, or its time), as a sleeping thread would be. A lost
-//! wakeup is therefore detected.
+//! Invariants: a client's queue is polled, and the background worker steps, only after an event (a waker, a completed
+//! disk operation of its own, or its timer), as a sleeping thread would be woken. A lost wakeup is therefore
+//! detected.
 
 use crate::CrashNow;
 use crate::actor::act_as;
@@ -21,23 +21,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-/// The actor of single steps: opening, recovery, settings.
+/// The actor of administrative calls: opening, recovery, settings.
 const ADMINISTRATOR: u32 = 0;
 /// The actor of the background worker; clients are 1 and up.
 const WORKER: u32 = 1000;
 
 /// A flag that wakes a client or the background worker.
 #[derive(Default, Debug)]
-pub(crate) struct Told(AtomicBool);
+pub(crate) struct WakeFlag(AtomicBool);
 
-impl Wake for Told {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
-impl Told {
-    pub(crate) fn tell(&self) {
+impl WakeFlag {
+    pub(crate) fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
@@ -50,25 +50,25 @@ impl Told {
     }
 }
 
-/// A queue, and the flag that wakes it.
+/// A queue, and the flag that its waker sets.
 pub(crate) struct Client {
     pub(crate) queue: Queue<SimEnvironment, SimQueue>,
-    told: Arc<Told>,
-    /// The number of the client's queue at the disk; the queue object itself has moved into `queue`.
+    wake_flag: Arc<WakeFlag>,
+    /// The number of the client's queue at the disk; `queue` owns the queue object itself.
     disk_queue: u64,
 }
 
 impl Client {
     pub(crate) fn new(device: &Arc<Device<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
-        let told = Arc::new(Told::default());
+        let wake_flag = Arc::new(WakeFlag::default());
         let queue = disk.queue(depth);
         let disk_queue = queue.number();
-        let queue = Queue::new(Arc::clone(device), queue, Waker::from(Arc::clone(&told)));
-        Self { queue, told, disk_queue }
+        let queue = Queue::new(Arc::clone(device), queue, Waker::from(Arc::clone(&wake_flag)));
+        Self { queue, wake_flag, disk_queue }
     }
 
     fn has_work(&self, disk: &SimDisk) -> bool {
-        self.told.is_set() || disk.in_flight_of(self.disk_queue) > 0
+        self.wake_flag.is_set() || disk.in_flight_of(self.disk_queue) > 0
     }
 
     /// Polls the queue if it was woken; returns whether it was.
@@ -76,32 +76,32 @@ impl Client {
         if !self.has_work(disk) {
             return false;
         }
-        self.told.take();
+        self.wake_flag.take();
         self.queue.poll(done);
         true
     }
 }
 
 /// The background worker of a cache.
-pub(crate) struct WorkerLoop {
+pub(crate) struct SimWorker {
     worker: BackgroundWorker<SimEnvironment, SimQueue>,
-    told: Arc<Told>,
+    wake_flag: Arc<WakeFlag>,
     queue: u64,
     last_step: Step,
 }
 
-impl WorkerLoop {
+impl SimWorker {
     pub(crate) fn new(cache: &Arc<Cache<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
-        let told = Arc::new(Told::default());
-        cache.set_worker_waker(Waker::from(Arc::clone(&told)));
+        let wake_flag = Arc::new(WakeFlag::default());
+        cache.set_worker_waker(Waker::from(Arc::clone(&wake_flag)));
         let queue = disk.queue(depth);
         let number = queue.number();
         let worker = BackgroundWorker::new(Arc::clone(cache), queue, disk.geometry());
-        Self { worker, told, queue: number, last_step: Step::Busy }
+        Self { worker, wake_flag, queue: number, last_step: Step::Busy }
     }
 
     fn has_work(&self, disk: &SimDisk, clock_ms: u64) -> bool {
-        self.told.is_set()
+        self.wake_flag.is_set()
             || match self.last_step {
                 Step::Busy => true,
                 Step::WaitBacking => disk.in_flight_of(self.queue) > 0,
@@ -111,12 +111,12 @@ impl WorkerLoop {
 
     fn step(&mut self) {
         act_as(WORKER);
-        self.told.take();
+        self.wake_flag.take();
         self.last_step = self.worker.step();
     }
 
     /// Takes a step if it was woken; returns whether it was.
-    pub(crate) fn step_if_told(&mut self, disk: &SimDisk, clock_ms: u64) -> bool {
+    pub(crate) fn step_if_woken(&mut self, disk: &SimDisk, clock_ms: u64) -> bool {
         let has_work = self.has_work(disk, clock_ms);
         if has_work {
             self.step();
@@ -133,14 +133,14 @@ impl WorkerLoop {
     }
 }
 
-/// What a process can do next.
+/// The next possible action of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outlook {
     /// A client or the background worker has been woken.
     Work,
-    /// Nothing, until the clock shows this time in milliseconds.
+    /// Nothing until the clock shows this time in milliseconds.
     Sleeps(u64),
-    /// Nothing, ever.
+    /// Nothing: no event is pending.
     Stuck,
 }
 
@@ -164,7 +164,7 @@ pub struct Process {
     device: Arc<Device<SimEnvironment>>,
     depth: usize,
     clients: Vec<Client>,
-    worker: WorkerLoop,
+    worker: SimWorker,
     disk: SimDisk,
 }
 
@@ -184,7 +184,7 @@ impl Process {
         let cache = recover(&environment, memory, backend)?;
         let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
         let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
-        let worker = WorkerLoop::new(&cache, disk, depth);
+        let worker = SimWorker::new(&cache, disk, depth);
         Ok(Self { environment, cache, device, depth, clients, worker, disk: disk.clone() })
     }
 
@@ -211,7 +211,7 @@ impl Process {
         submit_at_once(&mut self.clients[client].queue, requests, done);
     }
 
-    /// Client `client` disconnects with its open requests, and a new client takes its place.
+    /// Client `client` disconnects with its open requests; a new client replaces it.
     pub fn replace_client(&mut self, client: usize) {
         act_as(1 + client as u32);
         self.clients[client] = Client::new(&self.device, &self.disk, self.depth);
@@ -227,8 +227,8 @@ impl Process {
         self.clients[client].poll(&self.disk, done)
     }
 
-    /// Runs several clients and, if it has work, the background worker at once. Each client submits its
-    /// `requests` at once and polls its queue; `seed` decides the order of their steps.
+    /// Runs several clients and, if it has work, the background worker as interleaved threads. Each client submits
+    /// its `requests` at once and polls its queue; `seed` decides the schedule.
     ///
     /// # Panics
     /// With [`CrashNow`] when the process crashed in one of them, and with the panic of any of them.
@@ -247,7 +247,7 @@ impl Process {
                 act_as(1 + number as u32);
                 let mut done = Vec::new();
                 submit_at_once(&mut client.queue, requests, &mut done);
-                client.told.take();
+                client.wake_flag.take();
                 client.queue.poll(&mut done);
                 done
             }));
@@ -261,7 +261,7 @@ impl Process {
         }
         let ended = together(seed, switch_permille, works);
         let mut done = Vec::new();
-        // The panic of one of them says more than the crash of another.
+        // A panic with a message is more specific than the crash of another thread, so it is reported first.
         let mut crash = None;
         for outcome in ended {
             match outcome {
@@ -282,7 +282,7 @@ impl Process {
 
     /// The background worker takes a step if it was woken; returns whether it was.
     pub fn maintain(&mut self) -> bool {
-        self.worker.step_if_told(&self.disk, self.environment.clock_ms())
+        self.worker.step_if_woken(&self.disk, self.environment.clock_ms())
     }
 
     /// What the process can do next.
@@ -293,7 +293,7 @@ impl Process {
         self.worker.sleeps_until().map_or(Outlook::Stuck, Outlook::Sleeps)
     }
 
-    /// What the clients and the background worker wait for, for a report.
+    /// The state in which the clients and the background worker wait, for a report.
     pub fn describe(&self) -> String {
         let parked: Vec<usize> = self.clients.iter().map(|client| client.queue.parked()).collect();
         format!(

@@ -1,5 +1,5 @@
-//! Random numbers that never change: a failing seed must still fail in ten years, so the generator is part of
-//! this crate and not of a library.
+//! Random numbers whose sequence never changes: a failing seed must still fail after years, so the generator is part
+//! of this crate and not of a library.
 //!
 //! Invariants: the sequence depends on the seed alone.
 

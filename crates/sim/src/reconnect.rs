@@ -1,14 +1,14 @@
 //! Clients that disconnect with requests in flight and reconnect, over full caches and over disks without a
 //! cache.
 //!
-//! Requests of an ended connection that were not answered may have taken effect or not, and may still take
-//! effect until the server has closed the connection. The outcome becomes final when the first request of a
-//! new connection is answered: for all connections that were closed when that request arrived, what is not
-//! visible then never appears.
+//! Requests of an ended connection that were not answered may have taken effect or not, and may still take effect
+//! until the server has closed the connection. The outcome becomes final when the server answers the first request of
+//! a new connection: for each connection that was closed when that request arrived, a change that is not visible then
+//! never appears.
 //!
-//! Invariants: a seed decides a history to its last step, crashes included.
+//! Invariants: a seed decides every step of a history, crashes included.
 //!
-//! Elsewhere: how connections are served (`server`).
+//! Elsewhere: the server side of connections (`server`).
 
 mod server;
 
@@ -110,7 +110,7 @@ impl Seen {
 }
 
 /// A request whose client waits for its answer.
-struct Asked {
+struct PendingRequest {
     connection: u64,
     wish: Wish,
     submitted: Moment,
@@ -126,15 +126,15 @@ struct World {
     oracle: Oracle,
     workload: Workload,
     server: Option<Server>,
-    /// The connection of each client.
+    /// The connection of each client, if it has one.
     users: [Option<u64>; USERS],
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, PendingRequest>,
     next_id: u64,
     /// Unanswered changes of closed connections, by connection.
     abandoned: Vec<(u64, OpenChange)>,
     /// For each connection, the connections that were closed when its first request arrived.
     former: BTreeMap<u64, BTreeSet<u64>>,
-    /// Connections whose client waits without an answer.
+    /// Connections with a client that waits and gets no reply.
     waits: BTreeSet<u64>,
     maintenance_permille: u64,
     crash_permille: u64,
@@ -237,7 +237,7 @@ impl World {
             40..90 => {
                 self.step(seen);
             }
-            90..97 => self.break_off(seen),
+            90..97 => self.disconnect(seen),
             _ => self.environment.advance(self.random.between(1, 300)),
         }
     }
@@ -289,12 +289,12 @@ impl World {
         let submitted = self.oracle.now();
         let id = self.next_id;
         self.next_id += 1;
-        self.asked.insert(id, Asked { connection, wish, submitted, change });
+        self.asked.insert(id, PendingRequest { connection, wish, submitted, change });
         Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
     }
 
     /// A client closes its connection, with unanswered requests if it has any.
-    fn break_off(&mut self, seen: &mut Seen) {
+    fn disconnect(&mut self, seen: &mut Seen) {
         let user = self.random.below(USERS as u64) as usize;
         let Some(number) = self.users[user].take() else { return };
         let in_order = self.random.chance(300);
@@ -319,10 +319,10 @@ impl World {
         if count == 0 {
             return false;
         }
-        let place = self.random.below(count) as usize;
+        let index = self.random.below(count) as usize;
         let (most, notices) = (self.random.between(1, 4) as usize, self.random.chance(300));
-        let number = self.server().connections[place].number;
-        match self.server().step(place, most, notices) {
+        let number = self.server().connections[index].number;
+        match self.server().step(index, most, notices) {
             None => {
                 if self
                     .server()
@@ -344,11 +344,11 @@ impl World {
         true
     }
 
-    /// The first request of a connection is carried out from here on: what its client finds of former
-    /// connections is final.
+    /// The server begins to execute the first request of a connection: the changes of former connections that its
+    /// client observes are final.
     fn fix_outcomes(&mut self, connection: u64, seen: &mut Seen) {
         let former = self.former.remove(&connection).unwrap_or_default();
-        // A connection that the server has dropped was closed before, too.
+        // The server has also dropped connections that were closed before.
         let is_fixed = |number: u64, server: &mut Server| {
             former.contains(&number) || server.connection(number).is_none()
         };
@@ -400,7 +400,7 @@ impl World {
         }
     }
 
-    /// Reads `range` on a queue of its own, while all connections stand still.
+    /// Reads `range` on a separate queue, while no connection is stepped.
     fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
         let mut queue = self.server().queue();
         let (id, operation, mut done) = (0, Operation::Read, Vec::new());

@@ -1,6 +1,6 @@
-//! Exhaustive small worlds: every sequence of a few acts over three overlapping ranges, from three initial
-//! states. Each sequence is played with the crash states of its last act; those of the earlier acts were
-//! tried in the shorter sequence.
+//! Exhaustive small worlds: every sequence of a few acts over three overlapping ranges, from three initial states.
+//! Each sequence is played with the crash states of its last act; the shorter sequences cover those of the earlier
+//! acts.
 //!
 //! Invariants: the number of a batch decides its sequences, and the batches up to [`batches`] hold every
 //! sequence once.
@@ -73,7 +73,7 @@ pub fn batches(length: u32) -> u64 {
     sequences(length).div_ceil(BATCH)
 }
 
-/// Plays the sequences of one batch; batches from 1 to [`batches`] play all, in an order that mixes them.
+/// Plays the sequences of one batch; batches 1 to [`batches`] play all sequences, in a mixed order.
 #[must_use]
 pub fn explore(name: &'static str, length: u32, batch: u64, effort: Effort, only: Option<u64>) -> Tally {
     let _watchdog = Watchdog::new(Duration::from_secs(1200), format!("world {name}, seed {batch}"));

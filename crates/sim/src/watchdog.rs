@@ -1,16 +1,15 @@
-//! Ends a test that hangs: a simulated world that makes no progress must fail with its seed, and not block a
-//! build.
+//! Ends a test that hangs: a simulated world without progress must fail with its seed, and not block a build.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// While it lives, the process is aborted when the time limit is reached.
+/// Aborts the process if it still exists when the time limit is reached.
 #[derive(Debug)]
 pub struct Watchdog(Arc<AtomicBool>);
 
 impl Watchdog {
-    /// Aborts the process after `limit`, and prints `what` was running.
+    /// Aborts the process after `limit`, and prints `what` as the operation in progress.
     #[must_use]
     pub fn new(limit: Duration, what: impl Into<String>) -> Self {
         let (done, what) = (Arc::new(AtomicBool::new(false)), what.into());

@@ -64,9 +64,9 @@ impl Workload {
     /// Requests for a device of `size` bytes.
     #[must_use]
     pub fn new(size: u64, sector: u32, atomic_unit: u64, mix: Mix) -> Self {
-        let around = |place: u64| ByteRange {
-            start: place.saturating_sub(Self::HOT / 2),
-            end: (place + Self::HOT / 2).min(size),
+        let around = |offset: u64| ByteRange {
+            start: offset.saturating_sub(Self::HOT / 2),
+            end: (offset + Self::HOT / 2).min(size),
         };
         let borders = (0..=size / CHUNK).map(|chunk| around(chunk * CHUNK));
         let hot = borders.chain([around(size)]).filter(|hot| !hot.is_empty()).collect();

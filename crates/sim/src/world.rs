@@ -1,8 +1,8 @@
-//! A world: memory, disk, an engine between them, clients that send any request, crashes at any store, and an
-//! oracle that sees what the clients see.
+//! A world: memory, disk, an engine between them, clients that send random requests, crashes at any store, and an
+//! oracle that observes what the clients observe.
 //!
-//! Invariants: the same options give the same history to the last store, so that the seed repeats a failure;
-//! every violation panics with the seed.
+//! Invariants: the same options give the same history up to the last store, so that the seed repeats a failure; every
+//! violation panics with the seed.
 //!
 //! Elsewhere: which worlds to run (the tests).
 
@@ -29,7 +29,7 @@ use cbd_types::{
 };
 pub(crate) use making::{make_cache, region_size};
 pub use options::{Happened, WorldOptions};
-use requests::Asked;
+use requests::PendingRequest;
 pub use sequences::Act;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -47,7 +47,7 @@ pub struct World {
     backend: BackendId,
     process: Option<Process>,
     environment: Arc<SimEnvironment>,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, PendingRequest>,
     next_id: u64,
     done: Vec<Completion>,
     /// A drain that was requested: the moment, and the epoch up to which it drains.
@@ -55,14 +55,14 @@ pub struct World {
     /// The backing device shows nothing older than this moment.
     drained: Moment,
     drained_epoch: Epoch,
-    /// The event at which the next recovery is to crash.
-    recovery_place: Option<u64>,
+    /// The event at which the next recovery crashes.
+    crash_recovery_at: Option<u64>,
     /// Whether the region was damaged: reads may fail.
     is_damaged: bool,
     is_disk_broken: bool,
     /// Whether changes may fail because the disk refuses writes for a long time.
     expects_refusals: bool,
-    /// The ranges that the present process has parked and unparked, as far as they were counted.
+    /// The numbers of ranges that the present process has parked and unparked, as far as they were counted.
     parked_seen: (u64, u64),
     happened: Happened,
     /// Explores every moment, if there is one.
@@ -105,7 +105,7 @@ impl World {
             draining: None,
             drained: 0,
             drained_epoch: Epoch(0),
-            recovery_place: None,
+            crash_recovery_at: None,
             is_damaged: false,
             is_disk_broken: !options.unwritable.is_empty(),
             expects_refusals: false,
@@ -119,7 +119,7 @@ impl World {
         world
     }
 
-    /// What happened so far.
+    /// The counts so far.
     #[must_use]
     pub const fn happened(&self) -> Happened {
         self.happened
@@ -137,16 +137,16 @@ impl World {
         &self.disk
     }
 
-    fn complain(&self, what: impl Display) -> ! {
+    fn fail(&self, what: impl Display) -> ! {
         let state = self.process.as_ref().map_or_else(|| String::from("no process"), Process::describe);
         panic!("seed {}: {what}\n  {:?}\n  {:?}\n  {state}", self.options.seed, self.happened, self.options)
     }
 
     fn expect<T>(&self, verdict: Result<T, Violation>) -> T {
-        verdict.unwrap_or_else(|violation| self.complain(violation))
+        verdict.unwrap_or_else(|violation| self.fail(violation))
     }
 
-    /// Makes the disk fail as the options say; without `reads_too`, reads succeed, as checks require.
+    /// Makes the disk fail as the options say; without `reads_too`, reads succeed, because checks need them.
     fn set_faults(&self, reads_too: bool) {
         let options = &self.options;
         self.disk.set_faults(DiskFaults {
@@ -162,14 +162,14 @@ impl World {
         });
     }
 
-    /// The process ends; the counts of its engine are kept.
-    fn let_process_go(&mut self) {
+    /// Ends the process and adds the counts of its engine.
+    fn end_process(&mut self) {
         if let Some(process) = self.process.take() {
             self.happened.rare = self.happened.rare.and(process.cache().status().rare);
         }
     }
 
-    /// From this call on, the disk refuses to write what the options say, as it does initially.
+    /// From this call on, the disk refuses to write the ranges of the options; this is also the initial state.
     pub fn break_disk(&mut self) {
         self.is_disk_broken = true;
         self.set_faults(true);
@@ -181,15 +181,15 @@ impl World {
         self.set_faults(true);
     }
 
-    /// From this call on, changes may fail because the disk refuses writes for a long time;
-    /// [`settle`](Self::settle) finds out what became of them.
+    /// From this call on, changes may fail because the disk refuses writes for a long time; [`settle`](Self::settle)
+    /// determines their outcome.
     pub const fn expect_refusals(&mut self) {
         self.expects_refusals = true;
     }
 
     /// The clients read the wall clock.
-    fn look_at_clock(&mut self) {
-        self.oracle.look_at_clock(self.environment.wall_ms());
+    fn read_clock(&mut self) {
+        self.oracle.read_clock(self.environment.wall_ms());
     }
 
     /// Sets the wall clock back.
@@ -226,14 +226,14 @@ impl World {
         self.parked_seen = (0, 0);
         match Process::open(environment, &memory, &self.disk, self.backend, options.clients, options.depth) {
             Ok(process) => self.process = Some(process),
-            Err(error) => self.complain(format!("the cache does not open: {error}")),
+            Err(error) => self.fail(format!("the cache does not open: {error}")),
         }
-        // No client relies on what recovery found before recovery has ended.
+        // No client relies on the recovered contents before recovery has ended.
         self.check_points();
         let drained = self.process().cache().status().drained_epoch;
-        // If its newest slot is damaged, an older one counts.
+        // If the newest slot of *drained* is damaged, an older one counts.
         if drained < self.drained_epoch && !self.is_damaged {
-            self.complain(format!("drained fell from {} to {drained}", self.drained_epoch));
+            self.fail(format!("drained fell from {} to {drained}", self.drained_epoch));
         }
         self.drained_epoch = drained;
     }
@@ -257,7 +257,7 @@ impl World {
         self.memory.never_crash();
     }
 
-    /// One event happens.
+    /// Executes one random event.
     pub fn turn(&mut self) {
         if self.random.chance(self.options.worker_percent * 10) {
             for _ in 0..self.random.between(1, 4) {
@@ -285,8 +285,8 @@ impl World {
         }
     }
 
-    /// A client is replaced. A client that waits for changes stays, because the outcome of these changes
-    /// would remain unknown.
+    /// Replaces a client. A client that waits for changes is not replaced, because the outcome of these changes would
+    /// remain unknown.
     fn replace_a_client(&mut self) {
         let client = self.random.below(self.options.clients as u64) as usize;
         if self.asked.values().all(|asked| asked.client != client || asked.change.is_none()) {
@@ -305,7 +305,7 @@ impl World {
             ..self.process().cache().settings()
         };
         if let Err(error) = self.process().cache().set_settings(settings) {
-            self.complain(format!("{settings:?}: {error}"));
+            self.fail(format!("{settings:?}: {error}"));
         }
     }
 
@@ -327,7 +327,7 @@ impl World {
     fn note_drained(&mut self) {
         let status = self.process().cache().status();
         if status.drained_epoch < self.drained_epoch {
-            self.complain(format!("drained fell from {} to {}", self.drained_epoch, status.drained_epoch));
+            self.fail(format!("drained fell from {} to {}", self.drained_epoch, status.drained_epoch));
         }
         self.drained_epoch = status.drained_epoch;
         self.happened.parked += status.parked_total - self.parked_seen.0;
@@ -336,9 +336,9 @@ impl World {
         self.happened.waited_for_space += u64::from(status.writers_waiting);
         let counters = self.memory.counters();
         if counters.loads_of_unfenced + counters.stores_over_unfenced > 0 {
-            self.complain(format!("a thread relies on stores that no thread has fenced: {counters:?}"));
+            self.fail(format!("a thread relies on stores that no thread has fenced: {counters:?}"));
         }
-        self.look_at_clock();
+        self.read_clock();
         if let Some((asked, epoch)) = self.draining
             && self.process().cache().is_drained(epoch)
         {
@@ -361,10 +361,10 @@ impl World {
             let went_on = self.poll(client) | (self.random.chance(500) && self.maintain());
             self.note_drained();
             if !asked && !went_on && self.process().outlook() != Outlook::Work && !self.asked.is_empty() {
-                self.let_time_pass();
+                self.advance_clock();
             }
             if turns % 100_000 == 99_999 && written == self.happened.written_bytes {
-                self.complain("nothing was written for a long time");
+                self.fail("nothing was written for a long time");
             }
             if turns % 100_000 == 0 {
                 written = self.happened.written_bytes;
@@ -375,7 +375,7 @@ impl World {
 
     /// Reads `range` through the engine, with no other request in flight, and returns the bytes.
     fn read_now(&mut self, range: ByteRange) -> Vec<u8> {
-        self.try_read(range).unwrap_or_else(|error| self.complain(format!("reading {range}: {error}")))
+        self.try_read(range).unwrap_or_else(|error| self.fail(format!("reading {range}: {error}")))
     }
 
     fn try_read(&mut self, range: ByteRange) -> Result<Vec<u8>, Error> {
@@ -405,18 +405,18 @@ impl World {
         while !ready(self) {
             turns += 1;
             if turns > 1_000_000 {
-                self.complain("no end after a million turns");
+                self.fail("no end after a million turns");
             }
             let client = turns % self.options.clients.max(1) as u64;
             let went_on = (client > 0 && self.poll(client as usize)) | self.maintain();
             if !went_on {
-                self.let_time_pass();
+                self.advance_clock();
             }
         }
     }
 
-    /// If nothing can continue, the clock advances.
-    fn let_time_pass(&mut self) {
+    /// Advances the clock if no thread can continue.
+    fn advance_clock(&mut self) {
         match self.process().outlook() {
             Outlook::Work => {}
             Outlook::Sleeps(until) => {
@@ -426,7 +426,7 @@ impl World {
                 let now = self.environment.clock_ms();
                 self.environment.advance(until.saturating_sub(now).max(1));
             }
-            Outlook::Stuck => self.complain("all threads wait and none will be woken"),
+            Outlook::Stuck => self.fail("all threads wait and none will be woken"),
         }
     }
 
@@ -445,7 +445,7 @@ impl World {
         while self.maintain() {
             steps += 1;
             if steps > 1_000_000 {
-                self.complain("the background worker does not become idle");
+                self.fail("the background worker does not become idle");
             }
         }
         self.note_drained();

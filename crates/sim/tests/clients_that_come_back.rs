@@ -1,11 +1,11 @@
-//! Clients that disconnect with requests in flight and reconnect: nothing of an ended connection takes effect
-//! after a new client was answered.
+//! Clients that disconnect with requests in flight and reconnect: no request of an ended connection takes effect
+//! after a new client got a reply.
 
 use cbd_sim::reconnect;
 use std::collections::BTreeMap;
 
 #[test]
-fn nothing_of_an_ended_connection_happens_once_a_new_client_was_answered() {
+fn no_request_of_an_ended_connection_takes_effect_after_a_new_client_got_a_reply() {
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in 1..=8 {
         let tally = reconnect::explore(seed, None);
@@ -14,7 +14,7 @@ fn nothing_of_an_ended_connection_happens_once_a_new_client_was_answered() {
             *faults.entry(name).or_default() += count;
         }
     }
-    // Without these events the test would prove nothing.
+    // The test proves nothing unless these events occur.
     for name in [
         "connection_closed_with_requests_in_flight",
         "connection_closed_with_requests_unread",

@@ -6,9 +6,9 @@ use cbd_sim::campaign::{self, Plan};
 use cbd_sim::explorer::{Effort, Tally};
 use cbd_sim::from_environment;
 
-/// Explores the kind of world `name`, and returns what was seen if nothing was wrong.
+/// Explores the kind of world `name`. Returns the counts if there was no violation.
 fn explore(name: &str, seeds: u64) -> Tally {
-    // The number of batches of sequences is finite, and they begin with the first.
+    // The number of batches of sequences is finite, and they begin with batch 1.
     let is_endless = !name.starts_with("sequences");
     let seeds = if is_endless { from_environment("CBD_ROUNDS", seeds).min(50) } else { seeds };
     let plan = Plan {

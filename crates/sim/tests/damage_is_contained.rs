@@ -1,5 +1,5 @@
-//! A flipped bit, a poisoned line or a poisoned page anywhere in a cache: no wrong data is ever read or
-//! written back, few blocks cannot be read, everything else continues, and an overwrite repairs the damage.
+//! A flipped bit, a poisoned line or a poisoned page anywhere in a cache: no wrong data is read or written back, few
+//! blocks cannot be read, all other operations continue, and an overwrite repairs the damage.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Mix, Seeded, Watchdog, Wish, World, WorldOptions, from_environment};
@@ -37,12 +37,12 @@ fn hurt(world: &World, damage: Damage, at: u64, random: &mut Seeded) {
     }
 }
 
-/// Damages one place, with or without a following restart, and returns the number of unreadable blocks.
+/// Damages one offset, with or without a following restart, and returns the number of unreadable blocks.
 fn damage_and_heal(
     seed: u64,
     damage: Damage,
     restart: bool,
-    place: impl Fn(&World, &mut Seeded) -> u64,
+    choose: impl Fn(&World, &mut Seeded) -> u64,
 ) -> usize {
     let _watchdog =
         Watchdog::new(Duration::from_secs(120), format!("{damage:?}, restart {restart}, seed {seed}"));
@@ -52,13 +52,13 @@ fn damage_and_heal(
     world.quiesce();
     ask(&mut world, Operation::Flush, ByteRange::at(0, 0));
     world.expect_damage();
-    let at = place(&world, &mut random);
+    let at = choose(&world, &mut random);
     hurt(&world, damage, at, &mut random);
     if restart {
         world.crash();
     }
     let unreadable = world.unreadable();
-    // The world continues; nothing but reads of the damage may fail.
+    // The world continues; only reads of the damaged data may fail.
     world.run(50);
     world.quiesce();
     ask(&mut world, Operation::Flush, ByteRange::at(0, 0));
@@ -76,7 +76,7 @@ fn damage_and_heal(
 fn anywhere_in_segments(world: &World, random: &mut Seeded) -> u64 {
     let area = world.segment_area();
     let image = world.memory().image();
-    // The first segment holds the state of the lanes. Unused lines are not of interest.
+    // The first segment holds the state of the lanes. Only used lines are chosen.
     let used = |at: &u64| image[(at / 64 * 64) as usize..][..64].iter().any(|byte| *byte != 0);
     (0..1000)
         .map(|_| random.between(area.start + (64 << 10), area.end - 1))
@@ -156,7 +156,7 @@ fn much_damage_gives_errors_and_no_wrong_data() {
                 world.crash();
             }
         }
-        // The repair can meet damage that was not read before.
+        // The repair can meet damage that no read had met before.
         for _ in 0..20 {
             let unreadable = world.unreadable();
             most = most.max(unreadable.len());

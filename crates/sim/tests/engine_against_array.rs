@@ -82,7 +82,7 @@ fn a_disk_that_fails_half_of_the_time_agrees_with_the_array() {
     let all = run("failing disk", 6, |seed| WorldOptions {
         read_errors_permille: 500,
         write_errors_permille: 500,
-        // Long enough that no write is refused because nothing was flushed for that time.
+        // Longer than the run, so that no write is refused because the disk did not flush for that time.
         write_error_after_s: 86400,
         ..WorldOptions::small(seed, Consistency::Strict)
     });

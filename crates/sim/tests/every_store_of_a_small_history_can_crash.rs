@@ -1,6 +1,6 @@
-//! Short histories that crash at every single store, write-back and fence, with several outcomes of what was
-//! not fenced. Recovery then crashes as well, writing continues, crashes again, and everything must still be
-//! there.
+//! Short histories that crash at every single store, write-back and fence, with several outcomes of the stores that
+//! were not fenced. Recovery then crashes as well, writing continues, the process crashes again, and every
+//! acknowledged change must still be present.
 //!
 //! `CBD_FATES` is the number of outcomes tried for each event (more find more).
 
@@ -66,7 +66,7 @@ fn crash_everywhere(name: &str, history: &[Do], change: impl Fn(&mut WorldOption
         change(&mut options);
         World::new(options)
     };
-    let places = {
+    let events = {
         let mut world = make(0);
         let before = world.memory().events();
         play(&mut world, history);
@@ -75,18 +75,17 @@ fn crash_everywhere(name: &str, history: &[Do], change: impl Fn(&mut WorldOption
     let fates = from_environment("CBD_FATES", 3);
     let first = from_environment("CBD_SEED", 1);
     let mut crashed = 0;
-    for place in 1..=places {
+    for event in 1..=events {
         for fate in first..first + fates {
             let _watchdog =
-                Watchdog::new(Duration::from_secs(60), format!("{name}, place {place}, fate {fate}"));
-            let mut world = make(fate << 32 | place);
-            world.memory().crash_after(place, fate);
-            // With another seed the last event may not be reached; the crash then comes after the whole
-            // history.
+                Watchdog::new(Duration::from_secs(60), format!("{name}, event {event}, fate {fate}"));
+            let mut world = make(fate << 32 | event);
+            world.memory().crash_after(event, fate);
+            // With another seed the last event may not be reached; the crash then follows the whole history.
             crashed += u64::from(until_crash(|| play(&mut world, history)).is_err());
             // Every third recovery crashes, too.
-            world.crash_with((fate % 3 == 0).then_some(1 + (place + fate) % 30));
-            // The world continues, and is cut short again.
+            world.crash_with((fate % 3 == 0).then_some(1 + (event + fate) % 30));
+            // The world continues, and crashes again.
             play(
                 &mut world,
                 &[write(512, KIB), write(CHUNK - KIB, 2 * KIB), FLUSH, write(40 * KIB, 4 * KIB)],
@@ -97,9 +96,9 @@ fn crash_everywhere(name: &str, history: &[Do], change: impl Fn(&mut WorldOption
             world.finish();
         }
     }
-    println!("{name}: {places} places, {fates} fates each, {crashed} crashes");
-    assert!(crashed * 10 >= places * fates * 9);
-    places
+    println!("{name}: {events} events, {fates} fates each, {crashed} crashes");
+    assert!(crashed * 10 >= events * fates * 9);
+    events
 }
 
 #[test]
@@ -137,11 +136,11 @@ fn zeroes_and_discards_over_two_lanes() {
         ask(Operation::Discard, 0, CHUNK + 32 * KIB, false),
         Do::Drain,
     ];
-    let places = crash_everywhere("zeroes", &history, |options| {
+    let events = crash_everywhere("zeroes", &history, |options| {
         options.segments = 17;
         options.lanes_max = 2;
     });
-    assert!(places > 40);
+    assert!(events > 40);
 }
 
 #[test]
@@ -226,8 +225,8 @@ fn parking_what_the_disk_refuses() {
         write(512, KIB),
         Do::Drain,
     ];
-    let places = crash_everywhere("parking", &history, refuses);
-    assert!(places > 60);
+    let events = crash_everywhere("parking", &history, refuses);
+    assert!(events > 60);
 }
 
 #[test]
@@ -261,8 +260,8 @@ fn reclaim_of_a_full_cache_with_something_parked() {
         }
         history.push(Do::Quiesce);
     }
-    let places = crash_everywhere("reclaim with something parked", &history, refuses);
-    assert!(places > 100);
+    let events = crash_everywhere("reclaim with something parked", &history, refuses);
+    assert!(events > 100);
 }
 
 /// Every second sector, exactly as many as a lane can park.
@@ -277,18 +276,18 @@ const SCATTERED: [ByteRange; 25] = {
     ranges
 };
 
-/// Carried records fill the last free segment; whenever the crash comes, the lane can continue.
+/// Carried records fill the last free segment; the lane can continue after a crash at any event.
 #[test]
-fn as_much_as_can_be_parked_is_carried_by_a_full_cache() {
+fn a_full_cache_carries_the_maximum_of_parked_data() {
     let mut history = vec![write(0, 16 * KIB), write(16 * KIB, 16 * KIB), FLUSH, Do::Drain];
     for round in 0..16 {
         history.push(write(64 * KIB + round % 5 * 16 * KIB, 16 * KIB));
     }
     history.push(Do::Quiesce);
-    let places = crash_everywhere("much is parked", &history, |options| {
+    let events = crash_everywhere("much is parked", &history, |options| {
         refuses(options);
         options.unwritable = &SCATTERED;
         options.in_flight_max = 16;
     });
-    assert!(places > 200);
+    assert!(events > 200);
 }

@@ -1,5 +1,5 @@
-//! A cache of 16 segments under a workload of a hundred times its size, flushed often or never, completes:
-//! reclaim wakes every client that waits for space, never the clock, and order is kept.
+//! A cache of 16 segments under a workload of a hundred times its size, with many flushes or none, completes all
+//! requests. Reclaim, not the clock, wakes every client that waits for space, and the order of writeback is kept.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Mix, Watchdog, World, WorldOptions, from_environment};

@@ -1,6 +1,5 @@
-//! Forged regions: any field of any structure is changed, with a valid checksum. Whatever they hold, opening
-//! and using them ends in an error or in a cache that works, never in a panic, a hang, or an operation
-//! outside the disk.
+//! Forged regions: any field of any structure is changed, with a valid checksum. Opening and using such a region ends
+//! in an error or in a cache that works, never in a panic, a hang, or an operation outside the disk.
 
 use cbd_engine::{Consistency, Transport};
 use cbd_format::record::bytes_of;
@@ -75,7 +74,7 @@ fn forge_slot<T: SlotContent>(memory: &CrashMemory, slots: [u64; 2], place: u64,
     }
 }
 
-/// What a forger must know of the cache.
+/// The facts about the cache that a forgery needs.
 struct Known {
     layout: Layout,
     backend: BackendEntry,
@@ -264,7 +263,7 @@ fn forged_regions_end_in_an_error_or_in_a_cache_that_works() {
             let survived = use_it(&memory, &disk, &mut random);
             opened += u64::from(survived);
             rounds += 1;
-            // The state that it left must be survived as well.
+            // The program must also survive the state that the first use left.
             let left = memory.process_crash();
             disk.process_crash(seed);
             use_it(&left, &disk, &mut random);

@@ -1,6 +1,6 @@
-//! In every mode, at any moment at which the region could be lost: the backing device holds everything that
-//! had completed and was flushed before the recovery point in the status, whatever crashes, backlogs and
-//! clock changes there were.
+//! In every mode, at any moment at which the region could be lost: the backing device holds everything that had
+//! completed and was flushed before the recovery point in the status, regardless of crashes, backlogs and clock
+//! changes.
 
 use cbd_engine::Consistency;
 use cbd_sim::{Happened, Mix, Watchdog, World, WorldOptions};

@@ -1,4 +1,4 @@
-//! What a repair has stored survives a power cut as soon as the repair returns.
+//! The stores of a repair survive a power cut as soon as the repair returns.
 
 use cbd_engine::{TwoSlots, copy_over};
 use cbd_format::{LaneTail, Slot};

@@ -1,5 +1,5 @@
-//! Memory that fails during a store, such as a page that is unavailable or poisoned: what was not stored is
-//! never acknowledged, and nothing that was acknowledged is lost.
+//! Memory that fails during a store, such as a page that is unavailable or poisoned: data that was not stored is
+//! never acknowledged, and no acknowledged data is lost.
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{
@@ -22,8 +22,7 @@ const SEGMENT: u64 = 64 << 10;
 const SEGMENTS: u64 = 9;
 const DEVICE: u64 = 4 << 20;
 
-/// A memory with pages that take neither stores nor write-backs, as the kernel leaves a poisoned page. Clones
-/// share it.
+/// A memory with pages that fail stores and write-backs, as the kernel leaves a poisoned page. Clones share it.
 #[derive(Clone)]
 struct FailingMemory {
     inner: CrashMemory,
@@ -40,7 +39,7 @@ impl FailingMemory {
         self.failing.lock().extend(range.split_at_multiples(PAGE).map(|page| page.start / PAGE));
     }
 
-    /// Whether an access of `length` bytes at `at` succeeds; a failure is remembered as a mapping does.
+    /// Whether an access of `length` bytes at `at` succeeds; a failure is recorded, as a mapping does.
     fn takes(&self, at: u64, length: u64) -> bool {
         let failing = self.failing.lock();
         let touches_failing = ByteRange::at(at, length)
@@ -166,8 +165,7 @@ impl Small {
         Self { environment, memory, disk, transport, backend, cache }
     }
 
-    /// A background worker that need not flush the disk, so it marks data clean in the step that has written
-    /// it.
+    /// A background worker whose disk needs no flush, so it marks data clean in the step that has written it.
     fn worker(&self) -> BackgroundWorker<Outside, SimQueue> {
         let geometry = BackingGeometry { volatile_cache: false, ..self.disk.geometry() };
         BackgroundWorker::new(Arc::clone(&self.cache), self.disk.queue(4), geometry)
@@ -199,13 +197,13 @@ impl Small {
             .expect("something was written")
     }
 
-    /// The power fails; afterwards all memory takes stores again.
+    /// Cuts the power; afterwards no store fails.
     fn restart(self) -> Self {
         let failing = BTreeSet::new();
         self.restart_with(failing)
     }
 
-    /// The power fails; these pages still take no stores.
+    /// Cuts the power; stores to these pages still fail.
     fn restart_with(self, failing: BTreeSet<u64>) -> Self {
         let Self { memory, disk, transport, backend, cache, .. } = self;
         drop((cache, transport));
@@ -270,7 +268,7 @@ fn writes_that_share_a_fence_with_one_whose_record_was_not_stored_are_not_acknow
 }
 
 #[test]
-fn nothing_comes_behind_a_record_of_writes_together_that_was_not_stored() {
+fn no_record_follows_a_record_of_a_write_batch_that_was_not_stored() {
     let small = Small::with_lanes(2);
     for lane in 0..2 {
         small.write(lane * DEVICE, 1 + lane as u8).unwrap();
@@ -292,8 +290,8 @@ fn nothing_comes_behind_a_record_of_writes_together_that_was_not_stored() {
     }
 }
 
-/// The results of a FUA write, a plain write and another FUA write of a client, submitted at once, while
-/// `failing` takes no stores.
+/// The results of a FUA write, a plain write and another FUA write of a client, submitted at once, while stores to
+/// `failing` fail.
 fn fua_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 3] {
     let small = Small::with_lanes(3);
     for lane in 0..3 {
@@ -316,13 +314,13 @@ fn fua_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 3] 
 }
 
 #[test]
-fn a_client_learns_of_writes_together_that_were_not_stored() {
+fn a_client_gets_an_error_for_each_write_of_a_batch_that_was_not_stored() {
     let ends = fua_at_once(|small| ByteRange::at(small.log() + PAGE, 2 * PAGE));
     assert_eq!(ends, [Some(ErrorKind::Media); 3]);
 }
 
 #[test]
-fn a_client_learns_of_fua_writes_together_whose_marks_were_not_stored() {
+fn a_client_gets_an_error_for_each_fua_write_of_a_batch_whose_mark_was_not_stored() {
     // The state of the cache is in its first segment.
     let ends = fua_at_once(|small| ByteRange::at(small.transport.info().layout.segment_area, SEGMENT));
     assert_eq!(ends, [Some(ErrorKind::Media), None, Some(ErrorKind::Media)], "the plain write needs none");
@@ -355,7 +353,7 @@ fn damage_that_cannot_be_noted_is_not_declared_clean() {
     let small = Small::new();
     small.write(0, 7).unwrap();
     let log = small.log();
-    // The data is damaged, and the page pair takes no further record.
+    // The data is damaged, and the page pair accepts no further record.
     small.memory.inner.flip(log + SEGMENT - PAGE - BLOCK + 100, 3);
     small.memory.fail(ByteRange::at(log + PAGE, 2 * PAGE));
     let mut worker = small.worker();
@@ -392,7 +390,7 @@ fn damage_that_cannot_be_carried_keeps_its_segment() {
     for block in 1..20 {
         small.write(block * BLOCK, 8).unwrap();
     }
-    // Only the segment with the quarantine lies behind the open one, which takes no records now.
+    // Only the segment with the quarantine is behind the open one, which accepts no records now.
     small.memory.fail(ByteRange::at(log + SEGMENT, SEGMENTS * SEGMENT));
     settle(0);
     let small = small.restart();
@@ -410,7 +408,7 @@ fn a_change_of_a_table_that_was_not_stored_is_an_error() {
 }
 
 #[test]
-fn a_page_that_neither_reads_nor_stores_leaves_the_cache_writable_after_a_restart() {
+fn a_page_that_fails_loads_and_stores_leaves_the_cache_writable_after_a_restart() {
     let small = Small::new();
     for block in 0..3 {
         small.write(block * BLOCK, 1 + block as u8).unwrap();

@@ -1,6 +1,6 @@
-//! Real threads over one cache: clients that submit one or several requests at once and sleep until they are
-//! woken, a background worker that sleeps, too, and a checker that simulates the loss of the region at random
-//! moments. The clock never wakes a thread while a client waits.
+//! Real threads over one cache: clients that submit one or several requests at once and sleep until they are woken, a
+//! background worker that sleeps, too, and a checker that simulates the loss of the region at random moments. The
+//! clock never wakes the worker while a client waits.
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{
@@ -41,7 +41,7 @@ impl Bell {
         Arc::new(Self { rung: AtomicBool::new(false), thread: thread::current() })
     }
 
-    /// Sleeps until it rings; false if it does not.
+    /// Sleeps until the bell rings; false if it does not ring in time.
     fn wait(&self, at_most: Duration) -> bool {
         let end = Instant::now() + at_most;
         // An unpark can remain from a ring that was already consumed.
@@ -284,7 +284,7 @@ impl Scene {
             thread::sleep(Duration::from_millis(5));
             let before = self.cache.status().backing_is_consistent;
             let image = self.disk.image_after_power_cut(random.next());
-            // A batch may have begun or ended meanwhile; the image then proves nothing.
+            // If a batch began or ended meanwhile, the image proves nothing.
             if before && self.cache.status().backing_is_consistent {
                 let verdict = self.oracle().moment_of(&image, 0);
                 verdict.unwrap_or_else(|violation| panic!("seed {}: {violation}", self.seed));
@@ -317,7 +317,7 @@ fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
             let worker = scope.spawn(|| scene.maintain());
             for client in clients {
                 if client.join().is_err() {
-                    // The others would wait for a client that has ended.
+                    // The other threads would wait for a client that has ended.
                     std::process::abort();
                 }
             }

@@ -1,5 +1,5 @@
-//! A full cache keeps what is read again: a scan that is read once does not evict it, and what is missed
-//! twice is recorded.
+//! A full cache keeps blocks that are read again: a scan that reads once does not evict them, and a block that is
+//! missed twice is recorded.
 
 use cbd_engine::{Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_sim::{CrashMemory, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
@@ -16,7 +16,7 @@ const SEGMENTS: u64 = 41;
 const BLOCKS_PER_SEGMENT: u64 = 12;
 /// Blocks that fit in the cache while a tenth of the segments is free.
 const SPACE: u64 = 36 * BLOCKS_PER_SEGMENT;
-/// Steps after which a background worker that is still busy counts as endless.
+/// Steps after which a background worker that is still busy counts as stuck.
 const STEPS_MAX: usize = 50_000;
 
 struct Rig {
@@ -88,7 +88,7 @@ impl Rig {
         self.settle();
     }
 
-    /// Runs the background worker until nothing is left to do; the clock advances as the worker asks.
+    /// Runs the background worker until no work is left; the clock advances as the worker requests.
     fn settle(&mut self) {
         for _ in 0..STEPS_MAX {
             match self.worker.step() {
@@ -115,7 +115,7 @@ fn while_there_is_room_everything_is_recorded() {
 }
 
 #[test]
-fn a_scan_does_not_push_out_what_is_read_again() {
+fn a_scan_does_not_evict_blocks_that_are_read_again() {
     let mut rig = Rig::new();
     let hot = SPACE / 2;
     for _ in 0..3 {
@@ -127,7 +127,7 @@ fn a_scan_does_not_push_out_what_is_read_again() {
 }
 
 #[test]
-fn what_is_missed_twice_is_recorded_in_a_full_cache() {
+fn a_block_that_is_missed_twice_is_recorded_in_a_full_cache() {
     let mut rig = Rig::new();
     rig.read(1000, 2 * SPACE);
     rig.read(0, 100);
@@ -137,7 +137,7 @@ fn what_is_missed_twice_is_recorded_in_a_full_cache() {
 }
 
 #[test]
-fn a_loop_through_more_than_fits_is_held_in_part() {
+fn a_cyclic_scan_larger_than_the_cache_is_held_in_part() {
     let mut rig = Rig::new();
     let length = SPACE * 5 / 4;
     for _ in 0..8 {
@@ -156,7 +156,7 @@ fn rig_full_of_what_was_read() -> Rig {
 }
 
 #[test]
-fn three_quarters_of_what_was_read_since_outlive_their_segment() {
+fn three_quarters_of_the_blocks_read_since_their_write_outlive_their_segment() {
     let mut rig = rig_full_of_what_was_read();
     // One segment at a time, so that reclaim is never far behind.
     for gc_percent in (43..48).rev() {
@@ -169,7 +169,7 @@ fn three_quarters_of_what_was_read_since_outlive_their_segment() {
 }
 
 #[test]
-fn half_of_what_was_read_since_outlive_their_segment_while_space_is_needed() {
+fn half_of_the_blocks_read_since_their_write_outlive_their_segment_while_space_is_needed() {
     let mut rig = rig_full_of_what_was_read();
     rig.reclaim_at(20);
     for _ in 0..STEPS_MAX {
@@ -190,7 +190,7 @@ fn half_of_what_was_read_since_outlive_their_segment_while_space_is_needed() {
 fn a_cache_of_few_segments_a_lane_keeps_one_and_a_half_a_lane_free() {
     let mut rig = Rig::with_lanes(4);
     assert_eq!(rig.cache.status().lanes, 4);
-    // More than fits, in all lanes, and twice: a full cache records a range at its second miss.
+    // More blocks than fit, in all lanes, and each twice: a full cache records a range at its second miss.
     for _ in 0..2 {
         for chunk in 0..16 {
             rig.read(chunk * 1024, SPACE / 8);

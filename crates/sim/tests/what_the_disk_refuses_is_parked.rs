@@ -1,5 +1,5 @@
-//! A disk that refuses some sectors permanently, or until it is repaired: what it refuses is parked,
-//! everything else continues, nothing is lost, and no old data replaces newer data.
+//! A disk that refuses some sectors permanently, or until it is repaired: the refused data is parked, all other
+//! operations continue, no data is lost, and no old data replaces newer data.
 
 use cbd_engine::{Consistency, OnWriteError};
 use cbd_sim::{Happened, Mix, Watchdog, Wish, World, WorldOptions, from_environment};
@@ -106,7 +106,7 @@ fn a_parked_range_is_known_after_a_restart_and_taken_when_the_disk_is_repaired()
 }
 
 #[test]
-fn a_parked_range_is_tried_again_by_itself_but_seldom() {
+fn a_parked_range_is_retried_without_a_request_but_rarely() {
     let _watchdog = guarded("seldom");
     let mut world = World::new(quiet(Consistency::Strict));
     ask(&mut world, &[write(4 * KIB, 4 * KIB), FLUSH]);
@@ -130,7 +130,7 @@ fn a_parked_range_is_tried_again_by_itself_but_seldom() {
 }
 
 #[test]
-fn what_is_written_beside_a_parked_range_does_not_wait_until_that_is_tried_again() {
+fn data_beside_a_parked_range_does_not_wait_for_the_retry_of_the_range() {
     let _watchdog = guarded("beside a parked range");
     let mut world = World::new(quiet(Consistency::Strict));
     ask(&mut world, &[write(4 * KIB, 4 * KIB), FLUSH]);
@@ -141,8 +141,7 @@ fn what_is_written_beside_a_parked_range_does_not_wait_until_that_is_tried_again
             world.advance(100);
         }
     };
-    // Longer than writeback waits after a refusal, but shorter than the interval at which parked data is
-    // tried again.
+    // Longer than writeback waits after a refusal, but shorter than the interval at which it retries parked data.
     pass(&mut world, 12);
     ask(&mut world, &[write(64 * KIB, 4 * KIB)]);
     pass(&mut world, 5);
@@ -221,13 +220,13 @@ fn reclaim_carries_what_is_parked() {
 }
 
 #[test]
-fn a_disk_that_is_gone_is_waited_for_and_nothing_is_parked() {
+fn writeback_waits_for_a_disk_that_is_gone_and_parks_nothing() {
     const ALL: ByteRange = ByteRange { start: 0, end: CHUNK + 64 * KIB + 512 };
     let _watchdog = guarded("gone");
     let mut world =
         World::new(WorldOptions { unwritable: &[ALL], write_error_after_s: 0, ..quiet(Consistency::Strict) });
-    for place in 0..8 {
-        ask(&mut world, &[write(place * 64 * KIB, 16 * KIB)]);
+    for number in 0..8 {
+        ask(&mut world, &[write(number * 64 * KIB, 16 * KIB)]);
     }
     ask(&mut world, &[FLUSH]);
     for _ in 0..200 {
@@ -247,11 +246,11 @@ fn a_disk_that_is_gone_is_waited_for_and_nothing_is_parked() {
 fn fill_until_it_fails(options: WorldOptions) -> World {
     let mut world = World::new(options);
     world.expect_refusals();
-    let mut place = 0;
+    let mut number = 0;
     while world.happened().refused == 0 {
-        place += 1;
-        assert!(place < 200, "writes neither fail nor wait");
-        assert!(world.submit(write(place % 60 * 16 * KIB, 16 * KIB)));
+        number += 1;
+        assert!(number < 200, "writes neither fail nor wait");
+        assert!(world.submit(write(number % 60 * 16 * KIB, 16 * KIB)));
         world.quiesce();
     }
     world.settle();
@@ -259,7 +258,7 @@ fn fill_until_it_fails(options: WorldOptions) -> World {
 }
 
 #[test]
-fn with_stop_a_write_fails_when_the_cache_is_full_and_the_bound_has_passed() {
+fn with_stop_a_write_fails_when_the_cache_is_full_and_the_timeout_has_passed() {
     let _watchdog = guarded("stop");
     let mut world = fill_until_it_fails(WorldOptions {
         on_write_error: OnWriteError::Stop,
@@ -268,7 +267,7 @@ fn with_stop_a_write_fails_when_the_cache_is_full_and_the_bound_has_passed() {
     let status = world.status();
     assert!(status.is_stalled && status.parked.is_empty());
     assert_eq!(status.parked_total, 0);
-    // Reads continue, and so does everything when the disk is repaired.
+    // Reads continue, and all other operations do when the disk is repaired.
     world.check_changed();
     world.repair_disk();
     world.drain();
@@ -280,7 +279,7 @@ fn with_stop_a_write_fails_when_the_cache_is_full_and_the_bound_has_passed() {
 }
 
 #[test]
-fn a_flush_that_fails_for_long_is_no_matter_of_parking() {
+fn a_flush_that_fails_for_a_long_time_parks_nothing() {
     let _watchdog = guarded("flush");
     let mut world = fill_until_it_fails(WorldOptions {
         refuses_flushes: true,
@@ -295,7 +294,7 @@ fn a_flush_that_fails_for_long_is_no_matter_of_parking() {
 }
 
 #[test]
-fn a_full_cache_goes_on_although_some_sectors_are_refused() {
+fn a_full_cache_continues_although_the_disk_refuses_some_sectors() {
     const WRITES: Mix = Mix {
         write: 100,
         read: 3,
@@ -364,7 +363,7 @@ fn roam(name: &str, consistency: Consistency, change: impl Fn(&mut WorldOptions)
 #[test]
 fn nothing_is_lost_through_crashes_and_repairs_in_strict() {
     let all = roam("strict", Consistency::Strict, |_| {});
-    assert!(all.images_checked > 0 && all.images_void > 0);
+    assert!(all.images_checked > 0 && all.images_inconsistent > 0);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Writes that a client submits at once share a fence if they go to different lanes, and none is answered
-//! before it.
+//! Writes that a client submits at once share a fence if they go to different lanes, and no write completes before
+//! it.
 
 use cbd_device::{Device, Queue};
 use cbd_engine::{BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, TOGETHER, Transport};
@@ -100,7 +100,7 @@ impl Rig {
         bytes
     }
 
-    /// Fills the cache without reclaim: lane 0 takes all free segments, and the others keep their open ones.
+    /// Fills the cache without reclaim: lane 0 takes all free segments, and the other lanes keep their open ones.
     fn fill(&mut self) {
         let mut number = 0;
         while self.queue.parked() == 0 {
@@ -144,7 +144,7 @@ impl Rig {
 }
 
 #[test]
-fn as_many_as_may_go_to_as_many_lanes_with_one_fence() {
+fn the_maximum_number_of_writes_to_different_lanes_shares_one_fence() {
     let mut rig = Rig::new();
     let before = rig.fences();
     for number in 0..TOGETHER as u64 {
@@ -165,8 +165,8 @@ fn fua_writes_share_the_fence_of_their_marks_as_well() {
     rig.answered(TOGETHER);
     assert_eq!((rig.fences() - before, rig.cache.status().epoch.0 - epoch), (2, 1));
     assert_eq!(rig.memory.counters().stores_over_unfenced, 0);
-    // Each of their lanes is marked: damage there is detected, and damage in other lanes counts as an
-    // incomplete write.
+    // Each of their lanes is marked: damage there is detected, and damage in other lanes counts as an incomplete
+    // write.
     let image = rig.memory.image();
     for number in 0..TOGETHER {
         let written = [101 + number as u8; BLOCK as usize];
@@ -224,7 +224,7 @@ fn a_write_that_finds_no_space_waits_and_the_others_are_answered() {
 fn fua_writes_that_wait_for_space_together_are_woken_and_made_durable() {
     let mut rig = Rig::new();
     rig.fill();
-    // The queue that waits already would be called in any case.
+    // A queue that already waits would be woken in any case.
     let device = Arc::new(Device::cached(Arc::clone(&rig.cache), rig.disk.geometry()));
     let called = Arc::new(Called::default());
     let other = Queue::new(device, rig.disk.queue(4), Waker::from(Arc::clone(&called)));
@@ -311,7 +311,7 @@ fn empty_writes_are_done_and_store_nothing() {
 }
 
 #[test]
-fn of_many_writes_to_a_block_the_last_stays_also_over_a_power_cut() {
+fn the_last_of_many_writes_to_a_block_survives_a_power_cut() {
     let mut rig = Rig::new();
     let block = ByteRange::at(BLOCK, BLOCK);
     // More than TOGETHER, to the same and to other lanes in between, some FUA, and each a block or a sector
@@ -342,7 +342,7 @@ fn of_many_writes_to_a_block_the_last_stays_also_over_a_power_cut() {
 }
 
 #[test]
-fn what_is_not_a_write_of_one_piece_comes_after_held_writes() {
+fn requests_other_than_single_piece_writes_follow_held_writes() {
     let mut rig = Rig::new();
     rig.write(0, 0, false);
     rig.write(1, CHUNK, false);
@@ -355,7 +355,7 @@ fn what_is_not_a_write_of_one_piece_comes_after_held_writes() {
 }
 
 #[test]
-fn the_last_of_two_that_overlap_stays() {
+fn the_last_of_two_overlapping_writes_determines_the_content() {
     let mut rig = Rig::new();
     rig.write(0, 0, false);
     rig.write(1, 512, false);

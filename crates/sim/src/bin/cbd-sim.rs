@@ -125,7 +125,7 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
     Ok(Options { plan, complete, json })
 }
 
-/// The command that repeats this finding only.
+/// The command that repeats only this finding.
 fn repeat(finding: &Finding, options: &Options) -> String {
     let mut command = format!("cargo xtask sim --world {} --seed {} --seeds 1", finding.world, finding.seed);
     if let Some(point) = finding.point {
@@ -137,7 +137,7 @@ fn repeat(finding: &Finding, options: &Options) -> String {
     command
 }
 
-/// What a complete run must have seen and this run has not.
+/// The coverage that a complete run requires and this run did not reach.
 fn missing(outcome: &Outcome, plan: &Plan) -> Vec<String> {
     let tally = &outcome.tally;
     let mut missing = Vec::new();

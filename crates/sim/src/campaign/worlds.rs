@@ -1,5 +1,4 @@
-//! The worlds to explore. They are small, so that a state costs little, and each makes another condition
-//! difficult.
+//! The worlds to explore. They are small, so that a state costs little, and each one stresses another condition.
 
 use crate::flips;
 use crate::memory::MemoryKind;
@@ -16,16 +15,16 @@ use cbd_types::{ByteRange, CHUNK};
 pub struct Kind {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What is done in it.
+    /// The kind of exploration.
     pub work: Work,
-    /// Whether only long runs explore it, or only short ones.
+    /// Whether only long runs (`true`) or only short runs (`false`) explore it.
     pub(super) is_long: Option<bool>,
 }
 
-/// What is done in a kind of world.
+/// The exploration of a kind of world.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// Clients send any request, and every moment is explored. The function gives the world of a seed.
+    /// Clients send random requests, and every moment is explored. The function gives the world of a seed.
     History(fn(u64) -> WorldOptions),
     /// Bits are flipped.
     Flips,
@@ -45,18 +44,18 @@ impl Work {
     }
 }
 
-/// Turns of a history that are explored.
+/// Turns of a history that are explored, after the warm-up.
 pub(super) const TURNS: u64 = 60;
 
-/// Turns before the exploration begins: some worlds are young, others have been full for a long time.
+/// Turns before the exploration begins: with some seeds the cache is almost new, with others it has long been full.
 pub(super) fn warm_up(seed: u64) -> u64 {
     let mut random = Seeded::new(seed ^ 0x77a2);
     if random.chance(250) { 0 } else { random.below(500) }
 }
 
-/// Small writes, and every kind of request.
+/// Mostly small writes, and every other kind of request.
 const MIX: Mix = Mix { large_permille: 4, flush: 10, discard: 5, write_zeroes: 6, ..Mix::ALL };
-/// Many epochs.
+/// A mix with many flushes, and therefore many epochs.
 const FLUSHING: Mix = Mix { flush: 25, fua_permille: 200, ..MIX };
 
 /// The ranges that the disk of the `parked` worlds refuses to write.

@@ -1,4 +1,4 @@
-//! Recovers one crash state and compares the recovered contents with what must be there.
+//! Recovers one crash state and compares the recovered contents with the expected ones.
 
 use crate::actor::act_as;
 use crate::disk::SimDisk;
@@ -11,11 +11,11 @@ use cbd_engine::{Cache, CacheStatus};
 use cbd_types::{BackendId, ByteRange, Epoch};
 use std::sync::Arc;
 
-/// What must be there, whatever became of the lines.
+/// The expected contents, independent of the outcome of the open lines.
 pub(crate) struct Expected<'a> {
     pub(crate) backend: BackendId,
     pub(crate) contents: &'a Expectation,
-    /// The backing device held everything up to this epoch, and a status had reported that.
+    /// The last drained epoch that a status had reported: the backing device held everything up to it.
     pub(crate) drained: Epoch,
     pub(crate) clock_ms: u64,
 }
@@ -23,12 +23,12 @@ pub(crate) struct Expected<'a> {
 /// The result of a recovery.
 pub(super) struct Recovered {
     pub(super) status: CacheStatus,
-    /// A digest of all bytes.
+    /// A digest of all bytes that were compared.
     pub(super) contents: u64,
 }
 
 impl Recovered {
-    /// A digest of all that a client can see.
+    /// A digest of everything that a client can observe.
     pub(super) fn digest(&self) -> u64 {
         let status = &self.status;
         let seen = [
@@ -45,7 +45,7 @@ impl Recovered {
 }
 
 impl Expected<'_> {
-    /// Recovers what is in `memory` with `disk`, and compares.
+    /// Recovers the cache in `memory` over `disk`, and compares.
     pub(super) fn check(
         &self,
         seed: u64,
@@ -74,7 +74,7 @@ fn read_all(
     into: &mut [u8],
     disk: &SimDisk,
 ) -> Result<(), Violation> {
-    // The reader acts as another processor than the recovery: what it reads must be fenced.
+    // The reader acts as a different processor than the recovery: recovery must have fenced what the reader loads.
     act_as(1);
     let mut misses = Vec::new();
     cache

@@ -7,12 +7,12 @@ use crate::memory::{CrashMemory, Line, OpenLine};
 use crate::random::Seeded;
 use cbd_types::ByteRange;
 
-/// One outcome of a power cut.
+/// One possible outcome of a power cut.
 #[derive(Clone, Debug)]
 pub(super) struct Fate {
     /// The rule by which it was chosen.
     pub(super) kind: &'static str,
-    /// The content of each open line; `None` is what it held before.
+    /// The content of each open line; `None` for the content before the open stores.
     lines: Vec<Option<Line>>,
     /// A line that cannot be read after the cut.
     poisoned: Option<u64>,
@@ -77,8 +77,8 @@ pub(super) fn hostile(lines: &[OpenLine], effort: &Effort, random: &mut Seeded) 
     fates
 }
 
-/// Fates of many lines: none, all, prefixes, each line alone, each line missing, and random choices. `read`
-/// tells which lines recovery reads; the subsets of these are tried while there are few.
+/// Fates of many lines: none, all, prefixes, each line alone, each line missing, and random choices. `read` contains
+/// for each line whether recovery reads it; all subsets of the lines that are read are tried if these are few.
 pub(super) fn sampled(lines: &[OpenLine], read: &[bool], effort: &Effort, random: &mut Seeded) -> Vec<Fate> {
     let keep = |keep: bool, line: &OpenLine| keep.then(|| *line.newest());
     let mut fates = vec![

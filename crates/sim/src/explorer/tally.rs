@@ -1,4 +1,4 @@
-//! The counts of explorers, so that a run can report what it has seen.
+//! The counts of explorers, for the report of a run.
 
 use crate::world::Happened;
 use cbd_engine::RarePaths;
@@ -11,18 +11,18 @@ pub struct Finding {
     pub world: String,
     /// The seed of the world.
     pub seed: u64,
-    /// The moment of the history, counted from 1; none where the history itself went wrong.
+    /// The number of the moment in the history, from 1; `None` if the history itself failed.
     pub point: Option<u64>,
-    /// How the state was made.
+    /// How the state was produced.
     pub state: String,
-    /// What was wrong.
+    /// The description of the violation.
     pub text: String,
 }
 
 /// Counts by name.
 pub type Counts = BTreeMap<&'static str, u64>;
 
-/// What was seen.
+/// The counts and findings.
 #[derive(Clone, Default, Debug)]
 pub struct Tally {
     /// Histories played.
@@ -31,9 +31,9 @@ pub struct Tally {
     pub points: u64,
     /// Moments of which every subset of the open lines was tried.
     pub points_exhausted: u64,
-    /// States that were recovered and compared, by how they were made.
+    /// States that were recovered and compared, by the way in which they were produced.
     pub states: Counts,
-    /// States that were skipped because they differ from a tried state only in bytes that it never read.
+    /// States that were skipped because they differ from a tried state only in bytes that its recovery never read.
     pub equivalent_states: u64,
     /// Faults that the worlds met, by kind.
     pub faults: Counts,
@@ -48,7 +48,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts `count` more states of a kind.
+    /// Counts one more state of a kind.
     pub fn state(&mut self, kind: &'static str) {
         *self.states.entry(kind).or_default() += 1;
     }
@@ -70,7 +70,7 @@ impl Tally {
         }
     }
 
-    /// Counts what happened in a world.
+    /// Adds the counts of a world.
     pub fn count_world(&mut self, happened: &Happened) {
         self.fault("process_crash", happened.process_crashes);
         self.fault("power_cut", happened.power_cuts);
@@ -83,7 +83,7 @@ impl Tally {
         self.engine(&happened.rare);
     }
 
-    /// All states that were recovered and compared.
+    /// Number of all states that were recovered and compared.
     #[must_use]
     pub fn crash_states(&self) -> u64 {
         self.states.values().sum()

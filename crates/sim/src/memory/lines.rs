@@ -1,4 +1,4 @@
-//! The crash states of one moment, line by line: what a cache line may hold after a power cut.
+//! The crash states of one moment, line by line: the possible contents of a cache line after a power cut.
 
 use super::{CrashMemory, LINE, State};
 use cbd_types::ByteRange;
@@ -10,17 +10,17 @@ pub type Line = [u8; LINE as usize];
 /// A line with more than one possible content after a power cut at this moment.
 #[derive(Clone, Debug)]
 pub struct OpenLine {
-    /// Where the line begins.
+    /// The offset of the line.
     pub at: u64,
     /// The content if nothing newer has reached the medium.
     pub old: Line,
-    /// The content after each store since then, in order, each different from the one before; the last is
-    /// what a program sees.
+    /// The content after each store since then, in order, each different from the one before; the last is the content
+    /// that a program loads.
     pub versions: Vec<Line>,
 }
 
 impl OpenLine {
-    /// What a program sees.
+    /// The content that a program loads.
     #[must_use]
     pub fn newest(&self) -> &Line {
         self.versions.last().unwrap_or(&self.old)

@@ -1,7 +1,7 @@
 //! Memory that is an ordinary file: the kernel caches its pages and writes them to the disk in any order.
 //!
-//! Invariants: a process crash loses nothing; a crash of the machine leaves of each page what was on the
-//! disk, or any content that the page had since, or a mix of their sectors; what was synced is on the disk.
+//! Invariants: a process crash loses nothing; a crash of the machine leaves in each page the content on the disk, any
+//! content that the page had since, or a mix of their sectors; synced content is on the disk.
 //! After a sync that failed the kernel considers the pages clean: until they are stored to again, no later
 //! sync writes them, although it succeeds.
 
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
-/// The unit that a disk writes whole.
+/// The unit in bytes that a disk writes atomically.
 const SECTOR: u64 = 512;
 
 /// The state of the file.
@@ -29,7 +29,7 @@ pub(super) struct File {
 }
 
 impl File {
-    /// A store changes these bytes: the kernel will write their pages again.
+    /// Called for a store: the kernel will write the pages of these bytes again.
     pub(super) fn touch(&mut self, at: u64, length: u64) {
         for number in at / PAGE..(at + length).div_ceil(PAGE) {
             self.dropped.remove(&number);
@@ -145,9 +145,8 @@ impl CrashMemory {
         }
     }
 
-    /// Crashes the machine, which then boots as `boot`. Of each page of the file either the content on the
-    /// disk is left, or its last content, or some sectors of each. This handle and all its clones are dead
-    /// afterwards.
+    /// Crashes the machine, which then boots as `boot`. Each page of the file then has its content on the disk, its
+    /// last content, or some sectors of each. This handle and all its clones are dead afterwards.
     #[must_use]
     pub fn machine_crash(&self, seed: u64, boot: BootId) -> Self {
         let mut next = self.take();

@@ -1,4 +1,4 @@
-//! Bytes that copies share until one of them changes: a copy of a region costs microseconds.
+//! Bytes that copies share until one of them changes, so that a copy of a region costs microseconds.
 
 use std::sync::Arc;
 

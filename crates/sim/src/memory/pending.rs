@@ -1,4 +1,4 @@
-//! Stores that no fence has followed, and what a power cut keeps of them.
+//! Stores that no fence has followed, and the part of them that survives a power cut.
 
 use super::{Keep, pages::Pages};
 use crate::actor::Actor;
@@ -19,7 +19,7 @@ impl Pending {
         ByteRange::at(self.at, self.bytes.len() as u64)
     }
 
-    /// The bytes of `piece`, which lies in the store.
+    /// The bytes of `piece`, which lies within the store.
     pub(super) fn part(&self, piece: ByteRange) -> &[u8] {
         &self.bytes[(piece.start - self.at) as usize..(piece.end - self.at) as usize]
     }
@@ -49,7 +49,7 @@ pub(super) fn torn(range: ByteRange, unit: u64, random: &mut Seeded) -> Vec<Byte
     }
 }
 
-/// Applies to `durable` what a power cut keeps of `pending`.
+/// Applies to `durable` the part of `pending` that survives a power cut.
 pub(super) fn choose(durable: &mut Pages, pending: &[Pending], unit: u64, keep: Keep, random: &mut Seeded) {
     let keep = match keep {
         Keep::Any => {

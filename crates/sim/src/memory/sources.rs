@@ -18,7 +18,7 @@ impl CrashMemory {
         }
     }
 
-    /// What a copy loop sees that loads each byte of `source` once.
+    /// The bytes that a copy loop loads if it loads each byte of `source` once.
     pub(super) fn load_source<'a>(&self, source: &'a [u8]) -> Cow<'a, [u8]> {
         let mut state = self.state.lock();
         let sector_of =
@@ -38,7 +38,7 @@ impl CrashMemory {
         }
         let mut found = source.to_vec();
         for (sector, bytes) in (sector..).zip(found.chunks_exact_mut(size)) {
-            if state.whim.chance(500) {
+            if state.random_sources.chance(500) {
                 content.changed().fill(sector, bytes);
             }
         }

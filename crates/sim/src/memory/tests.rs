@@ -174,7 +174,7 @@ fn a_line_that_was_stored_as_it_was_is_not_open() {
 }
 
 #[test]
-fn a_cut_leaves_the_chosen_lines_and_the_living_go_on() {
+fn a_cut_to_chosen_lines_leaves_them_and_the_original_memory_stays_alive() {
     let memory = CrashMemory::new(4096);
     memory.store(0, &[1; 192]);
     let lines = memory.open_lines();
@@ -198,7 +198,7 @@ fn persistent_caches_keep_what_was_stored() {
 }
 
 #[test]
-fn where_lines_are_whole_none_is_torn() {
+fn a_memory_with_whole_lines_tears_none() {
     for seed in 0..100 {
         let memory = CrashMemory::new(4096);
         memory.set_kind(MemoryKind::WholeLines);

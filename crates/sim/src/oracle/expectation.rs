@@ -1,4 +1,4 @@
-//! What the device may show after a crash at one moment. It is computed once and compared with many recovered
+//! The legal contents of the device after a crash at one moment, computed once and compared with many recovered
 //! states.
 
 use super::{Oracle, Violation};
@@ -17,7 +17,7 @@ struct Unit {
     digest: u64,
 }
 
-/// The contents that may be found.
+/// The legal contents.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     sector: u64,
@@ -32,9 +32,9 @@ pub struct Expectation {
 type Halves = (Option<u64>, Option<u64>);
 
 impl Oracle {
-    /// What the device may show after a crash now: everything that was acknowledged; of the open changes, an
-    /// atomic one whole or not at all, and any sectors of the others. This decides nothing. The device is
-    /// compared in units of `unit` bytes, those with sectors that were ever changed.
+    /// The legal contents of the device after a crash now: every acknowledged change; of the open changes, an atomic
+    /// one whole or not at all, and any sectors of the others. This decides no open change. The device is compared in
+    /// units of `unit` bytes, and only the units with sectors that were ever changed.
     #[must_use]
     pub fn expectation(&self, unit: u64) -> Expectation {
         let mut open = BTreeMap::new();
@@ -67,7 +67,8 @@ impl Oracle {
 }
 
 impl Expectation {
-    /// Compares everything that was ever changed with what `read` returns. Returns a digest of the contents.
+    /// Compares everything that was ever changed with the bytes that `read` returns. Returns a digest of the
+    /// contents.
     ///
     /// # Errors
     /// The first sector with another content, an atomic change in part, or the error of `read`.
@@ -81,8 +82,11 @@ impl Expectation {
         for unit in &self.units {
             found.resize(unit.bytes.len(), 0);
             read(unit.range, &mut found)?;
-            digest =
-                digest.wrapping_add(unit.digest).wrapping_add(self.look_at(unit, &found, &mut halves)?);
+            digest = digest.wrapping_add(unit.digest).wrapping_add(self.compare_unit(
+                unit,
+                &found,
+                &mut halves,
+            )?);
         }
         for ((range, atomic), half) in self.changes.iter().zip(halves) {
             if let (true, (Some(there), Some(missing))) = (atomic, half) {
@@ -107,7 +111,7 @@ impl Expectation {
     }
 
     /// Compares one unit. Returns the change of the digest.
-    fn look_at(&self, unit: &Unit, found: &[u8], halves: &mut [Halves]) -> Result<u64, Violation> {
+    fn compare_unit(&self, unit: &Unit, found: &[u8], halves: &mut [Halves]) -> Result<u64, Violation> {
         let first = unit.range.start / self.sector;
         let mut change = 0_u64;
         if found != unit.bytes {
@@ -133,7 +137,7 @@ impl Expectation {
                 }
             }
         }
-        // The sectors that show an open change were noted above; those that do not are noted here.
+        // The loop above noted sectors that show an open change; this one notes those that do not.
         let last = unit.range.end / self.sector;
         for (sector, (_, open, content)) in self.open.range(first..last) {
             let at = ((sector - first) * self.sector) as usize;

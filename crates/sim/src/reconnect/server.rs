@@ -1,17 +1,17 @@
-//! The server of a simulated export: connections that are served, that are closed without notice, and that
-//! have ended with requests in flight; over a cache or over a disk without one.
+//! The server of a simulated export, over a cache or over a disk without one. Connections are served, are closed
+//! without notice, and end with requests in flight.
 //!
 //! Invariants: a connection is served as a thread of an export serves it, with the same queue
 //! ([`cbd_device::Queue`]) and the same rule for clients that reconnect ([`cbd_export::Clients`]); a queue is
 //! polled only when it was woken.
 //!
-//! Elsewhere: what clients request, and whether what they see is legal ([`super`]).
+//! Elsewhere: the requests of the clients, and the checks of the replies ([`super`]).
 
 use crate::actor::act_as;
 use crate::disk::SimDisk;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
-use crate::process::{Client as ClientQueue, Told, WorkerLoop, recover};
+use crate::process::{Client as ClientQueue, SimWorker, WakeFlag, recover};
 use cbd_device::Device;
 use cbd_export::clients::is_settled;
 use cbd_export::{Client, Clients};
@@ -26,13 +26,13 @@ const DEPTH: usize = 4;
 /// The server's side of a connection.
 pub(super) struct Connection {
     pub(super) number: u64,
-    /// None when nothing of the connection can change the device any more.
+    /// `None` when no request of the connection can change the device any more.
     client: Option<Client>,
     queue: ClientQueue,
     /// Set when the client has closed the connection.
     closed: Arc<AtomicBool>,
-    /// Set to wake the connection's thread.
-    told: Arc<Told>,
+    /// Wakes the connection's thread.
+    wake_flag: Arc<WakeFlag>,
     /// Requests in the socket.
     pub(super) unread: VecDeque<Request>,
     /// Answers that the client has not received.
@@ -73,7 +73,7 @@ pub(super) struct Server {
     device: Arc<Device<SimEnvironment>>,
     disk: SimDisk,
     environment: Arc<SimEnvironment>,
-    worker: Option<WorkerLoop>,
+    worker: Option<SimWorker>,
     clients: Clients,
     pub(super) connections: Vec<Connection>,
     next: u64,
@@ -87,7 +87,7 @@ impl Server {
         disk: &SimDisk,
     ) -> Result<Self> {
         let cache = cache.map(|(memory, backend)| recover(environment, memory, backend)).transpose()?;
-        let worker = cache.as_ref().map(|cache| WorkerLoop::new(cache, disk, DEPTH));
+        let worker = cache.as_ref().map(|cache| SimWorker::new(cache, disk, DEPTH));
         let device = match cache {
             Some(cache) => Device::cached(cache, disk.geometry()),
             None => Device::uncached(disk.geometry()),
@@ -112,17 +112,17 @@ impl Server {
     pub(super) fn connect(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
-        let (closed, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Told::default()));
-        let (looked_at, teller) = (Arc::clone(&closed), Arc::clone(&told));
+        let (closed, wake_flag) = (Arc::new(AtomicBool::new(false)), Arc::new(WakeFlag::default()));
+        let (looked_at, teller) = (Arc::clone(&closed), Arc::clone(&wake_flag));
         let client = self
             .clients
-            .connect(Box::new(move || looked_at.load(Ordering::SeqCst)), Box::new(move || teller.tell()));
+            .connect(Box::new(move || looked_at.load(Ordering::SeqCst)), Box::new(move || teller.set()));
         self.connections.push(Connection {
             number,
             client: Some(client),
             queue: self.queue(),
             closed,
-            told,
+            wake_flag,
             unread: VecDeque::new(),
             unsent: Vec::new(),
             stage: Stage::New,
@@ -144,14 +144,14 @@ impl Server {
             .map(|connection| connection.number)
     }
 
-    /// The thread of the connection at index `place` continues, with at most `most` requests; `notices` tells
-    /// whether it sees the end of a closed connection. None if it has nothing to do.
-    pub(super) fn step(&mut self, place: usize, most: usize, notices: bool) -> Option<Event> {
-        let connection = &mut self.connections[place];
+    /// Continues the thread of the connection at index `index`, with at most `most` requests; `notices` is whether
+    /// the thread notices the end of a closed connection. `None` if the thread has nothing to do.
+    pub(super) fn step(&mut self, index: usize, most: usize, notices: bool) -> Option<Event> {
+        let connection = &mut self.connections[index];
         act_as(1 + connection.number as u32 % 900);
         let event = connection.step(&self.disk, most, notices);
         if matches!(event, Some(Event::Over)) {
-            self.connections.remove(place);
+            self.connections.remove(index);
         }
         event
     }
@@ -159,12 +159,12 @@ impl Server {
     /// The background worker takes a step if it was woken.
     pub(super) fn maintain(&mut self) -> bool {
         let clock_ms = self.environment.clock_ms();
-        self.worker.as_mut().is_some_and(|worker| worker.step_if_told(&self.disk, clock_ms))
+        self.worker.as_mut().is_some_and(|worker| worker.step_if_woken(&self.disk, clock_ms))
     }
 
     /// The time until which the background worker sleeps, if it does.
     pub(super) fn sleeps_until(&self) -> Option<u64> {
-        self.worker.as_ref().and_then(WorkerLoop::sleeps_until)
+        self.worker.as_ref().and_then(SimWorker::sleeps_until)
     }
 
     /// Polls a queue of [`queue`](Self::queue); returns whether it was woken.
@@ -178,7 +178,7 @@ impl Connection {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// The client closes it.
+    /// The client closes the connection.
     pub(super) fn close(&mut self, in_order: bool) {
         self.in_order = in_order;
         self.closed.store(true, Ordering::SeqCst);
@@ -194,7 +194,7 @@ impl Connection {
             let answers = std::mem::take(&mut self.unsent);
             return Some(Event::Answers(if self.is_closed() { Vec::new() } else { answers }));
         }
-        let was_told = self.told.take();
+        let was_woken = self.wake_flag.take();
         let is_awaited = self.client.as_ref().is_some_and(Client::is_awaited);
         let is_at_its_end = self.is_closed() && notices && (!self.in_order || self.unread.is_empty());
         if self.stage != Stage::Ended && (is_awaited || is_at_its_end) {
@@ -204,7 +204,7 @@ impl Connection {
         }
         match self.stage {
             Stage::New if !self.unread.is_empty() => self.begin(),
-            Stage::Waiting => self.wait(was_told),
+            Stage::Waiting => self.wait(was_woken),
             Stage::Served => self.serve(disk, most),
             Stage::Ended => self.end(disk, is_awaited),
             Stage::New => None,
@@ -214,16 +214,16 @@ impl Connection {
     fn begin(&mut self) -> Option<Event> {
         if self.client.as_ref().is_some_and(Client::begin) {
             self.stage = Stage::Waiting;
-            // The first check whether it has to wait needs no wakeup.
-            self.told.tell();
+            // The first check for a wait needs no wakeup.
+            self.wake_flag.set();
             return Some(Event::Begun);
         }
         self.client = None;
         Some(Event::Over)
     }
 
-    fn wait(&mut self, was_told: bool) -> Option<Event> {
-        if !was_told || self.client.as_ref().is_some_and(|client| client.waits_for() > 0) {
+    fn wait(&mut self, was_woken: bool) -> Option<Event> {
+        if !was_woken || self.client.as_ref().is_some_and(|client| client.waits_for() > 0) {
             return None;
         }
         self.stage = Stage::Served;

@@ -16,17 +16,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 impl World {
-    /// Runs `turns` turns while `explorer` explores every moment; violations are in its tally. Returns both.
+    /// Runs `turns` turns while `explorer` explores every moment; its tally holds the violations. Returns both.
     #[must_use]
     pub fn explore(mut self, turns: u64, explorer: Explorer) -> (Happened, Explorer) {
         let explorer = self.explored(explorer, |world| {
-            world.let_look();
+            world.begin_exploration();
             world.run(turns);
         });
         (self.happened, explorer)
     }
 
-    /// Runs `work`, in which the exploration begins with [`let_look`](Self::let_look), and notes violations.
+    /// Runs `work`, in which [`begin_exploration`](Self::begin_exploration) starts the exploration, and records
+    /// violations.
     pub(super) fn explored(&mut self, explorer: Explorer, work: impl FnOnce(&mut Self)) -> Explorer {
         self.explorer = Some(explorer);
         let outcome = quietly(|| {
@@ -37,13 +38,13 @@ impl World {
         if let Err(text) = outcome {
             explorer.history_failed(text);
         }
-        self.let_process_go();
+        self.end_process();
         explorer.count_world(&self.happened);
         explorer
     }
 
     /// Starts the exploration.
-    pub(super) fn let_look(&mut self) {
+    pub(super) fn begin_exploration(&mut self) {
         if let Some(explorer) = &mut self.explorer {
             explorer.begin();
             explorer.watch(&self.memory, &self.disk);
@@ -94,13 +95,13 @@ impl World {
         }
     }
 
-    /// Whether a disk with this content is a crash state of what the clients did so far.
+    /// Whether a disk with this content is a crash state of the changes of the clients so far.
     pub(crate) fn check_bare_disk(&self, image: &DiskImage) -> Result<(), Violation> {
         self.oracle.moment_of(image, self.drained).map(drop)
     }
 
-    /// Whether the recovery point in `status` is not too late for a disk with this content. If something is
-    /// or was damaged or parked, this holds only while the status reports the disk as crash-consistent.
+    /// Checks that the recovery point in `status` is not too late for a disk with this content. If data is or was
+    /// damaged or parked, this holds only while the status reports the disk as crash-consistent.
     pub(crate) fn check_recovery_point(
         &self,
         image: &DiskImage,
@@ -114,8 +115,8 @@ impl World {
         }
     }
 
-    /// A world that begins with what a crash of this one has left in `memory` and on `disk`, and with the
-    /// knowledge of this one.
+    /// A world that continues from the contents that a crash of this one has left in `memory` and on `disk`, with the
+    /// oracle of this one.
     #[must_use]
     pub(crate) fn branch(&self, memory: CrashMemory, disk: SimDisk, seed: u64) -> Self {
         let mut world = self.make_branch(memory, disk, seed);
@@ -145,7 +146,7 @@ impl World {
             draining: None,
             drained: self.drained,
             drained_epoch: self.drained_epoch,
-            recovery_place: None,
+            crash_recovery_at: None,
             is_damaged: self.is_damaged,
             is_disk_broken: self.is_disk_broken,
             expects_refusals: self.expects_refusals,
@@ -175,9 +176,9 @@ impl World {
         world
     }
 
-    /// Some turns; then blocks that cannot be read are repaired by overwriting them, and the disk alone must
-    /// hold everything.
-    pub(crate) fn live_on_damaged(mut self, turns: u64) -> Happened {
+    /// Runs some turns; then repairs unreadable blocks by overwriting them, and expects the disk alone to hold
+    /// everything.
+    pub(crate) fn continue_damaged(mut self, turns: u64) -> Happened {
         self.run(turns);
         self.quiesce();
         for block in self.unreadable_changed() {
@@ -186,7 +187,7 @@ impl World {
         }
         let left = self.unreadable_changed();
         if !left.is_empty() {
-            self.complain(format!("an overwrite has not healed {left:?}"));
+            self.fail(format!("an overwrite has not healed {left:?}"));
         }
         self.finish()
     }
@@ -203,15 +204,15 @@ impl World {
         self.backend
     }
 
-    /// Some turns and a crash; then everything must be there.
-    pub(crate) fn live_on(mut self, turns: u64) -> Happened {
+    /// Runs some turns and a crash; then every acknowledged change must be present.
+    pub(crate) fn continue_and_check(mut self, turns: u64) -> Happened {
         self.run(turns);
         self.crash();
         self.check_changed();
         if self.random.chance(300) {
             return self.finish();
         }
-        self.let_process_go();
+        self.end_process();
         self.happened
     }
 }

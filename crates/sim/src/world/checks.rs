@@ -5,17 +5,17 @@ use cbd_engine::Consistency;
 use cbd_types::ByteRange;
 
 impl World {
-    /// Checks the case that the region and the power fail now: is the backing device a legal crash state?
+    /// Checks the case that the region and the power fail now: the backing device must be a legal crash state.
     pub fn check_backing(&mut self) {
         let status = self.process().cache().status();
         let image = self.disk.image_after_power_cut(self.random.next());
         self.happened.points_checked += u64::from(status.drained_wall_ms > 0);
         self.expect(self.check_recovery_point(&image, &status));
         if !status.backing_is_consistent {
-            self.happened.images_void += 1;
+            self.happened.images_inconsistent += 1;
             let is_strict = self.options.consistency == Consistency::Strict && !self.options.vary_settings;
             if is_strict && !self.is_damaged && self.options.unwritable.is_empty() {
-                self.complain("strict, and the backing device is not crash-consistent");
+                self.fail("strict, and the backing device is not crash-consistent");
             }
             return;
         }
@@ -23,8 +23,8 @@ impl World {
         self.expect(self.oracle.moment_of(&image, self.drained));
     }
 
-    /// The disk works again, and accepts what is parked.
-    fn take_what_is_parked(&mut self) {
+    /// Repairs the disk, so that it accepts the parked data.
+    fn write_back_parked(&mut self) {
         self.wait_until(|world| {
             world.note_drained();
             world.process().cache().parked_bytes() == 0
@@ -61,13 +61,13 @@ impl World {
         self.segment_area
     }
 
-    /// Reads everything, block by block, and compares what can be read. Returns the blocks that cannot.
+    /// Reads everything, block by block, and compares the readable blocks. Returns the unreadable ones.
     pub fn unreadable(&mut self) -> Vec<ByteRange> {
         let everything = ByteRange { start: 0, end: self.options.size };
         self.unreadable_of(everything.split_at_multiples(4096).collect())
     }
 
-    /// As [`unreadable`](Self::unreadable), for what was ever changed.
+    /// As [`unreadable`](Self::unreadable), for everything that was ever changed.
     pub fn unreadable_changed(&mut self) -> Vec<ByteRange> {
         self.unreadable_of(self.oracle.changed(4096))
     }
@@ -82,7 +82,7 @@ impl World {
                     self.expect(verdict);
                 }
                 Err(_) if self.is_damaged => unreadable.push(block),
-                Err(error) => self.complain(format!("reading {block}: {error}")),
+                Err(error) => self.fail(format!("reading {block}: {error}")),
             }
         }
         unreadable
@@ -95,29 +95,29 @@ impl World {
         self.expect(verdict);
     }
 
-    /// The end: every request completes, reads return the right bytes, the cache is drained, and the disk
+    /// Ends the world: every request completes, reads return the right bytes, the cache is drained, and the disk
     /// alone holds everything.
     ///
-    /// What was never changed is compared on the disk only: reads would replace the whole content of the
-    /// cache.
+    /// Data that was never changed is compared on the disk only: reads through the cache would replace its whole
+    /// content.
     pub fn finish(mut self) -> Happened {
         self.memory.never_crash();
         self.quiesce();
         self.check_changed();
         self.repair_disk();
         self.drain();
-        self.take_what_is_parked();
+        self.write_back_parked();
         self.run_worker_until_idle();
         let status = self.process().cache().status();
         if !status.backing_is_consistent {
-            self.complain("everything is on the backing device, but status says it is inconsistent");
+            self.fail("everything is on the backing device, but status says it is inconsistent");
         }
         self.process().cache().stop();
         for image in [self.disk.contents(), self.disk.durable()] {
             let verdict = self.oracle.check_everything(&image);
             self.expect(verdict);
         }
-        self.let_process_go();
+        self.end_process();
         self.happened
     }
 }

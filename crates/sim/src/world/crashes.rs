@@ -1,4 +1,4 @@
-//! The ends of simulated processes, and what their successors must find.
+//! The ends of simulated processes, and the state that their successors must find.
 
 use super::World;
 use crate::crash::until_crash;
@@ -8,10 +8,10 @@ use cbd_engine::Consistency;
 use std::sync::Arc;
 
 impl World {
-    /// Ends the process with a crash or a power cut, and starts the next one. Its recovery crashes, too, at
-    /// its `recovery_place`-th store, write-back or fence.
-    pub fn crash_with(&mut self, recovery_place: Option<u64>) {
-        self.recovery_place = recovery_place;
+    /// Ends the process with a crash or a power cut, and starts the next one. Its recovery crashes, too, at its
+    /// `crash_recovery_at`-th store, write-back or fence.
+    pub fn crash_with(&mut self, crash_recovery_at: Option<u64>) {
+        self.crash_recovery_at = crash_recovery_at;
         self.crash();
     }
 
@@ -28,7 +28,7 @@ impl World {
         }
     }
 
-    /// The process dies or the power fails, and the next process starts.
+    /// Kills the process or cuts the power, and starts the next process.
     pub(super) fn end(&mut self, process: bool) {
         self.take_down(process);
         if !self.restart() {
@@ -51,15 +51,15 @@ impl World {
 
     /// Starts a process on the present contents; false if it crashed.
     fn restart(&mut self) -> bool {
-        self.let_process_go();
+        self.end_process();
         self.draining = None;
         self.asked.clear();
         self.done.clear();
         self.environment = Arc::new(self.environment.successor(self.random.next()));
         let by_chance = self.random.chance(self.options.crash_in_recovery_permille);
-        let place = by_chance.then(|| self.random.between(1, 6));
-        if let Some(place) = self.recovery_place.take().or(place) {
-            self.memory.crash_after(place, self.random.next());
+        let event = by_chance.then(|| self.random.between(1, 6));
+        if let Some(event) = self.crash_recovery_at.take().or(event) {
+            self.memory.crash_after(event, self.random.next());
         }
         if let Some(explorer) = &self.explorer {
             explorer.watch(&self.memory, &self.disk);
@@ -87,9 +87,9 @@ impl World {
         self.unwatched(Self::settle);
     }
 
-    /// Finds out what became of the requests that the last process left open, or that failed.
+    /// Determines the outcome of the requests that the last process left open, or that failed.
     pub fn settle(&mut self) {
-        self.look_at_clock();
+        self.read_clock();
         let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
         let verdict = oracle.settle(|range| self.read_now(range));
         self.oracle = oracle;

@@ -25,7 +25,7 @@ pub struct WorldOptions {
     pub data_crc: bool,
     /// Order of writeback.
     pub consistency: Consistency,
-    /// What the memory promises.
+    /// The guarantees of the memory.
     pub memory: MemoryKind,
     /// Writes out of a thousand whose client changes its buffer during the copy.
     pub fickle_permille: u64,
@@ -42,11 +42,11 @@ pub struct WorldOptions {
     pub unwritable: &'static [ByteRange],
     /// Whether the broken disk refuses flushes, too.
     pub refuses_flushes: bool,
-    /// The policy for write errors, and the seconds after which it applies.
+    /// The policy for write errors.
     pub on_write_error: OnWriteError,
-    /// See `on_write_error`.
+    /// The time after which `on_write_error` applies, in seconds.
     pub write_error_after_s: u32,
-    /// Whether the disk loses what was not flushed.
+    /// Whether a power cut loses unflushed data of the disk.
     pub volatile_cache: bool,
     /// Whether the disk promises zeroes from a discard.
     pub discard_zeroes: bool,
@@ -128,23 +128,23 @@ pub struct Happened {
     /// Recovery points that were checked.
     pub points_checked: u64,
     /// Moments at which the engine reported that the backing device alone is not crash-consistent.
-    pub images_void: u64,
-    /// Ranges that were parked, and parked ranges that the disk accepted later.
+    pub images_inconsistent: u64,
+    /// Ranges that were parked.
     pub parked: u64,
-    /// See `parked`.
+    /// Parked ranges that the disk accepted later.
     pub unparked: u64,
     /// Changes that failed because the disk had refused writes for a long time.
     pub refused: u64,
     /// Turns at which a client waited for space.
     pub waited_for_space: u64,
-    /// Moments at which clients waited and nothing could continue before the clock advanced.
+    /// Moments at which clients waited and no thread could continue before the clock advanced.
     pub rescued_by_clock: u64,
-    /// Rare paths that the engines took, without those of engines that still run.
+    /// Rare paths that the engines took, without those of engines that are still running.
     pub rare: RarePaths,
 }
 
 impl Happened {
-    /// The counts of two worlds together.
+    /// The sum of the counts of two worlds.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -158,7 +158,7 @@ impl Happened {
             drains: self.drains + other.drains,
             images_checked: self.images_checked + other.images_checked,
             points_checked: self.points_checked + other.points_checked,
-            images_void: self.images_void + other.images_void,
+            images_inconsistent: self.images_inconsistent + other.images_inconsistent,
             parked: self.parked + other.parked,
             unparked: self.unparked + other.unparked,
             refused: self.refused + other.refused,

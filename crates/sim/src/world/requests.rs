@@ -1,7 +1,7 @@
 //! The requests of clients in a world, and their results.
 //!
-//! Invariants: the oracle knows of a request before the engine does, and of its end as soon as its client
-//! does.
+//! Invariants: the oracle records a request before the engine gets it, and its completion as soon as the client gets
+//! it.
 
 use super::World;
 use crate::oracle::{Moment, OpenChange};
@@ -10,13 +10,13 @@ use crate::workload::Wish;
 use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Request};
 use std::collections::BTreeMap;
 
-/// A request that a client waits for.
-pub(super) struct Asked {
+/// A request with a client that waits for it.
+pub(super) struct PendingRequest {
     wish: Wish,
     pub(super) client: usize,
     submitted: Moment,
     pub(super) change: Option<OpenChange>,
-    /// The content of a write whose client changes its buffer meanwhile.
+    /// The content of a write whose client changes its buffer during the copy.
     fickle: Option<Content>,
 }
 
@@ -61,7 +61,7 @@ impl World {
         true
     }
 
-    /// The request of `client` for this wish; the oracle knows of it from here on.
+    /// The request of `client` for this wish; the oracle records it here.
     fn request(&mut self, wish: Wish, client: usize) -> Option<Request> {
         let changes = !matches!(wish.operation, Operation::Read | Operation::Flush);
         if self.asked.len() >= self.options.in_flight_max
@@ -90,12 +90,12 @@ impl World {
         let submitted = self.oracle.now();
         let id = self.next_id;
         self.next_id += 1;
-        self.asked.insert(id, Asked { wish, client, submitted, change, fickle });
+        self.asked.insert(id, PendingRequest { wish, client, submitted, change, fickle });
         Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
     }
 
-    /// All clients submit requests and the background worker steps, on threads that take turns. The clients
-    /// learn the results when all threads have ended.
+    /// All clients submit requests and the background worker steps, on interleaved threads. The clients get the
+    /// completions when all threads have ended.
     pub(super) fn ask_together(&mut self) {
         let mut requests = BTreeMap::new();
         for client in 0..self.options.clients {
@@ -122,30 +122,30 @@ impl World {
         polled
     }
 
-    /// Clients learn what has completed.
+    /// The clients receive completions.
     fn deliver(&mut self, mut done: Vec<Completion>) {
-        // What was stored meanwhile was stored before the clients knew of these completions.
+        // Stores up to here happened before the clients received these completions.
         self.check_points();
-        self.look_at_clock();
+        self.read_clock();
         for Completion { id, result, buffer } in done.drain(..) {
             let Some(asked) = self.asked.remove(&id) else {
-                self.complain(format!("request {id} completed twice, or was never asked for"));
+                self.fail(format!("request {id} completed twice, or was never asked for"));
             };
             if let Some(content) = asked.fickle {
                 self.memory.set_fickle(content, false);
             }
             if let Err(error) = result {
                 if error.kind() == ErrorKind::Backing && self.expects_refusals && asked.change.is_some() {
-                    // What of it was done is determined later, as after a crash.
+                    // The oracle determines later, as after a crash, how much of it took effect.
                     self.happened.refused += 1;
                     continue;
                 }
-                // Only a miss on a failing disk and a hit on damage may fail.
+                // Only a miss on a failing disk and a hit on damaged data may fail.
                 let is_damage =
                     matches!(error.kind(), ErrorKind::Media | ErrorKind::Damaged) && self.is_damaged;
                 let may_fail = is_damage || self.options.read_errors_permille > 0;
                 if asked.wish.operation != Operation::Read || !may_fail {
-                    self.complain(format!("{:?} failed: {error}", asked.wish));
+                    self.fail(format!("{:?} failed: {error}", asked.wish));
                 }
                 self.happened.failed_reads += 1;
                 continue;

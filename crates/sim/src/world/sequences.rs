@@ -5,16 +5,16 @@ use crate::explorer::Explorer;
 use crate::workload::Wish;
 use cbd_engine::Settings;
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// The client submits a request, and waits for it.
+    /// The client submits a request and waits for it.
     Ask(Wish),
-    /// One step of writeback, as fast as possible, without reclaim.
+    /// One step of writeback at the maximum rate, without reclaim.
     WritebackStep,
     /// Writeback until there is nothing to do.
     Writeback,
-    /// Reclaim of all that is clean.
+    /// Reclaim of all clean segments.
     Reclaim,
     /// The process dies.
     CrashProcess,
@@ -28,7 +28,7 @@ impl World {
         self.explored(explorer, |world| {
             let Some((last, before)) = acts.split_last() else { return };
             before.iter().for_each(|act| world.act(*act));
-            world.let_look();
+            world.begin_exploration();
             world.act(*last);
             if let Some(explorer) = &world.explorer {
                 explorer.note(&world.memory, &world.disk);
@@ -70,7 +70,7 @@ impl World {
         let consistency = self.options.consistency;
         let settings = Settings { gc_percent, consistency, ..Settings::default() };
         if let Err(error) = self.process().cache().set_settings(settings) {
-            self.complain(error);
+            self.fail(error);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! A region in an ordinary file, and crashes of the machine: each page holds an old or a new content,
-//! whatever the other pages hold. A cache must never answer with wrong data. It is recovered as it was left,
-//! emptied if the disk holds everything, or refused.
+//! A region in an ordinary file, and crashes of the machine: each page holds an old or a new content, independent of
+//! the other pages. The cache must never return wrong data: it is recovered in its last state, emptied if the disk
+//! holds everything, or refused.
 //!
 //! `CBD_HISTORIES` is the number of histories, `CBD_SEED` the first seed.
 
@@ -94,7 +94,7 @@ fn drain(cache: &SimCache, disk: &SimDisk) {
     panic!("the cache is not drained");
 }
 
-/// What a client sees in a block; a miss is filled.
+/// The content of a block that a client reads; a miss is filled.
 fn see(cache: &SimCache, disk: &SimDisk, block: u64) -> u32 {
     let (mut bytes, mut misses) = (vec![0xee; BLOCK as usize], Vec::new());
     let range = ByteRange::at(block * BLOCK, BLOCK);
@@ -108,8 +108,7 @@ fn see(cache: &SimCache, disk: &SimDisk, block: u64) -> u32 {
     name_of(&bytes)
 }
 
-/// The name of a block's content: its byte if all bytes are equal, any other content by a number above all
-/// bytes.
+/// The name of a block's content: its byte if all bytes are equal, otherwise a number above all bytes.
 fn name_of(block: &[u8]) -> u32 {
     if block.iter().all(|byte| *byte == block[0]) {
         u32::from(block[0])
@@ -131,7 +130,7 @@ fn refused(tables: &Tables) {
 }
 
 #[test]
-fn a_cache_with_dirty_data_is_refused_after_a_machine_crash_however_often_it_is_tried() {
+fn a_cache_with_dirty_data_is_refused_at_every_attempt_after_a_machine_crash() {
     let (memory, _tables, cache, _disk) = life();
     assert!(write(&cache, 0, 7));
     let memory = memory.machine_crash(1, boot(2));
@@ -177,7 +176,7 @@ fn a_cache_that_is_still_open_is_not_noted_as_synced() {
 }
 
 #[test]
-fn a_cache_that_nobody_wrote_to_since_it_was_opened_is_emptied_after_a_machine_crash() {
+fn a_cache_without_writes_since_it_was_opened_is_emptied_after_a_machine_crash() {
     let (memory, tables, cache, disk) = life();
     (0..20).for_each(|block| assert!(write(&cache, block, 7)));
     drain(&cache, &disk);
@@ -213,25 +212,25 @@ fn a_crash_while_a_cache_is_emptied_leaves_one_that_is_emptied_again() {
     drop((cache, tables));
     drop(open(&memory, 2).expect("a transport").open_cache(BACKEND).expect("the same boot"));
     let memory = memory.machine_crash(5, boot(2));
-    for place in 1.. {
+    for event in 1.. {
         let memory = memory.fork();
-        memory.crash_after(place, place);
+        memory.crash_after(event, event);
         let opened = until_crash(|| open(&memory, 3).and_then(|tables| tables.open_cache(BACKEND)).map(drop));
         if opened.is_ok() {
-            assert!(place > 10, "it was emptied");
+            assert!(event > 10, "it was emptied");
             break;
         }
-        for end in [memory.fork().process_crash(), memory.machine_crash(place, boot(3))] {
+        for end in [memory.fork().process_crash(), memory.machine_crash(event, boot(3))] {
             match open(&end, 4).expect("a transport").open_cache(BACKEND) {
                 Ok(cache) => assert_eq!(see(&cache, &disk, 3), 7),
-                Err(error) => assert_eq!(error.kind(), ErrorKind::Torn, "place {place}: {error}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Torn, "event {event}: {error}"),
             }
         }
     }
 }
 
 #[test]
-fn a_mixed_cache_is_looked_at_without_being_trusted_from_then_on() {
+fn a_mixed_cache_that_was_only_inspected_is_still_not_trusted() {
     let (memory, _tables, cache, _disk) = life();
     assert!(write(&cache, 0, 7));
     let memory = memory.machine_crash(1, boot(2));
@@ -242,9 +241,9 @@ fn a_mixed_cache_is_looked_at_without_being_trusted_from_then_on() {
     drop(tables.open_cache(BACKEND).expect("it is this boot's now"));
 }
 
-/// The region as an earlier program left it.
+/// The region as a program left it that records no notes.
 #[test]
-fn a_cache_of_which_nothing_is_noted_is_recovered_and_noted_from_then_on() {
+fn a_cache_without_a_note_is_recovered_and_noted_from_then_on() {
     act_as(0);
     let memory = CrashMemory::new(17 * SEGMENT + (256 << 10));
     let tables = format(&memory, 1, false).expect("fresh memory");
@@ -259,9 +258,9 @@ fn a_cache_of_which_nothing_is_noted_is_recovered_and_noted_from_then_on() {
     refused(&open(&memory.machine_crash(1, boot(2)), 3).expect("a transport"));
 }
 
-/// The copy of a region to memory that keeps every store.
+/// A copy of the region on memory that keeps every store.
 #[test]
-fn what_an_ordinary_file_noted_is_cleared_on_memory_that_needs_no_note() {
+fn the_note_of_an_ordinary_file_is_cleared_on_memory_that_needs_none() {
     let (memory, tables, cache, disk) = life();
     assert!(write(&cache, 0, 7));
     cache.stop();
@@ -275,7 +274,7 @@ fn what_an_ordinary_file_noted_is_cleared_on_memory_that_needs_no_note() {
     assert_eq!((see(&cache, &disk, 0), see(&cache, &disk, 1)), (7, 8));
 }
 
-/// With the old superblocks still on the disk, blank tables would count as those of the former transport.
+/// If the old superblocks were still on the disk, blank tables would count as those of the former transport.
 #[test]
 fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_or_none() {
     let (memory, tables, cache, _disk) = life();
@@ -284,11 +283,11 @@ fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_o
     tables.sync().expect("the disk takes it");
     let former = tables.info().uuid;
     drop(tables);
-    for place in 1.. {
+    for event in 1.. {
         let mut is_done = false;
         for seed in 0..60 {
             let memory = memory.fork();
-            memory.crash_after(place, seed);
+            memory.crash_after(event, seed);
             is_done = until_crash(|| format(&memory, 9, true).map(drop).expect("the disk takes it")).is_ok();
             act_as(0);
             let Ok(tables) = open(&memory.machine_crash(seed, boot(2)), 3) else {
@@ -300,20 +299,20 @@ fn a_crash_while_a_region_is_formatted_again_leaves_the_former_transport_whole_o
                 tables.backend(BACKEND).expect("the former transport has its backend");
             } else {
                 let rows = (tables.hosts().len(), tables.backends().expect("sound rows").len());
-                assert_eq!(rows, (0, 0), "place {place}, seed {seed}: rows of the former transport");
+                assert_eq!(rows, (0, 0), "event {event}, seed {seed}: rows of the former transport");
             }
         }
         if is_done {
-            assert!(place > 10, "it erases, writes tables, and writes two superblocks");
+            assert!(event > 10, "it erases, writes tables, and writes two superblocks");
             break;
         }
     }
 }
 
-/// What the history knows.
+/// The contents that the history acknowledged.
 struct Known {
-    /// For each block the content that was acknowledged last, and the content of a write in flight, which it
-    /// may have instead.
+    /// For each block the content that was acknowledged last, and the content of a write in flight, which the block
+    /// may hold instead.
     blocks: Vec<(u32, Option<u32>)>,
     /// Whether the backend was reported as created.
     created: bool,
@@ -365,7 +364,7 @@ fn no_history_shows_old_data_after_a_machine_crash() {
     for seed in first..first + from_environment("CBD_HISTORIES", 1500) {
         let mut random = Seeded::new(seed);
         let (memory, disk) = (file(), disk());
-        // Some histories begin over the remains of another transport.
+        // Some histories format a region that holds another transport.
         let mut former = None;
         if random.chance(300) {
             let mut other = Known { blocks: vec![(0, None); BLOCKS as usize], created: false };

@@ -1,4 +1,5 @@
-//! What is on the disk when: notes and rows that a killed process left in memory only, and syncs that fail.
+//! The order in which notes and rows reach the disk: stores of a killed process that are in memory only, and syncs
+//! that fail.
 
 use crate::{BACKEND, SimCache, boot, drain, life, open, refused, see, write};
 use cbd_engine::Pages;
@@ -16,7 +17,7 @@ fn synced_with_dirty_data() -> (CrashMemory, SimDisk) {
     (memory, disk)
 }
 
-/// The cache gets a write that is acknowledged and is drained. After a crash of the machine it is refused.
+/// Writes to the cache, and drains it. After a crash of the machine the cache is refused.
 #[track_caller]
 fn refused_after_use(memory: &CrashMemory, cache: &SimCache, disk: &SimDisk, seed: u64) {
     assert!(write(cache, 0, 9));
@@ -26,17 +27,16 @@ fn refused_after_use(memory: &CrashMemory, cache: &SimCache, disk: &SimDisk, see
     refused(&tables);
 }
 
-/// The note of the killed process is in memory only; its successor does not take it for one that is on the
-/// disk.
+/// The note of the killed process is in memory only; the next process must not take it for one that is on the disk.
 #[test]
 fn the_note_of_a_killed_process_is_on_the_disk_before_its_successor_uses_the_cache() {
     let (before, disk) = synced_with_dirty_data();
     let mut noted = 0;
-    for place in 1.. {
+    for event in 1.. {
         let mut is_done = false;
         for seed in 0..20 {
             let memory = before.fork();
-            memory.crash_after(place, seed);
+            memory.crash_after(event, seed);
             let opened = || open(&memory, 2).and_then(|tables| tables.open_cache(BACKEND)).map(drop);
             is_done = until_crash(|| opened().expect("it was synced")).is_ok();
             act_as(0);
@@ -47,7 +47,7 @@ fn the_note_of_a_killed_process_is_on_the_disk_before_its_successor_uses_the_cac
             refused_after_use(&memory, &cache, &disk, seed);
         }
         if is_done {
-            assert!(place > 4 && noted > 20, "the note is stored twice, each time with a sync: {noted}");
+            assert!(event > 4 && noted > 20, "the note is stored twice, each time with a sync: {noted}");
             break;
         }
     }
@@ -61,14 +61,14 @@ fn a_note_of_which_the_sync_failed_is_noted_again_by_the_next_attempt() {
         let mut failed = 0;
         for seed in 0..40 {
             let memory = before.fork();
-            // The seed chooses also which pages a failed sync writes.
+            // The seed also chooses the pages that a failed sync writes.
             memory.crash_after(u64::MAX / 2, seed);
             let tables = open(&memory, 2).expect("a transport");
             // One sync, or all for some time.
             memory.fail_syncs(count, if seed % 2 == 0 { 1 } else { 100 });
             failed += u32::from(tables.open_cache(BACKEND).is_err());
             memory.fail_syncs(1, 0);
-            // The next attempt is of the same process, or of another one.
+            // The same process tries again, or another one does.
             let tables = if seed % 4 < 2 { tables } else { open(&memory, 3).expect("a transport") };
             let cache = tables.open_cache(BACKEND).expect("the disk works again");
             refused_after_use(&memory, &cache, &disk, seed);
@@ -93,8 +93,8 @@ fn a_region_that_cannot_be_synced_is_not_opened() {
     assert_eq!(see(&cache, &disk, 0), 7);
 }
 
-/// The sync at the end fails, the operator repairs the disk, and another process closes the cache: pages that
-/// the kernel considers clean since the failure are on the disk when the row says that they are.
+/// The last sync fails, the operator repairs the disk, and another process closes the cache. The pages that the
+/// kernel considers clean since the failure must be on the disk before the row says so.
 #[test]
 fn after_a_sync_that_failed_a_cache_counts_as_synced_only_when_its_pages_were_stored_again() {
     let mut failed = 0;
@@ -106,7 +106,7 @@ fn after_a_sync_that_failed_a_cache_counts_as_synced_only_when_its_pages_were_st
         memory.crash_after(u64::MAX / 2, seed);
         memory.fail_syncs(1, 1);
         failed += u32::from(tables.sync().is_err());
-        // The next attempt is of the same process, or of another one, which may write.
+        // The same process tries again, or another one, which may write, does.
         let tables = if seed % 3 == 0 { tables } else { open(&memory, 2).expect("a transport") };
         if seed % 3 == 2 {
             let cache = tables.open_cache(BACKEND).expect("the same boot");
@@ -121,7 +121,7 @@ fn after_a_sync_that_failed_a_cache_counts_as_synced_only_when_its_pages_were_st
     assert_eq!(failed, 60);
 }
 
-/// As [`a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one`], beside syncs that fail.
+/// As [`a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one`], with syncs that fail.
 #[test]
 fn a_row_of_which_a_sync_failed_is_valid_while_it_is_changed_again() {
     let (before, tables, cache, _disk) = life();
@@ -157,8 +157,8 @@ fn a_row_of_which_a_sync_failed_is_valid_while_it_is_changed_again() {
     }
 }
 
-/// The disk may tear both slots of a row unless the first is on the disk before the second changes, and both
-/// are before the next change.
+/// The disk may tear both slots of a row unless the first slot is on the disk before the second changes, and both are
+/// on it before the next change.
 #[test]
 fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
     let (memory, tables, cache, _disk) = life();
@@ -168,37 +168,37 @@ fn a_row_that_changes_while_the_machine_crashes_is_the_last_or_the_new_one() {
     drop(tables);
     // Texts that fill each sector of a row.
     let [last, new] = ["/last", "/new"].map(|text| text.repeat(40));
-    for place in 1.. {
+    for event in 1.. {
         let mut is_done = false;
         for seed in 0..400 {
             let memory = memory.fork();
             let tables = open(&memory, 2).expect("a transport");
             tables.move_backend(BACKEND, &last, &last).expect("the disk takes it");
-            memory.crash_after(place, seed);
+            memory.crash_after(event, seed);
             is_done =
                 until_crash(|| tables.move_backend(BACKEND, &new, &new).expect("the disk takes it")).is_ok();
             act_as(0);
             let tables = open(&memory.machine_crash(seed, boot(2)), 3).expect("a transport");
             let found = tables.backend(BACKEND).expect("one of its slots is valid");
-            assert_eq!(found.path, found.identity, "place {place}, seed {seed}");
+            assert_eq!(found.path, found.identity, "event {event}, seed {seed}");
             let is_right = found.path == new || (!is_done && found.path == last);
-            assert!(is_right, "place {place}, seed {seed}: {}", found.path);
+            assert!(is_right, "event {event}, seed {seed}: {}", found.path);
             // A disk that the row no longer names would be served as if it were complete.
             let former = tables.former_disk(BACKEND).map(|former| former.path);
             assert!(
                 found.path != new || former.as_ref() == Some(&last),
-                "place {place}, seed {seed}: {former:?}"
+                "event {event}, seed {seed}: {former:?}"
             );
         }
         if is_done {
-            assert!(place > 4, "it has two slots, each with a sync");
+            assert!(event > 4, "it has two slots, each with a sync");
             break;
         }
     }
 }
 
-/// The successor of a killed process stores the slot that its predecessor did not come to, and then changes the
-/// row itself: the disk writes one slot at a time all the same.
+/// The next process stores the slot that the killed process did not reach, and then changes the row itself: the disk
+/// must still write one slot at a time.
 #[test]
 fn a_row_that_a_killed_process_left_half_changed_is_valid_while_its_successor_changes_it() {
     let (memory, tables, cache, _disk) = life();
@@ -208,12 +208,12 @@ fn a_row_that_a_killed_process_left_half_changed_is_valid_while_its_successor_ch
     let [first, second, third] = ["/first", "/second", "/third"].map(|text| text.repeat(28));
     tables.move_backend(BACKEND, &first, &first).expect("the disk takes it");
     drop(tables);
-    for place in 1.. {
+    for event in 1.. {
         let mut is_done = false;
         for seed in 0..600 {
             let memory = memory.fork();
             let tables = open(&memory, 2).expect("a transport");
-            memory.crash_after(place, seed);
+            memory.crash_after(event, seed);
             is_done =
                 until_crash(|| tables.move_backend(BACKEND, &second, &second).expect("the disk takes it"))
                     .is_ok();
@@ -226,11 +226,11 @@ fn a_row_that_a_killed_process_left_half_changed_is_valid_while_its_successor_ch
             });
             act_as(0);
             let tables = open(&memory.machine_crash(seed, boot(2)), 4).expect("a transport");
-            let found = tables.backend(BACKEND).unwrap_or_else(|error| panic!("{place}, {seed}: {error}"));
-            assert!([&first, &second, &third].contains(&&found.path), "{place}, {seed}: {}", found.path);
+            let found = tables.backend(BACKEND).unwrap_or_else(|error| panic!("{event}, {seed}: {error}"));
+            assert!([&first, &second, &third].contains(&&found.path), "{event}, {seed}: {}", found.path);
         }
         if is_done {
-            assert!(place > 4, "it has two slots, each with a sync");
+            assert!(event > 4, "it has two slots, each with a sync");
             break;
         }
     }

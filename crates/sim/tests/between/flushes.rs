@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The next flush marks a write that comes between the steps of a flush: later damage of the write is
+/// A write arrives between the steps of a flush. The next flush marks it, so that later damage of the write is
 /// detected.
 #[test]
 fn a_write_between_the_steps_of_a_flush_is_marked_by_the_next() {
@@ -72,7 +72,7 @@ fn a_flush_waits_for_records_that_are_being_stored() {
             let (cache, memory) = (Arc::clone(&rig.cache), rig.memory.clone());
             let are_stored = Rc::new(Cell::new(false));
             let noted = Rc::clone(&are_stored);
-            // A request without data begins with a fence that covers nothing.
+            // A request without data begins with a fence that covers no store.
             let fences = before.fences + u64::from(matches!(what, Stores::Zeroes | Stores::Discard));
             let others = move || {
                 let now = memory.counters();
@@ -110,7 +110,7 @@ fn a_flush_waits_for_records_that_are_being_stored() {
 /// While a flush waits for the pass, another flush can close and cover its epoch. It then stores and fences
 /// nothing.
 #[test]
-fn a_flush_that_another_ones_pass_has_covered_makes_no_pass_of_its_own() {
+fn a_flush_that_the_pass_of_another_flush_covered_makes_no_pass_of_its_own() {
     let mut served = 0;
     for moment in 1..MOMENTS_MAX {
         let rig = Rig::new(2);

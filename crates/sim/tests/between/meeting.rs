@@ -1,6 +1,6 @@
-//! An environment in which other operations can run at a chosen moment: before a lock is taken, after one was
-//! released, and before memory is read, stored to or fenced. If they would have to wait for a held lock, they
-//! do not run: another schedule covers them.
+//! An environment in which other operations can run at a chosen moment: before a lock is taken, after a lock was
+//! released, and before memory is loaded, stored to or fenced. Operations that would have to wait for a held lock do
+//! not run: another schedule covers them.
 
 use cbd_engine::Environment;
 use cbd_sim::{CrashMemory, SimEnvironment};
@@ -18,7 +18,7 @@ pub enum Met {
     Came,
     /// They would have had to wait for a lock.
     Blocked,
-    /// The operation has fewer moments.
+    /// The operation has fewer moments than the chosen one.
     Never,
 }
 
@@ -31,7 +31,7 @@ thread_local! {
     static MET: Cell<Met> = const { Cell::new(Met::Never) };
 }
 
-/// Runs `operation`; at its `moment`-th moment, from 1, runs `others` unless they would have to wait.
+/// Runs `operation`; runs `others` at its `moment`-th moment, counted from 1, unless they would have to wait.
 pub fn meet<T>(moment: u32, others: impl FnOnce() + 'static, operation: impl FnOnce() -> T) -> (T, Met) {
     MET.set(Met::Never);
     HOOK.set(Some((moment, Box::new(others))));
@@ -40,7 +40,7 @@ pub fn meet<T>(moment: u32, others: impl FnOnce() + 'static, operation: impl FnO
     (result, MET.get())
 }
 
-/// Cancels `others`: the operation was cut short.
+/// Cancels `others`, because the operation was interrupted.
 pub fn forget() {
     HOOK.set(None);
     IS_BETWEEN.set(false);
@@ -67,10 +67,10 @@ fn pass() {
     }
 }
 
-/// A lock beside which other operations can run.
+/// A lock with a moment before each acquisition and after each release.
 pub struct MeetingLock(Inner);
 
-// SAFETY: the inner lock excludes; the calls before and after it do not change its state.
+// SAFETY: the inner lock provides the exclusion; the calls before and after it do not change its state.
 unsafe impl RawMutex for MeetingLock {
     const INIT: Self = Self(Inner::INIT);
     type GuardMarker = GuardNoSend;
@@ -95,7 +95,7 @@ unsafe impl RawMutex for MeetingLock {
     }
 }
 
-/// A memory before whose loads, stores and fences other operations can run.
+/// A memory with a moment before each load, store and fence.
 #[derive(Clone, Debug)]
 pub struct MeetingMemory(pub CrashMemory);
 

@@ -86,8 +86,7 @@ fn open(memory: &CrashMemory) -> Arc<Transport<Meeting>> {
     Transport::open(environment(), Region::new(MeetingMemory(memory.clone()))).expect("a transport")
 }
 
-/// Runs `round` at every moment until there are no more. Returns how often the others ran, and how often they
-/// were blocked.
+/// Runs `round` at every moment of an opening. Returns how often the others ran, and how often a lock blocked them.
 fn at_every_moment(mut round: impl FnMut(u32) -> Met) -> (u64, u64) {
     let (mut came, mut blocked) = (0, 0);
     for moment in 1..MOMENTS_MAX {
@@ -116,7 +115,7 @@ fn the_first_write_of_a_cache_does_not_wait_for_the_recovery_of_another() {
         }
         met
     });
-    // Recovery reads each record; notes in the tables before and after it take a few steps.
+    // Recovery reads each record; the notes in the tables before and after it take few steps.
     assert!(came > RECORDS && came > blocked, "{came} moments, and {blocked} at which the lock is held");
 }
 

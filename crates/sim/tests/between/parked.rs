@@ -1,4 +1,4 @@
-//! Other operations run between the steps in which writeback tries parked data again.
+//! Other operations run between the steps in which writeback retries parked data.
 
 use crate::rig::{BLOCK, Rig, settle, step};
 use cbd_engine::{OnWriteError, Settings};
@@ -10,21 +10,21 @@ const REFUSED: u64 = 4;
 const SECTOR: u64 = 512;
 
 #[test]
-fn what_was_overwritten_before_its_retry_is_left_alone() {
+fn parked_data_that_was_overwritten_before_its_retry_is_not_marked_bad() {
     expect_nothing_marked_bad(&[0, 1, 2, 3]);
 }
 
 #[test]
-fn what_was_carried_before_it_is_tried_again_is_left_alone() {
+fn parked_data_that_was_carried_before_its_retry_is_not_marked_bad() {
     expect_nothing_marked_bad(&[]);
 }
 
-/// Between collecting and sending, parked data is overwritten, or reclaim carries it forward, and its segment
-/// is reused at a later position of the log than the data that counts now. The new content of the segment
-/// must not be taken for damage of what was parked: that would mark the newer data bad.
+/// Between the collection of parked data and its write to the disk, a client overwrites the data, or reclaim carries
+/// it forward. Its segment is reused at a later position of the log than the valid data. Writeback must not take the
+/// new content of the segment for damage of the parked data: it would mark the newer data bad.
 fn expect_nothing_marked_bad(overwritten: &[u64]) {
     let rig = rig_with_parked_sectors();
-    // The first of them is in flight for a long time, and the others wait for it: the queue holds one.
+    // The first range is in flight for a long time, and the others wait for it: the queue depth is one.
     rig.disk.set_latency(10_000);
     let is_tried = |rig: &Rig| rig.disk.in_flight_of(rig.worker.borrow().queue().number()) > 0;
     step_until(&rig, is_tried);

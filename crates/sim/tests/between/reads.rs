@@ -57,7 +57,7 @@ fn a_segment_that_is_read_is_not_reused() {
 }
 
 #[test]
-fn what_was_reread_does_not_replace_a_write_that_came_between() {
+fn a_reread_does_not_replace_a_concurrent_write() {
     let mut moments = 0;
     for moment in 1..MOMENTS_MAX {
         let rig = Rig::new(1);
@@ -80,7 +80,7 @@ fn what_was_reread_does_not_replace_a_write_that_came_between() {
         let ((), met) = meet(moment, others, || {
             let (mut bytes, mut misses) = (vec![0xee; BLOCK as usize], Vec::new());
             rig.cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut misses).expect("the disk has it");
-            // The data that the disk returned at the time of the read.
+            // The data that the disk returned before the concurrent write.
             misses.into_iter().for_each(|miss| rig.cache.complete_fill(miss, &[1; BLOCK as usize]));
         });
         match met {

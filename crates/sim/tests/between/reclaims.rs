@@ -25,7 +25,7 @@ fn rig_with_unread_segments() -> Rig {
     rig
 }
 
-/// The number of second chances that reclaim gives after `look`.
+/// The number of second chances that reclaim gives after `look` ran.
 fn chances_after(look: impl FnOnce(&Rig)) -> u64 {
     let rig = rig_with_unread_segments();
     look(&rig);
@@ -37,10 +37,10 @@ fn chances_after(look: impl FnOnce(&Rig)) -> u64 {
 }
 
 #[test]
-fn what_a_client_reads_is_given_a_second_chance() {
+fn a_block_that_a_client_reads_gets_a_second_chance() {
     assert_eq!(chances_after(|_| {}), 0);
     assert_eq!(chances_after(|rig| (0..4).for_each(|block| rig.expect(block * BLOCK, 1 + block as u8))), 4);
-    // Several blocks at once, which take another path.
+    // A read of several blocks uses another code path.
     let read = |rig: &Rig| {
         let (mut bytes, mut misses) = (vec![0; 4 * BLOCK as usize], Vec::new());
         rig.cache.read(ByteRange::at(0, 4 * BLOCK), &mut bytes, &mut misses).expect("it is there");
@@ -81,7 +81,7 @@ fn a_write_while_its_block_is_given_a_second_chance_stays() {
     assert!(moments >= 20, "{moments} moments are too few to come between");
 }
 
-/// The power is cut when a writer between the steps of reclaim has filled all the segments that it was given.
+/// The power is cut when a writer between the steps of reclaim has filled all the segments that it got.
 #[test]
 fn what_is_written_into_a_reclaimed_segment_survives_a_power_cut_at_once() {
     let mut moments = 0;

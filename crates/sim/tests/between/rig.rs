@@ -26,7 +26,7 @@ pub struct Rig {
     pub disk: SimDisk,
     pub backend: BackendId,
     pub cache: Arc<Cache<Meeting>>,
-    /// Shared, so that it can step while a client is between two steps.
+    /// Shared, so that the worker can step while a client is between two steps.
     pub worker: Rc<RefCell<BackgroundWorker<Meeting, SimQueue>>>,
     _watchdog: Watchdog,
 }
@@ -77,7 +77,7 @@ impl Rig {
         Self { environment, memory, disk, backend, cache, worker, _watchdog }
     }
 
-    /// Cuts the power now, or at the moment at which an operation was cut short.
+    /// Cuts the power now, or at the moment at which an operation was interrupted.
     pub fn restart(self) -> Self {
         forget();
         act_as(0);
@@ -90,8 +90,7 @@ impl Rig {
         assert!(try_write(&self.cache, at, value), "there is space");
     }
 
-    /// Expects that a client sees the byte `value` throughout the block at `at`, from the cache or from the
-    /// disk.
+    /// Expects that a client reads the byte `value` throughout the block at `at`, from the cache or from the disk.
     #[track_caller]
     pub fn expect(&self, at: u64, value: u8) {
         assert_eq!(self.see(at), Ok(value), "the block at {at}");
@@ -126,7 +125,7 @@ pub fn try_write(cache: &Cache<Meeting>, at: u64, value: u8) -> bool {
     matches!(admission, Admission::Done(_))
 }
 
-/// The byte that all of `bytes` equal.
+/// The byte that all elements of `bytes` have.
 pub fn same(bytes: &[u8]) -> Result<u8, String> {
     match bytes.iter().find(|byte| **byte != bytes[0]) {
         None => Ok(bytes[0]),
@@ -134,7 +133,7 @@ pub fn same(bytes: &[u8]) -> Result<u8, String> {
     }
 }
 
-/// One step of the background worker, and the wait that it asks for. Returns whether there is more to do.
+/// Runs one step of the background worker, and the wait that it requests. Returns whether there is more to do.
 pub fn step(environment: &Meeting, worker: &RefCell<BackgroundWorker<Meeting, SimQueue>>) -> bool {
     act_as(WORKER);
     match worker.borrow_mut().step() {

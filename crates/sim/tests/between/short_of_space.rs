@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-/// What the disk refuses: more than fits in the open segment of a full lane.
+/// A range that the disk refuses: larger than the free space in the open segment of a full lane.
 const REFUSED: ByteRange = ByteRange { start: 0, end: 2 * BLOCK };
 /// An offset in the lane whose open segment has room.
 const ROOMY: u64 = CHUNK;
 /// The maximum number of records of a segment.
 const SMALL_RECORDS: u64 = 448;
-/// More steps than the background worker takes.
+/// More steps than the background worker needs.
 const STEPS_MAX: u32 = 20_000;
 
 struct Alarm(AtomicBool);
@@ -27,9 +27,9 @@ impl Wake for Alarm {
     }
 }
 
-/// A full cache of two lanes, one of which has room in its open segment. As soon as the background worker
-/// steps, it parks what the disk refuses of the other lane, which takes a segment of the reserve. Also
-/// returns the number of reserve segments.
+/// A full cache of two lanes, one of which has room in its open segment. As soon as the background worker steps, it
+/// parks the refused data of the other lane, which takes a segment of the reserve. Also returns the number of reserve
+/// segments.
 fn rig_that_is_full() -> (Rig, u32) {
     let rig = Rig::new(2);
     let settings =
@@ -92,8 +92,7 @@ fn a_write_that_meets_the_release_of_a_segment_is_done_or_woken() {
         if met == Met::Never {
             break;
         }
-        // The step may have to wait for the lane that the write holds: before it frees the segment, or
-        // afterwards.
+        // The step may have to wait for the lane that the write holds, before or after it frees the segment.
         if rig.cache.status().free_segments < reserve {
             continue;
         }

@@ -6,8 +6,8 @@ use cbd_sim::{DiskImage, act_as};
 use cbd_types::CHUNK;
 use std::sync::Arc;
 
-/// In `strict`, what was written after a flush is not on the disk before what the flush covered, whenever the
-/// writes come. The later write has the lower address, so it would be first if both were written together.
+/// In `strict`, a write after a flush is not on the disk before the data that the flush covered, at whatever moment
+/// the writes arrive. The later write has the lower address, so it would be first if both were written together.
 #[test]
 fn what_a_flush_covered_is_on_the_disk_first() {
     for earlier_chunk in [2, 3] {
@@ -58,7 +58,7 @@ fn expect_in_order(earlier: u64, later: u64) {
     assert!(moments >= 20, "{moments} moments are too few to come between");
 }
 
-/// The drained epoch that other threads see is on the medium already.
+/// A drained epoch that other threads see is already durable.
 #[test]
 fn drained_is_seen_only_when_it_is_durable() {
     let rig = Rig::new(1);

@@ -1,5 +1,5 @@
-//! The state after recovery: evidence of what recovery found, repaired second copies, and no promise that the
-//! backing device does not keep.
+//! The state after recovery: evidence of the records that recovery found, repaired second copies, and no guarantee
+//! that the backing device does not fulfil.
 
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape, value_of};
 use cbd_engine::Transport;
@@ -32,7 +32,7 @@ fn a_backing_device_is_not_called_consistent_when_it_is_not_known_how_far_it_is_
     }
     rig.drain();
     assert_eq!(rig.on_disk(0), Seen::All(3));
-    // Old epochs will be written over newer ones.
+    // The drained epoch is unknown, so writeback will write old epochs over newer ones.
     rig.poison(rig.segment(0) + PAGE, 2 * PAGE);
     let mut rig = rig.restart();
     assert!(!rig.cache.status().backing_is_consistent);
@@ -63,14 +63,14 @@ fn the_damage_of_one_lane_is_healed_by_overwriting_its_own_chunks() {
 }
 
 #[test]
-fn what_recovery_lost_voids_the_backing_device_until_its_overwrite_is_drained() {
+fn a_loss_in_recovery_makes_the_backing_device_inconsistent_until_its_overwrite_is_drained() {
     let rig = Rig::new();
     rig.write_sectors(0, 2);
     rig.cache.flush().unwrap();
     rig.lose_slots(rig.first_log(), &[1]);
     let mut rig = rig.restart();
     rig.expect_lost(SECTOR);
-    // Repaired before writeback has read the damage.
+    // The data is overwritten before writeback has read the damage.
     rig.zero(ByteRange { start: 0, end: rig.cache.size() });
     rig.cache.flush().unwrap();
     assert_eq!(rig.cache.status().damaged, []);
@@ -83,8 +83,8 @@ fn what_recovery_lost_voids_the_backing_device_until_its_overwrite_is_drained() 
     assert!(rig.cache.status().backing_is_consistent, "{:?}", rig.cache.status().void_reason);
 }
 
-/// Damages the second copy of a structure, as a crash can tear it, restarts, and fails the first copy: the
-/// restart must have repaired the second one.
+/// Damages the second copy of a structure, as a crash can tear it, restarts, and fails the first copy. The restart
+/// must have repaired the second copy.
 fn expect_that_a_restart_repairs(first: impl Fn(&Rig) -> u64, second: impl Fn(&Rig) -> u64) {
     let rig = Rig::new();
     rig.write_sectors(0, 3);
@@ -102,16 +102,16 @@ fn expect_that_a_restart_repairs(first: impl Fn(&Rig) -> u64, second: impl Fn(&R
 }
 
 #[test]
-fn a_torn_copy_of_the_last_record_is_whole_again_after_a_restart() {
+fn a_torn_copy_of_the_last_record_is_repaired_by_a_restart() {
     expect_that_a_restart_repairs(|rig| rig.first_log().slot(2)[0], |rig| rig.first_log().slot(2)[1]);
     expect_that_a_restart_repairs(|rig| rig.first_log().slot(2)[1], |rig| rig.first_log().slot(2)[0]);
 }
 
 #[test]
-fn a_torn_copy_of_a_header_is_whole_again_after_a_restart() {
+fn a_torn_copy_of_a_header_is_repaired_by_a_restart() {
     let ends = |rig: &Rig| [rig.first_log().base, rig.first_log().base + rig.first_log().size - PAGE];
     let base = std::cell::Cell::new(0);
-    // The rig finds a log by the first copy.
+    // The rig locates a log by the first copy.
     let first = |rig: &Rig| {
         base.set(rig.first_log().base);
         ends(rig)[0]
@@ -133,7 +133,7 @@ fn a_torn_slot_of_the_state_is_repaired_by_a_restart() {
 #[test]
 fn a_torn_slot_of_a_row_is_repaired_by_a_restart() {
     let layout = |rig: &Rig| rig.transport.info().layout;
-    // Four rows of 1 KiB of backends; the segment table has 64 bytes a row.
+    // The backend table has four rows of 1 KiB; the segment table has rows of 64 bytes.
     expect_that_a_restart_repairs(|rig| layout(rig).backend_area, |rig| layout(rig).backend_area + 4 * 1024);
     expect_that_a_restart_repairs(|rig| layout(rig).backend_area + 4 * 1024, |rig| layout(rig).backend_area);
     let copy = |rig: &Rig| (u64::from(layout(rig).segment_count) * 64).next_multiple_of(PAGE);
@@ -144,7 +144,7 @@ fn a_torn_slot_of_a_row_is_repaired_by_a_restart() {
 }
 
 #[test]
-fn a_torn_slot_of_a_row_is_durably_whole_when_the_tables_are_open() {
+fn a_torn_slot_of_a_row_is_durably_repaired_when_the_tables_are_open() {
     let rig = Rig::new();
     let layout = rig.transport.info().layout;
     rig.memory.flip(layout.backend_area + 20, 3);
@@ -159,8 +159,8 @@ fn a_torn_slot_of_a_row_is_durably_whole_when_the_tables_are_open() {
     }
 }
 
-/// Drains and reclaims, crashes in the `crash`-th store or fence of that, restarts, fails one page of the
-/// state, and restarts again. Returns whether it crashed.
+/// Drains and reclaims, crashes in the `crash`-th store or fence of these, restarts, fails one page of the state, and
+/// restarts again. Returns whether the crash occurred.
 fn crash_while_the_state_changes(crash: u64, page: u64) -> bool {
     let mut rig = Rig::new();
     rig.write(0, BLOCK, 7);
@@ -190,7 +190,7 @@ fn a_crash_between_the_two_slots_of_the_state_costs_nothing_when_a_page_fails_la
     }
 }
 
-/// What the cache reports about itself and its data, at the offsets that the test reads.
+/// The status of the cache, and the data at the offsets that the test reads.
 fn seen_of(rig: &Rig, memory: &CrashMemory) -> String {
     let cache = rig.opened(memory);
     let values: Vec<_> = [0, BLOCK, 1 << 20]
@@ -207,13 +207,13 @@ fn seen_of(rig: &Rig, memory: &CrashMemory) -> String {
     format!("drained {:?}, {} free, {values:?}", status.drained_epoch, status.free_segments)
 }
 
-/// The memory at every store and fence of `work`, as a process leaves it that dies at that moment.
+/// The memory at every store and fence of `work`, as a process that dies at that moment leaves it.
 fn crashes_of(rig: &mut Rig, work: impl FnOnce(&mut Rig)) -> Vec<CrashMemory> {
     rig.moments_of(work).iter().map(CrashMemory::process_crash).collect()
 }
 
-/// A process dies at any moment in `work`, the next one recovers, and then the power and one page fail. What
-/// was found once is found again, whether the page failed before the first recovery or after it.
+/// A process dies at any moment in `work`, the next one recovers, and then the power and one page fail. The first
+/// recovery and the next one find the same contents, whether the page failed before the first recovery or after it.
 fn expect_that_what_was_found_stays(rig: &mut Rig, pages: &[u64], work: impl FnOnce(&mut Rig)) {
     for (number, crashed) in crashes_of(rig, work).into_iter().enumerate() {
         for at in pages {
@@ -242,10 +242,10 @@ fn how_far_a_dead_process_drained_and_reclaimed_outlives_a_power_cut_and_a_faile
     expect_that_what_was_found_stays(&mut rig, &pages, Rig::reclaim_everything);
 }
 
-/// Recovery repairs the older one of two slots; what a dead process left in a processor's cache is made
-/// durable first.
+/// Recovery repairs the older one of two slots. Before that, it makes stores durable that a dead process left in a
+/// processor's cache.
 #[test]
-fn a_power_cut_while_the_state_is_made_whole_leaves_one_slot_of_it() {
+fn a_power_cut_while_the_state_is_repaired_leaves_one_valid_slot() {
     let mut rig = Rig::new();
     rig.write(0, BLOCK, 7);
     rig.drain();
@@ -282,7 +282,7 @@ fn what_a_dead_process_wrote_and_another_showed_outlives_a_power_cut_and_a_faile
     }
 }
 
-/// A flush that relies on the mark of a dead process stores no other mark: that one is durable.
+/// A flush that relies on the mark of a dead process stores no other mark: it makes that mark durable.
 #[test]
 fn a_mark_of_a_dead_process_that_a_flush_relied_on_outlives_a_power_cut() {
     let mut rig = Rig::new();

@@ -1,5 +1,5 @@
-//! Damage that recovery meets: everything that later evidence proves to be lost is marked bad, and nothing
-//! more; the rest is there.
+//! Damage that recovery meets: it marks bad everything that later evidence proves to be lost, and nothing more; all
+//! other data is present.
 
 use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
 use cbd_types::{ByteRange, ErrorKind};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 const WRITTEN: u64 = 70;
 
-/// Loses the first page pair of the first segment and restarts; expects the rest, also on the disk.
+/// Loses the first page pair of the first segment and restarts. Expects all other data, also on the disk.
 fn expect_the_rest_of_a_lost_pair(rig: Rig) {
     rig.lose_pair(rig.first_log(), 0);
     let mut rig = rig.restart();
@@ -75,14 +75,14 @@ fn a_lane_whose_only_segment_lost_both_headers_is_marked_bad_as_far_as_it_was_fl
             rig.expect_lost(sector * SECTOR);
         }
     }
-    // The lane continues, and what is written now is found again.
+    // The lane continues, and a restart finds the new writes.
     rig.write(8 * BLOCK, BLOCK, 3);
     let rig = rig.restart();
     rig.expect_value(8 * BLOCK, 3);
     rig.expect_that_overwriting_heals();
 }
 
-/// None of it has the sequence number of what was marked bad.
+/// No record has the sequence number of the loss that was marked bad.
 #[test]
 fn what_is_written_after_a_lane_lost_its_only_segment_is_found_again() {
     let rig = Rig::new();
@@ -191,7 +191,7 @@ fn a_segment_in_the_middle_that_lost_both_headers_marks_bad_what_is_older() {
 #[test]
 fn a_record_that_is_older_than_a_loss_does_not_heal_it() {
     let rig = Rig::new();
-    // Slot 0: another block. Slot 1: the block. Slot 2: the block again, which is acknowledged and then lost.
+    // Slot 0: another block. Slot 1: the block. Slot 2: the block again; that record is acknowledged and then lost.
     rig.write_sectors(64, 1);
     assert!(rig.try_write(0, BLOCK, 5) && rig.try_write(0, BLOCK, 6));
     rig.cache.flush().unwrap();
@@ -199,7 +199,7 @@ fn a_record_that_is_older_than_a_loss_does_not_heal_it() {
     rig.lose_slots(log, &[2]);
     let rig = rig.restart();
     rig.expect_lost(0);
-    // Now an older record is lost, too: the block is newer than that loss, but not newer than the first one.
+    // Then an older record is lost, too: the block is newer than that loss, but not newer than the first one.
     rig.lose_slots(log, &[0]);
     let mut rig = rig.restart();
     rig.expect_lost(0);
@@ -301,7 +301,7 @@ fn a_clean_record_that_is_lost_costs_nothing_where_a_later_segment_is_clean_too(
     rig.write_sectors(0, 10);
     rig.leave_the_segment(1 << 20);
     rig.drain();
-    // The last record of its segment: only the header of the next segment tells what follows it.
+    // The last record of its segment: only the header of the next segment proves the sequence number behind it.
     let logs = rig.logs();
     let first_sequence = |log: &Log| {
         let at = log.base as usize + 72;

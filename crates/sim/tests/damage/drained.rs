@@ -1,5 +1,5 @@
-//! Whether a drained backing device is complete: the cache reports it as complete exactly when it shows what
-//! was acknowledged.
+//! Whether a drained backing device is complete: the cache reports it as complete exactly when it holds all
+//! acknowledged data.
 
 use crate::rig::{BLOCK, Rig, SECTOR, Seen, Shape};
 use cbd_types::{ByteRange, CHUNK};

@@ -29,8 +29,8 @@ fn live_again(rig: &mut Rig, log: Log) {
     panic!("a segment is never reused");
 }
 
-/// The first of two headers is from an earlier use: the medium lost the store of the last one. The copy
-/// counts, and recovery repairs the first header from it, since the copy may fail later.
+/// The first of two headers is from an earlier use: the medium lost the store of the last one. The copy is valid, and
+/// recovery repairs the first header from it, because the copy may fail later.
 #[test]
 fn a_header_that_a_medium_forgot_to_store_does_not_take_the_segment() {
     for is_restarted in [false, true] {
@@ -40,7 +40,7 @@ fn a_header_that_a_medium_forgot_to_store_does_not_take_the_segment() {
         live_again(&mut rig, log);
         let before = header_of(&rig, log);
         if is_restarted {
-            // Only the headers tell the generation of the next use.
+            // Only the headers contain the generation of the next use.
             rig.leave_the_segment(1 << 20);
             rig.reclaim_everything();
             rig = rig.restart();
@@ -58,8 +58,8 @@ fn a_header_that_a_medium_forgot_to_store_does_not_take_the_segment() {
     }
 }
 
-/// A segment of which the second use has filled only the first pair of pages with records, and the numbers of
-/// its next record. In the first use, client data lay at the offset of that record, and each block of it
+/// A segment and the numbers of its next record. The second use of the segment has filled only the first pair of
+/// pages with records. In the first use, client data was stored at the offset of that record, and each block of it
 /// began with `forged`.
 fn with_forged_data(forged: &[u8; 64]) -> (Rig, SegmentHeader, u64, u64) {
     let mut rig = Rig::new();
@@ -182,8 +182,8 @@ fn a_segment_that_says_it_is_a_state_is_not_replayed() {
     rig.expect_that_overwriting_heals();
 }
 
-/// A segment that recovery ignored, and whose ordinal another segment has since then, in a later run. It also
-/// has a higher generation than its successor.
+/// Recovery ignored a segment, and another segment in a later run now has its ordinal. The ignored segment also has a
+/// higher generation than the other one.
 #[test]
 fn a_segment_that_can_be_read_again_does_not_take_the_place_of_its_successor() {
     let mut rig = Rig::new();

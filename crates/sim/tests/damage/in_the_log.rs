@@ -64,7 +64,7 @@ fn every_record_of_a_failed_page_pair_stays_marked_bad_after_reclaim_and_a_resta
         }
         for sector in SLOTS_PER_PAIR..WRITTEN {
             let seen = rig.see(sector * SECTOR);
-            // The backing device has it; a restart may have marked bad what is no longer in the cache.
+            // The backing device has it. A restart may have marked bad data that is no longer in the cache.
             assert!(
                 seen == Seen::All(value_of(sector)) || restarted && seen == Seen::Media,
                 "sector {sector} shows {seen:?}"
@@ -123,7 +123,7 @@ fn each_gap_between_readable_records_is_marked_bad() {
             } else if sector > 6 {
                 rig.expect_value(sector * SECTOR, value_of(sector));
             } else {
-                // It is on the disk. What the lost records behind it overwrote is unknown.
+                // It is on the disk. The range that the lost records behind it overwrote is unknown.
                 assert_eq!(rig.on_disk(sector * SECTOR), Seen::All(value_of(sector)));
                 assert!([Seen::Media, Seen::All(value_of(sector))].contains(&rig.see(sector * SECTOR)));
             }
@@ -160,8 +160,8 @@ fn lost_records_that_can_be_read_again_after_a_restart_stay_bad() {
     rig.drain();
     rig.flip_slots(log, &[0, 1]);
     let mut rig = rig.restart();
-    // They never reached the backing device, and drained has passed them: if they were served now, the next
-    // reclaim would lose them.
+    // They never reached the backing device, and drained is past them: if reads returned them now, the next reclaim
+    // would lose them.
     rig.expect_lost(0);
     rig.expect_lost(SECTOR);
     rig.leave_the_segment(1 << 20);
@@ -227,10 +227,10 @@ fn what_was_read_before_the_loss_was_found_does_not_hide_it() {
     rig.expect_lost(range.start);
 }
 
-/// Without room to note damage, writeback starts over, segment by segment. What is being written at that time
-/// is not written again before it has completed.
+/// Without room to note damage, writeback starts over, segment by segment. It does not write data again that is in
+/// flight until that write has completed.
 #[test]
-fn damage_for_which_there_is_no_room_begins_writeback_again_and_is_noted_all_the_same() {
+fn damage_without_room_for_a_note_restarts_writeback_and_is_noted_later() {
     let mut rig = Rig::of(Shape { segments: 17, ..Shape::default() });
     rig.disk.set_latency(50);
     let mut sector = 0;
@@ -255,7 +255,7 @@ fn damage_for_which_there_is_no_room_begins_writeback_again_and_is_noted_all_the
     }
 }
 
-/// More than one part of a batch holds, and the last of it overwrites the first.
+/// An epoch of more parts than one batch holds; the last part overwrites the first.
 #[test]
 fn a_long_epoch_is_written_in_parts_one_after_the_other() {
     let mut rig = Rig::of(Shape { segment: 1 << 20, segments: 24, ..Shape::default() });
@@ -284,7 +284,7 @@ fn a_read_that_fails_leaves_nothing_of_what_is_damaged() {
 }
 
 #[test]
-fn a_damaged_version_that_was_overwritten_later_voids_the_backing_device_until_the_later_one_is_on_it() {
+fn a_damaged_overwritten_version_makes_the_backing_device_inconsistent_until_the_newer_one_is_on_it() {
     for restart in [false, true] {
         let mut rig = Rig::new();
         assert!(rig.try_write(0, BLOCK, 5) && rig.try_write(2 * BLOCK, BLOCK, 5));
@@ -296,7 +296,7 @@ fn a_damaged_version_that_was_overwritten_later_voids_the_backing_device_until_t
         let (mut voids, mut restarted) = (0, false);
         for _ in 0..200 {
             let step = rig.step();
-            // What the flush covered together, and what the disk shows: one without the other is not
+            // The data that the flush covered together, and the content of the disk: one without the other is not
             // crash-consistent.
             let is_torn = rig.on_disk(2 * BLOCK) == Seen::All(5) && rig.on_disk(0) != Seen::All(6);
             if is_torn {

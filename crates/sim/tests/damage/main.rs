@@ -1,9 +1,8 @@
-//! Damage, structure by structure: one failed copy costs nothing, two failed copies cost an error unless
-//! something newer exists, and neither writeback nor reclaim nor a restart makes the damage larger, or
-//! forgets it.
+//! Damage, structure by structure. One failed copy costs nothing; two failed copies cost an error unless newer data
+//! exists. Neither writeback nor reclaim nor a restart makes the damage larger, or forgets it.
 //!
-//! Each test drives one small cache step by step, so that it knows in which slot of which segment everything
-//! lies. Random histories are in the other tests of this crate.
+//! Each test drives one small cache step by step, so that it knows the slot and the segment of every record. The
+//! other tests of this crate use random histories.
 
 mod after_recovery;
 mod at_recovery;

@@ -1,5 +1,5 @@
-//! Damage is noted once, however often a batch is retried and the cache is opened: retries take no space.
-//! More damage than there is room to note at once is noted segment by segment.
+//! Damage is noted once, however often a batch is retried and the cache is opened: retries take no space. If there is
+//! no room to note all damage at once, it is noted segment by segment.
 
 use crate::rig::{BLOCK, Rig, SECTOR, Seen, Shape, value_of};
 use cbd_engine::{OnWriteError, Settings};
@@ -60,9 +60,9 @@ fn with_a_lost_record() -> Rig {
     rig
 }
 
-/// A cache full of short writes, in descending order of their addresses; the oldest `rotten` segments have
-/// lost their data. Returns the number of sectors up to the last, of which every other one was written, and
-/// the number of damaged ones.
+/// A cache full of short writes, in descending order of their addresses; the oldest `rotten` segments have lost their
+/// data. Returns the number of sectors up to the last, of which every other one was written, and the number of
+/// damaged ones.
 fn full_of_rot(rig: &mut Rig, rotten: impl Fn(usize) -> usize) -> (u64, u64) {
     // Across the border of two chunks, which is one of two lanes.
     let mut sector = LAST;
@@ -138,7 +138,7 @@ fn a_loss_at_the_end_of_a_segment_is_marked_bad_at_the_same_offset_each_time() {
     let mut rig = Rig::new();
     rig.write_sectors(0, 20);
     rig.cache.flush().unwrap();
-    // The last record of the lane; no record behind it tells where the gap ends.
+    // The last record of the lane; no record behind it shows the end of the gap.
     rig.lose_slots(rig.first_log(), &[19]);
     assert!(rig.try_write(100 * SECTOR, SECTOR, 7));
     rig.lose_slots(rig.first_log(), &[20]);
@@ -146,7 +146,7 @@ fn a_loss_at_the_end_of_a_segment_is_marked_bad_at_the_same_offset_each_time() {
     let noted = rig.cache.status().rare.quarantine_records;
     fail(&mut rig, RETRIES / 3);
     assert_eq!(rig.cache.status().rare.quarantine_records, noted);
-    // What is written from here on is newer than the loss.
+    // Later writes are newer than the loss.
     assert!(rig.try_write(0, SECTOR, 9));
     fail(&mut rig, RETRIES / 2);
     repair(&mut rig);
@@ -169,7 +169,7 @@ fn reclaim_carries_only_damage_that_nothing_later_notes() {
         rig.cache.request_drain();
         rig.step();
     }
-    // The segment that has lost the record is reclaimed, and its quarantine is in a later one.
+    // Reclaim frees the segment that has lost the record; its quarantine is in a later segment.
     assert_eq!(rig.cache.status().rare.quarantine_records, noted);
     let rig = rig.restart();
     rig.expect_lost(SECTOR);
@@ -266,7 +266,7 @@ fn a_cache_half_of_whose_short_writes_are_damaged_is_drained() {
 #[test]
 fn what_is_reclaimed_before_its_epoch_is_drained_is_on_the_disk_for_good() {
     let mut rig = Rig::of(Shape { segments: 17, device: 8 << 20, ..Shape::default() });
-    // The newest segments are damaged, so that the oldest are written back first.
+    // The newest segments are damaged, so that writeback begins with the oldest.
     let (_, damaged) = full_of_rot(&mut rig, |_| 0);
     assert_eq!(damaged, 0);
     let logs = rig.logs();

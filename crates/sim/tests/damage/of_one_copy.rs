@@ -1,4 +1,4 @@
-//! One failed page, at any offset, loses nothing of the region's metadata.
+//! The failure of one page, at any offset, loses no metadata of the region.
 
 use crate::rig::{BLOCK, Log, PAGE, Rig, SECTOR, SLOTS_PER_PAIR, Seen, Shape, value_of};
 
@@ -55,7 +55,7 @@ fn expect_everything_on_disk(rig: &Rig, what: &str) {
     assert!(rig.cache.status().backing_is_consistent, "{what}");
 }
 
-/// Fails the page at `at`, restarts, and expects that nothing is missing, before and after a drain.
+/// Fails the page at `at`, restarts, and expects that no data is missing, before and after a drain.
 fn expect_no_loss(at: u64, what: &str) {
     let rig = busy();
     rig.poison(at, PAGE);
@@ -137,7 +137,7 @@ fn one_failed_page_of_records_loses_nothing_while_the_cache_runs() {
 
 #[test]
 fn a_page_that_fails_after_the_tails_have_moved_loses_nothing_that_is_not_in_the_cache() {
-    // Both slots of a tail hold the same: the remaining one never names a segment that was reused.
+    // Both slots of a tail hold the same value, so the remaining one never names a segment that was reused.
     for page in [3, 4] {
         let mut rig = busy();
         rig.reclaim_everything();

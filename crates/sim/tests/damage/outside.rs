@@ -1,4 +1,4 @@
-//! The environment of a small cache: a clock between whose reads other operations can run, and a waker that
+//! The environment of a small cache: a clock that can run other operations when it is read, and a waker that
 //! remembers its calls.
 
 use cbd_engine::Environment;
@@ -10,7 +10,7 @@ use std::task::Wake;
 
 type Hook = (u32, Box<dyn FnOnce() + Send>);
 
-/// The simulated environment, with a point at which other operations can run: a read of the clock.
+/// The simulated environment, in which other operations can run when the clock is read.
 pub struct RigEnvironment {
     inner: SimEnvironment,
     hook: Mutex<Option<Hook>>,

@@ -1,5 +1,5 @@
-//! Damage of parked data: the backing device does not have it, so it is lost as dirty data is, and never
-//! replaced by the old content of the device.
+//! Damage of parked data: the backing device does not have the data, so it is lost as dirty data is, and the old
+//! content of the device never replaces it.
 
 use crate::rig::{BLOCK, Rig, SECTOR, Seen};
 use cbd_engine::{OnWriteError, Settings, Step};
@@ -36,7 +36,7 @@ fn write_back(rig: &mut Rig) {
     panic!("never drained: {:?}", rig.cache.status());
 }
 
-/// All data of the lane fails; parked data is then lost, and clean data is read from the disk.
+/// Fails all data of the lane. Parked data is then lost, and clean data is read from the disk.
 fn lose_all_data(rig: &Rig) {
     rig.logs().into_iter().for_each(|log| rig.lose_data(log, 1));
 }
@@ -56,7 +56,7 @@ fn a_parked_record_that_is_lost_is_not_read_from_the_backing_device() {
     let log = rig.first_log();
     // The two writes are in slots 0 and 1, the parked record behind them.
     rig.lose_slots(log, &[2]);
-    // The data is there, and while the cache runs, its index finds it.
+    // The data is intact; while the cache runs, the index still refers to it.
     rig.expect_value(0, 7);
     assert_eq!(rig.see_by_record(0), Seen::Media);
     assert!(rig.is_listed(0));
@@ -70,7 +70,7 @@ fn a_carried_record_that_is_lost_is_not_read_from_the_backing_device_after_a_res
     let first = rig.first_log();
     rig.leave_the_segment(3 * BLOCK);
     write_back(&mut rig);
-    // The tail is reclaimed, and nothing else happens.
+    // Reclaim frees the tail; no other event follows.
     rig.reclaim_at(0);
     while rig.logs().iter().all(|log| log.base != first.base || log.ordinal != first.ordinal) {
         rig.step();
@@ -144,8 +144,7 @@ fn a_lost_record_behind_a_parked_one_ends_it_where_the_backing_device_has_all() 
     let mut rig = with_a_parked_block();
     refuse(&rig, &[]);
     rig.drain();
-    // Newer data over the parked record, on the disk, whose record is lost: the parked one must not come
-    // back.
+    // Newer data over the parked range is on the disk, and its record is lost: the parked data must not return.
     assert!(rig.try_write(0, BLOCK, 9));
     rig.drain();
     assert!(rig.try_write(2 * BLOCK, SECTOR, 5));

@@ -127,7 +127,7 @@ fn damage_whose_quarantine_was_lost_outlives_reclaim_and_a_restart() {
     rig.expect_lost(0);
     let mut rig = rig.restart();
     rig.expect_lost(0);
-    // A carried quarantine is carried again.
+    // The next reclaim carries a carried quarantine again.
     rig.leave_the_segment(1 << 20);
     rig.reclaim_everything();
     rig.restart().expect_lost(0);
@@ -144,7 +144,7 @@ fn a_lost_quarantine_costs_no_more_than_the_damage_when_it_is_reclaimed() {
 }
 
 #[test]
-fn a_quarantine_outlives_as_many_reclaims_as_come() {
+fn a_quarantine_outlives_any_number_of_reclaims() {
     let mut rig = Rig::new();
     assert!(rig.try_write(0, BLOCK, 7));
     rig.lose_data(rig.first_log(), 1);
@@ -160,8 +160,7 @@ fn a_quarantine_outlives_as_many_reclaims_as_come() {
     rig.expect_that_overwriting_heals();
 }
 
-/// The quarantine that reclaim records again is the last record of its lane for a moment, and is marked soon
-/// after.
+/// Reclaim records a quarantine again. It is then the last record of its lane for a moment, and is marked soon after.
 #[test]
 fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
     let mut rig = Rig::new();
@@ -176,18 +175,18 @@ fn a_power_cut_while_a_quarantine_is_carried_costs_nothing_else() {
         for fate in 0..40 {
             let memory = moment.fork().power_cut(fate, Keep::Random);
             let cache = rig.opened(&memory);
-            let place = format!("moment {number}, fate {fate}");
+            let case = format!("moment {number}, fate {fate}");
             let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
             let damaged = cache.read(ByteRange::at(0, BLOCK), &mut bytes, &mut misses);
-            assert_eq!(damaged.map_err(|error| error.kind()), Err(ErrorKind::Media), "{place}: forgotten");
-            cache.read(ByteRange::at(BLOCK, BLOCK), &mut bytes, &mut misses).expect(&place);
-            assert!(misses.is_empty() && bytes.iter().all(|byte| *byte == 8), "{place}");
+            assert_eq!(damaged.map_err(|error| error.kind()), Err(ErrorKind::Media), "{case}: forgotten");
+            cache.read(ByteRange::at(BLOCK, BLOCK), &mut bytes, &mut misses).expect(&case);
+            assert!(misses.is_empty() && bytes.iter().all(|byte| *byte == 8), "{case}");
         }
     }
 }
 
-/// Reclaims repeatedly beside damage that stays, and restarts, so that segments are used in any order.
-/// `at_each_tail` gets the memory at every moment of that.
+/// Reclaims repeatedly beside damage that stays, and restarts, so that segments are used in any order. Calls
+/// `at_each_tail` with the memory at every moment.
 fn reclaim_beside_damage(mut at_each_tail: impl FnMut(&Rig, CrashMemory)) {
     let mut rig = Rig::new();
     assert!(rig.try_write(0, BLOCK, 7));
@@ -203,7 +202,7 @@ fn reclaim_beside_damage(mut at_each_tail: impl FnMut(&Rig, CrashMemory)) {
     }
 }
 
-/// Expects that the damage is known, and that nothing else is taken for damaged.
+/// Expects that the damage is known, and that no other data counts as damaged.
 fn expect_one_damaged_block(cache: &Cache<RigEnvironment>, what: &str) {
     let read = |at: u64| {
         let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
@@ -225,7 +224,7 @@ fn a_power_cut_while_a_tail_moves_leaves_one_slot_of_it() {
     });
 }
 
-/// The lane of a log segment, as its header says.
+/// The lane of a log segment according to its header.
 fn lane_of(rig: &Rig, log: Log) -> u32 {
     let at = log.base as usize + 32;
     rig.memory.image()[at..at + 4].try_into().map(u32::from_le_bytes).unwrap()
@@ -243,13 +242,13 @@ fn a_quarantine_for_which_there_is_no_space_keeps_its_segment() {
     rig.leave_the_segment(2 << 20);
     rig.drain();
     let lane = lane_of(&rig, rig.first_log());
-    // The rest is full of dirty data.
+    // The rest of the cache is full of dirty data.
     rig.disk.set_faults(DiskFaults { flush_permille: 1000, ..DiskFaults::default() });
     let mut sector = 0;
     while [0, 4 << 20].map(|lane| rig.try_write(lane + sector * SECTOR, SECTOR, 9)).contains(&true) {
         sector += 2;
     }
-    // To the last slot.
+    // Up to the last slot.
     for lane in [0, 4 << 20] {
         while rig.try_zero(ByteRange::at(lane, SECTOR)) {}
     }
@@ -278,8 +277,8 @@ fn newest_of(rig: &Rig, lane: u32) -> Option<Log> {
     rig.logs().into_iter().rfind(|log| lane_of(rig, *log) == lane)
 }
 
-/// Writes blocks to a lane until it opens a segment, which holds the last of them. Returns how many were
-/// written before that one.
+/// Writes blocks to a lane until it opens a segment, which holds the last of them. Returns the number of blocks that
+/// were written before that one.
 fn fill_until_next_segment(rig: &Rig, lane: u32) -> u64 {
     let ordinal = || newest_of(rig, lane).map(|log| log.ordinal);
     let before = ordinal();
@@ -290,9 +289,9 @@ fn fill_until_next_segment(rig: &Rig, lane: u32) -> u64 {
     (0..64).find(opens_another).expect("a segment is full at some time")
 }
 
-/// The slots of a tail lie in two pages. If one of them still said that the log begins with a segment that was
-/// released and is in use again, the failure of the other page would make the lane look as if it lacked that
-/// segment, and all of the lane would be damaged: its successor is not drained.
+/// The slots of a tail are in two pages. If one slot still named a segment as the start of the log that was released
+/// and is in use again, the failure of the other page would make the lane appear to lack that segment. Then all of
+/// the lane would count as damaged, because the successor of that segment is not drained.
 #[test]
 fn the_failure_of_either_page_with_a_tail_brings_no_reused_segment_back() {
     let mut rig = Rig::of(Shape { device: 2 * CHUNK, lanes_max: 2, segments: 17, ..Shape::default() });
@@ -312,7 +311,7 @@ fn the_failure_of_either_page_with_a_tail_brings_no_reused_segment_back() {
         Some(reused.ordinal),
         "it is still open, and clean"
     );
-    // From now on nothing is drained.
+    // No data is drained from here on.
     rig.disk.set_faults(DiskFaults { flush_permille: 1000, ..DiskFaults::default() });
     assert!(rig.try_write(0, 2 * BLOCK, 8));
     assert_eq!(newest_of(&rig, 0).map(|log| log.ordinal), Some(reused.ordinal + 1));
@@ -367,7 +366,7 @@ fn full_of_rot() -> Rig {
 }
 
 #[test]
-fn quarantines_in_a_full_cache_find_space_and_writers_go_on() {
+fn quarantines_in_a_full_cache_find_space_and_writers_continue() {
     let mut rig = full_of_rot();
     let (mut written, mut busy) = (0, 0);
     for _ in 0..2000 {
@@ -415,7 +414,7 @@ fn a_full_cache_with_quarantines_opens_again_at_any_moment_and_forgets_none() {
 }
 
 #[test]
-fn writers_of_a_full_cache_with_quarantines_go_on_after_a_crash_at_any_moment() {
+fn writers_of_a_full_cache_with_quarantines_continue_after_a_crash_at_any_moment() {
     for steps in [0, 1, 5, 20, 100] {
         let mut rig = full_of_damage_crashed_after(steps);
         rig.write(700 * BLOCK, BLOCK, 11);

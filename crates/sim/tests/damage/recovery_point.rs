@@ -38,7 +38,7 @@ fn it_is_not_later_than_a_flushed_write_that_the_disk_lacks() {
     let first = write_and_flush(&rig, FIRST, 1);
     rig.environment.advance(1000);
     let second = write_and_flush(&rig, SECOND, 2);
-    // The disk is away for an hour, or slow, or the rate is low.
+    // The disk fails for an hour, or it is slow, or the rate is low.
     rig.environment.advance(3_600_000);
     drain_one_batch(&mut rig);
     let status = rig.cache.status();
@@ -71,7 +71,7 @@ fn after_a_restart_it_does_not_date_what_was_closed_before_by_the_restart() {
     assert_eq!(rig.on_disk(SECOND), Seen::Initial);
     let point = rig.cache.status().drained_wall_ms;
     assert!((known..second).contains(&point), "{point} is not between {known} and {second}");
-    // When everything that recovery found is drained, the recovery point is the time of the restart.
+    // When all recovered data is drained, the recovery point is the time of the restart.
     drain_one_batch(&mut rig);
     assert_eq!(rig.on_disk(SECOND), Seen::All(2));
     let point = rig.cache.status().drained_wall_ms;
@@ -98,7 +98,7 @@ fn of_a_checkpoint_it_is_the_closing_of_the_last_epoch() {
     assert!(point > second - 100 && point < third, "{point} is not between {second} and {third}");
 }
 
-/// No flush came after the clock was set back, so no closed epoch shows the change.
+/// No flush followed the change of the clock, so no closed epoch shows it.
 #[test]
 fn it_is_not_later_than_a_clock_that_was_set_back_before_the_batch_ended() {
     let mut rig = Rig::new();
@@ -122,7 +122,7 @@ fn a_clock_that_was_set_back_sets_it_back_before_a_flush_completes() {
         rig.environment.set_wall_back(40_000);
         let written = write_and_flush(&rig, SECOND, 2);
         assert!(written < before);
-        // And forward again, so that the clock shows no trace of it.
+        // The clock is set forward again, so that it shows no trace of the change.
         rig.environment.set_wall_back(-60_000);
         if restarted {
             rig = rig.restart();
@@ -152,7 +152,7 @@ fn write_now(cache: &Cache<crate::outside::RigEnvironment>, at: u64, value: u8) 
 }
 
 #[test]
-fn a_write_that_comes_while_the_epoch_is_closed_is_not_dated_into_it() {
+fn a_write_that_arrives_while_the_epoch_is_closed_is_not_dated_into_it() {
     let mut rig = Rig::new();
     write_now(&rig.cache, FIRST, 1);
     // Another client writes when the flush reads the clock.

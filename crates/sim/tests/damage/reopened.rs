@@ -1,6 +1,6 @@
-//! A lane that continues in its last segment, because a quarantine took the last free one before the crash:
-//! what recovery dropped there stays dropped, whatever is written over its data. Also: which writers may use
-//! the space behind such a quarantine.
+//! A lane that continues in its last segment, because a quarantine took the last free one before the crash. Records
+//! that recovery dropped there stay dropped, whatever is written over their data. Also: which writers may use the
+//! space behind such a quarantine.
 
 use crate::rig::{BLOCK, PAGE, Rig, SECTOR, Seen, Shape};
 use cbd_sim::Keep;
@@ -38,8 +38,8 @@ fn use_the_reserve(rig: &mut Rig, reserve: u32) -> bool {
     })
 }
 
-/// Crashed after `steps` steps of writeback, a torn write, and as many more steps as quarantines need to use
-/// the reserve segments. `None` if that does not happen, or if the write has a mark.
+/// A cache after `steps` steps of writeback, a torn write, as many more steps as quarantines need to use the reserve
+/// segments, and a crash. `None` if the quarantines do not use the reserve, or if the write has a mark.
 fn with_a_torn_write_after(steps: usize) -> Option<(Rig, u64)> {
     let (mut rig, base, reserve) = full_beside_rot();
     for _ in 0..steps {
@@ -55,7 +55,7 @@ fn with_a_torn_write_after(steps: usize) -> Option<(Rig, u64)> {
 }
 
 #[test]
-fn writers_leave_a_segment_that_was_kept_back_to_quarantines() {
+fn writers_do_not_use_a_segment_that_is_reserved_for_quarantines() {
     let (mut rig, _, reserve) = full_beside_rot();
     assert!(rig.try_write(TORN_BLOCK, BLOCK, 1), "there is room in the open segment");
     assert!(use_the_reserve(&mut rig, reserve));

@@ -1,4 +1,4 @@
-//! A small cache on simulated memory, and the means to damage it.
+//! A small cache on simulated memory, and functions that damage it.
 //!
 //! Invariants: the first lane's records go to slots 0, 1, 2 ... of its segments; the simulated disk answers a
 //! read that misses the cache, as the device layer would.
@@ -19,10 +19,10 @@ pub const BLOCK: u64 = 4096;
 pub const SECTOR: u64 = 512;
 /// Slots whose two copies lie in one pair of pages.
 pub const SLOTS_PER_PAIR: u64 = 64;
-/// Steps after which a background worker that is still busy counts as endless.
+/// Steps after which a background worker that is still busy counts as stuck.
 const STEPS_MAX: usize = 50_000;
 
-/// What a reader sees of a sector.
+/// The content of a sector that a reader gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seen {
     /// This byte throughout.
@@ -156,18 +156,18 @@ impl Rig {
         panic!("a segment is never full");
     }
 
-    /// What a client sees of the sector at `at`.
+    /// The content that a client reads in the sector at `at`.
     pub fn see(&self, at: u64) -> Seen {
         self.see_in(ByteRange::at(at, SECTOR))
     }
 
-    /// What a read of the block at `at` and the next block shows of the first. Such a read uses the records;
-    /// a read of one block finds its data through the index.
+    /// The content of the block at `at` in a read of this block and the next one. Such a read uses the records; a
+    /// read of one block finds its data through the index.
     pub fn see_by_record(&self, at: u64) -> Seen {
         self.see_in(ByteRange::at(at, 2 * BLOCK))
     }
 
-    /// What a read of `range` shows of its first sector.
+    /// The content of the first sector of a read of `range`.
     fn see_in(&self, range: ByteRange) -> Seen {
         let (mut bytes, mut misses) = (vec![0xee; range.len() as usize], Vec::new());
         match self.cache.read(range, &mut bytes, &mut misses) {
@@ -180,7 +180,7 @@ impl Rig {
         if is_missed { self.on_disk(range.start) } else { seen(range.start, &bytes[..SECTOR as usize]) }
     }
 
-    /// What the disk shows of the sector at `at`.
+    /// The content of the sector at `at` on the disk.
     pub fn on_disk(&self, at: u64) -> Seen {
         seen(at, self.disk.contents().sector(at / SECTOR, SECTOR))
     }
@@ -207,7 +207,7 @@ impl Rig {
         self.settle();
     }
 
-    /// Runs the background worker until nothing is left to do; the clock advances as the worker asks.
+    /// Runs the background worker until no work is left; the clock advances as the worker requests.
     pub fn settle(&mut self) {
         for _ in 0..STEPS_MAX {
             let step = self.step();
@@ -220,7 +220,7 @@ impl Rig {
         panic!("the background worker never becomes idle: {:?}", self.cache.status());
     }
 
-    /// One step of the background worker, and the wait that it asks for.
+    /// One step of the background worker, and the wait that it requests.
     pub fn step(&mut self) -> Step {
         let step = self.worker.step();
         if let Step::Idle { until_ms: Some(until) } = step {
@@ -243,7 +243,7 @@ impl Rig {
         self.reclaim_at(before);
     }
 
-    /// Cuts the power; the disk loses nothing, since that does not matter here.
+    /// Cuts the power; the disk loses nothing, because that does not matter here.
     pub fn restart(self) -> Self {
         self.try_restart().unwrap()
     }
@@ -280,7 +280,7 @@ impl Rig {
         transport.open_cache(self.backend).unwrap()
     }
 
-    /// Overwrites the whole device, and expects that no damage is left, here, on the disk and after a
+    /// Overwrites the whole device, and expects that no damage is left: in the cache, on the disk and after a
     /// restart.
     pub fn expect_that_overwriting_heals(mut self) {
         let piece = u64::from(self.cache.atomic_unit()).min(16 << 10);
@@ -334,10 +334,10 @@ impl Rig {
     /// Changes bytes of the region without the knowledge of the cache.
     pub fn overwrite(&self, at: u64, bytes: &[u8]) {
         let image = self.memory.image();
-        for (place, byte) in (at..).zip(bytes) {
+        for (offset, byte) in (at..).zip(bytes) {
             for bit in 0..8 {
-                if (image[place as usize] ^ byte) >> bit & 1 == 1 {
-                    self.memory.flip(place, bit);
+                if (image[offset as usize] ^ byte) >> bit & 1 == 1 {
+                    self.memory.flip(offset, bit);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Rows of tables that lost both copies: they are reported as lost, and nothing that they named is allocated
-//! again.
+//! Rows of tables that lost both copies: they are reported as lost, and the segments and numbers that they named are
+//! not allocated again.
 
 use crate::outside::RigEnvironment;
 use crate::rig::{Rig, SECTOR};
@@ -40,7 +40,7 @@ fn another_backend(segments: u64) -> BackendSpec {
 }
 
 #[test]
-fn a_backend_whose_row_is_lost_is_reported_and_nothing_of_it_is_given_away() {
+fn a_backend_whose_row_is_lost_is_reported_and_its_segments_are_not_allocated() {
     let rig = Rig::new();
     rig.write_sectors(0, 3);
     let free = rig.transport.info().free_segments;

@@ -1,5 +1,5 @@
-//! Damage in very many pieces: a lane that has lost a record is repaired block by block. The rest of the
-//! damage never takes the space of the log, nor of what was repaired.
+//! Damage in very many pieces: a lane that has lost a record is repaired block by block. Notes of the remaining
+//! damage never exhaust the space of the log, and never mark repaired data bad.
 
 use crate::rig::{Rig, SECTOR, Seen, value_of};
 
@@ -14,7 +14,7 @@ fn with_a_lost_lane() -> Rig {
     rig.restart()
 }
 
-/// The same, with every other sector overwritten since.
+/// The same cache, with every other sector overwritten.
 fn with_every_other_sector_healed() -> Rig {
     let mut rig = with_a_lost_lane();
     for sector in (0..SECTORS).step_by(2) {
@@ -60,7 +60,7 @@ fn what_is_newer_than_a_loss_reads_well_when_it_is_reclaimed_before_the_quaranti
     rig.cache.flush().unwrap();
     rig.lose_slots(rig.first_log(), &[1]);
     let mut rig = rig.restart();
-    // All but the segment that recovery has opened for the quarantine.
+    // Reclaims all segments but the one that recovery has opened for the quarantine.
     rig.reclaim_everything();
     let rig = rig.restart();
     for sector in 100..500 {

@@ -1,6 +1,6 @@
-//! The last write before a power cut counts as torn if it was never acknowledged, and as damaged if it was.
-//! Both look alike. These tests cover the cases that can be told apart, and the one case that cannot and
-//! carries no promise.
+//! The last write before a power cut counts as torn if it was never acknowledged, and as damaged if it was. Both
+//! leave the same bytes. These tests cover the cases that other evidence distinguishes, and the one case that nothing
+//! distinguishes and for which nothing is guaranteed.
 
 use crate::outside::RigEnvironment;
 use crate::rig::{BLOCK, Log, Rig, Seen};
@@ -67,7 +67,7 @@ fn a_power_cut_while_damage_is_noted_costs_nothing_else() {
         assert!(rig.try_write(block * BLOCK, BLOCK, BEFORE));
     }
     let log = rig.first_log();
-    // Two blocks: once the first is noted, *drained* says already that the backing device is incomplete.
+    // Two blocks: when the first is noted, *drained* already says that the backing device is incomplete.
     for block in [1, 2] {
         rig.memory.flip(log.base + log.size - BLOCK - block * BLOCK + 100, 1);
     }
@@ -79,12 +79,12 @@ fn a_power_cut_while_damage_is_noted_costs_nothing_else() {
             for block in 0..4 {
                 let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
                 let read = cache.read(ByteRange::at(block * BLOCK, BLOCK), &mut bytes, &mut misses);
-                let place = format!("block {block} after moment {number} with fate {fate}");
-                assert!(misses.is_empty(), "{place}: it was forgotten");
+                let case = format!("block {block} after moment {number} with fate {fate}");
+                assert!(misses.is_empty(), "{case}: it was forgotten");
                 match read {
-                    Ok(()) => assert!(block > 1 && bytes.iter().all(|byte| *byte == BEFORE), "{place}"),
+                    Ok(()) => assert!(block > 1 && bytes.iter().all(|byte| *byte == BEFORE), "{case}"),
                     Err(error) => {
-                        assert!(block < 2 && error.kind() == ErrorKind::Media, "{place}: {error}");
+                        assert!(block < 2 && error.kind() == ErrorKind::Media, "{case}: {error}");
                     }
                 }
             }
@@ -134,8 +134,8 @@ fn a_damaged_write_behind_which_the_cache_was_stopped_is_noticed() {
 #[test]
 fn a_damaged_write_behind_which_the_lane_was_idle_is_noticed() {
     expect_that_it_is_noticed(|rig| {
-        // Long enough for the mark of the idle lane; the disk refuses writes meanwhile, so that everything
-        // stays dirty.
+        // The idle lane gets its mark in this time. The disk refuses writes meanwhile, so that everything stays
+        // dirty.
         rig.disk.set_faults(DiskFaults { change_permille: 1000, ..DiskFaults::default() });
         for _ in 0..200 {
             rig.step();
@@ -145,7 +145,7 @@ fn a_damaged_write_behind_which_the_lane_was_idle_is_noticed() {
 }
 
 #[test]
-fn the_limit_damage_of_the_very_last_write_looks_like_one_that_was_never_acknowledged() {
+fn limit_damage_of_the_very_last_write_cannot_be_told_from_an_unacknowledged_write() {
     for record in [false, true] {
         let rig = damaged_after(|_| (), record);
         assert_eq!(rig.see(0), Seen::All(BEFORE), "as documented: older data, which cannot be detected");
@@ -165,8 +165,8 @@ fn a_damaged_last_write_is_noticed_while_the_cache_runs() {
     assert_eq!(error.kind(), ErrorKind::Media, "{}", error.line());
 }
 
-/// The header of the first segment that is opened after recovery tells up to where the earlier segments were
-/// accepted.
+/// The header of the first segment that is opened after recovery contains the last sequence number that recovery
+/// accepted in the earlier segments.
 #[test]
 fn the_next_segment_says_where_recovery_cut_the_log() {
     let rig = Rig::new();

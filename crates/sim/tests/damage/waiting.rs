@@ -1,4 +1,4 @@
-//! No thread sleeps while it has work: flushes beside the background worker, and clients that wait while a
+//! No thread sleeps while it has work: flushes concurrent with the background worker, and clients that wait while a
 //! cache is stopped.
 
 use crate::outside::Alarm;
@@ -20,7 +20,7 @@ fn run_until_asleep(rig: &mut Rig, woken: &Alarm) {
     panic!("the background worker never sleeps");
 }
 
-/// The client's call that ended only now must have woken the background worker, or left nothing to do.
+/// A call of a client has ended since the worker slept: it must have woken the background worker, or left no work.
 fn run_until_asleep_if_woken(rig: &mut Rig, woken: &Alarm) {
     if woken.rang() {
         run_until_asleep(rig, woken);
@@ -155,7 +155,7 @@ fn writers_that_wait_for_space_are_woken_when_the_cache_is_stopped() {
     assert!(again.is_err(), "stopped");
 }
 
-/// Fills must not make writers wait for reclaim.
+/// Fills must leave space, so that writers do not wait for reclaim.
 #[test]
 fn fills_leave_a_segment_to_writers() {
     let rig = Rig::new();
@@ -191,7 +191,7 @@ fn writeback_keeps_to_its_rate_however_large_its_requests_are() {
     let began = rig.environment.clock_ms();
     rig.drain();
     let took = rig.environment.clock_ms() - began;
-    // Writeback may be a second's worth ahead.
+    // The rate limit allows writeback to be ahead by a second's worth of data.
     assert!(took >= (bytes / RATE - 2) * 1000, "{bytes} bytes in {took} ms");
     assert!(took <= (bytes / RATE + 1) * 1000, "{bytes} bytes in {took} ms");
     assert_eq!(rig.cache.status().dirty_bytes, 0);
@@ -200,7 +200,7 @@ fn writeback_keeps_to_its_rate_however_large_its_requests_are() {
 /// An offset beyond the blocks that [`fill_up`] writes.
 const ELSEWHERE: u64 = 2 << 20;
 
-/// Writes until one segment is free, which is the reserve, and then `pieces` of the largest writes.
+/// Writes until one segment is free, which is the reserve, and then `pieces` writes of the maximum size.
 fn fill_up(rig: &Rig, pieces: u64) {
     let mut block = 0;
     while rig.cache.status().free_segments > 1 {
@@ -213,8 +213,8 @@ fn fill_up(rig: &Rig, pieces: u64) {
     }
 }
 
-/// A cache whose open segment has room for a block, but not for a large write; with `waits`, a writer waits
-/// with such a write.
+/// A cache whose open segment has room for a block, but not for a large write; with `waits`, a writer waits with such
+/// a write.
 fn filled_up(waits: bool) -> Rig {
     let rig = Rig::new();
     fill_up(&rig, 0);

@@ -15,7 +15,7 @@ pub struct History {
     pub name: &'static str,
     options: WorldOptions,
     live: fn(&mut World),
-    /// Changes the bytes of the region afterwards.
+    /// Damages the bytes of the region afterwards.
     hurt: fn(&mut Vec<u8>),
 }
 
@@ -71,7 +71,7 @@ fn wrap(world: &mut World) {
     busy(world);
 }
 
-/// The process ends in the middle of a write: its record is there, its data in part.
+/// The process crashes in the middle of a write: its record is present, its data in part.
 fn tear(world: &mut World) {
     busy(world);
     flush(world);
@@ -92,7 +92,7 @@ fn park(world: &mut World) {
     write(world, 0, 4 * KIB);
 }
 
-/// Marks name the run of their records, and *drained* has the time at which its epoch was closed; more was
+/// Marks contain the run of their records, and *drained* contains the time at which its epoch was closed; more was
 /// flushed since.
 fn date(world: &mut World) {
     restart(world);
@@ -112,8 +112,8 @@ fn restart(world: &mut World) {
     write(world, 4 * KIB, 4 * KIB);
 }
 
-/// An earlier program made the region in an ordinary file, and a program that notes the boot uses it: its
-/// superblocks name the feature.
+/// A program that records no boot made the region in an ordinary file, and a program that records the boot uses it:
+/// its superblocks name the feature.
 fn note_boot(world: &mut World) {
     busy(world);
     world.memory().become_file(BootId([BOOT; 16]));
@@ -155,7 +155,7 @@ fn place_of(image: &[u8], sector: u64) -> u64 {
 
 fn hurt_nothing(_: &mut Vec<u8>) {}
 
-/// The first superblock is lost: the first page of everything that has a copy elsewhere.
+/// The first superblock is lost, that is, the first page of each structure that has a second copy.
 #[expect(clippy::ptr_arg, reason = "its type is that of all that hurt a region")]
 fn hurt_first_copies(region: &mut Vec<u8>) {
     region[..4096].fill(0xa5);

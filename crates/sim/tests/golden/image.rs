@@ -1,5 +1,5 @@
-//! A golden image as files: the region and the changed blocks of its disk, compressed, and a text file with
-//! what a reader must find.
+//! A golden image as files: the region and the changed blocks of its disk, compressed, and a text file with the
+//! contents that a reader must find.
 
 use cbd_sim::{Content, CrashMemory, DiskImage, SimDisk};
 use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, BootId, OpToken};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 const BLOCK: usize = 4096;
 
-/// What a sector shows.
+/// The content of a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shown {
     Content(Content),
@@ -34,12 +34,12 @@ pub struct Golden {
     /// The boot in which its ordinary file was used: the value of each byte of the boot id; 0 for memory that
     /// keeps every store.
     pub boot: u8,
-    /// First sector, number of sectors, and what they show.
+    /// First sector, number of sectors, and their content.
     pub runs: Vec<(u64, u64, Shown)>,
 }
 
 impl Golden {
-    /// The sectors in order, and what each shows.
+    /// The sectors in order, and the content of each.
     pub fn sectors(&self) -> impl Iterator<Item = (u64, Shown)> {
         self.runs
             .iter()
@@ -53,7 +53,7 @@ impl Golden {
         }
     }
 
-    /// Copies what differs in `image` from a fresh disk.
+    /// Copies the blocks of `image` that differ from a fresh disk.
     pub fn take_disk(&mut self, image: &DiskImage) {
         let fresh = Content::fresh_disk(self.size, self.sector_size as usize);
         for (number, fresh) in (0u64..).zip(fresh.chunks(BLOCK)) {

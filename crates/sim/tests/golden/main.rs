@@ -1,9 +1,8 @@
-//! Regions that earlier programs left can always be opened.
+//! Every later program can open the regions that earlier programs left.
 //!
-//! `images/vN` holds regions of format version N as a program of that time left them: stopped, killed, torn,
-//! damaged, wrapped, together with their disks and with what a reader must find. They are never created
-//! again: a program that cannot open one has broken a promise. `write_images` creates those of a new version,
-//! once.
+//! `images/vN` holds regions of format version N as a program of that version left them: stopped, killed, torn,
+//! damaged, wrapped, with their disks and the contents that a reader must find. They are never re-created: a program
+//! that cannot open one breaks the compatibility guarantee. `write_images` creates the images of a new version once.
 
 mod histories;
 mod image;
@@ -89,7 +88,7 @@ fn all() -> Vec<Golden> {
 }
 
 #[test]
-fn every_image_opens_and_shows_what_its_clients_were_told() {
+fn every_image_opens_and_shows_what_its_clients_wrote() {
     for golden in all() {
         let _watchdog = Watchdog::new(Duration::from_secs(60), golden.name.clone());
         let mut opened = Opened::new(&golden);
@@ -106,10 +105,9 @@ fn every_image_opens_and_shows_what_its_clients_were_told() {
     }
 }
 
-/// Programs that did not store when an epoch was closed stored a time that was too late: such a time is
-/// ignored.
+/// Earlier programs did not store the time at which an epoch was closed, but a later time: such a time is ignored.
 #[test]
-fn only_images_that_say_when_their_epoch_was_closed_have_a_recovery_point() {
+fn only_images_with_the_closing_time_of_their_epoch_have_a_recovery_point() {
     for golden in all() {
         let mut opened = Opened::new(&golden);
         let point = opened.process.cache().status().drained_wall_ms;
@@ -122,7 +120,7 @@ fn only_images_that_say_when_their_epoch_was_closed_have_a_recovery_point() {
     }
 }
 
-/// Earlier programs refuse only those images in which a boot is noted.
+/// Earlier programs refuse only the images that record a boot.
 #[test]
 fn only_images_of_ordinary_files_have_a_feature() {
     for golden in all() {
@@ -139,12 +137,12 @@ fn only_images_of_ordinary_files_have_a_feature() {
 }
 
 #[test]
-fn work_goes_on_over_every_image_and_ends_on_the_disk() {
+fn a_cache_over_every_image_accepts_writes_and_drains() {
     for golden in all() {
         let _watchdog = Watchdog::new(Duration::from_secs(60), golden.name.clone());
         let mut opened = Opened::new(&golden);
         let sector_size = golden.sector_size;
-        // Every other sector that the image knows is written again; this repairs damage.
+        // Every other sector of the image is written again; this repairs damage.
         let (mut expected, fresh) = (Vec::new(), Content(1 << 40));
         for (number, (sector, shown)) in golden.sectors().enumerate() {
             if number % 2 == 1 && shown != Shown::Error {

@@ -1,4 +1,4 @@
-//! A backend in the row of an earlier one shows nothing of it, and loses nothing to it.
+//! A backend in the row of an earlier one shows none of its data, and loses none to it.
 
 use crate::rig::{CHANGES, Tables, backend, environment_of, format_as, made, open, region};
 use cbd_engine::{BackgroundWorker, BlkdevSpec, Cache, Step};
@@ -15,7 +15,7 @@ fn write(cache: &Cache<SimEnvironment>, at: u64, value: u8) {
     assert!(matches!(admission, cbd_engine::Admission::Done(_)), "there is space");
 }
 
-/// What the cache holds of the block at `at`, if anything.
+/// The cached content of the block at `at`, if any.
 fn cached(cache: &Cache<SimEnvironment>, at: u64) -> Result<Option<u8>> {
     let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
     cache.read(ByteRange::at(at, BLOCK), &mut bytes, &mut misses)?;
@@ -77,26 +77,26 @@ fn expect_new(memory: CrashMemory, what: &str) {
 }
 
 #[test]
-fn a_cache_where_another_was_is_new_wherever_its_making_is_cut_short() {
-    let places = {
+fn a_cache_in_reused_segments_is_empty_wherever_its_creation_is_interrupted() {
+    let events = {
         let (memory, tables) = lived_in();
         let before = memory.events();
         tables.create_backend(&backend(9)).expect("there is space");
         memory.events() - before
     };
-    for place in 1..=places + 1 {
+    for event in 1..=events + 1 {
         let (memory, tables) = lived_in();
-        memory.crash_after(place, place);
-        assert_eq!(until_crash(|| tables.create_backend(&backend(9))).is_err(), place <= places);
+        memory.crash_after(event, event);
+        assert_eq!(until_crash(|| tables.create_backend(&backend(9))).is_err(), event <= events);
         for (fate, end) in crate::rig::ends(&memory).into_iter().enumerate() {
             act_as(0);
-            expect_new(end, &format!("place {place}, fate {fate}"));
+            expect_new(end, &format!("event {event}, fate {fate}"));
         }
     }
 }
 
 #[test]
-fn a_cache_where_another_was_is_new_though_one_page_of_its_state_fails() {
+fn a_cache_in_reused_segments_is_empty_though_one_page_of_its_state_fails() {
     let (memory, tables) = lived_in();
     tables.create_backend(&backend(9)).expect("there is space");
     let area = tables.info().layout.segment_area;
@@ -108,7 +108,7 @@ fn a_cache_where_another_was_is_new_though_one_page_of_its_state_fails() {
     }
 }
 
-/// A row of a blkdev that a crash left behind names a backend that was removed.
+/// The row of a blkdev, left by a crash, names a backend that was removed.
 #[test]
 fn a_blkdev_of_an_earlier_backend_in_the_same_row_is_not_shown() {
     let (memory, tables) = made(&CHANGES[..3]);
@@ -119,7 +119,7 @@ fn a_blkdev_of_an_earlier_backend_in_the_same_row_is_not_shown() {
     tables.create_backend(&backend(9)).expect("there is space");
     assert!(tables.blkdevs().is_empty());
     drop(tables);
-    // The blkdev's row as it was.
+    // Restores the blkdev's row.
     let mut forged = memory.image();
     let row = layout.blkdev_area as usize..layout.segment_table as usize;
     forged[row.clone()].copy_from_slice(&image[row]);

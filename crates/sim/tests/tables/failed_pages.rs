@@ -41,7 +41,7 @@ fn what_was_reported_outlives_a_power_cut_and_one_failed_page() {
     }
 }
 
-/// A row is stored after its segments name the cache twice, not before.
+/// A row is stored only after both copies of its segments' entries name the cache.
 #[test]
 fn a_backend_that_a_crash_left_has_its_segments_beside_a_failed_page() {
     let layout = made(&[]).1.info().layout;
@@ -50,22 +50,22 @@ fn a_backend_that_a_crash_left_has_its_segments_beside_a_failed_page() {
         let (_memory, tables) = made(&CHANGES[..2]);
         tables.info().free_segments
     };
-    let places = {
+    let events = {
         let (memory, tables) = made(&CHANGES[..1]);
         let before = memory.events();
         CHANGES[1](&tables).expect("possible");
         memory.events() - before
     };
     let mut found = 0;
-    for place in 1..=places {
+    for event in 1..=events {
         let (memory, tables) = made(&CHANGES[..1]);
-        memory.crash_after(place, place);
+        memory.crash_after(event, event);
         assert!(cbd_sim::until_crash(|| CHANGES[1](&tables)).is_err());
         for (fate, end) in crate::rig::ends_of(&memory, 20).into_iter().enumerate() {
             for at in pages.clone() {
                 let end = end.fork();
                 end.poison(ByteRange::at(at, PAGE));
-                let what = format!("place {place}, fate {fate}, with the page at {at} failed");
+                let what = format!("event {event}, fate {fate}, with the page at {at} failed");
                 let tables = open(&end).unwrap_or_else(|error| panic!("{what}: {error}"));
                 if !tables.backends().expect("rows are sound").is_empty() {
                     assert_eq!(tables.info().free_segments, free, "{what}");
@@ -98,7 +98,7 @@ fn twice<T: SlotContent + PartialEq + std::fmt::Debug>(memory: &CrashMemory, are
 }
 
 #[test]
-fn every_row_says_the_same_twice_after_every_change() {
+fn both_slots_of_every_row_are_equal_after_every_change() {
     for number in 0..=CHANGES.len() {
         let (memory, tables) = made(&CHANGES[..number]);
         let memory = memory.power_cut(1, Keep::Nothing);
@@ -114,7 +114,7 @@ fn every_row_says_the_same_twice_after_every_change() {
 }
 
 #[test]
-fn tails_and_drained_of_a_new_cache_say_the_same_twice() {
+fn both_slots_of_tails_and_drained_of_a_new_cache_are_equal() {
     let (memory, tables) = made(&CHANGES[..2]);
     let layout = tables.info().layout;
     let row = slots::<BackendEntry>(&memory, layout.backend_area, layout.backend_rows)[0][0]
@@ -133,9 +133,9 @@ fn tails_and_drained_of_a_new_cache_say_the_same_twice() {
     assert_eq!(drained[0], drained[1]);
 }
 
-/// The segments of an earlier cache are free, though their entries still name its row.
+/// The segments of an earlier cache are free, although their entries still name its row.
 #[test]
-fn a_smaller_cache_in_the_row_of_a_larger_one_leaves_the_rest_free() {
+fn a_smaller_cache_in_the_row_of_a_larger_one_leaves_the_other_segments_free() {
     let (_memory, tables) = made(&CHANGES[..1]);
     let all = tables.info().free_segments;
     let id = tables.create_backend(&backend(12)).expect("there is space");
@@ -145,7 +145,7 @@ fn a_smaller_cache_in_the_row_of_a_larger_one_leaves_the_rest_free() {
     assert_eq!(tables.open_cache(id).expect("a new cache").status().segments, 8);
 }
 
-/// Whatever a crash leaves of a change of a row, the next owner has a higher number.
+/// Whatever part of a change of a row a crash leaves, the next owner has a higher number.
 #[test]
 fn ownership_numbers_never_fall() {
     let highest = |memory: &CrashMemory, tables: &Tables| {
@@ -161,21 +161,21 @@ fn ownership_numbers_never_fall() {
         tables.remove_backend(BackendId(0))?;
         tables.unregister_host(cbd_types::HostId(0))
     };
-    let places = {
+    let events = {
         let (memory, tables) = made(&CHANGES[..3]);
         let before = memory.events();
         change(&tables).expect("possible");
         memory.events() - before
     };
-    for place in 1..=places {
+    for event in 1..=events {
         let (memory, tables) = made(&CHANGES[..3]);
         let before = highest(&memory, &tables);
-        memory.crash_after(place, place);
+        memory.crash_after(event, event);
         assert!(cbd_sim::until_crash(|| change(&tables)).is_err());
         for end in crate::rig::ends_of(&memory, 60) {
             let tables = open(&end).expect("a transport");
             let after = highest(&end, &tables);
-            assert!(after.0 >= before.0 && after.1 >= before.1, "place {place}: {after:?} after {before:?}");
+            assert!(after.0 >= before.0 && after.1 >= before.1, "event {event}: {after:?} after {before:?}");
         }
     }
 }

@@ -1,6 +1,5 @@
-//! A transport gets a feature after it was formatted. At any crash one superblock is valid, and nothing that
-//! needs the feature is in the region before every copy names it, so that an earlier program refuses the
-//! region.
+//! A transport gets a feature after it was formatted. At any crash one superblock is valid, and the region holds
+//! nothing that needs the feature before every copy names it, so that an earlier program refuses the region.
 
 use crate::rig::{CHANGES, Tables, backend, ends_of, format, made, open, region};
 use cbd_format::{
@@ -26,8 +25,7 @@ fn copies(image: &[u8]) -> [Option<Superblock>; 2] {
     })
 }
 
-/// Whether a program that knows no feature opens the region: by the first valid copy, as all programs have
-/// done.
+/// Whether a program that knows no feature opens the region: it uses the first valid copy.
 fn earlier_program_opens(image: &[u8]) -> bool {
     copies(image).into_iter().flatten().next().is_some_and(|block| block.incompatible.get() == 0)
 }
@@ -46,17 +44,17 @@ fn is_noted(tables: &Tables) -> bool {
 
 /// Crashes `require_feature` at every event, on memory that `hurt` has changed.
 fn crash_everywhere(hurt: fn(&CrashMemory)) {
-    for place in 1.. {
+    for event in 1.. {
         let mut is_done = false;
         for seed in 0..8 {
             let memory = made(&CHANGES[..2]).0;
             hurt(&memory);
             let tables = open(&memory).expect("one copy is valid");
-            memory.crash_after(place, seed);
+            memory.crash_after(event, seed);
             is_done = until_crash(|| tables.require_feature(FEATURE_USE_NOTES).expect("known")).is_ok();
             act_as(0);
             for (fate, end) in ends_of(&memory, 8).into_iter().enumerate() {
-                let when = format!("place {place}, seed {seed}, fate {fate}");
+                let when = format!("event {event}, seed {seed}, fate {fate}");
                 let tables = open(&end).unwrap_or_else(|error| panic!("{when}: {error}"));
                 tables.backend(BACKEND).unwrap_or_else(|error| panic!("{when}: {error}"));
                 if is_done {
@@ -67,19 +65,19 @@ fn crash_everywhere(hurt: fn(&CrashMemory)) {
             }
         }
         if is_done {
-            assert!(place > 4, "it has two copies, each with a fence");
+            assert!(event > 4, "it has two copies, each with a fence");
             break;
         }
     }
 }
 
 #[test]
-fn a_superblock_is_whole_at_every_crash_of_a_change_of_features() {
+fn one_superblock_is_valid_at_every_crash_while_features_change() {
     crash_everywhere(|_| ());
 }
 
 #[test]
-fn a_crash_of_a_change_of_features_leaves_the_only_whole_superblock() {
+fn a_crash_while_features_change_leaves_the_only_valid_superblock() {
     crash_everywhere(|memory| memory.flip(60, 3));
     crash_everywhere(|memory| memory.flip(Layout::second_superblock(region().image().len() as u64) + 60, 3));
 }
@@ -96,7 +94,7 @@ fn a_superblock_that_cannot_be_read_keeps_the_other_one_from_being_changed() {
         assert_eq!(error.kind(), ErrorKind::Media);
         assert!(error.line().contains("cbdctrl repair"), "{error}");
         assert!(memory.image() == before, "nothing was stored");
-        // An unreadable superblock is no reason to refuse a region that has the feature already.
+        // An unreadable superblock does not prevent the use of a region that has the feature already.
         let memory = made(&CHANGES[..2]).0;
         open(&memory).and_then(|tables| tables.require_feature(FEATURE_USE_NOTES)).expect("both are valid");
         memory.poison(ByteRange::at(at, PAGE));
@@ -148,7 +146,7 @@ fn only_regions_in_ordinary_files_get_the_feature_of_notes() {
 
 type Start = (&'static str, fn(&CrashMemory));
 
-/// The three starts: both superblocks are whole, or the first or the second is damaged.
+/// The three initial states: both superblocks are valid, or the first or the second is damaged.
 const STARTS: [Start; 3] = [
     ("both are whole", |_| ()),
     ("the first is damaged", |memory| memory.flip(60, 3)),
@@ -159,7 +157,8 @@ fn second(memory: &CrashMemory) -> u64 {
     Layout::second_superblock(memory.image().len() as u64)
 }
 
-/// The region has a valid superblock, and no note while an earlier program opens it. Whether it has a note.
+/// Expects a valid superblock, and no note while an earlier program can open the region. Returns whether there is a
+/// note.
 #[track_caller]
 fn is_noted_and_refused(memory: &CrashMemory, when: &str) -> bool {
     let image = memory.image();
@@ -180,12 +179,12 @@ fn one_superblock_is_on_the_disk(memory: &CrashMemory, when: &str) {
     );
 }
 
-/// Another process opens the region and runs `steps`, and crashes in one of its events or comes to the end.
-/// Then the machine crashes.
+/// Another process opens the region and runs `steps`; it crashes in one of its events or completes. Then the machine
+/// crashes.
 fn go_on(memory: CrashMemory, steps: fn(&Tables), seed: u64, crash: Option<u64>, when: &str) {
-    let when = format!("{when}; then place {crash:?}");
-    if let Some(place) = crash {
-        memory.crash_after(place, seed);
+    let when = format!("{when}; then event {crash:?}");
+    if let Some(event) = crash {
+        memory.crash_after(event, seed);
     }
     let result = until_crash(|| {
         let tables = open(&memory).unwrap_or_else(|error| panic!("{when}: {error}"));
@@ -205,13 +204,13 @@ fn upgrade_everywhere(changes: usize, steps: fn(&Tables)) {
         let before = made(&CHANGES[..changes]).0;
         hurt(&before);
         before.become_file(boot(1));
-        for place in 1.. {
+        for event in 1.. {
             let mut is_done = false;
             let mut notes = 0;
             for seed in 0..30 {
-                let when = format!("{start}: place {place}, seed {seed}");
+                let when = format!("{start}: event {event}, seed {seed}");
                 let memory = before.fork();
-                memory.crash_after(place, seed);
+                memory.crash_after(event, seed);
                 is_done = until_crash(|| steps(&open(&memory).expect("a transport"))).is_ok();
                 act_as(0);
                 memory.never_crash();
@@ -223,7 +222,7 @@ fn upgrade_everywhere(changes: usize, steps: fn(&Tables)) {
                 }
             }
             if is_done {
-                assert!(place > 6 && notes > 0, "two superblocks and a row change, each with a sync");
+                assert!(event > 6 && notes > 0, "two superblocks and a row change, each with a sync");
                 break;
             }
         }

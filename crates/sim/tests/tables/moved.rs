@@ -1,4 +1,4 @@
-//! Disks that a backend had before it was moved: all are remembered until the user names one to be forgotten.
+//! Disks that a backend had before it was moved: all are remembered until the user requests to forget one.
 
 use crate::rig::{CHANGES, Tables, ends_of, made, open};
 use cbd_engine::Admission;
@@ -53,7 +53,7 @@ fn a_move_for_which_there_is_no_room_changes_nothing_and_names_what_can_be_forgo
 }
 
 #[test]
-fn a_disk_to_which_a_backend_comes_back_is_no_former_one_until_it_is_moved_again() {
+fn a_disk_to_which_a_backend_is_moved_back_is_not_a_former_one_until_the_next_move() {
     let (_memory, tables) = made(&CHANGES[..2]);
     move_to(&tables, "b").expect("there is room");
     tables.move_backend(BACKEND, FIRST, "simulated").expect("there is room");
@@ -62,15 +62,15 @@ fn a_disk_to_which_a_backend_comes_back_is_no_former_one_until_it_is_moved_again
     assert_eq!(former(&tables), [FIRST, "/simulated/b"]);
     // A move that is reverted.
     let entry = tables.backend(BACKEND).expect("it is there");
-    move_to(&tables, "d").expect("the place of the first disk is used again");
+    move_to(&tables, "d").expect("the row of the first disk is used again");
     tables.move_backend_back(&entry).expect("stored");
     assert_eq!(former(&tables), [FIRST, "/simulated/b"]);
-    move_to(&tables, "e").expect("the place of the third disk is used again");
+    move_to(&tables, "e").expect("the row of the third disk is used again");
     assert_eq!(former(&tables), ["/simulated/c", FIRST, "/simulated/b"]);
 }
 
 #[test]
-fn of_two_former_disks_with_one_path_only_the_named_one_is_forgotten() {
+fn only_the_named_one_of_two_former_disks_with_the_same_path_is_forgotten() {
     let (_memory, tables) = made(&CHANGES[..2]);
     for identity in ["b1", "b2"] {
         tables.move_backend(BACKEND, "/simulated/b", identity).expect("there is room");
@@ -93,7 +93,7 @@ fn of_two_former_disks_with_one_path_only_the_named_one_is_forgotten() {
 fn what_was_forgotten_stays_forgotten_and_nothing_else_is() {
     let forget = |tables: &Tables| tables.forget_former_disk(BACKEND, "/simulated/b").expect("it was one");
     for is_file in [false, true] {
-        for place in 1.. {
+        for event in 1.. {
             let mut is_done = false;
             for seed in 0..40 {
                 let (memory, tables) = made(&CHANGES[..2]);
@@ -101,7 +101,7 @@ fn what_was_forgotten_stays_forgotten_and_nothing_else_is() {
                 if is_file {
                     memory.become_file(BootId([1; 16]));
                 }
-                memory.crash_after(place, seed);
+                memory.crash_after(event, seed);
                 is_done = until_crash(|| forget(&tables)).is_ok();
                 act_as(0);
                 let ends = match is_file {
@@ -111,12 +111,12 @@ fn what_was_forgotten_stays_forgotten_and_nothing_else_is() {
                 for end in ends {
                     let found = former(&open(&end).expect("a transport"));
                     let others: Vec<_> = found.iter().filter(|path| *path != "/simulated/b").collect();
-                    assert_eq!(others, ["/simulated/c", FIRST], "place {place}, seed {seed}");
-                    assert!(!is_done || found.len() == 2, "place {place}, seed {seed}: {found:?}");
+                    assert_eq!(others, ["/simulated/c", FIRST], "event {event}, seed {seed}");
+                    assert!(!is_done || found.len() == 2, "event {event}, seed {seed}: {found:?}");
                 }
             }
             if is_done {
-                assert!(place > 2, "two slots and a fence");
+                assert!(event > 2, "two slots and a fence");
                 break;
             }
         }

@@ -67,7 +67,7 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
     |tables| tables.move_backend(BackendId(0), "/simulated/copy", "a copy"),
     |tables| tables.settle_backend(BackendId(0)),
     |tables| tables.move_backend(BackendId(0), "/simulated/third", "a third"),
-    // Back to a disk that it had.
+    // Moves the backend back to a former disk.
     |tables| tables.move_backend(BackendId(0), "/simulated/disk", "simulated"),
     |tables| tables.remove_blkdev(BlkdevId(0)),
     |tables| tables.remove_backend(BackendId(0)),
