@@ -1,7 +1,7 @@
-//! A copy of the world in which the power fails or the process dies at this moment. The engine opens it
-//! again, and its contents are compared with the oracle. The scene itself continues.
+//! Copies of the world that end by a power cut or a process crash at one moment. The engine opens the copy again, and
+//! its contents are compared with the oracle. The scene itself continues.
 //!
-//! Invariants: one thread runs, so scheduling plays no role here.
+//! Invariants: one thread runs, so the scheduler has no influence here.
 
 use crate::setup::must;
 use crate::stage::Written;
@@ -11,7 +11,7 @@ use cbd_sim::{CrashMemory, Keep, Oracle, Seeded, SimDisk, SimEnvironment, Violat
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
 use std::sync::Arc;
 
-/// Maximum number of rounds of a correct engine; far more than anything here needs.
+/// Maximum number of rounds that a correct engine takes; far more than any scene needs.
 const ROUNDS_MAX: u32 = 100_000;
 
 /// A process of one thread over a region and a disk.
@@ -47,7 +47,7 @@ impl Life {
         self.process.cache().extents(range)
     }
 
-    /// The power fails, and another process opens what remains.
+    /// Cuts the power, and opens the region in another process.
     fn after_power_cut(self, seed: u64) -> Self {
         self.disk.power_cut(seed);
         Self::open(self.memory.power_cut(seed, Keep::Any), self.disk, self.backend, seed)
@@ -63,7 +63,7 @@ impl Life {
         self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
         for _ in 0..ROUNDS_MAX {
             if let Some(completion) = done.pop() {
-                // The data is cached after the answer is sent.
+                // The engine caches the data only after it has sent the answer.
                 self.process.poll(0, &mut done);
                 return completion.result.map(|()| completion.buffer.to_vec());
             }
@@ -85,7 +85,7 @@ impl Life {
         }
     }
 
-    /// Writes everything back, and continues until nothing is left to do.
+    /// Writes everything back, and continues until no work is left.
     pub(crate) fn drain(&mut self) {
         self.process.cache().request_drain();
         for _ in 0..ROUNDS_MAX {
@@ -102,10 +102,10 @@ impl Life {
     }
 }
 
-/// Ends a copy of the world and checks what remains.
+/// Ends a copy of the world and checks the recovered contents.
 ///
 /// # Panics
-/// When it is not what it must be.
+/// When they are not legal.
 pub(crate) fn check(
     memory: &CrashMemory,
     disk: &SimDisk,
@@ -138,15 +138,15 @@ pub(crate) fn check(
     }
     hold(settle(&mut oracle, &mut life));
     if !by_power {
-        // Recovery has made durable what it relied on: a power cut loses nothing of it now.
+        // Recovery has made durable what it relied on: a power cut now loses none of it.
         let mut life = life.after_power_cut(seed);
         hold(settle(&mut oracle, &mut life));
     }
     if by_power { "power cuts" } else { "process crashes" }
 }
 
-/// The data of a write that a flush has covered is also damaged. The damage is detected, and not taken for a
-/// write that was never acknowledged, even if it is the last write.
+/// Damages the data of a write that a flush has covered. The damage must be detected and not be taken for a write
+/// that was never acknowledged, even if it is the last write.
 fn check_damage(
     memory: CrashMemory,
     disk: SimDisk,
@@ -156,8 +156,8 @@ fn check_damage(
 ) {
     let (range, content) = written;
     let sector = oracle.payload(ByteRange::at(range.start, 512), content);
-    if let Some(place) = place_of(&memory, &sector) {
-        memory.flip(place + 100, 3);
+    if let Some(offset) = offset_of(&memory, &sector) {
+        memory.flip(offset + 100, 3);
     }
     let mut life = Life::open(memory, disk, backend, 1);
     let submitted = oracle.now();
@@ -168,7 +168,7 @@ fn check_damage(
 }
 
 /// The offset at which the region holds `sector`.
-pub(crate) fn place_of(memory: &CrashMemory, sector: &[u8]) -> Option<u64> {
+pub(crate) fn offset_of(memory: &CrashMemory, sector: &[u8]) -> Option<u64> {
     let image = memory.image();
     image.chunks_exact(512).position(|bytes| bytes == sector).map(|number| number as u64 * 512)
 }
@@ -176,7 +176,7 @@ pub(crate) fn place_of(memory: &CrashMemory, sector: &[u8]) -> Option<u64> {
 /// Decides the open changes, and reads everything that was ever changed.
 fn settle(oracle: &mut Oracle, life: &mut Life) -> std::result::Result<(), Violation> {
     oracle.settle(|range| must(life.ask(Operation::Read, range, &[])))?;
-    // After megabytes were zeroed, reading block by block would take longer than everything else.
+    // After megabytes were zeroed, reading block by block would dominate the time of the scene.
     let blocks = oracle.changed(4096);
     let ranges = if blocks.len() > 256 { oracle.changed(256 << 10) } else { blocks };
     for range in ranges {

@@ -1,4 +1,4 @@
-//! What a thread sleeps on until it is woken. No clock ends the sleep, so a lost wakeup is a deadlock.
+//! The object on which a thread sleeps until it is woken. No clock ends the sleep, so a lost wakeup is a deadlock.
 
 use shuttle::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::task::{Wake, Waker};
 #[derive(Clone, Copy, Default, Debug)]
 struct State {
     rung: bool,
-    /// The thread waits for it.
+    /// Whether the thread waits for the bell.
     awaited: bool,
 }
 

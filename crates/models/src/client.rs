@@ -1,7 +1,7 @@
 //! A client: a scheduled thread with a queue of its own to the device, which sleeps while its request waits.
 //!
-//! Invariants: the oracle learns of a request before the device does, and of its completion afterwards;
-//! changes that overlap are never in flight together.
+//! Invariants: the oracle records a request before the device gets it, and its completion afterwards; overlapping
+//! changes are never in flight together.
 
 use crate::bell::Bell;
 use crate::points::spin;
@@ -13,7 +13,7 @@ use cbd_types::{AlignedBuffer, ByteRange, Completion, Operation, Request, Result
 use std::sync::Arc;
 
 /// A request that a client waits for.
-struct Question {
+struct PendingRequest {
     operation: Operation,
     range: ByteRange,
     fua: bool,
@@ -40,7 +40,7 @@ impl Client {
         Self { stage: Arc::clone(stage), queue, disk_queue, bell }
     }
 
-    /// Writes a range, with a content that no other write has.
+    /// Writes a range with a content that no other write has.
     pub fn write(&mut self, range: ByteRange) -> Result<()> {
         self.ask(Operation::Write, range, false)
     }
@@ -60,32 +60,36 @@ impl Client {
         let mut asked = Vec::new();
         let mut done = Vec::new();
         for &(range, fua) in writes {
-            let Some((question, request)) = self.question(Operation::Write, range, fua) else { continue };
-            asked.push(question);
+            let Some((pending, request)) = self.prepare(Operation::Write, range, fua) else { continue };
+            asked.push(pending);
             self.queue.submit_plugged(Request { id: asked.len() as u64, ..request }, &mut done);
         }
         self.queue.unplug(&mut done);
         for _ in 0..asked.len() {
             let completion = self.next(&mut done);
-            let question = &asked[completion.id as usize - 1];
-            self.answered(question, completion)?;
+            let pending = &asked[completion.id as usize - 1];
+            self.answered(pending, completion)?;
         }
         Ok(())
     }
 
-    /// A request, from its submission to its completion. A change that would overlap one in flight is left
-    /// out.
+    /// Executes a request from its submission to its completion. Skips a change that would overlap one in flight.
     pub fn ask(&mut self, operation: Operation, range: ByteRange, fua: bool) -> Result<()> {
-        let Some((question, request)) = self.question(operation, range, fua) else { return Ok(()) };
+        let Some((pending, request)) = self.prepare(operation, range, fua) else { return Ok(()) };
         let mut done = Vec::new();
         self.queue.submit(request, &mut done);
         let completion = self.next(&mut done);
-        self.answered(&question, completion)
+        self.answered(&pending, completion)
     }
 
-    /// Registers a request with the oracle, and builds it for the device; none if it would overlap a change
-    /// in flight.
-    fn question(&self, operation: Operation, range: ByteRange, fua: bool) -> Option<(Question, Request)> {
+    /// Registers a request with the oracle, and builds it for the device; `None` if it would overlap a change in
+    /// flight.
+    fn prepare(
+        &self,
+        operation: Operation,
+        range: ByteRange,
+        fua: bool,
+    ) -> Option<(PendingRequest, Request)> {
         let mut oracle = self.stage.oracle();
         let changes = !matches!(operation, Operation::Read | Operation::Flush);
         if changes && oracle.overlaps_open(range) {
@@ -103,34 +107,34 @@ impl Client {
             Operation::Read => (AlignedBuffer::zeroed(range.len() as usize), None, None),
             Operation::Flush => (AlignedBuffer::default(), None, None),
         };
-        let question = Question { operation, range, fua, change, content, submitted: oracle.now() };
-        Some((question, Request { id: 1, operation, range, fua, buffer }))
+        let pending = PendingRequest { operation, range, fua, change, content, submitted: oracle.now() };
+        Some((pending, Request { id: 1, operation, range, fua, buffer }))
     }
 
-    /// Reports the end of a request to the oracle, which checks what was read.
-    fn answered(&self, question: &Question, completion: Completion) -> Result<()> {
+    /// Reports the completion of a request to the oracle, which checks the data of a read.
+    fn answered(&self, pending: &PendingRequest, completion: Completion) -> Result<()> {
         completion.result?;
         let mut oracle = self.stage.oracle();
-        match (question.operation, question.change) {
+        match (pending.operation, pending.change) {
             (_, Some(change)) => {
-                oracle.complete(change, question.fua);
+                oracle.complete(change, pending.fua);
                 let now = oracle.now();
                 drop(oracle);
-                if let Some(content) = question.content {
-                    self.stage.note_written(now, (question.range, content), question.fua);
+                if let Some(content) = pending.content {
+                    self.stage.note_written(now, (pending.range, content), pending.fua);
                 }
             }
             (Operation::Read, _) => {
-                let verdict = oracle.check_read(question.range, question.submitted, &completion.buffer);
+                let verdict = oracle.check_read(pending.range, pending.submitted, &completion.buffer);
                 if let Err(violation) = verdict {
                     drop(oracle);
                     panic!("{violation}");
                 }
             }
             _ => {
-                oracle.flushed(question.submitted);
+                oracle.flushed(pending.submitted);
                 drop(oracle);
-                self.stage.note_flushed(question.submitted);
+                self.stage.note_flushed(pending.submitted);
             }
         }
         Ok(())
@@ -151,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Does the remaining work after the answers: caches what was read.
+    /// Does the work that remains after the answers: caches the data that was read.
     pub fn rest(&mut self) {
         while self.bell.take() {
             self.queue.poll(&mut Vec::new());

@@ -3,12 +3,12 @@
 //! The real engine, device layer and background worker run as coroutines of
 //! [shuttle](https://docs.rs/shuttle). Before every lock, every access to a number that threads share, every
 //! store, fence and load of the region and every operation on the disk, the scheduler may let another thread
-//! continue. A seed chooses the schedule. Memory, disk and oracle are the simulator's. At points of an
-//! execution the world ends in a copy of it, by a power cut or a process crash, and is recovered and checked.
+//! continue. A seed chooses the schedule. Memory, disk and oracle are the simulator's. At random points of an
+//! execution a copy of the world ends by a power cut or a process crash, and is recovered and checked.
 //!
 //! Invariants:
-//! - nothing of the engine is written a second time: the models run the code of the daemon;
-//! - one seed is one execution, and a failing one is printed with the command that repeats it;
+//! - the models contain no second implementation of the engine: they run the code of the daemon;
+//! - one seed is one execution, and a failing execution is printed with the command that repeats it;
 //! - a thread that is never woken is a deadlock, and a deadlock is a failure.
 //!
 //! Elsewhere: the order in which a processor makes stores visible to other processors (shuttle's memory is

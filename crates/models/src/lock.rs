@@ -1,7 +1,7 @@
 //! The engine's lock under the scheduler: a thread that waits for it is not runnable, so a deadlock is
 //! detected.
 //!
-//! Invariants: locking and unlocking are points; the scheduler chooses the next owner.
+//! Invariants: locking and unlocking are switch points; the scheduler chooses the next owner.
 
 use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
 
@@ -9,9 +9,9 @@ use shuttle::future::batch_semaphore::{BatchSemaphore, Fairness};
 #[derive(Debug)]
 pub struct ModelLock(BatchSemaphore);
 
-// SAFETY: the semaphore has one permit: `lock` returns and `try_lock` answers true only with it, and only
-// `unlock`, which the contract restricts to the thread that holds the lock, releases it. A closed semaphore
-// refuses, and is never made.
+// SAFETY: the semaphore has one permit. `lock` returns, and `try_lock` returns true, only with that permit. Only
+// `unlock` releases it, and the contract restricts `unlock` to the thread that holds the lock. A closed semaphore
+// refuses permits, and no code closes it.
 unsafe impl lock_api::RawMutex for ModelLock {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: Self = Self(BatchSemaphore::const_new(1, Fairness::Unfair));

@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Plays the scenes, several at a time; prints to standard error how each ended.
+/// Plays the scenes, several at a time; prints the result of each to standard error.
 fn play(arguments: &Arguments) -> Vec<(&'static Scene, Outcome)> {
     let waiting = Mutex::new(arguments.scenes.clone());
     let ended = Mutex::new(Vec::new());
@@ -102,12 +102,16 @@ fn report(scene: &Scene, budget: &Budget, outcome: &Outcome) {
         outcome.checked,
     );
     if let Some((seed, text)) = &outcome.failure {
-        eprintln!("{:<14} FAILED: {text}\n    play it again: {}", scene.name, again(scene, budget, *seed));
+        eprintln!(
+            "{:<14} FAILED: {text}\n    repeat it: {}",
+            scene.name,
+            repeat_command(scene, budget, *seed)
+        );
     }
 }
 
 /// The command that repeats one execution.
-fn again(scene: &Scene, budget: &Budget, seed: u64) -> String {
+fn repeat_command(scene: &Scene, budget: &Budget, seed: u64) -> String {
     let sweep = budget.sweep.map(|of| format!(" --sweep {of}")).unwrap_or_default();
     format!("cargo xtask models --scene {}{sweep} --seed {seed} --iterations 1", scene.name)
 }
@@ -126,7 +130,7 @@ fn as_json(scene: &Scene, budget: &Budget, outcome: &Outcome) -> Value {
         "seconds": outcome.time.as_secs_f64(),
         "failed": outcome.failure.as_ref().map(|(_, text)| text),
         "seed": outcome.failure.as_ref().map(|(seed, _)| seed),
-        "again": outcome.failure.as_ref().map(|(seed, _)| again(scene, budget, *seed)),
+        "again": outcome.failure.as_ref().map(|(seed, _)| repeat_command(scene, budget, *seed)),
     })
 }
 

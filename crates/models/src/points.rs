@@ -1,21 +1,21 @@
-//! Points: between two steps of a thread, where another thread may continue and the power may fail.
+//! Points: positions between two steps of a thread at which another thread may continue and the power may fail.
 //!
-//! Invariants: no thread holds a lock of the simulator at a point, so whatever runs there can access memory
-//! and disk; outside an execution, and during its setup and checks, a point does nothing.
+//! Invariants: no thread holds a lock of the simulator at a point, so code that runs there can access memory and
+//! disk; outside an execution, and during its setup and checks, a point does nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// What is to happen at a point.
+/// Work that is planned for a point.
 type Event = Box<dyn FnOnce()>;
-/// What is to happen at every step of the disk.
-type Look = Rc<dyn Fn()>;
+/// Work that is done at every step of the disk.
+type DiskCheck = Rc<dyn Fn()>;
 
 thread_local! {
     static LIVE: Cell<bool> = const { Cell::new(false) };
     static SPINS: Cell<bool> = const { Cell::new(false) };
     static COUNT: Cell<u64> = const { Cell::new(0) };
-    static LOOK: RefCell<Option<Look>> = const { RefCell::new(None) };
+    static DISK_CHECK: RefCell<Option<DiskCheck>> = const { RefCell::new(None) };
     static EVENTS: RefCell<Vec<(u64, Event)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -29,8 +29,7 @@ pub fn point() {
     shuttle::thread::yield_now();
 }
 
-/// As [`point`], by a thread that cannot continue until another thread has done something that wakes no
-/// waiter.
+/// As [`point`], for a thread that cannot continue until another thread has changed a value without waking a waiter.
 pub fn spin() {
     SPINS.set(true);
     point();
@@ -59,19 +58,19 @@ pub(crate) fn end() -> u64 {
 
 fn forget() {
     EVENTS.with_borrow_mut(Vec::clear);
-    LOOK.take();
+    DISK_CHECK.take();
 }
 
-/// Calls `look` whenever the disk has accepted an operation or is about to complete one.
-pub(crate) fn look_at_disk(look: impl Fn() + 'static) {
-    LOOK.set(Some(Rc::new(look)));
+/// Calls `check` whenever the disk has accepted an operation or is about to complete one.
+pub(crate) fn set_disk_check(check: impl Fn() + 'static) {
+    DISK_CHECK.set(Some(Rc::new(check)));
 }
 
 /// The disk has accepted an operation, or is about to complete one.
 pub(crate) fn disk_step() {
-    let look = LOOK.with_borrow(Clone::clone);
-    if let Some(look) = look.filter(|_| LIVE.get() && !std::thread::panicking()) {
-        happens(|| look());
+    let check = DISK_CHECK.with_borrow(Clone::clone);
+    if let Some(check) = check.filter(|_| LIVE.get() && !std::thread::panicking()) {
+        happens(|| check());
     }
 }
 
@@ -92,7 +91,7 @@ fn happen() {
     }
 }
 
-/// An event inspects the world with the engine's own code: no other thread runs meanwhile.
+/// Runs an event, which inspects the world with the engine's own code; no other thread runs meanwhile.
 fn happens(event: impl FnOnce()) {
     LIVE.set(false);
     event();

@@ -1,8 +1,8 @@
 //! The environment of an engine whose threads are scheduled: the simulator's memory, disk and clock, with a
 //! point before each step.
 //!
-//! Invariants: a store, a fence and a load belong to the thread that does them, as on a processor of its own;
-//! the simulation itself is that of `cbd-sim`.
+//! Invariants: a store, a fence and a load belong to the thread that executes them, as if each thread had its own
+//! processor; the simulation itself is that of `cbd-sim`.
 
 use crate::lock::ModelLock;
 use crate::points::{disk_step, point};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct ModelMemory(pub CrashMemory);
 
-/// A large load has many steps: other threads may store meanwhile.
+/// Bytes of one step of a large load: other threads may store between the steps.
 const PART: usize = 1024;
 
-/// Makes the next steps of this OS thread those of the scheduled one.
+/// Attributes the next steps of this OS thread to the scheduled thread.
 fn step() {
     point();
     act_as(1 + usize::from(shuttle::current::me()) as u32);

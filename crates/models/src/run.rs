@@ -16,18 +16,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Stack of a thread: for the engine itself, and for a recovery when the world ends on the thread.
+/// Stack of a thread in bytes: enough for the engine, and for a recovery when the world ends on the thread.
 const STACK: usize = 1 << 20;
 
-/// How much to run.
+/// The limits of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Seed of the first execution.
     pub seed: u64,
-    /// Instead of random schedules, every schedule in which a thread is interrupted once, in the execution
-    /// with this seed; `seed` is then the number of the first schedule.
+    /// Instead of random schedules: every schedule that interrupts a thread once, in the execution with this seed;
+    /// `seed` is then the number of the first schedule.
     pub sweep: Option<u64>,
-    /// Most executions.
+    /// Maximum number of executions.
     pub iterations: u64,
     /// No execution begins after this time.
     pub time: Option<Duration>,
@@ -44,7 +44,7 @@ pub struct Outcome {
     pub points_max: u64,
     /// Number of checks: ends of the world by kind, and disks without their region.
     pub checked: Checked,
-    /// How long it took.
+    /// The duration of the run.
     pub time: Duration,
     /// The execution that failed, if one did: its seed and the failure.
     pub failure: Option<(u64, String)>,

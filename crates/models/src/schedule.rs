@@ -1,13 +1,13 @@
-//! The scheduler. One seed is one execution: it chooses a manner of scheduling, and then every step.
+//! The scheduler. One seed is one execution: it chooses a scheduling policy, and then every step.
 //!
-//! There are several manners, since each finds bugs that the others hardly ever meet. Uniform choice finds
-//! races with wide windows. Staying with one thread for a long time finds bugs that need many steps of
-//! another thread in between (a segment is reclaimed and reused during a fill). Priorities that change at few
-//! moments (probabilistic concurrency testing: Burckhardt et al., ASPLOS 2010) find a race of depth d with a
-//! probability that falls only polynomially with the number of steps. A sweep does not depend on chance: it
-//! plays every schedule in which one thread is interrupted once where it could have continued.
+//! There are several policies, because each finds bugs that the others rarely meet. Uniform choice finds races with
+//! wide windows. Staying with one thread for a long time finds bugs that need many steps of another thread in between
+//! (a segment is reclaimed and reused during a fill). Priorities that change at few moments (probabilistic
+//! concurrency testing: Burckhardt et al., ASPLOS 2010) find a race of depth d with a probability that falls only
+//! polynomially with the number of steps. A sweep is exhaustive: it plays every schedule in which one thread is
+//! interrupted once where it could have continued.
 //!
-//! Invariants: a thread that spins does not keep the others from running.
+//! Invariants: a thread that spins does not prevent the other threads from running.
 
 use crate::points;
 use cbd_sim::Seeded;
@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-enum Manner {
+enum Policy {
     /// The same thread continues unless another one is chosen, with a probability of `permille` in a
     /// thousand.
     Switch { permille: u64 },
@@ -35,11 +35,11 @@ pub(crate) struct Seeds {
     usual: u64,
     step: u64,
     random: Seeded,
-    manner: Manner,
+    policy: Policy,
     /// The seed of the present execution.
     running: Rc<Cell<u64>>,
-    /// In a sweep: all schedules of [`Manner::Once`] one after the other, and the number of steps of the
-    /// longest so far.
+    /// In a sweep: all schedules of [`Policy::Once`] one after the other, and the number of steps of the longest
+    /// execution so far.
     sweep: Option<u64>,
 }
 
@@ -54,25 +54,25 @@ impl Seeds {
             usual,
             step: 0,
             random: Seeded::new(first),
-            manner: Manner::Switch { permille: 1000 },
+            policy: Policy::Switch { permille: 1000 },
             running,
             sweep: sweep.then_some(0),
         }
     }
 
-    fn choose_manner(&mut self, number: u64) -> Manner {
+    fn choose_policy(&mut self, number: u64) -> Policy {
         if self.sweep.is_some() {
             let (at, rest) = (number / (2 * OTHERS), number % (2 * OTHERS));
-            return Manner::Once { backwards: rest.is_multiple_of(2), at, other: (rest / 2) as usize };
+            return Policy::Once { backwards: rest.is_multiple_of(2), at, other: (rest / 2) as usize };
         }
         let random = &mut self.random;
         match random.below(4) {
-            0 => Manner::Switch { permille: 1000 },
-            1 => Manner::Switch { permille: *random.pick(&[10, 30, 100, 300]) },
+            0 => Policy::Switch { permille: 1000 },
+            1 => Policy::Switch { permille: *random.pick(&[10, 30, 100, 300]) },
             _ => {
                 let depth = random.below(5);
                 let changes = (0..depth).map(|_| random.below(self.usual)).collect();
-                Manner::Priorities { of: BTreeMap::new(), lowest: 1 << 32, changes }
+                Policy::Priorities { of: BTreeMap::new(), lowest: 1 << 32, changes }
             }
         }
     }
@@ -83,7 +83,7 @@ impl Scheduler for Seeds {
         self.left = self.left.checked_sub(1)?;
         if let Some(longest) = &mut self.sweep {
             *longest = self.step.max(*longest);
-            // The first executions tell how long the others are.
+            // The first executions give the number of steps of the later ones.
             if self.next >= 2 * OTHERS && *longest > 0 && self.next / (2 * OTHERS) > *longest {
                 return None;
             }
@@ -92,7 +92,7 @@ impl Scheduler for Seeds {
         self.random = Seeded::new(self.next ^ 0x7363_6865_6475_6c65);
         self.next += 1;
         self.step = 0;
-        self.manner = self.choose_manner(self.running.get());
+        self.policy = self.choose_policy(self.running.get());
         Some(Schedule::new(self.running.get()))
     }
 
@@ -101,8 +101,8 @@ impl Scheduler for Seeds {
         let spins = points::spins();
         let current = current.filter(|current| runnable.iter().any(|task| task.id() == *current));
         let random = &mut self.random;
-        match &mut self.manner {
-            Manner::Switch { permille } => {
+        match &mut self.policy {
+            Policy::Switch { permille } => {
                 if let Some(current) = current
                     && !spins
                     && !random.chance(*permille)
@@ -116,7 +116,7 @@ impl Scheduler for Seeds {
                     .collect();
                 Some(*random.pick(&others))
             }
-            Manner::Once { backwards, at, other } => {
+            Policy::Once { backwards, at, other } => {
                 let mut others: Vec<TaskId> =
                     runnable.iter().map(|task| task.id()).filter(|id| Some(*id) != current).collect();
                 if *backwards {
@@ -134,7 +134,7 @@ impl Scheduler for Seeds {
                     None => others.first().copied(),
                 }
             }
-            Manner::Priorities { of, lowest, changes } => {
+            Policy::Priorities { of, lowest, changes } => {
                 for task in runnable {
                     of.entry(task.id().into()).or_insert_with(|| (1 << 33) + random.below(1 << 20));
                 }

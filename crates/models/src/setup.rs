@@ -1,10 +1,9 @@
-//! The world in which a scene begins: made once, by one thread, with the engine itself, and copied for each
-//! execution.
+//! The world in which a scene begins: one thread makes it once with the engine itself, and each execution gets a
+//! copy.
 //!
-//! Invariants: nothing is open or in flight when a scene begins, and the oracle knows everything that was
-//! done.
+//! Invariants: nothing is open or in flight when a scene begins, and the oracle has recorded every operation.
 
-use crate::aftermath::{Life, place_of};
+use crate::aftermath::{Life, offset_of};
 use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
 use cbd_sim::{Content, CrashMemory, Keep, Oracle, SimDisk, SimEnvironment};
 use cbd_types::{BackendId, ByteRange, Operation, Region};
@@ -91,7 +90,7 @@ pub struct Start {
 /// A world under construction.
 pub struct Setup {
     life: Life,
-    /// The oracle; it knows everything that was done through this object.
+    /// The oracle; it records every operation of this object.
     pub oracle: Oracle,
     backend: BackendId,
 }
@@ -168,15 +167,15 @@ impl Setup {
         self.life.extents(range).iter().all(|extent| extent.cached && extent.dirty != is_clean)
     }
 
-    /// The offset in the region of the data of the sector at `at`.
-    pub fn place_of(&mut self, at: u64) -> Option<u64> {
+    /// The offset in the region at which the data of the sector at `at` is stored.
+    pub fn offset_of(&mut self, at: u64) -> Option<u64> {
         let bytes = must(self.life.ask(Operation::Read, ByteRange::at(at, 512), &[]));
-        place_of(self.life.memory(), &bytes)
+        offset_of(self.life.memory(), &bytes)
     }
 
     /// Flips a bit of the region.
-    pub fn flip(&mut self, place: u64) {
-        self.life.memory().flip(place, 3);
+    pub fn flip(&mut self, offset: u64) {
+        self.life.memory().flip(offset, 3);
     }
 
     /// Segments that are free.
@@ -194,7 +193,7 @@ impl Setup {
     }
 }
 
-/// The value, or the end of the model with the error.
+/// Returns the value, or ends the model with the error.
 pub(crate) fn must<T>(result: cbd_types::Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }

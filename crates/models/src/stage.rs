@@ -1,9 +1,8 @@
 //! A stage: one cache with its background worker and its clients, each a scheduled thread, over the
 //! simulator's memory and disk.
 //!
-//! Invariants: threads sleep until they are woken, and time passes only while the background worker has
-//! nothing to do. The check at the end requires that everything that was acknowledged is on the disk, without
-//! an explicit request.
+//! Invariants: threads sleep until they are woken, and time advances only while the background worker is idle. The
+//! check at the end requires that all acknowledged data is on the disk without an explicit request.
 
 use crate::aftermath::{self, hold};
 use crate::bell::Bell;
@@ -46,8 +45,7 @@ pub struct Stage {
     oracle: Mutex<Oracle>,
     backend: BackendId,
     seed: u64,
-    /// Something on the region is damaged: reads may fail, and the backing device may not be
-    /// crash-consistent.
+    /// Whether data in the region is damaged: reads may fail, and the backing device may not be crash-consistent.
     pub is_damaged: bool,
     flushed: Mutex<Flushed>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -91,9 +89,8 @@ impl Stage {
         self.oracle.lock()
     }
 
-    /// Plans `crashes` ends of the world at random points of the execution, which usually has `usual` points.
-    /// With `looks` the disk is checked alone at each of its steps: only `strict` promises something at every
-    /// moment.
+    /// Plans `crashes` ends of the world at random points of the execution, which usually has `usual` points. With
+    /// `looks`, the disk alone is checked at each of its steps: only `strict` gives a guarantee at every moment.
     pub(crate) fn plan(self: &Arc<Self>, crashes: u64, looks: bool, usual: u64) {
         let mut random = Seeded::new(self.seed ^ 0x6375_7473);
         for _ in 0..crashes {
@@ -102,7 +99,7 @@ impl Stage {
         }
         if looks {
             let (stage, random) = (Arc::clone(self), Mutex::new(random));
-            points::look_at_disk(move || {
+            points::set_disk_check(move || {
                 let seed = random.lock().next();
                 stage.check_disk(seed);
             });
@@ -116,14 +113,14 @@ impl Stage {
         *self.checked.lock().entry(kind).or_default() += 1;
     }
 
-    /// Checks the disk alone, as a power cut would leave it now.
+    /// Checks the content of the disk alone after a power cut at this moment.
     fn check_disk(&self, seed: u64) {
         let image = self.disk.image_after_power_cut(seed);
         hold(self.oracle().moment_of(&image, 0).map(|_| ()));
         *self.checked.lock().entry("disks").or_default() += 1;
     }
 
-    /// A write completed at `now`; with `fua` it counts as flushed.
+    /// Records a write that completed at `now`; with `fua` it counts as flushed.
     pub(crate) fn note_written(&self, now: Moment, written: Written, fua: bool) {
         let mut flushed = self.flushed.lock();
         if fua {
@@ -133,7 +130,7 @@ impl Stage {
         }
     }
 
-    /// A flush completed that was submitted at `submitted`.
+    /// Records the completion of a flush that was submitted at `submitted`.
     pub(crate) fn note_flushed(&self, submitted: Moment) {
         let mut flushed = self.flushed.lock();
         let (certain, rest) =

@@ -11,7 +11,7 @@ fn play(name: &str) {
     let _watchdog = Watchdog::new(Duration::from_secs(300 + iterations), format!("scene {name}"));
     let outcome = run(scene, &Budget { seed, sweep: None, iterations, time: None });
     if let Some((seed, text)) = outcome.failure {
-        panic!("{text}\nplay it again: cargo xtask models --scene {name} --seed {seed} --iterations 1");
+        panic!("{text}\nrepeat it: cargo xtask models --scene {name} --seed {seed} --iterations 1");
     }
     assert_eq!(outcome.executions, iterations);
     println!("{name}: {} points, {:?}", outcome.points, outcome.checked);

@@ -1,4 +1,4 @@
-//! Damage against overwrites of it.
+//! Damage concurrent with overwrites of the damaged data.
 
 use super::{Ending, Scene, block, large};
 use crate::client::Client;
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Flips a bit in the region's data of a block.
 fn break_block(setup: &mut Setup, number: u64) {
-    match setup.place_of(block(number).start) {
-        Some(place) => setup.flip(place + 100),
+    match setup.offset_of(block(number).start) {
+        Some(offset) => setup.flip(offset + 100),
         None => panic!("block {number} is not in the region"),
     }
 }

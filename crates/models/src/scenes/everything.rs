@@ -1,4 +1,4 @@
-//! Ranges over several lanes, and everything against everything.
+//! Ranges over several lanes, and all operations against each other.
 
 use super::{Scene, block};
 use crate::client::Client;

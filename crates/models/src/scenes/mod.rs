@@ -1,6 +1,6 @@
 //! The scenes: each has a few threads that meet at one point of the engine.
 //!
-//! Invariants: the seed of the execution decides what a scene's threads do; every request ends.
+//! Invariants: the seed of the execution decides the steps of a scene's threads; every request completes.
 
 mod damage;
 mod everything;
@@ -12,14 +12,14 @@ use crate::stage::Stage;
 use cbd_types::ByteRange;
 use std::sync::Arc;
 
-/// What must hold when the threads of a scene have ended.
+/// The condition that must hold when the threads of a scene have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     /// Everything is on the disk, without an explicit request.
     Rest,
-    /// Everything but what was damaged at the beginning is on the disk, and that damage is known.
+    /// Everything but the data that was damaged at the beginning is on the disk, and that damage is known.
     Damage,
-    /// No thread waits; the next process finds what was acknowledged.
+    /// No thread waits; the next process finds all acknowledged data.
     Stopped,
 }
 
@@ -27,28 +27,28 @@ pub enum Ending {
 pub struct Scene {
     /// Its name on the command line.
     pub name: &'static str,
-    /// Which operations meet, and what must not happen.
+    /// The operations that run concurrently, and the condition that must hold.
     pub about: &'static str,
-    /// Number of points of a usual execution: changes of priority and ends of the world are spread over them.
+    /// Number of points of a usual execution: changes of priority and ends of the world are distributed over them.
     pub usual: u64,
     /// The shape of its world.
     pub shape: Shape,
     /// How often the world ends in an execution.
     pub crashes: u64,
-    /// Whether the disk is checked alone at each of its steps.
+    /// Whether the disk alone is checked at each of its steps.
     pub looks: bool,
-    /// Whether something on the region is damaged when the scene begins.
+    /// Whether data in the region is damaged when the scene begins.
     pub is_damaged: bool,
-    /// What must hold when its threads have ended.
+    /// The condition that must hold when its threads have ended.
     pub ending: Ending,
-    /// Prepares the world in which it begins.
+    /// Prepares the initial world.
     pub prepare: fn(&mut Setup),
     /// Starts its threads.
     pub play: fn(&Arc<Stage>),
 }
 
 impl Scene {
-    /// The usual values; scenes override what differs.
+    /// The usual values; each scene overrides some of them.
     const USUAL: Self = Self {
         name: "",
         about: "",
@@ -98,8 +98,8 @@ const fn large(number: u64) -> ByteRange {
     ByteRange::at(number * LARGE, LARGE)
 }
 
-/// The first large range of the oldest segment after [`fill_until`] with two free segments and a drain:
-/// reclaim takes one.
+/// Number of the first large range in the oldest segment after [`fill_until`] with two free segments and a drain,
+/// which lets reclaim free one segment.
 const TAIL: u64 = 3;
 
 /// Writes large ranges, from the first on, until `free` segments are free.
@@ -109,7 +109,7 @@ fn fill_until(setup: &mut Setup, free: u32) {
         setup.write(large(number));
         number += 1;
     }
-    // The last write opened the segment: these fill it.
+    // The last write opened the segment: the next writes fill it.
     setup.write(large(number));
     setup.write(large(number + 1));
 }

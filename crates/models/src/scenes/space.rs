@@ -1,4 +1,4 @@
-//! Reuse of space: reclaim against readers, fills, waiting writers, a stop, and newer writes.
+//! Reuse of space: reclaim concurrent with readers, fills, waiting writers, a stop, and newer writes.
 
 use super::{Ending, Scene, TAIL, block, fill_until, large};
 use crate::client::Client;
@@ -93,7 +93,7 @@ pub(super) const WAITERS: Scene = Scene {
     ..Scene::USUAL
 };
 
-/// A stop may refuse the requests that it meets.
+/// Accepts an error only if it is that of a stopped cache.
 fn unless_stopped(result: Result<()>) {
     if let Err(error) = result
         && error.kind() != ErrorKind::Stopped
@@ -116,7 +116,7 @@ pub(super) const STOP: Scene = Scene {
                 unless_stopped(client.flush());
             });
         }
-        // The background worker has ended: only the stop wakes the waiting writers.
+        // The background worker has ended, so only the stop wakes the waiting writers.
         stage.spawn(|stage, _| {
             stage.end_worker();
             stage.cache.stop();
@@ -136,8 +136,8 @@ pub(super) const SECOND_CHANCE: Scene = Scene {
         assert!(setup.is_cached(large(TAIL), true), "the tail is not where it was");
     },
     play: |stage| {
-        // Ranges of the oldest segment that are read are appended again; the first write below opens a
-        // segment, and reclaim begins.
+        // Reclaim appends ranges of the oldest segment again that are read; the first write below opens a segment,
+        // and reclaim begins.
         let mut reader = Client::new(stage);
         (0..2).for_each(|number| must(reader.read(large(TAIL + number))));
         for client in 0..2 {
