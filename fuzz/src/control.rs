@@ -1,12 +1,11 @@
-//! The control socket: HTTP and JSON as a client would send them, to the daemon's own router and a running
-//! manager.
+//! The control socket: HTTP and JSON as a client sends them, to the daemon's own router and a running manager.
 //!
 //! An input is text: lines of a method, a path and a body; or, after a `!`, bytes that go to the HTTP server
 //! unchanged.
 //!
-//! Invariants: whatever a request contains, the manager sees only paths below a directory of its own, exports
-//! only unix sockets there, and makes regions of a bounded size (`Confined`). Each request has an answer, and
-//! an error is one line of JSON.
+//! Invariants: whatever a request contains, the manager gets only paths below a directory of its own, exports only
+//! unix sockets there, and makes regions of a bounded size (`Confined`). Each request has an answer, and an error is
+//! one line of JSON.
 
 use axum::Router;
 use axum::body::Body;
@@ -47,7 +46,8 @@ const REGION_MAX: u64 = 4 << 20;
 /// Longest wait that a request may specify, in seconds.
 const WAIT_MAX_S: u64 = 1;
 
-/// An answer takes milliseconds, a wait as long as it may; an answer that takes longer counts as lost.
+/// An answer takes milliseconds, or as long as the wait that the request specifies; an answer that takes longer
+/// counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A daemon in a directory of its own; it stops when dropped.
@@ -71,14 +71,14 @@ impl Drop for Daemon {
     }
 }
 
-/// A manager that sees only one directory.
+/// A manager that accesses only one directory.
 struct Confined {
     manager: Arc<Manager>,
     jail: PathBuf,
 }
 
 impl Confined {
-    /// Moves an absolute path into the directory; the manager refuses any other.
+    /// Moves an absolute path into the directory; the manager rejects any other.
     fn path(&self, path: &str) -> String {
         if !path.starts_with('/') {
             return path.to_owned();
@@ -87,11 +87,11 @@ impl Confined {
         self.jail.join(inside.collect::<PathBuf>()).to_string_lossy().into_owned()
     }
 
-    /// Turns any export into a unix socket in the directory; the manager refuses what is not an export.
+    /// Turns any export into a unix socket in the directory; the manager rejects text that is not an export.
     fn export(&self, export: Option<&str>) -> Result<Option<String>> {
         let export = export.unwrap_or("auto");
         if export.starts_with("nbd:tcp:") {
-            // It would resolve host names and use ports.
+            // A TCP export would resolve host names and use ports.
             return Err(Error::new(ErrorKind::Unsupported, "no network here"));
         }
         Ok(Some(match export.parse() {
@@ -227,7 +227,7 @@ pub fn run(data: &[u8]) {
             .block_on(async { tokio::time::timeout(TIMEOUT, talk).await })
             .unwrap_or_else(|_| panic!("no answer within {TIMEOUT:?}"));
     }
-    // Everything that was created comes back, or an error tells why not.
+    // The second daemon restores everything that was created, or an error gives the reason.
     if directory.path().join("state").join("transports.json").exists() {
         let again =
             Daemon::start(directory.path()).unwrap_or_else(|error| panic!("no second daemon: {error}"));
@@ -287,7 +287,7 @@ async fn talk_bytes(router: Router, bytes: &[u8]) {
     assert!(server.await.is_ok(), "the server panicked");
 }
 
-/// The requests of a daemon's whole run, step by step, and requests that are refused.
+/// The requests of a daemon's whole run, step by step, and requests that the daemon rejects.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     const REGISTER: &str = r#"POST /v1/transports {"host":"n","path":"/region","size":2097152,"segment_size":65536,"format":true}"#;

@@ -1,7 +1,7 @@
 //! Each decoder of the format, on arbitrary bytes and on the same bytes under a valid checksum.
 //!
-//! Invariants: a decoded value holds no more than its bytes (an encoded value decodes to itself), and its
-//! offsets lie inside what it describes.
+//! Invariants: a decoded value contains no more information than its bytes (an encoded value decodes to itself), and
+//! its offsets lie inside the structure that it describes.
 
 use crate::input::Input;
 use cbd_format::record::{RecordKind, blocks_in, bytes_of, checksum_lines, line_at, map_lines};

@@ -1,8 +1,8 @@
 //! FUSE requests: messages as `/dev/fuse` would deliver them, over a pair of sockets that preserves message
 //! boundaries.
 //!
-//! Invariants: each message that requires an answer has exactly one, whose header has the right length; what
-//! was written is read back, and nothing else changed.
+//! Invariants: each message that requires an answer has exactly one, with the right length in its header; written
+//! data is read back, and no other data changes.
 
 use crate::input::Input;
 use crate::wires::{Model, SIZE, device};
@@ -171,10 +171,10 @@ struct Answer {
     body: Vec<u8>,
 }
 
-/// Compares the answers with a model. All messages are sent before the first answer is read, so the order of
-/// the answers does not tell the order of the effects: a write that waits for the fence of its batch is
-/// answered after a read that saw it. One thread accepts the messages in the order in which they were sent,
-/// and the device in memory carries out each when it is submitted. The model does the same.
+/// Compares the answers with a model. All messages are sent before the first answer is read, so the order of the
+/// answers is not the order of the effects: a write that waits for the fence of its batch is answered after a read
+/// that saw it. One thread accepts the messages in the order in which they were sent, and the device in memory
+/// executes each one when it is submitted. The model does the same.
 fn check(messages: &[Message], socket: &Socket) {
     let answers = read_answers(messages, socket);
     for (message, answer) in messages.iter().zip(&answers) {
@@ -187,7 +187,7 @@ fn check(messages: &[Message], socket: &Socket) {
         if message.orderly {
             message.check(body, &mut model);
         } else if matches!(message.opcode, WRITE | FALLOCATE) {
-            // It changed something that the model cannot know.
+            // The message changed data in a way that the model cannot know.
             return;
         }
     }

@@ -1,9 +1,9 @@
-//! Tables of guest memory: a front end that shares, adds and removes memory with sizes, addresses, offsets
-//! and files of an input's choice, over the connection of a virtual machine.
+//! Tables of guest memory: a front end that shares, adds and removes memory with sizes, addresses, offsets and files
+//! that the input chooses, over the connection of a virtual machine.
 //!
-//! Invariants: the server accepts a message exactly if the model allows it: the file has the bytes, no two
-//! pieces overlap, one front end and all together stay within their limits. The budget counts the sum of the
-//! present pieces, and nothing after the connection has ended.
+//! Invariants: the server accepts a message exactly if the model allows it: the file has the bytes, no two pieces
+//! overlap, and the limits of one front end and of all front ends are kept. The budget counts the sum of the present
+//! pieces, and nothing after the connection has ended.
 
 use crate::input::{Input, corner};
 use crate::wires::device;
@@ -18,9 +18,9 @@ use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures}
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
-/// Bytes that one front end may share.
+/// Maximum number of bytes that one front end may share.
 const EACH: u64 = 1 << 40;
-/// Bytes that all front ends may share: others use some of it already.
+/// Maximum number of bytes that all front ends may share; others use some of it already.
 const ALL: u64 = 7 << 38;
 const OTHERS: u64 = 1 << 38;
 /// Messages of one input.
@@ -101,8 +101,8 @@ impl Model {
         pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.size))
     }
 
-    /// Whether these pieces can replace the present ones, with `new` bytes mapped while the old ones still
-    /// are.
+    /// Whether these pieces can replace the present ones, with `new` bytes mapped while the old ones are still
+    /// mapped.
     fn allows(&self, pieces: &[Piece], new: u64) -> bool {
         let counted = OTHERS + Self::sum(&self.0);
         pieces.len() <= PIECES_MAX
@@ -167,8 +167,8 @@ fn files() -> Vec<File> {
 /// One front end.
 ///
 /// # Panics
-/// When the server accepts a change that it must refuse, or refuses one that it must accept, or the budget's
-/// count is wrong.
+/// When the server accepts a change that it must reject, or rejects one that it must accept, or the budget's count is
+/// wrong.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let bound = Budget::new(ALL);
@@ -226,7 +226,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         .concat(),
         // Adjacent pieces, and then two that overlap.
         [&add(SMALL, 1, 2)[..], &add(SMALL, 3, 2), &add(SMALL, 4, 2)].concat(),
-        // More than one front end may have, and more than all may have.
+        // More than the limit of one front end, and more than the limit of all.
         [&add(LARGE, 0, 32)[..], &add(LARGE, 32, 32), &add(LARGE, 64, 1)].concat(),
         [&[0, LARGE, 0, 64, 0][..], &[0, LARGE, 0, 64, 0]].concat(),
         // Offsets: inside, past the end, and inside a page.

@@ -1,6 +1,6 @@
 //! Reads a target's parameters from bytes: any bytes give a parameter.
 //!
-//! Invariants: nothing panics, and missing bytes read as zeroes, so each prefix of an input is an input.
+//! Invariants: no function panics, and missing bytes read as zeroes, so each prefix of an input is an input.
 
 /// The bytes that were not read yet.
 #[derive(Clone, Copy, Debug)]

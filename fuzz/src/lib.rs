@@ -1,11 +1,11 @@
-//! Fuzz targets: everything that reads foreign bytes, driven from plain bytes.
+//! Fuzz targets: all code that reads foreign bytes, driven from plain bytes.
 //!
-//! A target is one function of bytes. The coverage-guided fuzzer (`cargo xtask fuzz`) and the replay of the
-//! corpora on an ordinary compiler (`cargo test -p cbd-fuzz`) call the same function. `fuzz/corpus/TARGET`
-//! holds the inputs that reached something new, `fuzz/regressions/TARGET` those that once broke something.
+//! A target is one function of bytes. The coverage-guided fuzzer (`cargo xtask fuzz`) and the replay of the corpora
+//! on an ordinary compiler (`cargo test -p cbd-fuzz`) call the same function. `fuzz/corpus/TARGET` holds the inputs
+//! that extended the coverage, `fuzz/regressions/TARGET` those that once failed.
 //!
-//! Invariants: a target is as deterministic as the code under test, leaves nothing behind, and accesses
-//! nothing outside a directory of its own; a target that returns has found no failure.
+//! Invariants: a target is as deterministic as the code under test, leaves no files or processes, and accesses only a
+//! directory of its own; a target that returns has found no failure.
 //!
 //! Elsewhere: the code under test. No target has a copy of it.
 #![forbid(unsafe_code)]

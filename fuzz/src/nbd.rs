@@ -1,7 +1,7 @@
 //! The NBD server's protocol: a whole connection, from the greeting on, over a pair of connected sockets.
 //!
-//! Invariants: a connection ends by itself after its client has sent everything; each valid request has one
-//! reply, and each reply is correct: what was written is read back, and nothing else changed.
+//! Invariants: a connection ends after its client has sent everything; each valid request has one reply, and each
+//! reply is correct: written data is read back, and no other data changes.
 
 use crate::input::Input;
 use crate::wires::{Model, SIZE, device};
@@ -23,18 +23,18 @@ const OPTION_GO: u32 = 7;
 
 /// A request as the client sent it.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct SentRequest {
     command: u16,
     offset: u64,
     length: u32,
     fill: u8,
 }
 
-/// The bytes that a client sends, and the requests for which it can expect answers.
+/// The bytes that a client sends, and the requests that require replies.
 #[derive(Default)]
 struct Script {
     says: Vec<u8>,
-    asked: Vec<Asked>,
+    asked: Vec<SentRequest>,
     /// All bytes so far were well-formed, and in the expected state.
     orderly: bool,
 }
@@ -51,7 +51,7 @@ impl Script {
         self.number(data);
     }
 
-    /// A handshake that succeeds; the bits of `choice` select what it agrees on.
+    /// A handshake that succeeds; the bits of `choice` select the negotiated features.
     fn handshake(&mut self, choice: u8) {
         self.number(&3_u32.to_be_bytes());
         if choice & 1 != 0 {
@@ -101,11 +101,11 @@ impl Script {
                 self.orderly &= payload == length as usize;
             }
             if command == 2 || !self.orderly {
-                // The server reads no further requests, or takes the rest for a payload.
+                // The server reads no further requests, or takes the remaining bytes for a payload.
                 self.number(input.rest());
                 return;
             }
-            self.asked.push(Asked { command, offset, length, fill });
+            self.asked.push(SentRequest { command, offset, length, fill });
         }
     }
 
@@ -177,7 +177,7 @@ fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
         let served = serve_connected(device(), theirs.into(), options);
         let heard = listener.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         speaker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // A connection that is closed with unread bytes is reset: the received bytes are then not checked.
+        // A connection that the server closes with unread bytes is reset: then the received bytes are not checked.
         (served, heard.unwrap_or_default())
     })
 }
@@ -224,7 +224,7 @@ fn replies(heard: &[u8]) -> Option<Reader<'_>> {
 
 impl<'a> Reader<'a> {
     /// The next reply, parsed with the lengths of the requests.
-    fn reply(&mut self, asked: &[Asked]) -> Option<Reply<'a>> {
+    fn reply(&mut self, asked: &[SentRequest]) -> Option<Reply<'a>> {
         match self.number(4)? {
             0x6744_6698 => {
                 let (error, cookie) = (self.number(4)? as u32, self.number(8)?);
@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn chunks(&mut self, asked: &[Asked]) -> Option<Reply<'a>> {
+    fn chunks(&mut self, asked: &[SentRequest]) -> Option<Reply<'a>> {
         loop {
             let (flags, kind) = (self.number(2)?, self.number(2)?);
             let (cookie, length) = (self.number(8)?, self.number(4)? as usize);
@@ -269,9 +269,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Compares the replies with the requests. The device completes at once, so changes happened in the order of
-/// the requests.
-fn check(asked: &[Asked], reader: &Reader<'_>) {
+/// Compares the replies with the requests. The device completes each request when it is submitted, so the changes
+/// were made in the order of the requests.
+fn check(asked: &[SentRequest], reader: &Reader<'_>) {
     let mut reader = Reader(reader.0);
     let mut answers: Vec<Option<Reply<'_>>> = asked.iter().map(|_| None).collect();
     while !reader.0.is_empty() {

@@ -1,18 +1,18 @@
-//! The reader of what dm-pcache left, on forged or damaged images.
+//! The reader of caches that dm-pcache left, on forged or damaged images.
 //!
-//! An input is a list of acts: key sets with any numbers are appended, tails and generations set, bytes
-//! stored and flipped, pages made unreadable, the end cut off. Checksums are valid unless an act breaks them.
+//! An input is a list of acts: append key sets with any numbers, set tails and generations, store and flip bytes,
+//! make pages unreadable, cut off the end. Checksums are valid unless an act breaks them.
 //!
-//! Invariants: an image ends in an error or in an answer; the answer does not depend on the amount of memory;
-//! the data that is passed on ascends and lies where keys are; and if data has checksums and the log was only
-//! damaged, nothing is passed on that was not written at that offset.
+//! Invariants: an image ends in an error or in an answer. The answer does not depend on the amount of memory. The
+//! offsets of the extracted data ascend and lie within keys. If data has checksums and the log was only damaged, the
+//! reader extracts at an offset only data that was written there.
 
 use crate::input::{Input, corner};
 use cbd_pcache::{Cache, Image, Options, Scanned, Sink};
 use cbd_testkit::pcache::{Sample, SampleKey};
 use cbd_types::Result;
 
-/// Segments of an image, whose end may be elsewhere.
+/// Segments of an image; an act may move its end.
 const SEGMENTS: u32 = 6;
 /// Maximum number of acts of an input.
 const ACTS_MAX: usize = 60;
@@ -52,9 +52,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
 
 struct Forged {
     sample: Sample,
-    /// Where the next data goes.
+    /// The offset of the next data.
     next: u32,
-    /// Whether something was stored that dm-pcache would not have stored.
+    /// Whether an act stored data that dm-pcache would not have stored.
     forged: bool,
 }
 
@@ -75,7 +75,7 @@ impl Forged {
                 let next = u32::from(input.u8()) % SEGMENTS;
                 self.fits(24);
                 self.sample.append_last(next);
-                // A segment with data now has a log in it.
+                // A data segment now contains a log.
                 self.forged = true;
             }
             3 => {
@@ -169,7 +169,7 @@ fn place(input: &mut Input<'_>) -> u64 {
     bases[usize::from(input.u8()) % bases.len()] + u64::from(input.u16() & 0xfff)
 }
 
-/// The device that the passed-on data produces.
+/// The device that the extracted data produces.
 struct Device<'a> {
     image: &'a Forged,
     only_what_was_written: bool,
@@ -208,7 +208,7 @@ impl Sink for Device<'_> {
     }
 }
 
-/// What an image reports to hold; none if it cannot be opened.
+/// The content that an image reports; `None` if it cannot be opened.
 fn read(image: &Forged, options: Options, data_crc: bool) -> Option<(Scanned, u64)> {
     let cache = Cache::open(&image.sample, options).ok()?;
     let survey = cache.survey(&mut |_, _, _| {});

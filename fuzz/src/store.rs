@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The directories of a target's inputs: those that reach something, and those that once broke something.
+/// The directories of a target's inputs: those that extended the coverage, and those that once failed.
 #[must_use]
 pub fn directories(target: &str) -> [PathBuf; 2] {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,11 +1,11 @@
-//! A hostile guest: a small memory full of descriptors, rings, heads and data as an input places them, and a
+//! A hostile guest: a small memory with descriptors, rings, heads and data at offsets that the input chooses, and a
 //! ring that is served from it.
 //!
-//! Invariants, whatever the guest places: the ring ends; nothing outside the guest's memory changes; the
-//! device receives only requests of whole sectors of its own, durable at once if the guest cannot flush. If
-//! the device's answers cannot change the requests, more is known (`Asked`): the requests change the device,
-//! in their order, and nothing else does; bytes of the guest change only in its buffers for answers and in
-//! the used ring; and each request is answered once, in turn.
+//! Invariants, for any contents of the guest's memory: the ring ends; nothing outside the guest's memory changes; the
+//! device receives only requests for whole sectors of its own, which are durable at completion if the guest cannot
+//! flush. If the device's answers cannot change the requests, the target also checks (`Expected`): only the requests
+//! change the device, in their order; bytes of the guest change only in its buffers for answers and in the used ring;
+//! and each request is answered once.
 
 use crate::input::{Input, corner};
 use crate::wires::{Model, SECTOR, SIZE, device};
@@ -76,7 +76,7 @@ impl Guest {
         };
         let mut guest = Self { memory: vec![0; MEMORY], ring };
         if features & 0x80 != 0 {
-            // Anywhere, overlapping, or outside the memory.
+            // At any offset, overlapping, or outside the memory.
             guest.ring.size = input.u16();
             guest.ring.descriptors = address(&mut input, features & 0x40 != 0);
             guest.ring.available = address(&mut input, features & 0x20 != 0);
@@ -168,7 +168,7 @@ impl Guest {
         self.put(at + 12, &flags.to_le_bytes());
     }
 
-    /// A request as a driver places it, of three descriptors, in the ring's table or in an indirect one.
+    /// A request of three descriptors as a driver builds it, in the ring's table or in an indirect one.
     fn request(&mut self, input: &mut Input<'_>) {
         let (slot, kind, sector) = (usize::from(input.u8() % 8), u32::from(input.u8() % 15), input.u8());
         let (sectors, fill, choice) = (usize::from(input.u8() % 9), input.u8(), input.u8());
@@ -232,9 +232,9 @@ enum Change {
 /// A range of the guest's memory, from its beginning.
 type Run = std::ops::Range<usize>;
 
-/// The requests of a guest, by its memory before anything is served; for a guest in which nothing that is
-/// read is written.
-struct Asked {
+/// The requests of a guest, parsed from its memory before the server runs; only for a guest in which no memory is
+/// both read and written by the device.
+struct Expected {
     /// The heads, up to the first request that violates the rules.
     heads: Vec<u16>,
     /// Of each request.
@@ -247,11 +247,11 @@ struct Asked {
     readable: Vec<Run>,
 }
 
-/// A chain: what the device reads, and what it writes.
+/// A chain: the memory that the device reads, and the memory that it writes.
 type Chain = (Vec<Run>, Vec<Run>);
 
-impl Asked {
-    /// None if the rings are not at their usual offsets.
+impl Expected {
+    /// `None` if the rings are not at their usual offsets.
     fn of(guest: &Guest, discards: bool) -> Option<Self> {
         let size = usize::from(guest.ring.size);
         let usual = (BASE + TABLE as u64, BASE + AVAILABLE as u64, BASE + USED as u64);
@@ -285,7 +285,7 @@ impl Asked {
         Some(asked)
     }
 
-    /// The chain that begins at `head`; none if it violates the rules.
+    /// The chain that begins at `head`; `None` if it violates the rules.
     fn chain(&mut self, guest: &Guest, head: u16) -> Option<Chain> {
         let (mut table, mut size) =
             (TABLE..TABLE + 16 * usize::from(guest.ring.size), usize::from(guest.ring.size));
@@ -329,7 +329,7 @@ impl Asked {
         }
     }
 
-    /// Whether nothing that is written can change what is read.
+    /// Whether no write of the device can change the bytes that it reads.
     fn is_fixed(&self) -> bool {
         let meet = |one: &Run, other: &Run| one.start < other.end && other.start < one.end;
         let apart = |run: &Run| !self.readable.iter().any(|read| meet(run, read));
@@ -347,7 +347,7 @@ fn changes(request: &[u8], discards: bool) -> Vec<Change> {
             .into_iter()
             .collect(),
         11 | 13 if data.len().is_multiple_of(16) && data.len() <= 32 * 16 && (kind == 13 || discards) => {
-            // The unmap flag exists only for zeroing; one invalid range, and nothing is done.
+            // The unmap flag exists only for zeroing. One invalid range fails the whole request.
             let range = |bytes: &[u8]| {
                 let (count, flags) = (long(bytes, 8) as u32, long(bytes, 8) >> 32);
                 place(long(bytes, 0), u64::from(count) * 512)
@@ -446,7 +446,7 @@ impl RequestQueue for WatchedQueue {
 /// A file with the guest's memory and its surroundings.
 fn file_of(memory: &[u8]) -> File {
     let around = [UNTOUCHED; AROUND];
-    // In memory, if possible.
+    // In `/dev/shm`, if possible.
     let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).expect("a file");
     file.write_all_at(&[&around[..], memory, &around].concat(), 0).expect("the file can be written");
     file
@@ -459,7 +459,7 @@ fn file_of(memory: &[u8]) -> File {
 pub fn run(data: &[u8]) {
     let guest = Guest::read(data);
     let device = device();
-    let asked = Asked::of(&guest, device.geometry().discard).filter(Asked::is_fixed);
+    let asked = Expected::of(&guest, device.geometry().discard).filter(Expected::is_fixed);
     let file = file_of(&guest.memory);
     let piece = GuestPiece {
         file: file.try_clone().expect("a descriptor"),
@@ -514,8 +514,8 @@ fn content_of(watched: &Watched) -> Vec<u8> {
     buffer.to_vec()
 }
 
-/// Compares what happened with the requests.
-fn check(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_well: bool) {
+/// Compares the recorded changes and the guest's memory with the requests.
+fn check(guest: &Guest, asked: &Expected, memory: &[u8], noted: &[Change], went_well: bool) {
     assert!(is_interleaved(noted, &asked.changes), "{noted:?} came of {:?}", asked.changes);
     // A guest may start at any index.
     let first = word(&guest.memory, USED + 2);
@@ -528,8 +528,7 @@ fn check(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_wel
             "a request is left out"
         );
     }
-    // In any order: requests that the device holds back for others are answered later than those that need no
-    // device.
+    // In any order: a request that the device parks is answered later than a request that needs no device.
     let mut heads = asked.heads.clone();
     for slot in 0..answered as u16 {
         let at = USED + 4 + 8 * usize::from(first.wrapping_add(slot) % guest.ring.size);
@@ -546,11 +545,12 @@ fn check(guest: &Guest, asked: &Asked, memory: &[u8], noted: &[Change], went_wel
     }
 }
 
-/// Whether requests that began in their order, and did each its own changes in order, can have done `noted` together. A request of
-/// several ranges does one after the other, and requests behind it begin meanwhile: a queue keeps no order among requests in flight.
+/// Whether requests that began in their order, and made their own changes in order, can have made the changes `noted`
+/// together. A request with several ranges executes one after the other, and later requests begin meanwhile: a queue
+/// does not order requests in flight.
 fn is_interleaved(noted: &[Change], requests: &[Vec<Change>]) -> bool {
     let requests: Vec<&[Change]> = requests.iter().map(Vec::as_slice).filter(|one| !one.is_empty()).collect();
-    // How far each request can be; equal changes of several requests leave more than one possibility.
+    // The possible numbers of completed changes of each request: equal changes give several possibilities.
     let mut states = BTreeSet::from([vec![0; requests.len()]]);
     for change in noted {
         let mut next = BTreeSet::new();
@@ -569,7 +569,7 @@ fn is_interleaved(noted: &[Change], requests: &[Vec<Change>]) -> bool {
     !states.is_empty()
 }
 
-/// Requests of each kind, and each rule broken.
+/// Requests of each kind, and one violation of each rule.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     // Slot, kind, sector, sectors, fill, choice.
@@ -607,7 +607,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_of_several_ranges_lets_later_ones_begin_and_keeps_its_own_order() {
+    fn a_request_of_several_ranges_does_not_delay_later_ones_and_keeps_its_own_order() {
         let zero = |sector: u64| Change::Zero(ByteRange::at(sector * 512, 512));
         let requests = [vec![zero(1), zero(2)], vec![], vec![zero(3)], vec![zero(4)]];
         let can =
@@ -619,15 +619,15 @@ mod tests {
     }
 
     #[test]
-    fn what_guests_ask_for_is_known_where_nothing_that_is_read_is_written() {
+    fn requests_of_guests_are_parsed_where_no_memory_is_both_read_and_written() {
         let mut changes = 0;
         for seed in seeds().iter().take(8) {
-            let asked = Asked::of(&Guest::read(seed), true).filter(Asked::is_fixed);
+            let asked = Expected::of(&Guest::read(seed), true).filter(Expected::is_fixed);
             changes += asked.expect("the usual rings").changes.iter().flatten().count();
         }
         // Two writes, a discard and a zeroing; those with indirect tables only if that was agreed on.
         assert!(changes >= 16, "{changes} changes are too few for a test");
         let over = &[5, 7, 0, 4, WRITE as u8, 0, 0, 0, 64, 5, 4, 4];
-        assert!(!Asked::of(&Guest::read(over), true).expect("the usual rings").is_fixed());
+        assert!(!Expected::of(&Guest::read(over), true).expect("the usual rings").is_fixed());
     }
 }

@@ -1,4 +1,4 @@
-//! Regions that the engine itself has made, from scripted histories, as a base for forgeries.
+//! Regions that the engine itself made, from scripted histories, as a base for forgeries.
 //!
 //! Invariants: the same base is the same bytes in every run, as long as the engine stores the same bytes.
 
@@ -32,7 +32,7 @@ pub struct Base {
     pub data_crc: bool,
 }
 
-/// How a base is made.
+/// How a base is produced.
 #[derive(Clone, Copy)]
 struct Script {
     segment_size: u64,
@@ -82,7 +82,7 @@ const SCRIPTS: [Script; 11] = [
     Script { requests: 500, steps: 8, end: End::PowerCut, ..ORDINARY },
     Script { requests: 100, steps: 4, end: End::Drained, ..ORDINARY },
     Script { data_crc: false, ..ORDINARY },
-    // Nothing is written back before the damage, since clean data would be read again from the disk.
+    // Nothing is written back before the damage: clean data would be read again from the disk.
     Script { requests: 20, steps: 0, end: End::Quarantined, ..ORDINARY },
     Script { consistency: Consistency::Checkpoint, requests: 120, steps: 3, ..ORDINARY },
     // Records with continuation lines for checksums.
@@ -109,7 +109,7 @@ pub fn base(number: usize) -> &'static Base {
     })
 }
 
-/// A fresh disk, as the bases use it.
+/// A fresh disk of the same geometry as the disks of the bases.
 #[must_use]
 pub fn disk(seed: u64) -> SimDisk {
     SimDisk::new(SimDisk::ordinary(DISK, SECTOR as u32), seed)
@@ -238,7 +238,7 @@ fn wish(id: u64, random: &mut Seeded) -> Request {
     Request { id, operation, range, fua: random.chance(100), buffer }
 }
 
-/// Damages the data of every write but the last, since nothing later proves that the last one was complete.
+/// Damages the data of every write but the last, because no later evidence proves that the last one was complete.
 fn damage_dirty_records(memory: &CrashMemory, layout: &Layout) {
     let mut places = Vec::new();
     for (segment, header) in forge::segments(memory, layout) {

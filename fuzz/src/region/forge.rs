@@ -15,7 +15,7 @@ use cbd_sim::CrashMemory;
 use cbd_types::{ByteRange, LaneId, Pmem, SegmentId};
 use zerocopy::FromBytes;
 
-/// The content of damaged data: no client writes it.
+/// The content of damaged data; no client writes it.
 pub const MARKER: [u8; 64] = [0xd5; 64];
 
 /// The structure that an edit changes.
@@ -65,13 +65,13 @@ pub struct Edit {
     target: Target,
     /// The segment, lane or row.
     which: u8,
-    /// The record of the segment; one more than there are is a new one at the end.
+    /// The record of the segment; the number behind the last record stands for a new one at the end.
     slot: u8,
     /// The field of the structure.
     field: u8,
     /// The kind of change.
     how: u8,
-    /// The copies that are changed, and what else is adapted.
+    /// The copies that are changed, and the other fields that are adapted.
     more: u8,
     value: u64,
 }
@@ -95,7 +95,7 @@ impl Edit {
         Self { which, slot, ..self }
     }
 
-    /// Whether it is damage that checksums must detect, not a forgery under a valid one.
+    /// Whether the edit is damage that checksums must detect, and not a forgery under a valid checksum.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         matches!(self.target, Target::Data | Target::Poison)
@@ -444,7 +444,7 @@ fn put_line(
     }
 }
 
-/// Computes the checksums of a record from the bytes that it points to, with as many continuation lines as it
+/// Computes the checksums of a record from the bytes that it refers to, with the number of continuation lines that it
 /// then needs.
 fn sum_again(memory: &CrashMemory, layout: &Layout, place: RecordPlace, record: &mut Record) {
     let shape = layout.segment_shape();

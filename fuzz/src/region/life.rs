@@ -1,5 +1,4 @@
-//! Uses a region, whatever it holds: opens it, reads everything, changes it, drains, stops, and opens it
-//! again.
+//! Uses a region with any contents: opens it, reads everything, changes it, drains, stops, and opens it again.
 //!
 //! Invariants: every loop is bounded, and reaching a bound is a failure.
 
@@ -15,13 +14,13 @@ use std::sync::Arc;
 /// Maximum number of acts after opening.
 const ACTS_MAX: usize = 48;
 
-/// Background work ends within this many steps; a full drain of a base takes some hundreds.
+/// Maximum number of steps of background work; a full drain of a base takes some hundreds.
 const STEPS_MAX: usize = 20_000;
 
-/// How often the clock is advanced for sleeping threads.
+/// Maximum number of times that the clock is advanced for sleeping threads.
 const SLEEPS_MAX: usize = 60;
 
-/// Maximum number of requests that wait for space at a time, as with any export.
+/// Maximum number of requests that wait for space at a time, as in the exports.
 const WAITING_MAX: usize = 64;
 
 /// Large reads are split into pieces of this size.
@@ -29,31 +28,30 @@ const PIECE: u64 = 256 << 10;
 
 /// How a region is used.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub struct Usage {
     /// The seed of random decisions.
     pub seed: u64,
-    /// Between the two runs the power fails; otherwise the process is killed.
+    /// Whether the power fails between the two runs; otherwise the process is killed.
     pub power_cut: bool,
-    /// The disks fail sometimes.
+    /// Whether the disks sometimes fail.
     pub shaky_disk: bool,
-    /// The disks always refuse writes to [`base::REFUSED`].
+    /// Whether the disks always refuse writes to [`base::REFUSED`].
     pub disk_refuses: bool,
-    /// No data that contains [`MARKER`] may be read or written back.
+    /// Whether data that contains [`MARKER`] must not be read or written back.
     pub watch_marker: bool,
 }
 
-/// Two runs of all backends of the region, the second on what the first left. Returns whether one of them
-/// opened.
-pub fn live_twice(memory: &CrashMemory, manner: Manner, acts: &[u8]) -> bool {
-    let opened = live(memory, manner, Some(acts));
-    let left =
-        if manner.power_cut { memory.power_cut(manner.seed, Keep::Any) } else { memory.process_crash() };
-    live(&left, manner, None) || opened
+/// Two runs of all backends of the region; the second run opens the state that the first one left. Returns whether
+/// one of them opened.
+pub fn live_twice(memory: &CrashMemory, usage: Usage, acts: &[u8]) -> bool {
+    let opened = live(memory, usage, Some(acts));
+    let left = if usage.power_cut { memory.power_cut(usage.seed, Keep::Any) } else { memory.process_crash() };
+    live(&left, usage, None) || opened
 }
 
 /// A run with acts, or one that reads everything.
-fn live(memory: &CrashMemory, manner: Manner, acts: Option<&[u8]>) -> bool {
-    let environment = Arc::new(SimEnvironment::new(manner.seed, 0));
+fn live(memory: &CrashMemory, usage: Usage, acts: Option<&[u8]>) -> bool {
+    let environment = Arc::new(SimEnvironment::new(usage.seed, 0));
     let Ok(transport) = Transport::open(Arc::clone(&environment), Region::new(memory.clone())) else {
         return false;
     };
@@ -62,8 +60,8 @@ fn live(memory: &CrashMemory, manner: Manner, acts: Option<&[u8]>) -> bool {
     drop(transport);
     let mut opened = false;
     for backend in backends {
-        let disk = base::disk(manner.seed);
-        let (shaky, refuses) = (u64::from(manner.shaky_disk), manner.disk_refuses);
+        let disk = base::disk(usage.seed);
+        let (shaky, refuses) = (u64::from(usage.shaky_disk), usage.disk_refuses);
         disk.set_faults(DiskFaults {
             read_permille: 50 * shaky,
             change_permille: 200 * shaky,
@@ -76,16 +74,16 @@ fn live(memory: &CrashMemory, manner: Manner, acts: Option<&[u8]>) -> bool {
         };
         opened = true;
         let mut living =
-            Living { process, environment: &environment, done: Vec::new(), waiting: 0, next_id: 0, manner };
+            Living { process, environment: &environment, done: Vec::new(), waiting: 0, next_id: 0, usage };
         living.run(acts);
         drop(living);
-        check_disk(&disk, manner);
+        check_disk(&disk, usage);
     }
     opened
 }
 
-fn check_disk(disk: &SimDisk, manner: Manner) {
-    if manner.watch_marker {
+fn check_disk(disk: &SimDisk, usage: Usage) {
+    if usage.watch_marker {
         let mut bytes = vec![0; DISK as usize];
         disk.contents().read(0, &mut bytes);
         assert!(!holds_marker(&bytes), "damaged data was written to the backing device");
@@ -93,7 +91,7 @@ fn check_disk(disk: &SimDisk, manner: Manner) {
 }
 
 fn holds_marker(bytes: &[u8]) -> bool {
-    // Data lies at whole lines of a segment, and on the disk at whole sectors.
+    // Data is aligned to lines in a segment, and to sectors on the disk.
     bytes.chunks_exact(MARKER.len()).any(|line| line.iter().zip(&MARKER).all(|(byte, mark)| byte == mark))
 }
 
@@ -103,7 +101,7 @@ struct Living<'a> {
     done: Vec<Completion>,
     waiting: usize,
     next_id: u64,
-    manner: Manner,
+    usage: Usage,
 }
 
 impl Living<'_> {
@@ -137,7 +135,7 @@ impl Living<'_> {
     fn act(&mut self, bytes: &[u8]) {
         let mut input = Input(bytes);
         let (what, place, length) = (input.u8(), u64::from(input.u16()), usize::from(input.u8()));
-        // Anywhere, or around the border between the lanes, where the bases have their data.
+        // Any offset, or one around the border between the lanes, where the bases have their data.
         let start =
             if place & 0x8000 == 0 { place * SECTOR } else { CHUNK - (32 << 10) + (place & 0xff) * SECTOR };
         let start = start.min(DISK - SECTOR);
@@ -189,7 +187,7 @@ impl Living<'_> {
     fn take(&mut self) {
         for completion in self.done.drain(..) {
             self.waiting -= 1;
-            if self.manner.watch_marker && completion.result.is_ok() {
+            if self.usage.watch_marker && completion.result.is_ok() {
                 assert!(!holds_marker(&completion.buffer), "damaged data was returned");
             }
         }
@@ -203,7 +201,7 @@ impl Living<'_> {
         }
     }
 
-    /// Continues until no thread has anything to do except to wait for an event that does not come by itself.
+    /// Continues until every thread waits for an event from outside.
     fn settle(&mut self) {
         for _ in 0..SLEEPS_MAX {
             let mut steps = 0;

@@ -1,11 +1,11 @@
-//! Recovery and everything after it, over whole regions that are forged or damaged.
+//! Recovery and all later operations, over whole regions that are forged or damaged.
 //!
 //! An input names a base ([`base`]), edits to it ([`forge`]) and how the result is used ([`life`]). Checksums
 //! are recomputed unless an edit breaks them: a fuzzer of plain bytes would never pass them.
 //!
-//! Invariants: a forged region ends in an error or in a cache that works, without a panic, a hang, an access
-//! outside the region, or an operation that a disk cannot do; and if data was only damaged, none of it is
-//! returned or written back.
+//! Invariants: a forged region ends in an error or in a cache that works, without a panic, a hang, an access outside
+//! the region, or an operation that a disk does not support; and if data was only damaged, none of it is returned or
+//! written back.
 
 pub mod base;
 pub mod forge;
@@ -14,7 +14,7 @@ pub mod life;
 use crate::input::Input;
 use cbd_sim::CrashMemory;
 use forge::Edit;
-use life::Manner;
+use life::Usage;
 
 /// Maximum number of edits of one input.
 const EDITS_MAX: usize = 12;
@@ -26,7 +26,7 @@ const HEAD: usize = 4;
 #[derive(Debug)]
 struct Plan<'a> {
     base: usize,
-    manner: Manner,
+    usage: Usage,
     /// The region is cut to this many 256ths of its size.
     size: u64,
     edits: Vec<Edit>,
@@ -40,7 +40,7 @@ impl<'a> Plan<'a> {
         let (flags, count, seed) = (input.u8(), usize::from(input.u8()), u64::from(input.u8()));
         let edits: Vec<Edit> = (0..count % (EDITS_MAX + 1)).map(|_| Edit::read(&mut input)).collect();
         let only_damage = edits.iter().all(Edit::is_damage);
-        let manner = Manner {
+        let usage = Usage {
             seed,
             power_cut: flags & 1 != 0,
             shaky_disk: flags & 2 != 0,
@@ -48,7 +48,7 @@ impl<'a> Plan<'a> {
             watch_marker: only_damage && base::base(base).data_crc,
         };
         let size = if flags & 0xf0 == 0xf0 { seed } else { 256 };
-        Self { base, manner, size, edits, acts: input.rest() }
+        Self { base, usage, size, edits, acts: input.rest() }
     }
 }
 
@@ -67,7 +67,7 @@ pub fn run(data: &[u8]) {
     } else {
         memory
     };
-    life::live_twice(&memory, plan.manner, plan.acts);
+    life::live_twice(&memory, plan.usage, plan.acts);
 }
 
 /// A description of an input, to analyse a failure.
@@ -106,14 +106,14 @@ mod tests {
     fn every_base_without_edits_opens() {
         for number in 0..base::count() {
             let memory = base::base(number).memory.fork();
-            let manner = Manner {
+            let usage = Usage {
                 seed: 1,
                 power_cut: false,
                 shaky_disk: false,
                 disk_refuses: false,
                 watch_marker: true,
             };
-            assert!(life::live_twice(&memory, manner, &[]), "base {number}");
+            assert!(life::live_twice(&memory, usage, &[]), "base {number}");
         }
     }
 
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_forged_record_counts() {
-        // Otherwise the fuzzer would never get past the checksums.
+        // Otherwise no forgery of the fuzzer would pass the checksums.
         let base = base::base(2);
         let memory = base.memory.fork();
         let before = count_records(&memory, base);
