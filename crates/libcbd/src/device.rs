@@ -10,7 +10,7 @@ use crate::Queue;
 use crate::queue::Waiting;
 use crate::region::{Held, OpenDevices};
 use cbd_engine::{CacheStatus, Settings};
-use cbd_runtime::{DrainProgress, RunningBackend, until_drained};
+use cbd_runtime::{DrainProgress, RunningBackend};
 use cbd_types::{
     AlignedBuffer, BackendId, ByteRange, Error, ErrorKind, Geometry, Operation, Request, Result,
 };
@@ -273,7 +273,7 @@ impl Device {
     }
 
     /// Writes everything that was written before to the disk; returns the number of bytes. `progress` is
-    /// called every few milliseconds, and can end the wait with its own error.
+    /// called at least every 200 ms, and can end the wait with its own error.
     ///
     /// # Errors
     /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when there was no progress for `timeout`, or the
@@ -285,7 +285,9 @@ impl Device {
     ) -> Result<u64> {
         let Some(cache) = self.running.run.cache() else { return Ok(0) };
         self.running.guarded(|| {
-            until_drained(cache, cache.request_drain(), timeout, progress)
+            self.running
+                .run
+                .until_drained(cache.request_drain(), timeout, progress)
                 .map_err(|why| why.into_error(self.id, |_| String::new()))
         })
     }

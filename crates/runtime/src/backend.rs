@@ -5,13 +5,15 @@
 //!
 //! Left to others: the set of backends and the requests to start them, and the exports of their devices.
 
+use crate::drain::{DrainProgress, NotDrained, until_drained};
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Identity, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
-use cbd_types::{Context, Result};
+use cbd_types::{Context, Epoch, Error, Result};
 use parking_lot::Mutex;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,6 +50,7 @@ pub struct RunningBackend {
     // Owners of the cache are dropped before owners of the backing device, which may hang when it is closed.
     worker: Mutex<Option<Worker>>,
     cache: Option<Arc<Cache<ProcessEnvironment>>>,
+    rounds: Arc<Rounds>,
     device: Arc<ServedDevice<ProcessEnvironment>>,
     backing: Arc<dyn Backing>,
     outstanding: Outstanding,
@@ -151,6 +154,22 @@ impl RunningBackend {
     #[must_use]
     pub const fn device(&self) -> &Arc<ServedDevice<ProcessEnvironment>> {
         &self.device
+    }
+
+    /// Waits until everything up to `epoch` of the cache is on the backing device; see [`until_drained`].
+    ///
+    /// # Errors
+    /// [`NotDrained`] with the reason.
+    pub fn until_drained(
+        &self,
+        epoch: Epoch,
+        timeout: Duration,
+        report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
+    ) -> std::result::Result<u64, NotDrained> {
+        match &self.cache {
+            Some(cache) => until_drained(cache, &self.rounds, epoch, timeout, report),
+            None => Ok(0),
+        }
     }
 
     /// Ends the background worker and marks the cache; dirty data stays in the region.

@@ -1,16 +1,18 @@
 //! Waiting until writeback has reached an epoch, with progress reports and a timeout.
 //!
 //! Always true here: a drain succeeds only when the backing device has all data up to the epoch: no range is parked and
-//! none is quarantined; a wait ends when the epoch is on the backing device, when there was no progress for the
-//! caller's timeout, or when the caller cancels it; no dirty data is dropped in any case.
+//! none is quarantined; the background worker wakes the waiting thread; a wait ends when the epoch is on the backing
+//! device, when there was no progress for the caller's timeout, or when the caller cancels it; no dirty data is dropped
+//! in any case.
 
+use crate::Rounds;
 use cbd_engine::{Cache, CacheStatus, Environment};
 use cbd_types::{BackendId, ByteRange, Epoch, Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// Interval at which the cache's status is read.
-const STATUS_INTERVAL: Duration = Duration::from_millis(20);
+/// Longest time between two reports to the caller.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Most ranges that an error names.
 const NAMED_MAX: usize = 8;
@@ -53,23 +55,26 @@ pub enum NotDrained {
     Ended(Error),
 }
 
-/// Waits until the background worker has written everything up to `epoch` to the backing device; returns the bytes that
-/// were written meanwhile. `report` is called every few milliseconds.
+/// Waits until the background worker, whose `rounds` these are, has written everything up to `epoch` to the backing
+/// device; returns the bytes that were written meanwhile. `report` is called after each round, and at least every 200 ms.
 ///
 /// # Errors
 /// [`NotDrained`] with the reason.
 pub fn until_drained<E: Environment>(
     cache: &Cache<E>,
+    rounds: &Rounds,
     epoch: Epoch,
     timeout: Duration,
     report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
 ) -> Result<u64, NotDrained> {
     let begun = Instant::now();
+    let rounds = rounds.watch();
     let start = cache.status();
     let mut progressed = begun;
     let (mut least_dirty, mut written, mut drained) =
         (start.dirty_bytes, start.written_back_bytes, start.drained_epoch);
     loop {
+        let round = rounds.ended();
         // Read before the status: ranges that a batch found damaged are quarantined before the batch counts as drained.
         let is_drained = cache.is_drained(epoch);
         let status = cache.status();
@@ -111,7 +116,7 @@ pub fn until_drained<E: Environment>(
                 limit: limit_that_delays(cache.settings().writeback_rate, timeout, status.dirty_bytes),
             });
         }
-        std::thread::sleep(STATUS_INTERVAL);
+        rounds.wait_for_next(round, timeout.saturating_sub(progressed.elapsed()).min(REPORT_INTERVAL));
     }
 }
 

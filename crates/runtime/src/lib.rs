@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod count;
 pub mod disk;
 pub mod drain;
 pub mod environment;
@@ -19,8 +20,9 @@ pub mod size;
 pub mod worker;
 
 pub use backend::{RunOptions, RunningBackend};
+pub use count::{Count, Counted};
 pub use disk::{Disk, NewBackend, RequestedSettings};
 pub use drain::{DrainProgress, NotDrained, lacking, until_drained};
 pub use environment::{ProcessEnvironment, wall_ms};
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
-pub use worker::Worker;
+pub use worker::{Rounds, RoundsWatch, Worker};

@@ -7,6 +7,7 @@
 //!
 //! Left to others: the execution of requests (`cbd-device`).
 
+use crate::{Count, Counted};
 use cbd_backing::{Backing, PollableQueue};
 use cbd_device::{Device, Queue};
 use cbd_engine::Environment;
@@ -18,6 +19,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Wake;
+use std::time::Instant;
 
 /// Most operations of one queue in flight to the backing device.
 const DEPTH: usize = 64;
@@ -75,8 +77,7 @@ pub struct ServedDevice<E: Environment> {
     // Declared before the backing device, which may hang when it is closed: the cache is closed before it.
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
-    /// Cloned for each queue, to count them.
-    queues: Arc<()>,
+    queues: Count,
     failures: Arc<Failures>,
 }
 
@@ -90,7 +91,7 @@ impl<E: Environment> ServedDevice<E> {
     /// Serves `device`, with `backing` for misses and bypasses.
     #[must_use]
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
-        Self { device, backing, queues: Arc::new(()), failures: Arc::default() }
+        Self { device, backing, queues: Count::default(), failures: Arc::default() }
     }
 
     /// The requests of clients that failed.
@@ -103,7 +104,12 @@ impl<E: Environment> ServedDevice<E> {
     /// force, and executes them when it can.
     #[must_use]
     pub fn queues(&self) -> usize {
-        Arc::strong_count(&self.queues) - 1
+        self.queues.get()
+    }
+
+    /// Waits until all queues are closed, without `end` for as long as that takes; false if one is still open at `end`.
+    pub fn wait_for_queues(&self, end: Option<Instant>) -> bool {
+        self.queues.wait_for_none(end)
     }
 
     /// A queue for the calling thread.
@@ -116,7 +122,7 @@ impl<E: Environment> ServedDevice<E> {
         let backing = self.backing.open_queue(DEPTH)?;
         let backing_descriptor = backing.wait_descriptor();
         let queue = Queue::new(Arc::clone(&self.device), backing, waker);
-        let (failures, _counted) = (Arc::clone(&self.failures), Arc::clone(&self.queues));
+        let (failures, _counted) = (Arc::clone(&self.failures), self.queues.add());
         Ok(DeviceQueue { queue, event, backing_descriptor, failures, _counted })
     }
 }
@@ -149,7 +155,8 @@ pub struct DeviceQueue<E: Environment> {
     event: Event,
     backing_descriptor: RawFd,
     failures: Arc<Failures>,
-    _counted: Arc<()>,
+    /// Behind the queue, so that it goes last.
+    _counted: Counted,
 }
 
 impl<E: Environment> std::fmt::Debug for DeviceQueue<E> {

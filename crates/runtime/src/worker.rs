@@ -10,21 +10,75 @@ use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{BackgroundWorker, Cache, Environment, Step};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{Epoch, Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Most operations of writeback in flight to the backing device.
 const DEPTH: usize = 64;
 
+/// Tells threads that a background worker has drained an epoch or has nothing left to do.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    /// While no thread watches, the end of a round costs a fence and a load.
+    watching: AtomicUsize,
+    ended: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Rounds {
+    /// Counts rounds from here on, for a thread that waits for them.
+    #[must_use]
+    pub fn watch(&self) -> RoundsWatch<'_> {
+        self.watching.fetch_add(1, Ordering::SeqCst);
+        // What a round that does not see this has changed is seen by the thread that watches.
+        fence(Ordering::SeqCst);
+        RoundsWatch(self)
+    }
+
+    fn end_one(&self) {
+        fence(Ordering::SeqCst);
+        if self.watching.load(Ordering::SeqCst) > 0 {
+            *self.ended.lock() += 1;
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Counts the rounds of a background worker while it lives.
+#[derive(Debug)]
+pub struct RoundsWatch<'a>(&'a Rounds);
+
+impl RoundsWatch<'_> {
+    /// The number of the last round that ended.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        *self.0.ended.lock()
+    }
+
+    /// Waits until a round after `last` has ended, or `timeout` has passed.
+    pub fn wait_for_next(&self, last: u64, timeout: Duration) {
+        let mut ended = self.0.ended.lock();
+        self.0.changed.wait_while_for(&mut ended, |ended| *ended == last, timeout);
+    }
+}
+
+impl Drop for RoundsWatch<'_> {
+    fn drop(&mut self) {
+        self.0.watching.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// The running thread; dropping it stops it.
 #[derive(Debug)]
 pub struct Worker {
     stop: Arc<AtomicBool>,
     waker: Waker,
+    rounds: Arc<Rounds>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -48,7 +102,17 @@ impl Worker {
         let worker = BackgroundWorker::new(Arc::clone(cache), queue, backing.geometry());
         let stop = Arc::new(AtomicBool::new(false));
         let cache = Arc::clone(cache);
-        let mut main = WorkerLoop { environment, worker, event, descriptor, stop: Arc::clone(&stop) };
+        let rounds = Arc::new(Rounds::default());
+        let mut main = WorkerLoop {
+            environment,
+            cache: Arc::clone(&cache),
+            worker,
+            event,
+            descriptor,
+            stop: Arc::clone(&stop),
+            rounds: Arc::clone(&rounds),
+            drained: Epoch(0),
+        };
         let thread = std::thread::Builder::new()
             .name(format!("cbd-worker-{name}"))
             .spawn(move || {
@@ -60,7 +124,13 @@ impl Worker {
                 }
             })
             .map_err(|error| Error::new(ErrorKind::System, format!("no thread for {name}: {error}")))?;
-        Ok(Self { stop, waker, thread: Some(thread) })
+        Ok(Self { stop, waker, rounds, thread: Some(thread) })
+    }
+
+    /// What tells threads that its work has advanced.
+    #[must_use]
+    pub const fn rounds(&self) -> &Arc<Rounds> {
+        &self.rounds
     }
 
     /// Stops the thread and waits for it, at most for its operations in flight.
@@ -81,10 +151,14 @@ impl Drop for Worker {
 
 struct WorkerLoop<E: Environment> {
     environment: Arc<E>,
+    cache: Arc<Cache<E>>,
     worker: BackgroundWorker<E, Box<dyn PollableQueue>>,
     event: Event,
     descriptor: i32,
     stop: Arc<AtomicBool>,
+    rounds: Arc<Rounds>,
+    /// The drained epoch after the last step.
+    drained: Epoch,
 }
 
 impl<E: Environment> WorkerLoop<E> {
@@ -98,7 +172,13 @@ impl<E: Environment> WorkerLoop<E> {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            let timeout = match self.worker.step() {
+            let step = self.worker.step();
+            let drained = self.cache.drained_epoch();
+            if drained != self.drained || matches!(step, Step::Idle { .. }) {
+                self.drained = drained;
+                self.rounds.end_one();
+            }
+            let timeout = match step {
                 Step::Busy => continue,
                 Step::WaitBacking => None,
                 Step::Idle { until_ms } => until_ms.map(|until| {
@@ -223,6 +303,35 @@ mod tests {
         };
         assert_eq!(error.kind(), ErrorKind::Stopped);
         assert!(cache.is_abandoned());
+        worker.stop();
+    }
+
+    #[test]
+    fn a_thread_that_watches_the_rounds_learns_that_an_epoch_is_drained() {
+        let environment = Arc::new(ProcessEnvironment::new());
+        let cache = cache(&environment);
+        let disk = tempfile::NamedTempFile::new().unwrap();
+        disk.as_file().set_len(1 << 20).unwrap();
+        let backing = BackingFile::open(disk.path(), Options::default()).unwrap();
+        let mut worker = Worker::start("test", environment, &cache, &backing, || ()).unwrap();
+        let event = Event::new().unwrap();
+        let waker = Arc::new(TaskWaker(event.waker())).into();
+        let limit = Duration::from_secs(60);
+        for _ in 0..50 {
+            let written = cache.write(ByteRange::at(0, 4096), &[7; 4096], &waker).unwrap();
+            assert!(matches!(written, Admission::Done(_)));
+            let epoch = cache.request_drain();
+            let watch = worker.rounds().watch();
+            loop {
+                let last = watch.ended();
+                if cache.is_drained(epoch) {
+                    break;
+                }
+                let begun = Instant::now();
+                watch.wait_for_next(last, limit);
+                assert!(begun.elapsed() < limit, "no round of the worker has woken the thread");
+            }
+        }
         worker.stop();
     }
 

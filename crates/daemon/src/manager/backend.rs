@@ -15,11 +15,11 @@ use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
 use cbd_backing::Backing;
 use cbd_engine::{BackendEntry, Pages, Settings};
-use cbd_runtime::{RunOptions, RunningBackend};
+use cbd_runtime::{Count, RunOptions, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// A backend of this host; it may have failed to come up.
 pub(super) struct BackendSlot {
@@ -40,8 +40,8 @@ pub(super) struct BackendSlot {
     pub retry: Option<Retry>,
     /// A stop is draining it.
     pub stopping: bool,
-    /// Lives as long as a thread still ends a former run, whose stop has taken too long.
-    pub ending: Weak<()>,
+    /// Threads that still end a former run, whose stop has taken too long.
+    pub ending: Count,
     /// This is what is shown while a worker has the slot itself.
     pub lent: Option<Borrowed>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
@@ -80,7 +80,7 @@ impl BackendSlot {
             held: None,
             retry: None,
             stopping: false,
-            ending: Weak::new(),
+            ending: Count::default(),
             lent: None,
             blkdevs: BTreeMap::new(),
             unended: Vec::new(),

@@ -183,18 +183,14 @@ impl BackendSlot {
     /// [`ErrorKind::Busy`] if they do not end soon.
     fn refuse_while_served(&self) -> Result<()> {
         let Some(run) = &self.run else { return Ok(()) };
-        let end = Instant::now() + CLOSE_TIMEOUT;
-        while run.device().queues() > 0 {
-            if Instant::now() > end {
-                let text = format!(
-                    "{} threads of an export that was closed by force still have requests that wait for {}: they end when it answers, with \
-                     backend-stop, or with the daemon",
-                    run.device().queues(),
-                    self.path
-                );
-                return Err(Error::new(ErrorKind::Busy, text));
-            }
-            std::thread::sleep(CLOSE_TIMEOUT / 100);
+        if !run.device().wait_for_queues(Some(Instant::now() + CLOSE_TIMEOUT)) {
+            let text = format!(
+                "{} threads of an export that was closed by force still have requests that wait for {}: they end when it answers, with \
+                 backend-stop, or with the daemon",
+                run.device().queues(),
+                self.path
+            );
+            return Err(Error::new(ErrorKind::Busy, text));
         }
         Ok(())
     }

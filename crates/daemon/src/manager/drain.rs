@@ -8,8 +8,7 @@ use super::watch::check_file;
 use super::{Manager, backend, stopping};
 use crate::api::{Done, Drain, Progress};
 use crate::control::{Flow, Report};
-use cbd_engine::Cache;
-use cbd_runtime::{DrainProgress, ProcessEnvironment, RunningBackend, until_drained};
+use cbd_runtime::{DrainProgress, RunningBackend};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -57,15 +56,15 @@ impl Manager {
             match check_file(*id, run) {
                 Ok(warning) => {
                     done.warnings.extend(warning);
-                    asked.extend(run.cache().map(|cache| (*id, run, cache, cache.request_drain())));
+                    asked.extend(run.cache().map(|cache| (*id, run, cache.request_drain())));
                 }
                 Err(error) => failed.push(error),
             }
         }
         if goal == Goal::Drained || request.wait {
-            for (id, run, cache, epoch) in asked {
+            for (id, run, epoch) in asked {
                 let wait =
-                    Wait { id, cache, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
+                    Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
                 match wait.until_drained(epoch, report).and_then(|bytes| Ok((bytes, check_file(id, run)?))) {
                     Ok((bytes, after)) => {
                         done.written_bytes += bytes;
@@ -128,7 +127,7 @@ struct Asked {
 /// A wait for one cache.
 pub(super) struct Wait<'a> {
     pub id: BackendId,
-    pub cache: &'a Cache<ProcessEnvironment>,
+    pub run: &'a RunningBackend,
     pub timeout: Duration,
     pub stopping: &'a AtomicBool,
 }
@@ -153,7 +152,7 @@ impl Wait<'_> {
                 Flow::Continue => ControlFlow::Continue(()),
             }
         };
-        until_drained(self.cache, epoch, self.timeout, &mut look).map_err(|why| {
+        self.run.until_drained(epoch, self.timeout, &mut look).map_err(|why| {
             let id = self.id;
             why.into_error(id, |bytes| {
                 format!("; or give these bytes up with backend-stop -b {id} --discard-dirty {bytes}")

@@ -6,7 +6,7 @@
 //! Elsewhere: ending a process whose regions cannot be synced in time ([`crate::run`]).
 
 use super::backend::BackendSlot;
-use super::tasks::{Stage, Task, poll_until, run_until};
+use super::tasks::{Stage, Task, run_until};
 use super::transport::{Left, Running};
 use super::{Manager, Tables, watch};
 use cbd_types::BackendId;
@@ -99,11 +99,10 @@ impl Manager {
 
     /// Waits for workers whose region or backend is not in the tables: each ends what it has opened when it finds that they are gone.
     fn end_of_work(&self) -> Task {
-        let at_work = Arc::downgrade(&self.at_work);
+        let at_work = self.at_work.clone();
         Task::new("a region or a backend".to_owned(), move |stage| {
             stage.set("it is being opened or left: it is not synced");
-            // The manager has one of them.
-            poll_until(None, || at_work.strong_count() <= 1);
+            at_work.wait_for_none(None);
         })
     }
 
@@ -133,10 +132,10 @@ pub(super) fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
         }
         if let Some(borrowed) = &lent {
             stage.set(borrowed.why);
-            poll_until(None, || !borrowed.is_out());
+            borrowed.wait_for_worker();
         }
         stage.set("its backing device does not complete requests; what is dirty stays in the region");
-        poll_until(None, || ending.strong_count() == 0);
+        ending.wait_for_none(None);
     })
 }
 

@@ -5,16 +5,16 @@
 
 use super::backend::BackendSlot;
 use super::blkdev::BlkdevSlot;
-use super::tasks::{Stage, poll_until};
+use super::tasks::Stage;
 use super::transport::{Running, running_mut};
 use super::{Manager, Tables, stopping};
 use cbd_engine::{BackendEntry, Transport, TransportInfo};
-use cbd_runtime::{ProcessEnvironment, disk};
+use cbd_runtime::{Count, Counted, ProcessEnvironment, disk};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a command waits for a slot that is with another worker.
@@ -48,19 +48,19 @@ impl Known {
     }
 }
 
-/// What is being done with a slot that is not in the tables, and whether it still is.
+/// What is being done with a slot that is not in the tables, and the worker that has it.
 #[derive(Clone, Debug)]
 pub(super) struct Borrowed {
     pub why: &'static str,
-    worker: Weak<()>,
+    worker: Count,
     /// A stop of the backend has failed meanwhile.
     pub stop_ended: bool,
 }
 
 impl Borrowed {
-    /// Whether its worker still has it.
-    pub fn is_out(&self) -> bool {
-        self.worker.strong_count() > 0
+    /// Waits until its worker no longer has it.
+    pub fn wait_for_worker(&self) {
+        self.worker.wait_for_none(None);
     }
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Lent {
     pub id: BackendId,
     pub slot: BackendSlot,
     /// As long as this lives the work is not done.
-    _worker: Arc<()>,
+    _worker: Counted,
 }
 
 impl Running {
@@ -136,8 +136,9 @@ fn lend(tables: &mut Tables, transport: u32, id: BackendId, why: &'static str) -
     if let Some(Borrowed { why, .. }) = slot.lent {
         return Err(Error::new(ErrorKind::Busy, format!("backend {id} ({}) is busy: {why}", slot.path)));
     }
-    let worker = Arc::new(());
-    let slot = slot.lend(Borrowed { why, worker: Arc::downgrade(&worker), stop_ended: false });
+    let at_work = Count::default();
+    let worker = at_work.add();
+    let slot = slot.lend(Borrowed { why, worker: at_work, stop_ended: false });
     Ok(Lent { ground, id, slot, _worker: worker })
 }
 
@@ -188,7 +189,7 @@ impl Manager {
             // The end of the daemon waits for this worker, so for a stop that has taken too long as well.
             let ending = slot.ending.clone();
             slot.end(id, &Stage::nowhere());
-            poll_until(None, || ending.strong_count() == 0);
+            ending.wait_for_none(None);
             return drop(worker);
         };
         if slot.run.is_some() && there.run.is_some() {

@@ -43,7 +43,7 @@ use crate::run::Options;
 use crate::state::StateDir;
 use cbd_backing::Decorator;
 use cbd_engine::Environment;
-use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::{Count, Counted, ProcessEnvironment};
 use cbd_types::{BackendId, BlkdevId, BootId, Context, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
 use chronicle::Chronicle;
@@ -105,7 +105,7 @@ pub struct Manager {
     sweep_due: AtomicBool,
     stopping: AtomicBool,
     /// Each worker that opens or leaves a region, or makes a backend, has a clone: what it works on is not in the tables.
-    at_work: Arc<()>,
+    at_work: Count,
     /// Regions that such workers could not sync at the end.
     not_synced: NotSynced,
     background: Mutex<Option<Background>>,
@@ -184,7 +184,7 @@ impl Manager {
             opening: RwLock::new(()),
             sweep_due: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            at_work: Arc::new(()),
+            at_work: Count::default(),
             not_synced: NotSynced::default(),
             background: Mutex::new(None),
             chronicle: Mutex::default(),
@@ -298,14 +298,16 @@ impl Manager {
     /// Ends operations that wait, and refuses new ones.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
+        // Without the tables, which a command may have for long: a thread that begins to wait at this moment waits for its timeout.
+        self.put_back.notify_all();
     }
 
     /// As long as the result lives, the end of the daemon waits for the caller, who works on what is not in the tables.
     ///
     /// # Errors
     /// [`ErrorKind::Stopped`](cbd_types::ErrorKind::Stopped) when the daemon ends.
-    fn begin_work(&self) -> Result<Arc<()>> {
-        let work = Arc::clone(&self.at_work);
+    fn begin_work(&self) -> Result<Counted> {
+        let work = self.at_work.add();
         // In this order: the end says that it stops, and counts then.
         if self.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(work) }
     }

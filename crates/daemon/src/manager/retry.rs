@@ -110,7 +110,8 @@ impl Manager {
                 }
                 self.retry_backend(transport, id);
             }
-            std::thread::sleep(BUSY_AGAIN);
+            // The kernel has no event for a lock that another process releases. A stop ends the wait.
+            self.put_back.wait_for(&mut self.tables.lock(), BUSY_AGAIN);
         }
     }
 
@@ -163,7 +164,7 @@ fn due(tables: &mut Tables, seen: &BTreeMap<String, Node>) -> Vec<(u32, BackendI
 impl BackendSlot {
     /// Whether it is to be tried again.
     pub(super) fn is_down(&self) -> bool {
-        self.run.is_none() && !self.stopping && self.lent.is_none() && self.ending.strong_count() == 0
+        self.run.is_none() && !self.stopping && self.lent.is_none() && self.ending.get() == 0
     }
 }
 

@@ -134,7 +134,7 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<u64> {
         let Some(cache) = run.cache() else { return Ok(0) };
-        let wait = Wait { id, cache, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
+        let wait = Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
         wait.until_drained(cache.request_drain(), report)
     }
 
@@ -198,7 +198,7 @@ impl Manager {
     /// First what can wait for its disk, for as long as `limit`; the rows only when the disk has nothing of it any more.
     fn take_off(&self, lent: &mut Lent, limit: Duration) -> Result<()> {
         let id = lent.id;
-        if lent.slot.ending.strong_count() > 0 {
+        if lent.slot.ending.get() > 0 {
             let text = format!(
                 "backend {id} is still being ended by an earlier stop: {} does not complete requests; nothing was dropped: repeat the stop \
                  when that has ended, or end the daemon",
@@ -213,14 +213,13 @@ impl Manager {
             self.hide_run(lent);
             lent.slot.error = Some("it was stopped, but not removed".to_owned());
             let cache = run.cache().map(Arc::downgrade);
-            let ending = Arc::new(());
-            lent.slot.ending = Arc::downgrade(&ending);
+            let ending = lent.slot.ending.add();
             let (transport, path) = (lent.ground.id, lent.slot.path.clone());
             let task = Task::new(format!("backend {id} ({path})"), move |stage| {
                 stage.set("its backing device does not complete requests");
                 run.stop();
                 // Threads of a block device that was closed by force have requests of their own.
-                poll_until(None, || run.device().queues() == 0);
+                run.device().wait_for_queues(None);
                 stage.set("its backing device does not close");
                 drop((run, ending));
                 tracing::info!(transport, backend = id.0, "stopped: {path}");
@@ -302,7 +301,7 @@ impl Lent {
 
 /// Threads that have just ended, and requests that look at the cache, release it in a moment. False if it is still in use then.
 pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
-    poll_until(Some(Instant::now() + RELEASE_LIMIT), || cache.strong_count() == 0)
+    poll_until(Instant::now() + RELEASE_LIMIT, || cache.strong_count() == 0)
 }
 
 impl BackendSlot {

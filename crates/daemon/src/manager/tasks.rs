@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 /// How often [`poll_until`] checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Polls until `done` holds, for something that has no condition to wait on; without `end` for as long as it takes. False if it does
-/// not hold at the end.
-pub(super) fn poll_until(end: Option<Instant>, done: impl Fn() -> bool) -> bool {
+/// Polls until `done` holds, for something that has no condition to wait on. False if it does not hold at `end`.
+pub(super) fn poll_until(end: Instant, done: impl Fn() -> bool) -> bool {
     while !done() {
-        if end.is_some_and(|end| Instant::now() >= end) {
+        if Instant::now() >= end {
             return false;
         }
         std::thread::sleep(POLL_INTERVAL);
