@@ -5,7 +5,7 @@ mod common;
 use cbd_nbd::{CONTEXT_ALLOCATION, CONTEXT_STATE, Listen, Notice, Options, Server, transmission_flag};
 use cbd_testkit::{BlockStatus, Client, ClientOptions, Command};
 use cbd_types::{ErrorKind, Operation};
-use common::{Failing, Slow, in_time, memory, serve, serve_with};
+use common::{Calls, Counting, Failing, Slow, in_time, memory, serve, serve_with};
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -99,6 +99,42 @@ fn a_parked_request_does_not_hold_up_those_after_it() {
         assert_eq!(order.len(), 3);
         assert_eq!(order[2], read);
         assert!(order.contains(&write) && order.contains(&flush));
+    });
+}
+
+#[test]
+fn a_lone_write_enters_the_device_once() {
+    in_time(|| {
+        let calls = Arc::new(Calls::default());
+        let served = serve(Arc::new(Counting { inner: memory(MIB), calls: Arc::clone(&calls) }));
+        let mut client = Client::connect(&served.listen).expect("a client");
+        for number in 0..20 {
+            client.write(number * 4096, &pattern(4096, number as u8), number % 2 == 0).expect("written");
+        }
+        let count = |calls: &AtomicUsize| calls.load(Ordering::SeqCst);
+        assert_eq!((count(&calls.submit), count(&calls.submit_plugged), count(&calls.poll)), (20, 0, 0));
+    });
+}
+
+#[test]
+fn writes_that_are_held_back_for_others_are_answered() {
+    in_time(|| {
+        let calls = Arc::new(Calls::default());
+        let served = serve(Arc::new(Counting { inner: memory(MIB), calls: Arc::clone(&calls) }));
+        let mut client = Client::connect(&served.listen).expect("a client");
+        for depth in 1..20 {
+            let data = pattern(4096, depth as u8);
+            for number in 0..depth {
+                let command = Command::Write { offset: number * 4096, data: &data, fua: false };
+                client.submit(command).expect("submitted");
+            }
+            for _ in 0..depth {
+                client.complete().expect("a reply").expect("a request is in flight").result.expect("written");
+            }
+            let mut back = vec![0; depth as usize * 4096];
+            client.read(0, &mut back).expect("read");
+            assert!(back.chunks(4096).all(|block| block == data));
+        }
     });
 }
 

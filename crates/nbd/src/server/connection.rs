@@ -113,10 +113,9 @@ impl<'a> Connection<'a> {
             self.take_requests();
             self.submit_piece();
             self.read_next_part();
-            if self.slots.parked() > 0 {
-                self.queue.poll(&mut self.done);
-                self.settle();
-            }
+            // What the queue has parked is continued when its descriptors say so (`wait`).
+            self.queue.unplug(&mut self.done);
+            self.settle();
             self.send();
             self.give_up();
             if self.is_over() {
@@ -419,9 +418,14 @@ impl<'a> Connection<'a> {
 
     fn start(&mut self, cookie: u64, kind: Kind, task: (Operation, ByteRange, bool), buffer: AlignedBuffer) {
         let (operation, range, fua) = task;
+        let is_alone = self.slots.parked() == 0 && self.receiver.len() == 0;
         let number = self.slots.insert(Slot { cookie, kind, cost: cost_of(buffer.len()) });
         let request = Request { id: number as u64, operation, range, fua, buffer };
-        self.queue.submit_plugged(request, &mut self.done);
+        if is_alone {
+            self.queue.submit(request, &mut self.done);
+        } else {
+            self.queue.submit_plugged(request, &mut self.done);
+        }
         self.settle();
     }
 

@@ -8,6 +8,7 @@ use cbd_nbd::{Listen, Options, Server};
 use cbd_types::{Completion, Durability, Error, ErrorKind, Geometry, MediaError, Pmem, Request, Result};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -275,6 +276,70 @@ impl RequestQueue for FailingQueue {
 
     fn wait_descriptors(&self) -> Vec<RawFd> {
         Vec::new()
+    }
+}
+
+/// How often queues were called.
+#[derive(Default)]
+pub struct Calls {
+    pub submit: AtomicUsize,
+    pub submit_plugged: AtomicUsize,
+    pub poll: AtomicUsize,
+}
+
+/// A device that counts the calls of its queues, which hold back what is submitted with others, as the engine does.
+pub struct Counting {
+    pub inner: Arc<dyn BlockDevice>,
+    pub calls: Arc<Calls>,
+}
+
+impl BlockDevice for Counting {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        let (inner, calls) = (self.inner.open_queue()?, Arc::clone(&self.calls));
+        Ok(Box::new(CountingQueue { inner, calls, plugged: Vec::new() }))
+    }
+}
+
+struct CountingQueue {
+    inner: Box<dyn RequestQueue>,
+    calls: Arc<Calls>,
+    plugged: Vec<Request>,
+}
+
+impl RequestQueue for CountingQueue {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.calls.submit.fetch_add(1, Ordering::SeqCst);
+        self.inner.submit(request, done);
+    }
+
+    fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+        self.calls.submit_plugged.fetch_add(1, Ordering::SeqCst);
+        self.plugged.push(request);
+        if self.plugged.len() == 8 {
+            self.unplug(done);
+        }
+    }
+
+    fn unplug(&mut self, done: &mut Vec<Completion>) {
+        self.plugged.drain(..).for_each(|request| self.inner.submit(request, done));
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.calls.poll.fetch_add(1, Ordering::SeqCst);
+        self.unplug(done);
+        self.inner.poll(done);
+    }
+
+    fn parked(&self) -> usize {
+        self.inner.parked() + self.plugged.len()
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        self.inner.wait_descriptors()
     }
 }
 
