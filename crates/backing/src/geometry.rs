@@ -8,6 +8,7 @@
 use crate::sys::{self, Status};
 use crate::sysfs::BlockDirectory;
 use cbd_types::{AlignedBuffer, BackingGeometry, Error, ErrorKind, Result};
+use rustix::fs::{ioctl_blkpbszget, ioctl_blksszget};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -36,12 +37,12 @@ pub(crate) fn of_block_device(
     size: u64,
     path: &Path,
 ) -> Result<BackingGeometry> {
-    let sector = cbd_sys::ioctl::block_sector(file.as_fd()).map_err(|error| unreadable(path, &error))?;
+    let sector = ioctl_blksszget(file).map_err(|error| unreadable(path, &error.into()))?;
     if !(FILE_SECTOR..=SECTOR_MAX).contains(&sector) || !sector.is_power_of_two() {
         let text = format!("{} has sectors of {sector} bytes; 512 to 4096 are supported", path.display());
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    let physical_sector = cbd_sys::ioctl::block_physical_sector(file.as_fd()).unwrap_or(sector).max(sector);
+    let physical_sector = ioctl_blkpbszget(file).unwrap_or(sector).max(sector);
     let directory = BlockDirectory::of(status.special);
     let queue = |name: &str| directory.as_ref().and_then(|directory| directory.queue(name));
     let write_cache = directory.as_ref().and_then(|directory| directory.disk("queue/write_cache"));

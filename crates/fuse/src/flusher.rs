@@ -5,6 +5,7 @@
 //! to be paged in through the device itself ([`lock_memory`]).
 
 use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::configure_io_flusher_behavior;
 
 /// Declares to the kernel that the calling thread serves a block device: its allocations do not wait for I/O
 /// or file systems, and it is not throttled as a writer. Each thread of the data path calls it.
@@ -12,7 +13,7 @@ use rustix::mm::{MlockAllFlags, mlockall};
 /// # Errors
 /// The missing requirement, as text: the capability `CAP_SYS_RESOURCE`, or Linux 5.6.
 pub fn become_io_flusher() -> Result<(), String> {
-    cbd_sys::process::set_io_flusher().map_err(|error| {
+    configure_io_flusher_behavior(true).map_err(|error| {
         format!(
             "the kernel does not treat this thread as one that serves a block device (PR_SET_IO_FLUSHER: {error}); \
              it needs CAP_SYS_RESOURCE and Linux 5.6, else memory pressure can stall the device"

@@ -139,7 +139,7 @@ pub(crate) fn is_dax(file: &File) -> bool {
 
 /// The system's page in bytes.
 pub(crate) fn page_size() -> u64 {
-    cbd_sys::memory::page_size() as u64
+    rustix::param::page_size() as u64
 }
 
 #[cfg(test)]

@@ -5,11 +5,13 @@
 
 use crate::checked;
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -134,15 +136,15 @@ impl Poller {
     /// # Errors
     /// The system error.
     pub fn wait(&self, timeout_ms: libc::c_int, mut ready: impl FnMut(u64)) -> io::Result<()> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
-        // SAFETY: the kernel writes at most as many events as the array has.
-        let result = checked(unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as libc::c_int, timeout_ms)
+        let mut events = [MaybeUninit::uninit(); 8];
+        let timeout = u32::try_from(timeout_ms).ok().map(|milliseconds| Timespec {
+            tv_sec: i64::from(milliseconds / 1000),
+            tv_nsec: i64::from(milliseconds % 1000 * 1_000_000),
         });
-        match result {
-            Ok(count) => events.iter().take(count as usize).for_each(|event| ready(event.u64)),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        match epoll::wait(&self.0, &mut events, timeout.as_ref()) {
+            Ok((events, _)) => events.iter().for_each(|event| ready(event.data.u64())),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }

@@ -32,9 +32,7 @@ pub(crate) fn call<T: ?Sized>(
 
 // <linux/fs.h>
 const BLKROGET: Request<libc::c_int> = Request::new(0x125E);
-const BLKSSZGET: Request<libc::c_int> = Request::new(0x1268);
 const BLKDISCARD: Request<[u64; 2]> = Request::new(0x1277);
-const BLKPBSZGET: Request<libc::c_int> = Request::new(0x127B);
 const BLKGETSIZE64: Request<u64> = Request::new(0x8008_1272);
 const FS_IOC_GETFSUUID: Request<Uuid> = Request::new(0x8011_1500);
 /// `_IOR(229, 0, u32)`: makes an opened `/dev/fuse` one more channel to the connection of another.
@@ -67,34 +65,14 @@ pub fn block_size(device: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(size)
 }
 
-fn number(device: BorrowedFd<'_>, request: &Request<libc::c_int>) -> io::Result<u32> {
-    let mut number = 0;
-    call(device, request, &mut number)?;
-    u32::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
-}
-
-/// The logical sector of a block device in bytes.
-///
-/// # Errors
-/// The system error.
-pub fn block_sector(device: BorrowedFd<'_>) -> io::Result<u32> {
-    number(device, &BLKSSZGET)
-}
-
-/// The physical sector of a block device in bytes.
-///
-/// # Errors
-/// The system error.
-pub fn block_physical_sector(device: BorrowedFd<'_>) -> io::Result<u32> {
-    number(device, &BLKPBSZGET)
-}
-
 /// Whether a block device is set read-only.
 ///
 /// # Errors
 /// The system error.
 pub fn block_read_only(device: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(number(device, &BLKROGET)? != 0)
+    let mut is_read_only = 0;
+    call(device, &BLKROGET, &mut is_read_only)?;
+    Ok(is_read_only != 0)
 }
 
 /// Requests a block device to discard `length` bytes at offset `start`.

@@ -7,6 +7,7 @@ use crate::checked;
 use rustix::mm::{
     Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munlock, munmap,
 };
+use rustix::param::page_size;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -184,14 +185,6 @@ pub fn collapse(address: usize, length: usize) -> io::Result<()> {
 pub fn unlock(address: usize, length: usize) -> io::Result<()> {
     // SAFETY: changes no byte and no mapping.
     Ok(unsafe { munlock(without_provenance_mut(address), length) }?)
-}
-
-/// The system's page in bytes.
-#[must_use]
-pub fn page_size() -> usize {
-    // SAFETY: the call reads no memory of this program.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
 /// Returns the whole pages of `zeroes`, which the allocator made, to the system until they are touched again, also while

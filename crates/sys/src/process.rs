@@ -104,18 +104,6 @@ pub fn return_freed_memory() {
     }
 }
 
-/// Marks the calling thread as one that serves I/O: its allocations must not wait for memory that only its own I/O can
-/// free.
-///
-/// # Errors
-/// The system error; EPERM without CAP_SYS_RESOURCE, EINVAL before Linux 5.6.
-pub fn set_io_flusher() -> io::Result<()> {
-    const PR_SET_IO_FLUSHER: libc::c_int = 57;
-    // SAFETY: takes no pointer.
-    checked(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) })?;
-    Ok(())
-}
-
 /// Moves the calling thread, and those that it starts from now on, into a mount namespace of its own, out of which no
 /// mount propagates; it ends with the last of them.
 ///

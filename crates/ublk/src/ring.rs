@@ -10,9 +10,10 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{DEPTH_MAX, Description, IoCommand, request_command};
-use cbd_sys::memory::{Mapped, Sharing, page_size, release_pages};
+use cbd_sys::memory::{Mapped, Sharing, release_pages};
 use cbd_types::AlignedBuffer;
 use io_uring::{IoUring, opcode, types};
+use rustix::param::page_size;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
