@@ -11,7 +11,7 @@ mod chain;
 
 use crate::flags::Problem;
 use crate::shell;
-use crate::workspace::cargo;
+use crate::workspace::{self, cargo_with_lock};
 use chain::{Chain, Graph};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
@@ -232,7 +232,7 @@ fn sysroot(target: Option<&str>) -> Result<Vec<String>, String> {
 
 /// The folder of the target's libraries.
 fn target_libraries(target: Option<&str>) -> Result<PathBuf, String> {
-    let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let mut compiler = workspace::compiler();
     compiler.args(["--print", "target-libdir"]);
     if let Some(target) = target {
         compiler.args(["--target", target]);
@@ -254,13 +254,10 @@ fn install_target() -> Result<(), String> {
 
 /// Builds the crates; the paths of their libraries.
 fn build(target: Option<&str>) -> Result<Vec<String>, String> {
-    let mut command = cargo(["build", "--release", "--package", "cbd-freestanding"]);
+    let mut command = cargo_with_lock(["build", "--release", "--package", "cbd-freestanding"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     if let Some(target) = target {
         command.args(["--target", target]);
-    }
-    if crate::workspace::is_ci() {
-        command.arg("--locked").env("CARGO_INCREMENTAL", "0");
     }
     let messages = shell::output_of(&mut command, LIMIT).map_err(|end| format!("cargo build: {end}"))?;
     let libraries = libraries_in(&messages);

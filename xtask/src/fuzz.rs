@@ -10,7 +10,7 @@
 //! Elsewhere: the targets (`cbd-fuzz`).
 
 use crate::flags::Problem;
-use crate::workspace::{self, cargo};
+use crate::workspace::{self, cargo, cargo_with_lock};
 use crate::{packages, shell};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -147,13 +147,17 @@ impl Place {
     }
 
     fn build(&self) -> Command {
-        let mut command =
-            cargo(["build", "--profile", "fuzz", "--package", "cbd-fuzz", "--features", "libfuzzer"]);
+        let mut command = cargo_with_lock([
+            "build",
+            "--profile",
+            "fuzz",
+            "--package",
+            "cbd-fuzz",
+            "--features",
+            "libfuzzer",
+        ]);
         // With a named target the flags apply only to what is fuzzed, not to build scripts.
         command.args(["--bin", "fuzz", "--target", &self.triple]).arg("--target-dir").arg(&self.directory);
-        if workspace::is_ci() {
-            command.arg("--locked");
-        }
         command.env("RUSTFLAGS", COVERAGE);
         command
     }

@@ -8,7 +8,7 @@ use crate::flags::{Problem, TestFlags};
 use crate::leftovers::Scratch;
 use crate::report::{Count, Report, TestFailures};
 use crate::shell::{self, Stream};
-use crate::workspace::{self, cargo};
+use crate::workspace::{self, cargo, cargo_with_lock};
 use crate::{demo, freestanding, fuzz, mutants, packages, processes, tidy, vm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -84,7 +84,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     let mut builds = true;
     if flags.wants("build") {
         report.step("build", "the tests", || {
-            let built = check(with_lock(cargo(["test", "--workspace", "--no-run"])));
+            let built = check(cargo_with_lock(["test", "--workspace", "--no-run"]));
             builds = built.failed == 0;
             built
         });
@@ -122,7 +122,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     let mut program = None;
     if flags.wants("release") || flags.wants("demo") {
         report.step("release", "cbdctrl as users build it", || {
-            let built = check(with_lock(cargo(RELEASE)));
+            let built = check(cargo_with_lock(RELEASE));
             program = (built.failed == 0).then(|| release_program("cbdctrl")).flatten();
             Count::one(program.is_some())
         });
@@ -155,12 +155,12 @@ fn check_source(flags: &TestFlags, report: &mut Report) {
     }
     if flags.wants("lint") {
         report.step("lint", "clippy, warnings are errors", || {
-            check(with_lock(cargo(["clippy", "--workspace", "--all-targets"])).args(["--", "-D", "warnings"]))
+            check(cargo_with_lock(["clippy", "--workspace", "--all-targets"]).args(["--", "-D", "warnings"]))
         });
     }
     if flags.wants("doc") {
         report.step("doc", "rustdoc, warnings are errors", || {
-            let mut command = with_lock(cargo(["doc", "--workspace", "--no-deps"]));
+            let mut command = cargo_with_lock(["doc", "--workspace", "--no-deps"]);
             check(command.env("RUSTDOCFLAGS", "-D warnings"))
         });
     }
@@ -175,10 +175,10 @@ fn check_source(flags: &TestFlags, report: &mut Report) {
 fn builds_ahead(flags: &TestFlags, length: Length, system: bool) -> Vec<Command> {
     let mut builds = Vec::new();
     if flags.wants("release") || flags.wants("demo") {
-        builds.push(with_lock(cargo(RELEASE)));
+        builds.push(cargo_with_lock(RELEASE));
     }
     if flags.wants("sim") {
-        builds.push(with_lock(cargo(SIM)));
+        builds.push(cargo_with_lock(SIM));
     }
     if system && length == Length::Short && flags.wants("fuzz") && packages::install_compiler().is_ok() {
         builds.extend(fuzz::build_command());
@@ -219,7 +219,7 @@ fn tests(
             return Count::one(false);
         }
     };
-    let mut command = with_lock(cargo(["test", "--workspace", "--no-fail-fast"]));
+    let mut command = cargo_with_lock(["test", "--workspace", "--no-fail-fast"]);
     command
         .args(filter.map(|text| ["--", text]).into_iter().flatten())
         .env_remove(SYSTEM_TESTS)
@@ -272,7 +272,7 @@ fn tests(
 /// Explores crash states: a small number for a change, ten million and a million flipped bits in a nightly
 /// run.
 fn explore(length: Length) -> Count {
-    let built = check(with_lock(cargo(SIM)));
+    let built = check(cargo_with_lock(SIM));
     if built.failed > 0 {
         return built;
     }
@@ -355,14 +355,6 @@ fn check(mut command: impl std::borrow::BorrowMut<Command>) -> Count {
         println!("    {end}");
     }
     Count::one(end.is_success())
-}
-
-/// On a build machine the versions are those of the committed lock file, and no incremental data is written.
-fn with_lock(mut command: Command) -> Command {
-    if workspace::is_ci() {
-        command.arg("--locked").env("CARGO_INCREMENTAL", "0");
-    }
-    command
 }
 
 fn print(line: &str) {

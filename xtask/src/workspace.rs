@@ -19,6 +19,20 @@ pub fn cargo<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
+/// As [`cargo`]; on a build machine with the versions of the committed lock file, and without incremental data.
+pub fn cargo_with_lock<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = cargo(arguments);
+    if is_ci() {
+        command.arg("--locked").env("CARGO_INCREMENTAL", "0");
+    }
+    command
+}
+
+/// The compiler that cargo uses.
+pub fn compiler() -> Command {
+    Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+}
+
 /// The directory into which cargo builds.
 ///
 /// # Errors
@@ -41,8 +55,7 @@ pub fn target_directory() -> Result<PathBuf, String> {
 /// # Errors
 /// The error of the compiler, as text.
 pub fn host_triple() -> Result<String, String> {
-    let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    let text = shell::output_of(compiler.arg("-vV"), Duration::from_secs(120))
+    let text = shell::output_of(compiler().arg("-vV"), Duration::from_secs(120))
         .map_err(|end| format!("rustc -vV: {end}"))?;
     text.lines()
         .find_map(|line| line.strip_prefix("host: "))

@@ -114,7 +114,6 @@ pub fn mapper_table(
         // Of u64, so that it is aligned as the structure.
         let mut buffer = vec![0_u64; words];
         let flags = if with_parameters { STATUS_TABLE } else { 0 };
-        let (major, minor) = (u64::from(device.major), u64::from(device.minor));
         // `data_size` is what the buffer has: the kernel reads and fills no more.
         let header = [4_u32, 0, 0, (words * 8) as u32, HEADER as u32, 0, 0, flags, 0, 0];
         for (word, pair) in buffer.iter_mut().zip(header.chunks_exact(2)) {
@@ -123,8 +122,7 @@ pub fn mapper_table(
             bytes[4..].copy_from_slice(&pair[1].to_ne_bytes());
             *word = u64::from_ne_bytes(bytes);
         }
-        // The kernel's huge_encode_dev.
-        buffer[5] = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
+        buffer[5] = device.encode();
         call(control, &DM_TABLE_STATUS, buffer.as_mut_slice())?;
         let mut bytes: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let field = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);

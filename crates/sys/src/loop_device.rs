@@ -74,27 +74,19 @@ impl LoopInfo {
     /// Of the file system that has the bound file, or of the file system of the device node.
     #[must_use]
     pub const fn device(&self) -> DeviceNumber {
-        decoded(self.device)
+        DeviceNumber::decode(self.device)
     }
 
     /// Of a block device its number; of a file, 0:0 or, from some kernels, [`device`](Self::device) again.
     #[must_use]
     pub const fn special(&self) -> DeviceNumber {
-        decoded(self.special)
+        DeviceNumber::decode(self.special)
     }
 
     /// The name, up to its zero.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         CStr::from_bytes_until_nul(&self.file_name).map_or(&self.file_name, CStr::to_bytes)
-    }
-}
-
-/// The kernel's huge_encode_dev, which here has the size of new_encode_dev.
-const fn decoded(device: u64) -> DeviceNumber {
-    DeviceNumber {
-        major: ((device >> 8) & 0xfff) as u32,
-        minor: ((device & 0xff) | ((device >> 12) & 0xf_ff00)) as u32,
     }
 }
 

@@ -10,7 +10,7 @@ use super::plan::{Accelerator, Mode, Plan};
 use super::programs::{self, Files};
 use super::store::Store;
 use crate::shell::{self, End, Stream};
-use crate::workspace::{self, cargo};
+use crate::workspace::{self, cargo_with_lock};
 use std::cell::Cell;
 use std::fs;
 use std::ops::ControlFlow;
@@ -253,10 +253,7 @@ impl Host {
 
 /// cbdctrl as users build it.
 pub fn cbdctrl() -> Result<PathBuf, String> {
-    let mut build = cargo(["build", "--quiet", "--release", "--package", "cbdctrl"]);
-    if workspace::is_ci() {
-        build.arg("--locked");
-    }
+    let mut build = cargo_with_lock(["build", "--quiet", "--release", "--package", "cbdctrl"]);
     let status = build.status().map_err(|error| format!("cannot start cargo: {error}"))?;
     if !status.success() {
         return Err("cbdctrl does not build".to_owned());

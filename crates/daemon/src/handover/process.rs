@@ -125,9 +125,16 @@ fn answer(held: &mut BTreeMap<String, Vec<OwnedFd>>, daemon: &OwnedFd, message: 
 
 /// Whether the FUSE connection of a descriptor has ended, as by an unmount or an abort.
 fn has_ended(descriptor: &OwnedFd) -> bool {
-    let mut looked = [PollFd::new(descriptor, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut looked, Some(&now)).is_ok() && looked.iter().any(|one| one.revents().contains(PollFlags::ERR))
+    conditions_of(descriptor).contains(PollFlags::ERR)
+}
+
+/// What the kernel reports of a descriptor without being asked for it: an error, a disconnected peer, a closed descriptor.
+pub fn conditions_of(descriptor: &OwnedFd) -> PollFlags {
+    let mut entry = [PollFd::new(descriptor, PollFlags::empty())];
+    match poll(&mut entry, Some(&Timespec::default())) {
+        Ok(_) => entry[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
 }
 
 /// Whether the process at the other end belongs to the same user.

@@ -5,12 +5,11 @@
 //! `put` and `remove` fail at once. What it did late is undone: in the end it holds what is wanted, and nothing else.
 
 use super::passing;
-use super::process::{is_of_our_user, listed};
+use super::process::{conditions_of, is_of_our_user, listed};
 use super::{DescriptorStore, Entry, is_name};
 use cbd_export::folders::own_folder;
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -188,7 +187,8 @@ impl DescriptorStore for ProcessStore {
     fn tend(&self) {
         let mut state = self.state.lock();
         self.forget_removed(&mut state);
-        let is_there = state.connection.as_ref().is_some_and(|connection| !is_over(connection));
+        let is_there =
+            state.connection.as_ref().is_some_and(|connection| conditions_of(connection).is_empty());
         if !state.is_unsettled && (is_there || state.entries.is_empty()) {
             self.is_silent.store(false, Ordering::Relaxed);
             return;
@@ -338,11 +338,4 @@ fn list(connection: &OwnedFd) -> io::Result<Vec<Entry>> {
             None => return Ok(entries),
         }
     }
-}
-
-/// Whether the peer has disconnected.
-fn is_over(connection: &OwnedFd) -> bool {
-    let mut looked = [PollFd::new(connection, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut looked, Some(&now)).is_ok() && looked.iter().any(|one| !one.revents().is_empty())
 }
