@@ -1,7 +1,6 @@
-//! The other end of the control socket, for `cbdctrl`, the demo and tests.
+//! The client side of the control socket, for `cbdctrl`, the demo and tests.
 //!
-//! Invariants: a call ends: with the answer, with an error of the daemon as the same kind and text, or because the daemon does not
-//! answer ([`Timeout`]).
+//! Invariants: each call ends, with the response, with the daemon's error (kind and text), or with a timeout ([`Timeout`]).
 
 use crate::api::{self, Done, ErrorAnswer, Progress, ProgressLine};
 use bytes::Bytes;
@@ -17,29 +16,29 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// After so much silence the daemon is asked whether it is alive.
+/// Time without data from the daemon after which the client checks whether the daemon is alive.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// How long a daemon that is alive may take to say so, where a wrong guess would end a long operation. It takes the thread of the control
-/// socket alone.
+/// Timeout of that check where a false negative would end a long operation. The response needs only the thread of the control
+/// socket.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
 
-/// The same where the guess chooses the words of an error.
+/// Timeout of that check where it only selects the text of an error.
 const QUICK_SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
-/// How often a waiting caller gets a progress call.
+/// Interval of calls of the `waiting` callback.
 const TELL: Duration = Duration::from_secs(1);
 
-/// How long a client waits for an answer.
+/// How long a client waits for a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timeout {
-    /// So long, all in all.
+    /// This time for the whole call.
     Limit(Duration),
-    /// As long as the daemon is alive: what takes long may do so, but a daemon that is stopped or hangs is found out within seconds.
+    /// As long as the daemon is alive: an operation may take long, but a daemon that is stopped or hangs is detected within seconds.
     WhileAlive,
 }
 
-/// The most that an answer may hold: what listens on the socket is not trusted to end.
+/// Most bytes of a response: the process that listens on the socket is not trusted to end it.
 const ANSWER_LIMIT: usize = 64 << 20;
 
 /// A client of one daemon.
@@ -50,11 +49,11 @@ pub struct Client {
     waiting: Option<fn(Duration)>,
 }
 
-/// One call, from the connection to the last byte of the answer.
+/// One call, from the connection to the last byte of the response.
 #[derive(Debug)]
 struct Call<'a> {
     client: &'a Client,
-    /// When something came from the daemon last.
+    /// When the client last received data from the daemon.
     heard: Cell<Instant>,
     /// The daemon's process.
     process: Cell<Option<i32>>,
@@ -67,21 +66,21 @@ impl Client {
         Self { socket: socket.to_owned(), timeout: Timeout::WhileAlive, waiting: None }
     }
 
-    /// One that waits so long.
+    /// Sets the timeout.
     #[must_use]
     pub const fn with_timeout(mut self, timeout: Timeout) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// One that calls `waiting` every second while it waits, with the time since the call began.
+    /// Sets a callback that runs every second while a call waits, with the time since the call began.
     #[must_use]
     pub const fn tells(mut self, waiting: fn(Duration)) -> Self {
         self.waiting = Some(waiting);
         self
     }
 
-    /// Asks for what is at `path`.
+    /// Gets the object at `path`.
     ///
     /// # Errors
     /// The daemon's error, or [`ErrorKind::NotFound`] when no daemon listens.
@@ -97,7 +96,7 @@ impl Client {
         self.json(Method::POST, path, body)
     }
 
-    /// Patches what is at `path`.
+    /// Patches the object at `path`.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -105,7 +104,7 @@ impl Client {
         self.json(Method::PATCH, path, body)
     }
 
-    /// Deletes what is at `path`.
+    /// Deletes the object at `path`.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -122,8 +121,8 @@ impl Client {
         String::from_utf8(bytes).map_err(|_| not_understood("the answer is no text"))
     }
 
-    /// Posts `body` to `path`, whose answer comes in lines; `progress` sees each. Giving up (the process ends) cancels
-    /// the operation.
+    /// Posts `body` to `path`, whose response is a stream of lines; `progress` receives each. The operation is cancelled if the
+    /// client process ends.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -154,7 +153,7 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|error| not_understood(&error.to_string()))
     }
 
-    /// Makes a call, and ends it when the daemon does not answer.
+    /// Executes a call with its timeout.
     fn call<T>(&self, work: impl AsyncFnOnce(&Call<'_>) -> Result<T>) -> Result<T> {
         let began = Instant::now();
         let call = Call { client: self, heard: Cell::new(began), process: Cell::new(None) };
@@ -176,7 +175,7 @@ impl Client {
                         return Err(call.late(limit, call.is_alive(QUICK_SIGN_OF_LIFE).await));
                     }
                     Timeout::WhileAlive if call.heard.get().elapsed() >= SILENCE => {
-                        // The answer may come meanwhile.
+                        // The response may arrive meanwhile.
                         let alive = tokio::select! {
                             biased;
                             result = &mut work => return result,
@@ -231,7 +230,7 @@ impl Client {
 }
 
 impl Call<'_> {
-    /// Sends a request; the answer's head says that it went well.
+    /// Sends a request and returns the body of a response whose status is success.
     async fn send<B: Serialize>(&self, method: Method, path: &str, body: &B) -> Result<Body<'_>> {
         let body = if method == Method::GET || method == Method::DELETE {
             Bytes::new()
@@ -274,7 +273,7 @@ impl Call<'_> {
         Ok(answer)
     }
 
-    /// Whether the daemon answers anything at all, if only that there is no such path: that takes no lock and waits for no disk.
+    /// Whether the daemon responds at all, even with an unknown path: that response takes no lock and waits for no disk.
     async fn is_alive(&self, limit: Duration) -> bool {
         let asked = timeout(limit, self.request(Method::GET, "/", Bytes::new())).await;
         asked.is_ok_and(|answer| answer.is_ok())
@@ -316,7 +315,7 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// The body of an answer, piece by piece.
+/// The body of a response, read in pieces.
 struct Body<'a> {
     incoming: Incoming,
     buffer: Vec<u8>,

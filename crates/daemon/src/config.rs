@@ -1,8 +1,7 @@
-//! The configuration file: defaults, and nothing but defaults.
+//! The configuration file. It holds settings and defaults only; transports, backends and devices are never in it.
 //!
-//! Invariants: only the file at the usual place may be missing; a key that is not known, and a value that no command would take, is
-//! an error that names it.
-//! Which transports, backends and devices there are is never in this file.
+//! Invariants: only the file at the default path may be missing; an unknown key, and a value that no command accepts, is an
+//! error that names it.
 
 use crate::api::Consistency;
 use crate::exports::ExportChoice;
@@ -12,16 +11,16 @@ use serde::{Deserialize, Deserializer};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-/// How many queues a backend can have.
+/// Permitted numbers of queues of a backend.
 pub const HANDLERS: RangeInclusive<u32> = 1..=128;
 
-/// The whole file.
+/// The contents of the file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Of the daemon.
+    /// Settings of the daemon.
     pub daemon: DaemonConfig,
-    /// Of commands that do not say otherwise.
+    /// Defaults of commands.
     pub defaults: Defaults,
 }
 
@@ -40,13 +39,13 @@ pub struct DaemonConfig {
     pub preserve_fuse: Option<bool>,
     /// Microseconds that a vhost-user ring's thread spins for the next request, at most, before it sleeps.
     pub vhost_spin_us: Option<u32>,
-    /// Bytes of memory that a virtual machine may hand over for one device.
+    /// Bytes of memory that a virtual machine may share for one device.
     #[serde(deserialize_with = "size")]
     pub guest_memory_max: Option<u64>,
-    /// Bytes of memory that virtual machines may hand over for all devices together.
+    /// Bytes of memory that virtual machines may share for all devices together.
     #[serde(deserialize_with = "size")]
     pub guest_memory_total: Option<u64>,
-    /// Bytes of buffers that all NBD connections may have together.
+    /// Bytes of buffers that all NBD connections may allocate together.
     #[serde(deserialize_with = "size")]
     pub nbd_memory: Option<u64>,
 }
@@ -61,11 +60,11 @@ pub struct Defaults {
     /// Queues of a backend.
     #[serde(deserialize_with = "handlers")]
     pub handlers: Option<u32>,
-    /// How backing devices catch up.
+    /// Write order of writeback.
     pub consistency: Option<Consistency>,
-    /// Whether data is under a checksum.
+    /// Whether data has checksums.
     pub data_crc: Option<bool>,
-    /// How block devices are reached.
+    /// Export of block devices.
     #[serde(deserialize_with = "export")]
     pub export: Option<String>,
     /// Seconds without progress after which a drain gives up.
@@ -97,7 +96,7 @@ fn handlers<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u
 
 fn export<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<String>, D::Error> {
     let text = String::deserialize(input)?;
-    // The name of a host may be known later than the daemon starts.
+    // A host name may become resolvable after the start of the daemon.
     let is_address = text.strip_prefix("nbd:tcp:").and_then(|address| address.rsplit_once(':'));
     if !is_address.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
         text.parse::<ExportChoice>().map_err(serde::de::Error::custom)?;
@@ -106,11 +105,11 @@ fn export<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<Str
 }
 
 impl Config {
-    /// The file at `path`; where it may be missing, an empty one if there is none.
+    /// Reads the file at `path`; a file that may be missing is empty if it does not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] where it may not, [`ErrorKind::InvalidArgument`] with line and key of what is not understood, or what the
-    /// system says.
+    /// [`ErrorKind::NotFound`] if it must exist, [`ErrorKind::InvalidArgument`] with the line and the key that cannot be parsed, or
+    /// the system's error.
     pub fn read(path: &Path, may_be_missing: bool) -> Result<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&text).context(|| format!("reading {}", path.display())),

@@ -1,10 +1,10 @@
 //! The connections of the control socket.
 //!
-//! Invariants: connections are bounded in number; one that does not say what it wants in time ends, and the oldest that
-//! is in no request ends for a new one; a refused client gets an answer. Some places are for root and the
-//! daemon's own user alone. Where the process has no descriptor left, a spare one is used to accept with.
+//! Invariants: the number of connections is bounded. A connection without a request header in time is closed, and the oldest
+//! connection without a request is closed for a new one. A refused client gets a response. Some connections are reserved for
+//! root and the daemon's own user. If the process has no descriptor left, a spare one is used to accept a client.
 //!
-//! Elsewhere: what a request does ([`crate::server`]).
+//! Elsewhere: the requests ([`crate::server`]).
 
 use crate::api::{ErrorAnswer, ErrorBody};
 use crate::front_ends::{Counters, FrontEnds, Lines, count};
@@ -30,28 +30,28 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Connections at a time.
+/// Most connections at a time.
 pub const CONNECTIONS_MAX: usize = 64;
-/// Of these, those of other users than root and the daemon's own.
+/// Most connections of users other than root and the daemon's own.
 pub const CONNECTIONS_OF_OTHERS_MAX: usize = 48;
-/// How long the head of a request may take, from the time at which the connection accepts one.
+/// Timeout for the head of a request, from the time at which the connection is ready for one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Clients that are being told that there is no place, at most; others are told nothing.
-const TURNING_AWAY_MAX: usize = 16;
-/// How long that may take.
-const TURNING_AWAY: Duration = Duration::from_secs(1);
-/// Time until the next attempt after `accept` failed.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+/// Most clients that receive a refusal at the same time; further ones are disconnected without a response.
+const REFUSALS_MAX: usize = 16;
+/// Timeout for sending a refusal.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Delay before the next attempt after `accept` failed.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// A connection that is open.
+/// An open connection.
 struct Open {
-    /// Requests that are being served on it.
+    /// Number of its requests in progress.
     busy: Arc<AtomicUsize>,
     is_other: bool,
     task: AbortHandle,
 }
 
-/// Adds one for as long as it lives.
+/// Counts one until it is dropped.
 struct Counted<T: Count>(Arc<T>);
 
 trait Count {
@@ -90,7 +90,7 @@ impl<T: Count> Drop for Counted<T> {
     }
 }
 
-/// Serves connections of `listener` by `router` until `stop` is done and the requests that had begun are answered.
+/// Serves connections of `listener` by `router` until `stop` completes and the requests in progress have responses.
 pub(crate) async fn serve(
     listener: UnixListener,
     router: Router,
@@ -117,7 +117,7 @@ pub(crate) async fn serve(
             () = &mut stop => break,
             stream = acceptor.accept() => if let Some(stream) = stream { acceptor.admit(stream) },
         }
-        // What was aborted for a newer one is gone before the next is accepted.
+        // Lets aborted connections end before the next client is accepted.
         tokio::task::yield_now().await;
     }
     let Acceptor { mut tasks, listener, .. } = acceptor;
@@ -128,7 +128,7 @@ pub(crate) async fn serve(
 
 struct Acceptor {
     listener: UnixListener,
-    /// A descriptor to accept with when there is no other.
+    /// A reserved descriptor that is closed to accept a client when no other is free.
     spare: Option<File>,
     lines: Lines,
     open: Vec<Open>,
@@ -145,7 +145,7 @@ impl Acceptor {
         &self.front_ends.counters
     }
 
-    /// The next client, if one can be accepted.
+    /// Accepts the next client; none if `accept` failed.
     async fn accept(&mut self) -> Option<UnixStream> {
         match self.listener.accept().await {
             Ok((stream, _)) => {
@@ -160,8 +160,8 @@ impl Acceptor {
                     tracing::warn!("cannot accept a client of the control socket: {error}{more}");
                 });
                 if self.spare.take().is_none() {
-                    // It stays readable, and nothing says when there is a descriptor again.
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    // The socket remains readable, and no event reports that a descriptor is free again.
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                     self.spare = File::open("/dev/null").ok();
                 }
                 None
@@ -183,11 +183,11 @@ impl Acceptor {
                     self.open.len()
                 );
             });
-            if self.turning_away.load(Ordering::Relaxed) < TURNING_AWAY_MAX {
+            if self.turning_away.load(Ordering::Relaxed) < REFUSALS_MAX {
                 let counted = Counted::new(&self.turning_away);
                 self.tasks.spawn(async move {
                     let _counted = counted;
-                    let _ = tokio::time::timeout(TURNING_AWAY, turn_away(stream)).await;
+                    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, refuse(stream)).await;
                 });
             }
             return;
@@ -202,7 +202,7 @@ impl Acceptor {
             http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
             let mut connection =
                 pin!(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)));
-            // How it ended is the client's affair.
+            // An error of the connection concerns the client only.
             tokio::select! {
                 _ = connection.as_mut() => return,
                 _ = closes.wait_for(|closes| *closes) => connection.as_mut().graceful_shutdown(),
@@ -212,7 +212,7 @@ impl Acceptor {
         self.open.push(Open { busy, is_other, task });
     }
 
-    /// Whether there is room for one more; the oldest that is in no request makes some.
+    /// Whether one more connection is admitted; closes the oldest connection without a request if needed.
     fn has_room(&mut self, is_other: bool) -> bool {
         let others = self.open.iter().filter(|open| open.is_other).count();
         let is_full = self.open.len() >= CONNECTIONS_MAX;
@@ -235,7 +235,7 @@ fn peer_of(stream: &UnixStream) -> Peer {
     Peer { user: credentials.map(|peer| peer.uid()), groups }
 }
 
-/// The paths as one connection sees them.
+/// The router for one connection, with its peer and its counter of requests.
 fn for_connection(router: &Router, peer: Peer, busy: &Arc<AtomicUsize>) -> Router {
     let busy = Arc::clone(busy);
     router
@@ -247,7 +247,7 @@ fn for_connection(router: &Router, peer: Peer, busy: &Arc<AtomicUsize>) -> Route
         .layer(Extension(ConnectInfo(peer)))
 }
 
-/// The same answer; it holds `busy` until its last part is produced. An answer of known size is complete already.
+/// The same response, which holds `busy` until its last part is produced. A response of known size is complete already.
 fn until_sent(answer: Response, busy: Counted<AtomicUsize>) -> Response {
     if answer.body().size_hint().exact().is_some() {
         return answer;
@@ -260,9 +260,9 @@ fn until_sent(answer: Response, busy: Counted<AtomicUsize>) -> Response {
     })
 }
 
-/// Tells a client that there is no place for it, and waits until it has heard that: one that is cut off while it sends its
-/// request would not read the answer.
-async fn turn_away(mut stream: UnixStream) {
+/// Sends a refusal to a client and waits until the client closes: a client that is disconnected while it sends its request would
+/// not read the response.
+async fn refuse(mut stream: UnixStream) {
     let error = Error::new(
         ErrorKind::Busy,
         format!("the daemon serves {CONNECTIONS_MAX} requests already; try again"),
@@ -270,7 +270,7 @@ async fn turn_away(mut stream: UnixStream) {
     let body = serde_json::to_string(&ErrorAnswer { error: ErrorBody::from(&error) }).unwrap_or_default();
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n";
     let text = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
-    // An answer before its request would not be understood.
+    // The client accepts a response only after its request.
     let mut rest = [0; 1024];
     let asked = stream.read(&mut rest).await.is_ok_and(|length| length > 0);
     if !asked || stream.write_all(text.as_bytes()).await.is_err() || stream.shutdown().await.is_err() {

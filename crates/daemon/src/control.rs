@@ -1,9 +1,9 @@
-//! What can be asked of a daemon: the operations behind the control socket.
+//! The operations of a daemon, behind the control socket.
 //!
 //! Invariants: the operations block; an async runtime must call them on a thread of their own. An operation that
 //! fails has changed nothing, unless its error says what it did.
 //!
-//! Elsewhere: the wire ([`crate::server`]), the work ([`crate::manager`]).
+//! Elsewhere: the wire protocol ([`crate::server`]), the implementation ([`crate::manager`]).
 
 use crate::api::{
     BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
@@ -17,11 +17,11 @@ use cbd_types::Result;
 pub enum Flow {
     /// It continues.
     Continue,
-    /// The client has disconnected: the operation ends without its last steps.
+    /// The client has disconnected: the operation ends early.
     Cancel,
 }
 
-/// Takes the progress of a long operation and says whether it continues.
+/// Receives the progress of a long operation; returns whether the operation continues.
 pub type Report<'a> = &'a mut dyn FnMut(Progress) -> Flow;
 
 /// The operations of a daemon.
@@ -29,15 +29,15 @@ pub type Report<'a> = &'a mut dyn FnMut(Progress) -> Flow;
 pub trait Control: Send + Sync + 'static {
     /// Registers this host on a region.
     fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered>;
-    /// Takes this host off a transport that has no backend of its own any more.
+    /// Unregisters this host from a transport on which it has no backend.
     fn unregister_transport(&self, transport: u32) -> Result<()>;
     /// The transports.
     fn transports(&self) -> Result<Vec<TransportInfo>>;
     /// The hosts of a transport.
     fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>>;
-    /// Brings a backing device onto a transport.
+    /// Adds a backing device to a transport, or starts one that is not up.
     fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted>;
-    /// Drains a backend and takes it off the transport.
+    /// Drains a backend and removes it from the transport.
     fn stop_backend(
         &self,
         transport: u32,
@@ -49,16 +49,16 @@ pub trait Control: Send + Sync + 'static {
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>>;
     /// Changes settings of a backend.
     fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings>;
-    /// Brings the backing devices to a checkpoint: all that has been written so far is on them.
+    /// Writes all data that was written so far to the backing devices.
     fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
-    /// Writes all that is dirty to the backing devices.
+    /// Writes all dirty data to the backing devices.
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
-    /// Makes a block device.
+    /// Creates a block device.
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo>;
-    /// Stops and removes a block device. The warnings of the answer name what did not end in order.
+    /// Stops and removes a block device. The warnings name the parts that did not end properly.
     fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped>;
     /// The block devices of this host, or of all hosts.
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>>;
-    /// All that there is to know.
+    /// The status of the daemon and its objects.
     fn status(&self) -> Result<Status>;
 }

@@ -1,8 +1,8 @@
-//! What all front ends of the daemon share: bounds of what they take together, counters of what was refused, and log lines
-//! about them, of which a client can cause any number.
+//! Shared state of all front ends of the daemon: memory budgets, counters of refused clients, and a rate limit of log lines
+//! that clients cause.
 //!
-//! Invariants: of each kind of line at most one is logged every [`INTERVAL`] for a device; the next says how many were
-//! left out.
+//! Invariants: at most one line of each kind is logged per [`INTERVAL`] for a device; the next line has the number of
+//! suppressed ones.
 
 use crate::api::FrontEndStatus;
 use crate::config::DaemonConfig;
@@ -11,34 +11,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two lines of one kind.
+/// Least time between two lines of one kind.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Bounds and counters.
 #[derive(Debug)]
 pub struct FrontEnds {
-    /// Bytes that virtual machines may hand over together.
+    /// Bytes that virtual machines may share with the daemon together.
     pub guest_memory: Arc<Budget>,
-    /// Bytes that one of them may hand over for one device.
+    /// Bytes that one virtual machine may share for one device.
     pub guest_memory_max: u64,
-    /// Bytes that NBD connections may have together.
+    /// Bytes that NBD connections may allocate together.
     pub nbd_memory: Arc<Budget>,
-    /// What was refused.
+    /// Counters of refused and failed clients.
     pub counters: Counters,
 }
 
-/// How often something happened since the daemon started.
+/// Counters of events since the daemon started.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// NBD clients that were refused.
     pub nbd_refused: AtomicU64,
-    /// NBD clients in their handshake that ended for newer ones.
+    /// NBD clients in the handshake that were disconnected in favour of newer ones.
     pub nbd_gave_way: AtomicU64,
     /// NBD connections that ended with an error.
     pub nbd_failed: AtomicU64,
     /// Front ends of virtual machines that were refused.
     pub vhost_refused: AtomicU64,
-    /// Front ends of virtual machines that broke the rules or a bound, and rings that did.
+    /// Front ends and rings of virtual machines that violated the protocol or a bound.
     pub vhost_failed: AtomicU64,
     /// Connections to the control socket that are open.
     pub control_connections: AtomicU64,
@@ -47,7 +47,7 @@ pub struct Counters {
 }
 
 impl FrontEnds {
-    /// As the configuration says.
+    /// The budgets of the configuration.
     #[must_use]
     pub fn new(config: &DaemonConfig) -> Self {
         let total = config.guest_memory_total.unwrap_or_else(guest_memory_total);
@@ -59,7 +59,7 @@ impl FrontEnds {
         }
     }
 
-    /// What `status` shows.
+    /// The part of `status` about front ends.
     #[must_use]
     pub fn status(&self) -> FrontEndStatus {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -80,18 +80,18 @@ impl FrontEnds {
     }
 }
 
-/// Half of the address space that the process may have: the rest is for regions, buffers and threads.
+/// Half of the address space limit of the process: the rest is for regions, buffers and threads.
 fn guest_memory_total() -> u64 {
     crate::system::address_space_limit()
         .map_or(cbd_vhost::GUEST_MEMORY_TOTAL, |limit| (limit / 2).min(cbd_vhost::GUEST_MEMORY_TOTAL))
 }
 
-/// Adds one.
+/// Increments a counter.
 pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Lines of one kind.
+/// The rate limit of one kind of line.
 #[derive(Debug, Default)]
 pub struct Lines(parking_lot::Mutex<Said>);
 
@@ -102,7 +102,7 @@ struct Said {
 }
 
 impl Lines {
-    /// Calls `say` with words about lines that were left out before, unless a line was logged a short while ago.
+    /// Calls `say` with a text about suppressed lines, unless a line was logged within [`INTERVAL`].
     pub fn say(&self, say: impl FnOnce(&str)) {
         if let Some(left_out) = self.due(Instant::now()) {
             let words = if left_out == 0 {
@@ -114,7 +114,7 @@ impl Lines {
         }
     }
 
-    /// How many were left out, if a line is due.
+    /// The number of suppressed lines, if a line is due.
     fn due(&self, now: Instant) -> Option<u64> {
         let mut said = self.0.lock();
         if said.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_lines_one_is_logged_and_the_next_says_how_many_were_left_out() {
+    fn of_many_lines_one_is_logged_and_the_next_has_the_number_of_suppressed_ones() {
         let (lines, begin) = (Lines::default(), Instant::now());
         assert_eq!(lines.due(begin), Some(0));
         for _ in 0..3_488 {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_configuration_says_counts_and_one_machine_never_gets_more_than_all() {
+    fn budgets_follow_the_configuration_and_one_machine_gets_at_most_the_total() {
         let config = DaemonConfig {
             guest_memory_total: Some(1 << 30),
             guest_memory_max: Some(1 << 40),

@@ -1,26 +1,25 @@
-//! Keeps a region, a backing device or the state folder from standing on a device that this daemon serves: it would wait for
-//! itself.
+//! Refuses a region, a backing device or a state folder on a device that this daemon serves: the daemon would deadlock.
 //!
-//! Elsewhere: how a path's layers are found (`cbd-pmem`).
+//! Elsewhere: finding the devices below a path (`cbd-pmem`).
 
 use cbd_types::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
-/// What is ours.
+/// The folders of this daemon's devices.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Guard {
-    /// Where the FUSE files are that loop devices show.
+    /// Folder of the FUSE files behind loop devices.
     pub fuse_dir: PathBuf,
-    /// Where the names of our ublk disks are.
+    /// Folder of the names of ublk disks.
     pub ublk_dir: PathBuf,
 }
 
 impl Guard {
-    /// Refuses `path` (`what` it is to be) where it stands on a device of ours.
+    /// Refuses `path`, to be used as `what`, if it is on a device that this daemon serves.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] with the device. A path that cannot be examined is not refused here: the code that opens
-    /// it says why.
+    /// [`ErrorKind::InvalidArgument`] with the device. A path that cannot be examined is not refused here: opening it reports the
+    /// error.
     pub fn check(&self, path: &Path, what: &str) -> Result<()> {
         let refused = |through: &str| {
             Err(Error::new(
@@ -52,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_ours_is_refused_and_another_is_not() {
+    fn a_file_on_a_device_of_this_daemon_is_refused_and_another_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let fuse_dir = dir.path().canonicalize().unwrap().join("fuse");
         std::fs::create_dir_all(fuse_dir.join("cbd0")).unwrap();

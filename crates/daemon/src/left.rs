@@ -1,6 +1,6 @@
-//! What a predecessor left of a block device, a ublk device or a FUSE session, while no process serves it.
+//! The ublk device or FUSE session that a predecessor left of a block device, while no process serves it.
 //!
-//! Invariant: looking changes nothing, and does not wait for a process that does not serve.
+//! Invariant: an examination changes nothing, and does not wait for a process that does not serve.
 
 use crate::exports::ExportPlaces;
 use crate::handover::PreservedSessions;
@@ -9,14 +9,14 @@ use cbd_types::Result;
 use cbd_ublk::{LeftBehind, Tag};
 use std::sync::Arc;
 
-/// Where to find what a predecessor left of one block device.
+/// How to find the device that a predecessor left of one block device.
 #[derive(Clone, Debug)]
 pub struct Left {
-    /// The mark of its ublk device.
+    /// The tag of its ublk device.
     pub tag: Tag,
     /// The preserved sessions of FUSE devices.
     pub preserved: Arc<PreservedSessions>,
-    /// The identity of the device there.
+    /// The identity of the device in the store.
     pub identity: Vec<u8>,
 }
 
@@ -24,7 +24,7 @@ impl Left {
     /// The user of the device, as a sentence; none while it is not in use.
     ///
     /// # Errors
-    /// When the system cannot be asked, or what is left cannot be read: then it is not known.
+    /// When the system does not report the users, or the session cannot be read.
     pub fn user(&self) -> Result<Option<String>> {
         if let Some(left) = LeftBehind::find(self.tag) {
             return left.user();
@@ -32,7 +32,7 @@ impl Left {
         self.preserved.session(&self.identity)?.map_or(Ok(None), |session| session.user())
     }
 
-    /// Removes it: its users see errors.
+    /// Removes the device: requests of its users fail.
     ///
     /// # Errors
     /// When the kernel does not remove it.
@@ -42,7 +42,7 @@ impl Left {
     }
 }
 
-/// What a predecessor left of a block device whose region is not up: nothing is known of it but what it is called.
+/// The device that a predecessor left of a block device whose region is not up: only its name is known.
 #[derive(Debug)]
 pub struct LeftByName {
     ublk: Option<LeftBehind>,
@@ -51,7 +51,7 @@ pub struct LeftByName {
 }
 
 impl LeftByName {
-    /// What is left of the device that is called `name`; none if nothing.
+    /// The device named `name` that a predecessor left; none if there is none.
     #[must_use]
     pub fn find(places: &ExportPlaces, name: &str) -> Option<Self> {
         let ublk = LeftBehind::named(places.daemon_id, &places.ublk_dir(), &places.dev_dir.join(name));
@@ -63,7 +63,7 @@ impl LeftByName {
     /// The user of the device, as a sentence; none while it is not in use.
     ///
     /// # Errors
-    /// When the system cannot be asked.
+    /// When the system does not report the users.
     pub fn user(&self) -> Result<Option<String>> {
         match (&self.ublk, &self.fuse) {
             (Some(left), _) => left.user(),
@@ -72,7 +72,7 @@ impl LeftByName {
         }
     }
 
-    /// Removes it: its users see errors.
+    /// Removes the device: requests of its users fail.
     ///
     /// # Errors
     /// When the kernel does not remove it.

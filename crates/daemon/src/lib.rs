@@ -1,11 +1,11 @@
-//! The daemon: it maps regions, runs caches, serves block devices, and is told what to do over a unix socket.
+//! The daemon: it maps regions, runs caches, serves block devices, and executes commands from a unix socket.
 //!
-//! Invariants: the data path (export threads, one background worker for each cache) never waits for the control plane and
-//! never takes the manager's lock; whatever the control plane does, what was acknowledged stays in the region. On start
-//! everything that was there before comes back, as far as it can; what cannot is shown with its reason.
+//! Invariants: the data path (export threads, one background worker per cache) never waits for the control plane and never
+//! takes the manager's lock; no action of the control plane loses acknowledged data. A start restores the transports, backends
+//! and block devices of the previous daemon; `status` shows those that cannot be restored, with the reasons.
 //!
-//! Elsewhere: what a request does (`cbd-device`, `cbd-engine`), the wires (`cbd-nbd`, `cbd-fuse`), the commands that people
-//! type (`cbdctrl`).
+//! Elsewhere: requests of block devices (`cbd-device`, `cbd-engine`), export protocols (`cbd-nbd`, `cbd-fuse`), the command
+//! line (`cbdctrl`).
 
 pub mod api;
 pub mod client;

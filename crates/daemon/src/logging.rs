@@ -1,14 +1,13 @@
-//! Log lines, and what happens to a thread that panics.
+//! Logging, and the panic hook.
 //!
-//! Invariants: a panic anywhere in the daemon ends the whole process after a line that says where. A daemon that
-//! lost a thread would take requests and never answer them; a process that died is started again, and what was
-//! acknowledged is in the region.
+//! Invariants: a panic in any thread logs its location and ends the process. A daemon that lost a thread would accept
+//! requests and never complete them; a process that has died is restarted, and acknowledged data is in the region.
 
 use cbd_types::{Error, ErrorKind};
 use std::str::FromStr;
 use tracing_subscriber::filter::LevelFilter;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogFormat {
     /// For people and the journal.
@@ -33,7 +32,7 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Log lines go to standard error from now on. systemd adds the time itself, so under it lines have none.
+/// Starts logging to standard error. Under systemd lines have no time, because the journal adds it.
 pub fn start(format: LogFormat, verbose: bool) {
     let level = if verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let builder = tracing_subscriber::fmt()
@@ -42,7 +41,7 @@ pub fn start(format: LogFormat, verbose: bool) {
         .with_target(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
     let under_journal = std::env::var_os("JOURNAL_STREAM").is_some();
-    // A second start (tests) keeps the first.
+    // A second call, as in tests, has no effect.
     let _ = match (format, under_journal) {
         (LogFormat::Json, _) => builder.json().flatten_event(true).try_init(),
         (LogFormat::Text, true) => builder.without_time().try_init(),
@@ -50,7 +49,7 @@ pub fn start(format: LogFormat, verbose: bool) {
     };
 }
 
-/// From now on a panic is logged and ends the process.
+/// Installs a panic hook that logs the panic and ends the process.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         let thread = std::thread::current();

@@ -1,6 +1,6 @@
-//! The status as Prometheus reads it.
+//! The status in the text format of Prometheus.
 //!
-//! Invariants: a metric's name begins with `cbd_`, says its unit at the end, and never changes its meaning.
+//! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning.
 
 use crate::api::{BackendStatus, CacheInfo, HeldInfo, Status, TransportStatus};
 use std::fmt::Write;
@@ -45,14 +45,19 @@ fn for_front_ends(page: &mut Page, status: &Status) {
         (
             "cbd_guest_memory_bytes",
             "gauge",
-            "Memory that virtual machines have handed over.",
+            "Memory that virtual machines have shared with the daemon.",
             it.guest_memory_bytes,
         ),
-        ("cbd_guest_memory_limit_bytes", "gauge", "What they may hand over together.", it.guest_memory_limit),
+        (
+            "cbd_guest_memory_limit_bytes",
+            "gauge",
+            "Memory that virtual machines may share together.",
+            it.guest_memory_limit,
+        ),
         (
             "cbd_guest_memory_refused_total",
             "counter",
-            "How often that was too little.",
+            "Requests to share memory that were refused by the limit.",
             it.guest_memory_refused,
         ),
         (
@@ -61,12 +66,17 @@ fn for_front_ends(page: &mut Page, status: &Status) {
             "Memory that NBD connections have taken, or that is reserved for the first ones of each device.",
             it.nbd_memory_bytes,
         ),
-        ("cbd_nbd_memory_limit_bytes", "gauge", "What they may have together.", it.nbd_memory_limit),
+        (
+            "cbd_nbd_memory_limit_bytes",
+            "gauge",
+            "Memory that NBD connections may allocate together.",
+            it.nbd_memory_limit,
+        ),
         ("cbd_nbd_refused_total", "counter", "NBD clients that were refused.", it.nbd_refused),
         (
             "cbd_nbd_gave_way_total",
             "counter",
-            "NBD clients that ended in their handshake for newer ones.",
+            "NBD clients in the handshake that were disconnected for newer ones.",
             it.nbd_gave_way,
         ),
         ("cbd_nbd_failed_total", "counter", "NBD connections that ended with an error.", it.nbd_failed),
@@ -79,7 +89,7 @@ fn for_front_ends(page: &mut Page, status: &Status) {
         (
             "cbd_vhost_failed_total",
             "counter",
-            "Front ends and rings of virtual machines that broke a rule or a bound.",
+            "Front ends and rings of virtual machines that violated the protocol or a bound.",
             it.vhost_failed,
         ),
         ("cbd_control_connections", "gauge", "Connections to the control socket.", it.control_connections),
@@ -116,7 +126,7 @@ fn for_transports(page: &mut Page, status: &Status) {
     }
 }
 
-/// What is known of a cache whose backend is not served.
+/// The metrics of a cache whose backend is not served.
 fn of_held(name: &str, held: &HeldInfo) -> Option<u64> {
     match name {
         "cbd_cache_dirty_bytes" => Some(held.dirty_bytes),
@@ -253,7 +263,7 @@ fn for_backends(page: &mut Page, status: &Status) {
     page.head(
         "cbd_cache_rare_paths_total",
         "counter",
-        "How often a path was taken that is rarely taken: second copies read, torn records dropped and the like.",
+        "Executions of rare code paths: second copies read, torn records dropped and others.",
     );
     for (labels, backend) in backends() {
         for (path, count) in backend.cache.iter().flat_map(|cache| &cache.rare_paths) {

@@ -1,12 +1,12 @@
-//! Tells systemd how far the daemon is, by the protocol of `sd_notify(3)`.
+//! Notifications to systemd about start and stop, by the protocol of `sd_notify(3)`.
 //!
-//! Invariants: without a `NOTIFY_SOCKET`, or without a listener on it, nothing happens.
+//! Invariants: without a `NOTIFY_SOCKET`, or without a listener on it, notifications are dropped.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The daemon serves all that it could bring back.
+/// The daemon has restored its objects and serves them.
 pub fn ready(status: &str) {
     send(&format!("READY=1\nSTATUS={status}"));
 }

@@ -9,19 +9,19 @@ use std::path::PathBuf;
 pub struct Paths {
     /// The configuration.
     pub config: PathBuf,
-    /// Whether the configuration may be missing: it is at its default path, which no argument has named.
+    /// Whether the configuration may be missing: true if it is the default path and not an argument.
     pub config_may_be_missing: bool,
-    /// What must survive a restart: which transports to bring up, and the recovery points.
+    /// Folder of state that must survive a restart: the registered transports and the recovery points.
     pub state_dir: PathBuf,
-    /// What need not: mounts, sockets.
+    /// Folder of state that need not: mounts and sockets.
     pub run_dir: PathBuf,
     /// The control socket.
     pub socket: PathBuf,
-    /// Where the links to block devices are made.
+    /// Folder of the links to block devices.
     pub dev_dir: PathBuf,
 }
 
-/// What the command line says of the paths; what is absent is the default for the user.
+/// Paths from the command line; an absent one is the default for the user.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PathChoices {
     /// See [`Paths::config`].
@@ -37,8 +37,8 @@ pub struct PathChoices {
 }
 
 impl Paths {
-    /// The paths of a daemon that this user starts, all of them absolute: devices outlive the daemon, and the next one can be
-    /// started in another folder.
+    /// The absolute paths of a daemon that this user starts. They are absolute because devices outlive the daemon and the next
+    /// daemon may be started in another folder.
     #[must_use]
     pub fn choose(choices: PathChoices) -> Self {
         Self::choose_for(choices, crate::system::is_root(), |name| std::env::var_os(name).map(PathBuf::from))

@@ -1,7 +1,7 @@
-//! The life of a daemon: start, bring everything back, serve, end.
+//! The life of a daemon: start, restore, serve, end.
 //!
-//! Invariants: nothing is touched before the locks are held; `READY` is told when everything that could be brought
-//! back is; from the signal to the end it takes seconds, whatever is open, and what was acknowledged is in the regions.
+//! Invariants: the daemon changes nothing before it holds the locks. It sends `READY` when all objects that can be restored are
+//! restored. It ends within seconds of the signal, whatever is open, and acknowledged data is in the regions.
 
 use crate::config::Config;
 use crate::logging::LogFormat;
@@ -19,36 +19,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// From the signal to the end at most; what has not ended by then (a disk that hangs) is left to the kernel.
+/// Longest time from the signal to the end; tasks that have not ended by then (a disk that hangs) end with the process.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
-/// Threads that serve short requests of the control socket, at most.
+/// Most threads that serve short requests of the control socket.
 const CONTROL_THREADS: usize = 64;
-/// How long one of them waits for another request: longer than daemons live.
+/// Idle time after which such a thread ends: longer than a daemon runs.
 const CONTROL_THREAD_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// How long bringing regions in ordinary files to their disks may take besides: without it they are not recovered after a restart of
-/// the machine.
+/// Additional time for syncing regions in ordinary files: without the sync they are not recovered after a restart of the
+/// machine.
 const SYNC_LIMIT: Duration = Duration::from_secs(90);
 
-/// What a daemon is started with.
+/// The options of a daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Its folders and files.
     pub paths: Paths,
     /// Serve no region that does not survive a power failure.
     pub require_persistent: bool,
-    /// The program that holds FUSE devices beyond the life of the daemon, when it is given the argument `store-process`; none: they end
-    /// with the daemon, unless systemd holds them.
+    /// The program that preserves FUSE devices when it is run with the argument `store-process`; if none, FUSE devices end with the
+    /// daemon, unless systemd's descriptor store preserves them.
     pub store_program: Option<PathBuf>,
     /// A decorator for backing devices, for demonstrations and tests.
     pub decorator: Option<Decorator>,
-    /// The boot of the machine in which regions count as used, as if a crash of the machine had mixed their pages, for tests; none: the
-    /// kernel's. No argument sets it.
+    /// For tests: the boot ID under which regions are used, to simulate a crash of the machine; none for the kernel's boot ID. No
+    /// argument sets it.
     pub boot: Option<BootId>,
-    /// How log lines look.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Whether there are more of them.
+    /// Whether debug lines are logged, too.
     pub verbose: bool,
 }
 
@@ -76,11 +76,11 @@ impl Options {
     }
 }
 
-/// Runs a daemon until it is told to end by SIGTERM, SIGINT or SIGHUP.
+/// Runs a daemon until it receives SIGTERM, SIGINT or SIGHUP.
 ///
 /// # Errors
-/// When it cannot start: another daemon has the socket or the state, the configuration is malformed, a region does not
-/// survive a power failure and must.
+/// When it cannot start: another daemon uses the socket or the state folder, the configuration is malformed, or a region does not
+/// survive a power failure although persistence is required.
 pub fn run(options: Options) -> Result<()> {
     system::return_freed_memory();
     logging::start(options.log_format, options.verbose);
@@ -102,7 +102,7 @@ pub fn run(options: Options) -> Result<()> {
         .enable_all()
         .thread_name("cbd-control")
         .max_blocking_threads(CONTROL_THREADS)
-        // One that has started stays: where no more can start, requests wait for it instead of failing.
+        // Threads are kept: if no further thread can be started, requests wait for an existing one instead of failing.
         .thread_keep_alive(CONTROL_THREAD_LIFE)
         .build()
         .map_err(|error| Error::new(ErrorKind::System, format!("the control plane cannot start: {error}")))?;
@@ -116,7 +116,7 @@ pub fn run(options: Options) -> Result<()> {
     let ended = manager.end();
     syncing.store(true, Ordering::SeqCst);
     let hung = ended.sync();
-    // What still runs on a control thread was told to end and holds nothing that matters.
+    // Operations on control threads were told to end and own no state that is needed.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(socket);
     tracing::info!("stopped");
@@ -129,7 +129,7 @@ pub fn run(options: Options) -> Result<()> {
     }
 }
 
-/// How long requests that are being served get for their answers when the daemon ends.
+/// Time for requests in progress to respond when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Access) -> Result<()> {
@@ -142,7 +142,7 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     let listener =
         socket.take_listener().ok_or_else(|| Error::new(ErrorKind::System, "the socket is taken"))?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
-    // Where there is not even one, tokio would end the process in the middle of it.
+    // If no thread can be started, tokio would abort the process during the start.
     let tried = std::thread::Builder::new().spawn(|| ()).map(std::thread::JoinHandle::join);
     drop(tried.map_err(failed)?);
     let restoring = Arc::clone(manager);
@@ -179,8 +179,8 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     Ok(())
 }
 
-/// Ends the process when stopping takes longer than `limit`, or, once `syncing` says that regions are brought to their disks, than
-/// [`SYNC_LIMIT`] more.
+/// Ends the process when the stop takes longer than `limit`, or, once `syncing` is set because regions are being synced,
+/// [`SYNC_LIMIT`] longer.
 fn end_within(limit: Duration, syncing: &Arc<AtomicBool>) {
     let syncing = Arc::clone(syncing);
     let limited = std::thread::Builder::new().name("cbd-stop-limit".to_owned()).spawn(move || {

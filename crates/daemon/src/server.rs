@@ -1,10 +1,10 @@
-//! The control socket's wire: HTTP and JSON, `/v1/...`, described by `docs/openapi.yaml`.
+//! The wire protocol of the control socket: HTTP and JSON, `/v1/...`, described by `docs/openapi.yaml`.
 //!
-//! Invariants: a request is served only for root, for the daemon's own user, and for members of the configured group;
-//! each request runs on a thread where it may block, and one for which there is no thread is refused; an error is
-//! `{"error": {"kind", "message"}}` with a fitting status.
+//! Invariants: requests are served only for root, for the daemon's own user, and for members of the configured group. Each
+//! request runs on a thread where it may block, and is refused if there is no thread for it. An error is
+//! `{"error": {"kind", "message"}}` with the HTTP status of its kind.
 //!
-//! Long operations answer with JSON lines ([`ProgressLine`]) as they go; a client that goes away cancels them.
+//! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client disconnects.
 
 use crate::api::{Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, StopBackend};
 use crate::control::{Control, Flow, Report};
@@ -33,14 +33,14 @@ use tokio_stream::wrappers::ReceiverStream;
 pub struct Access {
     /// The daemon's own user; root may always.
     pub user: u32,
-    /// A group besides.
+    /// A group whose members may use it, too.
     pub group: Option<u32>,
 }
 
 /// The peer of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// Its user, if the system told.
+    /// Its user, if the system reported it.
     pub user: Option<u32>,
     /// Its groups.
     pub groups: Vec<u32>,
@@ -53,7 +53,7 @@ impl Access {
         peer.user.is_some_and(|user| user == 0 || user == self.user)
     }
 
-    /// Whether `peer` may.
+    /// Whether `peer` may use the control socket.
     #[must_use]
     pub fn allows(&self, peer: &Peer) -> bool {
         self.is_own(peer) || self.group.is_some_and(|group| peer.groups.contains(&group))
@@ -62,7 +62,7 @@ impl Access {
 
 type Shared = Arc<dyn Control>;
 
-/// Serves requests until `stop` is done and those that had begun are answered.
+/// Serves requests until `stop` completes and the requests in progress have responses.
 pub async fn serve(
     listener: UnixListener,
     control: Shared,
@@ -73,7 +73,7 @@ pub async fn serve(
     crate::connections::serve(listener, router(control, access), access, front_ends, stop).await;
 }
 
-/// The paths. A path that is added here is described in `docs/openapi.yaml`; a test compares.
+/// The paths. A test compares them with `docs/openapi.yaml`.
 pub fn router(control: Shared, access: Access) -> Router {
     Router::new()
         .route("/v1/status", get(status))
@@ -116,7 +116,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .with_state(control)
 }
 
-/// An error as an answer.
+/// An error as a response.
 struct Failure {
     status: StatusCode,
     error: Error,
@@ -135,10 +135,10 @@ impl IntoResponse for Failure {
     }
 }
 
-/// How long the body of a request may take.
+/// Timeout for the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The one table from kinds to HTTP.
+/// The HTTP status of each kind of error.
 #[must_use]
 pub fn http_status(kind: ErrorKind) -> StatusCode {
     match kind {
@@ -158,7 +158,7 @@ pub fn http_status(kind: ErrorKind) -> StatusCode {
     }
 }
 
-/// A JSON body whose rejection is an error of ours. An empty body is read as `{}`.
+/// A JSON body whose rejection is a [`Failure`]. An empty body is read as `{}`.
 struct Input<T>(T);
 
 impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequest<S> for Input<T> {
@@ -172,19 +172,19 @@ impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequest<S> for Input<T> {
         };
         let received = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state));
         let bytes = received.await.map_err(late)?.map_err(|error| Failure {
-            // 413 for one that is too long.
+            // 413 for a body that is too long.
             status: error.status(),
             error: Error::new(ErrorKind::InvalidArgument, error.body_text()),
         })?;
         let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
-        // Not by `Json::from_request`: the header `Content-Type` is not asked for.
+        // Not `Json::from_request`, which requires the header `Content-Type`.
         Json::from_bytes(&bytes).map(|Json(value)| Self(value)).map_err(|error: JsonRejection| {
             malformed(format!("the request is not understood: {}", error.body_text()))
         })
     }
 }
 
-/// Query parameters whose rejection is an error of ours.
+/// Query parameters whose rejection is a [`Failure`].
 struct Query<T>(T);
 
 impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -197,7 +197,7 @@ impl<T: for<'de> Deserialize<'de>, S: Send + Sync> FromRequestParts<S> for Query
     }
 }
 
-/// Numbers in the path whose rejection is an error of ours.
+/// Numbers in the path whose rejection is a [`Failure`].
 struct Path<T>(T);
 
 impl<T: for<'de> Deserialize<'de> + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
@@ -219,7 +219,7 @@ struct Which {
 
 type Answer<T> = Result<Json<T>, Failure>;
 
-/// Runs one operation where it may block.
+/// Runs one operation on a thread where it may block.
 async fn run<T: Send + 'static>(
     control: Shared,
     operation: impl FnOnce(&dyn Control) -> cbd_types::Result<T> + Send + 'static,
@@ -346,17 +346,17 @@ enum Event {
     End(cbd_types::Result<Done>),
 }
 
-/// Runs a long operation and answers with its progress as lines. What fails before the first line answers with the
-/// status of its error, as a short operation does.
+/// Runs a long operation and responds with its progress as lines. An operation that fails before the first line responds with
+/// the status of its error, as a short operation does.
 async fn lines(
     control: Shared,
     operation: impl FnOnce(&dyn Control, Report<'_>) -> cbd_types::Result<Done> + Send + 'static,
 ) -> Response {
     let (sender, mut events) = mpsc::channel(16);
-    // A thread of its own: it may take minutes, and short requests must not wait for it where no more threads can start.
+    // A thread of its own: it may take minutes, and short requests must not wait for it if no more threads can be started.
     let started = std::thread::Builder::new().name("cbd-operation".to_owned()).spawn(move || {
         let result = operation(&*control, &mut |progress| match sender.try_send(Event::Progress(progress)) {
-            // A client that reads slowly misses lines of progress, nothing else.
+            // A client that reads slowly misses progress lines only.
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Flow::Continue,
             Err(mpsc::error::TrySendError::Closed(_)) => Flow::Cancel,
         });

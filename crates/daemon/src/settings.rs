@@ -1,4 +1,4 @@
-//! Settings as people type them, and the limits of their values.
+//! Settings as users type them, and the limits of their values.
 
 use crate::api::SettingsChange;
 use crate::size::parse_size;
@@ -15,10 +15,10 @@ fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// The change that `NAME=VALUE` arguments ask for.
+/// Parses `NAME=VALUE` arguments into a change of settings.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] that names the setting and what it may be.
+/// [`ErrorKind::InvalidArgument`] with the setting and its permitted values.
 pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
     let mut change = SettingsChange::default();
     for argument in arguments {
@@ -70,10 +70,10 @@ fn percent(name: &str, value: &str) -> Result<i64> {
         .map_err(|_| invalid(format!("{name} is a whole number from 0 to {PERCENT_MAX}, not \"{value}\"")))
 }
 
-/// Whether the values of a change are within their limits.
+/// Checks that the values of a change are within their limits.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] that names the setting and what it may be.
+/// [`ErrorKind::InvalidArgument`] with the setting and its permitted values.
 pub fn check(change: &SettingsChange) -> Result<()> {
     for (name, value) in [("gc_percent", change.gc_percent), ("writeback_percent", change.writeback_percent)]
     {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_setting_is_refused() {
+    fn an_argument_that_is_no_setting_is_refused() {
         for argument in [
             "gc_percent",
             "=70",

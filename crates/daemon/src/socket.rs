@@ -1,7 +1,7 @@
-//! The control socket and the locks that keep a second daemon away.
+//! The control socket, and the locks that exclude a second daemon.
 //!
-//! Invariants: the holder of a [`Lock`] is the only daemon on the object that it protects, and the lock ends with the
-//! process however that ends; a socket that is replaced had no listener.
+//! Invariants: the holder of a [`Lock`] is the only daemon on the object that it protects, and the kernel releases the lock
+//! when the process ends; a socket is replaced only if it has no listener.
 
 use cbd_export::folders::{open_own_file, reach_folder};
 use cbd_types::{Error, ErrorKind, Result};
@@ -12,15 +12,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a daemon that was killed may take to be gone: the kernel takes its mappings and rings down first.
+/// Timeout for a killed daemon to exit: the kernel releases its mappings and rings first.
 pub const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a daemon that lives may take to answer.
+/// Timeout for a running daemon to respond.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A file that one process at a time holds.
+/// A lock file that one process at a time holds.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -58,7 +58,7 @@ impl Lock {
     }
 }
 
-/// A lock file holds the number of a process and nothing else; what else there is is not ours to overwrite.
+/// Refuses a file with other contents than the number of a process: it is not a lock file and must not be overwritten.
 fn refuse_other_file(file: &File) -> std::io::Result<()> {
     const LONGEST: usize = 20;
     let mut text = [0; LONGEST + 1];
@@ -69,7 +69,7 @@ fn refuse_other_file(file: &File) -> std::io::Result<()> {
     Err(std::io::Error::other("it holds something else than the number of a process; move it away"))
 }
 
-/// The listening control socket; it is gone when this is dropped.
+/// The listening control socket; its file is removed on drop.
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
@@ -92,8 +92,8 @@ impl ControlSocket {
         if let Some(folder) = path.parent() {
             reach_folder(folder)?;
         }
-        // Before the lock file is made beside it.
-        refuse_no_socket(path)?;
+        // Before the lock file is created beside it.
+        refuse_other_than_socket(path)?;
         let mut lock_path = path.as_os_str().to_owned();
         lock_path.push(".lock");
         let what = format!("the control socket {}", path.display());
@@ -116,13 +116,13 @@ impl ControlSocket {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                 // The kernel refuses a connection to a file, too.
-                refuse_no_socket(path)?;
+                refuse_other_than_socket(path)?;
                 std::fs::remove_file(path).map_err(failed)?;
             }
             Err(error) => return Err(failed(error)),
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
-        // The credentials of each client are checked besides; the mode prevents other users from filling the queue.
+        // The server also checks the credentials of each client; the mode prevents other users from filling the backlog.
         let mode = if group.is_some() { 0o660 } else { 0o600 };
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
         if let Some(group) = group {
@@ -132,19 +132,19 @@ impl ControlSocket {
         Ok(Self { path: path.to_owned(), listener: Some(listener), _lock: lock })
     }
 
-    /// Where it listens.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The listener, once.
+    /// The listener; none after the first call.
     pub fn take_listener(&mut self) -> Option<UnixListener> {
         self.listener.take()
     }
 }
 
-/// Refuses what stands at the path of the control socket and is none: it is not ours to remove.
-fn refuse_no_socket(path: &Path) -> Result<()> {
+/// Refuses a file at the path of the control socket that is not a socket: it must not be removed.
+fn refuse_other_than_socket(path: &Path) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => Err(Error::new(
             ErrorKind::AlreadyExists,
@@ -157,11 +157,11 @@ fn refuse_no_socket(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether a living daemon listens at `path`: the kernel takes connections for one that is being killed, too.
+/// Whether a running daemon listens at `path`: the kernel also accepts connections for one that is being killed.
 fn answers(path: &Path) -> bool {
     let Ok(mut stream) = UnixStream::connect(path) else { return false };
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_ok()
-        // A path that is answered without looking at anything.
+        // A path whose response needs no state of the daemon.
         && stream.write_all(b"GET / HTTP/1.1\r\nhost: cbd\r\n\r\n").is_ok()
         && stream.read(&mut [0; 16]).is_ok_and(|length| length > 0)
 }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_waited_for_while_its_holder_ends() {
+    fn taking_a_lock_waits_while_its_holder_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let first = Lock::take(&path, "it", Duration::ZERO).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_as_it_is() {
+    fn a_file_that_is_no_socket_is_left_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("letter");
         std::fs::write(&path, "a letter").unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_is_for_its_owner_alone_and_gone_at_the_end() {
+    fn the_socket_is_accessible_to_its_owner_only_and_removed_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control.sock");
         let socket = ControlSocket::listen(&path, None).unwrap();

@@ -1,10 +1,10 @@
-//! What a daemon remembers outside the region: which transports to bring up, the recovery points, and a number of its own.
+//! Persistent state of a daemon outside the region: the registered transports, the recovery points, and the daemon's number.
 //!
-//! Invariants: `transports.json` is replaced whole, so a crash leaves the old one or the new one; the log of recovery
-//! points only grows, and is turned over before it exceeds [`LOG_LIMIT`]. Everything else is in the region.
+//! Invariants: `transports.json` is replaced atomically, so a crash leaves the old file or the new one. The log of recovery
+//! points is append-only, and is rotated before it exceeds [`LOG_LIMIT`]. All other state is in the region.
 //!
-//! The recovery points are here because they must outlive the region: if it is lost, the last line has a lower bound of
-//! the recovery point of the backing device.
+//! The recovery points are here because they must outlive the region: if it is lost, the last line is a lower bound of the
+//! recovery point of the backing device.
 
 use cbd_export::folders::{open_own_file, own_folder};
 use cbd_types::{Context, Error, ErrorKind, Result};
@@ -14,20 +14,20 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes after which the log of recovery points is turned over; there are at most two of that size for a transport.
+/// Bytes after which the log of recovery points is rotated; a transport has at most two logs of this size.
 pub const LOG_LIMIT: u64 = 1 << 20;
 
-/// Bytes of a file here that are read at most.
+/// Most bytes that are read of a file in the state folder.
 const FILE_LIMIT: u64 = 16 << 20;
 
-/// A transport that is to be brought up.
+/// A registered transport.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TransportEntry {
     /// Its number in this daemon.
     pub transport_id: u32,
     /// Absolute path of its region.
     pub path: String,
-    /// UUID of the transport: another one at the same path is not ours.
+    /// UUID of the transport: a region with another UUID at the same path is refused.
     pub uuid: String,
     /// Number of this host on it.
     pub host_id: u32,
@@ -44,30 +44,30 @@ struct Document {
 /// The recovery point of a backing device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecoveryPoint {
-    /// When this line was written, in words.
+    /// The recovery point in words.
     pub time: String,
     /// Number of the backend.
     pub backend_id: u32,
-    /// Random identity of the backend: its number is given again when it is removed. Empty in lines of an older program.
+    /// UUID of the backend, whose number is reused after its removal. Empty in lines of an older program.
     #[serde(default)]
     pub backend_uuid: String,
     /// Path of the backing device.
     pub path: String,
     /// All epochs up to this are on the backing device.
     pub drained_epoch: u64,
-    /// The recovery point, milliseconds since 1970 UTC; 0 where it is not known.
+    /// The recovery point, milliseconds since 1970 UTC; 0 if it is not known.
     pub drained_ms: u64,
-    /// Why the backing device alone is not crash-consistent, as of this line; none where it is.
+    /// Why the backing device alone was not crash-consistent when the line was written; none if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub void: Option<String>,
 }
 
-/// What the log of recovery points of a transport says.
+/// The log of recovery points of a transport.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RecoveryLog {
-    /// The points, oldest first; what a crash cut short is left out.
+    /// The points, oldest first, without a last line that a crash truncated.
     pub points: Vec<RecoveryPoint>,
-    /// What cannot be read, each with the reason: later points may have stood there.
+    /// The unreadable parts with reasons: they may have held later points.
     pub unreadable: Vec<String>,
 }
 
@@ -86,25 +86,25 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Opens the folder, making it if need be, readable by its owner only.
+    /// Opens the folder, and creates it if it does not exist, readable by its owner only.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] with what the system says.
+    /// [`ErrorKind::System`] with the system's error.
     pub fn open(path: &Path) -> Result<Self> {
         let path = own_folder(path, 0o700).context(|| format!("the state folder {}", path.display()))?;
         Ok(Self { path })
     }
 
-    /// Where the folder is.
+    /// The path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The transports to bring up, in the order of their numbers.
+    /// The registered transports by ascending number.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`] when the file is there and not understood; it is left alone.
+    /// [`ErrorKind::Damaged`] when the file exists and cannot be parsed; it is not changed.
     pub fn transports(&self) -> Result<Vec<TransportEntry>> {
         let file = self.transports_file();
         let text = match read_own(&file) {
@@ -133,10 +133,10 @@ impl StateDir {
         Ok(transports)
     }
 
-    /// Replaces the transports to bring up.
+    /// Replaces the list of registered transports.
     ///
     /// # Errors
-    /// [`ErrorKind::System`]; the old file is then still there.
+    /// [`ErrorKind::System`]; the old file is unchanged then.
     pub fn set_transports(&self, transports: &[TransportEntry]) -> Result<()> {
         let file = self.transports_file();
         let document = Document { version: 1, transports: transports.to_vec() };
@@ -145,8 +145,8 @@ impl StateDir {
         replace(&file, text.as_bytes()).map_err(|error| failed("write", &file, &error))
     }
 
-    /// The number by which the kernel's devices of this daemon are known to be its own, of this state folder's life; `random` gives
-    /// it the first time.
+    /// The number that marks kernel devices of this daemon, constant for the life of the state folder; `random` generates it on
+    /// the first call.
     ///
     /// # Errors
     /// [`ErrorKind::System`] when it cannot be written, [`ErrorKind::Damaged`] when the file holds no number.
@@ -179,7 +179,7 @@ impl StateDir {
     /// Adds a line to the log of recovery points of the transport `uuid`.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] with what the system says.
+    /// [`ErrorKind::System`] with the system's error.
     pub fn log_recovery_point(&self, uuid: &str, point: &RecoveryPoint) -> Result<()> {
         let path = self.log_file(uuid);
         self.append(&path, point).map_err(|error| failed("write", &path, &error))
@@ -209,7 +209,7 @@ impl StateDir {
         self.path.join("recovery-points").join(format!("{uuid}.log"))
     }
 
-    /// The log of the transport `uuid`. One that is not there is empty.
+    /// The log of the transport `uuid`; empty if it does not exist.
     #[must_use]
     pub fn recovery_points(&self, uuid: &str) -> RecoveryLog {
         let path = self.log_file(uuid);
@@ -225,7 +225,8 @@ impl StateDir {
     }
 }
 
-/// Takes the lines of one file. A line that a crash cut short was never relied on; any other that is not understood is damaged.
+/// Parses the lines of one file. A truncated last line was never acknowledged; any other line that cannot be parsed is
+/// damaged.
 fn read_lines(text: &str, file: &Path, log: &mut RecoveryLog) {
     let mut damaged = 0;
     for line in text.lines().filter(|line| !line.is_empty()) {
@@ -247,7 +248,7 @@ fn read_own(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Whether a crash cut the last line short: the next one must not be glued to it.
+/// Whether a crash truncated the last line: the next line must not be appended to it.
 fn ends_within_a_line(log: &mut File) -> std::io::Result<bool> {
     if log.metadata()?.len() == 0 {
         return Ok(false);
@@ -258,12 +259,12 @@ fn ends_within_a_line(log: &mut File) -> std::io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-/// Replaces a file in crash order: after a crash it holds the old bytes or the new ones, all of them.
+/// Replaces a file in crash order: after a crash it holds all of the old bytes or all of the new ones.
 fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let new = file.with_extension("new");
     // 1. The new bytes are durable under another name.
-    //    A new file, never what stands there: a crash may have left one, and another user a link.
+    //    Always a new file: a crash may have left a file of this name, or another user may have placed a link.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -271,9 +272,9 @@ fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut out = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
     out.write_all(bytes)?;
     out.sync_all()?;
-    // 2. The name changes, all at once.
+    // 2. The name changes atomically.
     std::fs::rename(&new, file)?;
-    // 3. So does the folder's own copy on disk.
+    // 3. The change of the folder is durable.
     File::open(folder)?.sync_all()
 }
 
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn transports_come_back_in_the_order_of_their_numbers() {
+    fn transports_are_read_in_the_order_of_their_numbers() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(&dir.path().join("state")).unwrap();
         assert_eq!(state.transports().unwrap(), []);
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_keeps_its_number_and_does_not_take_another_for_a_damaged_one() {
+    fn a_daemon_keeps_its_number_and_does_not_replace_a_damaged_one() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         assert_eq!(state.daemon_id(|| 7).unwrap(), 7);
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_new_file_does_not_touch_the_old_one() {
+    fn a_truncated_new_file_does_not_affect_the_old_one() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         state.set_transports(&[entry(0)]).unwrap();
@@ -352,14 +353,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         state.set_transports(&[entry(0)]).unwrap();
-        // A folder stands where the new file would be written.
+        // A folder exists at the path of the new file.
         std::fs::create_dir(dir.path().join("transports.new")).unwrap();
         assert!(state.set_transports(&[entry(1)]).is_err());
         assert_eq!(state.transports().unwrap(), [entry(0)]);
     }
 
     #[test]
-    fn a_damaged_file_is_an_error_that_says_what_to_do() {
+    fn a_damaged_file_is_an_error_with_advice() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         std::fs::write(dir.path().join("transports.json"), b"\0\0\0").unwrap();
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_a_crash_cut_short_spoils_no_other() {
+    fn a_line_that_a_crash_truncated_damages_no_other() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         state.log_recovery_point("u", &point(1)).unwrap();
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_cannot_be_read_says_so_and_gives_what_can_be() {
+    fn a_partly_unreadable_log_gives_its_readable_points_and_the_error() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         assert_eq!(state.recovery_points("u"), RecoveryLog::default());
@@ -393,14 +394,14 @@ mod tests {
         let read = state.recovery_points("u");
         assert_eq!(read.points, [point(1)]);
         assert!(read.unreadable.len() == 1 && read.unreadable[0].contains("1 lines of"), "{read:?}");
-        // Bytes that are no text.
+        // Bytes that are not UTF-8.
         std::fs::write(&log, [0xff; 64]).unwrap();
         let read = state.recovery_points("u");
         assert!(read.points.is_empty() && read.unreadable[0].contains("cannot be read"), "{read:?}");
     }
 
     #[test]
-    fn the_log_is_turned_over_and_the_latest_point_stays() {
+    fn the_log_is_rotated_and_the_latest_point_stays() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let log = dir.path().join("recovery-points/u.log");

@@ -1,4 +1,4 @@
-//! What the daemon requests of the system beyond the standard library.
+//! System interfaces of the daemon beyond the standard library.
 //!
 //! Elsewhere: the system calls themselves (`cbd-sys`, `rustix`).
 
@@ -21,7 +21,7 @@ pub fn is_root() -> bool {
     user_id() == 0
 }
 
-/// The number of the group called `name`; a number stands for itself.
+/// The number of the group `name`, which may be a number itself.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] when there is no such group.
@@ -41,20 +41,20 @@ pub fn group_id(name: &str) -> Result<u32> {
         .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no group \"{name}\" in /etc/group")))
 }
 
-/// Gives a file a group; its owner stays.
+/// Changes the group of a file.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_group(path: &std::path::Path, group: u32) -> Result<()> {
     std::os::unix::fs::chown(path, None, Some(group)).map_err(|error| {
         Error::new(ErrorKind::System, format!("{} cannot be given to group {group}: {error}", path.display()))
     })
 }
 
-/// Takes the advisory lock on an open file; false when another process has it. The lock ends with the file.
+/// Takes the advisory lock on an open file; false if another process holds it. The lock ends with the file.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn try_lock(file: &std::fs::File) -> std::io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
@@ -63,8 +63,8 @@ pub fn try_lock(file: &std::fs::File) -> std::io::Result<bool> {
     }
 }
 
-/// The descriptors that a service manager has handed to this process, with their names, by the protocol of `sd_listen_fds(3)`; once, and
-/// none from then on. From here on they are closed when a program is executed.
+/// The descriptors that a service manager passed to this process, with their names, by the protocol of `sd_listen_fds(3)`; none
+/// after the first call. They are made close-on-exec.
 #[must_use]
 pub fn handed_over_descriptors() -> Vec<(String, OwnedFd)> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
@@ -79,7 +79,7 @@ pub fn handed_over_descriptors() -> Vec<(String, OwnedFd)> {
     descriptors.into_iter().map(|(index, descriptor)| (name(index), descriptor)).collect()
 }
 
-/// Whether this process may lock as much memory as it likes.
+/// Whether this process may lock memory without a limit.
 #[must_use]
 pub fn may_lock_without_limit() -> bool {
     /// Number of the capability CAP_IPC_LOCK.
@@ -92,25 +92,25 @@ pub fn may_lock_without_limit() -> bool {
     capable || getrlimit(Resource::Memlock).current.is_none()
 }
 
-/// The limit on the address space of this process; none where there is none.
+/// The limit on the address space of this process, if there is one.
 #[must_use]
 pub fn address_space_limit() -> Option<u64> {
     getrlimit(Resource::As).current
 }
 
-/// Lets this process have as many descriptors as it may: each queue of each device has some of its own.
+/// Raises the limit of descriptors to its maximum: each queue of each device has some of its own.
 pub fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
-    // Where the kernel refuses it, the limit stays.
+    // If the kernel refuses it, the limit is unchanged.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-/// Lets the signals in that end the daemon: whoever started it may have had them blocked, and children inherit that.
+/// Unblocks the signals that end the daemon: the process inherits the signal mask of its parent.
 pub fn unblock_end_signals() {
     cbd_sys::process::Signals::of(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).unblock();
 }
 
-/// A write beyond the limit on file sizes is an error from now on, not the end of the process.
+/// Ignores SIGXFSZ: a write beyond the limit on file sizes then returns an error.
 pub fn ignore_file_size_signal() {
     cbd_sys::process::ignore_signal(libc::SIGXFSZ);
 }

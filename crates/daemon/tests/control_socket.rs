@@ -1,4 +1,4 @@
-//! The control socket, with a daemon that does nothing behind it: paths, errors, progress, who may.
+//! The control socket, with a stub of a daemon behind it: paths, errors, progress, access.
 
 use cbd_daemon::api::{
     BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Answers each operation with an error of a known kind, but for what the tests look at.
+/// A stub: most operations return an error of a known kind.
 #[derive(Default)]
 struct Fake {
     cancelled: AtomicBool,
-    /// Who holds it keeps the question for hosts waiting.
+    /// While a test holds it, a request for hosts waits.
     busy: Mutex<()>,
 }
 
@@ -163,7 +163,7 @@ impl Drop for Served {
 }
 
 #[test]
-fn a_result_comes_back() {
+fn a_result_is_returned() {
     let served = Served::for_this_user();
     let request = RegisterTransport {
         host: "node0".into(),
@@ -217,7 +217,7 @@ fn an_error_has_a_fitting_status() {
 }
 
 #[test]
-fn a_request_that_is_not_understood_is_refused_with_a_reason() {
+fn a_malformed_request_is_refused_with_a_reason() {
     let served = Served::for_this_user();
     for body in ["", "{", "[]", "{\"host\": 3}", "{\"host\": \"a\", \"path\": \"/r\", \"fromat\": true}"] {
         let answer = served.raw(&format!(
@@ -244,7 +244,7 @@ fn a_body_that_is_too_long_is_refused_as_too_long() {
 }
 
 #[test]
-fn silent_connections_keep_no_client_out_and_are_counted() {
+fn silent_connections_exclude_no_client_and_are_counted() {
     let served = Served::for_this_user();
     let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
     served.client().status().unwrap();
@@ -257,7 +257,7 @@ fn silent_connections_keep_no_client_out_and_are_counted() {
 }
 
 #[test]
-fn connections_with_requests_under_way_are_bounded_and_one_more_is_told_so() {
+fn connections_with_requests_in_progress_are_bounded_and_one_more_gets_an_error() {
     let served = Served::for_this_user();
     let drain = b"POST /v1/transports/0/drain HTTP/1.1\r\nhost: cbd\r\ncontent-length: 0\r\n\r\n";
     let busy: Vec<_> = (0..CONNECTIONS_MAX)
@@ -280,7 +280,7 @@ fn connections_with_requests_under_way_are_bounded_and_one_more_is_told_so() {
 }
 
 #[test]
-fn a_number_in_the_path_that_is_none_is_refused_as_every_error_is() {
+fn a_malformed_number_in_the_path_is_refused_with_an_error_in_json() {
     let served = Served::for_this_user();
     for path in
         ["-1/hosts", "4294967296/hosts", "x/backends/0/stop", "0/backends/%ff/stop", "0/blkdevs/+/stop"]
@@ -329,7 +329,7 @@ fn a_failure_after_progress_is_an_error() {
 }
 
 #[test]
-fn a_client_that_goes_away_cancels_its_long_operation() {
+fn a_client_that_disconnects_cancels_its_long_operation() {
     let served = Served::for_this_user();
     let mut stream = UnixStream::connect(&served.socket).unwrap();
     stream
@@ -347,7 +347,7 @@ fn a_client_that_goes_away_cancels_its_long_operation() {
 }
 
 #[test]
-fn no_daemon_is_an_error_that_says_how_to_start_one() {
+fn without_a_daemon_the_error_names_the_command_to_start_one() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
     let never_there = Client::new(&socket).status().unwrap_err().line();
@@ -360,10 +360,10 @@ fn no_daemon_is_an_error_that_says_how_to_start_one() {
 }
 
 #[test]
-fn a_daemon_that_does_not_answer_is_found_out_within_the_time_that_the_caller_gives() {
+fn a_daemon_that_does_not_respond_is_detected_within_the_timeout_of_the_caller() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
-    // Connections are made and not accepted, as with a process that is stopped.
+    // Connections are established and not accepted, as with a process that is stopped.
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let began = Instant::now();
     let client = Client::new(&socket).with_timeout(Timeout::Limit(Duration::from_millis(300)));
@@ -377,13 +377,13 @@ fn a_daemon_that_does_not_answer_is_found_out_within_the_time_that_the_caller_gi
 }
 
 #[test]
-fn a_daemon_that_stops_in_the_middle_of_an_operation_is_found_out() {
+fn a_daemon_that_is_stopped_during_an_operation_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let peer = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        // An answer before the request ends the client's operation at once.
+        // A response before the request would end the client's operation immediately.
         let mut request = [0; 4096];
         assert!(stream.read(&mut request).unwrap() > 0);
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
@@ -397,7 +397,7 @@ fn a_daemon_that_stops_in_the_middle_of_an_operation_is_found_out() {
 }
 
 #[test]
-fn a_daemon_that_is_alive_and_busy_is_told_apart_from_one_that_hangs() {
+fn a_daemon_that_is_busy_is_distinguished_from_one_that_hangs() {
     let served = Served::for_this_user();
     let busy = served.fake.busy.lock().unwrap();
     let client = served.client().with_timeout(Timeout::Limit(Duration::from_millis(300)));
@@ -408,13 +408,13 @@ fn a_daemon_that_is_alive_and_busy_is_told_apart_from_one_that_hangs() {
 }
 
 #[test]
-fn what_takes_long_is_waited_for_as_long_as_the_daemon_is_alive() {
+fn a_client_waits_for_a_long_operation_while_the_daemon_is_alive() {
     static WAITED_S: AtomicU64 = AtomicU64::new(0);
     let served = Served::for_this_user();
     let busy = served.fake.busy.lock().unwrap();
     let client = served.client().tells(|waited| WAITED_S.store(waited.as_secs(), Ordering::SeqCst));
     let asking = std::thread::spawn(move || client.get::<Vec<HostInfo>>("/v1/transports/0/hosts"));
-    // Longer than the silence after which it asks whether the daemon is alive.
+    // Longer than the time after which the client checks whether the daemon is alive.
     let end = Instant::now() + Duration::from_secs(60);
     while WAITED_S.load(Ordering::SeqCst) < 7 {
         assert!(!asking.is_finished() && Instant::now() < end);
@@ -425,7 +425,7 @@ fn what_takes_long_is_waited_for_as_long_as_the_daemon_is_alive() {
 }
 
 #[test]
-fn a_peer_that_is_no_daemon_is_an_error() {
+fn a_peer_that_is_not_a_daemon_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

@@ -1,7 +1,7 @@
-//! A daemon in folders that another user has prepared: links, pipes, sockets, files and folders of any mode and owner
-//! stand where its own are to be. It starts or refuses to, in time, and changes nothing outside its folders.
+//! A daemon in folders that another user has prepared: links, pipes, sockets, files and folders of any mode and owner exist at
+//! the paths of its own files. It starts or refuses to start, in time, and changes nothing outside its folders.
 //!
-//! `CBD_TREES` says how many trees there are, `CBD_SEED` with which seed they begin.
+//! `CBD_TREES` sets the number of trees, `CBD_SEED` the first seed.
 
 use cbd_daemon::api::{RegisterTransport, StartBackend};
 use cbd_daemon::config::Config;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Where the daemon has something, or may make it.
+/// Paths that the daemon uses or may create.
 const PLACES: [&str; 18] = [
     "state",
     "state/transports.json",
@@ -41,7 +41,7 @@ const PLACES: [&str; 18] = [
     "dev",
 ];
 
-/// Small numbers by chance, the same for a seed for ever.
+/// A deterministic generator of small random numbers.
 struct Chance(u64);
 
 impl Chance {
@@ -55,7 +55,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// All that there is below `folder`: mode, owner, names, and bytes or target.
+/// All files below `folder`: path, mode, owner, and bytes or target.
 fn snapshot(folder: &Path) -> BTreeMap<PathBuf, (u32, u32, u64, Vec<u8>)> {
     let mut all = BTreeMap::new();
     let mut todo = vec![folder.to_owned()];
@@ -79,7 +79,7 @@ fn snapshot(folder: &Path) -> BTreeMap<PathBuf, (u32, u32, u64, Vec<u8>)> {
 
 fn prepare(at: &Path, outside: &Path, chance: &mut Chance) {
     let foreign = rustix::process::geteuid().is_root() && chance.below(3) == 0;
-    // Links of ours are followed; who wants to do harm is another user.
+    // The daemon follows links of its own user; the attacker is another user.
     let link = |target: &Path| {
         if symlink(target, at).is_ok() && rustix::process::geteuid().is_root() {
             lchown(at, Some(4711), None).unwrap();
@@ -100,7 +100,7 @@ fn prepare(at: &Path, outside: &Path, chance: &mut Chance) {
         }
         7 => {
             let _ = fs::hard_link(outside.join("file"), at);
-            // It is the same file: neither owner nor mode may change.
+            // The target is the same file: neither owner nor mode may change.
             return;
         }
         8 | 9 => {
@@ -118,7 +118,7 @@ fn prepare(at: &Path, outside: &Path, chance: &mut Chance) {
     }
 }
 
-/// All that a daemon does in its folders; whatever is refused is refused.
+/// Runs a daemon through all its operations in these folders; it may refuse any of them.
 fn live(folder: &Path) {
     let options = Options::below(folder);
     let socket = ControlSocket::listen(&options.paths.socket, None);
@@ -166,7 +166,7 @@ fn live(folder: &Path) {
 }
 
 #[test]
-fn a_daemon_in_folders_that_another_prepared_changes_nothing_outside_and_ends() {
+fn a_daemon_in_folders_that_another_user_prepared_changes_nothing_outside_and_ends() {
     let first = number("CBD_SEED", 0);
     for seed in first..first + number("CBD_TREES", 60) {
         let place = tempfile::tempdir().unwrap();
@@ -180,7 +180,7 @@ fn a_daemon_in_folders_that_another_prepared_changes_nothing_outside_and_ends() 
         fs::File::create(folder.join("disk")).unwrap().set_len(4 << 20).unwrap();
         let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for name in PLACES {
-            // What lies below something else than a folder of this place cannot be there.
+            // A name below a path that is not a folder cannot exist.
             let at = folder.join(name);
             let parent = at.parent().unwrap();
             if chance.below(3) == 0 && (parent == folder || chance.below(2) == 0) {

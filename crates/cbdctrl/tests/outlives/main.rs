@@ -1,4 +1,4 @@
-//! A FUSE device outlives its daemon: whoever uses it sees a pause and no error, whatever becomes of the daemon.
+//! A FUSE device outlives its daemon: however the daemon ends, users of the device see a pause and no error.
 
 mod stores;
 #[path = "../support/mod.rs"]
@@ -18,7 +18,7 @@ use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, child, store_process_at, text_of, tool, until, wait};
 
 const SIZE: u64 = 64 * MIB;
-/// Longest that a client may wait once a daemon is there.
+/// Longest time that a client may wait once a daemon runs.
 const SOON: Duration = Duration::from_secs(15);
 
 /// A daemon with a device that outlives it, over a new disk.
@@ -33,8 +33,8 @@ fn place_with_device(folder: &Path) -> (Place, String, String) {
     (place, disk, device)
 }
 
-/// Ends the daemon, by SIGKILL or in order, and starts it again a little later.
-fn come_and_go(place: &mut Place, random: &mut Random, round: u64) {
+/// Ends the daemon, by SIGKILL or SIGTERM, and restarts it a little later.
+fn restart_daemon(place: &mut Place, random: &mut Random, round: u64) {
     if round % 3 == 2 {
         let took = place.terminate();
         assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
@@ -45,7 +45,7 @@ fn come_and_go(place: &mut Place, random: &mut Random, round: u64) {
     place.start();
 }
 
-/// Writes a block past every page cache.
+/// Writes a block without the page cache.
 fn write_block(device: &str, at: u64, value: u8) -> JoinHandle<std::io::Result<()>> {
     let device = device.to_owned();
     std::thread::spawn(move || {
@@ -81,8 +81,8 @@ fn same(one: &str, other: &str) -> bool {
 }
 
 #[test]
-fn fio_verifies_everything_through_kills_and_stops_and_the_disk_has_it_in_the_end() {
-    let name = "fio_verifies_everything_through_kills_and_stops_and_the_disk_has_it_in_the_end";
+fn fio_verifies_all_data_through_kills_and_stops_and_the_disk_finally_has_it() {
+    let name = "fio_verifies_all_data_through_kills_and_stops_and_the_disk_finally_has_it";
     in_sandbox(name, Duration::from_secs(120), |folder| {
         let mut random = Random(seed());
         let (mut place, disk, device) = place_with_device(folder);
@@ -92,12 +92,12 @@ fn fio_verifies_everything_through_kills_and_stops_and_the_disk_has_it_in_the_en
         fio.args(["--verify_state_save=0", "--rate=6m", &format!("--size={}", 36 * MIB)]);
         fio.arg(format!("--filename={device}")).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         fio.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
-        child::dies_with_us(&mut fio);
+        child::dies_with_the_test(&mut fio);
         let mut fio = fio.spawn().expect("fio");
         let mut rounds = 0;
         while fio.try_wait().expect("it is ours").is_none() {
             std::thread::sleep(Duration::from_millis(200 + random.below(300)));
-            come_and_go(&mut place, &mut random, rounds);
+            restart_daemon(&mut place, &mut random, rounds);
             rounds += 1;
             assert!(rounds < 60, "fio does not end");
         }
@@ -105,7 +105,7 @@ fn fio_verifies_everything_through_kills_and_stops_and_the_disk_has_it_in_the_en
         assert!(status.success(), "fio saw an error: {status}\n{}", place.log());
         assert!(rounds > 5, "{rounds} rounds");
         println!("fio saw no error through {rounds} ends of the daemon");
-        assert!(place.log().contains("its clients go on"));
+        assert!(place.log().contains("its clients continue"));
         let seen = text_of(&place.path("seen"));
         tool("dd", &[&format!("if={device}"), &format!("of={seen}"), "bs=1M", "iflag=direct", "status=none"]);
         place.ok(&["backend-stop", "-b", "0"]);
@@ -135,10 +135,10 @@ fn files_are_copied_to_an_ext4_through_kills_and_it_is_clean() {
                 file.sync_all()
             });
             std::thread::sleep(Duration::from_millis(random.below(60)));
-            come_and_go(&mut place, &mut random, u64::from(round));
+            restart_daemon(&mut place, &mut random, u64::from(round));
             in_time(copying).expect("no error");
         }
-        // What is left mounted while no daemon is there.
+        // The device is mounted while no daemon runs.
         let took = place.terminate();
         assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
         assert_eq!(mounts_under(&place.path("run")), 1);
@@ -154,14 +154,14 @@ fn files_are_copied_to_an_ext4_through_kills_and_it_is_clean() {
     });
 }
 
-/// No process has the device open any more, and pages of it are only in the kernel's page cache.
+/// No process has the device open, and some of its pages are only in the kernel's page cache.
 #[test]
 fn a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_and_the_next_writes_them() {
     let name =
         "a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_and_the_next_writes_them";
     in_sandbox(name, Duration::from_secs(90), |folder| {
         let mut place = Place::preserving(folder);
-        // It does one after the other, and is at it for longer than a daemon takes to end.
+        // The disk executes one request at a time, and takes longer than a daemon takes to end.
         place.decorate = Some("throttle:latency_us=10000000".to_owned());
         place.start();
         place.register("64M");
@@ -179,7 +179,7 @@ fn a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_an
         until("the pages", || {
             !std::fs::read_to_string(&in_flight).expect("it is there").trim().ends_with(" 0")
         });
-        let took = place.terminate_over_a_disk_that_hangs();
+        let took = place.terminate_with_a_disk_that_hangs();
         assert!(took < Duration::from_secs(25), "{took:?}");
         assert!(!close.is_finished());
         place.decorate = None;
@@ -192,8 +192,8 @@ fn a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_an
 }
 
 #[test]
-fn a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_to_outlive_it_again_then() {
-    let name = "a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_to_outlive_it_again_then";
+fn the_method_of_a_device_shows_that_it_ends_with_the_daemon_while_a_stop_waits_for_its_disk() {
+    let name = "the_method_of_a_device_shows_that_it_ends_with_the_daemon_while_a_stop_waits_for_its_disk";
     in_sandbox(name, Duration::from_secs(90), |folder| {
         let mut place = Place::preserving(folder);
         place.decorate = Some("throttle:flush_us=10000000".to_owned());
@@ -212,8 +212,8 @@ fn a_device_is_said_to_end_with_the_daemon_while_a_stop_waits_for_its_disk_and_t
 }
 
 #[test]
-fn an_unused_device_is_removed_by_a_daemon_that_ends_in_order() {
-    let name = "an_unused_device_is_removed_by_a_daemon_that_ends_in_order";
+fn an_unused_device_is_removed_by_a_daemon_that_ends_properly() {
+    let name = "an_unused_device_is_removed_by_a_daemon_that_ends_properly";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         let was = std::fs::read_link(&device).expect("a link");
@@ -230,8 +230,8 @@ fn an_unused_device_is_removed_by_a_daemon_that_ends_in_order() {
 }
 
 #[test]
-fn a_device_in_use_is_stopped_by_force_only_and_its_users_see_errors_then() {
-    let name = "a_device_in_use_is_stopped_by_force_only_and_its_users_see_errors_then";
+fn a_device_in_use_is_stopped_by_force_only_and_requests_of_its_users_then_fail() {
+    let name = "a_device_in_use_is_stopped_by_force_only_and_requests_of_its_users_then_fail";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
@@ -252,8 +252,8 @@ fn a_device_in_use_is_stopped_by_force_only_and_its_users_see_errors_then() {
 }
 
 #[test]
-fn users_wait_for_a_region_and_for_a_disk_that_come_late() {
-    let name = "users_wait_for_a_region_and_for_a_disk_that_come_late";
+fn users_wait_for_a_region_and_for_a_disk_that_appear_late() {
+    let name = "users_wait_for_a_region_and_for_a_disk_that_appear_late";
     in_sandbox(name, Duration::from_secs(90), |folder| {
         let (mut place, disk, device) = place_with_device(folder);
         in_time(write_block(&device, 0, 1)).expect("written");
@@ -318,7 +318,7 @@ fn a_device_whose_region_does_not_come_back_is_stopped_by_force() {
         assert_eq!(mounts_under(&place.path("run")), 0);
         let ran = place.run(&["dev-stop", "-d", "0", "--force"]);
         assert!(ran.code == 1 && ran.stderr.contains("no device cbd0 waits"), "{ran:?}");
-        // The region comes back, and a new device with it.
+        // The region reappears, and the daemon creates a new device.
         std::fs::rename(&away, place.region()).expect("moved back");
         until("the device", || place.path("dev/cbd0").exists());
         in_time(write_block(&device, 0, 2)).expect("written");
@@ -327,13 +327,13 @@ fn a_device_whose_region_does_not_come_back_is_stopped_by_force() {
 }
 
 #[test]
-fn a_device_that_stands_for_nothing_any_more_is_ended_at_the_start() {
-    let name = "a_device_that_stands_for_nothing_any_more_is_ended_at_the_start";
+fn a_device_without_a_block_device_is_ended_at_the_start() {
+    let name = "a_device_without_a_block_device_is_ended_at_the_start";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         let used = File::open(&device).expect("open");
         place.kill();
-        // The daemon forgets its region, and with it the device.
+        // The daemon loses its list of regions, and with it the device.
         std::fs::remove_file(place.path("state/transports.json")).expect("removed");
         let write = write_block(&device, 0, 1);
         place.start();
@@ -363,7 +363,7 @@ fn a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted() {
         assert!(status.contains("both copies of row 0 of the block devices"), "{status}");
         assert!(!write.is_finished() && mounts_under(&place.path("run/fuse")) == 1);
         place.kill();
-        // What was damaged so is whole when it is damaged so again.
+        // Applying the same damage again restores the row.
         damage();
         place.start();
         in_time(write).expect("no error");

@@ -1,14 +1,14 @@
-//! Errors as they go over the control socket.
+//! Errors in the format of the control socket.
 
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
-/// An error: what a program needs, and one line for people.
+/// An error: a kind for programs, and one line for people.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ErrorBody {
     /// A stable word; see [`ErrorKind::name`].
     pub kind: String,
-    /// What was wrong, with which object, and what to do.
+    /// The problem, the object, and the user's options.
     pub message: String,
 }
 

@@ -1,10 +1,10 @@
-//! What goes over the control socket: the requests and answers of `/v1`, as JSON.
+//! The JSON requests and responses of the control socket, `/v1`.
 //!
 //! Invariants: from version 1.0 on a field keeps its name and meaning for as long as the path begins with `/v1`; the
 //! fields that the original `cbdctrl` printed have its names. An unknown field in a request is an error,
 //! so a misspelt option is never ignored.
 //!
-//! Elsewhere: what the requests do ([`crate::control`]), the paths ([`crate::server`]).
+//! Elsewhere: the operations ([`crate::control`]), the paths ([`crate::server`]).
 
 mod errors;
 mod status;
@@ -17,15 +17,15 @@ pub use status::{
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
-/// How the backing device catches up; the words of the control plane for the engine's modes.
+/// Write order of writeback; the control plane's names for the engine's modes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Consistency {
-    /// Epoch by epoch: the backing device alone is always a state that a plain disk could show after a power cut.
+    /// Epoch by epoch: the backing device alone is always crash-consistent, as a plain disk after a power cut.
     Strict,
-    /// Many epochs in one batch: such a state between batches.
+    /// Many epochs in one batch: the backing device alone is crash-consistent between batches.
     Checkpoint,
-    /// By address: no promise about the backing device alone.
+    /// By address: the backing device alone is not crash-consistent.
     None,
 }
 
@@ -56,8 +56,7 @@ impl std::str::FromStr for Consistency {
     }
 }
 
-/// What is done about what the backing device has refused for long; the words of the control plane for the engine's
-/// policies.
+/// Action when write errors of the backing device persist; the control plane's names for the engine's policies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnWriteError {
@@ -90,28 +89,28 @@ pub struct RegisterTransport {
     pub host: String,
     /// Absolute path of the region: a file on a DAX file system, a devdax device, or a plain file.
     pub path: String,
-    /// Size in bytes of a region that is to be made; an existing one has its own.
+    /// Size in bytes of a region that is created; an existing one has its own.
     #[serde(default)]
     pub size: Option<u64>,
-    /// Segment size in bytes of a region that is formatted; chosen by the region's size where absent.
+    /// Segment size in bytes of a region that is formatted; if absent, derived from the region's size.
     #[serde(default)]
     pub segment_size: Option<u64>,
-    /// Make a transport on the region.
+    /// Format the region with a new transport.
     #[serde(default)]
     pub format: bool,
-    /// With `format`: even if the region holds a transport, which is then lost.
+    /// With `format`: even if the region holds a transport, whose data is lost then.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What registering gave.
+/// The response to a registration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TransportRegistered {
     /// Number of the transport in this daemon.
     pub transport_id: u32,
     /// Number of this host on the transport.
     pub host_id: u32,
-    /// What the user should know, e.g. that the region does not survive a power failure.
+    /// Warnings, e.g. that the region does not survive a power failure.
     pub warnings: Vec<String>,
 }
 
@@ -162,17 +161,17 @@ pub struct TransportInfo {
     pub uuid: String,
     /// Segments that belong to no cache.
     pub free_segments: u64,
-    /// `power-fail` or `process-crash`: what the region survives.
+    /// `power-fail` or `process-crash`: the failure that the region survives.
     pub durability: String,
     /// How the region is mapped and copied to.
     pub copy: String,
-    /// Why it is not mapped, or what is wrong with it.
+    /// Why the region is not mapped, or its error.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
-    /// Seconds until it is tried again by itself, at the latest, while it is not mapped.
+    /// Seconds until the daemon retries it at the latest, while it is not mapped.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub retry_in_s: Option<u64>,
-    /// What the user should know.
+    /// Warnings.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub warnings: Vec<String>,
 }
@@ -188,46 +187,46 @@ pub struct HostInfo {
     pub alive: bool,
 }
 
-/// Brings a backing device onto a transport.
+/// Adds a backing device to a transport, or starts one that is not up.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartBackend {
     /// Absolute path of the block device or file.
     pub path: String,
-    /// Bytes of cache; none or 0 makes a backend without a cache.
+    /// Bytes of cache; none or 0 creates a backend without a cache.
     #[serde(default)]
     pub cache_size: Option<u64>,
     /// Number of queues that serve the backend, 1 to 128.
     #[serde(default)]
     pub handlers: Option<u32>,
-    /// Also make a block device on it.
+    /// Also create a block device on it.
     #[serde(default)]
     pub start_dev: bool,
-    /// Let that block device be reached over the network.
+    /// Allow clients of that block device to connect over the network.
     #[serde(default)]
     pub allow_remote: bool,
-    /// How that block device is reached; see [`StartBlkdev::export`].
+    /// The export of that block device; see [`StartBlkdev::export`].
     #[serde(default)]
     pub export: Option<String>,
-    /// How the backing device catches up.
+    /// Write order of writeback.
     #[serde(default)]
     pub consistency: Option<Consistency>,
-    /// Whether data is under a checksum.
+    /// Whether data has checksums.
     #[serde(default)]
     pub data_crc: Option<bool>,
-    /// Serve it although the log of recovery points says that the disk is newer than the region.
+    /// Serve it although the log of recovery points shows that the disk is newer than the region.
     #[serde(default)]
     pub older_region: bool,
 }
 
-/// What starting a backend gave.
+/// The response to the start of a backend.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BackendStarted {
     /// Number of the backend.
     pub backend_id: u32,
-    /// The block device, if one was asked for.
+    /// The block device, if one was requested.
     pub blkdev: Option<BlkdevInfo>,
-    /// What the user should know.
+    /// Warnings.
     pub warnings: Vec<String>,
 }
 
@@ -244,17 +243,17 @@ pub struct BackendInfo {
     pub alive: bool,
     /// Segments of its cache.
     pub cache_segs: u64,
-    /// Share of used segments in percent from which reclaim works.
+    /// Share of used segments in percent above which reclaim runs.
     pub cache_gc_percent: u32,
     /// Segments that hold records.
     pub cache_used_segs: u64,
     /// Bytes of the device.
     #[serde(default)]
     pub size: u64,
-    /// Bytes that are not on the backing device yet; absent where that is not known, and without a cache.
+    /// Bytes that are not on the backing device yet; absent if not known, and without a cache.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub dirty_bytes: Option<u64>,
-    /// How it is, in a few words; `serving` if all is well.
+    /// Its state in a few words; `serving` without errors.
     #[serde(default)]
     pub state: String,
     /// The block devices on it.
@@ -262,15 +261,15 @@ pub struct BackendInfo {
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
-    /// Seconds until it is tried again by itself, at the latest; absent while it is served.
+    /// Seconds until the daemon retries it at the latest; absent while it is served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub retry_in_s: Option<u64>,
-    /// A rescue has moved the backend to `backend_path`, and it is not served before that is started by its path: where it was.
+    /// The former path of a backend that a rescue has moved to `backend_path`; it is not served before it is started by that path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub moved_from: Option<String>,
 }
 
-/// Makes a block device on a backend.
+/// Creates a block device on a backend.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartBlkdev {
@@ -280,7 +279,7 @@ pub struct StartBlkdev {
     /// `vhost-user:PATH`; `auto` where absent.
     #[serde(default)]
     pub export: Option<String>,
-    /// Let it be reached over the network: NBD at an address that is not a loopback address.
+    /// Allow clients to connect over the network: NBD at an address that is not a loopback address.
     #[serde(default)]
     pub allow_remote: bool,
 }
@@ -292,22 +291,22 @@ pub struct BlkdevInfo {
     pub blkdev_id: u32,
     /// Number of the host that it belongs to.
     pub host_id: u32,
-    /// Number of the backend that it stands on.
+    /// Number of its backend.
     pub backend_id: u32,
-    /// `/dev/cbdN`, or the NBD URI where it is reached by NBD.
+    /// `/dev/cbdN`, or the URI of an NBD export.
     pub dev_name: String,
     /// Whether it is being served.
     pub alive: bool,
-    /// How it is reached, as the user asked for it.
+    /// The export that the user requested.
     pub export: String,
-    /// How it is reached, in words; absent while it is not served.
+    /// The method by which clients reach it, in words; absent while it is not served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub method: Option<String>,
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
-    /// Its faults while it is served (its socket or link was removed or replaced, its clients wait), or else why `auto`
-    /// chose another export than the best.
+    /// Its faults while it is served (its socket or link was removed or replaced, its clients wait); without faults, why `auto` did
+    /// not choose the best export.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
 }
@@ -316,35 +315,34 @@ pub struct BlkdevInfo {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StopBlkdev {
-    /// Even if it is mounted or open: its clients see errors from then on.
+    /// Even if it is mounted or open: requests of its clients fail from then on.
     #[serde(default)]
     pub force: bool,
 }
 
-/// Drains a backend and takes it off its transport.
+/// Drains a backend and removes it from its transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StopBackend {
-    /// Even if its block devices are mounted or open: their clients see errors from then on. Drops nothing.
+    /// Even if its block devices are mounted or open: requests of their clients fail from then on. No data is dropped.
     #[serde(default)]
     pub force: bool,
-    /// Seconds without progress after which the stop gives up and leaves everything as it is.
+    /// Seconds without progress after which the stop fails and the backend continues.
     #[serde(default)]
     pub timeout_s: Option<u64>,
-    /// Drop what is dirty instead of draining it, and what is quarantined. The number must be exactly the dirty and quarantined bytes
-    /// of the moment.
+    /// Drop dirty and quarantined data instead of draining it. The number must be exactly the present dirty and quarantined bytes.
     #[serde(default)]
     pub discard_dirty: Option<u64>,
 }
 
-/// Asks for a checkpoint or a drain.
+/// Requests a checkpoint or a drain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
-    /// The backend; all of the transport where absent.
+    /// The backend; all of the transport if absent.
     #[serde(default)]
     pub backend: Option<u32>,
-    /// Answer when it is done, with progress until then.
+    /// Respond at completion, with progress until then.
     #[serde(default)]
     pub wait: bool,
     /// Seconds without progress after which waiting ends with an error.
@@ -352,26 +350,26 @@ pub struct Drain {
     pub timeout_s: Option<u64>,
 }
 
-/// Changes settings of a backend while it runs; what is absent stays.
+/// Changes settings of a running backend; an absent one is unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SettingsChange {
     /// 0 to 90.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gc_percent: Option<i64>,
-    /// How the backing device catches up.
+    /// Write order of writeback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consistency: Option<Consistency>,
     /// Bytes a second that writeback may write; 0 is automatic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writeback_rate: Option<u64>,
-    /// Share of the cache in percent that the automatic rate lets be dirty, 0 to 90.
+    /// Share of the cache in percent that the automatic rate allows to be dirty, 0 to 90.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writeback_percent: Option<i64>,
-    /// What is done about what the backing device has refused for long.
+    /// Action when write errors of the backing device persist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_write_error: Option<OnWriteError>,
-    /// How many seconds that is.
+    /// Seconds after which write errors count as persistent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_error_after_s: Option<u32>,
 }
@@ -379,21 +377,21 @@ pub struct SettingsChange {
 /// The settings of a backend.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// Share of used segments in percent from which reclaim works.
+    /// Share of used segments in percent above which reclaim runs.
     pub gc_percent: u32,
-    /// How the backing device catches up.
+    /// Write order of writeback.
     pub consistency: Consistency,
     /// Bytes a second that writeback may write; 0 is automatic.
     pub writeback_rate: u64,
-    /// Share of the cache in percent that the automatic rate lets be dirty.
+    /// Share of the cache in percent that the automatic rate allows to be dirty.
     pub writeback_percent: u32,
-    /// What is done about what the backing device has refused for long.
+    /// Action when write errors of the backing device persist.
     pub on_write_error: OnWriteError,
-    /// How many seconds that is.
+    /// Seconds after which write errors count as persistent.
     pub write_error_after_s: u32,
 }
 
-/// How far a long operation is.
+/// Progress of a long operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Progress {
     /// Number of the backend.
@@ -406,7 +404,7 @@ pub struct Progress {
     pub written_bytes: u64,
     /// Milliseconds since the operation began.
     pub elapsed_ms: u64,
-    /// The latest failure of the backing device, if it fails.
+    /// The latest error of the backing device, if writeback fails.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
 }
@@ -415,18 +413,18 @@ pub struct Progress {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProgressLine {
-    /// How far it is.
+    /// Progress.
     Progress(Progress),
-    /// It is done.
+    /// Completion.
     Done(Done),
-    /// It failed; nothing was dropped.
+    /// Failure; no data was dropped.
     Error(ErrorBody),
 }
 
 /// A block device was stopped and removed.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct BlkdevStopped {
-    /// What did not end in order, such as requests that wait for a disk.
+    /// Parts that did not end properly, such as requests that wait for a disk.
     pub warnings: Vec<String>,
 }
 
@@ -435,8 +433,8 @@ pub struct BlkdevStopped {
 pub struct Done {
     /// Bytes that were written to backing devices.
     pub written_bytes: u64,
-    /// Dirty and quarantined bytes that were dropped because the user said so.
+    /// Dirty and quarantined bytes that were dropped at the user's command.
     pub discarded_bytes: u64,
-    /// What the user should know.
+    /// Warnings.
     pub warnings: Vec<String>,
 }

@@ -1,10 +1,10 @@
-//! The status as it goes over the control socket.
+//! The response to `status` on the control socket.
 
 use super::{BackendInfo, Settings, TransportInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The whole page that `status` shows.
+/// The status of the daemon and its objects.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
     /// Version of the daemon.
@@ -13,31 +13,31 @@ pub struct Status {
     pub pid: u32,
     /// Seconds since it started.
     pub uptime_s: u64,
-    /// What the user should know of the daemon itself.
+    /// Warnings about the daemon itself.
     pub warnings: Vec<String>,
-    /// What clients of all devices take together, and what was refused.
+    /// Memory of clients of all devices together, and counters of refused clients.
     #[serde(default)]
     pub front_ends: FrontEndStatus,
     /// Its transports.
     pub transports: Vec<TransportStatus>,
 }
 
-/// What clients of all devices take together; what was refused, since the daemon started.
+/// Memory of clients of all devices together, and counters of refused clients since the daemon started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct FrontEndStatus {
-    /// Bytes of memory that virtual machines have handed over.
+    /// Bytes of memory that virtual machines have shared with the daemon.
     pub guest_memory_bytes: u64,
-    /// Bytes that they may hand over together.
+    /// Bytes that they may share together.
     pub guest_memory_limit: u64,
-    /// How often that was too little.
+    /// Requests to share memory that were refused by this limit.
     pub guest_memory_refused: u64,
-    /// Bytes that NBD connections have taken or reserved.
+    /// Bytes that NBD connections have allocated or reserved.
     pub nbd_memory_bytes: u64,
-    /// Bytes that they may have together.
+    /// Bytes that they may allocate together.
     pub nbd_memory_limit: u64,
     /// NBD clients that were refused.
     pub nbd_refused: u64,
-    /// NBD clients that had not finished their handshake and ended for newer ones.
+    /// NBD clients in the handshake that were disconnected in favour of newer ones.
     pub nbd_gave_way: u64,
     /// NBD connections that ended with an error.
     pub nbd_failed: u64,
@@ -54,7 +54,7 @@ pub struct FrontEndStatus {
 /// A transport in the status.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TransportStatus {
-    /// What `tp-list` shows.
+    /// The row of `tp-list`.
     #[serde(flatten)]
     pub info: TransportInfo,
     /// Bytes of the region.
@@ -66,21 +66,21 @@ pub struct TransportStatus {
 /// A backend in the status.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct BackendStatus {
-    /// What `backend-list` shows.
+    /// The row of `backend-list`.
     #[serde(flatten)]
     pub info: BackendInfo,
     /// Logical sector in bytes.
     pub sector: u32,
     /// Number of queues.
     pub handlers: u32,
-    /// How the backing device is held and driven.
+    /// How the backing device is locked and driven.
     pub backing: String,
-    /// A write of at most this many bytes in one 4 MiB chunk is recovered whole or not at all.
+    /// A write of at most this many bytes within one 4 MiB chunk is atomic across a crash.
     pub atomic_unit: u32,
-    /// What the user should know.
+    /// Warnings.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub warnings: Vec<String>,
-    /// What has become of the file of the backing device since it was opened: deleted, cut short, renamed.
+    /// How the file of the backing device has changed since it was opened: deleted, cut short, renamed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub file_change: Option<String>,
     /// How long the oldest operation of the backing device has had no answer, in ms; 0 where none is in flight.
@@ -91,20 +91,20 @@ pub struct BackendStatus {
     pub silent: Option<String>,
     /// The cache; absent without one, or while the backend is not served.
     pub cache: Option<CacheInfo>,
-    /// What the cache holds while the backend is not served; absent without a cache, and until it was looked into.
+    /// Contents of the cache while the backend is not served; absent without a cache, and until the cache was examined.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub held: Option<HeldInfo>,
-    /// Why that cannot be said.
+    /// Why the cache cannot be examined.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub held_error: Option<String>,
 }
 
-/// What the cache of a backend holds that is not served.
+/// Contents of the cache of a backend that is not served.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HeldInfo {
     /// Bytes that are not on the backing device yet.
     pub dirty_bytes: u64,
-    /// Bytes that are lost because they are damaged in the cache; no part of the dirty bytes.
+    /// Bytes that are lost because they are damaged in the cache; not counted in the dirty bytes.
     pub quarantined_bytes: u64,
     /// Bytes that the backing device refuses; part of the dirty bytes.
     pub parked_bytes: u64,
@@ -112,7 +112,7 @@ pub struct HeldInfo {
     pub dirty_records: u64,
     /// All epochs up to this are on the backing device.
     pub drained_epoch: u64,
-    /// What the backing device alone is, in words.
+    /// State of the backing device without its cache, in words.
     pub recovery_point: String,
 }
 
@@ -125,7 +125,7 @@ pub struct CacheInfo {
     pub free_segments: u64,
     /// Lanes.
     pub lanes: u32,
-    /// Whether data is under a checksum.
+    /// Whether data has checksums.
     pub data_crc: bool,
     /// The settings.
     #[serde(flatten)]
@@ -145,13 +145,13 @@ pub struct CacheInfo {
     /// The recovery point, milliseconds since 1970: every write that completed and was flushed before this time is on the backing device.
     /// 0 when it is not known.
     pub drained_ms: u64,
-    /// What the backing device alone is now, in words.
+    /// State of the backing device without its cache at this moment, in words.
     pub recovery_point: String,
-    /// Whether the backing device alone is a state that a disk could show after a power cut, and if not why.
+    /// Why the backing device alone is not crash-consistent; absent if it is.
     pub void: Option<String>,
-    /// Attempts of writeback that have failed since the backing device last worked; 0 while it works.
+    /// Failed writeback attempts since the last success; 0 while writeback works.
     pub backing_errors: u64,
-    /// The latest of them.
+    /// The error of the latest of them.
     pub last_error: Option<String>,
     /// Whether a write waits for space.
     pub writers_waiting: bool,
@@ -161,7 +161,7 @@ pub struct CacheInfo {
     pub parked: Vec<RangeInfo>,
     /// Their bytes; part of the dirty bytes.
     pub parked_bytes: u64,
-    /// What the backing device said when they were tried last.
+    /// The error of the last attempt to write them.
     pub parked_error: Option<String>,
     /// Bytes that clients wrote since the cache was opened.
     pub written_bytes: u64,
@@ -169,14 +169,14 @@ pub struct CacheInfo {
     pub written_back_bytes: u64,
     /// Bytes of memory of the index.
     pub index_bytes: u64,
-    /// Bytes of the quarantined ranges, listed or not; no part of the dirty bytes.
+    /// Bytes of the quarantined ranges, listed or not; not counted in the dirty bytes.
     #[serde(default)]
     pub quarantined_bytes: u64,
-    /// Damaged places found since the cache was opened.
+    /// Damaged ranges found since the cache was opened.
     pub damage_found: u64,
-    /// Those of them that were healed from the backing device.
+    /// The number of them that were repaired from the backing device.
     pub damage_healed: u64,
-    /// How often paths were taken since the cache was opened that are rarely taken, by name.
+    /// Executions of rare code paths since the cache was opened, by name.
     #[serde(default)]
     pub rare_paths: BTreeMap<String, u64>,
     /// Ranges of the device whose data is damaged: reads answer with an error.
@@ -199,6 +199,6 @@ pub struct DamagedInfo {
     pub start: u64,
     /// One past the last byte.
     pub end: u64,
-    /// What was found.
+    /// The error that was found.
     pub reason: String,
 }

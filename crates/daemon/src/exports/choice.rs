@@ -1,4 +1,4 @@
-//! Which export a block device has, as a user names it.
+//! The export of a block device as the user types it.
 
 use cbd_nbd::Listen;
 use cbd_types::{Error, ErrorKind, Result};
@@ -6,14 +6,14 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
-/// Which export a block device has, as a user names it.
+/// The export of a block device as the user types it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExportChoice {
-    /// The best that this machine has.
+    /// The best export that this machine supports.
     Auto,
-    /// The best kernel block device that this machine has: never NBD.
+    /// The best kernel block device that this machine supports: never NBD.
     Kernel,
-    /// The kernel's block driver for user space.
+    /// ublk, the kernel's user-space block driver.
     Ublk,
     /// A FUSE file with a loop device.
     FuseLoop,
@@ -24,7 +24,7 @@ pub enum ExportChoice {
 }
 
 impl ExportChoice {
-    /// The path of its socket, which the user chose.
+    /// The path of the socket that the user chose; none for other exports.
     #[must_use]
     pub fn socket(&self) -> Option<&Path> {
         match self {
@@ -54,7 +54,7 @@ impl std::str::FromStr for ExportChoice {
             _ => {}
         }
         let socket = |path: &str| {
-            // What a socket's address can hold, its closing zero included.
+            // The capacity of a socket address, including the terminating zero.
             if !path.starts_with('/') {
                 return Err(malformed(" (the path is not absolute)"));
             }
@@ -82,7 +82,7 @@ impl std::str::FromStr for ExportChoice {
 }
 
 impl ExportChoice {
-    /// Refuses an export that other machines reach, unless the user wants that.
+    /// Refuses an export that other machines can reach, unless the user has allowed it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] with the option that allows it.
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exports_are_understood_and_shown_as_they_are_typed() {
+    fn exports_are_parsed_and_displayed_as_typed() {
         for text in [
             "auto",
             "kernel",
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_export_is_refused() {
+    fn text_that_names_no_export_is_refused() {
         let long = format!("nbd:unix:/{}", "x".repeat(200));
         let vhost = format!("vhost-user:/{}", "x".repeat(107));
         for text in [
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_other_machines_reach_has_to_be_allowed() {
+    fn an_export_that_other_machines_can_reach_must_be_allowed() {
         for (text, is_remote) in [
             ("nbd:tcp:127.0.0.1:10809", false),
             ("nbd:tcp:127.8.8.8:10809", false),

@@ -50,7 +50,7 @@ impl ExportFile {
         ))
     }
 
-    /// The same without what it means for clients of a device.
+    /// As [`change`](Self::change), without the consequence for clients of a device.
     #[must_use]
     pub fn what_changed(&self) -> Option<String> {
         let path = self.path.display();

@@ -1,7 +1,6 @@
-//! The exports of a block device: which there are, how one is named, and how it is opened and closed.
+//! The exports of a block device: their kinds, their names, and how they are opened and closed.
 //!
-//! Invariant: what is printed as a device's name is what its user opens: `/dev/cbdN`, an NBD URI, or the socket that a
-//! virtual machine is given.
+//! Invariant: the printed name of a device is what its user opens: `/dev/cbdN`, an NBD URI, or the socket for a virtual machine.
 
 mod choice;
 mod file;
@@ -24,18 +23,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the last user of a device may take to close it: a client that has just disconnected, or the system's own scan of a
-/// device that was just written.
+/// Timeout for the last user of a device to close it: a client that has just disconnected, or udev's scan of a device that was
+/// just written.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a ring's thread spins for the next request before it sleeps, unless the configuration says otherwise: a few times
-/// the cost of a wakeup.
+/// Time for which a ring's thread spins for the next request before it sleeps, unless the configuration sets another: a few
+/// times the cost of a wakeup.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// How long an export may take to end.
+/// Timeout for an export to end.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where exports put what they need, and what the configuration says of them.
+/// Folders, shared state and settings of exports.
 #[derive(Clone, Debug)]
 pub struct ExportPlaces {
     /// Mounts and sockets.
@@ -46,20 +45,20 @@ pub struct ExportPlaces {
     pub daemon_id: u64,
     /// The sessions of FUSE devices in the descriptor store.
     pub preserved: Arc<PreservedSessions>,
-    /// What all front ends share.
+    /// The state that all front ends share.
     pub front_ends: Arc<FrontEnds>,
-    /// How long, at most, a vhost-user ring's thread spins for the next request before it sleeps.
+    /// Longest time for which a vhost-user ring's thread spins for the next request before it sleeps.
     pub vhost_spin: Option<Duration>,
 }
 
 impl ExportPlaces {
-    /// Where FUSE files are.
+    /// The folder of FUSE mounts.
     #[must_use]
     pub fn fuse_dir(&self) -> PathBuf {
         self.run_dir.join("fuse")
     }
 
-    /// Where the names of ublk disks are.
+    /// The folder with the names of ublk disks.
     #[must_use]
     pub fn ublk_dir(&self) -> PathBuf {
         self.run_dir.join("ublk")
@@ -71,7 +70,7 @@ impl ExportPlaces {
         Tag::new(self.daemon_id, identity)
     }
 
-    /// What a predecessor may have left of the device with this identity.
+    /// The kernel devices that a predecessor may have left of the device with this identity.
     #[must_use]
     pub fn left(&self, identity: &[u8]) -> Left {
         Left { tag: self.tag(identity), preserved: Arc::clone(&self.preserved), identity: identity.to_vec() }
@@ -82,8 +81,8 @@ impl ExportPlaces {
     }
 }
 
-/// The name of a block device: `cbdN` on transport 0, whose number it keeps over restarts; devices of other transports say
-/// which, since their numbers begin at 0 too.
+/// The name of a block device: `cbdN` on transport 0, and `cbdT-N` on transport T, since numbers begin at 0 on each transport.
+/// The number is the same after a restart.
 #[must_use]
 pub fn device_name(transport: u32, blkdev: u32) -> String {
     if transport == 0 { format!("cbd{blkdev}") } else { format!("cbd{transport}-{blkdev}") }
@@ -103,11 +102,11 @@ enum OpenExport {
 pub struct Export {
     open: OpenExport,
     name: String,
-    /// What its user opens.
+    /// The path or URI that its user opens.
     pub device_path: String,
-    /// How clients reach it, in words, as it was opened.
+    /// The method by which clients reach it, in words, as of its opening.
     method: String,
-    /// Why it is not the best there could be.
+    /// Why `auto` did not choose a better export.
     pub note: Option<String>,
     /// The socket or link by which clients find it; none at a network address.
     pub file: Option<Arc<ExportFile>>,
@@ -116,11 +115,11 @@ pub struct Export {
 /// The device that an export is to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// What it is called.
+    /// Name of the device.
     pub name: &'a str,
-    /// The identity by which a later process recognizes it.
+    /// The identity of the device across restarts.
     pub identity: &'a [u8],
-    /// Threads, each with a queue.
+    /// Number of threads, each with a queue.
     pub queues: usize,
 }
 
@@ -128,7 +127,7 @@ impl Export {
     /// Opens the export that `choice` names to `device`.
     ///
     /// # Errors
-    /// When the system refuses what it needs; nothing is left behind then.
+    /// When the system refuses a resource; resources that were already created are released.
     pub fn start(
         choice: &ExportChoice,
         place: Place<'_>,
@@ -145,7 +144,7 @@ impl Export {
         }
     }
 
-    /// The best export that this machine has; NBD only where that will do.
+    /// Opens the best export that this machine supports; NBD only if the choice does not require a kernel block device.
     fn best(
         place: Place<'_>,
         device: &Arc<dyn BlockDevice>,
@@ -158,7 +157,7 @@ impl Export {
         }
         refuse_if_others_wait(place.name, places)?;
         let no_ublk = match Self::ublk(place, device, places) {
-            // Clients wait at the one that is there; another would be of no use to them.
+            // Clients of a predecessor wait at an existing ublk device: another export would not serve them.
             Err(error) if LeftBehind::find(places.tag(place.identity)).is_some() => return Err(error),
             Err(error) => error.line(),
             Ok(export) => return Ok(export),
@@ -205,7 +204,7 @@ impl Export {
         let (queues, depth) = export.queues();
         let method = format!("ublk, {}, {queues} queues of {depth}", export.disk_path().display());
         let taken =
-            if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
+            if export.is_taken_over() { "; taken over from a predecessor, its clients continue" } else { "" };
         tracing::info!("{}: {method}{taken}", place.name);
         Ok(Self {
             open: OpenExport::Ublk(Box::new(export)),
@@ -291,7 +290,7 @@ impl Export {
                 preserved.mark_served(identity);
                 export
             }
-            // It was being removed, or another process unmounted it: no client can use it any more.
+            // Its removal had begun, or another process has unmounted it: no client can use it.
             Some(_) => {
                 preserved.end(identity);
                 FuseLoop::start(Arc::clone(device), options)?
@@ -299,7 +298,7 @@ impl Export {
             None => FuseLoop::start(Arc::clone(device), options)?,
         };
         let taken =
-            if export.is_taken_over() { "; it was left by a predecessor, and its clients go on" } else { "" };
+            if export.is_taken_over() { "; taken over from a predecessor, its clients continue" } else { "" };
         tracing::info!("{name}: FUSE and {}{taken}", export.loop_path().display());
         let method = format!(
             "FUSE and {}, outlives the daemon, descriptors held by {}",
@@ -320,11 +319,11 @@ impl Export {
         })
     }
 
-    /// How clients reach it, in words.
+    /// The method by which clients reach the device, in words.
     #[must_use]
     pub fn method(&self) -> String {
         match &self.open {
-            // Perhaps only for now: while a stop waits for it, the store does not hold its descriptors.
+            // This may be temporary: the store does not hold its descriptors while a stop waits for it.
             OpenExport::FuseLoop(export) if !export.is_preserved() => {
                 format!("FUSE and {}, ends with the daemon", export.loop_path().display())
             }
@@ -351,10 +350,10 @@ impl Export {
         }
     }
 
-    /// Refuses while the device is in use.
+    /// Refuses if the device is in use.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with the user.
+    /// [`ErrorKind::Busy`] that names the user of the device.
     pub fn refuse_if_used(&self) -> Result<()> {
         let end = Instant::now() + RELEASE_TIMEOUT;
         loop {
@@ -366,7 +365,7 @@ impl Export {
         }
     }
 
-    /// What its clients wait for besides the device, in words.
+    /// A reason other than the device for which clients wait, in words.
     #[must_use]
     pub fn held_up(&self) -> Option<String> {
         let OpenExport::Nbd(server) = &self.open else { return None };
@@ -380,7 +379,7 @@ impl Export {
         ))
     }
 
-    /// Why it does not serve any more although no command stopped it.
+    /// Why the export has ended without a command.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         match &self.open {
@@ -390,11 +389,11 @@ impl Export {
         }
     }
 
-    /// Closes the export: what is in flight completes, clients see errors after that.
+    /// Closes the export: requests in flight complete, later ones fail.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while it is in use and `force` is not set; it is returned then and continues. Other errors say
-    /// what did not end in order; the export is closed all the same.
+    /// [`ErrorKind::Busy`] if it is in use and `force` is not set; the export is returned and continues. Other errors name the part
+    /// that did not end properly; the export is closed in that case.
     pub fn stop(mut self, force: bool) -> std::result::Result<(), (Option<Box<Self>>, Error)> {
         if !force && let Err(error) = self.refuse_if_used() {
             return Err((Some(Box::new(self)), error));
@@ -421,11 +420,11 @@ impl Export {
         }
     }
 
-    /// The daemon ends, whether or not the device is in use. One that the kernel preserves for the next daemon is left if it is in use, and
-    /// its clients wait; every other one is closed by force.
+    /// Ends the export with the daemon, even if the device is in use. A device in use that the kernel preserves for the next daemon
+    /// is left, and its clients wait; any other export is closed by force.
     ///
     /// # Errors
-    /// What did not end in order.
+    /// When a part of it does not end properly.
     pub fn end(self) -> Result<()> {
         let Self { open, name, device_path, method, note, file } = self;
         let left = |reason: Error| {
@@ -462,8 +461,8 @@ impl Export {
     }
 }
 
-/// Refuses another export while clients of a predecessor wait at one that this daemon cannot reach: their requests would later overwrite
-/// what is written meanwhile.
+/// Refuses a new export while clients of a predecessor wait at one that this daemon cannot take over: their delayed requests
+/// would overwrite later writes.
 fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
     let folder = places.fuse_dir().join(name);
     if cbd_export::mounts::at(&folder)?.is_none() {
@@ -488,20 +487,20 @@ fn make_folder(file: &Path) -> Result<()> {
     reach_folder(folder).map(drop)
 }
 
-/// Whether the threads of the data path will be spared by the kernel: what is missing, in words.
+/// Why threads of the data path cannot be exempted from memory reclaim (`PR_SET_IO_FLUSHER`); none if they can.
 #[must_use]
 pub fn missing_for_data_threads() -> Option<String> {
-    // On a thread of its own: what is asked for stays with the thread.
+    // On a thread of its own: the attribute stays with the thread.
     match std::thread::Builder::new().spawn(cbd_fuse::flusher::become_io_flusher) {
         Ok(thread) => thread.join().ok()?.err(),
-        Err(error) => Some(format!("no thread could be started to see how the kernel treats it: {error}")),
+        Err(error) => Some(format!("no thread could be started to test PR_SET_IO_FLUSHER: {error}")),
     }
 }
 
-/// What each thread of the data path does first: the kernel learns that it must not wait for memory that only this thread
-/// can free.
+/// Marks the calling thread of the data path as an I/O flusher: its allocations do not wait for writeback that only this thread
+/// can complete.
 pub fn prepare_data_thread() {
-    // Where it is missing, the status says so already.
+    // The status has a warning already if the kernel refuses it.
     let _ = cbd_fuse::flusher::become_io_flusher();
 }
 

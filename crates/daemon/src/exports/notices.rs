@@ -1,10 +1,10 @@
-//! What happens at the sockets of exports, in the log and in counters.
+//! Events at the sockets of exports, in the log and in counters.
 
 use crate::front_ends::{FrontEnds, Lines, count};
 use cbd_vhost::Notice;
 use std::sync::Arc;
 
-/// Logs and counts what happens at the vhost-user socket of a device.
+/// An observer that logs and counts events at the vhost-user socket of a device.
 pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_vhost::Observer {
     let (front_ends, came, refused) = (Arc::clone(front_ends), Lines::default(), Lines::default());
     let (failed, rings, went) = (Lines::default(), Lines::default(), Lines::default());
@@ -53,7 +53,7 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
     })
 }
 
-/// Logs and counts what happens at the NBD socket of a device.
+/// An observer that logs and counts events at the NBD socket of a device.
 pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nbd::Observer {
     use cbd_nbd::Notice;
     let front_ends = Arc::clone(front_ends);

@@ -1,9 +1,9 @@
-//! Descriptor stores: descriptors that are put into one under a name are there for the next daemon, however this one ends.
+//! Descriptor stores: they hold named descriptors for the next daemon, however this one ends.
 //!
-//! Invariants: a store answers within seconds or counts as silent, and no thread of the data path waits for it. What is read from it is a
-//! copy, so a daemon that dies while it takes a device over loses nothing.
+//! Invariants: a store responds within seconds or is regarded as unresponsive, and no thread of the data path waits for it. A
+//! daemon reads duplicates of the descriptors, so one that dies while it takes a device over loses nothing.
 //!
-//! Elsewhere: what is put into it, and whether what comes out is valid ([`sessions`]).
+//! Elsewhere: the contents of entries and their validation ([`sessions`]).
 
 pub mod passing;
 mod process;
@@ -17,12 +17,12 @@ pub use sessions::PreservedSessions;
 use cbd_types::Result;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// The most descriptors under one name: what the kernel passes in one message.
+/// Most descriptors under one name: the kernel's limit per message (`SCM_MAX_FD`).
 pub const DESCRIPTORS_MAX: usize = 253;
-/// The longest name.
+/// Most bytes of a name.
 pub const NAME_BYTES_MAX: usize = 128;
 
-/// What was put under a name.
+/// The descriptors that were stored under one name.
 #[derive(Debug)]
 pub struct Entry {
     /// The name.
@@ -33,13 +33,14 @@ pub struct Entry {
 
 /// Holds descriptors that outlive this process.
 pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
-    /// Holds these under a name, and replaces what it held under that name. The name is of printable ASCII, without blanks and colons.
+    /// Stores the descriptors under a name and replaces earlier ones of that name. The name is printable ASCII without blanks and
+    /// colons.
     ///
     /// # Errors
-    /// When the store does not hold them.
+    /// When the store did not confirm them.
     fn put(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()>;
 
-    /// Holds nothing under the name any more.
+    /// Removes the entry with this name.
     fn remove(&self, name: &str);
 
     /// Repairs the store if it has failed; to be called regularly.

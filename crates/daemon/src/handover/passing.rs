@@ -12,12 +12,12 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The longest text.
+/// Most bytes of a text.
 pub const TEXT_BYTES_MAX: usize = 512;
-/// What the kernel writes of its own beside the descriptors of a message, at most.
+/// Size of the control data of a message with the most descriptors.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
-/// A text, and the descriptors that came with it.
+/// A text and its descriptors.
 pub type Message = (String, Vec<OwnedFd>);
 
 /// Sends to the peer of a connected socket, or to an address.
@@ -47,14 +47,14 @@ pub fn send(
     if sent == text.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
-/// Waits for a message; none when the peer has disconnected.
+/// Waits for a message; none if the peer has disconnected.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
     let mut text = [0; TEXT_BYTES_MAX];
     let mut space = vec![MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut text)];
     let socket = socket.as_fd();
-    // As above.
+    // The kernel does not restart a system call with a timeout after a signal.
     let received =
         retry_on_intr(|| rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC))?;
     let mut descriptors = Vec::new();
@@ -64,7 +64,9 @@ pub fn receive(socket: impl AsFd) -> io::Result<Option<Message>> {
         }
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(io::Error::other("a message is longer than any can be, or a descriptor of it got lost"));
+        return Err(io::Error::other(
+            "a message is longer than the limit, or one of its descriptors was lost",
+        ));
     }
     if received.bytes == 0 {
         return Ok(None);
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_arrive_in_order_and_lead_to_the_same_files() {
+    fn descriptors_arrive_in_order_and_refer_to_the_same_files() {
         let (one, other) = pair();
         let mut files: Vec<File> = (0..3).map(|_| tempfile::tempfile().unwrap()).collect();
         for (number, file) in files.iter_mut().enumerate() {
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_the_kernel_passes_arrive_and_one_more_is_refused() {
+    fn the_most_descriptors_that_the_kernel_passes_arrive_and_one_more_is_refused() {
         let (one, other) = pair();
         let file = tempfile::tempfile().unwrap();
         send(&one, None, "all", &vec![file.as_fd(); DESCRIPTORS_MAX]).unwrap();
@@ -116,10 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_goes_on_after_the_process_was_stopped_and_continued() {
+    fn a_wait_continues_after_the_process_was_stopped_and_continued() {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         let (one, other) = pair();
-        // Only a wait with a limit ends then.
+        // Only a wait with a timeout is interrupted by a stop.
         set_socket_timeout(&other, Timeout::Recv, Some(std::time::Duration::from_secs(20))).unwrap();
         let waiting = std::thread::spawn(move || receive(&other).unwrap().unwrap().0);
         let script = format!("kill -STOP {0}; sleep 0.05; kill -CONT {0}", std::process::id());
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_too_long_is_an_error_and_no_part_of_it_is_taken() {
+    fn a_text_that_is_too_long_is_an_error_and_no_part_of_it_is_accepted() {
         let (one, other) = pair();
         send(&one, None, &"x".repeat(TEXT_BYTES_MAX + 1), &[]).unwrap();
         assert!(receive(&other).is_err());

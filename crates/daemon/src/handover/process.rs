@@ -1,9 +1,9 @@
-//! The store process: a small process that holds descriptors for one daemon after the other, where no service manager does.
+//! The store process: a small process that holds descriptors for successive daemons where no service manager does.
 //!
-//! Invariants: it holds descriptors until the daemon removes them, or until the FUSE connection that they belong to has ended. It serves
-//! one daemon at a time, of its own user, for as long as the connection to that daemon is open. It ends when it holds nothing and no daemon
-//! is connected. It never reads from the descriptors, and it does not poll them while a daemon is connected: each request of a FUSE
-//! connection wakes every thread that polls it.
+//! Invariants: it holds descriptors until the daemon removes them or until their FUSE connection has ended. It serves one daemon
+//! at a time, which must run as its own user, while the connection to that daemon is open. It exits when it holds no
+//! descriptors and no daemon is connected. It never reads from the descriptors, and it does not poll them while a daemon is
+//! connected: each request of a FUSE connection wakes every thread that polls it.
 //!
 //! Elsewhere: what the descriptors are ([`super::sessions`]).
 
@@ -17,19 +17,19 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// How often the process checks whether the connections that it holds have ended, while no daemon is connected.
-const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Runs a store process on the socket that is its standard input, until it is not needed any more.
+/// Runs a store process on the listening socket that is its standard input, until it holds nothing and no daemon is connected.
 ///
 /// # Errors
-/// When standard input is no such socket.
+/// When standard input is not a listening socket.
 pub fn run() -> Result<()> {
-    // A user who runs it by hand gets an error; a standard input that is always ready would keep it busy forever.
+    // A user who runs it by hand gets an error: a standard input that is always ready would make the loop spin.
     if !matches!(rustix::net::sockopt::socket_acceptconn(rustix::stdio::stdin()), Ok(true)) {
         let text = "its standard input is no socket that listens: the daemon starts this command; it is not meant to be run by hand";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    // The end of a terminal's session must not end this process. It fails if the process leads a session already, which is as good.
+    // The end of a terminal's session must not end this process. `setsid` fails only if the process leads a session already.
     let _ = rustix::process::setsid();
     let mut process = StoreProcess { held: BTreeMap::new(), daemon: None };
     let listener = rustix::stdio::stdin();
@@ -48,11 +48,11 @@ struct StoreProcess {
 }
 
 impl StoreProcess {
-    /// Waits for one event and handles it; whether the process continues.
+    /// Waits for one event and handles it; false if the process must exit.
     fn turn(&mut self, listener: BorrowedFd<'_>) -> io::Result<bool> {
         let (comes, says) = self.wait(listener)?;
         if says {
-            self.hear();
+            self.handle_message();
         }
         if comes {
             self.take_on(listener);
@@ -63,11 +63,11 @@ impl StoreProcess {
         Ok(true)
     }
 
-    /// Waits; whether a daemon connects, and whether the connected one has sent something.
+    /// Waits; returns whether a daemon connects, and whether the connected one has sent a message.
     fn wait(&self, listener: BorrowedFd<'_>) -> io::Result<(bool, bool)> {
         let mut waited = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
         waited.extend(self.daemon.iter().map(|daemon| PollFd::new(daemon, PollFlags::IN)));
-        let timeout = if self.daemon.is_some() { None } else { Some(&LOOK_INTERVAL) };
+        let timeout = if self.daemon.is_some() { None } else { Some(&CHECK_INTERVAL) };
         match poll(&mut waited, timeout) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok((false, true)),
@@ -95,7 +95,7 @@ impl StoreProcess {
     }
 
     /// Executes a command of the daemon. A daemon that has disconnected or sent an invalid message is dropped.
-    fn hear(&mut self) {
+    fn handle_message(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let heard = passing::receive(daemon).ok().flatten();
         let answered = heard.and_then(|message| answer(&mut self.held, daemon, message));

@@ -1,8 +1,9 @@
-//! The daemon's side of the [store process](super::run_store_process): finds the running one, or starts one.
+//! The daemon's side of the [store process](super::run_store_process): it connects to a running store process, or starts one.
 //!
-//! Invariants: a store process that has died is replaced while the daemon still has the descriptors. Each request has an answer within
-//! seconds, or the store process counts as silent. Only one call waits for a silent one: until it has answered [`DescriptorStore::tend`],
-//! `put` and `remove` fail at once. What it did late is undone: in the end it holds what is wanted, and nothing else.
+//! Invariants: a store process that has died is replaced while the daemon still has the descriptors. A store process that does
+//! not respond to a request within seconds is regarded as silent. Only one call waits for a silent one: until it has responded
+//! to [`DescriptorStore::tend`], `put` and `remove` fail immediately. Commands that it executed late are undone: it finally
+//! holds exactly the wanted entries.
 
 use super::passing;
 use super::process::{conditions_of, is_of_our_user, listed};
@@ -23,41 +24,42 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an answer may take.
+/// Timeout of an answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the former daemon may take to disconnect from the store process.
+/// Timeout for the previous daemon to disconnect from the store process.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A store process that runs, or is started when it is needed.
+/// A store process, which is started when it is needed.
 #[derive(Debug)]
 pub struct ProcessStore {
     socket: PathBuf,
     program: PathBuf,
     state: Mutex<State>,
-    /// It did not answer the last time.
+    /// Whether it did not respond to the last request.
     is_silent: AtomicBool,
-    /// Names that were removed while it did not answer.
+    /// Names that were removed while it did not respond.
     removed_meanwhile: Mutex<Vec<String>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connection: Option<OwnedFd>,
-    /// What it must hold, to be put into the next one if it dies.
+    /// The entries that it must hold; they are put into a new store process if this one dies.
     entries: BTreeMap<String, Vec<OwnedFd>>,
     process: Option<Child>,
-    /// It may hold something else: it did not confirm a command.
+    /// Whether its entries may differ from `entries`, since it did not confirm a command.
     is_unsettled: bool,
     /// The error of the last [`DescriptorStore::tend`].
     trouble: Option<String>,
 }
 
 impl ProcessStore {
-    /// The store process at a socket, and what it holds. If one has to be started, it is `program` with the argument `store-process`.
+    /// Connects to the store process at a socket; returns its entries, too. If none runs, starts `program store-process` when the
+    /// first entry is stored.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when another daemon has it.
+    /// [`ErrorKind::Busy`] when another daemon is connected to it.
     pub fn open(socket: &Path, program: &Path) -> Result<(Self, Vec<Entry>)> {
         let mut state = State::default();
         let mut entries = Vec::new();
@@ -80,7 +82,7 @@ impl ProcessStore {
         Ok((store, entries))
     }
 
-    /// Starts a store process if none runs, and puts everything into it that it must hold.
+    /// Starts a store process if none runs, and puts all wanted entries into it.
     fn ensure<'a>(&self, state: &'a mut State) -> Result<&'a OwnedFd> {
         if let Some(mut dead) = state.process.take_if(|process| !matches!(process.try_wait(), Ok(None))) {
             let _ = dead.wait();
@@ -113,7 +115,7 @@ impl ProcessStore {
 
     fn tell(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         let told = match self.tell_once(state, text, descriptors) {
-            // It has died, or was about to end because it held nothing.
+            // It has died, or was about to exit because it held nothing.
             Err(error) if error.kind() != ErrorKind::TimedOut => self.tell_once(state, text, descriptors),
             told => told,
         };
@@ -133,7 +135,7 @@ impl ProcessStore {
         told
     }
 
-    /// The state, unless the store process is silent, or another thread waits for it.
+    /// Locks the state; fails if the store process is silent or another thread waits for it.
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
         let locked =
             if self.is_silent.load(Ordering::Relaxed) { None } else { self.state.try_lock_for(TIMEOUT) };
@@ -221,7 +223,7 @@ impl DescriptorStore for ProcessStore {
 
 impl Drop for ProcessStore {
     fn drop(&mut self) {
-        // A store process that holds nothing ends with the connection.
+        // A store process that holds nothing exits when the connection closes.
         let state = self.state.get_mut();
         if state.entries.is_empty() && !state.is_unsettled && self.removed_meanwhile.get_mut().is_empty() {
             let _ = std::fs::remove_file(&self.socket);
@@ -240,7 +242,7 @@ fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
     Error::new(ErrorKind::System, format!("the store process at {} {what}: {error}", socket.display()))
 }
 
-/// Makes a store process hold these, and nothing else.
+/// Makes a store process hold exactly the `wanted` entries.
 fn settle(connection: &OwnedFd, wanted: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
     for entry in list(connection)?.into_iter().filter(|entry| !wanted.contains_key(&entry.name)) {
         ask(connection, &format!("remove {}", entry.name), &[])?;
@@ -269,7 +271,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     remove_socket(path)?;
     let socket = new_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // The user of each client is checked besides. No client can connect before `listen`.
+    // The store process also checks the user of each client. No client can connect before `listen`.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, 4)?;
     Ok(socket)
@@ -285,7 +287,7 @@ fn remove_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A connection to the store process at the socket; none if no process listens. Waits for a former daemon that is about to end.
+/// Connects to the store process at the socket; none if no process listens. Waits for a previous daemon that is about to end.
 fn connect(path: &Path) -> Result<Option<OwnedFd>> {
     let failed = |error: io::Error| system(path, "cannot be reached", &error);
     let end = Instant::now() + PREDECESSOR_TIMEOUT;
@@ -311,7 +313,7 @@ fn connect(path: &Path) -> Result<Option<OwnedFd>> {
                     format!("another daemon has the store process at {}; stop it first", path.display());
                 return Err(Error::new(ErrorKind::Busy, text));
             }
-            // It ended because it held nothing.
+            // It exited because it held nothing.
             Ok(None) => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             Err(error) => return Err(failed(error)),

@@ -1,12 +1,12 @@
-//! The preserved sessions: what the daemon puts into its descriptor store. For each FUSE device these are the channels
-//! of its connection, and a sealed file with the state that the next daemon needs.
+//! Preserved sessions, the contents of the daemon's descriptor store. The entry of a FUSE device holds the channels of its
+//! connection, and a sealed memory file with the state that the next daemon needs.
 //!
-//! Invariants: the state lies in the store beside the descriptors, so there is none without the others, and no file
-//! that could tell something else. What is read from the store is validated: the device of a state that cannot be read
-//! is neither served nor ended. What a predecessor left stays in the store until it is served or ended. A store process
-//! that does not answer at the start is asked again until it does, and what it holds is there from then on.
+//! Invariants: an entry holds the state together with the descriptors, so neither exists without the other and no file can
+//! contradict them. Entries are validated when they are read: a device whose state cannot be read is neither served nor
+//! ended. The sessions of a predecessor stay in the store until they are served or ended. If a store process does not respond at
+//! the start, the request is repeated, and its sessions are available once it responds.
 //!
-//! Elsewhere: what a device is and how it continues (`cbd_fuse::session`), which devices are wanted ([`crate::manager`]).
+//! Elsewhere: continuing a device's session (`cbd_fuse::session`), and which devices are wanted ([`crate::manager`]).
 
 use super::process_store::ProcessStore;
 use super::systemd_store::{self, SystemdStore};
@@ -27,19 +27,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// The form of a state that is written, and the only one that is read.
+/// Version of the state that is written, and the only version that is read.
 const VERSION: u32 = 1;
-/// The longest state.
+/// Most bytes of a state.
 const STATE_BYTES_MAX: u64 = 16 << 10;
-/// How often the store is tended.
+/// Interval of [`DescriptorStore::tend`].
 const TEND_INTERVAL: Duration = Duration::from_secs(1);
-/// Before the identity of a device in the name of its entry.
+/// Prefix of the name of an entry; the identity of the device follows.
 const NAME_PREFIX: &str = "cbd-";
-/// The seals of a state: it can never be changed again.
+/// The seals of a state, which make it immutable.
 const SEALS: SealFlags =
     SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A state as it is written: JSON.
+/// The JSON form of a state.
 #[derive(Serialize, Deserialize)]
 struct Document {
     version: u32,
@@ -54,16 +54,16 @@ struct Document {
     read_only: bool,
 }
 
-/// Which descriptor store a daemon wants.
+/// The descriptor store that a daemon requests.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions<'a> {
-    /// The daemon's own number: only sessions with this number are ended when they are not wanted.
+    /// Number of this daemon: only sessions with this number are ended if no block device uses them.
     pub daemon_id: u64,
-    /// Where the store process's socket is.
+    /// Folder of the store process's socket.
     pub run_dir: &'a Path,
     /// The program to run with the argument `store-process`; none if this daemon starts no store process.
     pub store_program: Option<&'a Path>,
-    /// Whether new devices are to outlive the daemon.
+    /// Whether new devices must survive the end of the daemon.
     pub preserves_new: bool,
 }
 
@@ -74,18 +74,18 @@ pub struct PreservedSessions {
     store: Mutex<Store>,
     preserves_new: bool,
     left: Mutex<BTreeMap<String, Vec<OwnedFd>>>,
-    /// A store process that answered late has more sessions than the start has seen.
+    /// Set when a store process responded after the start and has further sessions.
     late_sessions: AtomicBool,
     /// The thread that tends the store ends when this is dropped.
     tender: Mutex<Option<Sender<()>>>,
 }
 
-/// The store that is open, and the one that does not answer.
+/// The open store, and the one that does not respond.
 #[derive(Debug)]
 struct Store {
     /// The store, or why there is none.
     opened: std::result::Result<Arc<dyn DescriptorStore>, String>,
-    /// A store process that has not answered yet: the store itself, or one with sessions of a daemon that systemd did not start.
+    /// A store process that has not responded yet: the store itself, or one with sessions of a daemon that systemd did not start.
     awaited: Option<Awaited>,
 }
 
@@ -110,7 +110,7 @@ impl PreservedSessions {
         }
     }
 
-    /// Without a store, for `reason`.
+    /// No store, for `reason`.
     #[must_use]
     pub fn closed(reason: &str) -> Self {
         let store = Mutex::new(Store { opened: Err(reason.to_owned()), awaited: None });
@@ -128,13 +128,13 @@ impl PreservedSessions {
         self.store.lock().opened.as_ref().ok().map(Arc::clone)
     }
 
-    /// The store for a new device; none if the configuration or the machine has none.
+    /// The store for a new device; none if the configuration disables it or the machine has none.
     #[must_use]
     pub fn store_for_new(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
         if self.preserves_new { self.store_for(identity) } else { None }
     }
 
-    /// The store for a device that the former daemon preserved; none if there is none.
+    /// The store for a device that the previous daemon preserved; none if no store is open.
     #[must_use]
     pub fn store_for(&self, identity: &[u8]) -> Option<Arc<dyn SessionStore>> {
         let store = self.store()?;
@@ -171,12 +171,12 @@ impl PreservedSessions {
         left.get(&entry_name(identity)).map(|descriptors| Ok(read(descriptors)?.1)).transpose()
     }
 
-    /// Notes that the device is served by this daemon now.
+    /// Marks the device as served by this daemon.
     pub fn mark_served(&self, identity: &[u8]) {
         self.left.lock().remove(&entry_name(identity));
     }
 
-    /// Ends what a predecessor left of a device; its users see errors.
+    /// Ends the session that a predecessor left of a device; its users see errors.
     pub fn end(&self, identity: &[u8]) {
         self.end_entry(&entry_name(identity));
     }
@@ -191,7 +191,7 @@ impl PreservedSessions {
         })
     }
 
-    /// Ends what a predecessor left under the name of an entry; its users see errors.
+    /// Ends the session that a predecessor left under the name of an entry; its users see errors.
     pub fn end_entry(&self, name: &str) {
         let Some(descriptors) = self.left.lock().remove(name) else { return };
         let remains = read(&descriptors);
@@ -211,7 +211,8 @@ impl PreservedSessions {
         left.values().filter_map(|descriptors| Some(read(descriptors).ok()?.1.state.mount_dir)).collect()
     }
 
-    /// Ends the sessions that a predecessor of this daemon left and that no block device stands for; the names of their devices.
+    /// Ends the sessions that a predecessor of this daemon left and that belong to no block device; returns the names of their
+    /// devices.
     pub fn sweep(&self, wanted: &[Vec<u8>]) -> Vec<String> {
         let wanted: Vec<String> = wanted.iter().map(|identity| entry_name(identity)).collect();
         let unwanted: Vec<(String, String)> = {
@@ -254,7 +255,7 @@ impl PreservedSessions {
         }
     }
 
-    /// Repairs the store if it has failed. It is asked without the lock, so that only this thread waits for an answer.
+    /// Repairs the store if it has failed. The request runs without the lock, so that only this thread waits for the answer.
     fn tend(&self) {
         let awaited = self.store.lock().awaited.clone();
         if let Some(Awaited { socket, program }) = awaited
@@ -290,7 +291,7 @@ fn by_name(entries: Vec<Entry>) -> BTreeMap<String, Vec<OwnedFd>> {
     ours.map(|entry| (entry.name, entry.descriptors)).collect()
 }
 
-/// Moves what a store process holds into another store; returns what was moved.
+/// Moves the entries of a store process into another store; returns those that were moved.
 fn take_over(store_process: &ProcessStore, entries: Vec<Entry>, store: &dyn DescriptorStore) -> Vec<Entry> {
     let is_taken = |entry: &Entry| {
         let descriptors: Vec<_> = entry.descriptors.iter().map(AsFd::as_fd).collect();
@@ -325,7 +326,7 @@ fn open_store(options: StoreOptions<'_>) -> (Store, Vec<Entry>) {
             match ProcessStore::open(&socket, program) {
                 Ok((store_process, theirs)) => entries.extend(take_over(&store_process, theirs, &**opened)),
                 Err(error) => {
-                    tracing::warn!("{error}; it is asked again");
+                    tracing::warn!("{error}; the request is repeated");
                     store.awaited = awaited();
                 }
             }
@@ -373,7 +374,7 @@ struct SessionEntry {
 impl SessionStore for SessionEntry {
     fn put(&self, session: &Session) -> Result<()> {
         let state = write(self.daemon_id, &session.state).context(|| "its state".to_owned())?;
-        // The state first: if one descriptor is lost, the state still says how many there were.
+        // The state first: if a descriptor is lost, the state still has their number.
         let mut descriptors = vec![state.as_fd()];
         descriptors.extend(session.channels.iter().map(AsFd::as_fd));
         self.store.put(&self.name, &descriptors)
@@ -416,13 +417,16 @@ fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
 
 /// Separates the state from the channels and validates both; also returns the number of the daemon that stored them.
 fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
-    let damaged = |what: String| Error::new(ErrorKind::Damaged, format!("its preserved session {what}"));
+    let damaged =
+        |problem: String| Error::new(ErrorKind::Damaged, format!("its preserved session {problem}"));
     let mut state = None;
     let mut channels = Vec::new();
     for descriptor in descriptors {
         let copy = descriptor.try_clone().map_err(|error| damaged(format!("cannot be used: {error}")))?;
         let file = File::from(copy);
-        let found = file.metadata().map_err(|error| damaged(format!("cannot be looked at: {error}")))?;
+        let found = file
+            .metadata()
+            .map_err(|error| damaged(format!("has a descriptor that cannot be read: {error}")))?;
         if found.is_file() {
             if state.replace((file, found.len())).is_some() {
                 return Err(damaged("has two states".into()));
@@ -433,7 +437,7 @@ fn read(descriptors: &[OwnedFd]) -> Result<(u64, Session)> {
     }
     let (file, length) = state.ok_or_else(|| damaged("has no state".into()))?;
     let seals = fcntl_get_seals(&file)
-        .map_err(|error| damaged(format!("has a state that is no such file: {error}")))?;
+        .map_err(|error| damaged(format!("has a state that is not in a sealed file: {error}")))?;
     if !seals.contains(SEALS) || length > STATE_BYTES_MAX {
         return Err(damaged("has a state that could be changed, or is too long".into()));
     }
@@ -503,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sealed_or_not_one_state_is_refused() {
+    fn an_entry_without_exactly_one_sealed_state_is_refused() {
         let sealed = || write(7, &SessionState::example()).unwrap();
         let plain = || OwnedFd::from(tempfile::tempfile().unwrap());
         let open = || {
@@ -528,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_sessions_preserve_nothing_and_say_why() {
+    fn closed_sessions_preserve_nothing_and_give_the_reason() {
         let preserved = PreservedSessions::closed("it is a test");
         assert!(preserved.store_for_new(b"x").is_none() && !preserved.has(b"x"));
         assert_eq!(preserved.unavailable_reason(), "it is a test");
@@ -537,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_an_entry_is_that_of_the_device_and_fits_every_store() {
+    fn the_name_of_an_entry_contains_the_identity_of_the_device_and_fits_every_store() {
         let name = entry_name(&[0xab; 20]);
         assert_eq!(name, format!("cbd-{}", "ab".repeat(20)));
         assert!(super::super::is_name(&name));

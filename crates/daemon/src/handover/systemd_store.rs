@@ -1,7 +1,8 @@
-//! systemd's descriptor store, `sd_notify(3)` and `sd_listen_fds(3)`: the next run of a service receives what this one stored.
+//! systemd's descriptor store, `sd_notify(3)` and `sd_listen_fds(3)`: the next run of a service receives the descriptors that
+//! this one stored.
 //!
-//! Invariants: the store is used only if the unit says that it has room, since systemd does not report descriptors that it drops. For the
-//! same reason the descriptors in it are counted, and `put` refuses what does not fit.
+//! Invariants: the store is used only if the unit declares its capacity, since systemd does not report descriptors that it
+//! drops. For the same reason the descriptors in it are counted, and `put` refuses an entry that does not fit.
 
 use super::passing;
 use super::{DescriptorStore, Entry, NAME_BYTES_MAX, is_name};
@@ -16,12 +17,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// How long systemd may take to have room for a message.
+/// Timeout for systemd to accept a message.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// What a unit for a systemd that does not set `FDSTORE` (before version 254) says instead.
+/// The environment variable that a unit sets instead of `FDSTORE` for a systemd before version 254.
 pub const MARK: &str = "CBD_DESCRIPTOR_STORE";
 
-/// The room that a unit has which says so by [`MARK`]: the one in `packaging/` has.
+/// Capacity of a unit that sets [`MARK`], as the one in `packaging/` does.
 const ROOM_OF_UNIT: usize = 4096;
 
 /// systemd's store.
@@ -29,16 +30,16 @@ const ROOM_OF_UNIT: usize = 4096;
 pub struct SystemdStore {
     socket: OwnedFd,
     address: SocketAddrUnix,
-    /// How many descriptors it holds at most.
+    /// Capacity in descriptors.
     room: usize,
-    /// How many it holds by each name.
+    /// Number of descriptors that it holds under each name.
     held: Mutex<BTreeMap<String, usize>>,
 }
 
-/// How many descriptors the store has room for, as the environment says.
+/// Capacity of the store in descriptors, from the environment.
 ///
 /// # Errors
-/// Why none, where systemd has started this process.
+/// The reason if the unit declares no capacity.
 pub fn room(fdstore: Option<&str>, mark: Option<&str>) -> std::result::Result<usize, String> {
     let marked = if mark == Some("systemd") { ROOM_OF_UNIT } else { 0 };
     let room = fdstore.and_then(|text| text.parse().ok()).unwrap_or(marked);
@@ -50,10 +51,11 @@ pub fn room(fdstore: Option<&str>, mark: Option<&str>) -> std::result::Result<us
 }
 
 impl SystemdStore {
-    /// The store of the service manager that listens at `notify_socket`, with room for so many descriptors, and what is in it.
+    /// The store of the service manager that listens at `notify_socket`, with a capacity of `room` descriptors and with `entries`
+    /// in it.
     ///
     /// # Errors
-    /// When the address is none.
+    /// When `notify_socket` is not a valid address.
     pub fn new(notify_socket: &OsStr, room: usize, entries: &[Entry]) -> Result<Self> {
         let failed = |error: rustix::io::Errno| {
             Error::new(ErrorKind::System, format!("NOTIFY_SOCKET cannot be used: {error}"))
@@ -121,7 +123,7 @@ impl SystemdStore {
     }
 }
 
-/// What the service's last run has put there, of all that it hands over.
+/// The entries that the previous run of the service stored, out of all descriptors that systemd passed.
 #[must_use]
 pub fn entries(handed_over: Vec<(String, OwnedFd)>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
@@ -134,7 +136,7 @@ pub fn entries(handed_over: Vec<(String, OwnedFd)>) -> Vec<Entry> {
     entries
 }
 
-// A name of ours fits into what systemd takes.
+// The longest name is within systemd's limit.
 const _: () = assert!(NAME_BYTES_MAX <= 255);
 
 #[cfg(test)]
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_sent_with_its_name_after_what_was_there_was_removed() {
+    fn put_sends_descriptors_with_their_name_after_the_removal_of_earlier_ones() {
         let dir = tempfile::tempdir().unwrap();
         let manager = manager(&dir.path().join("notify"));
         let store = SystemdStore::new(dir.path().join("notify").as_os_str(), 8, &[]).unwrap();
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_and_nothing_is_sent_or_lost() {
+    fn an_entry_that_does_not_fit_is_refused_and_nothing_is_sent_or_lost() {
         let dir = tempfile::tempdir().unwrap();
         let manager = manager(&dir.path().join("notify"));
         let file = tempfile::tempfile().unwrap();
@@ -190,7 +192,7 @@ mod tests {
             assert!(error.line().contains("FileDescriptorStoreMax="), "{error}");
         };
         refused(3);
-        // Replaces what is there.
+        // Replaces the earlier descriptors.
         store.put("cbd-1", &[descriptor; 3]).unwrap();
         refused(1);
         store.remove("cbd-1");
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_would_be_another_line_of_the_message_is_refused() {
+    fn a_name_that_would_add_a_line_to_the_message_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let _manager = manager(&dir.path().join("notify"));
         let store = SystemdStore::new(dir.path().join("notify").as_os_str(), 8, &[]).unwrap();
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_that_is_gone_is_an_error_of_a_put() {
+    fn put_fails_if_the_service_manager_has_ended() {
         let dir = tempfile::tempdir().unwrap();
         let store = SystemdStore::new(dir.path().join("none").as_os_str(), 8, &[]).unwrap();
         let file = tempfile::tempfile().unwrap();
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_come_together_by_their_names() {
+    fn descriptors_are_grouped_by_their_names() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         let names = ["cbd-1", "stored", "cbd-2", "cbd-1", "a b"];
         let entries = entries(names.map(|name| (name.to_owned(), null())).into_iter().collect());

@@ -1,11 +1,11 @@
-//! Backends as they run: their backing device, their cache, the background worker of that; bringing them back, changing their settings.
+//! Running backends: backing device, cache and background worker; restoring them at the start and changing their settings.
 //!
-//! Invariants: a backing device is served only if it is the disk that was recorded.
+//! Invariants: a backing device is served only if it is the recorded disk.
 
 use super::blkdev::BlkdevSlot;
 use super::down;
 use super::lent::{Borrowed, Ground, Lent};
-use super::looks::{Looks, StartTime, answers};
+use super::probe::{Probes, StartTime, answers};
 use super::retry::Retry;
 use super::status::state;
 use super::tasks::Stage;
@@ -28,32 +28,33 @@ pub(super) struct BackendSlot {
     pub run: Option<Arc<RunningBackend>>,
     pub error: Option<String>,
     pub warnings: Vec<String>,
-    /// Where it was, if a rescue has moved it.
+    /// The path of its former disk, if a rescue has moved the backend.
     pub moved_from: Option<String>,
-    /// What has become of its file since it was opened.
+    /// How its file has changed since it was opened.
     pub file_change: Option<String>,
-    /// It is not up because another process has its disk.
+    /// Whether it is not up because another process holds its disk.
     pub is_busy: bool,
-    /// What its cache holds while it is not up, once that was examined, or why it cannot be.
+    /// The contents of its cache while it is not up, or why the cache cannot be examined; none until it was examined.
     pub held: Option<std::result::Result<HeldInfo, String>>,
-    /// When it is tried again, while it is not up.
+    /// The schedule of retries while it is not up.
     pub retry: Option<Retry>,
-    /// A stop is draining it.
+    /// Whether a stop is in progress.
     pub stopping: bool,
     /// Threads that still end a former run, whose stop has taken too long.
     pub ending: Count,
     /// This is what is shown while a worker has the slot itself.
     pub lent: Option<Borrowed>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
-    /// What did not end when its block devices were closed by force, and what it waits for: it may still have the cache.
+    /// The threads that did not end when its block devices were closed by force, and what they wait for; they may still use the
+    /// cache.
     pub unended: Vec<String>,
 }
 
-/// What is done about a region that is older than its disk.
+/// The policy for a region that is older than its disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Older {
     Refuse,
-    /// The user said so.
+    /// The user accepts it with `--older-region`.
     Accept,
 }
 
@@ -87,12 +88,12 @@ impl BackendSlot {
         }
     }
 
-    /// Starts the backend of the entry; on failure the reason is stored.
+    /// Starts the backend; on failure the slot stores the reason.
     pub fn start(&mut self, fixed: &Fixed, running: &Ground) -> Result<()> {
         self.start_if(fixed, running, Older::Refuse)
     }
 
-    /// As [`start`](Self::start), with what is done about a region that is older than its disk.
+    /// As [`start`](Self::start), with a policy for a region that is older than its disk.
     pub fn start_if(&mut self, fixed: &Fixed, running: &Ground, older: Older) -> Result<()> {
         match self.run(fixed, running, older) {
             Ok((run, warnings)) => {
@@ -118,20 +119,20 @@ impl BackendSlot {
     fn run(&self, fixed: &Fixed, running: &Ground, older: Older) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
-        // Of a region whose pages a crash of the machine has mixed the engine itself says what can be done.
+        // For a region with pages of mixed age after a crash of the machine, the engine's error names the user's options.
         let pages = running.transport.pages_of(self.entry.id)?;
         let unknown = match pages {
             Pages::MixedClean | Pages::MixedDirty => None,
             Pages::Whole | Pages::Unknown if older == Older::Accept => None,
             Pages::Whole | Pages::Unknown => down::refuse_older(fixed, running, &self.entry, &self.path)?,
         };
-        let manner = RunOptions {
+        let options = RunOptions {
             region: &running.path,
             decorate: &|file| fixed.decorate(file),
             prepare_thread: prepare_data_thread,
         };
         let (run, mut warnings) =
-            RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, manner)?;
+            RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, options)?;
         warnings.extend(unknown);
         Ok((run, warnings))
     }
@@ -149,8 +150,8 @@ impl BackendSlot {
         }
     }
 
-    /// The daemon ends: closes its block devices, or leaves them to the next daemon, and then its cache and its file.
-    /// `stage` says what that waits for.
+    /// Ends the backend with the daemon: closes its block devices, or leaves them to the next daemon, then closes its cache and
+    /// its file. `stage` records what this waits for.
     pub fn end(mut self, id: BackendId, stage: &Stage) {
         stage.set("its block device does not close");
         for mut blkdev in std::mem::take(&mut self.blkdevs).into_values() {
@@ -165,7 +166,7 @@ impl BackendSlot {
         }
     }
 
-    /// What `backend-list` shows.
+    /// The row of `backend-list`.
     pub fn info(&self, id: BackendId) -> BackendInfo {
         let status = self.run.as_ref().and_then(|run| run.cache()).map(|cache| cache.status());
         let held = self.held.as_ref().and_then(|held| Some(held.as_ref().ok()?.dirty_bytes));
@@ -191,7 +192,7 @@ impl BackendSlot {
 }
 
 impl Fixed {
-    /// The backing device with the decorator that the daemon was started with.
+    /// Wraps the backing device with the decorator that the daemon was started with, if any.
     fn decorate(&self, file: Arc<dyn Backing>) -> Arc<dyn Backing> {
         match &self.decorator {
             Some(decorator) => decorator.wrap(file),
@@ -201,8 +202,8 @@ impl Fixed {
 }
 
 impl Running {
-    /// Brings back the backends and block devices of this host, each as far as it can. It does not wait for a disk that is in use, and has
-    /// one time for all file systems and disks that do not answer.
+    /// Restores the backends and block devices of this host. A failure of one does not affect the others. It does not wait for a
+    /// disk that is in use; `time` bounds the wait for all file systems and disks that do not respond.
     pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32, time: &mut StartTime) {
         let ground = self.ground(transport);
         let (entries, damaged) = ground.entries();
@@ -211,8 +212,8 @@ impl Running {
         }
         self.damaged = damaged;
         let ours: Vec<BackendEntry> = entries.into_iter().filter(|entry| entry.host == self.host).collect();
-        let mut looks = Looks::default();
-        let answering = time.reading(&mut looks, ours.iter().map(|entry| entry.path.clone()).collect());
+        let mut probes = Probes::default();
+        let answering = time.reading(&mut probes, ours.iter().map(|entry| entry.path.clone()).collect());
         for entry in ours {
             let id = entry.id;
             let mut slot = BackendSlot::new(entry);
@@ -224,7 +225,7 @@ impl Running {
             let started = if answering.contains_key(&slot.path) {
                 slot.start(fixed, &ground)
             } else {
-                let error = looks.no_answer(&slot.path);
+                let error = probes.no_answer(&slot.path);
                 slot.error = Some(error.line());
                 Err(error)
             };
@@ -240,7 +241,7 @@ impl Running {
         }
     }
 
-    /// The backends of this host, and these of other hosts.
+    /// Rows for the backends of this host and for `others`, those of other hosts.
     pub(super) fn backend_infos(&self, others: Vec<BackendEntry>) -> Vec<BackendInfo> {
         let mut list: Vec<BackendInfo> = self.backends.iter().map(|(&id, slot)| slot.info(id)).collect();
         list.extend(others.into_iter().map(|entry| {

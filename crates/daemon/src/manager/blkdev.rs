@@ -2,7 +2,7 @@
 
 use super::backend::BackendSlot;
 use super::lent::{Ground, Lent};
-use super::looks::answers;
+use super::probe::answers;
 use super::retry::Retry;
 use super::transport::{Running, running};
 use super::{Fixed, Manager};
@@ -15,7 +15,7 @@ use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest that the threads of an export that was closed may take to end.
+/// Timeout for the threads of an export that was closed to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A block device of this host; its export may have failed to open.
@@ -24,20 +24,20 @@ pub(super) struct BlkdevSlot {
     pub entry: BlkdevEntry,
     pub export: Option<Export>,
     pub error: Option<String>,
-    /// Its name while no export has set another one.
+    /// The device name that is shown while no export is open.
     pub name: String,
-    /// What a predecessor may have left of it; none for a device of another host.
+    /// The kernel devices and mounts that a predecessor may have left of it; none for a device of another host.
     pub left: Option<Left>,
-    /// When an export that did not open is tried again.
+    /// When to retry an export that did not open.
     pub retry: Option<Retry>,
-    /// What `dev-list` shows while a worker has the device itself.
+    /// The row of `dev-list` while a worker has the device itself.
     shown: Option<BlkdevInfo>,
-    /// How its socket or link changed since its export was opened; none while that is unchanged.
+    /// How its socket or link has changed since its export was opened; none if it is unchanged.
     pub file_change: Option<String>,
 }
 
 impl BlkdevSlot {
-    /// What `dev-list` shows.
+    /// The row of `dev-list`.
     pub fn info(&self, id: BlkdevId) -> BlkdevInfo {
         if let Some(shown) = &self.shown {
             return shown.clone();
@@ -58,7 +58,7 @@ impl BlkdevSlot {
         }
     }
 
-    /// What the tables have in its place while a worker has it.
+    /// The placeholder in the tables while a worker has the slot.
     pub fn shown(&self, id: BlkdevId) -> Self {
         Self {
             entry: self.entry.clone(),
@@ -72,22 +72,22 @@ impl BlkdevSlot {
         }
     }
 
-    /// The note of a device that is served: its faults, or else why `auto` chose its export.
+    /// The note of a device that is served: its faults; without faults, why `auto` chose its export.
     fn note(&self) -> Option<String> {
         let export = self.export.as_ref()?;
         let faults: Vec<String> = self.file_change.iter().cloned().chain(export.held_up()).collect();
         if faults.is_empty() { export.note.clone() } else { Some(faults.join("; ")) }
     }
 
-    /// Its export for the kernel, that a predecessor may have left, if no process serves it.
+    /// The kernel device that a predecessor may have left, if this process has no export open for it.
     const fn left_behind(&self) -> Option<&Left> {
         if self.export.is_some() { None } else { self.left.as_ref() }
     }
 
-    /// Refuses while it is in use.
+    /// Refuses if the device is in use.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with the user.
+    /// [`ErrorKind::Busy`] that names the user of the device.
     pub fn refuse_if_used(&self) -> Result<()> {
         if let Some(export) = &self.export {
             return export.refuse_if_used();
@@ -98,10 +98,10 @@ impl BlkdevSlot {
         }
     }
 
-    /// Closes its export because the device is removed.
+    /// Closes the export because the device is removed; returns a warning if its threads did not end.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while it is in use, without force; it continues.
+    /// [`ErrorKind::Busy`] if it is in use and `force` is not set; the export remains open.
     pub fn close_for_good(&mut self, force: bool) -> Result<Option<String>> {
         if self.export.is_none() && !force {
             self.refuse_if_used()?;
@@ -111,7 +111,7 @@ impl BlkdevSlot {
         Ok(unended)
     }
 
-    /// The daemon ends: closes its export, or leaves it to the next daemon.
+    /// Closes the export at the end of the daemon, or leaves it to the next daemon.
     pub fn end(&mut self) {
         let Some(export) = self.export.take() else { return };
         let name = export.name().to_owned();
@@ -120,10 +120,10 @@ impl BlkdevSlot {
         }
     }
 
-    /// Closes its export, with `force` even while it is in use; the row stays.
+    /// Closes the export, with `force` even while it is in use; the row remains. Returns a warning if its threads did not end.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while it is in use, without force; it continues.
+    /// [`ErrorKind::Busy`] if it is in use and `force` is not set; the export remains open.
     pub fn close(&mut self, force: bool) -> Result<Option<String>> {
         let Some(export) = self.export.take() else { return Ok(None) };
         let name = export.name().to_owned();
@@ -143,7 +143,7 @@ impl BlkdevSlot {
 }
 
 impl BackendSlot {
-    /// Opens the export of a block device that was there before; on failure the reason is stored.
+    /// Opens the export of a block device that has a row already; on failure the slot stores the reason.
     pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) {
         let before = self.blkdevs.remove(&entry.id);
         let (error_before, retry) = before.map_or((None, None), |slot| (slot.error, slot.retry));
@@ -151,7 +151,7 @@ impl BackendSlot {
             Ok(export) => (Some(export), None),
             Err(error) => {
                 let line = error.line();
-                // It is tried again and again.
+                // Retries repeat the same error: only a change of it is logged.
                 if error_before.as_ref() != Some(&line) {
                     tracing::error!(blkdev = entry.id.0, "the block device is not served: {error}");
                 }
@@ -176,11 +176,11 @@ impl BackendSlot {
         );
     }
 
-    /// Refuses while requests of an export that was closed by force, or that did not open in full, still wait for the
-    /// disk: one that is done late must not overwrite what a new export has acknowledged.
+    /// Refuses while requests of an export that was closed by force, or that did not open completely, still wait for the
+    /// disk: a late write must not overwrite data that a new export has acknowledged.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if they do not end soon.
+    /// [`ErrorKind::Busy`] if they do not end within [`CLOSE_TIMEOUT`].
     fn refuse_while_served(&self) -> Result<()> {
         let Some(run) = &self.run else { return Ok(()) };
         if !run.device().wait_for_queues(Some(Instant::now() + CLOSE_TIMEOUT)) {
@@ -205,7 +205,7 @@ impl BackendSlot {
             Error::new(
                 ErrorKind::Stopped,
                 format!(
-                    "backend {} is not up ({}); put that right and start it again with backend-start",
+                    "backend {} is not up ({}); correct that and start it again with backend-start",
                     entry.backend,
                     self.error.as_deref().unwrap_or("stopped")
                 ),
@@ -227,12 +227,12 @@ impl BackendSlot {
     }
 }
 
-/// That the file system answers on which the user wants the socket.
+/// Checks that the file system of the export's socket responds.
 fn socket_answers(choice: &ExportChoice) -> Result<()> {
     choice.socket().and_then(|path| path.to_str()).map_or(Ok(()), answers)
 }
 
-/// By what a block device is known after a restart: its backend's random identity, and its number.
+/// The identity of a block device across restarts: the random UUID of its backend, and its number.
 fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
     [backend.as_slice(), &id.0.to_le_bytes()].concat()
 }
@@ -243,7 +243,7 @@ impl Ground {
         self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host).collect()
     }
 
-    /// By what the block devices of this host are known after a restart.
+    /// The identities of the block devices of this host across restarts.
     pub(super) fn identities(&self) -> Vec<Vec<u8>> {
         let ours = self.transport.blkdevs().into_iter().filter(|entry| entry.host == self.host);
         let identity = |entry: BlkdevEntry| {
@@ -255,7 +255,7 @@ impl Ground {
 }
 
 impl Running {
-    /// The block devices of this host, and these of other hosts.
+    /// Rows for the block devices of this host and for `others`, those of other hosts.
     pub(super) fn blkdev_infos(&self, transport: u32, others: Vec<BlkdevEntry>) -> Vec<BlkdevInfo> {
         let mut list: Vec<BlkdevInfo> = self
             .backends
@@ -296,7 +296,7 @@ impl Manager {
         result
     }
 
-    /// Makes the row, then opens the export; on failure the row goes again.
+    /// Creates the row, then opens the export; on failure the row is removed.
     pub(super) fn blkdev_create(
         &self,
         ground: &Ground,
@@ -318,7 +318,7 @@ impl Manager {
             ));
         }
         let _opening = self.opening.read();
-        // Before a row is made for it.
+        // Before its row is created.
         slot.refuse_while_served()?;
         let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
@@ -364,7 +364,7 @@ impl Manager {
         let found = {
             let tables = self.tables()?;
             if tables.get(&transport).is_some_and(|slot| slot.lent) {
-                let text = format!("transport {transport} is being opened or left");
+                let text = format!("transport {transport} is being opened or unregistered");
                 return Err(Error::new(ErrorKind::Busy, text));
             }
             running(&tables, transport).map(|running| {
@@ -398,8 +398,8 @@ impl Lent {
 }
 
 impl Manager {
-    /// Stops what a former daemon left of a block device whose region is not up. Its row stays in the region, so the device comes back,
-    /// as a new one, with the region.
+    /// Removes the kernel device that a previous daemon left of a block device whose region is not up. Its row remains in the
+    /// region, so a new kernel device is created when the region is up again.
     fn stop_without_region(
         &self,
         transport: u32,

@@ -1,7 +1,7 @@
-//! What the daemon writes down while it runs: recovery points in the state folder, trouble in the log.
+//! Periodic records of a running daemon: recovery points in the state folder, error conditions in the log.
 //!
-//! Invariants: a point that could not be logged is tried again every second; nothing of this holds the lock of the tables while it
-//! writes.
+//! Invariants: a recovery point that could not be logged is retried every second; no thread writes here while it holds the
+//! lock of the tables.
 
 use super::Manager;
 use super::conditions::{self, Observed, Watch};
@@ -11,20 +11,21 @@ use cbd_types::{BackendId, uuid_text};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What was written down so far.
+/// The records that were written so far.
 #[derive(Default, Debug)]
 pub(super) struct Chronicle {
-    /// What was logged last of each backend: the epoch, the recovery point, whether it was void.
-    logged: BTreeMap<(u32, BackendId), Said>,
-    /// Why the last recovery point of a transport could not be.
+    /// The last logged recovery point of each backend.
+    logged: BTreeMap<(u32, BackendId), Logged>,
+    /// Why the last recovery point of a transport could not be logged.
     failed: BTreeMap<u32, String>,
     watch: Watch,
 }
 
-/// What a logged recovery point says: a change of any of it is logged. A clock that is set back lowers the time and not the epoch.
-type Said = (u64, u64, bool);
+/// A logged recovery point: drained epoch, its time in ms, and whether the disk is not crash-consistent. A change of any of
+/// them is logged: a clock that is set back lowers the time and not the epoch.
+type Logged = (u64, u64, bool);
 
-/// A recovery point that is to be logged.
+/// A recovery point that has changed and must be logged.
 struct Moved {
     transport: u32,
     uuid: String,
@@ -32,7 +33,7 @@ struct Moved {
 }
 
 impl Manager {
-    /// Looks at everything once, unless the tables are needed elsewhere.
+    /// Samples all backends once; does nothing if another thread holds the lock of the tables.
     pub(super) fn write_down(&self) {
         let mut chronicle = self.chronicle.lock();
         let Some(tables) = self.tables.try_lock() else { return };
@@ -81,7 +82,7 @@ impl Manager {
         for (transport, path) in regions {
             observed.push(conditions::of_recovery_points(transport, &path, chronicle.failed.get(&transport)));
         }
-        let lines = chronicle.watch.look(&observed, Instant::now());
+        let lines = chronicle.watch.sample(&observed, Instant::now());
         drop(chronicle);
         lines.iter().for_each(conditions::Line::log);
     }

@@ -1,10 +1,11 @@
-//! What goes wrong while the daemon runs, in the log: once when it begins, again when it changes, once when it ends.
+//! Conditions (errors that last) in the log: a line when a condition begins, when it changes, and when it ends.
 //!
-//! Invariants: nothing on the data path logs. A thread looks at every backend once a second: at its state, and at counters, so
-//! that what comes and goes between two looks is seen, too. A line says what is wrong and where. Each condition has a burst of
-//! [`BURST`] lines, then one every [`REFILL`]; a change for which there is no line is said when there is one, if it still holds.
+//! Invariants: no code on the data path logs. The background thread samples every backend once a second, its state and its
+//! counters, so that an error that begins and ends between two samples is logged, too. A line names the error and the
+//! object. Each condition may log a burst of [`BURST`] lines, then one every [`REFILL`]; a change beyond that limit is logged
+//! when the limit permits, if it still holds.
 //!
-//! Elsewhere: what commands do, which log what they did themselves.
+//! Elsewhere: commands log their own actions.
 
 use cbd_engine::CacheStatus;
 use cbd_runtime::RunningBackend;
@@ -12,13 +13,13 @@ use cbd_types::{BackendId, ByteRange};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Lines of a condition that need not wait.
+/// Lines that a condition may log in a burst.
 const BURST: u32 = 6;
-/// After this time there may be one more.
+/// Time after which a condition may log one more line.
 const REFILL: Duration = Duration::from_secs(10);
-/// A counter that has not moved for so long stands still: what it counts is over.
+/// A condition is over if its counter has not increased for this time.
 const CALM: Duration = Duration::from_secs(3);
-/// Ranges that a line names.
+/// Most ranges that a line names.
 const NAMED_MAX: usize = 4;
 
 /// An operation of a backing device that has had no answer for so long is reported.
@@ -68,12 +69,12 @@ impl Topic {
     }
 }
 
-/// What is wrong.
+/// An error that was observed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Wrong {
-    /// Two looks with the same key show the same thing.
+    /// Two observations with the same key are the same error.
     pub key: String,
-    /// What the log says.
+    /// The text of the log line.
     pub text: String,
 }
 
@@ -83,7 +84,7 @@ impl Wrong {
     }
 }
 
-/// What one look at one topic has found.
+/// One sample of one topic.
 #[derive(Clone, Debug)]
 pub(super) struct Observed {
     pub transport: u32,
@@ -91,11 +92,11 @@ pub(super) struct Observed {
     pub topic: Topic,
     /// The path of the backing device or of the region.
     pub path: String,
-    /// What is wrong, or was.
+    /// The present error, or with a `count` the last one.
     pub wrong: Option<Wrong>,
-    /// Whether it is so now.
+    /// Whether the error is present now.
     pub holds: bool,
-    /// For what may come and go between two looks: how often it came. It lasts while this moves.
+    /// For errors that may begin and end between two samples: their number so far. The condition lasts while it increases.
     pub count: Option<u64>,
 }
 
@@ -110,7 +111,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Writes it.
+    /// Writes the line to the log.
     pub fn log(&self) {
         let Self { is_error, is_over, transport, backend, text } = self;
         match (backend, is_over, is_error) {
@@ -124,12 +125,12 @@ impl Line {
     }
 }
 
-/// What is known of a topic of one backend or transport.
+/// The state of one topic of one backend or transport.
 #[derive(Debug)]
 struct Condition {
-    /// What the log has said last, and since when it lasts; none while all is well.
-    said: Option<(String, Instant)>,
-    /// The counter, and when it moved last.
+    /// The key that was logged last, and when the condition began; none without a condition.
+    logged: Option<(String, Instant)>,
+    /// The counter, and when it last increased.
     counted: (u64, Option<Instant>),
     lines: u32,
     refilled: Instant,
@@ -137,20 +138,20 @@ struct Condition {
 
 impl Condition {
     const fn new(now: Instant) -> Self {
-        Self { said: None, counted: (0, None), lines: BURST, refilled: now }
+        Self { logged: None, counted: (0, None), lines: BURST, refilled: now }
     }
 
-    /// Whether the counter moves, or has moved a while ago.
+    /// Whether the counter has increased within [`CALM`].
     fn moves(&mut self, count: u64, now: Instant) -> bool {
         if count != self.counted.0 {
-            // A backend that was started again begins at zero.
+            // The counter of a restarted backend begins at zero.
             let moved = if count == 0 { None } else { Some(now) };
             self.counted = (count, moved);
         }
         self.counted.1.is_some_and(|moved| now.saturating_duration_since(moved) < CALM)
     }
 
-    fn may_say(&mut self, now: Instant) -> bool {
+    fn may_log(&mut self, now: Instant) -> bool {
         while self.lines < BURST && now.saturating_duration_since(self.refilled) >= REFILL {
             self.lines += 1;
             self.refilled += REFILL;
@@ -165,10 +166,10 @@ impl Condition {
         true
     }
 
-    fn look(&mut self, observed: &Observed, now: Instant) -> Option<Line> {
+    fn sample(&mut self, observed: &Observed, now: Instant) -> Option<Line> {
         let moves = observed.count.is_some_and(|count| self.moves(count, now));
         let wrong = observed.wrong.as_ref().filter(|_| observed.holds || moves);
-        let said = self.said.clone();
+        let logged = self.logged.clone();
         let line = |is_over: bool, text: String| Line {
             is_error: observed.topic.is_error(),
             is_over,
@@ -176,19 +177,19 @@ impl Condition {
             backend: observed.backend,
             text: format!("{}: {text}", observed.path),
         };
-        match (said, wrong) {
+        match (logged, wrong) {
             (None, None) => None,
             (Some((key, _)), Some(wrong)) if key == wrong.key => None,
-            _ if !self.may_say(now) => None,
+            _ if !self.may_log(now) => None,
             (before, Some(wrong)) => {
                 let since = before.map_or(now, |(_, since)| since);
-                self.said = Some((wrong.key.clone(), since));
+                self.logged = Some((wrong.key.clone(), since));
                 Some(line(false, wrong.text.clone()))
             }
             (Some((_, since)), None) => {
                 let seconds = now.saturating_duration_since(since).as_secs();
                 let counted = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
-                self.said = None;
+                self.logged = None;
                 Some(line(true, format!("{} (it lasted {seconds} s{counted})", observed.topic.over())))
             }
         }
@@ -200,21 +201,21 @@ impl Condition {
 pub(super) struct Watch(BTreeMap<(u32, Option<BackendId>, Topic), Condition>);
 
 impl Watch {
-    /// The lines that a look gives. What it does not mention is gone, with nothing to say.
-    pub fn look(&mut self, observed: &[Observed], now: Instant) -> Vec<Line> {
+    /// The lines for these samples. A condition without a sample is dropped without a line: its backend was removed.
+    pub fn sample(&mut self, observed: &[Observed], now: Instant) -> Vec<Line> {
         let key = |seen: &Observed| (seen.transport, seen.backend, seen.topic);
         let seen: std::collections::BTreeSet<_> = observed.iter().map(key).collect();
         self.0.retain(|key, _| seen.contains(key));
         let mut lines = Vec::new();
         for observed in observed {
             let condition = self.0.entry(key(observed)).or_insert_with(|| Condition::new(now));
-            lines.extend(condition.look(observed, now));
+            lines.extend(condition.sample(observed, now));
         }
         lines
     }
 }
 
-/// What a look at a backend that is served finds.
+/// The samples of a backend that is served.
 pub(super) fn of_backend(
     transport: u32,
     id: BackendId,
@@ -243,7 +244,7 @@ pub(super) fn of_backend(
     observed.extend([
         seen(Topic::Damage, damage(status), true, None),
         seen(Topic::Healed, healed(status), false, Some(status.damage_healed)),
-        // An attempt that failed between two looks is said, too, if it works now.
+        // An attempt that failed between two samples is logged even if writeback works now.
         seen(
             Topic::Writeback,
             writeback(status),
@@ -293,7 +294,7 @@ fn writeback(status: &CacheStatus) -> Option<Wrong> {
     let now = status.backing_trouble.as_ref().map(|trouble| &trouble.error);
     now.or(status.last_backing_failure.as_ref()).map(|error| Wrong {
         key: error.clone(),
-        text: format!("writeback fails: {error}; what is dirty stays in the cache, and it is tried again"),
+        text: format!("writeback fails: {error}; dirty data stays in the cache, and writeback is retried"),
     })
 }
 
@@ -323,7 +324,7 @@ fn parked(status: &CacheStatus) -> Option<Wrong> {
     })
 }
 
-/// What a look at the log of recovery points of a transport finds.
+/// The sample of the log of recovery points of a transport.
 pub(super) fn of_recovery_points(transport: u32, path: &str, error: Option<&String>) -> Observed {
     let wrong = error.map(|error| {
         Wrong::plain(format!(
@@ -334,7 +335,7 @@ pub(super) fn of_recovery_points(transport: u32, path: &str, error: Option<&Stri
     Observed { transport, backend: None, topic, path: path.to_owned(), wrong, holds: true, count: None }
 }
 
-/// What a look at a region's memory finds.
+/// The sample of a region's memory.
 pub(super) fn of_region(transport: u32, path: &str, failed: Option<String>) -> Observed {
     let (topic, wrong) = (Topic::Region, failed.map(Wrong::plain));
     Observed { transport, backend: None, topic, path: path.to_owned(), wrong, holds: true, count: None }
@@ -346,7 +347,7 @@ fn named(ranges: &[ByteRange]) -> String {
     if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
 }
 
-/// What recovery found, for the log.
+/// The result of recovery, for the log.
 pub(super) fn recovered(run: &RunningBackend) -> Option<String> {
     let recovered = run.recovered()?;
     let status = &recovered.status;
@@ -401,10 +402,10 @@ mod tests {
             Self(Watch::default(), Instant::now())
         }
 
-        /// The lines of a look, so many seconds after the last one.
-        fn look(&mut self, seconds: u64, observed: Observed) -> Vec<String> {
+        /// The lines of a sample that is taken `seconds` after the last one.
+        fn sample(&mut self, seconds: u64, observed: Observed) -> Vec<String> {
             self.1 += Duration::from_secs(seconds);
-            let lines = self.0.look(&[observed], self.1);
+            let lines = self.0.sample(&[observed], self.1);
             lines
                 .into_iter()
                 .map(|line| format!("{}{}", if line.is_over { "over: " } else { "" }, line.text))
@@ -413,56 +414,59 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_is_said_when_it_begins_when_it_changes_and_when_it_ends() {
+    fn a_condition_is_logged_when_it_begins_when_it_changes_and_when_it_ends() {
         let mut clock = Clock::new();
         let writeback = |wrong| observed(Topic::Writeback, wrong, None);
-        assert_eq!(clock.look(1, writeback(None)), [""; 0]);
-        assert_eq!(clock.look(1, writeback(Some("EIO"))), ["/dev/sdb: EIO"]);
-        assert_eq!(clock.look(1, writeback(Some("EIO"))), [""; 0]);
-        assert_eq!(clock.look(1, writeback(Some("ENOSPC"))), ["/dev/sdb: ENOSPC"]);
-        assert_eq!(clock.look(1, writeback(None)), ["over: /dev/sdb: writeback works again (it lasted 3 s)"]);
-        assert_eq!(clock.look(1, writeback(None)), [""; 0]);
+        assert_eq!(clock.sample(1, writeback(None)), [""; 0]);
+        assert_eq!(clock.sample(1, writeback(Some("EIO"))), ["/dev/sdb: EIO"]);
+        assert_eq!(clock.sample(1, writeback(Some("EIO"))), [""; 0]);
+        assert_eq!(clock.sample(1, writeback(Some("ENOSPC"))), ["/dev/sdb: ENOSPC"]);
+        assert_eq!(
+            clock.sample(1, writeback(None)),
+            ["over: /dev/sdb: writeback works again (it lasted 3 s)"]
+        );
+        assert_eq!(clock.sample(1, writeback(None)), [""; 0]);
     }
 
     #[test]
-    fn what_comes_and_goes_between_two_looks_is_said_by_its_counter() {
+    fn an_error_that_begins_and_ends_between_two_samples_is_logged_by_its_counter() {
         let mut clock = Clock::new();
         let clients = |count| observed(Topic::Clients, Some("EIO"), Some(count));
-        assert_eq!(clock.look(1, clients(0)), [""; 0]);
-        assert_eq!(clock.look(1, clients(3)), ["/dev/sdb: EIO"]);
-        assert_eq!(clock.look(1, clients(3)), [""; 0]);
-        assert_eq!(clock.look(1, clients(4)), [""; 0]);
+        assert_eq!(clock.sample(1, clients(0)), [""; 0]);
+        assert_eq!(clock.sample(1, clients(3)), ["/dev/sdb: EIO"]);
+        assert_eq!(clock.sample(1, clients(3)), [""; 0]);
+        assert_eq!(clock.sample(1, clients(4)), [""; 0]);
         assert_eq!(
-            clock.look(10, clients(4)),
+            clock.sample(10, clients(4)),
             ["over: /dev/sdb: requests of clients no longer fail (it lasted 12 s, 4 in all)"]
         );
-        assert_eq!(clock.look(1, clients(5)), ["/dev/sdb: EIO"]);
+        assert_eq!(clock.sample(1, clients(5)), ["/dev/sdb: EIO"]);
     }
 
     #[test]
-    fn a_condition_that_comes_and_goes_all_the_time_has_a_bounded_number_of_lines() {
+    fn a_condition_that_begins_and_ends_repeatedly_logs_a_bounded_number_of_lines() {
         let mut clock = Clock::new();
         let mut lines = 0;
         for second in 0..1000 {
             let wrong = if second % 2 == 0 { Some("EIO") } else { None };
-            lines += clock.look(1, observed(Topic::Writeback, wrong, None)).len();
+            lines += clock.sample(1, observed(Topic::Writeback, wrong, None)).len();
         }
         assert!((60..=110).contains(&lines), "{lines}");
         // Suppressed lines are counted in the next line that is logged.
         for _ in 0..20 {
-            lines = clock.look(1, observed(Topic::Writeback, Some("the end"), None)).len();
+            lines = clock.sample(1, observed(Topic::Writeback, Some("the end"), None)).len();
             if lines > 0 {
                 return;
             }
         }
-        panic!("the last change was never said");
+        panic!("the last change was never logged");
     }
 
     #[test]
-    fn a_backend_that_is_gone_leaves_no_condition() {
+    fn a_backend_that_was_removed_leaves_no_condition() {
         let mut clock = Clock::new();
-        assert_eq!(clock.look(1, observed(Topic::Damage, Some("damaged"), None)).len(), 1);
-        assert!(clock.0.look(&[], clock.1).is_empty());
+        assert_eq!(clock.sample(1, observed(Topic::Damage, Some("damaged"), None)).len(), 1);
+        assert!(clock.0.sample(&[], clock.1).is_empty());
         assert!(clock.0.0.is_empty());
     }
 }

@@ -1,8 +1,8 @@
-//! Backends that are not served: what their caches hold, and regions that are older than their disks.
+//! Backends that are not served: the contents of their caches, and regions that are older than their disks.
 //!
-//! Invariants: a cache is examined once for each time that its backend goes down, not at each status; that changes
-//! nothing in the region. A region of which the log of recovery points knows that its disk is newer is not served
-//! unless the user says so.
+//! Invariants: a cache is examined once each time its backend goes down, not at each status; the examination changes nothing
+//! in the region. If the log of recovery points shows that a disk is newer than its region, the region is not served unless
+//! the user accepts it.
 
 use super::backend::BackendSlot;
 use super::lent::Ground;
@@ -14,9 +14,9 @@ use cbd_engine::BackendEntry;
 use cbd_types::{BackendId, Error, ErrorKind, Result, uuid_text};
 
 impl Manager {
-    /// Examines the cache of one backend that is not served and that was not examined since it went down. One at a time, so that
+    /// Examines the cache of one backend that is not served and was not examined since it went down. One per call, so that
     /// commands do not wait long.
-    pub(super) fn look_into_what_is_down(&self) {
+    pub(super) fn examine_one_that_is_down(&self) {
         let is_next =
             |slot: &BackendSlot| slot.is_down() && slot.held.is_none() && slot.entry.cache_segments > 0;
         let next = {
@@ -29,7 +29,7 @@ impl Manager {
             down.next()
         };
         let Some(mut lent) =
-            next.and_then(|(transport, id)| self.try_lend(transport, id, "its cache is looked into"))
+            next.and_then(|(transport, id)| self.try_lend(transport, id, "its cache is being examined"))
         else {
             return;
         };
@@ -65,11 +65,11 @@ impl Ground {
     }
 }
 
-/// What the log of recovery points says of a backend against its region.
+/// A backend's last logged recovery point compared with that of its region.
 struct Compared {
-    /// The last logged point, if its epoch is later than the region's, with epoch and recovery point of the region.
+    /// The last logged point if its epoch is later than the region's, with the epoch and recovery point (ms) of the region.
     newer: Option<(RecoveryPoint, u64, u64)>,
-    /// What of the log cannot be read.
+    /// The parts of the log that cannot be read.
     unreadable: Vec<String>,
 }
 
@@ -87,8 +87,8 @@ fn words(at_ms: u64) -> String {
     if at_ms == 0 { "a time that is not known".to_owned() } else { format_time(at_ms) }
 }
 
-/// Refuses a region that is older than its disk: to serve it would write old data over newer. What keeps that from being known comes back
-/// as a warning.
+/// Refuses a region that is older than its disk: writeback would overwrite newer data with older. Returns a warning if the log
+/// of recovery points cannot be read completely.
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
@@ -124,11 +124,11 @@ pub(super) fn refuse_older(
     ))
 }
 
-/// A region that the user accepts although it is older than its disk; found before its backend is started.
+/// A region that the user accepts although it is older than its disk; determined before its backend is started.
 pub(super) struct Accepted(RecoveryPoint);
 
 impl Accepted {
-    /// What is to be accepted of a backend, if anything.
+    /// The region of this backend, if it is older than the disk.
     pub fn find(fixed: &Fixed, ground: &Ground, entry: &BackendEntry) -> Option<Self> {
         let (logged, epoch, at_ms) = compare(fixed, ground, entry).newer?;
         tracing::info!(
@@ -145,10 +145,10 @@ impl Accepted {
         }))
     }
 
-    /// The backend was started: from now on the log says what the region said.
+    /// Logs the region's recovery point as the current one, after the backend was started.
     ///
     /// # Errors
-    /// When that cannot be logged: the next start refuses the region again.
+    /// When the log cannot be written: the next start refuses the region again.
     pub fn log(&self, fixed: &Fixed, ground: &Ground) -> Result<()> {
         let Self(point) = self;
         tracing::warn!(

@@ -1,7 +1,7 @@
-//! Waiting for writeback: with progress, with an end, and without the manager's lock.
+//! Waiting for writeback: with progress reports, with a timeout, and without the lock of the tables.
 //!
-//! Invariants: a wait ends when the goal is reached, when nothing has moved for as long as the user allows, when whoever
-//! asked is gone, or when the daemon stops; whatever ends it, nothing dirty is dropped.
+//! Invariants: a wait ends when the goal is reached, when writeback has made no progress for the user's timeout, when the
+//! client has disconnected, or when the daemon stops; in each case no dirty data is dropped.
 
 use super::transport::running;
 use super::watch::check_file;
@@ -15,40 +15,40 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Seconds without progress after which a wait gives up, unless the request says otherwise.
+/// Seconds without progress after which a wait gives up, unless the request sets another timeout.
 const TIMEOUT_S: u64 = 60;
 
-/// How often a client learns how far it is.
+/// Interval of progress reports to the client.
 const REPORT: Duration = Duration::from_millis(200);
 
-/// What writeback is to reach.
+/// The goal of a drain or checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Goal {
-    /// What was written before is on the backing device; the client need not wait for it.
+    /// Earlier writes reach the backing device; the client need not wait for it.
     Checkpoint,
-    /// The same, and the client waits.
+    /// Earlier writes reach the backing device, and the client waits for it.
     Drained,
 }
 
-/// A timeout above this is this: the clock can count it.
+/// Upper bound of a timeout, so that the clock can represent it.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 impl Manager {
-    /// Seconds that a user gives a drain, with the default.
+    /// The timeout of a drain: that of the request, else the default.
     pub(super) fn timeout(&self, timeout_s: Option<u64>) -> Duration {
         let seconds = timeout_s.or(self.fixed.config.defaults.drain_timeout_s).unwrap_or(TIMEOUT_S);
         Duration::from_secs(seconds).min(LONGEST)
     }
 
-    /// Brings one backend or all of a transport up to date.
-    pub(super) fn bring_up_to_date(
+    /// Drains one backend or all of a transport.
+    pub(super) fn drain_backends(
         &self,
         transport: u32,
         request: &Drain,
         goal: Goal,
         report: Report<'_>,
     ) -> Result<Done> {
-        let Asked { runs, mut failed } = self.runs(transport, request.backend.map(BackendId))?;
+        let Selected { runs, mut failed } = self.runs(transport, request.backend.map(BackendId))?;
         let all = runs.len() + failed.len();
         let mut done = Done::default();
         let mut asked = Vec::new();
@@ -70,7 +70,7 @@ impl Manager {
                         done.written_bytes += bytes;
                         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
                     }
-                    // The client has disconnected, or the daemon stops.
+                    // The client has disconnected, or the daemon is stopping.
                     Err(error) if error.kind() == ErrorKind::Stopped => return Err(error),
                     Err(error) => failed.push(error),
                 }
@@ -92,7 +92,7 @@ impl Manager {
         }
     }
 
-    fn runs(&self, transport: u32, only: Option<BackendId>) -> Result<Asked> {
+    fn runs(&self, transport: u32, only: Option<BackendId>) -> Result<Selected> {
         let tables = self.tables()?;
         let running = running(&tables, transport)?;
         if let Some(id) = only.filter(|id| !running.backends.contains_key(id)) {
@@ -106,19 +106,19 @@ impl Manager {
                     failed.push(Error::new(
                         ErrorKind::Stopped,
                         format!(
-                            "backend {id} is not up ({}); put that right and start it again with backend-start",
+                            "backend {id} is not up ({}); correct that and start it again with backend-start",
                             slot.error.as_deref().unwrap_or("stopped")
                         ),
                     ));
                 }
             }
         }
-        Ok(Asked { runs, failed })
+        Ok(Selected { runs, failed })
     }
 }
 
-/// The backends that a command is about.
-struct Asked {
+/// The backends that a command applies to.
+struct Selected {
     runs: Vec<(BackendId, Arc<RunningBackend>)>,
     /// Why the others cannot be drained.
     failed: Vec<Error>,
@@ -146,7 +146,7 @@ impl Wait<'_> {
             reported = Some(Instant::now());
             match report(self.progress(now)) {
                 Flow::Cancel => {
-                    let text = "cancelled; what is dirty stays in the cache";
+                    let text = "cancelled; dirty data stays in the cache";
                     ControlFlow::Break(Error::new(ErrorKind::Stopped, text))
                 }
                 Flow::Continue => ControlFlow::Continue(()),

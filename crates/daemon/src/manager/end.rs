@@ -1,7 +1,8 @@
-//! The end of a daemon: block devices and caches are closed, then the regions in ordinary files are brought to their disks.
+//! The end of a daemon: closes block devices and caches, then syncs the regions in ordinary files to their disks.
 //!
-//! Invariants: the end takes a bounded time whatever hangs; a backend that hangs keeps no other cache from being closed and
-//! synced, and is named in the log. Its own cache is not noted as synced: another thread may still store into it.
+//! Invariants: the end takes a bounded time even if a disk or a client hangs. A backend that hangs does not prevent other
+//! caches from being closed and synced, and the log names it. Its own cache is not marked as synced: a thread may still store
+//! into it.
 //!
 //! Elsewhere: ending a process whose regions cannot be synced in time ([`crate::run`]).
 
@@ -15,32 +16,33 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long block devices and caches may take to be closed, all together.
+/// Timeout for closing all block devices and caches together.
 pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(12);
 
-/// How much of that the background thread may take.
+/// The part of that time that the background thread may take to end.
 const BACKGROUND_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long all regions together may take to be synced, a little less than what [`crate::run`] allows.
+/// Timeout for syncing all regions together, a little less than [`crate::run`] allows.
 const SYNC_LIMIT: Duration = Duration::from_secs(85);
 
-/// A daemon that has ended: its regions, which are still held, and what hangs.
+/// A daemon that has ended: its regions, which are still locked, and the tasks that hang.
 #[must_use]
 pub struct Ended {
     left: Vec<Left>,
     hung: Vec<String>,
-    /// Waits for workers whose region or backend was not in the tables.
+    /// Waits for workers on a region or backend that was not in the tables.
     work: Task,
-    /// Why regions were not synced.
+    /// The regions that were not synced, with reasons.
     not_synced: NotSynced,
 }
 
-/// Why regions were not synced at the end, each with what follows.
+/// Why regions were not synced at the end, each with the consequence.
 pub(super) type NotSynced = Arc<Mutex<Vec<String>>>;
 
 impl Ended {
-    /// Brings regions in ordinary files to their disks, so that their caches are recovered after a restart of the machine: those caches
-    /// that are closed. The result names what has not ended in time or was not synced, caches included, and why.
+    /// Syncs regions in ordinary files to their disks, so that the caches that are closed can be recovered after a restart of the
+    /// machine. The result names the tasks that have not ended in time and the regions and caches that were not synced, with
+    /// reasons.
     pub fn sync(self) -> Vec<String> {
         let tasks = self.left.into_iter().map(|left| {
             let not_synced = Arc::clone(&self.not_synced);
@@ -57,12 +59,12 @@ impl Ended {
 }
 
 impl Manager {
-    /// Ends everything: block devices first, then the caches; then syncs the regions. What is dirty stays in the regions.
+    /// Closes block devices, then caches, then syncs the regions. Dirty data stays in the regions.
     pub fn stop(&self) {
         let _ = self.end().sync();
     }
 
-    /// As [`stop`](Self::stop), but leaves it to the caller to sync the regions, which can take long.
+    /// As [`stop`](Self::stop), but the caller syncs the regions, which can take long.
     pub fn end(&self) -> Ended {
         self.begin_stop();
         let deadline = Instant::now() + CLOSE_LIMIT;
@@ -76,7 +78,7 @@ impl Manager {
                 if self.restoring.load(Ordering::SeqCst) {
                     let waits = |_: &mut Tables| !self.restored.load(Ordering::SeqCst);
                     if self.has_restored.wait_while_until(&mut tables, waits, deadline).timed_out() {
-                        hung.push("the start: what it has brought back is not synced".to_owned());
+                        hung.push("the start: the regions that it has opened are not synced".to_owned());
                     }
                 }
                 watch::warn_of_lost_files(&tables);
@@ -97,7 +99,8 @@ impl Manager {
         Ended { left, hung, work: self.end_of_work(), not_synced: Arc::clone(&self.not_synced) }
     }
 
-    /// Waits for workers whose region or backend is not in the tables: each ends what it has opened when it finds that they are gone.
+    /// Waits for workers on a region or backend that is not in the tables: a worker that finds the tables empty closes what it has
+    /// opened.
     fn end_of_work(&self) -> Task {
         let at_work = self.at_work.clone();
         Task::new("a region or a backend".to_owned(), move |stage| {
@@ -106,7 +109,7 @@ impl Manager {
         })
     }
 
-    /// Ends the background thread, which writes down what happened since its last look.
+    /// Ends the background thread, which logs the changes since its last pass.
     fn end_background(&self, deadline: Instant) -> Vec<String> {
         let Some(background) = self.background.lock().take() else {
             self.write_down();
@@ -127,7 +130,7 @@ pub(super) fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
         let (lent, ending) = (slot.lent.clone(), slot.ending.clone());
         match &lent {
             None => slot.end(id, stage),
-            // The worker that has the slot ends it, its block devices before its cache: they are still open.
+            // The worker that has the slot closes its block devices and then its cache.
             Some(_) => drop(slot),
         }
         if let Some(borrowed) = &lent {

@@ -1,7 +1,7 @@
-//! Work on a backend that may wait for a disk or a file system: its slot is taken out of the tables meanwhile.
+//! Work on a backend that may wait for a disk or a file system: the worker takes the slot out of the tables meanwhile.
 //!
-//! Invariants: the lock of the tables is free while such work runs, so a status and commands about other backends are answered at
-//! once; a slot is with one worker at a time; what stands in the tables meanwhile shows what the slot was, and what is being done.
+//! Invariants: the lock of the tables is not held during such work, so a status and commands for other backends do not wait.
+//! One worker at a time has a slot. The placeholder in the tables shows the former state of the slot, and the work.
 
 use super::backend::BackendSlot;
 use super::blkdev::BlkdevSlot;
@@ -17,32 +17,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a command waits for a slot that is with another worker.
+/// Timeout of a command for a slot that another worker has.
 const SLOT_LIMIT: Duration = Duration::from_secs(10);
 
-/// What can be reached of a transport without the tables.
+/// A handle of a transport that works without the tables.
 #[derive(Clone)]
 pub(super) struct Ground {
     /// Number of the transport in this daemon.
     pub id: u32,
-    /// Of the region.
+    /// Path of the region.
     pub path: String,
     pub host: HostId,
     pub transport: Arc<Transport<ProcessEnvironment>>,
-    /// Held from a look at what the region says to its being remembered.
-    looking: Arc<Mutex<()>>,
+    /// Held from reading the region's tables to storing the result in `Running::known`.
+    reading: Arc<Mutex<()>>,
 }
 
-/// What the tables remember of a region, so that a status does not wait for the engine.
+/// A cached copy of a region's tables, so that a status does not wait for the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub info: TransportInfo,
-    /// Rows of block devices that are lost.
+    /// Rows of block devices of which both copies are damaged.
     pub lost: Vec<BlkdevId>,
 }
 
 impl Known {
-    /// What the region says now. Waits for a thread that changes its tables or recovers a cache.
+    /// Reads the region's tables. Waits for a thread that changes them or recovers a cache.
     pub fn of(transport: &Transport<ProcessEnvironment>) -> Self {
         Self { info: transport.info(), lost: transport.lost_blkdevs() }
     }
@@ -64,7 +64,7 @@ impl Borrowed {
     }
 }
 
-/// A slot that was taken out of the tables. It is to be put back, or the backend to be forgotten.
+/// A slot that was taken out of the tables. The worker must put it back, or forget the backend.
 pub(super) struct Lent {
     pub ground: Ground,
     pub id: BackendId,
@@ -80,25 +80,25 @@ impl Running {
             path: self.path.clone(),
             host: self.host,
             transport: Arc::clone(&self.transport),
-            looking: Arc::clone(&self.looking),
+            reading: Arc::clone(&self.reading),
         }
     }
 }
 
 impl Ground {
-    /// The rows of the backend table, one by one, so that a damaged one hides no other; and what is damaged.
+    /// The readable rows of the backend table, and a description of each damaged row.
     pub fn entries(&self) -> (Vec<BackendEntry>, Vec<String>) {
         disk::entries(&self.transport)
     }
 
-    /// Those of other hosts.
+    /// The readable rows of other hosts.
     pub fn entries_of_others(&self) -> Vec<BackendEntry> {
         self.entries().0.into_iter().filter(|entry| entry.host != self.host).collect()
     }
 }
 
 impl BackendSlot {
-    /// Takes the slot; what stays shows it.
+    /// Takes the slot and leaves a placeholder.
     fn lend(&mut self, borrowed: Borrowed) -> Self {
         let shown = Self {
             path: self.path.clone(),
@@ -128,7 +128,7 @@ impl BackendSlot {
 /// Takes the slot of a backend out of the tables.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`] with what is being done with it.
+/// [`ErrorKind::Busy`] with the work of the worker that has it.
 fn lend(tables: &mut Tables, transport: u32, id: BackendId, why: &'static str) -> Result<Lent> {
     let running = running_mut(tables, transport)?;
     let ground = running.ground(transport);
@@ -143,15 +143,15 @@ fn lend(tables: &mut Tables, transport: u32, id: BackendId, why: &'static str) -
 }
 
 impl Manager {
-    /// Takes the slot of a backend for a command, to do `why`; waits a while for the worker that has it.
+    /// Takes the slot of a backend for a command; `why` names the work. Waits up to [`SLOT_LIMIT`] for another worker.
     ///
     /// # Errors
-    /// Where there is no such backend, or the transport is not up; [`ErrorKind::Busy`] with what is being done with it.
+    /// If there is no such backend, or the transport is not up; [`ErrorKind::Busy`] with the work of the worker that has it.
     pub(super) fn lend(&self, transport: u32, id: BackendId, why: &'static str) -> Result<Lent> {
         self.lend_until(Instant::now() + SLOT_LIMIT, transport, id, why)
     }
 
-    /// The same, waiting until `end`.
+    /// As [`lend`](Self::lend), waiting until `end`.
     pub(super) fn lend_until(
         &self,
         end: Instant,
@@ -173,12 +173,12 @@ impl Manager {
         }
     }
 
-    /// The same for the background thread and for what happens at the end of a command: it does not wait.
+    /// As [`lend`](Self::lend), without waiting, for the background thread and for retries.
     pub(super) fn try_lend(&self, transport: u32, id: BackendId, why: &'static str) -> Option<Lent> {
         lend(&mut self.tables.lock(), transport, id, why).ok()
     }
 
-    /// Puts a slot back. Where the daemon has ended meanwhile, the backend ends, too.
+    /// Puts a slot back. If the daemon has ended meanwhile, ends the backend.
     pub(super) fn put_back(&self, lent: Lent) {
         let Lent { ground, id, mut slot, _worker: worker } = lent;
         let mut tables = self.tables.lock();
@@ -186,14 +186,14 @@ impl Manager {
             running_mut(&mut tables, ground.id).ok().and_then(|running| running.backends.get_mut(&id));
         let Some(there) = there else {
             drop(tables);
-            // The end of the daemon waits for this worker, so for a stop that has taken too long as well.
+            // The end of the daemon waits for this worker, so this waits for an earlier stop that has timed out.
             let ending = slot.ending.clone();
             slot.end(id, &Stage::nowhere());
             ending.wait_for_none(None);
             return drop(worker);
         };
         if slot.run.is_some() && there.run.is_some() {
-            // It may have been seen meanwhile.
+            // The background thread may have detected a change meanwhile.
             slot.file_change = there.file_change.take();
         }
         if there.lent.as_ref().is_some_and(|borrowed| borrowed.stop_ended) {
@@ -202,22 +202,22 @@ impl Manager {
         let shown = std::mem::replace(there, slot);
         self.put_back.notify_all();
         drop(tables);
-        // Without the lock: it may have been the last one to have the backing device open.
+        // Without the lock of the tables: this may drop the last reference to the backing device, whose close can block.
         drop(shown);
-        self.look_again(&ground);
+        self.refresh_known(&ground);
     }
 
-    /// Remembers what the region says now.
-    pub(super) fn look_again(&self, ground: &Ground) {
-        // Until it is remembered: an older look could replace a newer one.
-        let _in_order = ground.looking.lock();
+    /// Updates the cached copy of the region's tables.
+    pub(super) fn refresh_known(&self, ground: &Ground) {
+        // Held until the copy is stored: otherwise an older copy could replace a newer one.
+        let _in_order = ground.reading.lock();
         let known = Known::of(&ground.transport);
         if let Ok(running) = running_mut(&mut self.tables.lock(), ground.id) {
             running.known = known;
         }
     }
 
-    /// The backend is no longer on the transport.
+    /// Removes the backend from the tables, after its row was removed from the region.
     pub(super) fn forget(&self, lent: Lent) {
         let mut tables = self.tables.lock();
         let shown = running_mut(&mut tables, lent.ground.id)
@@ -227,10 +227,10 @@ impl Manager {
         drop(tables);
         let ground = lent.ground.clone();
         drop((shown, lent));
-        self.look_again(&ground);
+        self.refresh_known(&ground);
     }
 
-    /// What stands in the tables for a lent slot no longer has the backend's run.
+    /// Drops the run from the placeholder of a lent slot.
     pub(super) fn hide_run(&self, lent: &Lent) {
         let mut tables = self.tables.lock();
         let there = running_mut(&mut tables, lent.ground.id).ok();
@@ -240,16 +240,16 @@ impl Manager {
         drop(shown);
     }
 
-    /// What can be reached of all transports that are up.
+    /// Handles of all transports that are up.
     pub(super) fn grounds(&self) -> Result<Vec<Ground>> {
         let tables = self.tables()?;
         Ok(tables.iter().filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.ground(id))).collect())
     }
 
-    /// What can be reached of one transport.
+    /// The handle of one transport.
     ///
     /// # Errors
-    /// Where it is not there or not up.
+    /// If the transport does not exist or is not up.
     pub(super) fn ground(&self, transport: u32) -> Result<Ground> {
         let tables = self.tables()?;
         Ok(super::transport::running(&tables, transport)?.ground(transport))

@@ -1,11 +1,11 @@
 //! The objects of a daemon: transports, their backends, and the block devices on those; how they are created and removed.
 //!
-//! Invariants: one lock holds the tables, and nothing on the data path takes it; what can wait for a disk or a file system runs
-//! without it (`lent`).
-//! A step that fails undoes those before it. The region says what there is: the tables here are what of it runs now.
+//! Invariants: one lock protects the tables, and no thread on the data path takes it; work that can wait for a disk or a
+//! file system runs without it (`lent`). A command that fails undoes its earlier steps. The region records which backends
+//! and block devices exist; the tables here hold those that this process runs.
 //!
-//! Elsewhere: the wire ([`crate::server`]), what survives outside the region ([`crate::state`]), threads of caches
-//! (`cbd-runtime`), exports of devices ([`crate::exports`]).
+//! Elsewhere: the wire protocol ([`crate::server`]), persistent state outside the region ([`crate::state`]), threads of
+//! caches (`cbd-runtime`), exports of devices ([`crate::exports`]).
 
 mod backend;
 mod blkdev;
@@ -15,7 +15,7 @@ mod down;
 mod drain;
 mod end;
 mod lent;
-mod looks;
+mod probe;
 mod register;
 mod reopen;
 mod retry;
@@ -50,8 +50,8 @@ use chronicle::Chronicle;
 pub use end::Ended;
 use end::NotSynced;
 use lent::Ground;
-use looks::{Looks, StartTime};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use probe::{Probes, StartTime};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +64,7 @@ use watch::Watching;
 /// How often the background thread does its work.
 const BACKGROUND_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What does not change while the daemon runs.
+/// Settings and objects that do not change while the daemon runs.
 #[derive(Debug)]
 struct Fixed {
     config: Config,
@@ -81,27 +81,28 @@ struct Fixed {
     boot: Option<BootId>,
 }
 
-/// The transports by their number.
+/// The transports by number.
 type Tables = BTreeMap<u32, TransportSlot>;
 
-/// All that a daemon has.
+/// The objects of a daemon and the threads that maintain them.
 #[derive(Debug)]
 pub struct Manager {
     fixed: Fixed,
     tables: Mutex<Tables>,
-    /// All that there was is back; changes only under the lock of the tables, and `has_restored` says so to those who wait.
+    /// Set when all former transports are restored. It changes only under the lock of the tables; `has_restored` wakes the
+    /// threads that wait for it.
     restoring: AtomicBool,
     restored: AtomicBool,
     has_restored: Condvar,
-    /// Says that a slot was put back into the tables.
+    /// Notified when a slot was put back into the tables.
     put_back: Condvar,
     control_socket: Mutex<Option<Arc<ExportFile>>>,
-    /// Held while the state folder learns which transports there are.
+    /// Held while the list of transports in the state folder is written.
     recording: Mutex<()>,
-    /// Held for reading while a block device is opened, for writing while what a predecessor left is cleared: a device that is just being
-    /// made is not taken for one.
+    /// Held for reading while a block device is opened, for writing while devices that a predecessor left are removed: the
+    /// removal does not mistake a device that is being opened for one that was left.
     opening: RwLock<()>,
-    /// What a predecessor left is to be looked through again.
+    /// Set when the devices that a predecessor left must be checked again.
     sweep_due: AtomicBool,
     stopping: AtomicBool,
     /// Each worker that opens or leaves a region, or makes a backend, has a clone: what it works on is not in the tables.
@@ -112,7 +113,7 @@ pub struct Manager {
     chronicle: Mutex<Chronicle>,
 }
 
-/// The thread that logs recovery points and trouble, and tries backends again that are not up.
+/// The thread that logs recovery points and errors, and retries backends that are not up.
 #[derive(Debug)]
 struct Background {
     stop: Sender<()>,
@@ -120,11 +121,11 @@ struct Background {
 }
 
 impl Manager {
-    /// A manager that has nothing yet; [`restore`](Self::restore) brings back what there was, and whoever asks for anything waits
-    /// for that.
+    /// A manager without transports; [`restore`](Self::restore) restores those of the previous daemon, and each command
+    /// waits until it has finished.
     ///
     /// # Errors
-    /// When the state folder stands on a device of ours.
+    /// When the state folder is on a device that this daemon serves.
     pub fn new(options: &Options, config: Config, state: StateDir) -> Result<Self> {
         let environment = Arc::new(ProcessEnvironment::new());
         let daemon_id = state.daemon_id(|| environment.random())?;
@@ -191,11 +192,11 @@ impl Manager {
         })
     }
 
-    /// Brings back everything that there was, as far as it can, and says in one line what is there. What cannot is kept and shown
-    /// with its reason.
+    /// Restores the transports, backends and block devices of the previous daemon, and returns a summary of one line. An
+    /// object that cannot be restored remains in the tables with the reason, which `status` shows.
     ///
     /// # Errors
-    /// When the state cannot be read, or a region does not survive a power failure and must.
+    /// When the state cannot be read, or a region does not survive a power failure although persistence is required.
     pub fn restore(self: &Arc<Self>) -> Result<String> {
         // Without the lock, so that a signal can end the daemon meanwhile; commands wait until everything is restored.
         self.restoring.store(true, Ordering::SeqCst);
@@ -211,7 +212,7 @@ impl Manager {
         drop(tables);
         if result.is_ok() {
             *self.background.lock() = Background::start(self);
-            // From here on commands are answered.
+            // Commands are executed from here on.
             self.wait_for_busy_disks();
         }
         result.map(|()| summary(&self.tables.lock()))
@@ -221,7 +222,7 @@ impl Manager {
         let places = &self.fixed.places;
         match cbd_fuse::sweep(&places.fuse_dir(), &places.dev_dir, &places.preserved.mounts()) {
             Ok(swept) => tracing::debug!("{swept:?}"),
-            Err(error) => tracing::warn!("what a predecessor left cannot be cleared: {error}"),
+            Err(error) => tracing::warn!("the mounts that a predecessor left cannot be removed: {error}"),
         }
         let mut time = StartTime::new();
         for entry in self.fixed.state.transports()? {
@@ -244,8 +245,9 @@ impl Manager {
         Ok(())
     }
 
-    /// Removes devices that a predecessor left and that no block device stands for. While a transport is not up, or rows of its tables
-    /// cannot be read, it is not known which are wanted; while a device is being opened, it is done later.
+    /// Removes devices that a predecessor left and that belong to no block device; true if no further call is needed. While a
+    /// transport is not up, or rows of its tables cannot be read, the devices in use are not known and nothing is removed.
+    /// While a device is being opened, the removal is postponed.
     fn sweep_unwanted(&self) -> bool {
         let Some(_alone) = self.opening.try_write() else { return false };
         let grounds = {
@@ -267,7 +269,7 @@ impl Manager {
         true
     }
 
-    /// The same for these transports, which are all that there are.
+    /// Removes the devices that belong to no block device of `grounds`, which must be all transports.
     fn sweep(&self, grounds: &[Ground]) {
         if grounds.iter().any(|ground| !ground.transport.lost_blkdevs().is_empty()) {
             return;
@@ -275,34 +277,35 @@ impl Manager {
         let wanted: Vec<Vec<u8>> = grounds.iter().flat_map(Ground::identities).collect();
         for device in self.fixed.places.preserved.sweep(&wanted) {
             tracing::info!(
-                "{device} was left by a predecessor and has no block device any more: it is removed"
+                "{device} was left by a predecessor and belongs to no block device: it is removed"
             );
         }
         let wanted: Vec<Tag> = wanted.iter().map(|identity| self.fixed.places.tag(identity)).collect();
         match cbd_ublk::sweep(self.fixed.places.daemon_id, &wanted, &self.fixed.places.ublk_dir()) {
             Ok(swept) => swept.iter().for_each(|disk| {
                 tracing::info!(
-                    "{disk} was left by a predecessor and has no block device any more: it is removed"
+                    "{disk} was left by a predecessor and belongs to no block device: it is removed"
                 );
             }),
             Err(error) => tracing::debug!("{error}"),
         }
     }
 
-    /// What front ends share.
+    /// The state that all front ends share.
     #[must_use]
     pub fn front_ends(&self) -> Arc<FrontEnds> {
         Arc::clone(&self.fixed.places.front_ends)
     }
 
-    /// Ends operations that wait, and refuses new ones.
+    /// Ends operations that wait, and refuses new operations.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         // Without the tables, which a command may have for long: a thread that begins to wait at this moment waits for its timeout.
         self.put_back.notify_all();
     }
 
-    /// As long as the result lives, the end of the daemon waits for the caller, who works on what is not in the tables.
+    /// Registers the caller as a worker on an object that is not in the tables: the end of the daemon waits until the result is
+    /// dropped.
     ///
     /// # Errors
     /// [`ErrorKind::Stopped`](cbd_types::ErrorKind::Stopped) when the daemon ends.
@@ -312,7 +315,7 @@ impl Manager {
         if self.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(work) }
     }
 
-    /// The tables once all is back, unless the daemon is stopping.
+    /// Waits until all transports are restored and locks the tables; an error while the daemon is stopping.
     fn tables(&self) -> Result<MutexGuard<'_, Tables>> {
         let mut tables = self.tables.lock();
         self.has_restored.wait_while(&mut tables, |_| !self.restored.load(Ordering::SeqCst));
@@ -331,21 +334,21 @@ impl Background {
         let (stop, stopped): (Sender<()>, Receiver<()>) = channel();
         let manager = Arc::downgrade(manager);
         let work = move || {
-            let mut looks = Looks::default();
+            let mut probes = Probes::default();
             let mut watching = Watching::default();
             while stopped.recv_timeout(BACKGROUND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.write_down();
-                        manager.retry_what_is_down(&mut looks);
-                        manager.look_into_what_is_down();
+                        manager.retry_what_is_down(&mut probes);
+                        manager.examine_one_that_is_down();
                         manager.reopen_exports();
                         manager.watch_files(&mut watching);
                     }
                     None => return,
                 }
             }
-            // What happened since the last look.
+            // Logs the changes since the last pass.
             if let Some(manager) = manager.upgrade() {
                 manager.write_down();
             }
@@ -354,7 +357,7 @@ impl Background {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
                 tracing::warn!(
-                    "recovery points and conditions are not logged, and what is not up is not retried: {error}"
+                    "recovery points and conditions are not logged, and backends that are not up are not retried: {error}"
                 );
                 None
             }
@@ -362,7 +365,7 @@ impl Background {
     }
 }
 
-/// Locks the memory of the process, unless a limit would make later mappings fail, regions among them.
+/// Locks the memory of the process, unless a limit would make later mappings fail, those of regions included.
 fn lock_memory() -> std::result::Result<(), String> {
     if crate::system::may_lock_without_limit() {
         return cbd_fuse::flusher::lock_memory();
@@ -385,7 +388,7 @@ fn summary(tables: &Tables) -> String {
                 for backend in running.backends.values() {
                     backends += usize::from(backend.run.is_some());
                     failed += usize::from(backend.run.is_none());
-                    // Also while a worker has them.
+                    // A slot that is lent to a worker counts, too.
                     let served =
                         backend.blkdevs.iter().filter(|(id, blkdev)| blkdev.info(**id).alive).count();
                     blkdevs += served;
@@ -445,11 +448,11 @@ impl Control for Manager {
     }
 
     fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
-        self.bring_up_to_date(transport, request, drain::Goal::Checkpoint, report)
+        self.drain_backends(transport, request, drain::Goal::Checkpoint, report)
     }
 
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
-        self.bring_up_to_date(transport, request, drain::Goal::Drained, report)
+        self.drain_backends(transport, request, drain::Goal::Drained, report)
     }
 
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {

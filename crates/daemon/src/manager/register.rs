@@ -1,9 +1,9 @@
-//! Registering a region and leaving it.
+//! Registering and unregistering a region.
 //!
-//! Invariants: the regions are opened, formatted and synced without the lock of the tables; the number of a transport is reserved
-//! meanwhile, and the state folder knows a transport before its backends are started.
+//! Invariants: regions are opened, formatted and synced without the lock of the tables; the number of a transport is
+//! reserved meanwhile. The state folder records a transport before its backends are started.
 
-use super::looks::{Node, StartTime, is_same, nodes};
+use super::probe::{Node, StartTime, is_same, nodes};
 use super::transport::{Left, Running, TransportSlot, absolute, missing, open_region, unknown, with_advice};
 use super::{Manager, stopping};
 use crate::api::{RegisterTransport, TransportRegistered};
@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Refuses to format at the path of a transport that is remembered: its region may merely not be mounted.
-fn not_over(slot: &TransportSlot, path: &str) -> Error {
+/// The error of formatting at the path of a recorded transport that is not up: its file system may merely not be mounted.
+fn refuse_overwrite(slot: &TransportSlot, path: &str) -> Error {
     let TransportEntry { transport_id: id, uuid, .. } = &slot.entry;
     let why = slot.running.as_ref().err().cloned().unwrap_or_default();
     Error::new(
@@ -44,7 +44,7 @@ impl Manager {
         if !request.format && (request.force || request.segment_size.is_some()) {
             return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
         }
-        // Without the lock: no other command may wait for a file system here.
+        // Without the lock of the tables, so that no other command waits for this file system.
         let others = self.tables()?.values().map(|slot| slot.entry.path.clone()).collect();
         let nodes = nodes(path, others)?;
         let before = Before::look(path);
@@ -61,14 +61,14 @@ impl Manager {
         result
     }
 
-    /// Reserves the number for a transport that is to be registered; no other command can register it meanwhile.
+    /// Reserves the number of a transport that is being registered; no other command can register it meanwhile.
     fn reserve(&self, request: &RegisterTransport, nodes: &BTreeMap<String, Node>) -> Result<u32> {
         let path = &request.path;
         let node = |path: &String| nodes.get(path).copied().flatten();
         let mut tables = self.tables()?;
         let is_it = |known: &String| known == path || is_same(node(known), node(path));
         let known = tables.values_mut().find(|slot| is_it(&slot.entry.path));
-        // A transport that failed to come up is given another chance under its number.
+        // A transport that is not up is retried under its number.
         if let Some(slot) = known {
             if slot.running.is_ok() {
                 return Err(Error::new(
@@ -82,7 +82,7 @@ impl Manager {
                 return Err(Error::new(ErrorKind::Busy, text));
             }
             if request.format && !request.force {
-                return Err(not_over(slot, path));
+                return Err(refuse_overwrite(slot, path));
             }
             slot.lent = true;
             return Ok(slot.entry.transport_id);
@@ -95,7 +95,7 @@ impl Manager {
         Ok(id)
     }
 
-    /// It was not registered.
+    /// Releases the reservation of a transport that was not registered.
     fn unreserve(&self, id: u32) {
         let mut tables = self.tables.lock();
         if tables.get(&id).is_some_and(|slot| slot.entry.uuid.is_empty()) {
@@ -152,13 +152,14 @@ impl Manager {
         Ok(TransportRegistered { transport_id: id, host_id: host.0, warnings })
     }
 
-    /// Changes what the state folder and the tables know of a transport: its entry, or that it is no more. One change at a time.
+    /// Changes the entry of a transport in the state folder and in the tables, or removes it. `recording` serializes the
+    /// changes.
     pub(super) fn record(&self, id: u32, entry: Option<&TransportEntry>) -> Result<()> {
         let _alone = self.recording.lock();
         let others = |slot: &&TransportSlot| slot.entry.transport_id != id && !slot.entry.uuid.is_empty();
         let mut entries: Vec<TransportEntry> = {
             let tables = self.tables.lock();
-            // The end of the daemon takes the tables; the state folder keeps the transports that were in them.
+            // The end of the daemon empties the tables; the transports must remain in the state folder.
             if !tables.contains_key(&id) {
                 return Err(stopping());
             }
@@ -172,7 +173,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Tries to bring up a transport that is not up, unless another thread does.
+    /// Retries a transport that is not up, unless another thread works on it.
     pub(super) fn retry_transport(&self, id: u32) {
         let Ok(_work) = self.begin_work() else { return };
         let entry = {
@@ -196,7 +197,7 @@ impl Manager {
             Some(slot) => slot.settle(tried),
             None => {
                 drop(tables);
-                // The daemon has ended meanwhile.
+                // The daemon ended meanwhile.
                 if let Ok(running) = tried {
                     running.end(id, &self.not_synced);
                 }
@@ -212,7 +213,7 @@ impl Manager {
             let busy =
                 |text: String| Err(Error::new(ErrorKind::Busy, format!("transport {id} is in use: {text}")));
             if slot.lent {
-                return busy("it is being opened or left".to_owned());
+                return busy("it is being opened or unregistered".to_owned());
             }
             if let Ok(running) = &slot.running {
                 if let Some((backend, slot)) = running.backends.first_key_value() {
@@ -245,7 +246,7 @@ impl Manager {
     }
 }
 
-/// Refuses a region that is to be smaller than its file.
+/// Refuses a region size below the length of its file.
 fn refuse_smaller(path: &str, size: Option<u64>, before: &Before) -> Result<()> {
     match (size, before.length()) {
         (Some(size), Some(length)) if size < length => Err(Error::new(

@@ -1,6 +1,6 @@
-//! Opens exports that failed to open again: the obstacle may have disappeared, and the sessions of a predecessor may be found late.
+//! Retries exports that failed to open: the cause may have disappeared, or the sessions of a predecessor were found late.
 //!
-//! Invariants: no thread waits here for requests of an export that was closed; while there are some, no export of that
+//! Invariants: no thread waits here for requests of an export that was closed; while such requests exist, no export of that
 //! backend is opened. No export is opened while its backend is being stopped.
 
 use super::retry::Retry;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Manager {
-    /// Opens the exports that are due, and all of them when more sessions of a predecessor were found than the start has seen.
+    /// Retries the exports that are due; retries all closed exports if sessions of a predecessor were found after the start.
     pub(super) fn reopen_exports(self: &Arc<Self>) {
         let more_is_left = self.fixed.places.preserved.take_late_sessions();
         if more_is_left {
@@ -24,7 +24,7 @@ impl Manager {
             None => return,
         };
         for (transport, id, blkdev) in closed {
-            self.on_its_own(move |manager| manager.reopen_export(transport, id, blkdev));
+            self.spawn_retry(move |manager| manager.reopen_export(transport, id, blkdev));
         }
     }
 
@@ -43,8 +43,8 @@ impl Manager {
         self.put_back(lent);
     }
 
-    /// Runs an attempt on a thread of its own, since it may wait for a disk. If no thread can be started, it is tried at another time.
-    pub(super) fn on_its_own(self: &Arc<Self>, attempt: impl FnOnce(&Self) + Send + 'static) {
+    /// Runs an attempt on a thread of its own, since it may wait for a disk. If no thread can be started, a later pass retries it.
+    pub(super) fn spawn_retry(self: &Arc<Self>, attempt: impl FnOnce(&Self) + Send + 'static) {
         if self.stopping.load(Ordering::SeqCst) {
             return;
         }
@@ -52,12 +52,12 @@ impl Manager {
         let spawned =
             std::thread::Builder::new().name("cbd-retry".to_owned()).spawn(move || attempt(&manager));
         if let Err(error) = spawned {
-            tracing::warn!("what is not up is retried later: no thread can be started ({error})");
+            tracing::warn!("a retry is postponed: no thread can be started ({error})");
         }
     }
 }
 
-/// The block devices whose exports are to be opened now, of backends that are up: those that are due, or all.
+/// The block devices of backends that are up whose closed exports are due, or with `all` those whose exports are closed.
 fn closed(tables: &mut Tables, all: bool) -> Vec<(u32, BackendId, BlkdevId)> {
     let mut found = Vec::new();
     for (&transport, slot) in tables {

@@ -1,12 +1,12 @@
-//! Regions and backends that are not up are tried again: a device may come later than the daemon.
+//! Retries of regions and backends that are not up: a device may appear after the daemon has started.
 //!
-//! Invariants: what stands at the path is looked at every second, and tried when it is another thing than the last
-//! time, else on a schedule that becomes slower; one attempt at a time, and none while a stop is under way.
+//! Invariants: the node at the path is probed every second. A new node is tried immediately, the same node with exponential
+//! backoff. A backend has one attempt at a time, and none while it is being stopped.
 
 use super::Manager;
 use super::backend::BackendSlot;
 use super::lent::Ground;
-use super::looks::{LOOK, Looks, Node, one};
+use super::probe::{BACKGROUND_TIMEOUT, Node, Probes, probe_path};
 use super::transport::Running;
 use super::{Fixed, Tables};
 use cbd_backing::DISK_TIMEOUT;
@@ -18,14 +18,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The first attempt comes after this time, each further one after twice the time, up to the limit.
+/// Delay of the first retry; each further delay is twice as long, up to [`LIMIT`].
 const FIRST: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often the start checks whether a disk that another process had is free.
+/// How often the start checks whether a disk that another process held is free.
 const BUSY_AGAIN: Duration = Duration::from_millis(100);
 
-/// When a backend is tried again.
+/// The schedule of retries of one object.
 #[derive(Debug)]
 pub(super) struct Retry {
     due: Instant,
@@ -38,12 +38,12 @@ impl Retry {
         Self { due: Instant::now() + FIRST, delay: FIRST, seen }
     }
 
-    /// Seconds until then.
+    /// Seconds until the next retry.
     pub(super) fn in_s(&self) -> u64 {
         self.due.saturating_duration_since(Instant::now()).as_secs()
     }
 
-    /// Whether it is to be tried now; if so, when it is tried next.
+    /// Whether to retry now, given the node at the path; if so, schedules the next retry.
     pub(super) fn take(&mut self, now: Node) -> bool {
         let is_new = now.is_some() && now != self.seen;
         if !is_new && Instant::now() < self.due {
@@ -57,13 +57,13 @@ impl Retry {
 }
 
 impl Manager {
-    /// Tries what is not up and is due. Commands go first: where one runs, it is tried a second later.
-    pub(super) fn retry_what_is_down(self: &Arc<Self>, looks: &mut Looks) {
+    /// Retries the regions and backends that are due. If a command holds the tables, the next pass retries them.
+    pub(super) fn retry_what_is_down(self: &Arc<Self>, probes: &mut Probes) {
         let paths = match self.tables_to_retry() {
             Some(tables) => paths_of_what_is_down(&tables),
             None => return,
         };
-        let seen = looks.at(paths, LOOK);
+        let seen = probes.nodes(paths, BACKGROUND_TIMEOUT);
         let Some(mut tables) = self.tables_to_retry() else { return };
         let mut transports = Vec::new();
         for slot in tables.values_mut().filter(|slot| slot.running.is_err() && !slot.lent) {
@@ -75,14 +75,14 @@ impl Manager {
         let due = due(&mut tables, &seen);
         drop(tables);
         for id in transports {
-            self.on_its_own(move |manager| manager.retry_transport(id));
+            self.spawn_retry(move |manager| manager.retry_transport(id));
         }
         for (transport, id) in due {
-            self.on_its_own(move |manager| manager.retry_backend(transport, id));
+            self.spawn_retry(move |manager| manager.retry_backend(transport, id));
         }
     }
 
-    /// Tries to start a backend that is not up, unless another thread works on it.
+    /// Retries a backend that is not up, unless another thread works on it.
     fn retry_backend(&self, transport: u32, id: BackendId) {
         let Some(mut lent) = self.try_lend(transport, id, "being started") else { return };
         if lent.slot.is_down() {
@@ -92,8 +92,8 @@ impl Manager {
         self.put_back(lent);
     }
 
-    /// Waits for disks that another process has: a killed process has them until its last write in the kernel has ended. Everything
-    /// else is served meanwhile, and what is not free in time is tried with all else that is not up.
+    /// Waits for disks that another process holds: a killed process holds them until its last write in the kernel has ended. All
+    /// other backends are served meanwhile; a disk that is not free in time is retried as any other that is not up.
     pub(super) fn wait_for_busy_disks(&self) {
         let end = Instant::now() + DISK_TIMEOUT;
         while Instant::now() < end && !self.stopping.load(Ordering::SeqCst) {
@@ -102,10 +102,10 @@ impl Manager {
                 return;
             }
             for (transport, id, path) in busy {
-                // Without the lock: finding the process that has a disk may take long.
-                let look = path.clone();
-                let looked = one(&path, Box::new(move || Disk::inspect(&look).map(drop)));
-                if looked.map_or(true, |found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
+                // Without the lock of the tables: finding the process that holds a disk may take long.
+                let probed = path.clone();
+                let found = probe_path(&path, Box::new(move || Disk::inspect(&probed).map(drop)));
+                if found.map_or(true, |found| found.is_err_and(|error| error.kind() == ErrorKind::Busy)) {
                     continue;
                 }
                 self.retry_backend(transport, id);
@@ -115,13 +115,13 @@ impl Manager {
         }
     }
 
-    /// The tables, unless they are needed elsewhere, or not all is back: until then, what is down has not been tried for the first time.
+    /// The tables; none if another thread holds them, or if the restore has not finished and so has not tried every backend once.
     pub(super) fn tables_to_retry(&self) -> Option<MutexGuard<'_, Tables>> {
         self.tables.try_lock().filter(|_| self.restored.load(Ordering::SeqCst))
     }
 }
 
-/// The backends that are not up because another process has their disks, and the paths of those.
+/// The backends that are not up because another process holds their disks, with the paths of the disks.
 fn busy(tables: &Tables) -> Vec<(u32, BackendId, String)> {
     let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
     let busy = |(transport, running): (u32, &Running)| {
@@ -131,7 +131,7 @@ fn busy(tables: &Tables) -> Vec<(u32, BackendId, String)> {
     up.flat_map(busy).collect()
 }
 
-/// Where that stands which is not up.
+/// The paths of the regions and disks that are not up.
 fn paths_of_what_is_down(tables: &Tables) -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
     for slot in tables.values() {
@@ -146,7 +146,7 @@ fn paths_of_what_is_down(tables: &Tables) -> BTreeSet<String> {
     paths
 }
 
-/// The backends that are to be tried now.
+/// The backends that are due for a retry.
 fn due(tables: &mut Tables, seen: &BTreeMap<String, Node>) -> Vec<(u32, BackendId)> {
     let mut due = Vec::new();
     for (&transport, slot) in tables {
@@ -162,7 +162,7 @@ fn due(tables: &mut Tables, seen: &BTreeMap<String, Node>) -> Vec<(u32, BackendI
 }
 
 impl BackendSlot {
-    /// Whether it is to be tried again.
+    /// Whether the backend is not up and no thread works on it.
     pub(super) fn is_down(&self) -> bool {
         self.run.is_none() && !self.stopping && self.lent.is_none() && self.ending.get() == 0
     }
@@ -184,7 +184,7 @@ impl Ground {
         }
     }
 
-    /// Opens the exports of a backend that has come up, those that are not open.
+    /// Opens the exports of a backend that has come up, except those that are open.
     pub(super) fn open_exports(&self, fixed: &Fixed, slot: &mut BackendSlot) {
         let id = slot.entry.id;
         for entry in self.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_new_at_the_path_is_tried_at_once_and_anything_else_when_it_is_due() {
+    fn a_new_node_at_the_path_is_tried_immediately_and_a_known_node_when_it_is_due() {
         let (one, other) = (Some((1, 2, 0)), Some((1, 3, 0)));
         let mut retry = Retry::new(None);
         assert!(!retry.take(None));

@@ -1,12 +1,12 @@
-//! Starting backends: telling a new disk from one that is known, and undoing a start that fails.
+//! Starting backends: tells a new disk from a recorded one, and undoes a start that fails.
 //!
-//! Invariants: a disk that has a row on a transport never gets a second one, under whatever path it comes, since the
-//! first may hold dirty data of it; a start that fails leaves the transport as it was.
+//! Invariants: a disk that has a row on a transport never gets a second one, by whatever path the user names it, since the
+//! cache of the first row may hold dirty data of the disk; a start that fails leaves the transport unchanged.
 
 use super::backend::{BackendSlot, Older, unknown};
 use super::down::Accepted;
 use super::lent::{Ground, Lent};
-use super::looks::{Node, is_same, nodes};
+use super::probe::{Node, is_same, nodes};
 use super::stop::wait_until_unused;
 use super::tasks::Stage;
 use super::transport::{Running, absolute, running, running_mut};
@@ -24,22 +24,22 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a path leads to.
-enum Place {
+/// The disk at a path.
+enum Found {
     /// The disk of a backend of this transport that did not come up.
     Down(BackendId),
     /// A disk that no transport knows.
     New(Disk),
 }
 
-/// Where the disks are that are served.
+/// The paths of the disks that are served.
 fn served(tables: &Tables) -> impl Iterator<Item = &String> {
     let up = tables.values().filter_map(|slot| slot.running.as_ref().ok());
     let backends = up.flat_map(|running| running.backends.values());
     backends.filter(|slot| slot.run.is_some()).map(|slot| &slot.path)
 }
 
-/// Refuses a path that leads to a disk that is served; `nodes` is what stands at the paths that answer.
+/// Refuses the path of a disk that is served; `nodes` are the nodes at the paths that respond.
 fn refuse_served(tables: &Tables, path: &str, nodes: &BTreeMap<String, Node>) -> Result<()> {
     let node = |path: &str| nodes.get(path).copied().flatten();
     let is_it = |slot: &BackendSlot| slot.path == path || is_same(node(&slot.path), node(path));
@@ -61,7 +61,7 @@ fn known(path: &str, backend: BackendId, on: u32, more: &str) -> Error {
     )
 }
 
-/// What the regions say that the tables do not have; found without their lock.
+/// Facts that are in the regions and not in the tables; read without the lock of the tables.
 struct Elsewhere {
     /// The backends of other hosts, by transport.
     others: BTreeMap<u32, Vec<BackendEntry>>,
@@ -87,14 +87,14 @@ impl Elsewhere {
     }
 }
 
-/// Looks for the disk at `path`, which `looked` was found to be, on all transports.
+/// Searches all transports for the disk at `path`, which inspection found to be `looked`.
 fn find(
     tables: &Tables,
     transport: u32,
     path: &str,
     looked: Result<Disk>,
     mut elsewhere: Elsewhere,
-) -> Result<Place> {
+) -> Result<Found> {
     let recorded_here = |entry: &BackendEntry| looked.as_ref().is_ok_and(|disk| disk.is_of(entry));
     let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
     for (id, running) in up.clone() {
@@ -104,7 +104,7 @@ fn find(
             return Err(known(path, entry.id, id, "; start it there (-t)"));
         }
         return match running.backends.get(&entry.id) {
-            Some(slot) if slot.run.is_none() => Ok(Place::Down(entry.id)),
+            Some(slot) if slot.run.is_none() => Ok(Found::Down(entry.id)),
             _ => Err(known(path, entry.id, id, "")),
         };
     }
@@ -112,7 +112,7 @@ fn find(
     // Another disk than the recorded one: the caller reports what differs.
     let here = up.clone().filter(|(id, _)| *id == transport).flat_map(|(_, running)| &running.backends);
     if let Some((&backend, _)) = here.into_iter().find(|(_, slot)| slot.run.is_none() && slot.path == path) {
-        return Ok(Place::Down(backend));
+        return Ok(Found::Down(backend));
     }
     let disk = looked?;
     for (id, running) in up {
@@ -127,10 +127,10 @@ fn find(
             ));
         }
     }
-    Ok(Place::New(disk))
+    Ok(Found::New(disk))
 }
 
-/// What a request asks for, with the defaults of the configuration.
+/// The parameters of a request, with the defaults of the configuration.
 struct Wanted {
     cache_bytes: Option<u64>,
     handlers: u32,
@@ -162,7 +162,7 @@ impl Wanted {
 }
 
 impl Ground {
-    /// The disk was found by another path than the recorded one: the next start looks for it there.
+    /// Records the path by which the disk was found if it differs from the recorded one: the next start opens that path.
     fn keep_path(&self, slot: &mut BackendSlot) {
         if slot.path == slot.entry.path {
             return;
@@ -182,7 +182,7 @@ impl Ground {
     }
 }
 
-/// The export, unless other machines would reach it and the user has not allowed that.
+/// Parses the export; refuses one that other machines can reach unless the user has allowed it.
 fn allowed(export: &str, allow_remote: bool) -> Result<ExportChoice> {
     let choice: ExportChoice = export.parse()?;
     choice.refuse_remote(allow_remote)?;
@@ -199,7 +199,7 @@ impl Manager {
             running(&tables, transport)?;
             served(&tables).cloned().collect()
         };
-        // Without the lock: no other command may wait for a file system or a disk here.
+        // Without the lock of the tables, so that no other command waits for this file system or disk.
         let nodes = nodes(path, others)?;
         self.fixed.guard.check(Path::new(path), "a backing device")?;
         refuse_served(&*self.tables()?, path, &nodes)?;
@@ -209,17 +209,17 @@ impl Manager {
         running(&tables, transport)?;
         refuse_served(&tables, path, &nodes)?;
         match find(&tables, transport, path, looked, elsewhere)? {
-            Place::Down(id) => {
+            Found::Down(id) => {
                 drop(tables);
                 let mut lent = self.lend(transport, id, "being started")?;
                 let result = self.backend_resume(&mut lent, request, &wanted);
                 self.put_back(lent);
                 result
             }
-            Place::New(disk) => {
+            Found::New(disk) => {
                 let _work = self.begin_work()?;
                 if tables.get(&transport).is_some_and(|slot| slot.lent) {
-                    let text = format!("transport {transport} is being left");
+                    let text = format!("transport {transport} is being unregistered");
                     return Err(Error::new(ErrorKind::Busy, text));
                 }
                 let running = running_mut(&mut tables, transport)?;
@@ -228,7 +228,7 @@ impl Manager {
                 drop(tables);
                 let created = self.backend_create(&ground, path, &disk, &wanted);
                 let mut started = self.settle_new(&ground, &disk, created)?;
-                // The user has given 0 explicitly.
+                // No warning if the user gave 0 explicitly.
                 if wanted.cache_bytes.is_none() && request.cache_size.is_none() {
                     started.warnings.push(format!(
                         "backend {} has no cache: every request goes to {}; for a cache stop it and start it with --cache-size SIZE",
@@ -240,7 +240,7 @@ impl Manager {
         }
     }
 
-    /// Starts a backend that is on the transport but did not come up.
+    /// Starts a backend that has a row on the transport and is not up.
     fn backend_resume(
         &self,
         lent: &mut Lent,
@@ -270,7 +270,7 @@ impl Manager {
             .and_then(|()| settle(&ground.transport, &mut slot.entry, &request.path))
             .and_then(|()| slot.start_if(&self.fixed, ground, older));
         if result.is_ok() {
-            // Only now: a start that fails accepts nothing.
+            // After the start: a start that fails accepts no older region.
             if let Some(Err(error)) = accepted.map(|accepted| accepted.log(&self.fixed, ground)) {
                 let text = format!(
                     "it could not be logged that the region may be older than its disk: the next start refuses it ({error})"
@@ -295,14 +295,14 @@ impl Manager {
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })
     }
 
-    /// Puts a backend that was made into the tables, if it was.
+    /// Inserts a backend that was created into the tables, and removes its disk from the pending ones.
     fn settle_new(
         &self,
         ground: &Ground,
         disk: &Disk,
         created: Result<(BackendSlot, BackendStarted)>,
     ) -> Result<BackendStarted> {
-        self.look_again(ground);
+        self.refresh_known(ground);
         let mut tables = self.tables.lock();
         let running = running_mut(&mut tables, ground.id);
         if let Ok(running) = running {
@@ -315,7 +315,7 @@ impl Manager {
             return Ok(started);
         }
         drop(tables);
-        // The daemon has ended meanwhile.
+        // The daemon ended meanwhile.
         let (slot, _) = created?;
         let id = slot.entry.id;
         slot.end(id, &Stage::nowhere());
@@ -365,7 +365,7 @@ impl Manager {
         }
     }
 
-    /// The row of a backend that did not start has stayed in the region: it is shown, so that its disk gets no second row.
+    /// Inserts a backend that did not start and whose row could not be removed, so that its disk gets no second row.
     fn keep_row(&self, ground: &Ground, id: BackendId, why: &Error) {
         let Ok(entry) = ground.transport.backend(id) else { return };
         let mut slot = BackendSlot::new(entry);

@@ -1,4 +1,4 @@
-//! The page that `status` shows.
+//! The result of the `status` command.
 
 use super::backend::BackendSlot;
 use super::conditions::silence;
@@ -11,7 +11,7 @@ use cbd_export::BlockDevice;
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
 
-/// The whole page.
+/// The status of the daemon.
 pub(super) fn page(fixed: &Fixed, tables: &Tables) -> Status {
     Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -112,7 +112,7 @@ fn named(rare: &RarePaths) -> BTreeMap<String, u64> {
     rare.named().into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
-/// What the backing device alone is, in words.
+/// The state of the backing device without its cache, in words.
 pub(super) fn recovery_point(status: &CacheStatus) -> String {
     if !status.backing_is_consistent {
         return "the backing device alone is NOT consistent now".to_owned();
@@ -134,7 +134,7 @@ pub(super) fn recovery_point(status: &CacheStatus) -> String {
     }
 }
 
-/// How a backend is, in a few words: the worst that can be said of it.
+/// The state of a backend in a few words; of several conditions the most severe.
 pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> &'static str {
     if slot.stopping {
         return "stopping";

@@ -1,6 +1,6 @@
-//! Taking a backend off its transport, so that its disk is a plain disk again.
+//! Removing a backend from its transport, so that its disk is a plain disk again.
 //!
-//! Invariants: a backend is removed only when nothing of it is dirty and nothing is quarantined, or when the user typed exactly
+//! Invariants: a backend is removed only when its cache has no dirty and no quarantined data, or when the user typed exactly
 //! how many bytes are to be dropped; a stop that fails leaves the backend and its block devices as they were.
 
 use super::Manager;
@@ -18,7 +18,7 @@ use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long other threads that still use a removed cache may take.
+/// Timeout for other threads to release a cache that is being removed.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Manager {
@@ -38,21 +38,22 @@ impl Manager {
         let limit = self.timeout(request.timeout_s);
         let result = result.and_then(|mut done| {
             let unended = self.remove(transport, id, limit)?;
-            say_dropped(id, &done);
+            log_dropped(id, &done);
             done.warnings.extend(unended);
             Ok(done)
         });
         result.map_err(|error| self.end_failed_stop(transport, id, error))
     }
 
-    /// Marks the backend as being stopped, so that no block device is added to it, unless it is in use.
+    /// Marks the backend as being stopped, so that no block device is added to it. Refuses if it is in use and `force` is not
+    /// set.
     pub(super) fn begin_backend_stop(
         &self,
         transport: u32,
         id: BackendId,
         force: bool,
     ) -> Result<Option<Arc<RunningBackend>>> {
-        let mut lent = self.lend(transport, id, "whether it is used is looked at")?;
+        let mut lent = self.lend(transport, id, "its use is being checked")?;
         let slot = &mut lent.slot;
         let result = if slot.stopping {
             Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")))
@@ -67,7 +68,7 @@ impl Manager {
         result.map(|()| run)
     }
 
-    /// The backend continues: its exports open again.
+    /// Ends a stop that failed: the backend continues, and its exports are opened again.
     fn end_failed_stop(&self, transport: u32, id: BackendId, error: Error) -> Error {
         let Ok(mut lent) = self.lend_until(
             Instant::now() + RELEASE_LIMIT,
@@ -75,7 +76,7 @@ impl Manager {
             id,
             "its block device is being opened",
         ) else {
-            self.goes_on(transport, id);
+            self.unmark_stop(transport, id);
             return error;
         };
         lent.slot.stopping = false;
@@ -88,8 +89,8 @@ impl Manager {
         error
     }
 
-    /// The stop of a backend has failed while another worker has its slot: the background thread opens its exports.
-    pub(super) fn goes_on(&self, transport: u32, id: BackendId) {
+    /// Ends a stop that failed while another worker has the slot; the background thread opens the exports later.
+    pub(super) fn unmark_stop(&self, transport: u32, id: BackendId) {
         let mut tables = self.tables.lock();
         let slot = running_mut(&mut tables, transport).and_then(|running| running.backend_mut(id));
         if let Ok(slot) = slot {
@@ -109,18 +110,18 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         let mut done = Done { warnings: check_file(id, run)?.into_iter().collect(), ..Done::default() };
-        // First with the exports open: if it fails, no client notices. With force the exports are closed first, because a client that
-        // continues to write would keep the drain from ending.
+        // The first drain runs with the exports open: if it fails, no client is affected. With force the exports are closed first,
+        // because a client that continues to write would keep the drain from ending.
         if request.force {
             self.close(transport, id, true)?;
         }
         done.written_bytes += self.drain_run(id, run, request, report)?;
         if !request.force {
             self.close(transport, id, false)?;
-            // What was written between the drain and the closing.
+            // Drains the writes between the first drain and the close.
             done.written_bytes += self.drain_run(id, run, request, report)?;
         }
-        // The file is still the one that was opened, so the last writes can be found.
+        // The check after the drain: the last writes went to the file that was opened, and the file still has a name.
         let after = check_file(id, run)?;
         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
         Ok(done)
@@ -165,18 +166,18 @@ impl Manager {
         Ok(dropped(&status))
     }
 
-    /// A backend whose disk is not there cannot be drained; what it holds is known all the same.
+    /// Checks a backend that is not up: it cannot be drained, but the amount of its dirty data is known.
     fn check_what_is_down(&self, transport: u32, id: BackendId, discard: Option<u64>) -> Result<Done> {
-        let lent = self.lend(transport, id, "its cache is looked into")?;
+        let lent = self.lend(transport, id, "its cache is being examined")?;
         let result = lent.check_what_is_down(discard);
         self.put_back(lent);
         result
     }
 
-    /// Removes the backend and its block devices from the region. What did not end of them comes back.
+    /// Removes the backend and its block devices from the region. Returns warnings about threads that have not ended.
     fn remove(&self, transport: u32, id: BackendId, limit: Duration) -> Result<Vec<String>> {
         let mut lent = self.lend(transport, id, "it is being removed")?;
-        match self.take_off(&mut lent, limit) {
+        match self.end_and_remove(&mut lent, limit) {
             Ok(()) => {
                 tracing::info!(
                     transport,
@@ -195,8 +196,8 @@ impl Manager {
         }
     }
 
-    /// First what can wait for its disk, for as long as `limit`; the rows only when the disk has nothing of it any more.
-    fn take_off(&self, lent: &mut Lent, limit: Duration) -> Result<()> {
+    /// Ends the backend first, which may wait for its disk up to `limit`; removes its rows only when no thread uses its cache.
+    fn end_and_remove(&self, lent: &mut Lent, limit: Duration) -> Result<()> {
         let id = lent.id;
         if lent.slot.ending.get() > 0 {
             let text = format!(
@@ -247,8 +248,8 @@ impl Manager {
 }
 
 impl Lent {
-    /// The error of a stop that has ended the backend and could not remove it: status and log show it too, since its block devices are
-    /// closed and the client that asked may be gone.
+    /// The error of a stop that has ended the backend and could not remove it. Status and log show it, too: its block devices are
+    /// closed, and the client that sent the command may have disconnected.
     fn not_removed(&mut self, kind: ErrorKind, text: String) -> Error {
         tracing::error!(transport = self.ground.id, backend = self.id.0, "its stop has not ended: {text}");
         self.slot.error = Some(text.clone());
@@ -278,7 +279,7 @@ impl Lent {
                     ),
                 ));
             }
-            // Zeroes that the disk lacks are dirty, too, and have no bytes.
+            // Ranges that are zero in the cache only are dirty, too, and count no bytes.
             None if !status.is_all_on_backing() => {
                 let lacking = match status.quarantined_bytes {
                     0 => String::new(),
@@ -299,16 +300,17 @@ impl Lent {
     }
 }
 
-/// Threads that have just ended, and requests that look at the cache, release it in a moment. False if it is still in use then.
+/// Waits until no thread uses the cache: threads that have just ended and status requests release it soon. False if it is
+/// still in use after [`RELEASE_LIMIT`].
 pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
     poll_until(Instant::now() + RELEASE_LIMIT, || cache.strong_count() == 0)
 }
 
 impl BackendSlot {
-    /// The error of a stop, with what may still have the cache.
+    /// Adds the threads that may still use the cache to the error of a stop.
     fn with_unended(&mut self, error: Error) -> Error {
         if self.run.as_ref().is_some_and(|run| run.device().queues() == 0) {
-            // By now it has ended.
+            // Those threads have ended meanwhile.
             self.unended.clear();
         }
         if self.unended.is_empty() {
@@ -329,8 +331,8 @@ impl BackendSlot {
     }
 }
 
-/// The log says what was dropped, when it was.
-fn say_dropped(id: BackendId, done: &Done) {
+/// Logs the data that was dropped, if any.
+fn log_dropped(id: BackendId, done: &Done) {
     if done.discarded_bytes == 0 {
         return;
     }
@@ -344,7 +346,7 @@ fn say_dropped(id: BackendId, done: &Done) {
     }
 }
 
-/// What is dropped because the user said so, by name.
+/// The result of a stop that drops data at the user's command, with the ranges.
 fn dropped(status: &CacheStatus) -> Done {
     let missing = status.missing_bytes();
     let parked =
@@ -355,7 +357,7 @@ fn dropped(status: &CacheStatus) -> Done {
     Done { discarded_bytes: missing, warnings: parked.chain(damaged).collect(), ..Done::default() }
 }
 
-/// Whether the user typed the number of bytes that the disk alone does not have.
+/// Refuses unless the user typed the number of bytes that the disk alone does not have.
 fn compare(id: BackendId, missing: u64, typed: u64) -> Result<()> {
     if missing == typed {
         return Ok(());

@@ -1,7 +1,8 @@
-//! Work that may wait for a disk or a file system without end: each piece on a thread of its own, waited for until a deadline.
+//! Tasks that may wait for a disk or a file system indefinitely: each runs on a thread of its own, and the caller waits until
+//! a deadline.
 //!
-//! Invariants: a piece that waits delays no other; where the system starts no further thread, a piece runs when another one has
-//! ended, and on the caller's thread when none is left to wait for.
+//! Invariants: a task that waits delays no other task. If no further thread can be started, a task runs when another one has
+//! ended, or on the caller's thread if none is running.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,31 +24,31 @@ pub(super) fn poll_until(end: Instant, done: impl Fn() -> bool) -> bool {
     true
 }
 
-/// What a piece of work waits for at the moment, in words.
+/// What a task waits for at this moment, in words.
 #[derive(Clone, Debug)]
 pub(super) struct Stage(Arc<Mutex<&'static str>>);
 
 impl Stage {
-    /// One that is not shown.
+    /// A stage that is not reported.
     pub fn nowhere() -> Self {
         Self(Arc::new(Mutex::new("")))
     }
 
-    /// From here on the work may wait for `what`.
+    /// Records that the task may wait for `what` from here on.
     pub fn set(&self, what: &'static str) {
         *self.0.lock() = what;
     }
 }
 
-/// The stage of work that no thread runs.
+/// The stage of a task that no thread runs.
 const NO_THREAD: &str = "no thread could be started for it";
 
-/// A piece of work.
+/// Work with a name and a stage.
 pub(super) struct Task {
-    /// What it is about, in words.
+    /// Its object, in words.
     name: String,
     stage: Stage,
-    /// None once it runs.
+    /// None once the task runs.
     work: Arc<Mutex<Option<Work>>>,
 }
 
@@ -59,18 +60,19 @@ impl Task {
         Self { name, stage, work: Arc::new(Mutex::new(Some(Box::new(work)))) }
     }
 
-    /// Starts it on a thread of its own, which tells `number` at the end. A task that no thread could be started for stays as it is.
-    fn spawn(&self, number: usize, tell: &Sender<usize>) -> std::io::Result<()> {
-        let (work, stage, tell) = (Arc::clone(&self.work), self.stage.clone(), tell.clone());
-        // Before the thread runs, which says more.
+    /// Starts the task on a thread of its own, which sends `number` when it ends. The task is unchanged if no thread can be
+    /// started.
+    fn spawn(&self, number: usize, sender: &Sender<usize>) -> std::io::Result<()> {
+        let (work, stage, sender) = (Arc::clone(&self.work), self.stage.clone(), sender.clone());
+        // Before the thread runs and sets a later stage.
         self.stage.set("it has just begun");
         let run = move || {
             let work = work.lock().take();
             if let Some(work) = work {
                 work(&stage);
             }
-            // After the deadline there is no receiver.
-            let _ = tell.send(number);
+            // The receiver is dropped after the deadline.
+            let _ = sender.send(number);
         };
         let spawned = std::thread::Builder::new().name("cbd-task".to_owned()).spawn(run);
         spawned.map(drop).inspect_err(|_| self.stage.set(NO_THREAD))
@@ -88,15 +90,15 @@ impl Task {
     }
 }
 
-/// Runs all tasks at once, and waits for them until `deadline`. What has not ended by then continues on its own; the result names it, and
-/// what it waits for.
+/// Runs all tasks in parallel and waits for them until `deadline`. A task that has not ended by then continues on its thread;
+/// the result names it and its stage.
 pub(super) fn run_until(deadline: Instant, tasks: Vec<Task>) -> Vec<String> {
-    let (tell, told) = channel();
+    let (sender, ended) = channel();
     let mut waiting: VecDeque<(usize, Task)> = tasks.into_iter().enumerate().collect();
     let mut running = BTreeMap::new();
     while !waiting.is_empty() || !running.is_empty() {
         while let Some((number, task)) = waiting.pop_front() {
-            match task.spawn(number, &tell) {
+            match task.spawn(number, &sender) {
                 Ok(()) => drop(running.insert(number, task)),
                 Err(error) if running.is_empty() => {
                     tracing::warn!("no thread can be started ({error}): {} continues without one", task.name);
@@ -111,7 +113,7 @@ pub(super) fn run_until(deadline: Instant, tasks: Vec<Task>) -> Vec<String> {
         if running.is_empty() {
             continue;
         }
-        match told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match ended.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(number) => drop(running.remove(&number)),
             Err(_) => break,
         }

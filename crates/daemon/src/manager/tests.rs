@@ -1,4 +1,4 @@
-//! Commands and the end of a daemon at moments that only the inside of the manager can choose.
+//! Commands and the end of a daemon, interleaved at points that only a test inside the manager can choose.
 
 use super::Manager;
 use crate::api::{RegisterTransport, StartBackend, StopBackend};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-/// Far more than anything here takes.
+/// Timeout, far above the expected duration of each wait.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A daemon with all its files in a folder, without transports.
@@ -29,7 +29,7 @@ fn manager(folder: &Path) -> Arc<Manager> {
     manager
 }
 
-/// The same with a region.
+/// A daemon with one registered region.
 fn with_region(folder: &Path) -> Arc<Manager> {
     let manager = manager(folder);
     let region = RegisterTransport {
@@ -44,7 +44,7 @@ fn with_region(folder: &Path) -> Arc<Manager> {
     manager
 }
 
-/// The same with a backend, with a block device by NBD.
+/// A daemon with one backend, whose block device is exported by NBD.
 fn with_backend(folder: &Path) -> Arc<Manager> {
     let manager = with_region(folder);
     manager.start_backend(0, &backend(folder)).expect("a backend");
@@ -87,7 +87,7 @@ fn stop(manager: &Manager, request: &StopBackend) -> Result<()> {
 }
 
 #[test]
-fn a_command_that_outlasts_the_end_leaves_the_list_of_transports_as_it_was() {
+fn a_command_that_outlasts_the_end_does_not_change_the_list_of_transports() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_region(folder.path());
     let before = manager.fixed.state.transports().expect("the list");
@@ -130,7 +130,7 @@ fn the_end_waits_for_regions_that_are_being_opened() {
 }
 
 #[test]
-fn the_end_leaves_a_backend_to_the_worker_that_has_it() {
+fn the_end_lets_the_worker_that_has_a_backend_close_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
     let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
@@ -143,7 +143,7 @@ fn the_end_leaves_a_backend_to_the_worker_that_has_it() {
         assert!(Instant::now() < end, "the end does not take the tables");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // What the end does with the backend it does at once, on a thread of its own.
+    // If the end of the daemon closed the backend, it would do so immediately, on a thread of its own.
     std::thread::sleep(Duration::from_millis(500));
     let run = lent.slot.run.clone().expect("it is up");
     write(&run).expect("its block device is open, so its cache is");
@@ -153,14 +153,14 @@ fn the_end_leaves_a_backend_to_the_worker_that_has_it() {
 }
 
 #[test]
-fn a_stop_that_failed_while_another_worker_had_the_backend_has_ended() {
+fn a_stop_that_failed_while_another_worker_had_the_backend_is_no_longer_in_progress() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
     let id = BackendId(0);
     manager.begin_backend_stop(0, id, false).expect("no client uses it");
     let lent = manager.lend(0, id, "the test has it").expect("a backend");
     assert!(lent.slot.stopping);
-    manager.goes_on(0, id);
+    manager.unmark_stop(0, id);
     manager.put_back(lent);
     let lent = manager.lend(0, id, "the test has it").expect("a backend");
     assert!(!lent.slot.stopping, "it would be in a stop for ever");
@@ -169,7 +169,7 @@ fn a_stop_that_failed_while_another_worker_had_the_backend_has_ended() {
 }
 
 #[test]
-fn a_stop_keeps_the_rows_of_a_backend_whose_cache_another_command_has() {
+fn a_stop_keeps_the_rows_of_a_backend_whose_cache_another_command_uses() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
     let ground = manager.ground(0).expect("the transport");
@@ -220,7 +220,7 @@ fn the_end_names_a_region_in_an_ordinary_file_whose_cache_is_still_in_use() {
 }
 
 #[test]
-fn what_a_worker_has_is_counted_as_served() {
+fn a_backend_that_a_worker_has_is_counted_as_served() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
     let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
@@ -229,13 +229,13 @@ fn what_a_worker_has_is_counted_as_served() {
 }
 
 #[test]
-fn no_backend_starts_on_a_transport_that_is_being_left() {
+fn no_backend_starts_on_a_transport_that_is_being_unregistered() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_region(folder.path());
-    let leave = |leaves| manager.tables.lock().get_mut(&0).expect("the transport").lent = leaves;
-    leave(true);
-    let error = manager.start_backend(0, &backend(folder.path())).expect_err("it is being left");
+    let set_lent = |is_lent| manager.tables.lock().get_mut(&0).expect("the transport").lent = is_lent;
+    set_lent(true);
+    let error = manager.start_backend(0, &backend(folder.path())).expect_err("it is being unregistered");
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    leave(false);
+    set_lent(false);
     manager.start_backend(0, &backend(folder.path())).expect("a backend");
 }

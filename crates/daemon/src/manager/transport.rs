@@ -1,9 +1,9 @@
-//! Transports: registering on a region, coming back to it, leaving it.
+//! Transports: opening a region, restoring its backends, and closing it.
 
 use super::backend::BackendSlot;
 use super::end::{CLOSE_LIMIT, NotSynced, end_of};
 use super::lent::{Ground, Known};
-use super::looks::{StartTime, answers};
+use super::probe::{StartTime, answers};
 use super::retry::Retry;
 use super::tasks::run_until;
 use super::{Fixed, Tables};
@@ -22,36 +22,36 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A transport that is to be there; it may have failed to come up.
+/// A registered transport; it may have failed to come up.
 #[derive(Debug)]
 pub(super) struct TransportSlot {
     pub entry: TransportEntry,
     pub running: std::result::Result<Running, String>,
-    /// When it is tried again, while it is not up.
+    /// The schedule of retries while it is not up.
     pub retry: Option<Retry>,
-    /// A command or the background thread works on it, without the tables.
+    /// Whether a command or the background thread works on it without the lock of the tables.
     pub lent: bool,
 }
 
 /// A transport that is up.
 pub(super) struct Running {
-    /// Of the region.
+    /// Path of the region.
     pub path: String,
     pub transport: Arc<Transport<ProcessEnvironment>>,
     pub host: HostId,
     pub mapping: Info,
     pub mapping_line: String,
-    /// What the region said last.
+    /// A cached copy of the region's tables.
     pub known: Known,
-    /// Held from a look at what the region says to its being remembered.
-    pub looking: Arc<Mutex<()>>,
-    /// Disks of which backends are being made.
+    /// Held from reading the region's tables to storing the copy in `known`.
+    pub reading: Arc<Mutex<()>>,
+    /// Disks for which backends are being created.
     pub pending: Vec<Identity>,
     /// Rows that cannot be read.
     pub damaged: Vec<String>,
-    /// What has become of the region's file since it was opened.
+    /// How the region's file has changed since it was opened.
     pub file_change: Option<String>,
-    /// What backends of other hosts have in the region, as it was when this host was registered.
+    /// The contents of the caches of other hosts, read when this host was registered.
     pub others: Vec<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
 }
@@ -85,12 +85,12 @@ fn down(id: u32, error: &str) -> Error {
     Error::new(
         ErrorKind::Stopped,
         format!(
-            "transport {id} is not up ({error}); put that right, and it is tried again by itself within a minute, or at once by tp-reg"
+            "transport {id} is not up ({error}); correct that: the daemon retries within a minute, tp-reg retries immediately"
         ),
     )
 }
 
-/// A region that was opened but not looked into.
+/// A region that was opened and not yet read.
 pub(super) struct Opened {
     pub region: Region<Mapping>,
     pub info: Info,
@@ -121,7 +121,7 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     Ok(Opened { region: Region::new(mapping), info, line })
 }
 
-/// What is wrong with the region of a transport that was there before, with what to do. One that is missing is not to be re-created.
+/// Adds advice to the error of the region of a registered transport. A missing region must not be re-created.
 pub(super) fn with_advice(error: Error, entry: &TransportEntry) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::new(ErrorKind::NotFound, missing(entry));
@@ -153,7 +153,7 @@ fn leave_unlocked(path: &str) {
 }
 
 impl TransportSlot {
-    /// Brings a transport up; one that cannot be stays in the table with the reason.
+    /// Opens a transport; one that cannot be opened stays in the table with the reason.
     pub fn restore(fixed: &Fixed, entry: TransportEntry, time: &mut StartTime) -> Result<Self> {
         let open = || open_region(fixed, &entry.path, &OpenOptions::default());
         let running = time
@@ -162,7 +162,7 @@ impl TransportSlot {
             .and_then(|opened| Running::come_back(fixed, &entry, opened, time));
         match running {
             Ok(running) => Ok(Self { entry, running: Ok(running), retry: None, lent: false }),
-            // The user asked for no daemon at all rather than one that loses data.
+            // The user requires persistence: the daemon must not start without it.
             Err(error) if fixed.require_persistent && error.kind() == ErrorKind::Unsupported => Err(error),
             Err(error) => {
                 let error = with_advice(error, &entry);
@@ -172,7 +172,7 @@ impl TransportSlot {
         }
     }
 
-    /// Takes the result of an attempt to bring it up.
+    /// Stores the result of a retry.
     pub fn settle(&mut self, tried: std::result::Result<Running, String>) {
         let transport = self.entry.transport_id;
         match &tried {
@@ -188,7 +188,7 @@ impl TransportSlot {
         (self.running, self.lent) = (tried, false);
     }
 
-    /// What `tp-list` shows.
+    /// The row of `tp-list`.
     pub fn info(&self) -> TransportInfo {
         let base = TransportInfo {
             transport_id: self.entry.transport_id,
@@ -208,7 +208,7 @@ impl TransportSlot {
     }
 }
 
-/// A transport that has ended and still holds its region.
+/// A transport that has ended and still has its region locked.
 pub(super) struct Left {
     path: String,
     transport: Arc<Transport<ProcessEnvironment>>,
@@ -219,17 +219,17 @@ impl Left {
         Self { path, transport }
     }
 
-    /// Of the region.
+    /// Path of the region.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Brings a region in an ordinary file to its disk, so that it is recovered after a restart of the machine.
+    /// Syncs a region in an ordinary file to its disk, so that it can be recovered after a restart of the machine.
     pub fn sync(self) {
         sync_region_at_end(&self.transport, &self.path);
     }
 
-    /// The same at the end of the daemon, which has to know of what was not synced.
+    /// As [`sync`](Self::sync) at the end of the daemon; a failure is added to `not_synced`.
     pub fn sync_at_end(self, not_synced: &NotSynced) {
         if let Err(error) = sync_region(&self.transport, &self.path) {
             tracing::error!("{}", error.line());
@@ -278,7 +278,7 @@ impl Running {
             mapping,
             mapping_line,
             known,
-            looking: Arc::default(),
+            reading: Arc::default(),
             pending: Vec::new(),
             damaged: Vec::new(),
             file_change: None,
@@ -289,7 +289,7 @@ impl Running {
         running
     }
 
-    /// Ends everything on it, for a daemon that has ended meanwhile.
+    /// Ends all backends of the transport and closes it, for a daemon that has ended meanwhile.
     pub fn end(self, id: u32, not_synced: &NotSynced) {
         let tasks = self.backends.into_iter().map(|(backend, slot)| end_of(id, backend, slot));
         let late = run_until(Instant::now() + CLOSE_LIMIT, tasks.collect());
@@ -302,7 +302,7 @@ impl Running {
 }
 
 impl Ground {
-    /// The hosts of the transport. Of other hosts it is not known whether they run.
+    /// The hosts of the transport. Whether other hosts run is not known: they are shown as not alive.
     pub fn hosts(&self) -> Vec<HostInfo> {
         self.transport
             .hosts()
@@ -311,7 +311,7 @@ impl Ground {
             .collect()
     }
 
-    /// What backends of other hosts have in the region: no process serves it as long as this host has the region.
+    /// Describes the caches of other hosts in the region: no process serves them while this host has the region locked.
     pub fn of_others(&self) -> Vec<String> {
         let hosts = self.transport.hosts();
         let others = self.entries_of_others().into_iter();
@@ -341,14 +341,14 @@ impl Ground {
 }
 
 impl Running {
-    /// That the memory of the region fails, if it does.
+    /// The failure of the region's memory, if any.
     pub(super) fn failed(&self) -> Option<String> {
         self.transport.region().memory().failed().map(|at| {
             format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
         })
     }
 
-    /// That block devices are gone with their rows, as long as a backend is without one.
+    /// A warning about damaged rows of block devices, while a backend has no block device.
     fn lost_blkdevs(&self) -> Option<String> {
         let rows: Vec<String> = self.known.lost.iter().map(ToString::to_string).collect();
         let without: Vec<String> = self

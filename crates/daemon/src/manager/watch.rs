@@ -1,12 +1,12 @@
-//! Files that are in use, of backing devices, of regions and of exports: whether they are still there.
+//! Checks that the files of backing devices, regions and exports in use still exist at their paths.
 //!
-//! Invariants: a look runs on a thread of its own and holds no lock, so a file system that does not answer delays no other thread. A
-//! change is in the log once when it begins and once when it ends. A drain or a stop succeeds only if the file is there before and
-//! after it.
+//! Invariants: each probe runs on a thread of its own and holds no lock, so a file system that does not respond delays no
+//! other thread. A change is logged once when it begins and once when it ends. A drain or a stop succeeds only if the file
+//! exists before and after it.
 //!
-//! Elsewhere: what a file's change means to a flush (`cbd-backing` fails it), so what is dirty is kept.
+//! Elsewhere: `cbd-backing` fails a flush to a file that was deleted or cut short, so the cache keeps the dirty data.
 
-use super::looks::{LOOK, Look, Looks, one};
+use super::probe::{BACKGROUND_TIMEOUT, Probe, Probes, probe_path};
 use super::transport::Running;
 use super::{Manager, Tables};
 use crate::exports::ExportFile;
@@ -17,34 +17,35 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the files are looked at.
+/// Interval of the checks.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// An export's socket or link, and how it changed.
-type ExportLook = (Arc<ExportFile>, Option<String>);
+type ExportProbe = (Arc<ExportFile>, Option<String>);
 
-/// What watches the files.
+/// The probes of the files, and their schedule.
 #[derive(Default)]
 pub(super) struct Watching {
-    looks: Looks<Option<Change>>,
-    exports: Looks<ExportLook>,
-    control: Looks<Option<String>>,
+    probes: Probes<Option<Change>>,
+    exports: Probes<ExportProbe>,
+    control: Probes<Option<String>>,
     control_change: Option<String>,
     due: Option<Instant>,
 }
 
 impl Manager {
-    /// Looks at the files in use, now and then. Commands go first: where one runs, it is done a second later.
+    /// Checks the files in use every [`INTERVAL`]. If a command holds the tables, the next pass of the background thread does it.
     pub(super) fn watch_files(&self, watching: &mut Watching) {
         if watching.due.is_some_and(|due| Instant::now() < due) {
             return;
         }
         let Some(tables) = self.tables_to_retry() else { return };
         let up = || tables.values().filter_map(|slot| slot.running.as_ref().ok());
-        let (looks, exports) = (up().flat_map(looks_at).collect(), up().flat_map(looks_at_exports).collect());
+        let (probes, exports) =
+            (up().flat_map(file_probes).collect(), up().flat_map(export_probes).collect());
         drop(tables);
-        let seen = watching.looks.by(looks, LOOK);
-        let seen_of_exports = watching.exports.by(exports, LOOK);
+        let seen = watching.probes.run(probes, BACKGROUND_TIMEOUT);
+        let seen_of_exports = watching.exports.run(exports, BACKGROUND_TIMEOUT);
         self.watch_control_socket(watching);
         let Some(mut tables) = self.tables_to_retry() else { return };
         watching.due = Some(Instant::now() + INTERVAL);
@@ -76,7 +77,7 @@ impl Manager {
 }
 
 impl Manager {
-    /// The control socket at `path` is watched from now on, if it is there.
+    /// Starts to watch the control socket at `path`, if it exists.
     pub fn set_control_socket(&self, path: &Path) {
         *self.control_socket.lock() = ExportFile::at(path).map(Arc::new);
     }
@@ -84,8 +85,10 @@ impl Manager {
     fn watch_control_socket(&self, watching: &mut Watching) {
         let Some(file) = self.control_socket.lock().clone() else { return };
         let path = key(&file);
-        let look: Look<Option<String>> = Box::new(move || file.what_changed());
-        let Some(found) = watching.control.by([(path.clone(), look)].into(), LOOK).remove(&path) else {
+        let probe: Probe<Option<String>> = Box::new(move || file.what_changed());
+        let Some(found) =
+            watching.control.run([(path.clone(), probe)].into(), BACKGROUND_TIMEOUT).remove(&path)
+        else {
             return;
         };
         let words = found.map(|change| {
@@ -95,7 +98,8 @@ impl Manager {
     }
 }
 
-/// The daemon ends, and with it what has no name any more: what is dirty stays in the regions, but not in those without a file.
+/// Logs the files without a name when the daemon ends: their contents are lost with the last descriptor, so the dirty data in a
+/// deleted region is lost.
 pub(super) fn warn_of_lost_files(tables: &Tables) {
     for (transport, running) in tables.iter().filter_map(|(id, slot)| Some((id, slot.running.as_ref().ok()?)))
     {
@@ -112,41 +116,41 @@ pub(super) fn warn_of_lost_files(tables: &Tables) {
     }
 }
 
-/// The looks at all files of a transport, by their paths.
-fn looks_at(running: &Running) -> Vec<(String, Look<Option<Change>>)> {
+/// The probes of all files of a transport, by path.
+fn file_probes(running: &Running) -> Vec<(String, Probe<Option<Change>>)> {
     let (transport, path) = (Arc::downgrade(&running.transport), running.path.clone());
-    let region: Look<Option<Change>> =
+    let region: Probe<Option<Change>> =
         Box::new(move || transport.upgrade()?.region().memory().change(Path::new(&path)));
-    let backend = |slot: &super::backend::BackendSlot| Some((slot.path.clone(), look(slot.run.as_ref()?)));
+    let backend = |slot: &super::backend::BackendSlot| Some((slot.path.clone(), probe(slot.run.as_ref()?)));
     let backends = running.backends.values().filter_map(backend);
     std::iter::once((running.path.clone(), region)).chain(backends).collect()
 }
 
-/// The checks of the sockets and links of a transport's block devices, by path.
-fn looks_at_exports(running: &Running) -> Vec<(String, Look<ExportLook>)> {
+/// The probes of the sockets and links of a transport's block devices, by path.
+fn export_probes(running: &Running) -> Vec<(String, Probe<ExportProbe>)> {
     let slots = running.backends.values().flat_map(|backend| backend.blkdevs.values());
     let files = slots.filter_map(|slot| slot.export.as_ref()?.file.clone());
-    let look = |file: Arc<ExportFile>| {
+    let probe = |file: Arc<ExportFile>| {
         let path = key(&file);
-        let look = move || {
+        let probe = move || {
             let change = file.change();
             (file, change)
         };
-        (path, Box::new(look) as Look<ExportLook>)
+        (path, Box::new(probe) as Probe<ExportProbe>)
     };
-    files.map(look).collect()
+    files.map(probe).collect()
 }
 
 fn key(file: &ExportFile) -> String {
     file.path().display().to_string()
 }
 
-fn look(run: &RunningBackend) -> Look<Option<Change>> {
+fn probe(run: &RunningBackend) -> Probe<Option<Change>> {
     let watch = run.watch().clone();
     Box::new(move || watch.look())
 }
 
-/// What is known of a file now; the log has it where it is new.
+/// Stores the present change of a file, and logs it if it is new.
 fn note(known: &mut Option<String>, now: Option<String>, whose: &str) {
     if *known == now {
         return;
@@ -158,7 +162,7 @@ fn note(known: &mut Option<String>, now: Option<String>, whose: &str) {
     *known = now;
 }
 
-/// The same words for a region: its dirty data is brought to the disks while it can be.
+/// The message for a change of a region's file, with the advice to drain while the daemon runs.
 fn of_region(change: &Change, path: &str) -> String {
     match change {
         Change::Deleted { .. } => format!(
@@ -172,14 +176,13 @@ fn of_region(change: &Change, path: &str) -> String {
     }
 }
 
-/// Refuses to call a disk complete whose file is gone or cut short. What the user should know besides comes back: that the file has
-/// another name.
+/// Refuses a drain or stop if the file was deleted or cut short. Returns a warning if the file has another name.
 ///
 /// # Errors
-/// [`ErrorKind::Backing`] with how to save the bytes; [`Looks::no_answer`] where it is not known.
+/// [`ErrorKind::Backing`] with how to save the data; [`Probes::no_answer`] if the file system does not respond.
 pub(super) fn check_file(id: BackendId, run: &RunningBackend) -> Result<Option<String>> {
     let path = run.watch().path().display().to_string();
-    let found = one(&path, look(run))
+    let found = probe_path(&path, probe(run))
         .map_err(|error| error.while_doing(format!("looking at the file of backend {id}")))?;
     match found {
         None => Ok(None),

@@ -1,4 +1,4 @@
-//! Backends and block devices in their ordinary life: started, set, stopped, back after a restart.
+//! Backends and block devices without errors: start, settings, stop, and restoring after a restart.
 
 use crate::place::{MIB, Place, refused, stop};
 use cbd_daemon::api::{
@@ -10,7 +10,7 @@ use cbd_types::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 #[test]
-fn what_is_written_is_on_the_plain_disk_after_the_backend_was_stopped() {
+fn written_data_is_on_the_plain_disk_after_the_backend_was_stopped() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 20 * MIB);
@@ -32,7 +32,7 @@ fn what_is_written_is_on_the_plain_disk_after_the_backend_was_stopped() {
 }
 
 #[test]
-fn everything_comes_back_after_a_restart_under_its_number() {
+fn all_objects_are_restored_after_a_restart_under_their_numbers() {
     let place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     {
@@ -110,7 +110,7 @@ fn options_of_a_backend_are_not_changed_by_starting_it_again() {
 }
 
 #[test]
-fn a_backend_without_a_cache_passes_everything_through() {
+fn a_backend_without_a_cache_passes_all_requests_through() {
     let place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     let daemon = place.daemon_with_region();
@@ -125,7 +125,7 @@ fn a_backend_without_a_cache_passes_everything_through() {
 }
 
 #[test]
-fn a_checkpoint_brings_the_backing_device_up_to_now() {
+fn a_checkpoint_writes_all_earlier_data_to_the_backing_device() {
     let place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     let daemon = place.daemon_with_region();

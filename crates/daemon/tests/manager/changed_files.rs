@@ -13,7 +13,7 @@ fn drain(daemon: &Manager) -> Result<cbd_daemon::api::Done> {
 }
 
 /// Waits until the first backend, or its region, is reported with a text that contains `part`.
-fn wait_until_told(daemon: &Manager, part: &str) {
+fn wait_until_reported(daemon: &Manager, part: &str) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         let transport = daemon.status().unwrap().transports.remove(0);
@@ -28,7 +28,7 @@ fn wait_until_told(daemon: &Manager, part: &str) {
 }
 
 #[test]
-fn a_deleted_disk_is_told_and_neither_drained_nor_stopped() {
+fn a_deleted_disk_is_reported_and_neither_drained_nor_stopped() {
     let place = Place::new();
     let (disk, daemon) = place.disk_and_daemon();
     drain(&daemon).unwrap();
@@ -37,11 +37,11 @@ fn a_deleted_disk_is_told_and_neither_drained_nor_stopped() {
     let error = refused(drain(&daemon), ErrorKind::Backing, "was deleted while it is in use");
     assert!(error.line().contains(&format!("/proc/{}/fd/", std::process::id())), "{error}");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was deleted while it is in use");
-    wait_until_told(&daemon, "was deleted while it is in use");
+    wait_until_reported(&daemon, "was deleted while it is in use");
     let metrics = cbd_daemon::metrics::render(&daemon.status().unwrap());
     let changed = format!("cbd_backend_file_changed{{transport=\"0\",backend=\"0\",path=\"{disk}\"}} 1");
     assert!(metrics.contains(&changed), "{metrics}");
-    // The backend goes on, and has all data.
+    // The backend continues and has all data.
     place.block_is_there();
     let bytes = dirty(&daemon);
     assert!(bytes >= 4096, "what was written since is not counted as being on the disk");
@@ -77,7 +77,7 @@ fn a_disk_without_a_cache_that_was_deleted_is_not_stopped_in_silence() {
 }
 
 #[test]
-fn a_disk_that_another_file_was_renamed_over_is_told_and_not_drained() {
+fn a_disk_that_another_file_was_renamed_over_is_reported_and_not_drained() {
     let place = Place::new();
     let (disk, daemon) = place.disk_and_daemon();
     place.disk("other", 8 * MIB);
@@ -93,7 +93,7 @@ fn a_disk_that_was_renamed_is_drained_and_stopped_with_its_new_name() {
     std::fs::rename(&disk, place.path("elsewhere")).unwrap();
     let now = place.path("elsewhere").canonicalize().unwrap();
     let now = now.to_str().unwrap();
-    wait_until_told(&daemon, now);
+    wait_until_reported(&daemon, now);
     let done = drain(&daemon).unwrap();
     assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
     let done = stop(&daemon, StopBackend::default()).unwrap();
@@ -111,17 +111,17 @@ fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_res
     file.set_len(4 * MIB).unwrap();
     place.client().write(6 * MIB, &[6; 4096], true).unwrap();
     refused(drain(&daemon), ErrorKind::Backing, "was cut short");
-    wait_until_told(&daemon, "was cut short");
+    wait_until_reported(&daemon, "was cut short");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was cut short");
     assert_eq!(file.metadata().unwrap().len(), 4 * MIB);
     assert!(cache_of(&daemon).dirty_bytes >= 4096);
-    // What neither the cache nor the file has is an error, and no zeroes.
+    // A read of data that neither the cache nor the file has fails; it does not return zeroes.
     let mut data = [0; 4096];
     let read = place.client().read(5 * MIB, &mut data);
     assert!(read.is_err(), "{:?}", &data[..8]);
     place.client().read(6 * MIB, &mut data).unwrap();
     assert_eq!(data, [6; 4096]);
-    // Its length alone does not bring back what was behind it.
+    // Restoring the length does not restore the data that was cut off.
     file.set_len(8 * MIB).unwrap();
     refused(drain(&daemon), ErrorKind::Backing, "was cut short");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was cut short");
@@ -135,18 +135,18 @@ fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_res
 }
 
 #[test]
-fn a_deleted_region_is_told_and_its_dirty_data_can_be_drained() {
+fn a_deleted_region_is_reported_and_its_dirty_data_can_be_drained() {
     let place = Place::new();
     let (disk, daemon) = place.disk_and_daemon();
     place.write_block();
     std::fs::remove_file(place.path("region")).unwrap();
-    wait_until_told(&daemon, "was deleted while it is in use: what is dirty in it is lost");
+    wait_until_reported(&daemon, "was deleted while it is in use: what is dirty in it is lost");
     stop(&daemon, StopBackend::default()).unwrap();
     assert_eq!(std::fs::read(disk).unwrap()[..4096], [9; 4096]);
 }
 
 #[test]
-fn a_disk_that_is_renamed_and_replaced_during_a_drain_is_told() {
+fn a_disk_that_is_renamed_and_replaced_during_a_drain_is_reported() {
     let mut place = Place::new();
     place.decorate = Some("throttle:latency_us=300000".into());
     let (disk, daemon) = place.disk_and_daemon();

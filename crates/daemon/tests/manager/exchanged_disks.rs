@@ -1,4 +1,4 @@
-//! Disks that are missing, moved, shrunk, or another one in the same place.
+//! Disks that are missing, at another path, shrunk, or replaced by another disk at the same path.
 
 use crate::place::{MIB, Place, cache_of, refused, stop, wait_until_served};
 use cbd_daemon::api::{RegisterTransport, StopBackend};
@@ -7,7 +7,7 @@ use cbd_types::ErrorKind;
 use std::time::{Duration, Instant};
 
 #[test]
-fn another_disk_in_the_place_of_ours_is_refused_with_both_identities() {
+fn another_disk_at_the_path_of_a_backend_is_refused_with_both_identities() {
     let place = Place::new();
     let disk = place.disk_left_with_a_block();
     std::fs::rename(&disk, place.path("ours")).unwrap();
@@ -24,7 +24,7 @@ fn another_disk_in_the_place_of_ours_is_refused_with_both_identities() {
         assert!(error.contains("is not the disk that it was"), "{error}");
         assert!(error.matches("size=").count() >= 2, "{error}");
         refused(daemon.start_backend(0, &place.backend(&disk)), ErrorKind::Exchanged, "is not the disk");
-        // Ours comes back: starting it again goes on where it was.
+        // The recorded disk is back: a start continues with its cache.
         std::fs::rename(place.path("ours"), &disk).unwrap();
         let started = daemon.start_backend(0, &place.backend(&disk)).unwrap();
         assert_eq!((started.backend_id, started.blkdev.unwrap().alive), (0, true));
@@ -33,7 +33,7 @@ fn another_disk_in_the_place_of_ours_is_refused_with_both_identities() {
 }
 
 #[test]
-fn a_disk_that_is_not_there_keeps_what_is_dirty_until_it_is_back_or_given_up() {
+fn dirty_data_of_a_missing_disk_is_kept_until_the_disk_is_back_or_the_data_is_given_up() {
     let mut place = Place::new();
     place.decorate = Some("fault:op=write".into());
     let disk = place.disk_left_with_a_block();
@@ -48,7 +48,7 @@ fn a_disk_that_is_not_there_keeps_what_is_dirty_until_it_is_back_or_given_up() {
 }
 
 #[test]
-fn zeroes_that_a_missing_disk_lacks_are_not_dropped_in_silence() {
+fn a_stop_does_not_drop_zeroes_that_a_missing_disk_lacks() {
     let mut place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:".into());
@@ -80,7 +80,7 @@ fn a_shrunk_disk_is_refused() {
 }
 
 #[test]
-fn a_disk_that_has_moved_is_recognised_and_never_gets_a_second_cache() {
+fn a_disk_at_another_path_is_recognised_and_never_gets_a_second_cache() {
     let mut place = Place::new();
     place.decorate = Some("fault:op=write".into());
     let disk = place.disk_left_with_a_block();
@@ -93,7 +93,7 @@ fn a_disk_that_has_moved_is_recognised_and_never_gets_a_second_cache() {
 }
 
 #[test]
-fn a_disk_that_has_moved_is_found_at_its_new_place_after_the_next_restart() {
+fn a_disk_at_another_path_is_found_there_after_the_next_restart() {
     let place = Place::new();
     let disk = place.disk_left_with_a_block();
     std::fs::rename(&disk, place.path("moved")).unwrap();
@@ -108,14 +108,14 @@ fn a_disk_that_has_moved_is_found_at_its_new_place_after_the_next_restart() {
 }
 
 #[test]
-fn a_disk_that_comes_later_than_the_daemon_is_served_by_itself() {
+fn a_disk_that_appears_after_the_start_is_served_without_a_command() {
     let place = Place::new();
     let disk = place.disk_left_with_a_block();
     std::fs::rename(&disk, place.path("elsewhere")).unwrap();
     let daemon = place.daemon();
     let backend = &daemon.backends(0, false).unwrap()[0];
     assert!(!backend.alive && backend.error.is_some());
-    // Another disk at the path is no reason to give up.
+    // Another disk at the path does not end the retries.
     place.disk("disk", 8 * MIB);
     let end = Instant::now() + Duration::from_secs(10);
     while !daemon.backends(0, false).unwrap()[0]

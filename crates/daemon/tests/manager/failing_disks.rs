@@ -1,4 +1,4 @@
-//! Disks that refuse writes: what is dirty is kept, listed, and dropped only by name.
+//! Disks that refuse writes: dirty data is kept, listed, and dropped only by its exact size.
 
 use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
 use cbd_backing::{BackingFile, DISK_TIMEOUT};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_disk_that_fails_ends_the_stop_in_time_and_keeps_what_is_dirty() {
+fn a_stop_with_a_failing_disk_ends_in_time_and_keeps_dirty_data() {
     let mut place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write".into());
@@ -23,7 +23,7 @@ fn a_disk_that_fails_ends_the_stop_in_time_and_keeps_what_is_dirty() {
         let bytes = dirty(&daemon);
         assert!(bytes >= 8192, "{bytes}");
         assert!(error.line().contains(&bytes.to_string()), "{error}");
-        // The backend goes on, and so does its device.
+        // The backend and its device continue.
         let mut data = [0; 8192];
         place.client().read(MIB, &mut data).unwrap();
         assert_eq!(data, [9; 8192]);
@@ -63,7 +63,7 @@ fn dirty_data_is_dropped_only_when_its_exact_size_is_typed() {
 }
 
 #[test]
-fn a_cancelled_stop_leaves_the_backend_as_it_was() {
+fn a_cancelled_stop_does_not_change_the_backend() {
     let mut place = Place::new();
     place.decorate = Some("fault:op=write".into());
     let (_, daemon) = place.disk_and_daemon();
@@ -92,7 +92,7 @@ fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name(
     assert!(error.line().contains("--discard-dirty 512"), "{error}");
     let wait = Drain { wait: true, ..Drain::default() };
     refused(daemon.drain(0, &wait, &mut |_| Flow::Continue), ErrorKind::Backing, "refuses 1 ranges");
-    // Everything else is on the disk, and the device goes on.
+    // All other data is on the disk, and the device continues.
     let offset = usize::try_from(MIB).unwrap();
     let bytes = std::fs::read(&disk).unwrap();
     assert_eq!(
@@ -121,7 +121,7 @@ fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name(
 }
 
 #[test]
-fn what_is_parked_is_written_when_the_disk_is_repaired() {
+fn parked_data_is_written_when_the_disk_is_repaired() {
     let mut place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     place.decorate = Some("fault:op=write,range=1049088-1049600".into());
@@ -150,13 +150,13 @@ fn what_is_parked_is_written_when_the_disk_is_repaired() {
 }
 
 #[test]
-fn a_disk_that_another_process_has_at_the_start_delays_no_other() {
+fn a_disk_that_another_process_holds_at_the_start_delays_no_other() {
     let place = Place::new();
     let (disk, other) = (place.disk("disk", 8 * MIB), place.disk("other", 8 * MIB));
     {
         let daemon = place.daemon_with_region();
         let plain = StartBackend { start_dev: false, export: None, ..place.backend(&other) };
-        // The first is the one that is to be busy.
+        // The first backend is the one whose disk will be busy.
         daemon.start_backend(0, &StartBackend { cache_size: Some(12 * MIB), ..plain }).unwrap();
         daemon
             .start_backend(0, &StartBackend { cache_size: Some(12 * MIB), ..place.backend(&disk) })
@@ -175,7 +175,7 @@ fn a_disk_that_another_process_has_at_the_start_delays_no_other() {
     assert_eq!(alive, [false, true]);
     assert!(answered < DISK_TIMEOUT / 2, "the first answer came after {answered:?}");
     place.block_is_there();
-    // It is waited for, and served as soon as it is free.
+    // The daemon waits for the disk, and serves it when it is free.
     assert!(!restore.is_finished());
     drop(held);
     let summary = restore.join().expect("all is back");

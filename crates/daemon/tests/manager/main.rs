@@ -1,4 +1,4 @@
-//! The manager over regions in files, with NBD as the export: what comes, what comes back, what is refused.
+//! The manager over regions in files, with NBD as the export: starting, restoring and refusing objects.
 
 mod backends;
 mod changed_files;

@@ -1,4 +1,4 @@
-//! A folder with all that a daemon needs, a daemon in it, and what tests ask of it.
+//! A folder with the files of a daemon, a daemon in it, and helpers of its tests.
 
 use cbd_daemon::api::{CacheInfo, Done, RegisterTransport, StartBackend, StopBackend};
 use cbd_daemon::config::Config;
@@ -19,7 +19,7 @@ pub(crate) struct Place {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) decorate: Option<String>,
     pub(crate) require_persistent: bool,
-    /// The boot of the machine that daemons take for the present one.
+    /// The boot ID that daemons in this folder use.
     pub(crate) boot: Option<BootId>,
 }
 
@@ -93,7 +93,7 @@ impl Place {
         self.decorate = before;
     }
 
-    /// Writes what [`block_is_there`](Self::block_is_there) expects.
+    /// Writes the block that [`block_is_there`](Self::block_is_there) expects.
     pub(crate) fn write_block(&self) {
         self.client().write(0, &[9; 4096], true).unwrap();
     }
@@ -164,7 +164,7 @@ pub(crate) fn dirty(daemon: &Manager) -> u64 {
     status.transports[0].backends[0].cache.as_ref().unwrap().dirty_bytes
 }
 
-/// What the first cache says of itself.
+/// The status of the first cache.
 pub(crate) fn cache_of(daemon: &Manager) -> CacheInfo {
     daemon.status().unwrap().transports[0].backends[0].cache.clone().unwrap()
 }

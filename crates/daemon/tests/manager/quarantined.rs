@@ -6,7 +6,7 @@ use cbd_daemon::control::{Control, Flow};
 use cbd_types::ErrorKind;
 use std::os::unix::fs::FileExt;
 
-/// Flips a bit in the only place of the region that holds this block.
+/// Flips a bit in the only copy of this block in the region.
 pub(crate) fn damage_block(place: &Place, block: &[u8; 4096]) {
     let region = std::fs::read(place.path("region")).unwrap();
     let at = region.windows(4096).step_by(64).position(|bytes| bytes == block).unwrap() * 64;
@@ -41,7 +41,7 @@ fn a_backend_with_quarantined_ranges_is_removed_only_when_their_number_is_typed(
     assert!(place.client().read(MIB, &mut [0; 4096]).is_err());
     expect_refused(&daemon, 4096);
     assert_eq!(cache_of(&daemon).quarantined_bytes, 4096);
-    // Its clients were not sent away.
+    // Its clients are still connected.
     assert!(place.client().read(MIB, &mut [0; 4096]).is_err());
     for wrong in [0, 4095] {
         let request = StopBackend { discard_dirty: Some(wrong), ..StopBackend::default() };
@@ -65,7 +65,7 @@ fn a_drain_over_a_quarantined_range_fails_and_names_it() {
 }
 
 #[test]
-fn what_is_overwritten_of_a_quarantined_range_is_not_missing_any_more() {
+fn overwritten_parts_of_a_quarantined_range_are_no_longer_missing() {
     let (place, disk) = damaged();
     let daemon = place.daemon();
     expect_refused(&daemon, 4096);
@@ -82,7 +82,7 @@ fn what_is_overwritten_of_a_quarantined_range_is_not_missing_any_more() {
 }
 
 #[test]
-fn a_daemon_that_is_started_again_after_a_refused_stop_refuses_again() {
+fn a_restarted_daemon_refuses_a_refused_stop_again() {
     let (place, _) = damaged();
     {
         let daemon = place.daemon();
@@ -94,7 +94,7 @@ fn a_daemon_that_is_started_again_after_a_refused_stop_refuses_again() {
 }
 
 #[test]
-fn quarantined_data_of_a_disk_that_is_not_there_is_dropped_only_by_number() {
+fn quarantined_data_of_a_missing_disk_is_dropped_only_by_number() {
     let (place, disk) = damaged();
     {
         let daemon = place.daemon();
@@ -109,7 +109,7 @@ fn quarantined_data_of_a_disk_that_is_not_there_is_dropped_only_by_number() {
 }
 
 #[test]
-fn a_drain_of_all_backends_does_those_that_are_up_and_lists_the_others() {
+fn a_drain_of_all_backends_drains_those_that_are_up_and_lists_the_others() {
     let mut place = Place::new();
     let [first, second] = ["disk", "second"].map(|name| place.disk(name, 8 * MIB));
     place.decorate = Some("fault:op=write".into());

@@ -1,4 +1,4 @@
-//! Clients that break off and come back: what their former connections asked for does not happen behind their backs.
+//! Clients that disconnect and reconnect: writes of their former connections do not overwrite later ones.
 
 use crate::place::{MIB, Place, cache_of};
 use cbd_daemon::api::{StartBackend, StopBlkdev};
@@ -44,7 +44,7 @@ fn a_write_of_an_ended_connection_does_not_overwrite_one_that_was_acknowledged_s
         written += 1;
     }
     let full = cache_of(&daemon).free_segments;
-    // It breaks off, comes back, and writes something newer.
+    // It disconnects, reconnects, and writes newer data.
     drop(first);
     let mut second = place.client();
     let mut seen = vec![0; LARGE];
@@ -54,7 +54,7 @@ fn a_write_of_an_ended_connection_does_not_overwrite_one_that_was_acknowledged_s
     second.write(LARGE as u64, &[200; 4096], true).unwrap();
     second.flush().unwrap();
 
-    // There is space again.
+    // Space is free again.
     until("there is space", || cache_of(&daemon).free_segments > full);
     second.read(0, &mut seen).unwrap();
     assert!(
@@ -67,16 +67,16 @@ fn a_write_of_an_ended_connection_does_not_overwrite_one_that_was_acknowledged_s
 }
 
 #[test]
-fn a_client_that_waits_for_the_disk_to_end_an_old_request_is_shown_and_a_forced_stop_ends_its_wait() {
+fn a_client_that_waits_for_requests_of_its_last_connection_is_reported_and_a_forced_stop_ends_its_wait() {
     let mut place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
-    // A disk that answers no write.
+    // A disk that completes no write.
     place.decorate = Some("fault:op=write,how=stall".into());
     let daemon = place.daemon_with_region();
     daemon.start_backend(0, &StartBackend { cache_size: None, ..place.backend(&disk) }).unwrap();
     let mut old = place.client();
     old.submit(Command::Write { offset: 0, data: &[1; 4096], fua: false }).unwrap();
-    // Behind this answer the disk has the write.
+    // After this reply the disk has received the write.
     old.read(8192, &mut [0; 4096]).unwrap();
     drop(old);
     let mut new = place.client();

@@ -1,4 +1,4 @@
-//! What cannot be started or stopped as things stand, and is refused without leaving anything.
+//! Commands that are refused without a change.
 
 use crate::place::{MIB, Place, refused, stop};
 use cbd_daemon::api::{Drain, SettingsChange, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
@@ -6,7 +6,7 @@ use cbd_daemon::control::{Control, Flow};
 use cbd_types::ErrorKind;
 
 #[test]
-fn ids_that_are_not_there_are_refused() {
+fn unknown_ids_are_refused() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 8 * MIB);
@@ -22,7 +22,7 @@ fn ids_that_are_not_there_are_refused() {
 }
 
 #[test]
-fn bad_backends_are_refused_and_leave_nothing() {
+fn bad_backends_are_refused_and_leave_no_state() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 8 * MIB);
@@ -92,7 +92,7 @@ fn a_backend_has_one_block_device() {
 }
 
 #[test]
-fn a_device_that_is_open_is_not_stopped_but_by_force() {
+fn an_open_device_is_stopped_only_by_force() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 8 * MIB);

@@ -1,4 +1,4 @@
-//! Regions: what is formatted, registered, refused and left.
+//! Regions: formatting, registering, refusing and unregistering.
 
 use crate::place::{MIB, Place, refused, stop, wait_until_served};
 use crate::silent::Silent;
@@ -24,7 +24,7 @@ fn a_region_is_formatted_over_only_by_force() {
 }
 
 #[test]
-fn a_request_that_comes_while_a_daemon_starts_is_answered_when_all_is_back() {
+fn a_request_during_the_start_is_answered_after_the_restore() {
     let place = Place::new();
     drop(place.daemon_with_region());
     let options = place.options();
@@ -40,14 +40,14 @@ fn a_request_that_comes_while_a_daemon_starts_is_answered_when_all_is_back() {
 }
 
 #[test]
-fn a_region_that_comes_later_than_the_daemon_is_served_by_itself() {
+fn a_region_that_appears_after_the_start_is_served_without_a_command() {
     let place = Place::new();
     place.disk_left_with_a_block();
     std::fs::rename(place.path("region"), place.path("elsewhere")).unwrap();
     let daemon = place.daemon();
     let transport = || daemon.status().unwrap().transports[0].info.clone();
     assert!(!transport().alive && transport().error.is_some());
-    // Another file at the path is no reason to give up.
+    // Another file at the path does not end the retries.
     place.disk("region", 32 * MIB);
     let end = Instant::now() + Duration::from_secs(10);
     while !transport().error.is_some_and(|error| error.contains("does not hold a CBD transport")) {
@@ -65,7 +65,7 @@ fn a_region_that_comes_later_than_the_daemon_is_served_by_itself() {
     place.block_is_there();
 }
 
-/// A folder of its own for a region, which a daemon that has ended knows.
+/// A folder of its own for a region that a daemon registered before it ended.
 fn folder_of_a_region(place: &Place) -> PathBuf {
     let folder = place.path("far");
     std::fs::create_dir(&folder).unwrap();
@@ -75,7 +75,7 @@ fn folder_of_a_region(place: &Place) -> PathBuf {
 }
 
 #[test]
-fn a_region_on_a_file_system_that_does_not_answer_delays_no_other_command() {
+fn a_region_on_a_file_system_that_does_not_respond_delays_no_other_command() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
@@ -91,7 +91,7 @@ fn a_region_on_a_file_system_that_does_not_answer_delays_no_other_command() {
     let (tell, told) = channel();
     let asking = std::thread::spawn(move || {
         tell.send(daemon.transports().unwrap().len()).unwrap();
-        // Neither what is beside it nor what is on it keeps anybody waiting.
+        // No command waits, neither for an object beside the region nor for one on it.
         assert_eq!(daemon.register_transport(&beside).unwrap().transport_id, 1);
         refused(daemon.register_transport(&below), ErrorKind::TimedOut, "far/other is on a file system");
         refused(daemon.start_backend(1, &disk), ErrorKind::TimedOut, "far/disk is on a file system");
@@ -106,7 +106,7 @@ fn a_region_on_a_file_system_that_does_not_answer_delays_no_other_command() {
 }
 
 #[test]
-fn a_daemon_starts_beside_a_region_that_does_not_answer_and_serves_it_when_it_does() {
+fn a_daemon_starts_with_a_region_that_does_not_respond_and_serves_it_when_it_does() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
@@ -132,7 +132,7 @@ fn a_daemon_starts_beside_a_region_that_does_not_answer_and_serves_it_when_it_do
 }
 
 #[test]
-fn a_refused_format_leaves_the_file_as_it_was() {
+fn a_refused_format_does_not_change_the_file() {
     let place = Place::new();
     {
         place.daemon_with_region().unregister_transport(0).unwrap();
@@ -174,7 +174,7 @@ fn bad_regions_are_refused() {
 }
 
 #[test]
-fn a_region_is_registered_once_and_held() {
+fn a_region_is_registered_once_and_locked() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     std::fs::hard_link(place.path("region"), place.path("other-name")).unwrap();
@@ -190,7 +190,7 @@ fn a_region_is_registered_once_and_held() {
 }
 
 #[test]
-fn a_transport_with_backends_is_not_left() {
+fn a_transport_with_backends_is_not_unregistered() {
     let place = Place::new();
     let disk = place.disk("disk", 8 * MIB);
     let daemon = place.daemon_with_region();
@@ -202,7 +202,7 @@ fn a_transport_with_backends_is_not_left() {
 }
 
 #[test]
-fn a_region_that_is_lost_keeps_the_transport_and_says_why() {
+fn the_transport_of_a_lost_region_is_kept_with_the_reason() {
     let place = Place::new();
     {
         place.daemon_with_region();
@@ -215,7 +215,7 @@ fn a_region_that_is_lost_keeps_the_transport_and_says_why() {
         assert!(!transport.alive);
         assert!(transport.error.is_some());
         refused(daemon.backends(0, false), ErrorKind::Stopped, "transport 0 is not up");
-        // It is there again: registering it goes on under its number.
+        // The region exists again: registering it continues under its number.
         std::fs::write(place.path("region"), &region).unwrap();
         let again = RegisterTransport { format: false, size: None, ..place.region(0) };
         assert_eq!(daemon.register_transport(&again).unwrap().transport_id, 0);
@@ -264,7 +264,7 @@ fn require_persistent_refuses_a_region_that_power_loss_destroys() {
     assert!(!fresh.path("region").exists());
 }
 
-/// A daemon on a region with a block written, in boot 1; the daemon dies with its machine, or ends in order.
+/// A daemon on a region with a block written, in boot 1; the daemon dies with its machine, or ends properly.
 fn left_in_another_boot(orderly: bool) -> (Place, String) {
     let mut place = Place::new();
     place.boot = Some(BootId([1; 16]));
@@ -281,7 +281,7 @@ fn left_in_another_boot(orderly: bool) -> (Place, String) {
 }
 
 #[test]
-fn a_region_that_was_closed_in_order_is_served_in_the_next_boot() {
+fn a_region_that_was_closed_properly_is_served_in_the_next_boot() {
     let (place, _disk) = left_in_another_boot(true);
     let daemon = place.daemon();
     assert_eq!(daemon.summary, "1 transports, 1 backends, 1 block devices");
@@ -289,7 +289,7 @@ fn a_region_that_was_closed_in_order_is_served_in_the_next_boot() {
 }
 
 #[test]
-fn a_region_whose_machine_crashed_is_not_served_and_says_what_to_do() {
+fn a_region_whose_machine_crashed_is_not_served_and_the_error_has_advice() {
     let (place, disk) = left_in_another_boot(false);
     let daemon = place.daemon();
     let backend = daemon.backends(0, false).unwrap().remove(0);
@@ -309,7 +309,7 @@ fn a_region_whose_machine_crashed_is_not_served_and_says_what_to_do() {
 }
 
 #[test]
-fn a_region_of_which_nothing_was_dirty_begins_empty_after_a_crash_of_the_machine() {
+fn a_region_without_dirty_data_begins_empty_after_a_crash_of_the_machine() {
     let mut place = Place::new();
     place.boot = Some(BootId([1; 16]));
     {
@@ -326,14 +326,14 @@ fn a_region_of_which_nothing_was_dirty_begins_empty_after_a_crash_of_the_machine
     place.block_is_there();
 }
 
-/// Brings everything to the disks.
+/// Drains all backends.
 fn drain_all(daemon: &Manager) {
     let all = Drain { wait: true, ..Drain::default() };
     daemon.drain(0, &all, &mut |_| Flow::Continue).unwrap();
 }
 
 #[test]
-fn a_region_that_is_remembered_and_not_there_is_made_again_only_by_force() {
+fn a_missing_region_of_a_registered_transport_is_re_created_only_by_force() {
     let place = Place::new();
     drop(place.disk_left_with_a_block());
     std::fs::rename(place.path("region"), place.path("elsewhere")).unwrap();
@@ -380,7 +380,7 @@ fn a_size_below_that_of_the_file_is_refused() {
 }
 
 #[test]
-fn a_region_that_others_may_write_is_refused_unless_the_configuration_says_otherwise() {
+fn a_region_that_others_may_write_is_refused_unless_the_configuration_allows_it() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     drop(place.daemon_with_region());
@@ -410,7 +410,7 @@ fn a_region_of_another_user_is_refused() {
 }
 
 #[test]
-fn what_another_host_has_in_a_region_is_said() {
+fn the_caches_of_another_host_in_a_region_are_reported() {
     let mut place = Place::new();
     place.disk_left_with_a_dirty_block();
     std::fs::remove_dir_all(place.path("state")).unwrap();

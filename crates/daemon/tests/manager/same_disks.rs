@@ -1,4 +1,4 @@
-//! One disk by two ways: through a loop device, through a part of it, or as a region.
+//! One disk under two names: through a loop device, through a partition, or as a region.
 
 use crate::place::{MIB, Place, refused, stop};
 use cbd_daemon::api::{RegisterTransport, StartBackend, StopBackend};
@@ -78,7 +78,7 @@ fn a_disk_that_is_not_up_gets_no_second_cache_through_a_loop_device() {
     }
     let place = Place::new();
     let disk = place.disk_left_with_a_block();
-    // The file is not where it was: the backend does not come up.
+    // The file is not at its path: the backend does not come up.
     std::fs::rename(&disk, place.path("moved")).unwrap();
     let daemon = place.daemon();
     let device = LoopDevice::over(&place.text("moved"));

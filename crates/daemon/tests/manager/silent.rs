@@ -1,4 +1,4 @@
-//! A file system that answers nothing but that it is there.
+//! A file system that is mounted and does not respond.
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// One mounted on a folder, until this is dropped: then whoever waits for it is answered with an error.
+/// Such a file system, mounted on a folder until it is dropped: threads that wait for it then get an error.
 pub(crate) struct Silent {
     channel: Option<File>,
     folder: PathBuf,
@@ -18,7 +18,7 @@ impl Silent {
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0\0", channel.as_raw_fd());
         let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).expect("one zero");
         mount("silent", folder, "fuse", MountFlags::empty(), options).expect("a mount");
-        // Its first message asks which version of the protocol it is to be: as the headers of Linux say, FUSE_INIT and its answer.
+        // The first message is FUSE_INIT, the negotiation of the protocol version; the layout is that of linux/fuse.h.
         let mut message = vec![0; 1 << 20];
         let length = channel.read(&mut message).expect("a message");
         let init = 26_u32.to_ne_bytes();
@@ -35,7 +35,7 @@ impl Silent {
         Self { channel: Some(channel), folder: folder.to_owned() }
     }
 
-    /// Waits until a thread has sent a request, for whose answer it then waits.
+    /// Waits until a thread has sent a request.
     pub(crate) fn is_asked(&self) {
         let mut message = vec![0; 1 << 20];
         let length = self.channel.as_ref().expect("open").read(&mut message).expect("a message");
@@ -45,13 +45,13 @@ impl Silent {
 
 impl Drop for Silent {
     fn drop(&mut self) {
-        // Closed, it has an end.
+        // Closing the channel fails all requests.
         self.channel.take();
         unmount(&self.folder, UnmountFlags::DETACH).expect("it is mounted");
     }
 }
 
-/// A file system with one file, which is there and cannot be opened: whoever opens it waits until this is dropped.
+/// A file system with one file, whose open blocks until this is dropped.
 pub(crate) struct SilentFile {
     folder: PathBuf,
     server: Option<std::thread::JoinHandle<()>>,
@@ -61,11 +61,11 @@ impl SilentFile {
     /// Bytes of the file.
     const SIZE: u64 = 32 << 20;
 
-    /// One mounted on a folder, in which any name is the file.
+    /// Mounts it on a folder; every name in it is the file.
     pub(crate) fn over(folder: &Path) -> Self {
         let mut silent = Silent::over(folder);
         let channel = silent.channel.take().expect("open");
-        // The file system is unmounted by what is made here.
+        // The result unmounts the file system.
         std::mem::forget(silent);
         let server = std::thread::spawn(move || serve(channel));
         Self { folder: folder.to_owned(), server: Some(server) }
@@ -79,7 +79,8 @@ impl Drop for SilentFile {
     }
 }
 
-/// Answers as the headers of Linux say: FUSE_LOOKUP and FUSE_GETATTR, an error to all else but FUSE_OPEN, which gets no answer.
+/// Replies to FUSE_LOOKUP and FUSE_GETATTR, does not reply to FUSE_OPEN, and replies to all other requests with an error. The
+/// layout is that of linux/fuse.h.
 fn serve(mut channel: File) {
     let mut message = vec![0; 1 << 20];
     while let Ok(length) = channel.read(&mut message) {
@@ -89,7 +90,7 @@ fn serve(mut channel: File) {
         let body = match code {
             1 => [vec![2_u64, 0, 0, 0, 0], attributes(2)].concat(),
             3 => [vec![0_u64, 0], attributes(number(16))].concat(),
-            // FUSE_FORGET and FUSE_BATCH_FORGET expect no answer.
+            // FUSE_OPEN does not get a reply; FUSE_FORGET and FUSE_BATCH_FORGET need none.
             14 | 2 | 42 => continue,
             _ => Vec::new(),
         };

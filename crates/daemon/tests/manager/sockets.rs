@@ -1,4 +1,4 @@
-//! Sockets that cannot be: one clear line each, and nothing is lost, changed or left behind.
+//! Sockets that cannot be created: each is refused with one line, and no data or file is lost, changed or left behind.
 
 use crate::place::{MIB, Place, Running, refused};
 use crate::silent::Silent;
@@ -22,10 +22,10 @@ fn without_an_export(place: &Place) -> Running {
     daemon
 }
 
-/// Asks for a block device at each kind of socket at `path`, which is refused in one line; nothing else may have changed, and a good
-/// name works at once.
+/// Requests a block device with each kind of socket at `path`. Each is refused with one line, nothing else has changed, and a
+/// valid name works immediately.
 #[track_caller]
-fn is_no_place(place: &Place, daemon: &Running, path: &str, kind: ErrorKind, part: &str) {
+fn is_refused_as_a_socket(place: &Place, daemon: &Running, path: &str, kind: ErrorKind, part: &str) {
     let before = files(place);
     for export in KINDS {
         let request =
@@ -38,7 +38,7 @@ fn is_no_place(place: &Place, daemon: &Running, path: &str, kind: ErrorKind, par
     works(place, daemon);
 }
 
-/// What is in the folder, less what the daemon keeps for itself.
+/// The files in the folder, except those of the daemon itself.
 fn files(place: &Place) -> Vec<String> {
     let entries = std::fs::read_dir(place.folder.path()).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -46,7 +46,7 @@ fn files(place: &Place) -> Vec<String> {
     names
 }
 
-/// A block device at a good name comes and goes.
+/// A block device at a valid name can be started and stopped.
 #[track_caller]
 fn works(place: &Place, daemon: &Running) {
     for export in KINDS {
@@ -65,7 +65,7 @@ fn a_relative_path_is_refused() {
     let place = Place::new();
     let daemon = without_an_export(&place);
     for path in ["vm.sock", "./vm.sock", ""] {
-        is_no_place(&place, &daemon, path, ErrorKind::InvalidArgument, "not absolute");
+        is_refused_as_a_socket(&place, &daemon, path, ErrorKind::InvalidArgument, "not absolute");
     }
 }
 
@@ -74,7 +74,7 @@ fn a_path_that_is_too_long_for_a_socket_is_refused() {
     let place = Place::new();
     let daemon = without_an_export(&place);
     let path = place.text(&"x".repeat(120));
-    is_no_place(&place, &daemon, &path, ErrorKind::InvalidArgument, "107 bytes at most");
+    is_refused_as_a_socket(&place, &daemon, &path, ErrorKind::InvalidArgument, "107 bytes at most");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_directory_is_refused_and_stays() {
     let daemon = without_an_export(&place);
     std::fs::create_dir(place.path("folder")).unwrap();
     std::fs::write(place.path("folder/precious"), "data").unwrap();
-    is_no_place(&place, &daemon, &place.text("folder"), ErrorKind::AlreadyExists, "is no socket");
+    is_refused_as_a_socket(&place, &daemon, &place.text("folder"), ErrorKind::AlreadyExists, "is no socket");
     assert_eq!(std::fs::read(place.path("folder/precious")).unwrap(), b"data");
 }
 
@@ -92,27 +92,39 @@ fn a_file_that_is_no_socket_is_refused_and_stays() {
     let place = Place::new();
     let daemon = without_an_export(&place);
     std::fs::write(place.path("precious"), "data").unwrap();
-    is_no_place(&place, &daemon, &place.text("precious"), ErrorKind::AlreadyExists, "is no socket");
+    is_refused_as_a_socket(
+        &place,
+        &daemon,
+        &place.text("precious"),
+        ErrorKind::AlreadyExists,
+        "is no socket",
+    );
     assert_eq!(std::fs::read(place.path("precious")).unwrap(), b"data");
     std::os::unix::fs::symlink(place.path("precious"), place.path("link")).unwrap();
-    is_no_place(&place, &daemon, &place.text("link"), ErrorKind::AlreadyExists, "is no socket");
+    is_refused_as_a_socket(&place, &daemon, &place.text("link"), ErrorKind::AlreadyExists, "is no socket");
     assert!(place.path("link").is_symlink());
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_refused_and_not_made() {
+fn a_missing_folder_is_refused_and_not_created() {
     let place = Place::new();
     let daemon = without_an_export(&place);
-    is_no_place(&place, &daemon, &place.text("missing/vm.sock"), ErrorKind::NotFound, "missing");
+    is_refused_as_a_socket(&place, &daemon, &place.text("missing/vm.sock"), ErrorKind::NotFound, "missing");
     assert!(!place.path("missing").exists());
 }
 
 #[test]
-fn the_socket_of_another_server_is_refused_and_goes_on() {
+fn the_socket_of_another_server_is_refused_and_the_server_continues() {
     let place = Place::new();
     let daemon = without_an_export(&place);
     let other = UnixListener::bind(place.path("other.sock")).unwrap();
-    is_no_place(&place, &daemon, &place.text("other.sock"), ErrorKind::Busy, "a running server listens");
+    is_refused_as_a_socket(
+        &place,
+        &daemon,
+        &place.text("other.sock"),
+        ErrorKind::Busy,
+        "a running server listens",
+    );
     other.set_nonblocking(true).unwrap();
     // The check for a listener has connected; a client can still connect.
     while other.accept().is_ok() {}
@@ -121,7 +133,7 @@ fn the_socket_of_another_server_is_refused_and_goes_on() {
 }
 
 #[test]
-fn the_socket_of_a_server_that_is_gone_is_taken() {
+fn the_socket_of_a_server_that_has_ended_is_replaced() {
     let place = Place::new();
     let daemon = without_an_export(&place);
     for _ in KINDS {
@@ -132,7 +144,7 @@ fn the_socket_of_a_server_that_is_gone_is_taken() {
 }
 
 #[test]
-fn a_socket_of_our_own_is_not_given_twice() {
+fn a_socket_of_this_daemon_is_not_used_twice() {
     let place = Place::new();
     let daemon = without_an_export(&place);
     let first = StartBlkdev {
@@ -159,7 +171,7 @@ fn a_socket_of_our_own_is_not_given_twice() {
 }
 
 #[test]
-fn a_backend_whose_device_has_no_place_is_taken_back_and_its_disk_is_free() {
+fn a_backend_whose_socket_cannot_be_created_is_removed_and_its_disk_is_free() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 8 * MIB);
@@ -180,9 +192,9 @@ fn a_backend_whose_device_has_no_place_is_taken_back_and_its_disk_is_free() {
     place.client().write(0, &[9; 4096], true).unwrap();
 }
 
-/// The path was good when the device was made; at the next start something else is there.
+/// The path was free when the device was created; at the next start another file exists there.
 #[test]
-fn a_device_whose_place_was_taken_meanwhile_loses_nothing_and_comes_back_when_it_is_free() {
+fn a_device_whose_socket_path_is_in_use_loses_nothing_and_is_served_when_the_path_is_free() {
     let place = Place::new();
     let (socket, export) = (place.path("vm.sock"), format!("vhost-user:{}", place.text("vm.sock")));
     {
@@ -219,7 +231,7 @@ fn a_device_whose_place_was_taken_meanwhile_loses_nothing_and_comes_back_when_it
 }
 
 #[test]
-fn a_socket_on_a_file_system_that_does_not_answer_delays_no_other_command() {
+fn a_socket_on_a_file_system_that_does_not_respond_delays_no_other_command() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
@@ -241,7 +253,7 @@ fn a_socket_on_a_file_system_that_does_not_answer_delays_no_other_command() {
 }
 
 #[test]
-fn nbd_that_other_machines_reach_has_to_be_allowed_and_says_so() {
+fn nbd_that_other_machines_can_reach_must_be_allowed_and_has_a_warning() {
     let place = Place::new();
     let daemon = without_an_export(&place);
     let remote =
@@ -254,7 +266,7 @@ fn nbd_that_other_machines_reach_has_to_be_allowed_and_says_so() {
 }
 
 #[test]
-fn a_backend_with_a_device_that_other_machines_reach_has_to_be_allowed() {
+fn a_backend_with_a_device_that_other_machines_can_reach_must_be_allowed() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     let disk = place.disk("disk", 8 * MIB);
@@ -265,7 +277,7 @@ fn a_backend_with_a_device_that_other_machines_reach_has_to_be_allowed() {
 }
 
 #[test]
-fn what_clients_take_and_what_was_refused_is_in_the_status_and_the_metrics() {
+fn memory_of_clients_and_refusals_are_in_the_status_and_the_metrics() {
     let place = Place::new();
     let daemon = place.daemon_with_region();
     daemon.start_backend(0, &place.backend(&place.disk("disk", 8 * MIB))).unwrap();

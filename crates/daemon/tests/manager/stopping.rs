@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Writes to these bytes of a disk do not return.
 const HANGS: &str = "fault:op=write,range=4194304-8388608,how=stall";
 
-/// Longest that anything here may take: far more than it does.
+/// Timeout, far above the expected duration of each wait.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Starts the backends 0 and 1 over the disks "hung" and "disk"; a block of each is dirty or written, and writeback of the first hangs.
@@ -28,7 +28,7 @@ fn beside_a_disk_that_hangs(place: &Place, daemon: &Manager) -> String {
     let mut client = Client::connect(&Listen::Unix(place.path("hung.sock"))).unwrap();
     client.write(5 * MIB, &[7; 4096], true).unwrap();
     place.write_block();
-    // When nothing has moved for a second the disk has the write.
+    // After a second without progress the disk has received the write.
     refused(
         stop(daemon, StopBackend { force: true, timeout_s: Some(1), ..StopBackend::default() }),
         ErrorKind::TimedOut,
@@ -38,7 +38,7 @@ fn beside_a_disk_that_hangs(place: &Place, daemon: &Manager) -> String {
 }
 
 #[test]
-fn a_disk_that_hangs_keeps_no_other_cache_from_being_synced_when_the_daemon_ends() {
+fn a_disk_that_hangs_does_not_prevent_the_sync_of_other_caches_at_the_end() {
     let mut place = Place::new();
     place.boot = Some(BootId([1; 16]));
     place.decorate = Some(HANGS.into());
@@ -52,7 +52,7 @@ fn a_disk_that_hangs_keeps_no_other_cache_from_being_synced_when_the_daemon_ends
         late[1].contains("1 caches in the region") && late[1].contains("the others were synced"),
         "{late:?}"
     );
-    // The thread that hangs has the region and its disk as long as this process lives: what the next boot finds are copies.
+    // The thread that hangs holds the region and its disk until this process ends: the next boot uses copies.
     for name in ["region", "hung"] {
         std::fs::copy(place.path(name), place.path("copy")).unwrap();
         std::fs::rename(place.path("copy"), place.path(name)).unwrap();
@@ -106,7 +106,7 @@ fn a_stop_that_waits_for_a_disk_that_hangs_keeps_no_other_command_waiting_and_dr
         assert!(Instant::now() < end, "{:?}", daemon.status());
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Commands about the other backend are answered meanwhile.
+    // Commands for the other backend complete meanwhile.
     place.block_is_there();
     daemon.set(0, 1, &SettingsChange { gc_percent: Some(42), ..SettingsChange::default() }).unwrap();
     daemon.stop_backend(0, 1, &StopBackend::default(), &mut |_| Flow::Continue).unwrap();
@@ -150,7 +150,7 @@ fn a_backend_without_a_cache_is_removed_only_when_its_disk_has_completed_the_req
 }
 
 #[test]
-fn a_region_that_is_not_opened_to_the_end_keeps_no_other_command_waiting() {
+fn a_region_whose_opening_hangs_delays_no_other_command() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
@@ -180,7 +180,7 @@ fn a_region_that_is_not_opened_to_the_end_keeps_no_other_command_waiting() {
 }
 
 #[test]
-fn a_daemon_starts_beside_a_disk_that_cannot_be_opened_to_the_end_and_serves_it_when_it_can() {
+fn a_daemon_starts_with_a_disk_whose_opening_hangs_and_serves_it_when_it_can() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
@@ -218,7 +218,7 @@ fn a_daemon_starts_beside_a_disk_that_cannot_be_opened_to_the_end_and_serves_it_
     }
 }
 
-/// A client of backend 0 that waits for a read of its disk, which never answers.
+/// A client of backend 0 that waits for a read of its disk, which never completes it.
 fn client_that_waits() -> (Place, Running) {
     let mut place = Place::new();
     place.decorate = Some("fault:op=read,how=stall".into());

@@ -159,7 +159,7 @@ pub fn outlives_its_daemon(host: &Host, given: &Given) -> Result<(), String> {
         dd if=/dev/cbd0 of=/tmp/device bs=1M count=16 iflag=direct 2>/dev/null
         cbdctrl backend-stop --backend 0
         cmp -n 16777216 /tmp/device /dev/vda && echo the disk has all of it
-        grep -c 'its clients go on' /tmp/cbdd.log
+        grep -c 'its clients continue' /tmp/cbdd.log
         dmesg | grep -e 'I/O error' -e 'WARNING' || echo the kernel reports no error",
         cuts = given.cuts,
     );
