@@ -27,7 +27,7 @@ pub struct Cli {
     /// Print JSON, errors too (lists are JSON in a pipe anyway)
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do
+    /// Command to execute
     #[command(subcommand)]
     pub command: Command,
 }
@@ -44,7 +44,7 @@ pub struct DaemonCli {
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 refused or failed (one line on standard error says why), 2 wrong usage; check, dump, repair and \
      rescue have their own (see their help)";
 
-/// Which transport.
+/// Selects a transport.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct OnTransport {
     /// Number of the transport
@@ -52,7 +52,7 @@ pub struct OnTransport {
     pub transport: u32,
 }
 
-/// How long a request to the daemon may take.
+/// Timeout of a request to the daemon.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Asks {
     /// Seconds to wait for the daemon's answer
@@ -80,11 +80,11 @@ pub enum Command {
         /// Create a transport on the region, and the region if there is none
         #[arg(short, long)]
         format: bool,
-        /// With --format: even if the region holds a transport already, which is then lost
+        /// With --format: even if the region holds a transport, whose data is lost then
         #[arg(short = 'F', long, requires = "format")]
         force: bool,
     },
-    /// Unregister this host from a transport that has no backends any more
+    /// Unregister this host from a transport without backends
     TpUnreg {
         /// Number of the transport
         #[arg(short, long, value_name = "ID")]
@@ -92,25 +92,25 @@ pub enum Command {
     },
     /// List the transports
     TpList {
-        /// How long it may take
+        /// Timeout
         #[command(flatten)]
         asks: Asks,
     },
     /// List the hosts of a transport
     HostList {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// How long it may take
+        /// Timeout
         #[command(flatten)]
         asks: Asks,
     },
     /// Start a backend: serve a backing device on a transport, with or without a cache
     BackendStart {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// The backing device: a block device or a file; what it holds stays
+        /// The backing device: a block device or a file; its data is kept
         #[arg(short, long, value_name = "DISK")]
         path: PathBuf,
         /// Size of the cache, e.g. 4G; 0 or none: no cache
@@ -125,7 +125,7 @@ pub enum Command {
         /// Export of that block device: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long, requires = "start_dev", value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
-        /// Let other machines reach it: NBD at an address that is not a loopback address
+        /// Allow other machines to connect: NBD at an address that is not a loopback address
         #[arg(long, requires = "start_dev")]
         allow_remote: bool,
         /// Create a kernel block device or fail: no NBD server instead
@@ -137,44 +137,44 @@ pub enum Command {
         /// Whether data has checksums
         #[arg(long, value_name = "on|off", value_parser = on_or_off(), hide_possible_values = true)]
         data_crc: Option<bool>,
-        /// Serve it although the log of recovery points says that the disk is newer than the region: old dirty data is then written
-        /// over newer
+        /// Serve it although the log of recovery points shows that the disk is newer than the region: old dirty data then overwrites
+        /// newer data
         #[arg(long)]
         older_region: bool,
     },
     /// Write all dirty data to the backing device and remove the backend: the device is a plain disk again
     BackendStop {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
         /// Number of the backend
         #[arg(short, long, value_name = "ID")]
         backend: u32,
-        /// Even if its block devices are open or mounted, whose users see errors then; drops nothing
+        /// Even if its block devices are open or mounted: requests of their users then fail; drops no data
         #[arg(short = 'F', long)]
         force: bool,
         /// Seconds without progress after which to give up and change nothing [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
-        /// Drop the dirty data instead, and what is quarantined; BYTES must be exactly the dirty and quarantined bytes together
+        /// Drop the dirty and quarantined data instead; BYTES must be exactly the number of these bytes
         #[arg(long, value_name = "BYTES")]
         discard_dirty: Option<u64>,
     },
     /// List the backends of this host
     BackendList {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Those of all hosts
+        /// Include those of all hosts
         #[arg(short, long)]
         all: bool,
-        /// How long it may take
+        /// Timeout
         #[command(flatten)]
         asks: Asks,
     },
     /// Create a block device on a backend and print its path
     DevStart {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
         /// Number of the backend
@@ -186,44 +186,44 @@ pub enum Command {
         /// Create a kernel block device or fail: no NBD server instead
         #[arg(long)]
         require_kernel: bool,
-        /// Let other machines reach it: NBD at an address that is not a loopback address
+        /// Allow other machines to connect: NBD at an address that is not a loopback address
         #[arg(long)]
         allow_remote: bool,
     },
     /// Remove a block device
     DevStop {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
         /// Number of the block device
         #[arg(short, long, value_name = "ID")]
         dev: u32,
-        /// Even if it is open or mounted: its users see errors then
+        /// Even if it is open or mounted: requests of its users then fail
         #[arg(short = 'F', long)]
         force: bool,
     },
     /// List the block devices of this host
     DevList {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Those of all hosts
+        /// Include those of all hosts
         #[arg(short, long)]
         all: bool,
-        /// How long it may take
+        /// Timeout
         #[command(flatten)]
         asks: Asks,
     },
     /// Show status: hit ratio, dirty bytes, recovery point, durability, errors
     Status {
-        /// How long it may take
+        /// Timeout
         #[command(flatten)]
         asks: Asks,
     },
     /// Change settings of a backend while it runs
     #[command(after_help = SETTINGS)]
     Set {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
         /// Number of the backend
@@ -238,15 +238,15 @@ pub enum Command {
         )]
         changes: Vec<String>,
     },
-    /// Advance the recovery point: write what is dirty at this moment to the backing device
+    /// Advance the recovery point: write all data that is dirty at this moment to the backing device
     Checkpoint {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
         /// Number of the backend [default: all]
         #[arg(short, long, value_name = "ID")]
         backend: Option<u32>,
-        /// Return when it is reached
+        /// Return when the recovery point is reached
         #[arg(short, long)]
         wait: bool,
         /// Seconds without progress after which to give up waiting [default: 60]
@@ -255,7 +255,7 @@ pub enum Command {
     },
     /// Write all data that is dirty at this moment to the backing device, and wait for it
     Drain {
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
         /// Number of the backend [default: all]
@@ -294,7 +294,7 @@ pub enum Command {
     CompleteNumbers {
         /// Of what
         kind: Numbers,
-        /// Which transport
+        /// Transport
         #[command(flatten)]
         on: OnTransport,
     },
@@ -305,7 +305,7 @@ pub enum Command {
     },
 }
 
-/// What has numbers.
+/// Objects that have numbers.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Numbers {
     /// Transports.
@@ -316,10 +316,10 @@ pub enum Numbers {
     Devices,
 }
 
-/// What can stand before the rest of an export.
+/// The kinds of exports, each the beginning of an argument.
 const EXPORTS: [&str; 7] = ["auto", "kernel", "ublk", "fuse-loop", "nbd:unix:", "nbd:tcp:", "vhost-user:"];
 
-/// Any text; these are what completions offer.
+/// Any text; completions offer these values.
 #[derive(Clone, Debug)]
 struct Suggests(&'static [&'static str]);
 
@@ -345,7 +345,7 @@ fn consistency() -> impl TypedValueParser<Value = Consistency> {
     PossibleValuesParser::new(modes.map(Consistency::name)).try_map(|text| text.parse::<Consistency>())
 }
 
-/// Its other words are understood, too.
+/// A switch; clap's other words for true and false are accepted, too.
 fn on_or_off() -> impl TypedValueParser<Value = bool> {
     let words = [("on", "true"), ("off", "false")];
     let values = words.map(|(word, other)| PossibleValue::new(word).aliases([other]));
@@ -369,7 +369,7 @@ pub struct DaemonArguments {
     /// Configuration with defaults [default: /etc/cbd/cbd.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// What must survive a restart [default: /var/lib/cbd]
+    /// State that must survive a restart [default: /var/lib/cbd]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Mounts and sockets [default: /run/cbd]
@@ -378,7 +378,7 @@ pub struct DaemonArguments {
     /// Control socket [default: control.sock in the run folder]
     #[arg(long, value_name = "PATH", env = "CBD_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// Where the links cbdN to block devices are made [default: /dev]
+    /// Folder of the links cbdN to block devices [default: /dev]
     #[arg(long, value_name = "DIR")]
     pub dev_dir: Option<PathBuf>,
     /// Serve no region that does not survive a power failure
@@ -391,7 +391,7 @@ pub struct DaemonArguments {
     #[cfg(feature = "testkit")]
     #[arg(long, hide = true, value_name = "SPEC", value_parser = cbd_testkit::decorator)]
     pub decorate: Option<cbd_backing::Decorator>,
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, default_value = "text", value_parser = log_format())]
     pub log_format: LogFormatArgument,
     /// Log more
@@ -415,7 +415,7 @@ fn log_format() -> impl TypedValueParser<Value = LogFormatArgument> {
     PossibleValuesParser::new(["text", "json"]).try_map(|text| text.parse::<LogFormatArgument>())
 }
 
-/// Whether the arguments are of a command for offline recovery: their wrong usage ends with an exit code of its own.
+/// Whether the arguments are those of a command for offline recovery, whose wrong usage has an exit code of its own.
 pub fn is_offline(arguments: &[std::ffi::OsString]) -> bool {
     use clap::CommandFactory;
     let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definitions_are_sound() {
+    fn the_definitions_are_consistent() {
         Cli::command().debug_assert();
         DaemonCli::command().debug_assert();
     }
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_data_is_checked_is_said_in_any_usual_word() {
+    fn data_crc_accepts_every_usual_word_for_true_and_false() {
         for (word, expected) in
             [("on", true), ("true", true), ("1", true), ("off", false), ("false", false), ("0", false)]
         {
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_is_0_where_none_is_named() {
+    fn the_default_transport_is_0() {
         let Ok(Cli { command: Command::DevStart { on, .. }, .. }) = parse("dev-start -b 3") else {
             panic!("dev-start");
         };

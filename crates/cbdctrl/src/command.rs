@@ -1,4 +1,4 @@
-//! The commands that ask a daemon.
+//! The commands that send requests to a daemon.
 
 use crate::cli::{Asks, Command};
 use crate::progress::{self, DrainBar};
@@ -35,7 +35,7 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     }
 }
 
-/// Where results go.
+/// The format and destination of results.
 pub(crate) struct Output {
     pub(crate) json: bool,
 }
@@ -50,7 +50,7 @@ impl Output {
         }
     }
 
-    /// JSON with an indent of 4, as the original prints it.
+    /// JSON with an indent of 4, as the original `cbdctrl` prints it.
     pub(crate) fn json(&self, value: &impl Serialize) -> Result<()> {
         let mut text = Vec::new();
         let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
@@ -69,7 +69,7 @@ impl Output {
         }
     }
 
-    /// The result of a command that has nothing to print for people unless `text` says so.
+    /// The result of a command: `text` for people, `value` for programs.
     fn result(&self, value: &impl Serialize, text: &str) -> Result<()> {
         if self.json { self.json(value) } else { self.text(text) }
     }
@@ -81,7 +81,7 @@ fn warn(warnings: &[String]) {
     }
 }
 
-/// Paths go to the daemon whole: its working folder is not ours.
+/// Makes a path absolute: the daemon has another working folder.
 fn absolute(path: &Path) -> Result<String> {
     let malformed = |text: &str| {
         Error::new(ErrorKind::InvalidArgument, format!("the path \"{}\" {text}", path.display()))
@@ -93,7 +93,7 @@ fn absolute(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).ok_or_else(|| malformed("is not UTF-8"))
 }
 
-/// The export that is asked for; with `require_kernel` one that is never NBD.
+/// The requested export; with `require_kernel` one that is never NBD.
 fn chosen_export(export: Option<String>, require_kernel: bool) -> Result<Option<String>> {
     match export.as_deref() {
         _ if !require_kernel => absolute_export(export),
@@ -106,7 +106,7 @@ fn chosen_export(export: Option<String>, require_kernel: bool) -> Result<Option<
     }
 }
 
-/// An export at a socket, with a path that means the same to the daemon.
+/// Makes the path of an export's socket absolute.
 fn absolute_export(export: Option<String>) -> Result<Option<String>> {
     for kind in ["nbd:unix:", "vhost-user:"] {
         match export.as_deref().and_then(|text| text.strip_prefix(kind)) {
@@ -119,8 +119,8 @@ fn absolute_export(export: Option<String>) -> Result<Option<String>> {
     Ok(export)
 }
 
-/// For a question, which is answered at once unless the daemon is busy or does not answer at all.
-fn asking(client: &Client, asks: Asks) -> Client {
+/// The client for a query, which has a timeout.
+fn with_timeout(client: &Client, asks: Asks) -> Client {
     client.clone().with_timeout(Timeout::Limit(Duration::from_secs(asks.timeout)))
 }
 
@@ -140,12 +140,12 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
             output.result(&serde_json::json!({}), "")
         }
         Command::TpList { asks } => {
-            let list: Vec<TransportInfo> = asking(client, asks).get("/v1/transports")?;
+            let list: Vec<TransportInfo> = with_timeout(client, asks).get("/v1/transports")?;
             output.list(&list, transport_table)
         }
         Command::HostList { on, asks } => {
             let path = format!("/v1/transports/{}/hosts", on.transport);
-            let list: Vec<HostInfo> = asking(client, asks).get(&path)?;
+            let list: Vec<HostInfo> = with_timeout(client, asks).get(&path)?;
             output.list(&list, host_table)
         }
         Command::BackendStart {
@@ -188,7 +188,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::BackendList { on, all, asks } => {
             let path = format!("/v1/transports/{}/backends?all={all}", on.transport);
-            let list: Vec<BackendInfo> = asking(client, asks).get(&path)?;
+            let list: Vec<BackendInfo> = with_timeout(client, asks).get(&path)?;
             output.list(&list, backend_table)
         }
         Command::DevStart { on, backend, export, allow_remote, require_kernel } => {
@@ -205,11 +205,11 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::DevList { on, all, asks } => {
             let path = format!("/v1/transports/{}/blkdevs?all={all}", on.transport);
-            let list: Vec<BlkdevInfo> = asking(client, asks).get(&path)?;
+            let list: Vec<BlkdevInfo> = with_timeout(client, asks).get(&path)?;
             output.list(&list, blkdev_table)
         }
         Command::Status { asks } => {
-            let status: Status = asking(client, asks).status()?;
+            let status: Status = with_timeout(client, asks).status()?;
             let page = crate::status::page(&status);
             output.result(&status, &fit(&page))
         }
@@ -235,7 +235,9 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         | Command::StoreProcess
         | Command::Completions { .. }
         | Command::CompleteNumbers { .. }
-        | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
+        | Command::Man { .. } => {
+            Err(Error::new(ErrorKind::Unsupported, "this command sends no request to a daemon"))
+        }
     }
 }
 
@@ -346,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_backends_says_size_dirty_bytes_and_state_in_words_on_80_columns() {
+    fn a_list_of_backends_has_size_dirty_bytes_and_state_on_80_columns() {
         let backend = |error: Option<&str>| {
             let state = if error.is_none() { "serving" } else { "NOT SERVED" };
             let device = serde_json::json!({
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_block_devices_has_the_error_of_each_or_else_its_note() {
+    fn a_list_of_block_devices_has_the_error_of_each_or_its_note() {
         let shown = |error: Option<&str>, note: Option<&str>| {
             let device = serde_json::json!({
                 "blkdev_id": 0, "host_id": 0, "backend_id": 0, "dev_name": "/dev/cbd0", "alive": true, "export": "auto",

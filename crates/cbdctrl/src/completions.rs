@@ -1,7 +1,7 @@
-//! Completions for shells: what clap makes of the definitions in [`crate::cli`], and numbers of what there is, which
-//! the daemon is asked for.
+//! Completions for shells: those that clap generates from [`crate::cli`], and numbers of objects, which the shell requests from
+//! the daemon.
 //!
-//! Invariants: a completion waits a second for the daemon at most, and says nothing when there is none.
+//! Invariants: a completion waits at most a second for the daemon, and prints nothing if none responds.
 
 use crate::cli::{Cli, DaemonCli, Numbers};
 use cbd_daemon::api::Status;
@@ -11,10 +11,10 @@ use clap_complete::Shell;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a shell waits for its user's sake.
+/// Timeout of a request for a completion.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What `set` takes, as far as it is known before it is typed.
+/// The arguments of `set` that can be offered before the user types a value.
 pub const SETTINGS: [&str; 9] = [
     "gc_percent=",
     "consistency=strict",
@@ -43,7 +43,7 @@ pub fn text(shell: Shell) -> String {
     }
 }
 
-/// Asks the daemon first where the number of something that it has is to be typed, and knows the settings.
+/// Offers numbers from the daemon where the number of an object is expected, and the settings.
 const BASH: &str = r#"
 _cbdctrl_with_numbers() {
     local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" before="" kind="" transport=0 is_set="" word last=""
@@ -78,7 +78,7 @@ _cbdctrl_with_numbers() {
 complete -F _cbdctrl_with_numbers -o bashdefault -o default cbdctrl
 "#;
 
-/// What is behind the help of options that take the number of something that the daemon has.
+/// The help texts of options that take the number of an object, and the kind of the object.
 const NUMBERED: [(&str, &str); 3] = [
     ("Number of the transport", "transports"),
     ("Number of the backend", "backends"),
@@ -97,7 +97,7 @@ _cbdctrl_numbers() {
     compadd -- ${(f)"$(cbdctrl complete-numbers $argv[-1] 2>/dev/null)"}
 }
 "#;
-    // Behind the first line, which says for which command it is.
+    // After the first line, which names the command.
     lines.insert(1, numbers.to_owned());
     lines.join("\n") + "\n"
 }
@@ -117,7 +117,7 @@ fn fish(text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The numbers of what the daemon has, one a line; nothing if there is none that answers.
+/// The numbers of the daemon's objects, one per line; empty if no daemon responds.
 pub fn numbers(kind: Numbers, transport: u32, socket: &Path) -> String {
     let client = Client::new(socket).with_timeout(Timeout::Limit(TIMEOUT));
     client.status().map_or_else(|_| String::new(), |status| listed(kind, transport, &status))
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// What bash offers at the end of a line; the last word may be empty.
+    /// The completions that bash offers at the end of a line; the last word may be empty.
     fn offered(line: &[&str]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let (file, program) = (folder.path().join("completions"), folder.path().join("cbdctrl"));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn zsh_and_fish_ask_the_daemon_for_numbers_too() {
+    fn zsh_and_fish_request_numbers_from_the_daemon_too() {
         let zsh = text(Shell::Zsh);
         assert!(zsh.starts_with("#compdef cbdctrl\n") && zsh.contains("_cbdctrl_numbers backends"), "{zsh}");
         let fish = text(Shell::Fish);

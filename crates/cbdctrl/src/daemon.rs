@@ -6,7 +6,7 @@ use cbd_daemon::paths::{PathChoices, Paths};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Runs the process that holds descriptors for the daemon.
+/// Runs the store process, which holds descriptors for the daemon.
 pub fn run_store_process() -> ExitCode {
     match cbd_daemon::handover::run_store_process() {
         Ok(()) => ExitCode::SUCCESS,
@@ -17,7 +17,7 @@ pub fn run_store_process() -> ExitCode {
     }
 }
 
-/// Runs the daemon until it is told to end.
+/// Runs the daemon until a signal ends it.
 pub fn run(arguments: DaemonArguments) -> ExitCode {
     let decorator = arguments
         .throttle
@@ -34,7 +34,7 @@ pub fn run(arguments: DaemonArguments) -> ExitCode {
             dev_dir: arguments.dev_dir,
         }),
         require_persistent: arguments.require_persistent,
-        // This very file, even if another stands at its path by now.
+        // The running executable, even if the file at its path was replaced.
         store_program: Some("/proc/self/exe".into()),
         decorator,
         log_format: arguments.log_format.0,

@@ -1,11 +1,11 @@
 //! Examples of each command, for its help and its man page.
 //!
-//! Invariants: every command for people has one, and each is understood as it stands (a test parses them).
+//! Invariants: every command that is not hidden has one, and a test parses each.
 
 use clap::Command;
 use std::fmt::Write;
 
-/// What an example does, and the line.
+/// The purpose of an example, and the command line.
 type Example = (&'static str, &'static str);
 
 /// The examples of the command `name`.
@@ -13,95 +13,89 @@ pub fn of(name: &str) -> &'static [Example] {
     match name {
         "tp-reg" => &[
             (
-                "Make a region of 8 GiB on a DAX file system, and a transport on it:",
+                "Create a region of 8 GiB on a DAX file system, and a transport on it:",
                 "cbdctrl tp-reg --path /mnt/pmem/cbd.region --size 8G --host node0 --format",
             ),
             (
-                "Come back to a region that has one, with all its backends and devices:",
+                "Register on a region with a transport, and restore its backends and devices:",
                 "cbdctrl tp-reg --path /mnt/pmem/cbd.region --host node0",
             ),
         ],
-        "tp-unreg" => &[("Leave transport 1, whose backends were stopped:", "cbdctrl tp-unreg -t 1")],
+        "tp-unreg" => {
+            &[("Unregister from transport 1, whose backends were stopped:", "cbdctrl tp-unreg -t 1")]
+        }
         "tp-list" => &[("List the transports:", "cbdctrl tp-list")],
         "host-list" => &[("List the hosts of transport 0 as JSON:", "cbdctrl host-list --json")],
         "backend-start" => &[
             (
-                "Cache /dev/sdb, and make a block device, whose path is printed:",
+                "Cache /dev/sdb, create a block device and print its path:",
                 "cbdctrl backend-start --path /dev/sdb --cache-size 4G --start-dev",
             ),
             (
-                "The same, but fail rather than be reached by NBD:",
+                "The same, but fail instead of an export by NBD:",
                 "cbdctrl backend-start -p /dev/sdb -c 4G -D --require-kernel",
             ),
             (
                 "For a virtual machine:",
                 "cbdctrl backend-start -p /dev/sdb -c 4G -D -e vhost-user:/run/cbd/vm.sock",
             ),
-            (
-                "Start a backend again whose disk is at another path by now:",
-                "cbdctrl backend-start -p /dev/sdc",
-            ),
+            ("Start a backend whose disk is at another path now:", "cbdctrl backend-start -p /dev/sdc"),
         ],
         "backend-stop" => &[
-            ("Write everything to the disk, which is a plain disk then:", "cbdctrl backend-stop -b 0"),
+            ("Write all dirty data to the disk, which is a plain disk then:", "cbdctrl backend-stop -b 0"),
+            ("Allow a slow disk more time without progress:", "cbdctrl backend-stop -b 0 --timeout 600"),
             (
-                "Give a slow disk more time between two signs of progress:",
-                "cbdctrl backend-stop -b 0 --timeout 600",
-            ),
-            (
-                "Give dirty data of a dead disk up; status shows how many bytes it is:",
+                "Give up the dirty data of a dead disk; status shows the number of bytes:",
                 "cbdctrl backend-stop -b 0 --discard-dirty 1048576",
             ),
         ],
         "backend-list" => &[
             ("List the backends of this host:", "cbdctrl backend-list"),
-            ("Those of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
+            ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
         ],
         "dev-start" => &[
-            ("Create the best block device that the machine has:", "cbdctrl dev-start -b 0"),
+            ("Create the best block device that the machine supports:", "cbdctrl dev-start -b 0"),
             ("An NBD server on a port of this machine:", "cbdctrl dev-start -b 0 -e nbd:tcp:127.0.0.1:10809"),
         ],
         "dev-stop" => &[
             ("Remove block device 0 if it is not in use:", "cbdctrl dev-stop -d 0"),
-            ("Remove it even if in use; its clients see errors:", "cbdctrl dev-stop -d 0 --force"),
+            ("Remove it even if in use; requests of its clients fail:", "cbdctrl dev-stop -d 0 --force"),
         ],
         "dev-list" => &[("List the block devices and their exports:", "cbdctrl dev-list")],
         "status" => &[
             ("Show everything:", "cbdctrl status"),
-            ("For a program, which waits at most 2 seconds:", "cbdctrl status --json --timeout 2"),
+            ("For a program, with a timeout of 2 seconds:", "cbdctrl status --json --timeout 2"),
         ],
         "set" => &[
+            ("Fill the cache up to 70 % before clean data is dropped:", "cbdctrl set -b 0 gc_percent=70"),
             (
-                "Let the cache be used up to 70 % before clean data is dropped:",
-                "cbdctrl set -b 0 gc_percent=70",
-            ),
-            (
-                "Let writeback write at most 100 MiB a second, many epochs in one batch:",
+                "Limit writeback to 100 MiB a second, many epochs in one batch:",
                 "cbdctrl set -b 0 writeback_rate=100M consistency=checkpoint",
             ),
             (
-                "Keep what the disk refuses in the cache, and go on with the rest:",
+                "Keep data that the disk refuses in the cache, and write the rest:",
                 "cbdctrl set -b 0 on_write_error=park write_error_after_s=30",
             ),
         ],
         "checkpoint" => &[(
-            "Write what is dirty at this moment to the disk of backend 0, and wait for it:",
+            "Write all data that is dirty at this moment to the disk of backend 0, and wait:",
             "cbdctrl checkpoint -b 0 --wait",
         )],
-        "drain" => &[("Write what is dirty in all caches to their disks:", "cbdctrl drain")],
-        "check" => {
-            &[("Check a region, the data of each record too:", "cbdctrl check /mnt/pmem/cbd.region --data")]
-        }
+        "drain" => &[("Write the dirty data of all caches to their disks:", "cbdctrl drain")],
+        "check" => &[(
+            "Check a region, including the data of each record:",
+            "cbdctrl check /mnt/pmem/cbd.region --data",
+        )],
         "dump" => &[(
             "Show the dirty records of a range of the device:",
             "cbdctrl dump /mnt/pmem/cbd.region records --dirty --range 1G+4K",
         )],
         "repair" => &[("Repair damaged second copies:", "cbdctrl repair /mnt/pmem/cbd.region")],
         "rescue" => &[
-            ("Say what is dirty, and to which disk it belongs:", "cbdctrl rescue /mnt/pmem/cbd.region"),
+            ("List dirty data and the disks to which it belongs:", "cbdctrl rescue /mnt/pmem/cbd.region"),
             ("Write it:", "cbdctrl rescue /mnt/pmem/cbd.region --yes"),
             (
-                "Bring the cache of Linux's dm-pcache to its disk:",
+                "Write the dirty data of a cache of Linux's dm-pcache to its disk:",
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),
         ],
@@ -109,7 +103,7 @@ pub fn of(name: &str) -> &'static [Example] {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
         }
         "daemon" => &[
-            ("As the unit does:", "cbdd"),
+            ("As the systemd unit does:", "cbdd"),
             (
                 "Several daemons on one machine, each with folders of its own:",
                 "cbdd --state-dir /var/lib/cbd2 --run-dir /run/cbd2 --dev-dir /dev/cbd2",
@@ -158,7 +152,7 @@ pub fn section(name: &str) -> String {
     text
 }
 
-/// As roff reads it: a hyphen is a hyphen, and no line begins with a request.
+/// Escapes text for roff: a hyphen remains a hyphen, and no line begins with a request.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('-', "\\-").replace('\'', "\\(aq")
 }
@@ -170,7 +164,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     #[test]
-    fn every_command_for_people_has_an_example_that_is_understood() {
+    fn every_visible_command_has_an_example_that_can_be_parsed() {
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             let examples = of(command.get_name());
             assert!(!examples.is_empty(), "{}", command.get_name());
@@ -186,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_of_a_command_ends_with_its_examples_and_keeps_what_it_had() {
+    fn the_help_of_a_command_ends_with_its_examples_and_keeps_its_own_text() {
         let mut command = in_help(Cli::command());
         let help = command.find_subcommand_mut("set").expect("set").render_help().to_string();
         let (settings, examples) = (help.find("gc_percent=0..90"), help.find("Examples:"));

@@ -1,10 +1,10 @@
-//! What a person types: the commands, their help, completions and man pages, and the daemon under its other name.
+//! The command line: commands, their help, completions and man pages, and the daemon as `cbdd`.
 //!
-//! Invariants: a command prints its result and nothing else on standard output, one line about what went wrong on
-//! standard error, and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery have exit
-//! codes of their own ([`offline`]). Commands are matched whole, never by prefix.
+//! Invariants: a command prints its result and nothing else on standard output, an error as one line on standard error, and
+//! exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery have exit codes of their own
+//! ([`offline`]). Commands are matched whole, never by prefix.
 //!
-//! Elsewhere: what the commands do (`cbd-daemon`, `cbd-inspect`, `cbd-demo`).
+//! Elsewhere: the implementation of the commands (`cbd-daemon`, `cbd-inspect`, `cbd-demo`).
 
 pub mod cli;
 mod command;
@@ -62,7 +62,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// What clap has to say: help and version go to standard output and are no failure.
+/// Prints clap's message: help and version go to standard output and are no error.
 fn usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))

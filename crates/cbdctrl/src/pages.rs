@@ -14,14 +14,14 @@ pub fn completions(shell: clap_complete::Shell) -> ExitCode {
     ended(io::stdout().write_all(text.as_bytes()), || "the completions cannot be printed".to_owned())
 }
 
-/// Prints the numbers of what the daemon has, for completions.
+/// Prints the numbers of the daemon's objects, for completions.
 pub fn numbers(kind: Numbers, transport: u32, socket: &Path) -> ExitCode {
     let text = completions::numbers(kind, transport, socket);
     ended(io::stdout().write_all(text.as_bytes()), || "the numbers cannot be printed".to_owned())
 }
 
-/// Writes man pages below `folder`: one in `man1` for each command, one in `man8` for the daemon. A folder that is called `man1` itself, as
-/// that of earlier versions was, stands for the one that it is in.
+/// Writes man pages below `folder`: one in `man1` for each command, one in `man8` for the daemon. If `folder` itself is named
+/// `man1`, as with earlier versions, its parent is used.
 pub fn man(folder: &Path) -> ExitCode {
     let is_section = folder.file_name().is_some_and(|name| name == "man1");
     let root = folder.parent().filter(|_| is_section).unwrap_or(folder);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_for_people_has_a_man_page_with_examples() {
+    fn every_visible_command_has_a_man_page_with_examples() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(man(folder.path()), ExitCode::SUCCESS);
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {

@@ -1,4 +1,4 @@
-//! The progress of what takes long, on a terminal.
+//! Progress of long operations, on a terminal.
 
 use cbd_daemon::api::Progress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -6,28 +6,28 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Silence that needs no word.
+/// Waiting time after which [`waiting`] shows a line.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// A line of [`waiting`] is on the terminal.
+/// Whether a line of [`waiting`] is on the terminal.
 static SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Says on a terminal that the daemon is at it, and for how long.
+/// Shows on a terminal how long the command has waited for the daemon.
 pub fn waiting(elapsed: Duration) {
     if elapsed >= SILENCE && std::io::stderr().is_terminal() {
         SHOWN.store(true, Ordering::Relaxed);
-        eprint!("\rthe daemon is at it: {} s ", elapsed.as_secs());
+        eprint!("\rwaiting for the daemon: {} s ", elapsed.as_secs());
     }
 }
 
-/// Takes the line of [`waiting`] away.
+/// Clears the line of [`waiting`].
 pub fn end_waiting() {
     if SHOWN.swap(false, Ordering::Relaxed) {
         eprint!("\r{:40}\r", "");
     }
 }
 
-/// A bar on standard error during a drain; none if that is no terminal.
+/// A progress bar on standard error during a drain, if standard error is a terminal.
 #[derive(Debug, Default)]
 pub struct DrainBar {
     bar: Option<ProgressBar>,
@@ -35,7 +35,7 @@ pub struct DrainBar {
 }
 
 impl DrainBar {
-    /// Shows how far it is.
+    /// Updates the bar.
     pub fn show(&mut self, progress: &Progress) {
         if !std::io::stderr().is_terminal() {
             return;
@@ -60,7 +60,7 @@ impl DrainBar {
         bar.set_message(progress.error.clone().unwrap_or_default());
     }
 
-    /// Takes the bar away.
+    /// Clears the bar.
     pub fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -68,7 +68,7 @@ impl DrainBar {
     }
 }
 
-/// A bar on standard error while a tool works; nothing where that is no terminal.
+/// A progress bar on standard error for offline tools, if standard error is a terminal.
 #[derive(Debug, Default)]
 pub struct ToolBar {
     bar: Option<ProgressBar>,
@@ -76,7 +76,7 @@ pub struct ToolBar {
 }
 
 impl ToolBar {
-    /// Shows how far it is.
+    /// Updates the bar.
     pub fn show(&mut self, progress: cbd_inspect::Progress) {
         if !std::io::stderr().is_terminal() {
             return;
@@ -96,7 +96,7 @@ impl ToolBar {
         bar.set_position(progress.done.min(progress.of));
     }
 
-    /// Takes the bar away.
+    /// Clears the bar.
     pub fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();

@@ -1,10 +1,10 @@
-//! The status as a page for people.
+//! The status as text for a terminal.
 
 use cbd_daemon::api::{BackendStatus, CacheInfo, OnWriteError, Status, TransportStatus};
 use cbd_daemon::size::format_size;
 use std::fmt::Write;
 
-/// The page.
+/// The status as text.
 pub fn page(status: &Status) -> String {
     let mut page =
         format!("cbdd {}, process {}, up {}\n", status.version, status.pid, duration(status.uptime_s));
@@ -72,7 +72,7 @@ fn add_next_attempt(page: &mut String, indent: usize, retry_in_s: Option<u64>) {
             page,
             indent,
             "next attempt",
-            format!("in {seconds} s, or when something else stands at the path"),
+            format!("in {seconds} s, or when another file appears at the path"),
         );
     }
 }
@@ -133,10 +133,10 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     }
 }
 
-/// What the cache of a backend holds that is not served.
+/// Adds the contents of the cache of a backend that is not served.
 fn add_held(page: &mut String, backend: &BackendStatus) {
     let Some(held) = &backend.held else {
-        let why = backend.held_error.as_deref().unwrap_or("not looked into yet");
+        let why = backend.held_error.as_deref().unwrap_or("not examined yet");
         return line(page, 4, "dirty", format!("not known: {why}"));
     };
     line(page, 4, "dirty", format!("{} ({} bytes)", format_size(held.dirty_bytes), held.dirty_bytes));
@@ -254,7 +254,7 @@ fn duration(seconds: u64) -> String {
 mod tests {
     use super::*;
 
-    /// As the daemon sends it.
+    /// A status as the daemon sends it.
     fn status(cache: serde_json::Value) -> Status {
         let mut base = serde_json::json!({
             "size": 1 << 24, "free_segments": 3, "lanes": 2, "data_crc": true, "gc_percent": 70, "consistency": "strict",
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_says_what_a_user_must_know() {
+    fn the_page_has_durability_hit_ratio_dirty_bytes_and_recovery_point() {
         let page = page(&status(serde_json::json!({})));
         for part in [
             "up 1 d 1 h",
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_is_shown_in_capitals() {
+    fn errors_are_shown_in_capitals() {
         let page = page(&status(serde_json::json!({
             "void": "a batch is being written", "backing_errors": 4, "last_error": "EIO", "writers_waiting": true,
             "stalled": true, "parked": [{"start": 512, "end": 1024}], "parked_error": "EIO",

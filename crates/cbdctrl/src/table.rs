@@ -1,16 +1,16 @@
 //! Tables and pages for a terminal.
 //!
-//! Invariants: nothing is cut off. A line that does not fit is wrapped at a space, and a word that is longer than a line, such as a
-//! path, stays whole, so that it can be copied.
+//! Invariants: no text is truncated. A line that does not fit is wrapped at a space, and a word longer than a line, such as a
+//! path, is not broken, so that it can be copied.
 
-/// The narrowest that a column is wrapped to; where there is less space, it goes below its row.
+/// The least width of a wrapped column; if there is less space, the column is printed below its row.
 const COLUMN_MIN: usize = 24;
-/// How far what goes below its row is indented.
+/// Indent of a column below its row.
 const BELOW: usize = 4;
-/// The width of a terminal that does not say its own.
+/// The width of a terminal that does not report its own.
 const USUAL_WIDTH: u16 = 80;
 
-/// Columns of the terminal on standard output; none where that is no terminal.
+/// Columns of the terminal on standard output; none if it is no terminal.
 pub fn terminal_width() -> Option<usize> {
     use std::io::IsTerminal;
     let stdout = std::io::stdout();
@@ -50,7 +50,7 @@ pub fn wrap_page(page: &str, width: usize) -> String {
             text.push('\n');
             continue;
         }
-        // A name, spaces, and what is said of it; else a sentence of its own.
+        // A line is a name, spaces and text; or a sentence.
         let indent = line.len() - line.trim_start().len();
         let name = line[indent..].find("  ").map(|at| indent + at);
         let column = name.map(|at| at + line[at..].len() - line[at..].trim_start().len());
@@ -68,7 +68,7 @@ pub fn wrap_page(page: &str, width: usize) -> String {
     text
 }
 
-/// Columns under their heads, as wide as they need to be.
+/// Columns under their heads, as wide as their widest cell.
 #[derive(Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -85,7 +85,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The table as text of at most so many columns: what does not fit of the last one is wrapped.
+    /// The table as text of at most `width` columns; the last column is wrapped to fit.
     pub fn render(&self, width: usize) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let widest = |column: usize| {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_space_is_left_for_the_last_column_it_goes_below_its_row() {
+    fn a_last_column_without_space_is_printed_below_its_row() {
         let mut table = Table::new(&["NAME", "PATH"]);
         table.row(vec!["a name of some length".into(), "/dev/disk/by-id/1 (gone)".into()]);
         assert_eq!(
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_longer_than_a_line_stays_whole() {
+    fn a_word_longer_than_a_line_is_not_broken() {
         let mut table = Table::new(&["ID", "PATH"]);
         table.row(vec!["0".into(), "/dev/disk/by-id/a-name-that-is-long (gone)".into()]);
         assert_eq!(table.render(34), "ID  PATH\n0\n    /dev/disk/by-id/a-name-that-is-long\n    (gone)\n");

@@ -1,4 +1,4 @@
-//! What must be refused: one clear line that names the object, the same as JSON, and no change to anything.
+//! Refused input: the error is one line that names the object, the same in JSON, and nothing is changed.
 
 mod support;
 
@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, Ran, run_for, text_of, tool};
 
-/// Everything that a refused command must leave as it is: the lists, but for what changes by itself, and the bytes of the files in
-/// `watched`.
+/// The state that a refused command must not change: the lists, except counters, and the bytes of the files in `watched`.
 fn everything(place: &Place, watched: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = [
         &["tp-list"][..],
@@ -42,7 +41,7 @@ fn everything(place: &Place, watched: &[&str]) -> Vec<String> {
     all
 }
 
-/// One line, which holds all `parts`.
+/// Asserts that the text is one line with all `parts`.
 #[track_caller]
 fn says(ran: &Ran, parts: &[&str]) {
     let line = ran.stderr.trim_end();
@@ -52,7 +51,7 @@ fn says(ran: &Ran, parts: &[&str]) {
     }
 }
 
-/// `cbdctrl` refuses `arguments` in a line that holds all `parts`, with and without `--json`, and changes nothing.
+/// Asserts that `cbdctrl` refuses `arguments` with a line that has all `parts`, with and without `--json`, and changes nothing.
 #[track_caller]
 fn refused(place: &Place, arguments: &[&str], parts: &[&str], watched: &[&str]) {
     let before = everything(place, watched);
@@ -70,7 +69,7 @@ fn refused(place: &Place, arguments: &[&str], parts: &[&str], watched: &[&str]) 
     assert_eq!(everything(place, watched), before, "{arguments:?} changed something");
 }
 
-/// Wrong usage ends with 2 before anybody is asked.
+/// Asserts that wrong usage ends with exit code 2 before a request is sent.
 #[track_caller]
 fn wrong_usage(place: &Place, arguments: &[&str]) {
     let ran = place.run_at("/nonexistent/socket", arguments);
@@ -145,14 +144,14 @@ fn a_damaged_region_is_refused() {
 }
 
 #[test]
-fn a_region_with_one_damaged_superblock_still_opens() {
+fn a_region_with_one_damaged_superblock_can_be_opened() {
     let (place, _) = place_with_backend();
     let damaged = idle_region(&place, "damaged");
     change(&damaged, 0, |bytes| bytes[60] ^= 0x40);
     place.ok(&["tp-reg", "-H", "other", "-p", &damaged]);
 }
 
-/// Both superblocks of a region, changed, with a checksum that is right.
+/// Changes both superblocks of a region and corrects their checksums.
 fn change_superblocks(region: &str, change_one: impl Fn(&mut [u8; 192])) {
     for at in [0, (16 << 20) - 4096] {
         change(region, at, |bytes| {
@@ -191,7 +190,7 @@ fn a_region_that_holds_a_transport_is_formatted_by_force_only() {
     let format = ["tp-reg", "-H", "other", "-p", &other, "-s", "16M", "-f"];
     refused(&place, &format, &[&other, "--force"], &[&other]);
     place.ok(&[&format[..], &["-F"]].concat());
-    // What is in use is not formatted, by force or not.
+    // A region in use is not formatted, with or without force.
     let region = place.region();
     refused(&place, &["tp-reg", "-H", "n", "-p", &region, "-f", "-F"], &[&region], &[]);
     assert_eq!(place.json(&["dev-list"])[0]["alive"], true);
@@ -224,7 +223,7 @@ fn a_cache_that_does_not_fit_is_refused_with_the_limit() {
 }
 
 #[test]
-fn a_backend_without_a_cache_is_said_to_have_none_unless_that_was_asked_for() {
+fn a_backend_without_a_cache_has_a_warning_unless_the_user_requested_none() {
     let place = Place::with_region();
     let (one, other) = (place.disk("one", 8 * MIB), place.disk("other", 8 * MIB));
     let ran = place.run(&["backend-start", "-p", &one]);
@@ -235,10 +234,10 @@ fn a_backend_without_a_cache_is_said_to_have_none_unless_that_was_asked_for() {
 }
 
 #[test]
-fn a_kernel_device_that_could_only_become_nbd_is_refused_where_one_is_required() {
+fn with_require_kernel_an_nbd_server_is_refused() {
     let place = Place::with_region();
     let disk = place.disk("disk", 8 * MIB);
-    // Nothing can be linked there, so no kernel device has its name.
+    // No link can be created there, so no kernel device has a name.
     std::fs::write(place.link(0), "no link").expect("a file");
     let start = ["backend-start", "-p", &disk, "-c", "16M", "--start-dev"];
     let required = [&start[..], &["--require-kernel"]].concat();
@@ -257,7 +256,7 @@ fn a_kernel_device_that_could_only_become_nbd_is_refused_where_one_is_required()
 }
 
 #[test]
-fn a_configuration_that_is_wrong_ends_the_daemon_with_a_line_that_says_where() {
+fn a_malformed_configuration_ends_the_daemon_with_the_line_of_the_error() {
     let place = Place::new();
     let config = place.text("cbd.toml");
     let start = |parts: &[&str]| {
@@ -296,7 +295,7 @@ fn bad_backing_devices_are_refused() {
 
 #[test]
 fn a_backing_device_without_write_permission_is_refused() {
-    // Root may write to every file: a read-only mount holds even that.
+    // Root may write to every file: only a read-only mount prevents it.
     in_sandbox("a_backing_device_without_write_permission_is_refused", Duration::from_secs(60), |folder| {
         let mut place = Place::under(folder);
         place.start();
@@ -342,8 +341,8 @@ fn a_mounted_backing_device_is_refused() {
     });
 }
 
-/// Stops the daemon, changes the disk, and starts it again: the backend is not served, for a reason that holds `parts`,
-/// until the disk is back.
+/// Stops the daemon, changes the disk, and restarts the daemon: until the disk is restored, the backend is not served, for a
+/// reason that contains `parts`.
 #[track_caller]
 fn is_not_served(swap: impl Fn(&str, &str), parts: &[&str]) {
     let (mut place, disk) = place_with_backend();
@@ -421,7 +420,7 @@ fn unknown_numbers_are_refused() {
 }
 
 #[test]
-fn a_setting_that_cannot_be_is_refused() {
+fn an_invalid_setting_is_refused() {
     let (place, _) = place_with_backend();
     for value in ["91", "-1", "", "x", "256", "1e3"] {
         refused(&place, &["set", "-b", "0", &format!("gc_percent={value}")], &["gc_percent", value], &[]);
@@ -429,7 +428,7 @@ fn a_setting_that_cannot_be_is_refused() {
     refused(&place, &["set", "-b", "0", "consistency=maybe"], &["maybe"], &[]);
     refused(&place, &["set", "-b", "0", "writeback_rate=fast"], &["writeback_rate"], &[]);
     refused(&place, &["set", "-b", "0", "colour=red"], &["colour"], &[]);
-    // All or nothing.
+    // All settings of a command are changed, or none.
     refused(
         &place,
         &["set", "-b", "0", "gc_percent=40", "writeback_percent=91"],
@@ -527,7 +526,7 @@ fn a_socket_without_a_listener_is_named() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_said_not_to_answer_in_time() {
+fn a_command_reports_in_time_that_a_stopped_daemon_does_not_respond() {
     let (place, _) = place_with_backend();
     place.pause();
     let process = format!("(process {})", place.pid());
@@ -561,7 +560,7 @@ fn place_with_failing_disk() -> (Place, String, u64) {
 }
 
 #[test]
-fn a_disk_that_fails_ends_the_stop_in_time_and_everything_is_kept() {
+fn a_stop_with_a_failing_disk_ends_in_time_and_all_data_is_kept() {
     let (mut place, disk, dirty) = place_with_failing_disk();
     let began = Instant::now();
     let ran = place.run(&["backend-stop", "-b", "0", "--timeout", "3"]);
@@ -575,7 +574,7 @@ fn a_disk_that_fails_ends_the_stop_in_time_and_everything_is_kept() {
     let mut data = vec![0; 1 << 20];
     place.client().read(MIB, &mut data).expect("it is served as before");
     assert!(data == [8; 1 << 20]);
-    // The disk is repaired, and the stop goes on.
+    // The disk is repaired, and the stop completes.
     place.terminate();
     place.decorate = None;
     place.start();

@@ -1,7 +1,7 @@
-//! Damage of a region, end to end: nothing wrong is read or written back, what is lost is listed and heals when it is
-//! overwritten, and the daemon starts by itself, in bounded time, with all that is whole.
+//! Damage of a region, end to end: no wrong data is read or written back; lost ranges are listed until they are overwritten; and
+//! the daemon starts without a command, in bounded time, with all undamaged data.
 //!
-//! The region is a file that the daemon has mapped, so what is changed in the file is changed in its memory.
+//! The region is a file that the daemon has mapped, so a change of the file is a change of the daemon's memory.
 
 mod support;
 
@@ -12,9 +12,9 @@ use support::{MIB, Place, until};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 8 * MIB;
-/// What the disk held before it was cached.
+/// The contents of the disk before it was cached.
 const OLD: u8 = 1;
-/// Longest that a daemon may take to come up, on a machine that has other things to do.
+/// Timeout of the start of a daemon, on a busy machine.
 const START_MAX: Duration = Duration::from_secs(20);
 
 /// A daemon with backend 0 on a disk of old data.
@@ -24,7 +24,7 @@ struct Damaged {
 }
 
 impl Damaged {
-    /// Nothing is written back for as long as the daemon runs, where `held`.
+    /// With `held`, no data is written back while the daemon runs.
     fn new(held: bool) -> Self {
         let mut place = Place::new();
         place.decorate = held.then(|| "fault:op=write".to_owned());
@@ -44,7 +44,7 @@ impl Damaged {
         self.place.client().write(at, &vec![value; length as usize], true).expect("written");
     }
 
-    /// What a client reads; `None` for an error, which must be that of failing media.
+    /// The data that a client reads; `None` for an error, which must be that of failing media.
     fn read(&self, at: u64, length: u64) -> Option<Vec<u8>> {
         let mut bytes = vec![0xee; length as usize];
         match self.place.client().read(at, &mut bytes) {
@@ -84,7 +84,7 @@ impl Damaged {
         ranges.iter().map(|range| (number(range, "start"), number(range, "end"))).collect()
     }
 
-    /// The daemon starts by itself and in time.
+    /// Asserts that the daemon starts without a command and in time.
     #[track_caller]
     fn start(&mut self) {
         self.place.decorate = None;
@@ -103,7 +103,7 @@ impl Damaged {
         until("everything on the disk", || self.place.cache()["dirty_bytes"] == 0);
     }
 
-    /// Overwrites the whole device, after which nothing is left of any damage, and stops the backend.
+    /// Overwrites the whole device, after which no damage must be left, and stops the backend.
     fn expect_that_overwriting_heals(self) {
         let value = |at: u64| (at / 65536 % 200 + 3) as u8;
         for at in (0..SIZE).step_by(65536) {
@@ -120,7 +120,7 @@ impl Damaged {
 }
 
 #[test]
-fn damaged_dirty_data_costs_its_own_block_through_restarts_until_it_is_overwritten() {
+fn damaged_dirty_data_loses_its_own_block_only_until_it_is_overwritten() {
     let mut damaged = Damaged::new(true);
     damaged.write(MIB, 65536, 7);
     let lost = MIB + 3 * BLOCK;
@@ -148,7 +148,7 @@ fn damaged_dirty_data_costs_its_own_block_through_restarts_until_it_is_overwritt
     damaged.place.kill();
     damaged.start();
     check(&damaged);
-    // The rest of the block cannot be had by writing a part of it.
+    // A write to a part of the block does not restore the rest.
     damaged.write(lost, 512, 8);
     damaged.expect(lost, 512, 8);
     assert_eq!(damaged.read(lost + 512, 512), None);
@@ -182,7 +182,7 @@ fn damaged_clean_data_is_read_from_the_disk_and_cached_again() {
 }
 
 #[test]
-fn a_clean_record_that_is_lost_twice_costs_nothing() {
+fn a_clean_record_whose_copies_are_both_damaged_loses_no_data() {
     for restarted in [false, true] {
         let mut damaged = Damaged::new(false);
         damaged.write(MIB, BLOCK, 7);
@@ -206,7 +206,7 @@ fn a_clean_record_that_is_lost_twice_costs_nothing() {
 }
 
 #[test]
-fn a_dirty_record_that_is_lost_twice_takes_what_is_older_with_it_and_nothing_newer() {
+fn a_dirty_record_whose_copies_are_both_damaged_affects_older_data_only() {
     let mut damaged = Damaged::new(true);
     for number in 0..10 {
         damaged.write(number * 65536, BLOCK, 10 + number as u8);
@@ -223,7 +223,7 @@ fn a_dirty_record_that_is_lost_twice_takes_what_is_older_with_it_and_nothing_new
                 damaged.expect(number * 65536, BLOCK, 10 + number as u8);
             }
         }
-        // Its range is unknown: it may have been anywhere.
+        // Its range is not known: it may have been any range.
         damaged.expect_lost(4 * MIB, BLOCK);
     };
     check(&damaged);

@@ -1,5 +1,5 @@
-//! Each structure of a region damaged in one copy and in both, while the daemon is away: it starts by itself and in time,
-//! serves what is whole, says what is not, and never serves anything wrong.
+//! Each structure of a region is damaged in one copy and in both, while no daemon runs. The next daemon starts without a command
+//! and in time, serves undamaged data, reports the damage, and never returns wrong data.
 
 mod support;
 
@@ -10,17 +10,17 @@ use support::{MIB, Place};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 4 * MIB;
-/// Longest that a daemon may take to come up, on a machine that has other things to do.
+/// Timeout of the start of a daemon, on a busy machine.
 const START_MAX: Duration = Duration::from_secs(20);
-/// Where the blocks lie that were written, and drained, before the daemon was killed.
+/// The blocks that were written and drained before the daemon was killed.
 const DRAINED: std::ops::Range<u64> = 0..20;
-/// Those that were dirty.
+/// The blocks that were dirty.
 const DIRTY: std::ops::Range<u64> = 20..40;
 
 /// No block.
 const NOTHING: [u64; 0] = [];
 
-/// The value of a block; 0 where nothing was written.
+/// The value of a block; 0 for one that was never written.
 fn value(block: u64) -> u8 {
     if block < DIRTY.end { 100 + block as u8 } else { 0 }
 }
@@ -63,11 +63,11 @@ impl Killed {
         Self { place, region }
     }
 
-    /// The region as the killed daemon left it, but for what `damage` does to it, and a daemon on it.
+    /// The region of the killed daemon with `damage` applied, and a new daemon on it.
     #[track_caller]
     fn start_with(&mut self, damage: impl FnOnce(&RegionFile)) -> Value {
         std::fs::write(self.place.region(), &self.region).expect("the region");
-        // A daemon that was slow to be killed has logged newer recovery points: the region would be refused as older than its disk.
+        // The killed daemon may have logged newer recovery points: the region would be refused as older than its disk.
         let points = self.place.path("state/recovery-points");
         if points.exists() {
             std::fs::remove_dir_all(points).expect("removed");
@@ -79,7 +79,7 @@ impl Killed {
         self.place.json(&["status", "--json"])
     }
 
-    /// Reads every block of a device: each is right, or an error. Those that are errors.
+    /// Reads every block of a device: each has the right data or fails. Returns the blocks that fail.
     #[track_caller]
     fn unreadable(&self, socket: &str) -> Vec<u64> {
         let mut client = self.place.client_of(socket);
@@ -108,7 +108,7 @@ impl Killed {
     }
 }
 
-/// A backend of transport 0 in the status; null where it is not there.
+/// A backend of transport 0 in the status; null if it does not exist.
 fn backend(status: &Value, number: u64) -> Value {
     let all = status["transports"][0]["backends"].as_array().cloned().unwrap_or_default();
     all.into_iter().find(|backend| backend["backend_id"] == number).unwrap_or_default()
@@ -124,7 +124,7 @@ fn listed(status: &Value) -> Vec<u64> {
 }
 
 #[test]
-fn one_damaged_copy_of_anything_costs_nothing() {
+fn one_damaged_copy_of_any_structure_loses_no_data() {
     let mut killed = Killed::new();
     killed.start_with(|_| ());
     let pairs = RegionFile::open(&killed.place.region()).pairs();
@@ -142,19 +142,19 @@ fn one_damaged_copy_of_anything_costs_nothing() {
     }
 }
 
-/// What both copies of a structure cost.
+/// The loss when both copies of a structure are damaged.
 struct Cost {
-    /// Backend 0 is served, and every block of its device that is not lost is right.
+    /// Whether backend 0 is served, with the right data in every block that is not lost.
     served: bool,
-    /// How many blocks are lost.
+    /// Number of lost blocks.
     lost: u64,
-    /// What the status says of the transport or the backend, where it is not served.
+    /// The error of the transport or backend in the status, if it is not served.
     said: &'static str,
-    /// The other backend of the region is whole.
+    /// Whether the other backend of the region is undamaged.
     other: bool,
 }
 
-/// Of each structure. All blocks: the lane may have held any of them.
+/// The loss for each structure. All blocks are lost if the lane may have held any of them.
 fn cost_of_both(name: &str) -> Cost {
     let nothing = Cost { served: true, lost: 0, said: "", other: true };
     match name {
@@ -170,7 +170,7 @@ fn cost_of_both(name: &str) -> Cost {
 }
 
 #[test]
-fn both_damaged_copies_of_anything_never_give_wrong_data_and_others_go_on() {
+fn two_damaged_copies_of_any_structure_never_return_wrong_data_and_others_continue() {
     let mut killed = Killed::new();
     killed.start_with(|_| ());
     let pairs = RegionFile::open(&killed.place.region()).pairs();

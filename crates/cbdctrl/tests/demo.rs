@@ -34,7 +34,7 @@ impl Stage {
     fn start(&self, arguments: &[&str]) -> (Child, File) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
         command.arg("demo").args(arguments).env("TMPDIR", self.folder.path());
-        support::child::dies_with_us(&mut command);
+        support::child::dies_with_the_test(&mut command);
         let said = tempfile::tempfile().expect("a file");
         command.stdin(Stdio::null()).stdout(said.try_clone().expect("a file"));
         (command.spawn().expect("cbdctrl"), said)
@@ -162,8 +162,8 @@ fn shows_what_it_promises(report: &Value) {
 }
 
 #[test]
-fn by_nbd_everything_is_shown_and_nothing_is_left() {
-    if !system_tests("by_nbd_everything_is_shown_and_nothing_is_left") {
+fn by_nbd_the_demonstration_succeeds_and_leaves_nothing() {
+    if !system_tests("by_nbd_the_demonstration_succeeds_and_leaves_nothing") {
         return;
     }
     let stage = Stage::new();
@@ -175,8 +175,8 @@ fn by_nbd_everything_is_shown_and_nothing_is_left() {
 }
 
 #[test]
-fn on_a_file_system_everything_is_shown_and_nothing_is_left() {
-    if !system_tests("on_a_file_system_everything_is_shown_and_nothing_is_left") {
+fn on_a_file_system_the_demonstration_succeeds_and_leaves_nothing() {
+    if !system_tests("on_a_file_system_the_demonstration_succeeds_and_leaves_nothing") {
         return;
     }
     let stage = Stage::new();
@@ -276,8 +276,8 @@ fn has_ended(process: &Path) -> bool {
 }
 
 #[test]
-fn what_a_killed_one_leaves_is_swept_by_the_next() {
-    if !system_tests("what_a_killed_one_leaves_is_swept_by_the_next") {
+fn the_remains_of_a_killed_demonstration_are_removed_by_the_next() {
+    if !system_tests("the_remains_of_a_killed_demonstration_are_removed_by_the_next") {
         return;
     }
     let stage = Stage::new();

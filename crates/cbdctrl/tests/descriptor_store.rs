@@ -1,4 +1,4 @@
-//! The process that holds descriptors for one daemon after the other.
+//! The store process, which holds descriptors for successive daemons.
 
 mod support;
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use support::{child, store_process_at, until};
 
-/// A folder with a store process's socket. What the store process has is taken from it when this is dropped, so it ends.
+/// A folder with a store process's socket. A drop removes all entries of the store process, so that it exits.
 struct StoreFolder {
     folder: tempfile::TempDir,
 }
@@ -26,7 +26,7 @@ impl StoreFolder {
         self.folder.path().join("keeper.sock")
     }
 
-    /// As a daemon: the store, and the names of what a predecessor has left there with the number in each of its files.
+    /// Connects as a daemon: returns the store, and the names of the entries of a predecessor with the numbers in their files.
     fn open(&self) -> (ProcessStore, Vec<(String, Vec<u8>)>) {
         let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
         let (store, entries) = ProcessStore::open(&self.socket(), program).expect("a store");
@@ -41,7 +41,7 @@ impl StoreFolder {
         (store, entries.collect())
     }
 
-    /// The processes that have the socket.
+    /// The processes that have the socket open.
     fn processes(&self) -> Vec<String> {
         store_process_at(&self.socket()).into_iter().collect()
     }
@@ -63,7 +63,7 @@ fn file(number: u8) -> File {
 }
 
 #[test]
-fn what_one_daemon_puts_the_next_finds_until_it_is_removed() {
+fn an_entry_is_found_by_the_next_daemon_until_it_is_removed() {
     let folder = StoreFolder::new();
     let (store, left) = folder.open();
     assert!(left.is_empty());
@@ -86,7 +86,7 @@ fn what_one_daemon_puts_the_next_finds_until_it_is_removed() {
 }
 
 #[test]
-fn a_store_process_that_holds_nothing_ends_with_its_daemon() {
+fn a_store_process_without_entries_ends_with_its_daemon() {
     let folder = StoreFolder::new();
     let (store, _) = folder.open();
     let one = file(1);
@@ -99,7 +99,7 @@ fn a_store_process_that_holds_nothing_ends_with_its_daemon() {
 }
 
 #[test]
-fn a_second_daemon_is_refused_while_the_first_has_the_store_process() {
+fn a_second_daemon_is_refused_while_the_first_is_connected_to_the_store_process() {
     let folder = StoreFolder::new();
     let (store, _) = folder.open();
     let one = file(1);
@@ -112,7 +112,7 @@ fn a_second_daemon_is_refused_while_the_first_has_the_store_process() {
 }
 
 #[test]
-fn a_store_process_that_dies_is_replaced_and_the_next_has_what_it_held() {
+fn a_store_process_that_dies_is_replaced_and_its_successor_holds_its_entries() {
     let folder = StoreFolder::new();
     let (store, _) = folder.open();
     let (one, two) = (file(1), file(2));
@@ -124,16 +124,16 @@ fn a_store_process_that_dies_is_replaced_and_the_next_has_what_it_held() {
         let now = folder.processes();
         now.len() == 1 && now != first
     });
-    // One that dies just before something is put.
+    // A store process that dies just before a put.
     child::signal(&folder.processes()[0], libc::SIGKILL);
     store.put("cbd-b", &[two.as_fd()]).expect("kept");
     drop(store);
     assert_eq!(folder.open().1, [("cbd-a".to_owned(), vec![1]), ("cbd-b".to_owned(), vec![2])]);
 }
 
-/// What it does late it would hold without anybody's knowledge: a device whose daemon dies would not end for its users.
+/// A late put would leave descriptors that no daemon knows: a device whose daemon dies would not end for its users.
 #[test]
-fn a_store_process_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_the_end_what_it_did_late() {
+fn a_silent_store_process_delays_one_call_and_its_late_commands_are_undone() {
     let folder = StoreFolder::new();
     let (store, _) = folder.open();
     let (one, two) = (file(1), file(2));
@@ -159,7 +159,7 @@ fn a_store_process_that_does_not_answer_is_waited_for_once_and_does_not_hold_in_
 }
 
 #[test]
-fn a_store_process_that_may_hold_something_is_found_by_the_next_daemon() {
+fn a_store_process_that_may_have_entries_is_found_by_the_next_daemon() {
     let folder = StoreFolder::new();
     let (store, _) = folder.open();
     let one = file(1);
@@ -173,7 +173,7 @@ fn a_store_process_that_may_hold_something_is_found_by_the_next_daemon() {
 }
 
 #[test]
-fn a_store_process_that_is_called_by_hand_says_so_and_ends() {
+fn a_store_process_that_a_user_starts_ends_with_an_error() {
     for input in ["/dev/null", "/dev/zero"] {
         let mut process = std::process::Command::new(env!("CARGO_BIN_EXE_cbdctrl"))
             .arg("store-process")

@@ -1,5 +1,5 @@
-//! Disks that fill up, fail, are cut short, and go away and come back: the cache keeps what they do not take, says so, and
-//! goes on by itself where it can.
+//! Disks that fill up, fail, are truncated, or disappear and reappear: the cache keeps the data that they refuse, reports it, and
+//! continues without a command where it can.
 
 mod support;
 
@@ -46,7 +46,7 @@ fn expect_on_disk(disk: &str, pieces: std::ops::Range<u64>, version: u8) {
     }
 }
 
-/// Waits until writeback says that it fails, and why.
+/// Waits until the status reports failing writeback with the error `why`.
 #[track_caller]
 fn until_it_fails(place: &Place, why: &str) {
     until("an error", || place.cache()["last_error"].as_str().is_some_and(|text| text.contains(why)));
@@ -59,8 +59,8 @@ fn until_drained(place: &Place) {
 }
 
 #[test]
-fn a_file_system_that_fills_up_costs_nothing_once_there_is_space() {
-    in_sandbox("a_file_system_that_fills_up_costs_nothing_once_there_is_space", TIMEOUT, |folder| {
+fn a_file_system_that_fills_up_loses_no_data_once_space_is_free() {
+    in_sandbox("a_file_system_that_fills_up_loses_no_data_once_space_is_free", TIMEOUT, |folder| {
         let small = folder.join("small");
         std::fs::create_dir(&small).expect("a folder");
         tool("mount", &["-t", "tmpfs", "-o", "size=4M", "none", &text_of(&small)]);
@@ -77,7 +77,7 @@ fn a_file_system_that_fills_up_costs_nothing_once_there_is_space() {
         until_it_fails(&place, "No space left");
         expect_pieces(&place, 0..128, 0);
         write_pieces(&place, 0..32, 1);
-        // The daemon does not forget it over a kill.
+        // A kill of the daemon does not change that.
         place.kill();
         place.start();
         expect_pieces(&place, 0..32, 1);
@@ -94,7 +94,7 @@ fn a_file_system_that_fills_up_costs_nothing_once_there_is_space() {
 }
 
 #[test]
-fn a_file_that_is_cut_to_nothing_and_restored_loses_nothing_that_was_dirty() {
+fn a_file_that_is_truncated_and_restored_loses_no_dirty_data() {
     let mut place = Place::with_region();
     let disk = place.disk("disk", SIZE);
     place.start_backend(&disk);
@@ -105,12 +105,12 @@ fn a_file_that_is_cut_to_nothing_and_restored_loses_nothing_that_was_dirty() {
     file.set_len(0).expect("cut");
     write_pieces(&place, 32..96, 1);
     until_it_fails(&place, &SIZE.to_string());
-    // What the cache has is served; what only the disk had is an error, and no zeroes.
+    // Cached data is served; a read of data that only the disk had fails, and returns no zeroes.
     expect_pieces(&place, 32..96, 1);
     let mut bytes = [0; 65536];
     let error = place.client().read(SIZE - 65536, &mut bytes).expect_err("the disk has no such bytes");
     assert_eq!(error.errno(), 5, "{error}");
-    // The disk is restored as it was when it was cut. The daemon cannot know that it is not a hole: it opens it again.
+    // The disk is restored. The daemon cannot tell restored data from a hole, so a restart opens the file again.
     std::os::unix::fs::FileExt::write_all_at(&file, &copy, 0).expect("restored");
     until_it_fails(&place, "was cut short");
     place.terminate();
@@ -122,7 +122,7 @@ fn a_file_that_is_cut_to_nothing_and_restored_loses_nothing_that_was_dirty() {
     place.terminate();
 }
 
-/// A daemon that serves a plain disk as a kernel block device: a disk that can fail and go away.
+/// A daemon that serves a plain disk as a kernel block device, used as a disk that can fail and disappear.
 fn lower(folder: &std::path::Path, decorate: Option<&str>) -> (Place, String) {
     let mut lower = Place::under(folder);
     lower.decorate = decorate.map(str::to_owned);
@@ -142,8 +142,8 @@ fn upper(folder: &std::path::Path, device: &str) -> Place {
 }
 
 #[test]
-fn a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end() {
-    let name = "a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end";
+fn a_block_device_that_fails_for_a_while_finally_gets_all_data() {
+    let name = "a_block_device_that_fails_for_a_while_finally_gets_all_data";
     in_sandbox(name, TIMEOUT, |folder| {
         let (lower, device) = lower(folder, Some("fault:op=write,after=5,times=20"));
         let mut place = upper(folder, &device);
@@ -161,15 +161,15 @@ fn a_block_device_that_answers_errors_for_a_while_gets_everything_in_the_end() {
 }
 
 #[test]
-fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
-    let name = "a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart";
+fn a_disk_that_disappears_and_reappears_gets_all_data_after_a_restart() {
+    let name = "a_disk_that_disappears_and_reappears_gets_all_data_after_a_restart";
     in_sandbox(name, TIMEOUT, |folder| {
         let (mut lower, device) = lower(folder, None);
         let mut place = upper(folder, &device);
         write_pieces(&place, 0..64, 0);
         place.ok(&["drain", "-b", "0"]);
         lower.kill();
-        // What is written now is acknowledged, and what is cached is served.
+        // Writes are acknowledged, and cached data is served.
         write_pieces(&place, 32..96, 1);
         until_it_fails(&place, "error");
         expect_pieces(&place, 0..32, 0);
@@ -180,7 +180,7 @@ fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
         let ran = place.run(&["backend-stop", "-b", "0", "--timeout", "2"]);
         assert_eq!(ran.code, 1, "{ran:?}");
         assert!(place.terminate() < Duration::from_secs(20), "it ends without its disk");
-        // Without the disk the daemon comes up, and says what it misses.
+        // Without the disk the daemon starts, and reports the missing disk.
         place.start();
         assert_eq!(place.json(&["backend-list"])[0]["alive"], false);
         lower.start();
@@ -196,13 +196,13 @@ fn a_disk_that_goes_away_and_comes_back_gets_everything_after_a_restart() {
     });
 }
 
-/// A request that is done late must not come behind what another export acknowledges.
+/// A late request must not overwrite data that another export has acknowledged.
 #[test]
 fn no_export_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk() {
     let name = "no_export_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk";
     in_sandbox(name, TIMEOUT, |folder| {
         let mut place = Place::under(folder);
-        // It does one after the other.
+        // The disk executes one request at a time.
         place.decorate = Some("throttle:latency_us=10000000".to_owned());
         place.start();
         place.register("64M");

@@ -13,7 +13,7 @@ use support::{MIB, Place, Ran};
 const BLOCK: u64 = 4096;
 const DISK: u64 = 64 * MIB;
 
-/// A cache with a write to each of some blocks, and a disk with older data; what the disk is to hold.
+/// A cache with a write to each of some blocks, and a disk with older data; also the expected contents of the disk.
 fn cache_and_disk(place: &Place) -> (Sample, String, Vec<u8>) {
     let mut sample = Sample::new(4, true);
     let disk = place.disk("disk", DISK);
@@ -51,7 +51,7 @@ fn rescue_json(place: &Place, arguments: &[&str], code: i32) -> Value {
 }
 
 #[test]
-fn a_dry_run_says_what_is_dirty_and_changes_nothing() {
+fn a_dry_run_reports_dirty_data_and_changes_nothing() {
     let place = Place::new();
     let (sample, disk, _) = cache_and_disk(&place);
     let cache = stored(&place, &sample);
@@ -74,7 +74,7 @@ fn a_dry_run_says_what_is_dirty_and_changes_nothing() {
 }
 
 #[test]
-fn all_that_is_dirty_goes_to_the_disk_and_the_cache_stays_as_it_is() {
+fn all_dirty_data_is_written_to_the_disk_and_the_cache_is_unchanged() {
     let place = Place::new();
     let (sample, disk, expected) = cache_and_disk(&place);
     let cache = stored(&place, &sample);
@@ -86,11 +86,11 @@ fn all_that_is_dirty_goes_to_the_disk_and_the_cache_stays_as_it_is() {
 }
 
 #[test]
-fn a_rescue_that_was_cut_off_is_run_again() {
+fn an_interrupted_rescue_can_be_repeated() {
     let place = Place::new();
     let (sample, disk, expected) = cache_and_disk(&place);
     let cache = stored(&place, &sample);
-    // As far as it had got, the last write torn.
+    // The state of an interrupted rescue, with a torn last write.
     let file = File::options().write(true).open(&disk).expect("the disk");
     file.write_all_at(&expected[..100 * BLOCK as usize + 512], 0).expect("written");
     for _ in 0..2 {
@@ -100,7 +100,7 @@ fn a_rescue_that_was_cut_off_is_run_again() {
 }
 
 #[test]
-fn what_is_damaged_is_named_and_not_written() {
+fn damaged_data_is_reported_and_not_written() {
     let place = Place::new();
     let (mut sample, disk, mut expected) = cache_and_disk(&place);
     // The last write of all, to block 299 * 37 % 256.
@@ -120,7 +120,7 @@ fn what_is_damaged_is_named_and_not_written() {
 }
 
 #[test]
-fn a_damaged_part_of_the_log_is_passed_only_on_demand() {
+fn a_damaged_part_of_the_log_is_skipped_only_on_demand() {
     let place = Place::new();
     let (mut sample, disk, expected) = cache_and_disk(&place);
     let first = Sample::data_at(0);
@@ -131,12 +131,12 @@ fn a_damaged_part_of_the_log_is_passed_only_on_demand() {
     assert_eq!(done["end"]["at"], first);
     let done = rescue_json(&place, &[&cache, "--to", &disk, "--yes", "--past-damage"], 2);
     assert_eq!(done["passed_key_sets"], 1);
-    // What the first set was about was written again later.
+    // The ranges of the first key set were written again later.
     assert!(fs::read(&disk).expect("the disk") == expected);
 }
 
 #[test]
-fn a_disk_that_cannot_be_the_one_or_is_in_use_gets_nothing() {
+fn a_disk_of_another_size_or_in_use_is_not_written() {
     let place = Place::new();
     let (sample, disk, _) = cache_and_disk(&place);
     let cache = stored(&place, &sample);
@@ -178,8 +178,8 @@ fn wrong_usage_ends_with_64_and_a_foreign_device_with_3() {
 }
 
 #[test]
-fn what_is_dirty_can_go_over_into_a_cache_of_cbd() {
-    let name = "what_is_dirty_can_go_over_into_a_cache_of_cbd";
+fn dirty_data_can_be_written_into_a_cache_of_cbd() {
+    let name = "dirty_data_can_be_written_into_a_cache_of_cbd";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let mut place = Place::under(folder);
         place.start();

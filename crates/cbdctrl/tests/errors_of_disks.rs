@@ -1,8 +1,8 @@
-//! A disk that fails at the n-th operation, for every n of a workload, once and for good: writes are taken all the same, reads
-//! are right or an error, and everything is on the disk in the end.
+//! A disk that fails at the n-th operation, once or permanently, for every n of a workload: writes are still accepted, reads
+//! return the right data or an error, and finally all data is on the disk.
 //!
-//! `CBD_KILLS`, which long runs set, has each operation fail once in all ways that there are. The faults are those of
-//! the daemon's hidden option for tests, which stands between it and the real file.
+//! With `CBD_KILLS`, as in long runs, each operation fails once by every kind of fault. A decorator, from the daemon's hidden
+//! option for tests, injects the faults in front of the real file.
 
 mod support;
 
@@ -11,12 +11,12 @@ use support::{MIB, Place, until};
 
 const BLOCK: u64 = 65536;
 const SIZE: u64 = 8 * MIB;
-/// What the disk held before it was cached.
+/// The contents of the disk before it was cached.
 const OLD: u8 = 200;
 /// More operations than the workload has.
 const OPERATIONS_MAX: u64 = 200;
 
-/// A daemon on a disk of old data, which fails as `rule` says, and what its device must hold, block by block.
+/// A daemon on a disk of old data, which fails by `rule`, and the expected contents of its device, block by block.
 struct Failing {
     place: Place,
     disk: String,
@@ -37,7 +37,7 @@ impl Failing {
         Self { place, disk, model: vec![OLD; (SIZE / BLOCK) as usize], errors: 0 }
     }
 
-    /// Reads of old data, three epochs of writes, zeroes and discards, and reads of what is neither cached nor old.
+    /// Reads old data; writes, zeroes and discards in three epochs; and reads ranges that are neither cached nor old.
     fn work(&mut self) {
         let mut client = self.place.client();
         let blocks = self.model.len() as u64;
@@ -65,7 +65,7 @@ impl Failing {
         match self.place.client().read(block * BLOCK, &mut bytes) {
             Ok(()) => assert!(bytes == [self.model[block as usize]; BLOCK as usize], "block {block}"),
             Err(error) => {
-                // What the disk said, or that it failed.
+                // The error of the disk, or that the disk failed.
                 assert!([5, 28].contains(&error.errno()), "{error}");
                 self.errors += 1;
             }
@@ -76,7 +76,7 @@ impl Failing {
         (0..self.model.len() as u64).for_each(|block| self.read(block));
     }
 
-    /// The backend is stopped, and the plain disk holds everything.
+    /// Stops the backend; the plain disk must have all data.
     fn finish(self) {
         self.place.ok(&["backend-stop", "--backend", "0"]);
         let plain = std::fs::read(&self.disk).expect("the disk");
@@ -86,7 +86,8 @@ impl Failing {
     }
 }
 
-/// The `n`-th operation of the disk and all behind it fail, until the daemon is started again. Whether anything failed.
+/// Runs the workload while operation `n` of the disk and all later ones fail, until the daemon is restarted. Returns whether an
+/// operation failed.
 fn fail_for_good(n: u64) -> bool {
     let error = if n.is_multiple_of(2) { "backing" } else { "no_space" };
     let mut failing = Failing::new(&format!("after={n},error={error}"));
@@ -112,7 +113,7 @@ fn fail_for_good(n: u64) -> bool {
     failed
 }
 
-/// The `n`-th operation of the disk fails once, as `how` says; no command is given.
+/// Runs the workload while operation `n` of the disk fails once by `how`, without a command to recover.
 fn fail_once(n: u64, how: &str) {
     let mut failing = Failing::new(&format!("after={n},times=1,how={how}"));
     failing.work();
@@ -126,7 +127,7 @@ fn fail_once(n: u64, how: &str) {
     failing.finish();
 }
 
-/// Runs `test` with 0, 1, 2 and so on in a few threads, until it says that there is no more.
+/// Runs `test` with 0, 1, 2 and so on in several threads, until it returns false.
 fn for_every_n(test: impl Fn(u64) -> bool + Sync) -> u64 {
     let (next, end) = (AtomicU64::new(0), AtomicU64::new(OPERATIONS_MAX));
     std::thread::scope(|scope| {
@@ -153,7 +154,7 @@ fn a_disk_that_fails_at_any_operation_for_good_or_once_loses_nothing() {
     println!("the workload has {operations} operations of the disk");
     assert!((15..OPERATIONS_MAX).contains(&operations), "{operations}");
     let ways = ["fail", "fail_after", "partial"];
-    // Each operation in one of the three ways, or in all of them where time is no matter.
+    // Each operation fails by one of the three kinds of fault; in long runs by each of them.
     let rounds = if std::env::var("CBD_KILLS").is_ok() { ways.len() as u64 } else { 1 };
     for round in 0..rounds {
         for_every_n(|n| {
@@ -166,7 +167,7 @@ fn a_disk_that_fails_at_any_operation_for_good_or_once_loses_nothing() {
 }
 
 #[test]
-fn what_was_written_since_the_last_good_flush_is_written_again_when_a_flush_fails() {
+fn writes_since_the_last_successful_flush_are_repeated_when_a_flush_fails() {
     let failing = Failing::new("op=flush,times=1,how=fail_after");
     let data = [7; BLOCK as usize];
     let mut client = failing.place.client();

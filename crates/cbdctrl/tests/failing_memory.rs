@@ -1,5 +1,5 @@
-//! Memory that fails under a running daemon, here a region that is cut short: what touches it is an error of that request,
-//! the daemon lives, says so, and everything else goes on.
+//! Memory that fails under a running daemon, simulated by truncating the region: requests that access it fail, the daemon reports
+//! it, and all other requests continue.
 
 mod support;
 
@@ -15,7 +15,7 @@ fn value(block: u64) -> u8 {
     (block % 200) as u8 + 1
 }
 
-/// What reading a block came to: `None` for an error.
+/// The data of a block that was read; `None` for an error.
 fn read(place: &Place, socket: &str, block: u64) -> Option<[u8; BLOCK as usize]> {
     let mut bytes = [0xee; BLOCK as usize];
     match place.client_of(socket).read(block * BLOCK, &mut bytes) {
@@ -49,7 +49,7 @@ fn place_with_two_regions(held: bool) -> Place {
     place
 }
 
-/// Cuts the region so that the first of its records lose their data and the last do not.
+/// Truncates the region such that its last records lose their data and the first do not.
 fn cut(place: &Place) -> File {
     let region = RegionFile::open(&place.region());
     let end = region.newest((WRITTEN / 2) * BLOCK).data / BLOCK * BLOCK;
@@ -90,10 +90,10 @@ fn clean_data_of_a_region_that_was_cut_short_is_read_from_the_disk() {
 }
 
 #[test]
-fn a_store_that_fails_is_no_acknowledged_write_and_nothing_is_wrong_after_a_restart() {
+fn a_failed_store_acknowledges_no_write_and_no_data_is_wrong_after_a_restart() {
     let mut place = place_with_two_regions(true);
     let file = cut(&place);
-    // New records go to where the region still is, until one does not.
+    // New records are stored in the remaining part of the region, until one is not.
     let mut acknowledged = Vec::new();
     let error = (0..SIZE / BLOCK)
         .find_map(|number| {
@@ -116,7 +116,7 @@ fn a_store_that_fails_is_no_acknowledged_write_and_nothing_is_wrong_after_a_rest
     assert!(write(&place, "nbd.sock", 0).is_err(), "nothing more is taken");
     write(&place, "second.sock", 1).expect("the other region takes everything");
     place.kill();
-    // The memory is back, and what was in it is not.
+    // The memory exists again, without its contents.
     file.set_len(64 * MIB).expect("grown");
     place.decorate = None;
     place.start();
@@ -125,7 +125,7 @@ fn a_store_that_fails_is_no_acknowledged_write_and_nothing_is_wrong_after_a_rest
         assert!(found.is_none_or(|bytes| bytes == [value(block); BLOCK as usize]), "block {block} is wrong");
     }
     assert_eq!(read(&place, "second.sock", 1), Some([value(1); BLOCK as usize]));
-    // Overwritten in full, it is all well again.
+    // After the whole device was overwritten, no error is left.
     let mut client = place.client();
     for at in (0..SIZE).step_by(MIB as usize) {
         client.write(at, &[7; MIB as usize], true).expect("written");

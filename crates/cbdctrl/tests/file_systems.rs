@@ -1,4 +1,4 @@
-//! File systems on a cached block device: made, loaded, trimmed, checked, and read from the plain disk afterwards.
+//! File systems on a cached block device: created, loaded, trimmed, checked, and read from the plain disk afterwards.
 
 #[path = "../../../xtask/src/fsstress.rs"]
 mod fsstress;
@@ -39,14 +39,14 @@ fn fio(mounted: &Mounted, arguments: &[&str]) {
     assert!(!text.contains("verify:") && !text.contains("err="), "{text}");
 }
 
-/// A file system made by `make`, found sound by `check`, both with the device as their last argument.
+/// Tests a file system that `make` creates and `check` verifies, both with the device as their last argument.
 fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
     let on = |command: &[&str], device: &str| tool(command[0], &[&command[1..], &[device]].concat());
     let mut place = Place::under(folder);
     place.start();
     place.register("128M");
     let disk = place.disk("disk", size);
-    // Much smaller than what is written, so that writeback and reclaim run all the time.
+    // Much smaller than the written data, so that writeback and reclaim run continuously.
     let device = place.start_block_device(&disk, "32M");
     on(make, &device);
     let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
@@ -66,7 +66,7 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
     assert!(before.lines().count() > 100, "{before}");
     mounted.unmount();
     on(check, &device);
-    // What is read comes from the device, not from the page cache of the mount before.
+    // Data is read from the device, not from the page cache of the previous mount.
     let mounted = Mounted::new(&device, &folder.join("mnt"), "ro");
     assert_eq!(summary(&mounted), before, "read through the cache");
     mounted.unmount();

@@ -1,10 +1,10 @@
-//! The daemon is killed at random moments under a load that knows what it wrote; nothing acknowledged may be lost.
+//! The daemon is killed at random moments under a load that logs its writes; no acknowledged write may be lost.
 //!
-//! Invariants: the log of what was written is in this process, not in the daemon's. The device is cut into cells, and
-//! each cell belongs to one connection. In a cell one request is in flight, or two that overlap: then what was
-//! acknowledged must be there, what was not may be there, each whole or not at all.
+//! Invariants: the log of writes is in this process, not in the daemon. The device is divided into cells, and each cell belongs to
+//! one connection. In a cell at most two requests are in flight, and two overlap: an acknowledged one must be there, any other
+//! may be there, each completely or not at all.
 //!
-//! `CBD_KILLS` says how often (50), `CBD_SEED` repeats a run's choices.
+//! `CBD_KILLS` sets the number of kills (50), `CBD_SEED` the seed of the random choices.
 
 mod support;
 
@@ -24,16 +24,16 @@ const SECTORS: u64 = CELL / SECTOR as u64;
 const SIZE: u64 = 32 * MIB + 3 * 4096 + 512;
 const CONNECTIONS: usize = 4;
 const DEPTH: usize = 12;
-/// What the disk held before it was cached.
+/// The contents of the disk before it was cached.
 const OLD: u64 = 1;
 
-/// A change of a cell that is in flight or was while another one of the cell still is.
+/// A change of a cell that is in flight, or that has completed while another one of the cell is in flight.
 #[derive(Clone, Debug)]
 struct Change {
     /// Sectors of the cell.
     first: usize,
     end: usize,
-    /// What it leaves there; 0 for zeroes.
+    /// The version that it writes; 0 for zeroes.
     version: u64,
     acknowledged: bool,
 }
@@ -44,11 +44,11 @@ impl Change {
     }
 }
 
-/// A part of the device, and what is known of it.
+/// A part of the device, and its logged changes.
 #[derive(Debug)]
 struct Cell {
     number: u64,
-    /// For each sector the write that it came from.
+    /// For each sector the version of the write that it is from.
     sectors: Vec<u64>,
     changes: Vec<Change>,
 }
@@ -67,7 +67,7 @@ impl Cell {
         (self.sectors.len() * SECTOR) as u32
     }
 
-    /// Every state that it may be in: all that was acknowledged in any order, and any of the rest.
+    /// Every permitted state: all acknowledged changes in any order, and any of the others.
     fn allowed(&self) -> Vec<Vec<u64>> {
         let mut orders: Vec<Vec<usize>> = vec![vec![]];
         for _ in &self.changes {
@@ -92,7 +92,7 @@ impl Cell {
         orders.iter().filter(|order| whole(order)).map(state).collect()
     }
 
-    /// Compares what was found with what is allowed, and takes it for what is there.
+    /// Compares the contents with the permitted states, and records them as the present state.
     fn settle(&mut self, bytes: &[u8]) -> Result<(), String> {
         let first = self.number * SECTORS;
         let mut found = Vec::with_capacity(self.sectors.len());
@@ -114,16 +114,16 @@ impl Cell {
     }
 }
 
-/// What the load is told, and what it tells.
+/// Shared state of the load and the test.
 struct Load {
     cells: Vec<Mutex<Vec<Cell>>>,
     next_version: AtomicU64,
     acknowledged: AtomicU64,
-    /// From now on connections may break.
+    /// Set when connections may break from now on.
     killing: AtomicBool,
 }
 
-/// What a reply is for.
+/// The request of a reply.
 enum Sent {
     Change { cell: usize, change: usize },
     Read { cell: usize },
@@ -135,14 +135,14 @@ struct Writer<'a> {
     load: &'a Load,
     client: Client,
     cells: &'a mut [Cell],
-    /// Cells with something in flight, and how many requests.
+    /// Cells with requests in flight, and the number of those requests.
     busy: HashMap<usize, usize>,
     sent: HashMap<u64, Sent>,
     random: Random,
     data: Vec<u8>,
 }
 
-/// Loads the device until the connection breaks; how many requests were never answered.
+/// Loads the device until the connection breaks; returns the number of requests without a reply.
 fn write_until_killed(load: &Load, number: usize, client: Client, seed: u64) -> usize {
     let mut cells = load.cells[number].lock().expect("no writer panicked");
     let mut writer = Writer {
@@ -170,7 +170,7 @@ impl Writer<'_> {
             if self.busy.contains_key(&cell) {
                 continue;
             }
-            // Two that overlap must be looked at before the next.
+            // Two that overlap must be verified before the next change.
             if !self.cells[cell].changes.is_empty() || self.random.percent(10) {
                 let (offset, length) = (self.cells[cell].offset(), self.cells[cell].length());
                 let cookie = self.client.submit(Command::Read { offset, length })?;
@@ -272,7 +272,7 @@ fn check(load: &Load, client: &mut Client) {
     }
 }
 
-/// What was so at the moment of a kill.
+/// The state at the moment of a kill.
 #[derive(Debug)]
 struct Moment {
     dirty_bytes: u64,
@@ -332,11 +332,11 @@ fn old_disk(place: &Place) -> String {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_whole_after_every_kill() {
+fn acknowledged_writes_are_complete_after_every_kill() {
     let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(50_u64);
     let mut random = Random(seed());
     let mut place = Place::new();
-    // Slower than the clients, so that the cache is full and reclaim works all the time.
+    // Slower than the clients, so that the cache is full and reclaim runs continuously.
     place.decorate = Some("throttle:ssd,mib_per_s=250".to_owned());
     place.start();
     place.register("64M");
@@ -355,7 +355,7 @@ fn what_was_acknowledged_is_there_whole_after_every_kill() {
         working += u64::from(moment.written_back);
         full += u64::from(moment.free_segments <= 2);
         if random.percent(25) {
-            // In the middle of coming back, too.
+            // Also during the restart.
             place.start_without_waiting();
             std::thread::sleep(Duration::from_millis(random.below(60)));
             place.kill();
@@ -400,8 +400,8 @@ fn the_log_allows_whole_changes_in_any_order() {
 }
 
 #[test]
-fn the_log_notices_what_is_missing_torn_or_foreign() {
-    // Missing; torn; torn on the other side; something that no client wrote.
+fn the_log_detects_missing_torn_and_foreign_data() {
+    // Missing; torn; torn on the other side; data that no client wrote.
     for found in [[(8, OLD), (4, OLD)], [(8, 2), (2, 3)], [(6, 2), (6, 3)], [(8, 2), (4, 9)]] {
         let rest = 512 - found[0].0 - found[1].0;
         let bytes = bytes_of(&[found[0], found[1], (rest, OLD)]);
@@ -412,7 +412,7 @@ fn the_log_notices_what_is_missing_torn_or_foreign() {
     assert!(cell_with_changes().settle(&bytes).is_err(), "a flipped bit");
 }
 
-/// A load of nothing but its log, over a whole device.
+/// The logs of a load over a whole device, without connections.
 fn idle_load() -> Load {
     let mut cells: Vec<Vec<Cell>> = (0..CONNECTIONS).map(|_| Vec::new()).collect();
     for number in 0..SIZE.div_ceil(CELL) {
@@ -469,7 +469,7 @@ fn a_kill_in_the_middle_of_a_stop_loses_nothing() {
         stop.args(["backend-stop", "--backend", "0"]).env("CBD_SOCKET", place.socket());
         stop.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let mut stop = stop.spawn().expect("a stop");
-        // Every third one reaches its last steps, which begin when the export has closed.
+        // Every third stop reaches its last steps, which begin when the export has closed.
         if round % 3 == 2 {
             let end = std::time::Instant::now() + Duration::from_secs(20);
             while place.path("nbd.sock").exists() && std::time::Instant::now() < end {
@@ -484,7 +484,7 @@ fn a_kill_in_the_middle_of_a_stop_loses_nothing() {
         place.start();
         if place.json(&["backend-list"])[0].is_object() {
             there += 1;
-            // The block devices go first.
+            // The block devices are closed first.
             if place.json(&["dev-list"]) == serde_json::json!([]) {
                 without_device += 1;
                 place.ok(&["dev-start", "--backend", "0", "--export", &place.nbd()]);

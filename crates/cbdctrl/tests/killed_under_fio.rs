@@ -1,14 +1,14 @@
-//! The daemon is killed, and stopped for a while, under fio, which writes through NBD and through a block device at once.
+//! The daemon is killed, and stopped for a while, under fio, which writes through NBD and through a block device.
 //!
-//! Why it proves what it says: fio logs each request that was answered well (its latency log, one line a request, with
-//! offset and length), and fio is not killed, so the log is whole. A round's pass over a device writes no byte twice, and each
-//! 16 bytes that it writes name the round and the offset of the request. So after a kill each logged request must be there,
-//! whole and of this round; of the others at most as many may be there as fio keeps in flight; everything else is as before.
+//! The proof: fio logs each request that succeeded (its latency log, one line per request, with offset and length), and fio is
+//! not killed, so the log is complete. A round's pass over a device writes no byte twice, and each 16 bytes that it writes have
+//! the round and the offset of the request. So after a kill each logged request must be there, complete and of this round; of
+//! the others at most as many may be there as fio keeps in flight; all other blocks are unchanged.
 //!
-//! The NBD client of fio 3.33 sometimes waits for ever on a connection that has ended. It is killed then and leaves no log: such a
-//! pass proves only that no earlier one lost anything and that no block is torn. They are counted, and few are let pass.
+//! The NBD client of fio 3.33 sometimes waits forever on a connection that has ended. The test then kills it, without a log: such
+//! a pass proves only that no earlier one lost data and that no block is torn. The test permits few of them.
 //!
-//! `CBD_KILLS` says how often (20), `CBD_SEED` repeats a run's choices.
+//! `CBD_KILLS` sets the number of kills (20), `CBD_SEED` the seed of the random choices.
 
 mod support;
 
@@ -25,35 +25,35 @@ use support::sandbox::in_sandbox;
 use support::{MIB, Place, text_of, until, wait};
 
 const BLOCK: usize = 4096;
-/// Large against the cache, so that writeback and reclaim work all the time.
+/// Large compared with the cache, so that writeback and reclaim run continuously.
 const SIZE: u64 = 64 * MIB;
 /// Requests that fio keeps in flight on each device.
 const DEPTH: usize = 8;
-/// Longest that fio may take to end once its device is gone.
+/// Timeout for fio to end after its device has ended.
 const FIO_ENDS: Duration = Duration::from_secs(10);
-/// Longest that a daemon may take to serve again after a kill.
+/// Timeout for a daemon to serve again after a kill.
 const START_MAX: Duration = Duration::from_secs(10);
 
-/// How fio and the checks reach a device.
+/// The transport by which fio and the checks access a device.
 #[derive(Clone, Debug)]
 enum Export {
     Nbd,
     Block(String),
 }
 
-/// Which request wrote a block: the round, and the request's offset. Round 0: no request.
+/// The request that wrote a block: its round and offset. Round 0: no request.
 type Origin = (u64, u64);
 
-/// A device, and what is known of each of its blocks.
+/// A device, and the request that wrote each of its blocks.
 struct Device {
     name: &'static str,
     export: Export,
     blocks: Vec<Origin>,
-    /// Whether fio ended its pass by itself, so that its log says what was answered.
+    /// Whether fio ended its pass without a kill, so that its log is complete.
     has_log: bool,
 }
 
-/// A request that fio was told has succeeded.
+/// A request that succeeded, by fio's log.
 #[derive(Clone, Copy, Debug)]
 struct Answered {
     offset: u64,
@@ -79,7 +79,7 @@ impl Device {
         command
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir(place.path("dev").parent().expect("a parent"));
-        support::child::dies_with_us(&mut command);
+        support::child::dies_with_the_test(&mut command);
         let said = File::options().create(true).append(true).open(self.said(place)).expect("a file");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
         command
@@ -99,12 +99,12 @@ impl Device {
         place.path(self.name)
     }
 
-    /// What fio said on its standard error.
+    /// Fio's standard error.
     fn said(&self, place: &Place) -> PathBuf {
         place.path(&format!("{}.said", self.name))
     }
 
-    /// The requests of the pass that were answered well, and their log is gone.
+    /// Takes the requests of the pass that succeeded, and removes their log.
     fn answered(&self, place: &Place) -> Vec<Answered> {
         let path = PathBuf::from(format!("{}_lat.1.log", text_of(&self.log(place))));
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
@@ -134,7 +134,7 @@ impl Device {
         }
     }
 
-    /// Reads every block and settles it; how many requests had been answered.
+    /// Reads and checks every block; returns the number of requests that had succeeded.
     fn check(&mut self, place: &Place, round: u64) -> usize {
         let answered = if self.has_log { self.answered(place) } else { Vec::new() };
         assert!(!self.has_log || answered.len() > 10, "{}, round {round}: the load was too light", self.name);
@@ -144,7 +144,7 @@ impl Device {
         answered.len()
     }
 
-    /// Compares every block with what it may be after `round`, and takes what was found for what is there.
+    /// Compares every block with its permitted contents after `round`, and records the contents.
     fn settle(&mut self, round: u64, answered: &[Answered], found: Vec<Origin>) -> Result<(), String> {
         let mut wanted = self.blocks.clone();
         for request in answered {
@@ -179,7 +179,7 @@ impl Device {
     }
 }
 
-/// What reads a device past every page cache.
+/// Reads a device without the page cache.
 enum Reader {
     Nbd(Box<Client>),
     File(File),
@@ -193,7 +193,7 @@ impl Reader {
         }
     }
 
-    /// Which request each block is of.
+    /// The request of each block.
     fn origins(&mut self, name: &str) -> Vec<Origin> {
         let mut origins = Vec::with_capacity(SIZE as usize / BLOCK);
         let mut piece = AlignedBuffer::zeroed(1 << 20);
@@ -208,7 +208,7 @@ impl Reader {
     }
 }
 
-/// Which request a block is of; `None` where it is not of one.
+/// The request of a block; `None` if it is not of exactly one.
 fn origin(block: &[u8]) -> Option<Origin> {
     // Every 16 bytes are the same.
     if block[16..] != block[..block.len() - 16] {
@@ -236,14 +236,14 @@ fn place_with_both(folder: &Path) -> (Place, Vec<Device>, Vec<String>) {
     (place, vec![Device::new("nbd", Export::Nbd), Device::new("block", Export::Block(device))], disks)
 }
 
-/// Where the threads of a process wait in the kernel.
+/// The kernel functions in which the threads of a process wait.
 fn where_it_waits(process: &Child) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).into_iter().flatten().flatten();
     let stack = |task: &Path| std::fs::read_to_string(task.join("stack")).unwrap_or_default();
     tasks.map(|task| format!("\n{}:\n{}", task.path().display(), stack(&task.path()))).collect()
 }
 
-/// A number that the status gives of both caches.
+/// A number of the status, for each of both caches.
 fn of_both(place: &Place, name: &str) -> [u64; 2] {
     let status = place.json(&["status", "--json"]);
     [0, 1].map(|backend| {
@@ -257,10 +257,10 @@ fn until_written(place: &Place) {
 }
 
 #[test]
-fn what_fio_saw_answered_is_there_after_every_kill() {
+fn requests_that_fio_saw_complete_are_there_after_every_kill() {
     let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_u64);
     let timeout = Duration::from_secs(60 + 8 * kills);
-    in_sandbox("what_fio_saw_answered_is_there_after_every_kill", timeout, |folder| {
+    in_sandbox("requests_that_fio_saw_complete_are_there_after_every_kill", timeout, |folder| {
         let mut random = Random(seed());
         let (mut place, mut devices, disks) = place_with_both(folder);
         let (mut acknowledged, mut dirty, mut interrupted, mut slowest) = (0, 0, 0, Duration::ZERO);
@@ -319,15 +319,15 @@ fn what_fio_saw_answered_is_there_after_every_kill() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_for_seconds_goes_on_and_fio_verifies_everything() {
-    let name = "a_daemon_that_is_stopped_for_seconds_goes_on_and_fio_verifies_everything";
+fn a_daemon_that_is_stopped_for_seconds_continues_and_fio_verifies_all_data() {
+    let name = "a_daemon_that_is_stopped_for_seconds_continues_and_fio_verifies_all_data";
     in_sandbox(name, Duration::from_secs(120), |folder| {
         let (place, devices, _) = place_with_both(folder);
         let mut loads: Vec<Child> = devices
             .iter()
             .map(|device| {
                 let mut command = device.fio(&place);
-                // Its own verification: all that it wrote is read and compared when the pass is done.
+                // Fio's own verification: it reads and compares all its writes after the pass.
                 command.args(["--rw=randwrite", "--bsrange=4k-64k", "--verify=crc32c", "--verify_fatal=1"]);
                 command.spawn().expect("fio")
             })
@@ -355,7 +355,7 @@ fn a_daemon_that_is_stopped_for_seconds_goes_on_and_fio_verifies_everything() {
 }
 
 #[test]
-fn a_block_that_is_of_two_requests_is_noticed() {
+fn a_block_of_two_requests_is_detected() {
     let mut block = Vec::new();
     for _ in 0..BLOCK / 16 {
         block.extend(b"R0000007");
@@ -368,7 +368,7 @@ fn a_block_that_is_of_two_requests_is_noticed() {
 }
 
 #[test]
-fn the_check_notices_what_is_missing_stale_or_too_much() {
+fn the_check_detects_missing_stale_and_surplus_blocks() {
     let answered = [Answered { offset: 8192, length: 8192 }];
     let after = |change: &dyn Fn(&mut Vec<Origin>)| {
         let mut device = Device::new("test", Export::Nbd);

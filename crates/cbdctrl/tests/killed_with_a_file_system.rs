@@ -1,7 +1,6 @@
-//! The daemon is killed under a mounted ext4; and the region is thrown away with it.
+//! The daemon is killed under a mounted ext4, with the region kept or discarded.
 //!
-//! Invariants: the log of what was acknowledged is in this process. A write of O_DSYNC that has returned is
-//! acknowledged.
+//! Invariants: the log of acknowledged writes is in this process. A write with O_DSYNC that has returned is acknowledged.
 
 mod support;
 
@@ -23,19 +22,19 @@ const TIMEOUT: Duration = Duration::from_secs(150);
 /// Counts beginnings and ends of writes.
 static CLOCK: AtomicU64 = AtomicU64::new(0);
 
-/// What one thread wrote into its file: write `n` (the first is 1) went to block `writes[n - 1]`.
+/// The writes of one thread to its file: write `n` (the first is 1) was to block `writes[n - 1]`.
 #[derive(Debug, Default)]
 struct Log {
     writes: Vec<u64>,
-    /// So many of them were acknowledged; at most one more was in flight.
+    /// The number of acknowledged writes; at most one more was in flight.
     acknowledged: usize,
-    /// When each began and when each was acknowledged, by a clock that all threads share.
+    /// The times at which each began and was acknowledged, by a clock that all threads share.
     began: Vec<u64>,
     ended: Vec<u64>,
 }
 
 impl Log {
-    /// Forgets what was not acknowledged, or takes it for acknowledged, as it was found.
+    /// Removes a write that was not acknowledged, or counts it as acknowledged, as found on the disk.
     fn settle(&mut self, last_is_there: bool) {
         if !last_is_there {
             self.writes.truncate(self.acknowledged);
@@ -45,7 +44,7 @@ impl Log {
         self.ended.resize(self.acknowledged, CLOCK.fetch_add(1, Ordering::SeqCst));
     }
 
-    /// What every block holds after the first `count` writes; 0 for zeroes.
+    /// The version of every block after the first `count` writes; 0 for zeroes.
     fn state(&self, count: usize) -> Vec<u64> {
         let mut blocks = vec![0; BLOCKS as usize];
         for (version, &block) in (1..).zip(&self.writes[..count]) {
@@ -101,7 +100,7 @@ fn write_until_failure(file: &File, log: &mut Log, mut random: Random, killing: 
     }
 }
 
-/// Writes with O_DSYNC for a while and kills the daemon then; the logs, which begin with `logs`.
+/// Writes with O_DSYNC for a while, then kills the daemon; returns the logs, which begin with `logs`.
 fn write_and_kill(place: &mut Place, mounted: &Mounted, logs: Vec<Log>, random: &mut Random) -> Vec<Log> {
     let killing = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = logs
@@ -125,7 +124,7 @@ fn write_and_kill(place: &mut Place, mounted: &Mounted, logs: Vec<Log>, random: 
     threads.into_iter().map(|thread| thread.join().expect("no writer panicked")).collect()
 }
 
-/// A slow disk, so that there is always something dirty.
+/// A slow disk, so that some data is always dirty.
 fn place_with_ext4(folder: &Path) -> (Place, String, String) {
     let mut place = Place::under(folder);
     place.decorate = Some("throttle:ssd,mib_per_s=30,flush_us=3000".to_owned());
@@ -133,14 +132,14 @@ fn place_with_ext4(folder: &Path) -> (Place, String, String) {
     place.register("128M");
     let disk = place.disk("disk", 128 * MIB);
     let device = place.start_block_device(&disk, "32M");
-    // With blocks of a page: what is written at once is in one place.
+    // With blocks of a page, so that a write is to one contiguous range.
     tool("mkfs.ext4", &["-q", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0", &device]);
     (place, disk, device)
 }
 
 #[test]
-fn every_acknowledged_write_is_there_after_the_daemon_was_killed() {
-    in_sandbox("every_acknowledged_write_is_there_after_the_daemon_was_killed", TIMEOUT, |folder| {
+fn every_acknowledged_write_is_readable_after_the_daemon_was_killed() {
+    in_sandbox("every_acknowledged_write_is_readable_after_the_daemon_was_killed", TIMEOUT, |folder| {
         let mut random = Random(seed());
         let (mut place, disk, device) = place_with_ext4(folder);
         let mut mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
@@ -178,8 +177,8 @@ fn missing(log: &Log, found: &[u64]) -> String {
 }
 
 #[test]
-fn without_the_region_a_strict_backing_device_is_as_a_plain_disk_after_a_power_cut() {
-    let name = "without_the_region_a_strict_backing_device_is_as_a_plain_disk_after_a_power_cut";
+fn without_the_region_a_strict_backing_device_equals_a_plain_disk_after_a_power_cut() {
+    let name = "without_the_region_a_strict_backing_device_equals_a_plain_disk_after_a_power_cut";
     in_sandbox(name, TIMEOUT, |folder| {
         let mut random = Random(seed());
         let (mut place, disk, device) = place_with_ext4(folder);
@@ -211,8 +210,8 @@ fn without_the_region_a_strict_backing_device_is_as_a_plain_disk_after_a_power_c
     });
 }
 
-/// Checks the backing device alone: sound after the journal's replay, and each file as after some of its writes, which
-/// were flushed one by one. How many writes are missing.
+/// Checks the backing device alone: the file system is consistent after the journal's replay, and each file is as after some of
+/// its writes, which were flushed one by one. Returns the number of missing writes.
 fn check_alone(folder: &Path, copy: &str, logs: &[Log], round: usize) -> usize {
     let checked = try_tool("e2fsck", &["-fy", copy]);
     assert!((0..=1).contains(&checked.code), "round {round}: {}\n{}", checked.stdout, checked.stderr);
@@ -233,7 +232,7 @@ fn check_alone(folder: &Path, copy: &str, logs: &[Log], round: usize) -> usize {
         behind += log.acknowledged.saturating_sub(newest);
         newest_of_each.push(newest);
     }
-    // What was flushed before another write began is older than that, in whichever file.
+    // A write that was flushed before another one began must be there if the later one is, in any file.
     for (newer, &count) in logs.iter().zip(&newest_of_each).filter(|(_, count)| **count > 0) {
         for (number, (older, &there)) in logs.iter().zip(&newest_of_each).enumerate() {
             let before = older.ended.partition_point(|ended| *ended < newer.began[count - 1]);

@@ -1,5 +1,5 @@
-//! A daemon with few threads, few descriptors, umask 0, or a disk that hangs: what cannot be had is refused and logged, and the rest
-//! goes on.
+//! A daemon with few threads, few descriptors, umask 0, or a disk that hangs: operations that lack a resource are refused and
+//! logged, and all others continue.
 
 mod support;
 
@@ -11,10 +11,10 @@ use std::time::Duration;
 use support::sandbox::in_sandbox;
 use support::{MIB, Place, child, system_tests, until};
 
-/// A user who may not have more threads than the limit says, as root may.
+/// A user whose number of threads is limited, unlike root's.
 const USER: u32 = 4711;
 
-/// All that there is below `folder`.
+/// All files below `folder`.
 fn all_below(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut todo = vec![folder.to_owned()];
@@ -37,8 +37,8 @@ fn serves(client: &mut cbd_testkit::Client) {
 }
 
 #[test]
-fn a_daemon_that_can_start_no_thread_refuses_what_needs_one_and_goes_on() {
-    if !system_tests("a_daemon_that_can_start_no_thread_refuses_what_needs_one_and_goes_on") {
+fn a_daemon_that_can_start_no_thread_refuses_operations_that_need_one_and_continues() {
+    if !system_tests("a_daemon_that_can_start_no_thread_refuses_operations_that_need_one_and_continues") {
         return;
     }
     let program = env!("CARGO_BIN_EXE_cbdctrl");
@@ -58,7 +58,7 @@ fn a_daemon_that_can_start_no_thread_refuses_what_needs_one_and_goes_on() {
     let mut client = place.client();
     client.write(MIB, &[9; 4096], true).expect("written");
     child::limit_threads(place.pid(), USER, 1);
-    // What runs goes on, and says how it is.
+    // Running devices continue, and the status is available.
     serves(&mut client);
     place.ok(&["status"]);
     let refused = place.run(&["backend-start", "-p", &other, "-c", "10M"]);
@@ -72,14 +72,14 @@ fn a_daemon_that_can_start_no_thread_refuses_what_needs_one_and_goes_on() {
     until("the other disk is served", || place.run(&["backend-start", "-p", &other, "-c", "10M"]).code == 0);
     serves(&mut client);
     drop(client);
-    // Without another thread it ends in order all the same.
+    // The daemon ends properly without a further thread.
     child::limit_threads(place.pid(), USER, 1);
     place.terminate();
     assert!(!place.log().contains("panicked"), "{}", place.log());
 }
 
 #[test]
-fn a_daemon_with_few_descriptors_refuses_what_needs_more_and_goes_on() {
+fn a_daemon_with_few_descriptors_refuses_operations_that_need_more_and_continues() {
     let mut place = Place::new();
     place.start();
     place.register("256M");
@@ -122,7 +122,7 @@ fn without_umask(folder: &Path) -> Place {
     place
 }
 
-/// Nothing in the folders of the daemon may be written by another user.
+/// Asserts that other users may not write any file in the folders of the daemon.
 fn check_modes(place: &Place) {
     place.ok(&["drain"]);
     until("the recovery points are logged", || place.path("state/recovery-points").is_dir());
@@ -167,7 +167,7 @@ fn a_daemon_with_umask_0_and_a_fuse_device_makes_nothing_that_others_may_write()
 }
 
 #[test]
-fn a_daemon_ends_beside_a_disk_that_hangs_and_names_it() {
+fn a_daemon_with_a_disk_that_hangs_ends_and_names_the_disk() {
     let mut place = Place::new();
     place.decorate = Some("fault:op=write,how=stall".to_owned());
     place.start();
@@ -176,12 +176,12 @@ fn a_daemon_ends_beside_a_disk_that_hangs_and_names_it() {
     place.start_backend(&disk);
     place.client().write(MIB, &[9; 4096], true).expect("written");
     assert_eq!(place.run(&["drain", "--timeout", "1"]).code, 1);
-    let took = place.terminate_over_a_disk_that_hangs();
+    let took = place.terminate_with_a_disk_that_hangs();
     assert!(took < Duration::from_secs(35), "{took:?}");
     let log = place.log();
     let named = |line: &&str| line.contains("not ended in time: backend 0") && line.contains(&disk);
     assert!(log.lines().any(|line| named(&line)), "{log}");
-    // Nothing is lost with it.
+    // No data is lost.
     place.decorate = None;
     place.start();
     until("it is served", || place.json(&["backend-list"])[0]["alive"] == true);

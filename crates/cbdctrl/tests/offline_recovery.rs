@@ -1,4 +1,4 @@
-//! `check`, `dump`, `repair` and `rescue` on regions that a real daemon left behind.
+//! `check`, `dump`, `repair` and `rescue` on regions of a real daemon that has ended.
 
 mod support;
 
@@ -7,12 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::child::dies_with_us;
+use support::child::dies_with_the_test;
 use support::{MIB, Place, Ran};
 
 const BLOCK: usize = 4096;
 
-/// A tool that must not need a daemon: it is not even told where one could be.
+/// Runs a tool that must not need a daemon: no socket is passed to it.
 fn offline(place: &Place, arguments: &[&str]) -> Ran {
     place.run_at("/nonexistent/socket", arguments)
 }
@@ -24,7 +24,7 @@ fn offline_json(place: &Place, arguments: &[&str], code: i32) -> Value {
     serde_json::from_str(&ran.stdout).expect("JSON")
 }
 
-/// A killed daemon's region and its disk, with what was written to the cache and answered.
+/// A killed daemon's region and its disk, and the acknowledged writes.
 fn killed(blocks: u64, flushes: bool) -> (Place, String, Vec<u8>) {
     let mut place = Place::with_region();
     let disk = place.disk("disk", 32 * MIB);
@@ -124,7 +124,7 @@ fn a_killed_daemons_region_is_checked_dumped_and_rescued() {
 }
 
 #[test]
-fn a_daemon_goes_on_with_a_region_that_was_rescued() {
+fn a_daemon_continues_with_a_region_that_was_rescued() {
     let (mut place, _, expected) = killed(100, true);
     assert_eq!(offline(&place, &["rescue", &place.region(), "--yes"]).code, 0);
     place.start();
@@ -137,8 +137,8 @@ fn a_daemon_goes_on_with_a_region_that_was_rescued() {
 }
 
 #[test]
-fn a_rescue_that_was_killed_goes_on_when_it_is_run_again() {
-    // Each write is an epoch, and each epoch a flush of the disk: it takes a while.
+fn a_killed_rescue_continues_when_it_is_repeated() {
+    // Each write is an epoch, and each epoch is a flush of the disk, so the rescue takes a while.
     let (place, disk, expected) = killed(1500, true);
     let region = place.region();
     let untouched = std::fs::read(&disk).expect("the disk");
@@ -150,11 +150,11 @@ fn a_rescue_that_was_killed_goes_on_when_it_is_run_again() {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        dies_with_us(&mut command);
+        dies_with_the_test(&mut command);
         let now = std::fs::read(&disk).expect("the disk");
         let mut rescue = command.spawn().expect("a rescue");
         let end = Instant::now() + Duration::from_secs(60);
-        // As soon as something new is on the disk.
+        // As soon as new data is on the disk.
         while std::fs::read(&disk).expect("the disk") == now && rescue.try_wait().expect("ours").is_none() {
             assert!(Instant::now() < end, "a rescue writes nothing");
         }
@@ -175,7 +175,7 @@ fn a_rescue_that_was_killed_goes_on_when_it_is_run_again() {
 }
 
 #[test]
-fn a_damaged_region_is_repaired_as_far_as_it_is_safe_and_rescued_but_for_what_is_lost() {
+fn a_damaged_region_is_repaired_as_far_as_it_is_safe_and_rescued_except_for_lost_data() {
     let (place, disk, mut expected) = killed(60, false);
     let region = place.region();
     let records = offline_json(&place, &["dump", &region, "records", "--kind", "write"], 0);
@@ -211,12 +211,12 @@ fn a_daemon_that_cannot_open_a_region_says_which_tools_can_help() {
     let list = place.json(&["tp-list"]);
     let error = list[0]["error"].as_str().expect("it is not up");
     assert!(error.contains(&format!("cbdctrl check {region}")) && error.contains("rescue"), "{error}");
-    // The region is not held, so that they can.
+    // The daemon does not lock the region, so the tools can open it.
     assert_eq!(offline(&place, &["check", &region]).code, 3);
 }
 
 #[test]
-fn a_result_that_cannot_be_printed_is_no_success() {
+fn a_result_that_cannot_be_printed_is_an_error() {
     let (place, _, _) = killed(3, false);
     let region = place.region();
     let into_full = |arguments: &[&str]| {
@@ -236,7 +236,7 @@ fn a_result_that_cannot_be_printed_is_no_success() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_objects_are_named() {
     let (place, _, _) = killed(3, false);
     let region = place.region();
     for arguments in [
@@ -248,7 +248,7 @@ fn what_is_not_there_is_named() {
         assert_eq!((ran.code, ran.stdout.as_str()), (3, ""), "{arguments:?}: {ran:?}");
         assert!(ran.stderr.contains("no backend 40"), "{ran:?}");
     }
-    // What is dirty is not known of a backend whose disk was not found, and is not reported as zero.
+    // The dirty bytes of a backend whose disk was not found are not known, and are not reported as zero.
     let away = place.text("away");
     let nowhere = offline_json(&place, &["rescue", &region, "-b", "0", "--to", &away, "--yes"], 3);
     assert_eq!(nowhere["backends"][0]["dirty_bytes"], Value::Null, "{nowhere}");
@@ -276,7 +276,7 @@ fn what_is_not_there_is_named() {
     }
 }
 
-/// As docs/operations.md tells it under "When both superblocks are gone".
+/// The procedure of docs/operations.md, "When both superblocks are gone".
 #[test]
 fn a_region_without_superblocks_is_not_formatted_and_is_rescued_by_the_superblock_of_another() {
     let (mut place, disk, expected) = killed(40, false);
@@ -304,7 +304,7 @@ fn a_region_without_superblocks_is_not_formatted_and_is_rescued_by_the_superbloc
     assert!(report.stdout.contains("When both superblocks are gone"), "{report:?}");
     assert_eq!(offline(&place, &["rescue", &region, "--yes"]).code, 3);
     assert!(std::fs::read(&region).expect("the region") == wiped, "nothing of it was changed");
-    // The way out.
+    // The documented procedure.
     let (blank, copy) = (place.in_memory("blank"), place.text("copy"));
     let size = length.to_string();
     let made = place.json(&["tp-reg", "-p", &blank, "-s", &size, "-H", "any", "--format", "--json"]);
@@ -327,7 +327,7 @@ fn a_region_without_superblocks_is_not_formatted_and_is_rescued_by_the_superbloc
 }
 
 #[test]
-fn a_hostile_region_gives_an_answer() {
+fn every_tool_ends_with_a_result_on_a_hostile_region() {
     let place = Place::new();
     let path = place.in_memory("hostile");
     for content in [vec![], vec![0; 100], vec![0xff; 1 << 20], b"CBDtrans".repeat(1 << 15)] {

@@ -1,4 +1,4 @@
-//! The daemon ends, is killed, and comes back with all that it had.
+//! The daemon ends or is killed, and the next one restores all objects.
 
 mod support;
 
@@ -11,14 +11,14 @@ use std::time::Duration;
 use support::sandbox::{Mounted, in_sandbox};
 use support::{MIB, Place, text_of, tool, until};
 
-/// The lists, as a program sees them.
+/// The lists in JSON.
 fn lists(place: &Place) -> Vec<Value> {
     let mut all: Vec<Value> =
         [&["tp-list"][..], &["host-list"], &["backend-list", "--all"], &["dev-list", "--all"]]
             .iter()
             .map(|arguments| place.json(arguments))
             .collect();
-    // How full a cache is changes by itself, and each start finds out again how copies are fastest.
+    // The usage of a cache changes without commands, and each start measures the copy methods again.
     for transport in all[0].as_array_mut().expect("a list") {
         transport["copy"] = Value::Null;
     }
@@ -29,7 +29,7 @@ fn lists(place: &Place) -> Vec<Value> {
 }
 
 #[test]
-fn all_comes_back_ten_times_in_a_row() {
+fn all_objects_are_restored_ten_times_in_a_row() {
     let mut place = Place::with_region();
     let disk = place.disk("disk", 8 * MIB);
     place.start_backend(&disk);
@@ -59,7 +59,7 @@ fn all_comes_back_ten_times_in_a_row() {
 #[test]
 fn sigterm_ends_it_in_seconds_while_clients_write() {
     let mut place = Place::new();
-    // A disk so slow that the cache stays full and writers wait.
+    // The disk is so slow that the cache stays full and writers wait.
     place.decorate = Some("throttle:mib_per_s=1,latency_us=20000,flush_us=300000".to_owned());
     place.start();
     place.register("32M");
@@ -122,7 +122,7 @@ fn a_socket_of_a_killed_daemon_is_taken_over() {
     cbd_testkit::Client::connect(&Listen::Unix(place.path("nbd.sock"))).expect("the device is back");
 }
 
-/// The loop device that the link leads to.
+/// The loop device that is the target of the link.
 fn loop_of(link: &Path) -> String {
     text_of(&std::fs::canonicalize(link).expect("a device"))
 }
@@ -133,8 +133,8 @@ fn mounts_under(folder: &Path) -> usize {
 }
 
 #[test]
-fn what_a_killed_daemon_left_in_the_system_is_cleared() {
-    let name = "what_a_killed_daemon_left_in_the_system_is_cleared";
+fn devices_and_mounts_that_a_killed_daemon_left_are_removed() {
+    let name = "devices_and_mounts_that_a_killed_daemon_left_are_removed";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let mut place = Place::under(folder);
         place.start();
@@ -151,7 +151,7 @@ fn what_a_killed_daemon_left_in_the_system_is_cleared() {
             place.kill();
             mounted.unmount();
             place.start();
-            // One mount of the daemon's, one link, to a device that works.
+            // There is one mount of the daemon and one link, to a device that works.
             assert_eq!(mounts_under(&place.path("run")), 1, "in round {round}");
             until("the loop device of the killed daemon is free", || {
                 let bound = tool("losetup", &["--list", "--noheadings", "--output", "NAME"]);

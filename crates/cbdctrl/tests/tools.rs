@@ -1,4 +1,4 @@
-//! Other people's clients over a cached device: libnbd, QEMU and fio.
+//! Clients of other projects over a cached device: libnbd, QEMU and fio.
 
 mod support;
 
@@ -54,8 +54,8 @@ print('all is well')
 ";
 
 #[test]
-fn libnbd_reads_what_it_wrote_in_every_way() {
-    if !system_tests("libnbd_reads_what_it_wrote_in_every_way") {
+fn libnbd_reads_its_writes_by_every_method() {
+    if !system_tests("libnbd_reads_its_writes_by_every_method") {
         return;
     }
     let (place, disk) = device();
@@ -69,7 +69,7 @@ fn libnbd_reads_what_it_wrote_in_every_way() {
     assert!(plain[16 << 20..20 << 20].chunks(65536).zip(0..).all(|(chunk, number)| chunk == [number; 65536]));
 }
 
-/// The states of the first MiB, as the block status tells them: bit 0 cached, bit 1 dirty.
+/// The block status of the first MiB: bit 0 cached, bit 1 dirty.
 fn states(place: &Place) -> Vec<u32> {
     let client = &mut place.client();
     let all = client.block_status(0, 1 << 20).expect("block status");
@@ -77,11 +77,11 @@ fn states(place: &Place) -> Vec<u32> {
 }
 
 #[test]
-fn block_status_tells_what_is_cached_and_what_is_dirty() {
+fn block_status_reports_cached_and_dirty_ranges() {
     let (mut place, _disk) = device();
     assert_eq!(states(&place), [0], "nothing is cached yet");
     place.terminate();
-    // A disk that takes no writes: what is dirty stays dirty.
+    // The disk refuses writes, so dirty data stays dirty.
     place.decorate = Some("fault:op=write".to_owned());
     place.start();
     place.client().write(0, &[1; 1 << 20], false).expect("written");
@@ -94,8 +94,8 @@ fn block_status_tells_what_is_cached_and_what_is_dirty() {
 }
 
 #[test]
-fn qemu_reads_what_it_wrote() {
-    if !system_tests("qemu_reads_what_it_wrote") {
+fn qemu_reads_its_writes() {
+    if !system_tests("qemu_reads_its_writes") {
         return;
     }
     let (place, disk) = device();
@@ -133,8 +133,8 @@ fn qemu_reads_what_it_wrote() {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_through_a_cache_that_is_too_small() {
-    if !system_tests("fio_verifies_what_it_wrote_through_a_cache_that_is_too_small") {
+fn fio_verifies_its_writes_through_a_cache_that_is_too_small() {
+    if !system_tests("fio_verifies_its_writes_through_a_cache_that_is_too_small") {
         return;
     }
     let (place, _disk) = device();

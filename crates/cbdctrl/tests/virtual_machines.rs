@@ -1,4 +1,4 @@
-//! A device that a virtual machine has, through the daemon: its socket, its status, and a daemon that is killed and started again.
+//! A device of a virtual machine, through the daemon: its socket, its status, and a daemon that is killed and restarted.
 
 mod support;
 
@@ -16,7 +16,7 @@ use support::{MIB, Place};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
 
-/// Longer than anything here takes.
+/// Timeout, far above the expected duration of each wait.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
 fn place() -> (Place, String) {
@@ -60,7 +60,7 @@ impl Machine {
 }
 
 #[test]
-fn a_machine_has_a_device_until_it_goes() {
+fn a_machine_has_a_device_until_it_disconnects() {
     let (mut place, socket) = place();
     let mode = std::fs::metadata(&socket).expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -86,12 +86,12 @@ fn a_machine_has_a_device_until_it_goes() {
 }
 
 #[test]
-fn a_machine_that_goes_loses_nothing_to_a_daemon_that_is_killed() {
+fn a_machine_loses_no_write_when_the_daemon_is_killed() {
     const SLOTS: u16 = 16;
     let (mut place, _) = place();
     let mut machine = Machine::new();
     let mut link = machine.connect(&place);
-    // For each page what was acknowledged, and what each slot has in flight.
+    // For each page the acknowledged version, and for each slot the version in flight.
     let mut pages = vec![0_u8; 1024];
     let mut flying = [None::<(usize, u8)>; SLOTS as usize];
     let mut fill = 0_u8;

@@ -1,4 +1,4 @@
-//! What is wrong is said: in the log of the daemon, by `status` and the metrics, and by the tools that need no daemon.
+//! Errors are reported: in the log of the daemon, by `status` and the metrics, and by the offline tools.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{MIB, Place, until};
 
 const BLOCK: usize = 4096;
 
-/// Flips a bit of the only place in the region that holds this block.
+/// Flips a bit in the only copy of this block in the region.
 fn damage_block(place: &Place, value: u8) {
     let region = std::fs::read(place.region()).expect("the region");
     let block = [value; BLOCK];
@@ -37,7 +37,7 @@ fn daemon_on(rule: &str) -> (Place, String) {
     (place, disk)
 }
 
-/// A killed daemon, whose region holds the block at 1 MiB that the disk lacks.
+/// A killed daemon, whose region has the block at 1 MiB that the disk lacks.
 fn killed() -> (Place, String) {
     let (mut place, disk) = daemon_on("op=write");
     place.client().write(MIB, &[9; BLOCK], true).expect("written");
@@ -57,7 +57,7 @@ fn backend(place: &Place) -> Value {
     place.json(&["status", "--json"])["transports"][0]["backends"][0].clone()
 }
 
-/// The metrics as Prometheus gets them.
+/// The metrics in the format of Prometheus.
 fn metrics(place: &Place) -> String {
     let mut socket = UnixStream::connect(place.socket()).expect("the daemon listens");
     socket.write_all(b"GET /v1/metrics HTTP/1.1\r\nHost: cbd\r\nConnection: close\r\n\r\n").expect("asked");
@@ -67,7 +67,7 @@ fn metrics(place: &Place) -> String {
 }
 
 #[test]
-fn the_log_says_what_recovery_found_which_data_is_damaged_that_clients_see_errors_and_when_that_is_over() {
+fn the_log_reports_recovery_damage_errors_of_clients_and_their_end() {
     let (mut place, disk) = killed();
     damage_block(&place, 9);
     place.start();
@@ -86,7 +86,7 @@ fn the_log_says_what_recovery_found_which_data_is_damaged_that_clients_see_error
 }
 
 #[test]
-fn the_log_says_that_damaged_data_was_read_from_the_disk_instead() {
+fn the_log_reports_damaged_data_that_was_read_from_the_disk_instead() {
     let (place, disk) = daemon_on("times=0");
     place.client().write(MIB, &[9; BLOCK], true).expect("written");
     place.ok(&["drain"]);
@@ -101,7 +101,7 @@ fn the_log_says_that_damaged_data_was_read_from_the_disk_instead() {
 }
 
 #[test]
-fn the_log_says_that_writeback_fails_that_it_is_stalled_and_that_it_works_again() {
+fn the_log_reports_failing_stalled_and_working_writeback() {
     let (place, disk) = daemon_on("op=write,times=6");
     place.ok(&["set", "-b", "0", "write_error_after_s=0"]);
     place.client().write(MIB, &[9; BLOCK], true).expect("written");
@@ -113,7 +113,7 @@ fn the_log_says_that_writeback_fails_that_it_is_stalled_and_that_it_works_again(
 }
 
 #[test]
-fn the_log_says_what_is_parked() {
+fn the_log_reports_parked_ranges() {
     let (place, disk) = daemon_on("op=write,range=1049088-1049600");
     place.ok(&["set", "-b", "0", "on_write_error=park", "write_error_after_s=0"]);
     place.client().write(MIB, &[9; BLOCK], true).expect("written");
@@ -125,10 +125,10 @@ fn the_log_says_what_is_parked() {
 }
 
 #[test]
-fn the_log_says_that_recovery_points_cannot_be_logged_and_when_they_are_again() {
+fn the_log_reports_when_recovery_points_cannot_be_logged_and_when_they_can() {
     let (place, _) = daemon_on("times=0");
     let folder = place.path("state/recovery-points");
-    // The daemon may have made it already.
+    // The daemon may have created it already.
     if folder.exists() {
         std::fs::remove_dir_all(&folder).expect("removed");
     }
@@ -143,7 +143,7 @@ fn the_log_says_that_recovery_points_cannot_be_logged_and_when_they_are_again() 
 }
 
 #[test]
-fn the_log_says_that_the_control_socket_was_removed_and_when_it_is_back() {
+fn the_log_reports_when_the_control_socket_is_removed_and_restored() {
     let (place, _) = daemon_on("times=0");
     let aside = format!("{}.aside", place.socket());
     std::fs::rename(place.socket(), &aside).expect("moved");
@@ -153,7 +153,7 @@ fn the_log_says_that_the_control_socket_was_removed_and_when_it_is_back() {
 }
 
 #[test]
-fn a_backend_that_is_not_served_shows_what_its_cache_holds() {
+fn the_status_of_a_backend_that_is_not_served_has_the_contents_of_its_cache() {
     let (mut place, disk) = killed();
     std::fs::rename(&disk, place.path("elsewhere")).expect("moved");
     place.start();
@@ -172,7 +172,7 @@ fn a_backend_that_is_not_served_shows_what_its_cache_holds() {
 }
 
 #[test]
-fn a_region_that_was_put_back_from_an_old_copy_is_refused_until_the_user_says_so() {
+fn a_region_restored_from_an_old_copy_is_refused_until_the_user_accepts_it() {
     let (mut place, disk) = daemon_on("times=0");
     place.client().write(MIB, &[9; BLOCK], true).expect("written");
     place.kill();
@@ -198,7 +198,7 @@ fn a_region_that_was_put_back_from_an_old_copy_is_refused_until_the_user_says_so
     assert!(error.contains("is older than") && error.contains("--older-region"), "{error}");
     assert_eq!(std::fs::read(&disk).expect("the disk")[1 << 20], 7, "nothing was written over it");
     assert_ne!(place.run(&["backend-start", "-p", &disk]).code, 0);
-    // A start that fails accepts nothing.
+    // A start that fails does not accept the older region.
     let away = place.text("away");
     std::fs::rename(&disk, &away).expect("renamed");
     assert_ne!(place.run(&["backend-start", "-p", &disk, "--older-region"]).code, 0);
@@ -208,11 +208,11 @@ fn a_region_that_was_put_back_from_an_old_copy_is_refused_until_the_user_says_so
     assert!(refused.code == 1 && refused.stderr.contains("--older-region"), "{refused:?}");
     place.ok(&["backend-start", "-p", &disk, "--older-region"]);
     assert_eq!(backend(&place)["alive"], true);
-    // Said once, it stays said.
+    // The region remains accepted.
     place.terminate();
     place.start();
     until("it is served", || backend(&place)["alive"] == true);
-    // A log that cannot be read says nothing of the region, and that is told.
+    // With an unreadable log the age of the region is not known, and a warning reports that.
     place.terminate();
     for file in std::fs::read_dir(place.path("state/recovery-points")).expect("a folder").flatten() {
         std::fs::write(file.path(), [0xff; 64]).expect("damaged");
@@ -241,7 +241,7 @@ fn after_a_rescue_to_another_disk_the_former_one_is_refused_and_the_other_served
     let refused = place.run(&["backend-start", "-p", &disk, "-c", "12M"]);
     assert_ne!(refused.code, 0);
     assert!(refused.stderr.contains("lacks data") && refused.stderr.contains(&copy), "{refused:?}");
-    // A restart changes nothing about it.
+    // A restart does not change this.
     place.kill();
     place.start();
     assert_eq!(backend(&place)["alive"], false);
@@ -256,7 +256,7 @@ fn after_a_rescue_to_another_disk_the_former_one_is_refused_and_the_other_served
 }
 
 #[test]
-fn a_backend_that_a_rescue_has_moved_can_be_taken_off_the_region() {
+fn a_backend_that_a_rescue_has_moved_can_be_removed_from_the_region() {
     let (mut place, disk) = killed();
     let copy = place.text("copy");
     std::fs::copy(&disk, &copy).expect("copied");
@@ -265,7 +265,7 @@ fn a_backend_that_a_rescue_has_moved_can_be_taken_off_the_region() {
     place.ok(&["backend-stop", "-b", "0"]);
     assert_eq!(place.json(&["backend-list"]), Value::Array(Vec::new()));
     assert_eq!(std::fs::read(&copy).expect("a disk")[1 << 20], 9);
-    // Now it is a disk like any other.
+    // Now the disk is an ordinary one.
     place.ok(&["backend-start", "-p", &disk, "-c", "12M"]);
 }
 
@@ -281,7 +281,7 @@ fn a_check_without_data_finds_damaged_data_that_the_disk_lacks() {
 }
 
 #[test]
-fn a_repair_that_can_repair_nothing_says_so_by_its_exit_code_too() {
+fn a_repair_that_can_repair_nothing_has_an_exit_code_of_its_own() {
     let (place, _) = killed();
     damage_block(&place, 9);
     let region = place.region();
@@ -291,7 +291,7 @@ fn a_repair_that_can_repair_nothing_says_so_by_its_exit_code_too() {
 }
 
 #[test]
-fn damage_in_rows_of_tables_that_were_never_used_is_not_fatal_and_not_warned_of() {
+fn damage_in_unused_rows_of_tables_is_not_fatal_and_causes_no_warning() {
     let (mut place, _) = killed();
     let region = place.region();
     let dumped = place.json(&["dump", &region, "superblock", "--json"]);

@@ -23,7 +23,7 @@ pub struct CheckArguments {
 pub struct DumpArguments {
     /// The region: a file or a devdax device that no daemon serves
     pub region: PathBuf,
-    /// What to show
+    /// Structure to show
     pub what: DumpWhat,
     /// Only of this backend (segments, lanes, records)
     #[arg(short, long, value_name = "ID")]
@@ -59,7 +59,7 @@ pub enum DumpWhat {
     Superblock,
     /// The tables of hosts, backends and block devices, both slots of each row
     Tables,
-    /// Whose each segment is, and its header
+    /// The owner of each segment, and its header
     Segments,
     /// Drained, tails, marks and chains of segments
     Lanes,
@@ -84,15 +84,15 @@ impl From<DumpWhat> for What {
 pub struct RepairArguments {
     /// The region: a file or a devdax device that no daemon serves
     pub region: PathBuf,
-    /// Do it without asking
+    /// Repair without a question
     #[arg(short, long, conflicts_with = "dry_run")]
     pub yes: bool,
-    /// Only say what would be done
+    /// Only report what would be repaired
     #[arg(short = 'n', long)]
     pub dry_run: bool,
 }
 
-/// What `rescue` can read besides regions of CBD.
+/// Other caches that `rescue` can read besides regions of CBD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum RescueFrom {
     /// A cache device of Linux's dm-pcache
@@ -105,37 +105,36 @@ pub enum RescueFrom {
 pub struct RescueArguments {
     /// The region: a file or a devdax device that no daemon serves; with --from the other cache's device, or a copy of it
     pub region: PathBuf,
-    /// It is no region of CBD, but what another cache left
+    /// It is not a region of CBD, but the cache device of another cache
     #[arg(long, value_name = "CACHE")]
     pub from: Option<RescueFrom>,
     /// Only this backend [default: all]
     #[arg(short, long, value_name = "ID")]
     pub backend: Option<u32>,
-    /// Where the backend's disk is now, if not where it was; with --from the backing device, or a /dev/cbdN that stands on it
+    /// Present path of the backend's disk, if it has changed; with --from the backing device, or a /dev/cbdN on it
     #[arg(long, value_name = "DISK", requires = "whose")]
     pub to: Option<PathBuf>,
-    /// The disk given with --to is another one, and stands for the recorded one: a whole copy of it, taken when the recorded one
-    /// was written last
+    /// The disk given with --to replaces the recorded one: it is a complete copy, taken after the last write to the recorded one
     #[arg(long, requires = "to", conflicts_with = "from")]
     pub other_disk: bool,
-    /// A disk that the backend had before an earlier rescue is gone, or its content does not matter: the region does not refuse it
-    /// any more. Its path, or its identity where several disks had that path
+    /// A disk that the backend had before an earlier rescue no longer exists, or its content is not needed: the region then accepts
+    /// it. Its path, or its identity if several disks had that path
     #[arg(long, value_name = "PATH", requires = "other_disk")]
     pub forget_disk: Option<PathBuf>,
-    /// Write what stands in the region although the machine crashed while it was in use: of its pages some may be old, and old data
-    /// may be written over newer. Compare the disk with a backup first
+    /// Write the dirty data although the machine crashed while the region was in use: some of its pages may be old, and old data may
+    /// overwrite newer data. Compare the disk with a backup first
     #[arg(long, conflicts_with = "from")]
     pub after_crash: bool,
-    /// With --from: go on behind a damaged part of the log, although it is not known which writes that part recorded
+    /// With --from: continue after a damaged part of the log, although the writes that it recorded are not known
     #[arg(long, requires = "from")]
     pub past_damage: bool,
-    /// Write it; without this nothing is changed
+    /// Write the data; without this nothing is changed
     #[arg(short, long, conflicts_with = "dry_run")]
     pub yes: bool,
-    /// Only say what would be done, which is what happens without --yes
+    /// Only report what would be written, as without --yes
     #[arg(short = 'n', long)]
     pub dry_run: bool,
-    /// Seconds in which nothing reaches the disk after which to give up
+    /// Seconds without progress of writeback after which to give up
     #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "from")]
     pub timeout: u64,
 }

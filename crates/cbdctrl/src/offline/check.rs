@@ -40,7 +40,7 @@ fn text_of(report: &Report) -> String {
     let counted = &report.counted;
     let _ = writeln!(
         text,
-        "looked at {} slots and {} headers, {} lines of logs{}",
+        "checked {} slots and {} headers, {} lines of logs{}",
         counted.slots,
         counted.headers,
         counted.lines,
@@ -51,14 +51,14 @@ fn text_of(report: &Report) -> String {
             if report.data {
                 ""
             } else {
-                "; data that the disks have too was not verified (--data does that)"
+                "; data that is also on the disks was not verified (--data does that)"
             }
         )
     );
     let [notes, corrected, affected, fatal] = report.found;
     let verdict = match report.outcome {
         Outcome::Clean => "clean",
-        Outcome::Corrected => "damaged, nothing lost: second copies serve",
+        Outcome::Corrected => "damaged, no data lost: second copies are valid",
         Outcome::Affected => "damaged: data is affected",
         Outcome::Unopenable => "cannot be opened",
     };

@@ -32,7 +32,7 @@ pub fn dump(arguments: &DumpArguments, json: bool) -> ExitCode {
         cbd_inspect::dump::dump(&region, arguments.what.into(), &filter, &mut |item| printer.item(&item));
     let (items, printed) = (printer.items, printer.end());
     match done {
-        // Nothing was printed yet: the error stands alone, in JSON too.
+        // Nothing was printed yet: the error is the only output, in JSON too.
         Err(error) if items == 0 => return failed(&of_region(error, &arguments.region), &output),
         Err(error) => {
             eprintln!("cbdctrl: {}", of_region(error, &arguments.region).line());
@@ -49,7 +49,7 @@ pub fn dump(arguments: &DumpArguments, json: bool) -> ExitCode {
     }
 }
 
-/// Prints each item at once: there may be millions.
+/// Prints each item as it is read: there may be millions.
 struct Printer<W: Write> {
     out: W,
     json: bool,

@@ -1,9 +1,9 @@
 //! The commands for offline recovery: `check`, `dump`, `repair`, `rescue`. They need no daemon and no configuration, and refuse a
 //! region that a daemon serves.
 //!
-//! Invariants: what `--json` prints and what is printed for people say the same; the exit code says it in one number.
+//! Invariants: the output of `--json` and the text have the same contents; the exit code summarizes them.
 //!
-//! Elsewhere: what is found and done (`cbd-inspect`).
+//! Elsewhere: checking, repairing and rescuing (`cbd-inspect`).
 
 mod arguments;
 mod check;
@@ -28,53 +28,53 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Wrong usage of these commands: small numbers say what was found.
+/// Exit code of wrong usage of these commands: small numbers are findings.
 pub const WRONG_USAGE: u8 = 64;
-/// The region, or what is needed of it, cannot be opened.
+/// Exit code: the region or a necessary part of it cannot be opened.
 const UNOPENABLE: u8 = 3;
 
-/// `rescue`: something is dirty and was not written.
+/// Exit code of `rescue`: dirty data was not written.
 const DIRTY: u8 = 1;
-/// `rescue`: something is damaged, and is not written.
+/// Exit code of `rescue`: damaged data was not written.
 const HARMED: u8 = 2;
 
-/// Everything is in order, but the result could not be printed, as on a full disk.
+/// Exit code: the command succeeded, but the result could not be printed, e.g. to a full disk.
 const NOT_PRINTED: u8 = 74;
 
-/// What the exit codes of `check` mean.
+/// The exit codes of `check`, for its help.
 pub const CHECK_EXIT_CODES: &str = "\
 Exit codes:
    0  nothing is wrong
-   1  something is damaged, and nothing is lost: second copies serve
+   1  something is damaged, and no data is lost: second copies are valid
    2  data, or the order in which it reaches the backing device, is affected
    3  the region, or a cache in it, cannot be opened (busy, foreign, damaged beyond its copies)
   64  wrong usage
   74  the result cannot be printed (where it would else be 0)";
 
-/// What the exit codes of `dump` mean.
+/// The exit codes of `dump`, for its help.
 pub const DUMP_EXIT_CODES: &str = "\
-Exit codes: 0 done, 3 the region, or what is asked for in it, cannot be opened, 64 wrong usage,
+Exit codes: 0 done, 3 the region, or the requested part of it, cannot be opened, 64 wrong usage,
 74 the result cannot be printed";
 
-/// What the exit codes of `repair` mean.
+/// The exit codes of `repair`, for its help.
 pub const REPAIR_EXIT_CODES: &str = "\
 Exit codes:
-   0  every second copy is whole
-   1  there is something to repair, and it was not done (a dry run, or you said no)
-   2  something was repaired; what is left cannot be repaired without guessing
+   0  every second copy is undamaged
+   1  there is something to repair, and it was not done (a dry run, or the answer was no)
+   2  something was repaired; no undamaged copy exists for the rest
    3  the region cannot be opened, or could not be repaired
    4  something is damaged, and NOTHING of it could be repaired: nothing was changed
   64  wrong usage
   74  the result cannot be printed (where it would else be 0)";
 
-/// What the exit codes of `rescue` mean.
+/// The exit codes of `rescue`, for its help.
 pub const RESCUE_EXIT_CODES: &str = "\
 Exit codes:
    0  all is on the backing devices
-   1  something is dirty: a dry run, or not all could be written (run it again, it goes on from there)
+   1  something is dirty: a dry run, or not all could be written (a second run continues with the rest)
    2  all is on the backing devices but for damaged ranges, which are listed; in a dry run: there are such ranges
-   3  the region or a cache in it cannot be opened; nothing of that was written
-      (--from: or the disk cannot be the one, or is in use)
+   3  the region or a cache in it cannot be opened; no data of it was written
+      (--from: or the disk cannot be that of the cache, or is in use)
   64  wrong usage
   74  the result cannot be printed (where it would else be 0)";
 
@@ -87,29 +87,32 @@ fn failed(error: &Error, output: &Output) -> ExitCode {
     ExitCode::from(UNOPENABLE)
 }
 
-/// What the definition of the arguments cannot say.
+/// Reports wrong usage that clap's definitions cannot express.
 fn wrong_usage(what: &str) -> ExitCode {
     eprintln!("error: {what}");
     ExitCode::from(WRONG_USAGE)
 }
 
-/// The result was not printed, perhaps: an exit code that says what is wrong stands.
+/// The exit code of a command whose result may not have been printed: a code other than 0 takes precedence.
 fn ended(printed: cbd_types::Result<()>, code: u8) -> ExitCode {
     let Err(error) = printed else { return ExitCode::from(code) };
     eprintln!("cbdctrl: {}", error.line());
     ExitCode::from(if code == 0 { NOT_PRINTED } else { code })
 }
 
-/// An error of what a region holds, with the region it is about.
+/// Adds the region to an error about its contents.
 fn of_region(error: Error, region: &Path) -> Error {
     match error.kind() {
         ErrorKind::Damaged | ErrorKind::Foreign | ErrorKind::Media | ErrorKind::Unsupported => error
-            .while_doing(format!("{} cannot be opened (cbdctrl check says what to do)", region.display())),
+            .while_doing(format!(
+                "{} cannot be opened (cbdctrl check reports the damage and advice)",
+                region.display()
+            )),
         _ => error,
     }
 }
 
-/// The identity of a region and what its caches hold.
+/// Describes a region and the contents of its caches.
 fn describe(report: &Report, text: &mut String) {
     if let Some(transport) = &report.transport {
         let _ = writeln!(

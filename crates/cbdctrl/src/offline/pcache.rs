@@ -23,12 +23,12 @@ struct Answer<'a> {
     rescued: &'a Rescued,
 }
 
-/// Runs it.
+/// Runs `rescue --from dm-pcache`.
 #[must_use]
 pub fn rescue_from_pcache(arguments: &RescueArguments, json: bool) -> ExitCode {
     if arguments.yes && arguments.to.is_none() {
         return wrong_usage(
-            "--from dm-pcache writes nothing without --to DISK: nothing on a cache device says which disk it belongs to",
+            "--from dm-pcache writes nothing without --to DISK: a cache device does not record its disk",
         );
     }
     let output = Output { json };
@@ -86,18 +86,11 @@ fn text_of(rescued: &Rescued, written: bool) -> String {
         let _ = writeln!(text, "  {}", end.text());
     }
     if survey.impossible_keys > 0 {
-        let _ = writeln!(
-            text,
-            "  {} dirty keys are about no range that a device can have",
-            survey.impossible_keys
-        );
+        let _ = writeln!(text, "  {} dirty keys have ranges that no device can have", survey.impossible_keys);
     }
     if survey.passed_key_sets > 0 {
-        let _ = writeln!(
-            text,
-            "  {} damaged key sets were passed; what they were about is lost",
-            survey.passed_key_sets
-        );
+        let _ =
+            writeln!(text, "  {} damaged key sets were skipped; their keys are lost", survey.passed_key_sets);
     }
     for finding in rescued.findings.iter().take(SHOWN) {
         let word = if finding.harmful { "lost" } else { "damaged" };
@@ -141,7 +134,7 @@ fn describe_disk(rescued: &Rescued, written: bool, text: &mut String) {
         ),
         (None, true) => writeln!(
             text,
-            "  {} written to {disk} and read back; what is listed above is not on it",
+            "  {} written to {disk} and read back; the ranges above are not on it",
             format_size(rescued.written_bytes)
         ),
         (None, false) if rescued.disk.is_some() => {

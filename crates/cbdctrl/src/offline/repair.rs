@@ -13,26 +13,26 @@ use std::io::{self, BufRead, IsTerminal, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// There is something to repair, and it was not done.
+/// Exit code: repairs are necessary and were not made.
 const NOT_DONE: u8 = 1;
-/// Some of it was repaired, and what is left cannot be.
+/// Exit code: some damage was repaired, and the rest cannot be.
 const LEFT: u8 = 2;
-/// Something is damaged, and nothing of it can be repaired.
+/// Exit code: no damage can be repaired.
 const NOTHING_REPAIRED: u8 = 4;
 
 /// The result as JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
-    /// What was to be done.
+    /// The planned repairs.
     planned: Vec<String>,
-    /// Whether it was done, if there was anything to do.
+    /// Whether the repairs were made, if there were any.
     done: bool,
-    /// How many repairs were made.
+    /// Number of repairs that were made.
     repaired: usize,
-    /// What a check said before, and what it says afterwards, or would.
+    /// The result of a check before, and its result afterwards, or expected.
     before: Outcome,
     after: Outcome,
-    /// What is damaged and stays so.
+    /// Damage that cannot be repaired.
     left: Vec<&'a Finding>,
 }
 
@@ -48,7 +48,7 @@ pub fn repair(arguments: &RepairArguments, json: bool) -> ExitCode {
 
 fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)> {
     let mut bar = ToolBar::default();
-    // Reading changes nothing, not even holes in the file.
+    // A plan only reads the region; it does not even fill holes of the file.
     let may_change = !arguments.dry_run && (arguments.yes || (!output.json && io::stdin().is_terminal()));
     let region = if may_change {
         Some(Arc::new(Region::new(Mapping::open(&arguments.region, &OpenOptions::default())?)))
@@ -99,11 +99,11 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
         let count = left.len();
         output.text(&match (done, plan.repairs.is_empty()) {
             (_, true) if count > 0 => {
-                format!("NOTHING could be repaired: {count} findings stay as they are\n")
+                format!("NOTHING could be repaired: {count} findings are unchanged\n")
             }
             (_, true) => "there is nothing to repair\n".to_owned(),
             (true, false) if count > 0 => {
-                format!("repaired {}, and {count} findings stay as they are\n", plan.repairs.len())
+                format!("repaired {}, and {count} findings are unchanged\n", plan.repairs.len())
             }
             (true, false) => format!("repaired {}\n", plan.repairs.len()),
             (false, false) if may_change => "nothing was changed\n".to_owned(),
@@ -124,7 +124,7 @@ fn text_of(plan: &Plan) -> String {
     }
     let mut left = plan.left_alone().peekable();
     if left.peek().is_some() {
-        text.push_str("left as it is, since nothing can put it right without guessing:\n");
+        text.push_str("not repaired, because no undamaged copy determines the contents:\n");
     }
     for finding in left {
         describe_finding(finding, &mut text);
@@ -132,9 +132,10 @@ fn text_of(plan: &Plan) -> String {
     text
 }
 
-/// Asks on the terminal.
+/// Asks for confirmation on the terminal.
 fn agreed(plan: &Plan) -> Result<bool> {
-    let not_asked = |error: io::Error| Error::new(ErrorKind::System, format!("you cannot be asked: {error}"));
+    let not_asked =
+        |error: io::Error| Error::new(ErrorKind::System, format!("the question cannot be asked: {error}"));
     eprint!(
         "{} repairs, each to a copy that is damaged or older than the other. Do it? [y/N] ",
         plan.repairs.len()

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What would be done, as JSON.
+/// A planned rescue, as JSON.
 #[derive(Serialize)]
 struct Planned<'a> {
     dry_run: bool,
@@ -29,14 +29,14 @@ struct Planned<'a> {
 struct PlannedBackend<'a> {
     #[serde(flatten)]
     summary: &'a BackendSummary,
-    /// Where it would be written to.
+    /// The disk to which data would be written.
     disk: String,
-    /// Why it cannot be.
+    /// Why that disk cannot be written.
     disk_error: Option<String>,
     warnings: Vec<String>,
 }
 
-/// What was done, as JSON.
+/// A completed rescue, as JSON.
 #[derive(Serialize)]
 struct Done<'a> {
     dry_run: bool,

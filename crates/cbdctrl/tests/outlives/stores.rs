@@ -1,4 +1,4 @@
-//! Descriptor stores of FUSE devices: the process that the daemon starts, and systemd.
+//! Descriptor stores of FUSE devices: the store process, and systemd.
 
 use crate::support::manager::Manager;
 use crate::support::sandbox::in_sandbox;
@@ -25,8 +25,8 @@ fn a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the
 }
 
 #[test]
-fn what_a_daemon_and_its_store_process_left_when_both_were_killed_is_cleared() {
-    let name = "stores::what_a_daemon_and_its_store_process_left_when_both_were_killed_is_cleared";
+fn devices_of_a_daemon_that_was_killed_with_its_store_process_are_removed() {
+    let name = "stores::devices_of_a_daemon_that_was_killed_with_its_store_process_are_removed";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         in_time(write_block(&device, 0, 5)).expect("written");
@@ -85,8 +85,8 @@ fn a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_
 }
 
 #[test]
-fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
-    let name = "stores::a_unit_whose_store_has_no_room_is_said_to_have_none";
+fn the_status_reports_a_unit_whose_descriptor_store_has_no_capacity() {
+    let name = "stores::the_status_reports_a_unit_whose_descriptor_store_has_no_capacity";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let mut place = Place::preserving(folder);
         place.manager = Some(Manager::with_room(folder, 0));
@@ -104,10 +104,10 @@ fn a_unit_whose_store_has_no_room_is_said_to_have_none() {
     });
 }
 
-/// Requests that wait at the first export would overwrite what a client writes through another one.
+/// Requests that wait at the preserved export would overwrite later writes through a new one.
 #[test]
-fn while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served() {
-    let name = "stores::while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it_does_the_first_is_served";
+fn while_the_store_process_is_silent_no_new_export_is_opened_and_then_the_preserved_one_is_served() {
+    let name = "stores::while_the_store_process_is_silent_no_new_export_is_opened_and_then_the_preserved_one_is_served";
     in_sandbox(name, Duration::from_secs(90), |folder| {
         let mut place = Place::preserving(folder);
         place.start();
@@ -135,8 +135,8 @@ fn while_the_store_process_does_not_answer_no_other_export_is_opened_and_when_it
 }
 
 #[test]
-fn what_stands_in_the_way_of_an_export_at_the_start_may_go_later() {
-    let name = "stores::what_stands_in_the_way_of_an_export_at_the_start_may_go_later";
+fn an_export_that_is_blocked_at_the_start_is_opened_later() {
+    let name = "stores::an_export_that_is_blocked_at_the_start_is_opened_later";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         place.terminate();
@@ -151,8 +151,8 @@ fn what_stands_in_the_way_of_an_export_at_the_start_may_go_later() {
 }
 
 #[test]
-fn what_a_store_process_holds_is_systemds_once_that_starts_the_daemon() {
-    let name = "stores::what_a_store_process_holds_is_systemds_once_that_starts_the_daemon";
+fn entries_of_a_store_process_move_to_systemd_when_systemd_starts_the_daemon() {
+    let name = "stores::entries_of_a_store_process_move_to_systemd_when_systemd_starts_the_daemon";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut place, _, device) = place_with_device(folder);
         place.kill();
@@ -173,7 +173,7 @@ fn what_a_store_process_holds_is_systemds_once_that_starts_the_daemon() {
     });
 }
 
-/// A mounted FUSE file system that no process serves: the daemon waits a while for each at its start, in case one does.
+/// A mounted FUSE file system that no process serves: at its start the daemon waits for a response of each.
 fn mount_silent(at: &Path) -> File {
     std::fs::create_dir_all(at).expect("a folder");
     let server = File::options().read(true).write(true).open("/dev/fuse").expect("FUSE");
@@ -219,8 +219,8 @@ fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
 }
 
 #[test]
-fn a_store_process_is_not_woken_by_the_requests_of_what_it_holds() {
-    let name = "stores::a_store_process_is_not_woken_by_the_requests_of_what_it_holds";
+fn a_store_process_is_not_woken_by_requests_of_its_descriptors() {
+    let name = "stores::a_store_process_is_not_woken_by_requests_of_its_descriptors";
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (place, _, device) = place_with_device(folder);
         let status = format!("/proc/{}/status", store_process(&place).expect("a store process"));

@@ -1,4 +1,4 @@
-//! Processes that the tests start: they die with us, and end when they are told to.
+//! Processes that the tests start: they die with the test process, and are ended by signals.
 //!
 //! Invariants: this is the only unsafe code of the tests.
 
@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
-/// The kernel kills the process when the thread that starts it is gone, however that ends.
-pub fn dies_with_us(command: &mut Command) {
-    // SAFETY: between fork and exec only a system call is made that touches no memory of ours.
+/// The kernel kills the process when the thread that starts it ends.
+pub fn dies_with_the_test(command: &mut Command) {
+    // SAFETY: between fork and exec only a system call is made that accesses no memory of this process.
     unsafe {
         command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
             0 => Ok(()),
@@ -17,7 +17,7 @@ pub fn dies_with_us(command: &mut Command) {
     }
 }
 
-/// The process begins in a mount namespace of its own, from which nothing comes back to ours.
+/// The process begins in a mount namespace of its own, whose mounts do not propagate to that of the tests.
 pub fn mounts_alone(command: &mut Command) {
     // SAFETY: between fork and exec only system calls are made; the strings are constants.
     unsafe {
@@ -31,9 +31,9 @@ pub fn mounts_alone(command: &mut Command) {
     }
 }
 
-/// The process has copies of these descriptors, from number 3 on.
+/// Passes duplicates of these descriptors to the process, from number 3 on.
 pub fn hands_over(command: &mut Command, descriptors: &[OwnedFd]) {
-    /// Above every number that they are to have.
+    /// Above every target number.
     const ABOVE: i32 = 400;
     let copies = descriptors.iter().map(|descriptor| {
         // SAFETY: takes no pointer; the descriptor that comes is new and has no other owner, or is -1.
@@ -67,19 +67,20 @@ pub fn has_umask(command: &mut Command, umask: u32) {
     }
 }
 
-/// Changes how many threads the user of a process may have before the process can start another one. The process is one of this user.
+/// Changes the limit of threads of a process's user, above which the process can start no other. The process must be of this
+/// user.
 #[track_caller]
 pub fn limit_threads(process: u32, user: u32, threads: u64) {
     limit(process, user, &format!("--nproc={threads}:"));
 }
 
-/// Changes how many descriptors a process of this user may have.
+/// Changes the limit of descriptors of a process of this user.
 #[track_caller]
 pub fn limit_descriptors(process: u32, user: u32, descriptors: u64) {
     limit(process, user, &format!("--nofile={descriptors}:"));
 }
 
-/// Changes a soft limit, as the user of the process, who may do so without a capability.
+/// Changes a soft limit as the user of the process, which needs no capability.
 #[track_caller]
 fn limit(process: u32, user: u32, what: &str) {
     let mut command = Command::new("prlimit");
@@ -93,13 +94,13 @@ pub fn terminate(process: &Child) {
     send(process, libc::SIGTERM);
 }
 
-/// Stops the process where it is, until [`go_on`].
+/// Stops the process by SIGSTOP, until [`resume`].
 pub fn stop(process: &Child) {
     send(process, libc::SIGSTOP);
 }
 
-/// Lets a stopped process go on.
-pub fn go_on(process: &Child) {
+/// Continues a stopped process.
+pub fn resume(process: &Child) {
     send(process, libc::SIGCONT);
 }
 
@@ -107,8 +108,8 @@ fn send(process: &Child, signal: i32) {
     signal_number(process.id().cast_signed(), signal);
 }
 
-/// Sends a signal to a process that is not our child, e.g. a store process, by the system call: `kill` as a program is
-/// not on every machine.
+/// Sends a signal to a process that is not a child, e.g. a store process. It uses the system call because not every machine has
+/// the program `kill`.
 #[track_caller]
 pub fn signal(process: &str, signal: i32) {
     signal_number(process.parse().expect("the number of a process"), signal);

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-/// Takes what the daemon says, and holds what it stores.
+/// Receives the daemon's messages, and holds the descriptors that it stores.
 #[derive(Debug)]
 pub struct Manager {
-    /// The room that it says its store has, as systemd 254 does.
+    /// The capacity of the store that it announces, as systemd 254 does.
     room: Option<u32>,
     socket: PathBuf,
     stored: Arc<Mutex<BTreeMap<String, Vec<OwnedFd>>>>,
@@ -26,7 +26,7 @@ impl Manager {
         bind(&socket, &SocketAddrUnix::new(&path).expect("a path")).expect("a socket");
         let stored = Arc::new(Mutex::new(BTreeMap::new()));
         let held = Arc::clone(&stored);
-        // It ends with the test's process.
+        // The thread ends with the test's process.
         std::thread::spawn(move || {
             while let Ok(Some((text, descriptors))) = passing::receive(&socket) {
                 let mut lines = text.lines().filter_map(|line| line.split_once('='));
@@ -44,18 +44,18 @@ impl Manager {
         Self { room: None, socket: path, stored }
     }
 
-    /// One that says how many descriptors it holds at most.
+    /// A manager that announces the capacity of its store.
     pub fn with_room(folder: &Path, room: u32) -> Self {
         Self { room: Some(room), ..Self::new(folder) }
     }
 
-    /// The names under which something is stored, and how many descriptors.
+    /// The names of entries, and the number of their descriptors.
     pub fn stored(&self) -> Vec<(String, usize)> {
         let stored = self.stored.lock().expect("stored");
         stored.iter().map(|(name, descriptors)| (name.clone(), descriptors.len())).collect()
     }
 
-    /// The command as a service of this manager, with what it had stored, in another order.
+    /// Runs the command as a service of this manager, with its stored descriptors in another order.
     pub fn launch(&self, command: &Command) -> Command {
         let (mut names, mut descriptors) = (Vec::new(), Vec::new());
         for (name, stored) in &*self.stored.lock().expect("stored") {
@@ -65,7 +65,7 @@ impl Manager {
             }
         }
         let mut service = Command::new("sh");
-        // The number of the process is known only in it.
+        // Only the child process knows its process ID.
         service.args(["-c", "export LISTEN_PID=$$; exec \"$@\"", "service"]);
         service.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {

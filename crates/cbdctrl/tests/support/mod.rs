@@ -1,7 +1,7 @@
-//! What the end-to-end tests share: a place with a daemon of its own, and an end in time.
+//! Shared by the end-to-end tests: a place with a daemon of its own, and timeouts.
 //!
 //! Invariants: a test leaves no process, no file and no mount, whether it passes, panics or takes too long.
-//! The daemon dies with the thread that started it; what it wrote lies in folders that are removed with [`Place`].
+//! The daemon dies with the thread that started it; its files are in folders that are removed with [`Place`].
 #![allow(dead_code, missing_docs)]
 
 pub mod child;
@@ -20,10 +20,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
-/// Longest that a daemon may take to be ready, or a command to answer.
+/// Timeout for a daemon to be ready, or for a command to end.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: i32,
@@ -38,13 +38,13 @@ pub struct Place {
     memory: tempfile::TempDir,
     daemon: Option<Child>,
     keeps: bool,
-    /// Who starts the daemon, if not we ourselves.
+    /// The service manager that starts the daemon, if not the test itself.
     pub manager: Option<manager::Manager>,
-    /// What decorates backing devices, at the next start.
+    /// The decorator of backing devices from the next start on.
     pub decorate: Option<String>,
-    /// As which user the daemon runs, if not as ours.
+    /// The user of the daemon, if not that of the test.
     pub user: Option<u32>,
-    /// The umask with which it is started, if not ours.
+    /// The umask of the daemon, if not that of the test.
     pub umask: Option<u32>,
 }
 
@@ -56,7 +56,7 @@ impl Place {
     pub fn under(folder: &Path) -> Self {
         let made = tempfile::Builder::new().prefix("cbd-").tempdir_in(folder).expect("a folder");
         std::fs::create_dir(made.path().join("dev")).expect("a folder");
-        // What follows an error is what most tests are about; those of a device that outlives its daemon ask for it.
+        // Most tests expect devices to end with the daemon; those of preserved devices set the option.
         std::fs::write(made.path().join("cbd.toml"), "[daemon]\npreserve_fuse = false\n").expect("a file");
         let places = [folder.join(sandbox::MEMORY), PathBuf::from("/dev/shm"), folder.to_owned()];
         let shared = places.into_iter().find(|place| place.is_dir()).expect("the folder is there");
@@ -65,7 +65,7 @@ impl Place {
         Self { folder: made, memory, daemon: None, keeps: false, manager, decorate, user, umask }
     }
 
-    /// One whose FUSE devices outlive the daemon, as they do where nothing else is said. They end with this.
+    /// A place whose FUSE devices outlive the daemon, as by default. They end with the place.
     pub fn preserving(folder: &Path) -> Self {
         let mut place = Self::under(folder);
         std::fs::write(place.path("cbd.toml"), "").expect("a file");
@@ -120,7 +120,7 @@ impl Place {
         format!("nbd:unix:{}", self.text("nbd.sock"))
     }
 
-    /// The address for other people's NBD clients.
+    /// The address for NBD clients of other projects.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///cbd0?socket={}", self.text("nbd.sock"))
     }
@@ -149,7 +149,7 @@ impl Place {
         command
     }
 
-    /// Starts the daemon and waits until it answers.
+    /// Starts the daemon and waits until it responds.
     pub fn start(&mut self) {
         self.start_without_waiting();
         let end = Instant::now() + TIMEOUT;
@@ -180,7 +180,7 @@ impl Place {
         if let Some(umask) = self.umask {
             child::has_umask(&mut command, umask);
         }
-        child::dies_with_us(&mut command);
+        child::dies_with_the_test(&mut command);
         self.daemon = Some(command.spawn().expect("the daemon"));
     }
 
@@ -188,14 +188,14 @@ impl Place {
         self.daemon.as_ref().expect("a daemon").id()
     }
 
-    /// Stops the daemon by SIGSTOP where it is.
+    /// Stops the daemon by SIGSTOP.
     pub fn pause(&self) {
         child::stop(self.daemon.as_ref().expect("a daemon"));
     }
 
-    /// Lets a paused daemon go on.
+    /// Continues a paused daemon.
     pub fn resume(&self) {
-        child::go_on(self.daemon.as_ref().expect("a daemon"));
+        child::resume(self.daemon.as_ref().expect("a daemon"));
     }
 
     /// Kills the daemon by SIGKILL.
@@ -206,7 +206,7 @@ impl Place {
         assert_eq!(status.signal(), Some(9), "it ended before it was killed: {status}\n{}", self.log());
     }
 
-    /// Ends the daemon by SIGTERM; how long that took.
+    /// Ends the daemon by SIGTERM; returns the time that it took.
     pub fn terminate(&mut self) -> Duration {
         let began = Instant::now();
         child::terminate(self.daemon.as_ref().expect("a daemon"));
@@ -215,8 +215,8 @@ impl Place {
         began.elapsed()
     }
 
-    /// The same for one that may end badly: some disk of it hangs.
-    pub fn terminate_over_a_disk_that_hangs(&mut self) -> Duration {
+    /// As [`terminate`](Self::terminate), for a daemon that may end with an error because a disk hangs.
+    pub fn terminate_with_a_disk_that_hangs(&mut self) -> Duration {
         let began = Instant::now();
         child::terminate(self.daemon.as_ref().expect("a daemon"));
         self.ended(TIMEOUT);
@@ -246,7 +246,7 @@ impl Place {
         run_for(command, TIMEOUT + Duration::from_secs(50))
     }
 
-    /// Runs `cbdctrl`, which must succeed; what it printed.
+    /// Runs `cbdctrl`, which must succeed; returns its output.
     #[track_caller]
     pub fn ok(&self, arguments: &[&str]) -> String {
         let ran = self.run(arguments);
@@ -280,7 +280,7 @@ impl Place {
         ])
     }
 
-    /// The same with a kernel block device, whose path is returned.
+    /// Starts backend 0 with a kernel block device; returns the path of the device.
     #[track_caller]
     pub fn start_block_device(&self, disk: &str, cache: &str) -> String {
         let printed =
@@ -297,7 +297,7 @@ impl Drop for Place {
             let _ = daemon.wait();
         }
         if self.keeps {
-            // A store process ends with its connections; the loop devices stay until they are removed here.
+            // A store process ends with its connections; the loop devices remain until they are removed here.
             let _ = cbd_fuse::abort_connections(&self.path("run"));
             let _ = cbd_fuse::sweep(&self.path("run"), &self.path("dev"), &[]);
         }
@@ -317,7 +317,7 @@ pub fn text_of(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// Waits until the process ends; `None` where it does not.
+/// Waits until the process ends; `None` at the timeout.
 pub fn wait(process: &mut Child, timeout: Duration) -> Option<ExitStatus> {
     let end = Instant::now() + timeout;
     loop {
@@ -329,10 +329,10 @@ pub fn wait(process: &mut Child, timeout: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Runs a command to its end, which comes in time.
+/// Runs a command to its end, with a timeout.
 #[track_caller]
 pub fn run_for(mut command: Command, timeout: Duration) -> Ran {
-    child::dies_with_us(&mut command);
+    child::dies_with_the_test(&mut command);
     let (mut out, mut err) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
     command.stdin(Stdio::null());
     command.stdout(out.try_clone().expect("a file")).stderr(err.try_clone().expect("a file"));
@@ -357,7 +357,7 @@ fn all_of(file: &mut File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Runs a tool of the system, the system's own, and insists on its success; what it printed.
+/// Runs a tool of the system, which must succeed; returns its output.
 #[track_caller]
 pub fn tool(name: &str, arguments: &[&str]) -> String {
     let ran = try_tool(name, arguments);
@@ -365,7 +365,7 @@ pub fn tool(name: &str, arguments: &[&str]) -> String {
     ran.stdout + &ran.stderr
 }
 
-/// Runs a tool of the system, whatever it comes to.
+/// Runs a tool of the system; returns its result.
 #[track_caller]
 pub fn try_tool(name: &str, arguments: &[&str]) -> Ran {
     let mut command = Command::new(name);
@@ -373,7 +373,7 @@ pub fn try_tool(name: &str, arguments: &[&str]) -> Ran {
     run_for(command, Duration::from_secs(90))
 }
 
-/// Whether tests that need root and foreign tools are to run; says so if not.
+/// Whether tests that need root and foreign tools are enabled; prints a line if not.
 pub fn system_tests(test: &str) -> bool {
     let wanted = std::env::var_os("CBD_SYSTEM_TESTS").is_some_and(|value| value == "1");
     if !wanted {
@@ -384,7 +384,7 @@ pub fn system_tests(test: &str) -> bool {
 
 /// The process whose standard input is the socket that listens at this path: a store process.
 pub fn store_process_at(socket: &Path) -> Option<String> {
-    /// What the kernel shows of a socket that listens.
+    /// The fields of a listening socket in /proc/net/unix.
     const LISTENS: &str = "00010000";
     let table = std::fs::read_to_string("/proc/net/unix").expect("the sockets");
     let inode = table.lines().find_map(|line| {
@@ -400,7 +400,7 @@ pub fn store_process_at(socket: &Path) -> Option<String> {
     process.file_name().into_string().ok()
 }
 
-/// Waits until `reached`, or panics with `what` after a while.
+/// Waits until `reached`, or panics with `what` at the timeout.
 #[track_caller]
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;

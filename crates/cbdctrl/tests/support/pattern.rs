@@ -1,4 +1,4 @@
-//! Data that tells which write it came from, and random numbers with a seed.
+//! Data that identifies the write that it is from, and random numbers with a seed.
 
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
@@ -18,7 +18,7 @@ impl Random {
         self.number() % limit.max(1)
     }
 
-    /// Whether something with a probability of `percent` happens.
+    /// True with a probability of `percent`.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -30,7 +30,7 @@ fn mixed(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// The seed: of the environment, or of the clock; printed, so that a failure can be seen again.
+/// The seed, from the environment or the clock; it is printed so that a failure can be reproduced.
 pub fn seed() -> u64 {
     let seed = std::env::var("CBD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -40,7 +40,7 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// Fills `sector` with what write `version` puts into sector `number`; version 0 is zeroes.
+/// Fills `sector` with the data of write `version` to sector `number`; version 0 is zeroes.
 pub fn fill(sector: &mut [u8], number: u64, version: u64) {
     if version == 0 {
         return sector.fill(0);
@@ -56,7 +56,7 @@ pub fn fill(sector: &mut [u8], number: u64, version: u64) {
     }
 }
 
-/// Which write the sector says that it came from; 0 for zeroes. An error if it is neither zero nor whole.
+/// The version in the sector; 0 for zeroes. An error if the sector is torn.
 pub fn version_of(sector: &[u8], number: u64) -> Result<u64, String> {
     let version = u64::from_le_bytes(sector[..8].try_into().map_err(|_| "too short".to_owned())?);
     let mut wanted = [0; SECTOR];

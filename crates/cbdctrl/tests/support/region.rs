@@ -1,6 +1,6 @@
-//! The bytes of a region, found by the format's own decoders, and the hands to damage them.
+//! The bytes of a region, located by the format's own decoders, and functions that damage them.
 //!
-//! Invariants: the file is the one that the daemon has mapped, so damage is seen at once, as if the memory had changed.
+//! Invariants: the file is the one that the daemon has mapped, so damage is effective immediately, as if the memory had changed.
 
 use cbd_format::{
     BackendEntry, BlkdevEntry, HostEntry, LINE, Layout, PAGE, Record, RecordKind, RecordPlace, SegmentEntry,
@@ -23,7 +23,7 @@ pub struct Log {
     header: SegmentHeader,
 }
 
-/// A record, and where its copies and its data are in the region.
+/// A record, and the offsets of its copies and its data in the region.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub record: Record,
@@ -49,7 +49,7 @@ impl RegionFile {
         bytes
     }
 
-    /// Changes every byte of a piece.
+    /// Changes every byte of a range.
     pub fn damage(&self, at: u64, length: u64) {
         let damaged: Vec<u8> = self.bytes(at, length).iter().map(|byte| byte ^ 0x5a).collect();
         self.file.write_all_at(&damaged, at).expect("inside the region");
@@ -67,7 +67,7 @@ impl RegionFile {
         Layout::slots::<T>(area, rows, row)
     }
 
-    /// The two places of everything that a region with backend 0 and its device has twice, records apart.
+    /// The offsets of both copies of every duplicated structure of a region with backend 0 and its device, except records.
     pub fn pairs(&self) -> Vec<(&'static str, [u64; 2], u64)> {
         let layout = &self.layout;
         let state = layout.segment_base(SegmentId(self.backend().state_segment.get()));
@@ -139,7 +139,7 @@ impl RegionFile {
         found
     }
 
-    /// The newest record of a write that holds the byte `at` of the device.
+    /// The newest record of a write that covers the byte `at` of the device.
     #[track_caller]
     pub fn newest(&self, at: u64) -> Found {
         let all = self.logs().into_iter().flat_map(|log| self.records(&log));

@@ -12,7 +12,7 @@ use std::time::Duration;
 const INSIDE: &str = "CBD_E2E_INSIDE";
 /// Shows that the test was found in its process.
 const RAN: &str = "ran";
-/// Memory in the folder of a sandbox, which goes with it.
+/// A tmpfs in the folder of a sandbox, removed with it.
 pub const MEMORY: &str = "memory";
 
 /// Runs `body` alone, with a folder that is removed afterwards. `test` is the test's own name, by which it is found again.
@@ -36,7 +36,7 @@ pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command.args(["--exact", test, "--nocapture"]).env(INSIDE, folder.path()).stdin(Stdio::null());
-    child::dies_with_us(&mut command);
+    child::dies_with_the_test(&mut command);
     child::mounts_alone(&mut command);
     let mut process = command.spawn().expect("the test's process (it needs root)");
     let Some(status) = wait(&mut process, timeout + Duration::from_secs(15)) else {
@@ -67,7 +67,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts `device` (or a plain image, through a loop device that goes by itself) at a new folder.
+    /// Mounts `device` (or a plain image, through an autoclear loop device) at a new folder.
     #[track_caller]
     pub fn new(device: &str, at: &Path, options: &str) -> Self {
         std::fs::create_dir_all(at).expect("a folder");
