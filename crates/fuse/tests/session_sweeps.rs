@@ -23,7 +23,7 @@ fn ending_a_preserved_session_fails_the_waiting_requests() {
         let write = write_block(&device, 0, 1);
         std::thread::sleep(Duration::from_millis(100));
         assert!(!write.is_finished());
-        // The start of another daemon leaves it alone, and does not wait for it either.
+        // The start of another daemon does not change it, and does not wait for it.
         let began = Instant::now();
         let swept = sweep(dir, dir, std::slice::from_ref(&state.mount_dir)).unwrap();
         assert_eq!(swept, Swept { alive: vec![state.mount_dir.clone()], ..Swept::default() });

@@ -66,7 +66,7 @@ fn write_on(device: &Device, thread: u64, first: u64) -> cbd::Result<()> {
 
 /// One write of a whole line: a program that is killed has printed it completely or not at all.
 fn acknowledge(block: u64, version: u64) {
-    // An error means that the reader is gone.
+    // An error means that the reader has closed the pipe.
     let _ = std::io::stdout().lock().write_all(format!("{block} {version}\n").as_bytes());
 }
 

@@ -41,7 +41,7 @@ static struct fio_option options[] = {
 		.lname = "CBD region size",
 		.type = FIO_OPT_STR_VAL,
 		.off1 = offsetof(struct options, region_size),
-		.help = "Make the region, of this size, if there is none",
+		.help = "Create the region with this size if it does not exist",
 		.category = FIO_OPT_C_ENGINE,
 		.group = FIO_OPT_G_INVALID,
 	},
@@ -50,7 +50,7 @@ static struct fio_option options[] = {
 		.lname = "CBD cache size",
 		.type = FIO_OPT_STR_VAL,
 		.off1 = offsetof(struct options, cache_size),
-		.help = "Size of the cache of a disk that has none yet (default: all that is free)",
+		.help = "Size of the cache of a disk that has none yet (default: all free space)",
 		.category = FIO_OPT_C_ENGINE,
 		.group = FIO_OPT_G_INVALID,
 	},
@@ -60,7 +60,7 @@ static struct fio_option options[] = {
 		.type = FIO_OPT_BOOL,
 		.off1 = offsetof(struct options, drain),
 		.def = "0",
-		.help = "Bring everything to the disk when the last job ends",
+		.help = "Drain the cache to the disk when the last job ends",
 		.category = FIO_OPT_C_ENGINE,
 		.group = FIO_OPT_G_INVALID,
 	},
@@ -223,7 +223,7 @@ static int engine_setup(struct thread_data *td)
 		return 1;
 	}
 	if (!wanted->region) {
-		log_err("cbd: say which region: region=PATH\n");
+		log_err("cbd: the region is missing: set region=PATH\n");
 		return 1;
 	}
 	if (td->o.nr_files != 1) {
@@ -321,7 +321,7 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 		error = cbd_queue_flush(job->queue, data);
 		break;
 	default:
-		log_err("cbd: fio asks for an operation that a disk does not have\n");
+		log_err("cbd: fio requests an operation that a disk does not support\n");
 		error = -EINVAL;
 	}
 	if (!error)

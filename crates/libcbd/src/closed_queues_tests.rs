@@ -104,7 +104,7 @@ fn fill(device: &Device, queue: &mut Queue) -> u64 {
 }
 
 #[test]
-fn what_waits_for_space_when_its_queue_is_closed_never_happens() {
+fn requests_that_wait_for_space_when_their_queue_is_closed_are_never_executed() {
     let place = Place::new(1 << 20);
     let (device, disk) = place.open_stalled();
     let mut queue = device.queue().unwrap();
@@ -117,7 +117,7 @@ fn what_waits_for_space_when_its_queue_is_closed_never_happens() {
     assert_eq!(queue.in_flight(), 4);
     drop(queue);
 
-    // The next user gets replies, and writes newer data. Then there is space.
+    // The next user gets replies, and writes newer data. Then space is free.
     let mut next = device.queue().unwrap();
     let blocks = [0, 1, waiting, waiting + 1, waiting + 300];
     let before = blocks.map(|block| read(&device, block));
@@ -139,14 +139,14 @@ fn what_waits_for_space_when_its_queue_is_closed_never_happens() {
 }
 
 #[test]
-fn a_device_that_was_closed_with_a_full_cache_is_opened_again_without_what_waited() {
+fn a_device_that_was_closed_with_a_full_cache_reopens_without_the_waiting_requests() {
     let place = Place::new(1 << 20);
     let (device, disk) = place.open_stalled();
     let mut queue = device.queue().unwrap();
     let waiting = fill(&device, &mut queue);
     // The device is closed first: it ends with the queue.
     assert_eq!(device.close().unwrap_err().kind(), ErrorKind::Busy);
-    // The background worker ends when the disk has completed what it was given. Writes that fail free no space.
+    // The background worker ends when the disk has completed its writes in flight. Writes that fail free no space.
     disk.set(vec![all_writes(Fault::Fail)]);
     drop(queue);
     let device = place.region.open_device(place.id).unwrap();
@@ -160,7 +160,7 @@ fn a_device_that_was_closed_with_a_full_cache_is_opened_again_without_what_waite
 }
 
 #[test]
-fn requests_that_the_disk_has_complete_before_their_queue_is_closed() {
+fn requests_in_flight_at_the_disk_complete_before_their_queue_is_closed() {
     let place = Place::new(0);
     let (device, disk) = place.open_stalled();
     let mut queue = device.queue().unwrap();

@@ -26,7 +26,7 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of stripes that hold idle queues of synchronous calls.
 const STRIPES: usize = 16;
 
-/// In cache lines of its own, so that threads do not share one by chance.
+/// Aligned to cache lines, so that threads do not share one by chance.
 #[repr(align(128))]
 struct Stripe(Mutex<Vec<Waiting>>);
 
@@ -342,7 +342,7 @@ impl Device {
                 None => Waiting::new(&self.running)?,
             };
             let result = work(&mut queue);
-            // A queue whose wait failed has a request whose result is not needed any more.
+            // A queue whose wait failed still has a request in flight, and is dropped.
             if queue.is_idle() {
                 stripe.0.lock().push(queue);
             }

@@ -298,7 +298,7 @@ impl Region {
         let id = new.create(&held.transport, disk).context(|| format!("attaching {path}"))?;
         match held.transport.backend(id).and_then(|entry| held.start(&entry, path)) {
             Ok(started) => Ok(Device::new(Arc::clone(held), id, path, started, open)),
-            // Nothing was written yet.
+            // No data was written yet.
             Err(error) => Err(match held.transport.remove_backend(id) {
                 Ok(()) => error,
                 Err(second) => error.while_doing(format!(
@@ -318,8 +318,8 @@ impl Region {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Devices and queues are gone: each of them holds a reference to this. In a forked child they belong
-        // to its parent.
+        // No device or queue is left, since each holds a reference to this. In a forked child they belong to its
+        // parent.
         if self.process == std::process::id() {
             sync_region_at_end(&self.transport, &self.path);
         }

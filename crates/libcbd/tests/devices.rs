@@ -53,7 +53,7 @@ fn reads_combine_data_of_the_disk_and_of_the_cache() {
     let (_region, device) = place.cached(8 * MIB);
     assert_eq!(version(0, &read(&device, 0)), 1);
     device.write_at(&pattern(1, 2), place_of(1)).unwrap();
-    // Half of what is read is in the cache, half of it on the disk.
+    // Half of the range is in the cache, half of it on the disk.
     let mut both = vec![0; 2 * BLOCK];
     device.read_at(&mut both, 0).unwrap();
     assert_eq!((version(0, &both[..BLOCK]), version(1, &both[BLOCK..])), (1, 2));

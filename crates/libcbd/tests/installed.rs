@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use support::Place;
 
-/// Whether the tools must be there. Without the variable the test prints that it did not run.
+/// Whether the test runs and requires the tools. Without the variable it prints that it did not run.
 fn wanted(test: &str) -> bool {
     let wanted = std::env::var_os("CBD_SYSTEM_TESTS").is_some_and(|value| value == "1");
     if !wanted {

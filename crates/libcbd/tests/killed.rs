@@ -46,7 +46,7 @@ fn write_and_kill(place: &Place, first_version: u64, acknowledged: usize) -> BTr
     let mut lines = BufReader::new(writer.0.stdout.take().unwrap()).lines();
     let mut last = BTreeMap::new();
     let mut note = |line: &str| {
-        // The last line may be cut off.
+        // The last line may be truncated.
         let Some((block, number)) = line.split_once(' ') else { return };
         let (Ok(block), Ok(number)) = (block.parse::<u64>(), number.parse::<u64>()) else { return };
         last.entry(block).and_modify(|known| *known = number.max(*known)).or_insert(number);
@@ -57,7 +57,7 @@ fn write_and_kill(place: &Place, first_version: u64, acknowledged: usize) -> BTr
     writer.0.kill().unwrap();
     let status = writer.0.wait().unwrap();
     assert!(!status.success());
-    // Acknowledgements that were not read yet; a number that was cut off is smaller than the whole one.
+    // Acknowledgements that were not read yet; a truncated number is smaller than the complete one.
     lines.map_while(Result::ok).for_each(|line| note(&line));
     assert!(!last.is_empty());
     last

@@ -77,7 +77,7 @@ static void read_blocks(cbd_device *device)
             check(done[one].result, "reading");
             fill(expected, number_of[place]);
             if (memcmp(buffers[place], expected, BLOCK) != 0) {
-                fprintf(stderr, "block %u is not what was written\n", number_of[place]);
+                fprintf(stderr, "block %u differs from the written data\n", number_of[place]);
                 exit(1);
             }
             free_places[free_count++] = place;
@@ -112,12 +112,12 @@ int main(int argc, char **argv)
         opened = cbd_region_open(argv[1], &region_options, &region);
     }
     check(opened, "opening the region");
-    check(cbd_region_warnings(region, warnings, sizeof warnings), "asking for warnings");
+    check(cbd_region_warnings(region, warnings, sizeof warnings), "querying the warnings");
     if (warnings[0] != '\0')
         printf("note: %s\n", warnings);
 
     check(cbd_device_attach(region, argv[2], &device_options, &device), "attaching the disk");
-    check(cbd_device_geometry(device, &geometry), "asking for the geometry");
+    check(cbd_device_geometry(device, &geometry), "querying the geometry");
     printf("%s: %" PRIu64 " bytes, sectors of %" PRIu32 ", writes of up to %" PRIu32 " bytes are atomic\n", argv[2],
            geometry.size, geometry.sector, geometry.atomic_unit);
 
@@ -133,13 +133,13 @@ int main(int argc, char **argv)
 
     read_blocks(device);
 
-    check(cbd_device_status(device, &status), "asking for the status");
+    check(cbd_device_status(device, &status), "querying the status");
     printf("%" PRIu64 " bytes written, %" PRIu64 " read from the cache\n", status.written_bytes,
            status.read_hit_bytes);
 
     /* The disk is a plain disk again. To keep the cache instead: cbd_device_close. */
     check(cbd_device_detach(&device, 0), "detaching the disk");
     check(cbd_region_close(region), "closing the region");
-    puts("all is on the disk");
+    puts("all data is on the disk");
     return 0;
 }
