@@ -120,7 +120,7 @@ fn absolute_export(export: Option<String>) -> Result<Option<String>> {
 }
 
 /// The client for a query, which has a timeout.
-fn with_timeout(client: &Client, asks: Asks) -> Client {
+fn limited(client: &Client, asks: Asks) -> Client {
     client.clone().with_timeout(Timeout::Limit(Duration::from_secs(asks.timeout)))
 }
 
@@ -140,12 +140,12 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
             output.result(&serde_json::json!({}), "")
         }
         Command::TpList { asks } => {
-            let list: Vec<TransportInfo> = with_timeout(client, asks).get("/v1/transports")?;
+            let list: Vec<TransportInfo> = limited(client, asks).get("/v1/transports")?;
             output.list(&list, transport_table)
         }
         Command::HostList { on, asks } => {
             let path = format!("/v1/transports/{}/hosts", on.transport);
-            let list: Vec<HostInfo> = with_timeout(client, asks).get(&path)?;
+            let list: Vec<HostInfo> = limited(client, asks).get(&path)?;
             output.list(&list, host_table)
         }
         Command::BackendStart {
@@ -188,7 +188,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::BackendList { on, all, asks } => {
             let path = format!("/v1/transports/{}/backends?all={all}", on.transport);
-            let list: Vec<BackendInfo> = with_timeout(client, asks).get(&path)?;
+            let list: Vec<BackendInfo> = limited(client, asks).get(&path)?;
             output.list(&list, backend_table)
         }
         Command::DevStart { on, backend, export, allow_remote, require_kernel } => {
@@ -205,11 +205,11 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::DevList { on, all, asks } => {
             let path = format!("/v1/transports/{}/blkdevs?all={all}", on.transport);
-            let list: Vec<BlkdevInfo> = with_timeout(client, asks).get(&path)?;
+            let list: Vec<BlkdevInfo> = limited(client, asks).get(&path)?;
             output.list(&list, blkdev_table)
         }
         Command::Status { asks } => {
-            let status: Status = with_timeout(client, asks).status()?;
+            let status: Status = limited(client, asks).status()?;
             let page = crate::status::page(&status);
             output.result(&status, &fit(&page))
         }

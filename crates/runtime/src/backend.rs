@@ -7,7 +7,7 @@
 
 use crate::drain::{DrainProgress, NotDrained, until_drained};
 use crate::region::with_tools;
-use crate::{ProcessEnvironment, ServedDevice, Worker};
+use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Identity, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
@@ -116,8 +116,9 @@ impl RunningBackend {
             (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(recovered), Some(worker))
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
+        let rounds = worker.as_ref().map(|worker| Arc::clone(worker.rounds())).unwrap_or_default();
         let worker = Mutex::new(worker);
-        Ok((Self { backing, outstanding, cache, device, recovered, worker, watch }, warnings))
+        Ok((Self { backing, outstanding, cache, rounds, device, recovered, worker, watch }, warnings))
     }
 
     /// The backing device.

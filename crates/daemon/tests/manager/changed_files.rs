@@ -61,7 +61,7 @@ fn a_deleted_disk_with_another_hard_link_is_drained_and_told_with_how_to_rename_
     let mut block = [0; 4096];
     std::fs::File::open(place.path("other")).unwrap().read_exact_at(&mut block, 0).unwrap();
     assert_eq!(block, [9; 4096], "the data is in the file that is left");
-    wait_until_told(&daemon, "1 other name");
+    wait_until_reported(&daemon, "1 other name");
 }
 
 #[test]

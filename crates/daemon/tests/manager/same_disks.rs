@@ -124,7 +124,7 @@ fn a_file_beneath_a_loop_device_becomes_no_region_even_by_force() {
     let format = |force| RegisterTransport { size: None, force, ..place.region(32 * MIB) };
     let device = LoopDevice::over(&region);
     let bytes = || std::fs::read(&region).unwrap();
-    // Of zeroes, as of data: somebody uses the file.
+    // Of zeroes, as of data: the loop device uses the file.
     for fill in [0, 7] {
         std::fs::write(&region, vec![fill; 32 * MIB as usize]).unwrap();
         for force in [false, true] {
