@@ -235,9 +235,7 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         | Command::StoreProcess
         | Command::Completions { .. }
         | Command::CompleteNumbers { .. }
-        | Command::Man { .. } => {
-            Err(Error::new(ErrorKind::Unsupported, "this command sends no request to a daemon"))
-        }
+        | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }
 }
 

@@ -137,8 +137,10 @@ fn of_held(name: &str, held: &HeldInfo) -> Option<u64> {
     }
 }
 
-/// Of each backend: name, help and value.
-const GAUGES: [(&str, &str, fn(&BackendStatus) -> u64); 4] = [
+/// Name, help and value of a gauge that each backend has.
+type Gauge = (&'static str, &'static str, fn(&BackendStatus) -> u64);
+
+const GAUGES: [Gauge; 4] = [
     ("cbd_backend_up", "Whether the backend is served.", |it| u64::from(it.info.alive)),
     (
         "cbd_backend_file_changed",
