@@ -66,6 +66,19 @@ pub type Probe<T> = Box<dyn FnOnce() -> T + Send>;
 /// The paths that a thread of this process is probing.
 static UNDER_WAY: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
+/// The paths that the log names as not responding.
+static UNRESPONSIVE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Whether the log does not name `path` as not responding yet; from now on it does.
+fn is_news(path: &str) -> bool {
+    UNRESPONSIVE.lock().insert(path.to_owned())
+}
+
+/// Whether the log names `path`, which responds, as not responding; from now on it does not.
+fn has_recovered(path: &str) -> bool {
+    UNRESPONSIVE.lock().remove(path)
+}
+
 /// Interval of attempts to probe a path that another thread is probing.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -157,11 +170,15 @@ impl<T: Send + 'static> Probes<T> {
             self.under_way.remove(&path);
             seen.insert(path, found);
         }
+        for path in seen.keys().filter(|path| has_recovered(path)) {
+            tracing::info!("{path} answers again");
+        }
         for path in asked.iter().filter(|path| !seen.contains_key(*path)) {
             match self.why_not_begun(path) {
-                None => {
+                None if is_news(path) => {
                     tracing::warn!("{path} does not answer: it is not used until it does")
                 }
+                None => {}
                 Some(error) => tracing::warn!("no thread can be started to probe {path}: {error}"),
             }
         }
@@ -354,5 +371,23 @@ mod tests {
         // The second caller waits for the first probe, then probes again.
         assert_eq!(Probes::default().run(probes(), Duration::from_secs(60)).len(), 1);
         assert_eq!(ASKED.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn the_log_names_a_path_that_does_not_respond_once_and_again_when_it_responds() {
+        static SERVER: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
+        let path = "a disk whose open hangs";
+        let probes = || BTreeMap::from([(path.to_owned(), Box::new(|| drop(SERVER.read())) as Probe<()>)]);
+        for _ in 0..2 {
+            let hangs = SERVER.write();
+            // The probe of a start hangs; those of a retry find it under way.
+            let (mut start, mut retry) = (Probes::default(), Probes::default());
+            assert!(start.run(probes(), BACKGROUND_TIMEOUT).is_empty());
+            assert!(!is_news(path), "the start has logged it");
+            assert!(retry.run(probes(), BACKGROUND_TIMEOUT).is_empty());
+            drop(hangs);
+            assert_eq!(retry.run(probes(), Duration::from_secs(60)).len(), 1);
+            assert!(!has_recovered(path), "the retry has logged it");
+        }
     }
 }
