@@ -338,7 +338,7 @@ fn a_device_without_a_block_device_is_ended_at_the_start() {
         let write = write_block(&device, 0, 1);
         place.start();
         assert!(in_time(write).is_err());
-        assert!(place.log().contains("cbd0 was left by a predecessor and has no block device any more"));
+        assert!(place.log().contains("cbd0 was left by a predecessor and belongs to no block device"));
         drop(used);
         assert_eq!(mounts_under(&place.path("run")), 0);
         assert!(std::fs::symlink_metadata(&device).is_err());
