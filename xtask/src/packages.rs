@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 28] = [
+const TOOLS: [Tool; 29] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -45,6 +45,7 @@ const TOOLS: [Tool; 28] = [
     Tool { program: "cc", package: "gcc" },
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },
+    Tool { program: "c++filt", package: "binutils" },
 ];
 
 /// libFuzzer is built from its C++ source.

@@ -114,6 +114,22 @@ impl LaneState {
         }
     }
 
+    /// Makes the scratch for the checksums of a long write complete: a thread that panicked during such a write has not
+    /// returned it. `None` if there is no memory.
+    #[inline]
+    pub(crate) fn ensure_checksums(&mut self) -> Option<()> {
+        if self.checksums.len() == MANY_BLOCKS { Some(()) } else { self.replace_checksums() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn replace_checksums(&mut self) -> Option<()> {
+        self.checksums = Vec::new();
+        self.checksums.try_reserve_exact(MANY_BLOCKS).ok()?;
+        self.checksums.resize(MANY_BLOCKS, 0);
+        Some(())
+    }
+
     /// The scratch for the checksums of a long write, until [`return_checksums`](Self::return_checksums).
     pub(crate) fn take_checksums(&mut self) -> Vec<u32> {
         core::mem::take(&mut self.checksums)

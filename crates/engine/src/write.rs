@@ -114,6 +114,9 @@ impl<E: Environment> Cache<E> {
         if !self.make_room(lane, 1 + lines, range.len(), asker, waker) {
             return None;
         }
+        if BLOCKS > FEW_BLOCKS {
+            lane.ensure_checksums()?;
+        }
         lane.index.reserve(blocks_in(range));
         let keys = self.keys(range);
         lane.index.ask::<E>(keys.clone());
