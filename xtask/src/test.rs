@@ -26,9 +26,6 @@ pub enum Length {
 /// The variable that enables the tests which need root and foreign programs.
 const SYSTEM_TESTS: &str = "CBD_SYSTEM_TESTS";
 
-/// The variable that says how many tests of a program run at once.
-const TEST_THREADS: &str = "RUST_TEST_THREADS";
-
 /// The limit of each step but the tests, for a build from scratch on two cores that others use, too; without
 /// other load the tests are built in six minutes.
 const BUILD_LIMIT: Duration = Duration::from_secs(2400);
@@ -226,11 +223,6 @@ fn tests(
         .env("TMPDIR", scratch.path())
         .env("PATH", packages::search_path())
         .env("RUST_BACKTRACE", "1");
-    if std::env::var_os(TEST_THREADS).is_none() {
-        // Most tests wait: for a timeout, a process, a disk.
-        let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
-        command.env(TEST_THREADS, threads.to_string());
-    }
     if system {
         command.env(SYSTEM_TESTS, "1");
     }
