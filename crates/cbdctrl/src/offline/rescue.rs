@@ -229,8 +229,10 @@ fn text_of_rescued(backend: &Rescued) -> String {
     describe_ranges("damaged", &backend.damaged, &mut text);
     describe_ranges("parked", &backend.parked, &mut text);
     if backend.emptied {
-        text.push_str(
-            "  all is on the disk, and the cache is empty: the disk can be used without it, and a daemon serves it again\n",
+        let again = if backend.moved_from.is_none() { ", and a daemon serves it again" } else { "" };
+        let _ = writeln!(
+            text,
+            "  all is on the disk, and the cache is empty: the disk can be used without it{again}"
         );
     } else if backend.complete && backend.damaged.is_empty() {
         text.push_str("  all is on the disk\n");

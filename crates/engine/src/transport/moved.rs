@@ -130,6 +130,7 @@ impl<E: Environment> Transport<E> {
     /// As [`open_cache`](Self::open_cache); [`ErrorKind::Media`] when the region takes no stores.
     pub fn empty_backend(&self, id: BackendId) -> Result<()> {
         let entry = self.backend(id)?;
+        let has_former = !self.former_disks(id).is_empty();
         let mut tables = self.tables.lock();
         let found = self.find_cache(&mut tables, id, &entry)?;
         // 1. Durable before any of the log is gone.
@@ -139,8 +140,10 @@ impl<E: Environment> Transport<E> {
         // 2. What crashes now can begin again.
         self.empty_found(&found);
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
-        // 3. The backend can be served, unless it was moved to another disk.
-        let mode = if entry.is_moved { MODE_MOVED } else { MODE_WRITEBACK };
+        // 3. The backend can be served, unless it was moved to another disk. Without a former disk the mark is that of step 1, by
+        //    a process that crashed before this step.
+        let is_moved = entry.is_moved && has_former;
+        let mode = if is_moved { MODE_MOVED } else { MODE_WRITEBACK };
         self.update_row(&mut tables, id, |row| row.cache_mode = mode.into())
     }
 

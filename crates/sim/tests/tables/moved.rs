@@ -147,6 +147,7 @@ fn a_cache_that_is_emptied_is_never_served_in_part() {
                 found[0] += 1;
                 // It can begin again.
                 tables.empty_backend(BACKEND).expect("nothing is open");
+                assert!(!tables.backend(BACKEND).expect("it is there").is_moved, "it has no other disk");
             }
             let cache = tables.open_cache(BACKEND).unwrap_or_else(|error| panic!("place {place}: {error}"));
             assert!(cache.status().damaged.is_empty(), "place {place}: {:?}", cache.status().damaged);
