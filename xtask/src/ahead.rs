@@ -7,6 +7,10 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// The limit of each build, which others slow down.
+const LIMIT: Duration = Duration::from_secs(1800);
 
 /// The builds that run at present.
 #[derive(Debug)]
@@ -17,9 +21,8 @@ impl Ahead {
     pub fn start(builds: Vec<Command>) -> Self {
         Self(Some(thread::spawn(move || {
             for build in &builds {
-                let built = at_lowest_priority(build).status();
-                if !built.is_ok_and(|status| status.success()) {
-                    println!("    a build ahead of its step failed; the step repeats it");
+                if !runs_within(&mut at_lowest_priority(build), LIMIT) {
+                    println!("    a build ahead of its step failed, and the step repeats it: {build:?}");
                 }
             }
         })))
@@ -30,6 +33,31 @@ impl Ahead {
         if let Some(builds) = self.0.take() {
             // A panic there is a build that failed.
             let _ = builds.join();
+        }
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Whether the command ends with success within `limit`. It is killed at the limit: unlike [`crate::shell::run`], which
+/// kills all that runs then, the tests included.
+fn runs_within(command: &mut Command, limit: Duration) -> bool {
+    let Ok(mut build) = command.spawn() else { return false };
+    let end = Instant::now() + limit;
+    loop {
+        match build.try_wait() {
+            Ok(Some(status)) => return status.success(),
+            Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(100)),
+            _ => {
+                // It may have ended meanwhile.
+                let _ = build.kill();
+                let _ = build.wait();
+                return false;
+            }
         }
     }
 }
@@ -63,5 +91,13 @@ mod tests {
         ahead.finish();
         let found = std::fs::read_to_string(folder.path().join("found")).expect("it ran");
         assert_eq!(found.trim(), "19");
+    }
+
+    #[test]
+    fn a_build_that_hangs_is_killed_at_its_limit() {
+        let begun = Instant::now();
+        assert!(!runs_within(Command::new("sleep").arg("600"), Duration::from_millis(200)));
+        assert!(runs_within(&mut Command::new("true"), Duration::from_secs(60)));
+        assert!(begun.elapsed() < Duration::from_secs(300));
     }
 }

@@ -112,6 +112,9 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
         }
         return Ok(true);
     }
+    if !scratch.mutants.iter().any(|mutant| flags.wants(mutant)) {
+        return Err(Problem::Usage("no generated mutant has this crate and function; see --list".to_owned()));
+    }
     let programs = scratch.build().map_err(Problem::Failed)?;
     let built = begun.elapsed();
     let reach = Reach::find(&scratch, &programs).map_err(Problem::Failed)?;

@@ -37,7 +37,7 @@ const OVERHEAD: f64 = 0.05;
 pub enum Verdict {
     /// This test failed twice.
     Killed(Killer),
-    /// All tests that reach it passed.
+    /// All tests that reach it and were tried passed.
     Survived,
     /// No test reaches it.
     Unreached,
