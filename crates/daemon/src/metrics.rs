@@ -149,7 +149,7 @@ const GAUGES: [Gauge; 4] = [
     ),
     (
         "cbd_backend_oldest_operation_ms",
-        "For how long the oldest operation of the backing device has had no answer; 0: none is in flight.",
+        "For how long the oldest operation of the backing device has had no answer; 0: none is older than 1 ms.",
         |it| it.oldest_operation_ms,
     ),
     ("cbd_backend_blkdevs", "Block devices on the backend.", |it| it.info.blkdevs.len() as u64),

@@ -64,6 +64,7 @@ pub use transport::{
 };
 pub use view::{LogEntry, LogSegmentView};
 pub use write::Admission;
+pub use writeback::REQUEST_MAX;
 pub use zero::ZeroProgress;
 
 use cbd_types::Pmem;

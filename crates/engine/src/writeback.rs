@@ -35,7 +35,7 @@ mod requests;
 pub(crate) use health::BackingHealth;
 
 /// Adjacent blocks go to the backing device in requests of at most this many bytes.
-const REQUEST_MAX: u64 = 1 << 20;
+pub const REQUEST_MAX: u64 = 1 << 20;
 /// Bytes of buffers kept for the next requests while there is something to write back.
 const SPARE_BYTES: usize = 64 * REQUEST_MAX as usize;
 /// Dirty data is left alone this long while nothing presses, so that overwrites merge.

@@ -46,9 +46,9 @@ impl Place {
             handle.set(faulty.handle()).unwrap();
             Arc::new(faulty) as Arc<dyn Backing>
         };
-        let manner = RunOptions { decorate: &decorate, ..RunOptions::plain(&held.path) };
+        let options = RunOptions { decorate: &decorate, ..RunOptions::plain(&held.path) };
         let started =
-            RunningBackend::start(&held.transport, &held.environment, &entry, &path, manner).unwrap();
+            RunningBackend::start(&held.transport, &held.environment, &entry, &path, options).unwrap();
         let device = Device::new(Arc::clone(held), self.id, &path, started, &mut held.open.lock());
         (device, handle.into_inner().unwrap())
     }

@@ -90,14 +90,14 @@ impl RunningBackend {
         environment: &Arc<ProcessEnvironment>,
         entry: &BackendEntry,
         path: &str,
-        manner: RunOptions<'_>,
+        options: RunOptions<'_>,
     ) -> Result<(Self, Vec<String>)> {
         crate::moved::refuse_moved(transport, entry)?;
         let recorded = Identity::parse(&entry.identity)?;
-        let options = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
-        let (file, mut warnings) = BackingFile::open_recorded(path, options, &recorded)?;
+        let disk = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
+        let (file, mut warnings) = BackingFile::open_recorded(path, disk, &recorded)?;
         let watch = file.watch();
-        let (backing, outstanding) = Outstanding::over((manner.decorate)(Arc::new(file)));
+        let (backing, outstanding) = Outstanding::over((options.decorate)(Arc::new(file)));
         let geometry = backing.geometry();
         let (device, cache, recovered, worker) = if entry.cache_segments == 0 {
             (Device::uncached(geometry), None, None, None)
@@ -106,13 +106,13 @@ impl RunningBackend {
             let pages = transport.pages_of(entry.id)?;
             let cache = transport
                 .open_cache(entry.id)
-                .map_err(|error| with_tools(error, manner.region))
+                .map_err(|error| with_tools(error, options.region))
                 .context(|| format!("opening the cache of {path}"))?;
             let recovered = Recovered { elapsed: begun.elapsed(), status: Box::new(cache.status()) };
             warnings.extend(note_of(pages, path));
             let name = entry.id.to_string();
             let worker =
-                Worker::start(&name, Arc::clone(environment), &cache, &*backing, manner.prepare_thread)?;
+                Worker::start(&name, Arc::clone(environment), &cache, &*backing, options.prepare_thread)?;
             (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(recovered), Some(worker))
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
@@ -168,7 +168,13 @@ impl RunningBackend {
         report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
     ) -> std::result::Result<u64, NotDrained> {
         match &self.cache {
-            Some(cache) => until_drained(cache, &self.rounds, epoch, timeout, report),
+            Some(cache) => {
+                let silence = || {
+                    let oldest = self.outstanding.oldest().filter(|oldest| oldest.age * 2 >= timeout)?;
+                    Some(format!("a {} has had no answer for {} s", oldest.name, oldest.age.as_secs()))
+                };
+                until_drained(cache, &self.rounds, epoch, timeout, &silence, report)
+            }
             None => Ok(0),
         }
     }

@@ -6,7 +6,7 @@
 //! in any case.
 
 use crate::Rounds;
-use cbd_engine::{Cache, CacheStatus, Environment};
+use cbd_engine::{Cache, CacheStatus, Environment, REQUEST_MAX};
 use cbd_types::{BackendId, ByteRange, Epoch, Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -56,7 +56,8 @@ pub enum NotDrained {
 }
 
 /// Waits until the background worker, whose `rounds` these are, has written everything up to `epoch` to the backing
-/// device; returns the bytes that were written meanwhile. `report` is called after each round, and at least every 200 ms.
+/// device; returns the bytes that were written meanwhile. `silence` names an operation of the disk that has had no answer
+/// for long. `report` is called after each round, and at least every 200 ms.
 ///
 /// # Errors
 /// [`NotDrained`] with the reason.
@@ -65,6 +66,7 @@ pub fn until_drained<E: Environment>(
     rounds: &Rounds,
     epoch: Epoch,
     timeout: Duration,
+    silence: &dyn Fn() -> Option<String>,
     report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
 ) -> Result<u64, NotDrained> {
     let begun = Instant::now();
@@ -112,16 +114,13 @@ pub fn until_drained<E: Environment>(
                 timeout,
                 dirty_bytes: status.dirty_bytes,
                 missing_bytes: status.missing_bytes(),
-                trouble: progress.trouble,
+                trouble: progress.trouble.or_else(silence),
                 limit: limit_that_delays(cache.settings().writeback_rate, timeout, status.dirty_bytes),
             });
         }
         rounds.wait_for_next(round, timeout.saturating_sub(progressed.elapsed()).min(REPORT_INTERVAL));
     }
 }
-
-/// Longest request that writeback sends to a backing device.
-const REQUEST_MAX: u64 = 1 << 20;
 
 /// The limit `rate` of writeback, 0 for none, if a timeout without progress can be due to it: a request waits until the rate allows
 /// all bytes of the one before.

@@ -83,7 +83,7 @@ pub struct BackendStatus {
     /// How the file of the backing device has changed since it was opened: deleted, cut short, renamed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub file_change: Option<String>,
-    /// How long the oldest operation of the backing device has had no answer, in ms; 0 where none is in flight.
+    /// How long the oldest operation of the backing device has had no answer, in ms; 0 where none is older than 1 ms.
     #[serde(default)]
     pub oldest_operation_ms: u64,
     /// What the backing device has not answered for 10 s or longer.

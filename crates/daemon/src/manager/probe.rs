@@ -8,6 +8,7 @@
 use cbd_types::{AlignedBuffer, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
@@ -63,20 +64,12 @@ fn read_node(path: &str) -> Node {
 /// A function that probes one path.
 pub type Probe<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// The paths that a thread of this process is probing.
-static UNDER_WAY: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The paths that a thread of this process is probing, each with whether the log names it as not responding.
+static UNDER_WAY: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
 
-/// The paths that the log names as not responding.
-static UNRESPONSIVE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-
-/// Whether the log does not name `path` as not responding yet; from now on it does.
+/// Whether a thread is probing `path` and the log does not name it as not responding yet; from now on it does.
 fn is_news(path: &str) -> bool {
-    UNRESPONSIVE.lock().insert(path.to_owned())
-}
-
-/// Whether the log names `path`, which responds, as not responding; from now on it does not.
-fn has_recovered(path: &str) -> bool {
-    UNRESPONSIVE.lock().remove(path)
+    UNDER_WAY.lock().get_mut(path).is_some_and(|is_logged| !std::mem::replace(is_logged, true))
 }
 
 /// Interval of attempts to probe a path that another thread is probing.
@@ -88,13 +81,21 @@ struct Running(String);
 impl Running {
     /// None if another thread is probing the path.
     fn begin(path: &str) -> Option<Self> {
-        UNDER_WAY.lock().insert(path.to_owned()).then(|| Self(path.to_owned()))
+        match UNDER_WAY.lock().entry(path.to_owned()) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(vacant) => {
+                vacant.insert(false);
+                Some(Self(path.to_owned()))
+            }
+        }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        UNDER_WAY.lock().remove(&self.0);
+        if UNDER_WAY.lock().remove(&self.0) == Some(true) {
+            tracing::info!("{} answers again", self.0);
+        }
     }
 }
 
@@ -170,13 +171,10 @@ impl<T: Send + 'static> Probes<T> {
             self.under_way.remove(&path);
             seen.insert(path, found);
         }
-        for path in seen.keys().filter(|path| has_recovered(path)) {
-            tracing::info!("{path} answers again");
-        }
         for path in asked.iter().filter(|path| !seen.contains_key(*path)) {
             match self.why_not_begun(path) {
                 None if is_news(path) => {
-                    tracing::warn!("{path} does not answer: it is not used until it does")
+                    tracing::warn!("{path} does not answer: it is neither opened nor checked until it does")
                 }
                 None => {}
                 Some(error) => tracing::warn!("no thread can be started to probe {path}: {error}"),
@@ -387,7 +385,7 @@ mod tests {
             assert!(retry.run(probes(), BACKGROUND_TIMEOUT).is_empty());
             drop(hangs);
             assert_eq!(retry.run(probes(), Duration::from_secs(60)).len(), 1);
-            assert!(!has_recovered(path), "the retry has logged it");
+            assert_eq!(UNDER_WAY.lock().get(path), None, "a path that answers is forgotten");
         }
     }
 }
