@@ -133,7 +133,8 @@ impl<E: Environment> Transport<E> {
         let has_former = !self.former_disks(id).is_empty();
         let mut tables = self.tables.lock();
         let found = self.find_cache(&mut tables, id, &entry)?;
-        // 1. Durable before any of the log is gone.
+        // 1. Durable before any of the log is gone; what a crash of the machine brings back is refused.
+        self.note_opening(&mut tables, id)?;
         if MutationPoint::EmptiedMoved.is_active() {
             self.update_row(&mut tables, id, |row| row.cache_mode = MODE_MOVED.into())?;
         }

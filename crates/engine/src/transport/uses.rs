@@ -214,7 +214,7 @@ impl<E: Environment> Transport<E> {
 
     /// Notes that the cache is in use, before anything is stored into it. On memory of which nothing has to be noted what another
     /// memory noted, from which the region was copied, is taken back.
-    fn note_opening(&self, tables: &mut Tables<E>, id: BackendId) -> Result<()> {
+    pub(super) fn note_opening(&self, tables: &mut Tables<E>, id: BackendId) -> Result<()> {
         let Some(row) = tables.backends[id.index()].content() else { return Ok(()) };
         let state = row.use_state.get();
         if !self.region.mixes_pages() {

@@ -164,3 +164,65 @@ fn a_cache_that_is_emptied_is_never_served_in_part() {
     }
     assert!(found.iter().all(|count| *count > 0), "{found:?}");
 }
+
+/// On memory whose pages the kernel writes to the disk in any order, a crash of the machine behind an emptying cache brings back some
+/// of its old pages: they are refused or they are gone, or the backend counts as moved.
+#[test]
+fn a_crash_of_the_machine_brings_nothing_back_into_an_emptied_cache() {
+    let range = ByteRange::at(0, 4096);
+    let mut found = [0; 3];
+    for is_synced in [false, true] {
+        for place in 1.. {
+            let mut is_done = false;
+            for seed in 0..40 {
+                let (memory, tables) = made(&CHANGES[..2]);
+                memory.become_file(BootId([1; 16]));
+                let tables = {
+                    drop(tables);
+                    open(&memory).expect("a transport")
+                };
+                let cache = tables.open_cache(BACKEND).expect("recovered");
+                assert!(matches!(cache.write(range, &[7; 4096], Waker::noop()), Ok(Admission::Done(_))));
+                cache.flush().expect("it runs");
+                cache.stop();
+                drop(cache);
+                if is_synced {
+                    assert_eq!(tables.sync().expect("the disk takes it"), 0);
+                }
+                memory.crash_after(place, seed);
+                is_done = until_crash(|| tables.empty_backend(BACKEND).expect("nothing is open")).is_ok();
+                act_as(0);
+                let tables = open(&memory.machine_crash(seed, BootId([2; 16]))).expect("a transport");
+                if tables.backend(BACKEND).expect("it is there").is_moved {
+                    found[0] += 1;
+                    continue;
+                }
+                let cache = match tables.open_cache(BACKEND) {
+                    Ok(cache) => cache,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Torn, "place {place}, seed {seed}: {error}");
+                        found[1] += 1;
+                        continue;
+                    }
+                };
+                let (mut read, mut misses) = (vec![0; 4096], Vec::new());
+                let is_read = cache.read(range, &mut read, &mut misses);
+                assert!(
+                    is_read.is_ok(),
+                    "synced {is_synced}, done {is_done}, place {place}, seed {seed}: {is_read:?}"
+                );
+                assert!(!misses.is_empty() || read == [7; 4096], "place {place}, seed {seed}");
+                assert!(
+                    !is_done || !misses.is_empty(),
+                    "synced {is_synced}, place {place}, seed {seed}: old data"
+                );
+                found[2] += 1;
+                misses.drain(..).for_each(|miss| cache.cancel_fill(miss));
+            }
+            if is_done {
+                break;
+            }
+        }
+    }
+    assert!(found.iter().all(|count| *count > 0), "{found:?}");
+}
