@@ -27,6 +27,11 @@ fn an_operation_that_hangs_is_reported_with_its_age_while_others_complete_and_un
     let begun = Instant::now();
     hung.submit(OpToken(1), write(0));
     hung.submit(OpToken(2), BackingOp::Flush);
+    assert_eq!(
+        outstanding.oldest().map(|oldest| oldest.name),
+        Some("write"),
+        "a newer operation does not hide it"
+    );
     other.submit(OpToken(1), BackingOp::Flush);
     let mut done = Vec::new();
     hung.wait(&mut done);

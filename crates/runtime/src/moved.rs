@@ -149,3 +149,74 @@ pub fn settle(transport: &Tables, entry: &mut BackendEntry, path: &str) -> Resul
     entry.is_moved = false;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cbd_engine::{BackendSpec, FormatOptions, Settings};
+    use cbd_types::{BackendId, HostId, Region};
+    use std::sync::Arc;
+
+    const SIZE: u64 = 1 << 20;
+
+    /// A transport with a backend for each of these identities, the first with a cache.
+    fn transport(identities: &[&str]) -> Arc<Tables> {
+        let region = Region::new(Mapping::anonymous(8 << 20).unwrap());
+        let options = FormatOptions { segment_size: Some(64 << 10), ..FormatOptions::default() };
+        let transport = Transport::format(Arc::new(ProcessEnvironment::new()), region, &options).unwrap();
+        transport.register_host("host", None).unwrap();
+        for (number, identity) in identities.iter().enumerate() {
+            let spec = BackendSpec {
+                host: HostId(0),
+                path: format!("/disk{number}"),
+                identity: (*identity).to_owned(),
+                size: SIZE,
+                sector: 512,
+                cache_bytes: (number == 0).then_some(1 << 20),
+                lanes_max: 1,
+                handlers: 1,
+                data_crc: true,
+                settings: Settings::default(),
+            };
+            transport.create_backend(&spec).unwrap();
+        }
+        transport
+    }
+
+    fn disk(identity: &str) -> Disk {
+        Disk { identity: Identity::parse(identity).unwrap(), size: SIZE, sector: 512, is_region: false }
+    }
+
+    #[test]
+    fn a_rescue_moves_to_no_disk_that_shows_bytes_of_another_one_of_the_region() {
+        let transport = transport(&["block;size=1048576;wwid=naa.1", "file;size=1048576;inode=12;born=1.5"]);
+        let entry = transport.backend(BackendId(0)).unwrap();
+        let refused = |found: &Disk, forgotten: Option<&str>| {
+            refuse_target(&*transport, &entry, found, "/given", forgotten).map_err(|error| error.line())
+        };
+        let expect = |identity: &str, words: &str| {
+            let error = refused(&disk(identity), None).expect_err(identity);
+            assert!(error.contains(words), "{identity}: {error}");
+        };
+        // A loop device and a partition over it, for which no row has this identity.
+        expect("block;size=1048576;inode=12;born=1.5;boot=x;seq=1", "is the disk of backend 1");
+        expect("block;size=4096;inode=12;born=1.5;slice=1@8", "is the disk of backend 1");
+        assert_eq!(refused(&disk("file;size=1048576;inode=13;born=1.5"), None), Ok(()));
+        let region = Disk { is_region: true, ..disk("file;size=1048576;inode=14;born=1.5") };
+        assert!(refused(&region, None).unwrap_err().contains("holds a CBD transport"));
+        // Its own disk is none that it is moved to, whatever else shows its bytes.
+        assert_eq!(refused(&Disk { is_region: true, ..disk("block;size=1048576;wwid=naa.1") }, None), Ok(()));
+
+        transport.move_backend(BackendId(0), "/copy", "block;size=1048576;wwid=naa.2").unwrap();
+        let entry = transport.backend(BackendId(0)).unwrap();
+        let refused = |identity: &str, forgotten: Option<&str>| {
+            refuse_target(&*transport, &entry, &disk(identity), "/given", forgotten)
+                .map_err(|error| error.line())
+        };
+        for former in ["block;size=1048576;wwid=naa.1", "block;size=4096;slice=1@8;wwid=naa.1"] {
+            assert!(refused(former, None).unwrap_err().contains("lacks data"), "{former}");
+            assert_eq!(refused(former, Some("/disk0")), Ok(()), "{former}");
+            assert!(refused(former, Some("/disk1")).is_err(), "{former}: another one is forgotten");
+        }
+    }
+}

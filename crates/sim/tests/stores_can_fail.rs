@@ -407,6 +407,42 @@ fn a_change_of_a_table_that_was_not_stored_is_an_error() {
     assert_eq!(changed.unwrap_err().kind(), ErrorKind::Media);
 }
 
+/// Whichever page of the cache fails, a cache that could not be emptied counts as moved, or is as it was.
+#[test]
+fn a_cache_that_could_not_be_emptied_is_not_served() {
+    let mut failed = 0;
+    for segment in 0..SEGMENTS + 4 {
+        for page in [0, SEGMENT / PAGE - 1] {
+            let small = Small::new();
+            small.write(0, 1).unwrap();
+            small.cache.flush().unwrap();
+            small.cache.stop();
+            let Small { memory, transport, backend, cache, .. } = small;
+            drop(cache);
+            let area = transport.info().layout.segment_area;
+            let at = area + segment * SEGMENT + page * PAGE;
+            if at + PAGE > memory.len() {
+                continue;
+            }
+            memory.fail(ByteRange::at(at, PAGE));
+            if transport.empty_backend(backend).is_ok() {
+                continue;
+            }
+            failed += 1;
+            drop(transport);
+            memory.failing.lock().clear();
+            *memory.failed.lock() = None;
+            let environment = Arc::new(Outside(SimEnvironment::new(6, 0)));
+            let transport = Transport::open(environment, Region::new(memory)).unwrap();
+            assert!(
+                transport.backend(backend).unwrap().is_moved,
+                "segment {segment}, page {page}: it would be served"
+            );
+        }
+    }
+    assert!(failed > 1, "{failed}");
+}
+
 #[test]
 fn a_page_that_fails_loads_and_stores_leaves_the_cache_writable_after_a_restart() {
     let small = Small::new();
