@@ -3,12 +3,13 @@
 
 mod common;
 
-use cbd_backing::{Backing, BackingFile, Options};
+use cbd_backing::{Backing, BackingFile, Options, after_predecessor};
 use cbd_types::{Error, ErrorKind};
 use common::*;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 fn refused(path: &Path) -> Error {
     let error = BackingFile::open(path, Options::default()).map(|backing| backing.describe());
@@ -17,13 +18,35 @@ fn refused(path: &Path) -> Error {
     error
 }
 
+/// Checks that `path` is refused with an error that contains all of `parts`. A child process that a concurrent test is
+/// starting has a copy of every descriptor, and so the claim of a block device that was refused or closed a moment ago:
+/// an error for that reason is awaited to end.
+#[track_caller]
+fn assert_refused_with(path: &Path, parts: &[&str]) {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let line = refused(path).line();
+        if parts.iter().all(|part| line.contains(part)) {
+            return;
+        }
+        assert!(line.contains("has it open") && Instant::now() < end, "{line}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a name")
+}
+
+/// The name of this process in an error.
+fn this_process() -> String {
+    format!("process {} (", std::process::id())
+}
+
 /// Checks that `path` is refused because this process uses the file or device `beneath`.
 #[track_caller]
 fn assert_refused_for(path: &Path, beneath: &Path) {
-    let line = refused(path).line();
-    let process = format!("process {} (", std::process::id());
-    let names = [path, beneath].map(|path| path.to_str().expect("a name").to_owned());
-    assert!(names.iter().all(|name| line.contains(name)) && line.contains(&process), "{line}");
+    assert_refused_with(path, &[text(path), text(beneath), &this_process()]);
 }
 
 #[test]
@@ -62,7 +85,10 @@ fn a_file_is_locked_through_one_loop_device_at_a_time() {
 #[track_caller]
 fn open_with_warning(path: &Path, part: &str) -> BackingFile {
     let identity = open_again(path).identity();
-    let (backing, warnings) = BackingFile::open_recorded(path, Options::default(), &identity).expect("free");
+    let opened = after_predecessor(Duration::from_secs(20), || {
+        BackingFile::open_recorded(path, Options::default(), &identity)
+    });
+    let (backing, warnings) = opened.expect("free");
     assert!(warnings.iter().any(|warning| warning.contains(part)), "{warnings:?}");
     backing
 }
@@ -78,8 +104,7 @@ fn a_file_without_a_name_is_locked_through_one_loop_device_at_a_time() {
     let (one, other, apart) = (part(0..MIB), part(0..MIB), part(MIB..2 * MIB));
     std::fs::remove_file(&path).expect("removed");
     let held = open_with_warning(&one.path, "another process");
-    let line = refused(&other.path).line();
-    assert!(line.contains(one.path.to_str().expect("a name")), "{line}");
+    assert_refused_with(&other.path, &[text(&one.path)]);
     drop(open_with_warning(&apart.path, "another process"));
     drop(held);
     open_again(&other.path);
@@ -99,8 +124,7 @@ fn a_block_device_without_a_node_is_locked_through_one_loop_device_at_a_time() {
     let (one, other, apart) = (part(0..MIB), part(0..MIB), part(MIB..2 * MIB));
     std::fs::remove_file(&node).expect("removed");
     let held = open_with_warning(&one.path, "another process");
-    let line = refused(&other.path).line();
-    assert!(line.contains(one.path.to_str().expect("a name")), "{line}");
+    assert_refused_with(&other.path, &[text(&one.path)]);
     drop(open_with_warning(&apart.path, "another process"));
     drop(held);
     open_again(&other.path);
@@ -247,9 +271,7 @@ fn two_readers_share_a_file_through_loop_devices() {
 /// Checks that `path` is refused because this process uses the same bytes for `other`.
 #[track_caller]
 fn assert_refused_beside(path: &Path, beneath: &Path, other: &Path) {
-    assert_refused_for(path, beneath);
-    let line = refused(path).line();
-    assert!(line.contains(other.to_str().expect("a name")), "{line}");
+    assert_refused_with(path, &[text(path), text(beneath), text(other), &this_process()]);
 }
 
 #[test]
@@ -272,8 +294,7 @@ fn loop_devices_over_parts_of_a_block_device_are_locked_separately_and_refused_i
     drop(other);
     open_again(&over_both.path);
     // With the last one the claim of the disk itself is released; but loop devices use it.
-    let line = refused(&disk.path).line();
-    assert!(line.contains("stands on it"), "{line}");
+    assert_refused_with(&disk.path, &["stands on it"]);
 }
 
 #[test]
@@ -301,8 +322,7 @@ fn a_partition_is_locked_beside_a_loop_device_over_another_part_of_its_disk() {
     let (device, partitions) = with_partitions(&path);
     let above = LoopDevice::on_part(&device.path, 512, false, 2 * MIB..3 * MIB);
     open_again(&partitions[0]);
-    let line = refused(&partitions[1]).line();
-    assert!(line.contains(above.path.to_str().expect("a name")), "{line}");
+    assert_refused_with(&partitions[1], &[text(&above.path)]);
     drop(above);
     open_again(&partitions[1]);
 }
@@ -319,7 +339,7 @@ fn a_block_device_that_another_process_uses_is_refused_with_the_reason() {
     let other =
         std::fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&disk.path).expect("free");
     assert_refused_for(&part.path, &disk.path);
-    assert!(refused(&part.path).line().contains("only one process at a time"));
+    assert_refused_with(&part.path, &["only one process at a time"]);
     drop(other);
     open_again(&part.path);
 }

@@ -27,21 +27,21 @@ fn an_operation_that_hangs_is_reported_with_its_age_while_others_complete_and_un
     let begun = Instant::now();
     hung.submit(OpToken(1), write(0));
     hung.submit(OpToken(2), BackingOp::Flush);
-    assert_eq!(
-        outstanding.oldest().map(|oldest| oldest.name),
-        Some("write"),
-        "a newer operation does not hide it"
-    );
+    let beside_a_newer_one = outstanding.oldest();
     other.submit(OpToken(1), BackingOp::Flush);
     let mut done = Vec::new();
     hung.wait(&mut done);
     other.wait(&mut done);
-    assert_eq!(done.len(), 2, "both flushes complete");
+    let completed_beside_it = done.len();
     std::thread::sleep(Duration::from_millis(20));
-    let oldest = outstanding.oldest().expect("the write has no answer");
-    assert_eq!(oldest.name, "write");
-    assert!(oldest.age >= Duration::from_millis(20) && oldest.age <= begun.elapsed(), "{oldest:?}");
+    let (oldest, at_most) = (outstanding.oldest(), begun.elapsed());
+    // Before anything can panic: the end of the queue waits for the write.
     handle.clear();
     hung.wait(&mut done);
+    assert_eq!(completed_beside_it, 2, "both flushes complete");
+    let oldest = oldest.expect("the write had no answer");
+    assert_eq!(oldest.name, "write");
+    assert!(oldest.age >= Duration::from_millis(20) && oldest.age <= at_most, "{oldest:?}");
+    assert_eq!(beside_a_newer_one.map(|oldest| oldest.name), Some("write"), "a newer operation hides it");
     assert_eq!((done.len(), outstanding.oldest()), (3, None));
 }

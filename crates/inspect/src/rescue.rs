@@ -77,6 +77,18 @@ impl Options {
         let options =
             DiskOptions { read_only, sector: disk.sector, size: Some(disk.size), ..DiskOptions::default() };
         if self.other_disk && self.to.is_some() {
+            let found = BackingFile::open(path, DiskOptions { size: None, ..options })?.geometry().size;
+            if found < disk.size {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!(
+                        "{} has {found} bytes: a copy of {} has at least {}; give another disk",
+                        path.display(),
+                        disk.path,
+                        disk.size
+                    ),
+                ));
+            }
             let file = BackingFile::open(path, options)?;
             let warning = format!(
                 "{} is used in place of {} because the user named it as a copy",

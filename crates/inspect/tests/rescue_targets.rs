@@ -70,6 +70,15 @@ fn the_disk_of_another_backend_is_refused() {
 }
 
 #[test]
+fn a_disk_that_is_too_small_for_a_copy_is_refused() {
+    let mut place = Place::new();
+    place.write_and_die(20, 3);
+    let small = place.path("small");
+    std::fs::write(&small, vec![0; (DEVICE - BLOCK) as usize]).expect("a file");
+    is_refused(&place, &to(&small), "a copy of");
+}
+
+#[test]
 fn a_region_is_refused() {
     let mut place = Place::new();
     place.write_and_die(20, 3);

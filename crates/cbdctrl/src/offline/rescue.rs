@@ -86,6 +86,7 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
         .map(|backend| match backend.summary {
             summary if summary.error.is_some() => UNOPENABLE,
             summary if summary.mixed_pages && !options.after_crash => UNOPENABLE,
+            summary if summary.dirty_records > 0 && backend.disk_error.is_some() => UNOPENABLE,
             summary if !summary.damaged.is_empty() => HARMED,
             summary if summary.dirty_records > 0 => DIRTY,
             _ => 0,
@@ -173,7 +174,11 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
     if backends.is_empty() {
         text.push_str("the region has no backends\n");
     }
-    text.push_str("this was a dry run, and nothing was changed; --yes writes it\n");
+    text.push_str(if backends.iter().any(|backend| backend.disk_error.is_some()) {
+        "this was a dry run, and nothing was changed; --yes writes what can be written\n"
+    } else {
+        "this was a dry run, and nothing was changed; --yes writes it\n"
+    });
     text
 }
 
