@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 use support::{BLOCK, MIB, Place, version};
 
 const THREADS: u64 = 2;
@@ -104,8 +105,17 @@ fn the_daemon_finds_every_acknowledged_write_of_a_killed_program() {
     let acknowledged = write_and_kill(&place, 1, 4000);
     let daemon = place.daemon();
     daemon.register_transport(&place.registration(false)).unwrap();
-    let backend = daemon.backends(0, false).unwrap().pop().unwrap();
-    assert!(backend.alive, "{:?}", backend.error);
+    // The kernel still has writes of the killed program in flight, and with them its lock on the disk: the daemon retries.
+    let end = Instant::now() + Duration::from_secs(60);
+    let backend = loop {
+        let backend = daemon.backends(0, false).unwrap().pop().unwrap();
+        if backend.alive {
+            break backend;
+        }
+        let error = backend.error.unwrap_or_default();
+        assert!(error.contains("in use") && Instant::now() < end, "{error}");
+        std::thread::sleep(Duration::from_millis(100));
+    };
     daemon.take_off(backend.backend_id);
     for (block, number) in acknowledged {
         let found = version(block, &place.on_disk(block));
