@@ -5,14 +5,25 @@
 
 use crate::api::Consistency;
 use crate::exports::ExportChoice;
-use crate::size::parse_size;
+use crate::size::{format_size, parse_size, typed_size};
+use cbd_engine::CACHE_SIZE_MIN;
 use cbd_types::{Context, Error, ErrorKind, Result};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use std::fs::File;
+use std::io::{ErrorKind as IoErrorKind, Read};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Permitted numbers of queues of a backend.
 pub const HANDLERS: RangeInclusive<u32> = 1..=128;
+
+/// Most microseconds of `vhost_spin_us`: above it a thread occupies its processor for longer than most disks take for a request.
+pub const VHOST_SPIN_US_MAX: u32 = 10_000;
+
+/// Most bytes of the file.
+const FILE_LIMIT: u64 = 1 << 20;
 
 /// The contents of the file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -38,15 +49,17 @@ pub struct DaemonConfig {
     #[serde(alias = "keep_fuse")]
     pub preserve_fuse: Option<bool>,
     /// Microseconds that a vhost-user ring's thread spins for the next request, at most, before it sleeps.
+    #[serde(deserialize_with = "vhost_spin_us")]
     pub vhost_spin_us: Option<u32>,
-    /// Bytes of memory that a virtual machine may share for one device.
-    #[serde(deserialize_with = "size")]
+    /// Bytes of memory that a virtual machine may share for one device; [`cbd_vhost::GUEST_MEMORY_MIN`] at least.
+    #[serde(deserialize_with = "guest_memory_max")]
     pub guest_memory_max: Option<u64>,
-    /// Bytes of memory that virtual machines may share for all devices together.
-    #[serde(deserialize_with = "size")]
+    /// Bytes of memory that virtual machines may share for all devices together; not less than `guest_memory_max` if both are
+    /// given.
+    #[serde(deserialize_with = "guest_memory_total")]
     pub guest_memory_total: Option<u64>,
-    /// Bytes of buffers that all NBD connections may allocate together.
-    #[serde(deserialize_with = "size")]
+    /// Bytes of buffers that all NBD connections may allocate together; [`cbd_nbd::MEMORY_MIN`] at least.
+    #[serde(deserialize_with = "nbd_memory")]
     pub nbd_memory: Option<u64>,
 }
 
@@ -54,8 +67,8 @@ pub struct DaemonConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Defaults {
-    /// Bytes of cache of a backend.
-    #[serde(deserialize_with = "size")]
+    /// Bytes of cache of a backend: 0 for none, or [`CACHE_SIZE_MIN`] at least.
+    #[serde(deserialize_with = "cache_size")]
     pub cache_size: Option<u64>,
     /// Queues of a backend.
     #[serde(deserialize_with = "handlers")]
@@ -67,11 +80,12 @@ pub struct Defaults {
     /// Export of block devices.
     #[serde(deserialize_with = "export")]
     pub export: Option<String>,
-    /// Seconds without progress after which a drain gives up.
+    /// Seconds without progress after which a drain gives up; 1 at least.
+    #[serde(deserialize_with = "drain_timeout_s")]
     pub drain_timeout_s: Option<u64>,
 }
 
-fn size<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>, D::Error> {
+fn size<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<u64, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Size {
@@ -79,9 +93,67 @@ fn size<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>,
         Text(String),
     }
     match Size::deserialize(input)? {
-        Size::Bytes(bytes) => Ok(Some(bytes)),
-        Size::Text(text) => parse_size(&text).map(Some).map_err(serde::de::Error::custom),
+        Size::Bytes(bytes) => Ok(bytes),
+        Size::Text(text) => parse_size(&text).map_err(D::Error::custom),
     }
+}
+
+/// A size of at least `least` bytes; `reason` says what needs them.
+fn size_from<'de, D: Deserializer<'de>>(
+    input: D,
+    name: &str,
+    least: u64,
+    reason: &str,
+) -> std::result::Result<Option<u64>, D::Error> {
+    let bytes = size(input)?;
+    if bytes >= least {
+        return Ok(Some(bytes));
+    }
+    Err(D::Error::custom(format!(
+        "{name} is {}, and {} is the least: {reason}; give that or more, or leave {name} out for the default",
+        format_size(bytes),
+        typed_size(least)
+    )))
+}
+
+fn nbd_memory<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>, D::Error> {
+    size_from(input, "nbd_memory", cbd_nbd::MEMORY_MIN, "one NBD client needs so much")
+}
+
+fn guest_memory_max<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>, D::Error> {
+    size_from(input, "guest_memory_max", cbd_vhost::GUEST_MEMORY_MIN, "no virtual machine has less memory")
+}
+
+fn guest_memory_total<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>, D::Error> {
+    size_from(input, "guest_memory_total", cbd_vhost::GUEST_MEMORY_MIN, "no virtual machine has less memory")
+}
+
+fn cache_size<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>, D::Error> {
+    match size(input)? {
+        bytes if bytes > 0 && bytes < CACHE_SIZE_MIN => Err(D::Error::custom(format!(
+            "cache_size is {}, and no region can have a cache of less than {}; give that or more, or 0 for no cache",
+            format_size(bytes),
+            typed_size(CACHE_SIZE_MIN)
+        ))),
+        bytes => Ok(Some(bytes)),
+    }
+}
+
+fn vhost_spin_us<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u32>, D::Error> {
+    let number = i64::deserialize(input)?;
+    let spin = u32::try_from(number).ok().filter(|&spin| spin <= VHOST_SPIN_US_MAX);
+    let refused =
+        || D::Error::custom(format!("vhost_spin_us is 0 to {VHOST_SPIN_US_MAX} microseconds, not {number}"));
+    spin.map(Some).ok_or_else(refused)
+}
+
+fn drain_timeout_s<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u64>, D::Error> {
+    let number = i64::deserialize(input)?;
+    let seconds = u64::try_from(number).ok().filter(|&seconds| seconds > 0);
+    let refused = || {
+        D::Error::custom(format!("drain_timeout_s is 1 second at least, not {number}: no drain could end"))
+    };
+    seconds.map(Some).ok_or_else(refused)
 }
 
 fn handlers<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<Option<u32>, D::Error> {
@@ -108,33 +180,72 @@ impl Config {
     /// Reads the file at `path`; a file that may be missing is empty if it does not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if it must exist, [`ErrorKind::InvalidArgument`] with the line and the key that cannot be parsed, or
-    /// the system's error.
+    /// [`ErrorKind::NotFound`] if it must exist, [`ErrorKind::InvalidArgument`] with the line and the key that cannot be parsed, for
+    /// a file that is not regular, and for one of more than 1 MiB; or the system's error.
     pub fn read(path: &Path, may_be_missing: bool) -> Result<Self> {
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).context(|| format!("reading {}", path.display())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && may_be_missing => {
-                Ok(Self::default())
+        let failed = |kind, what: String| {
+            Err(Error::new(kind, format!("the configuration {} {what}", path.display())))
+        };
+        let file = match open_without_waiting(path) {
+            Err(error) if error.kind() == IoErrorKind::NotFound && may_be_missing => {
+                return Ok(Self::default());
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::new(
-                ErrorKind::NotFound,
-                format!(
-                    "the configuration {} does not exist; make it, or leave --config out",
-                    path.display()
-                ),
-            )),
-            Err(error) => Err(Error::new(
-                ErrorKind::System,
-                format!("the configuration {} cannot be read: {error}", path.display()),
-            )),
+            Err(error) if error.kind() == IoErrorKind::NotFound => {
+                return failed(
+                    ErrorKind::NotFound,
+                    "does not exist; make it, or leave --config out".to_owned(),
+                );
+            }
+            Err(error) => return failed(ErrorKind::System, format!("cannot be read: {error}")),
+            Ok(None) => {
+                return failed(
+                    ErrorKind::InvalidArgument,
+                    "is no regular file; write the settings to a file, and name that".to_owned(),
+                );
+            }
+            Ok(Some(file)) => file,
+        };
+        let mut text = String::new();
+        if let Err(error) = file.take(FILE_LIMIT + 1).read_to_string(&mut text) {
+            return failed(ErrorKind::System, format!("cannot be read: {error}"));
         }
+        if text.len() as u64 > FILE_LIMIT {
+            let what = format!("has more than {}; is it the right file?", format_size(FILE_LIMIT));
+            return failed(ErrorKind::InvalidArgument, what);
+        }
+        Self::parse(&text).context(|| format!("reading {}", path.display()))
     }
 
     fn parse(text: &str) -> Result<Self> {
-        toml::from_str(text).map_err(|error| {
+        let config: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
             Error::new(ErrorKind::InvalidArgument, format!("line {line}: {}", error.message().trim()))
-        })
+        })?;
+        let DaemonConfig { guest_memory_max, guest_memory_total, .. } = &config.daemon;
+        match (guest_memory_max, guest_memory_total) {
+            (Some(one), Some(total)) if total < one => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "guest_memory_total is {}, less than guest_memory_max, {}, which no virtual machine could have then; \
+                     give a larger total, or a smaller guest_memory_max",
+                    format_size(*total),
+                    format_size(*one)
+                ),
+            )),
+            _ => Ok(config),
+        }
+    }
+}
+
+/// Opens a regular file for reading; `None` for a file of another kind. Neither the open nor a read waits for another
+/// process, as those of a pipe would.
+fn open_without_waiting(path: &Path) -> std::io::Result<Option<File>> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(file) => Ok(file.metadata()?.is_file().then_some(file)),
+        // A socket.
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -190,6 +301,83 @@ mod tests {
         {
             Config::parse(&format!("[defaults]\nexport = \"{export}\"\nhandlers = 128\n")).expect(export);
         }
+    }
+
+    #[test]
+    fn a_value_with_which_nothing_can_work_is_refused_with_the_limit() {
+        for (line, parts) in [
+            ("nbd_memory = \"1\"", ["nbd_memory is 1 B", "2304K"]),
+            ("nbd_memory = 0", ["nbd_memory is 0 B", "2304K"]),
+            ("nbd_memory = 2359295", ["nbd_memory", "2304K"]),
+            ("guest_memory_max = \"0\"", ["guest_memory_max is 0 B", "1M"]),
+            ("guest_memory_max = \"1023K\"", ["guest_memory_max is 1023 KiB", "1M"]),
+            ("guest_memory_total = \"1K\"", ["guest_memory_total is 1 KiB", "1M"]),
+            ("vhost_spin_us = 10001", ["vhost_spin_us is 0 to 10000", "10001"]),
+        ] {
+            let error = Config::parse(&format!("[daemon]\n\n{line}\n")).expect_err(line).line();
+            assert!(error.contains("line 3"), "{line}: {error}");
+            assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
+        }
+        for (line, part) in [
+            ("cache_size = \"1K\"", "cache_size is 1 KiB"),
+            ("cache_size = 1", "cache_size is 1 B"),
+            ("drain_timeout_s = 0", "drain_timeout_s is 1 second at least, not 0"),
+        ] {
+            let error = Config::parse(&format!("[defaults]\n\n{line}\n")).expect_err(line).line();
+            assert!(error.contains("line 3") && error.contains(part), "{line}: {error}");
+        }
+        // The former words of "no cache".
+        Config::parse("[defaults]\ncache_size = 0\n").unwrap();
+        let least = "[daemon]\nnbd_memory = \"2304K\"\n\
+                     guest_memory_max = \"1M\"\nguest_memory_total = \"1M\"\nvhost_spin_us = 0\n";
+        Config::parse(least).unwrap();
+    }
+
+    #[test]
+    fn a_total_of_guest_memory_below_that_of_one_guest_is_refused() {
+        let error = Config::parse("[daemon]\nguest_memory_max = \"2G\"\nguest_memory_total = \"1G\"\n");
+        let error = error.unwrap_err().line();
+        for part in ["guest_memory_total is 1 GiB", "guest_memory_max", "2 GiB"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        Config::parse("[daemon]\nguest_memory_max = \"1G\"\nguest_memory_total = \"1G\"\n").unwrap();
+    }
+
+    /// The error of reading `path`, within a time that is long for any file.
+    fn error_of(path: &Path) -> String {
+        let (path, (tell, told)) = (path.to_owned(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            let error = Config::read(&path, false).map_err(|error| error.line()).expect_err("it is refused");
+            let _ = tell.send(error);
+        });
+        told.recv_timeout(std::time::Duration::from_secs(30)).expect("it is refused in time")
+    }
+
+    #[test]
+    fn what_is_no_regular_file_or_too_large_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        for path in [pipe.as_path(), Path::new("/dev/zero"), folder.path()] {
+            let error = error_of(path);
+            assert!(
+                error.contains("is no regular file") && error.contains(&path.display().to_string()),
+                "{error}"
+            );
+        }
+        let large = folder.path().join("large");
+        std::fs::File::create(&large).unwrap().set_len(FILE_LIMIT + 1).unwrap();
+        let error = error_of(&large);
+        assert!(error.contains("1 MiB"), "{error}");
+        std::fs::write(&large, "# fits\n").unwrap();
+        assert_eq!(Config::read(&large, false).unwrap(), Config::default());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! The recovery points are here because they must outlive the region: if it is lost, the last line is a lower bound of the
 //! recovery point of the backing device.
 
+use crate::size::format_size;
 use cbd_export::folders::{open_own_file, own_folder};
 use cbd_types::{Context, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -241,10 +242,15 @@ fn read_lines(text: &str, file: &Path, log: &mut RecoveryLog) {
     }
 }
 
-/// The text of a file of this user; an error if another user has replaced it.
+/// The text of a file of this user; an error if another user has replaced it, or if it has more than [`FILE_LIMIT`] bytes.
 fn read_own(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
-    open_own_file(path, OpenOptions::new().read(true))?.take(FILE_LIMIT).read_to_string(&mut text)?;
+    let file = open_own_file(path, OpenOptions::new().read(true))?;
+    file.take(FILE_LIMIT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_LIMIT {
+        let what = format!("it has more than {}; move it away", format_size(FILE_LIMIT));
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, what));
+    }
     Ok(text)
 }
 
@@ -367,6 +373,28 @@ mod tests {
         let error = state.transports().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged);
         assert!(error.line().contains("tp-reg"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_or_no_regular_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let file = dir.path().join("transports.json");
+        let folder = dir.path().join("recovery-points");
+        std::fs::create_dir(&folder).unwrap();
+        let blank = vec![b'\n'; usize::try_from(FILE_LIMIT).unwrap()];
+        state.set_transports(&[entry(0)]).unwrap();
+        OpenOptions::new().append(true).open(&file).unwrap().write_all(&blank).unwrap();
+        std::fs::write(folder.join("u.log"), blank).unwrap();
+        state.append(&folder.join("u.log.1"), &point(1)).unwrap();
+        OpenOptions::new().append(true).open(folder.join("u.log")).unwrap().write_all(b"\n").unwrap();
+        assert!(state.transports().unwrap_err().line().contains("16 MiB"));
+        let log = state.recovery_points("u");
+        assert!(log.unreadable.len() == 1 && log.unreadable[0].contains("16 MiB"), "{:?}", log.unreadable);
+        assert_eq!(log.points, [point(1)]);
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        assert!(state.transports().is_err());
     }
 
     #[test]

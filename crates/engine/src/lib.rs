@@ -59,8 +59,8 @@ pub use slots::TwoSlots;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use together::TOGETHER;
 pub use transport::{
-    BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, FormatOptions, FormerDisk, HostEntry, Mixed, Pages,
-    Transport, TransportInfo,
+    BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,
+    Mixed, Pages, Transport, TransportInfo,
 };
 pub use view::{LogEntry, LogSegmentView};
 pub use write::Admission;

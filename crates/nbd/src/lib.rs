@@ -27,4 +27,4 @@ mod server;
 
 pub use listen::Listen;
 pub use protocol::{CONTEXT_ALLOCATION, CONTEXT_STATE, DEFAULT_PORT, status_flag, transmission_flag};
-pub use server::{MEMORY, Notice, Observer, Options, Server, ThreadSetup, serve_connected};
+pub use server::{MEMORY, MEMORY_MIN, Notice, Observer, Options, Server, ThreadSetup, serve_connected};

@@ -46,6 +46,13 @@ pub fn format_size(bytes: u64) -> String {
     }
 }
 
+/// `bytes` as [`parse_size`] reads it, exact: in the largest unit of which it is a whole number (`100M`, `2304K`, `7`).
+#[must_use]
+pub fn typed_size(bytes: u64) -> String {
+    let unit = UNITS.iter().rev().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or_else(|| bytes.to_string(), |(name, shift)| format!("{}{name}", bytes >> shift))
+}
+
 /// Milliseconds since 1970 as a date and time in UTC, to the second.
 #[must_use]
 pub fn format_time(unix_ms: u64) -> String {
@@ -67,6 +74,23 @@ pub fn format_time(unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_typed_size_is_read_as_the_same_number() {
+        for (bytes, text) in [
+            (0, "0"),
+            (7, "7"),
+            (1 << 10, "1K"),
+            (2304 << 10, "2304K"),
+            (100 << 20, "100M"),
+            ((100 << 20) + 1, "104857601"),
+            (u64::MAX, "18446744073709551615"),
+            (1 << 63, "8192P"),
+        ] {
+            assert_eq!(typed_size(bytes), text);
+            assert_eq!(parse_size(text).map_err(|error| error.line()), Ok(bytes), "{text}");
+        }
+    }
 
     #[test]
     fn a_bare_number_is_bytes_and_units_are_powers_of_1024() {

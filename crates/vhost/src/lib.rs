@@ -36,7 +36,8 @@ mod worker;
 
 pub use ring::{GuestPiece, GuestRing, serve_ring};
 pub use server::{
-    GUEST_MEMORY_MAX, GUEST_MEMORY_TOTAL, Notice, Observer, Options, Server, ThreadSetup, serve_connected,
+    GUEST_MEMORY_MAX, GUEST_MEMORY_MIN, GUEST_MEMORY_TOTAL, Notice, Observer, Options, Server, ThreadSetup,
+    serve_connected,
 };
 
 use cbd_types::{Error, ErrorKind};

@@ -43,6 +43,8 @@ pub const GUEST_MEMORY_MAX: u64 = 16 << 40;
 /// Default for the bytes of memory that all front ends may hand over together: half of the address space that a process
 /// has on x86-64.
 pub const GUEST_MEMORY_TOTAL: u64 = 64 << 40;
+/// Bytes of memory that a front end hands over at least: the rings and the first requests of any guest need more.
+pub const GUEST_MEMORY_MIN: u64 = 1 << 20;
 
 /// Called on each thread that serves data, before it does anything else.
 pub type ThreadSetup = Arc<dyn Fn() + Send + Sync>;

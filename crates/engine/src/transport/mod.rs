@@ -42,6 +42,9 @@ use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Pmem, Region, Result
 /// Segments that each lane is to have at least.
 const SEGMENTS_PER_LANE: u32 = 8;
 
+/// Bytes of the smallest cache that any region can have: one lane and the state segment, of the smallest segments.
+pub const CACHE_SIZE_MIN: u64 = (SEGMENTS_PER_LANE as u64 + 1) * cbd_format::layout::SEGMENT_SIZE_MIN;
+
 /// How a region is formatted.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {

@@ -26,7 +26,7 @@ pub(super) const RESERVED: usize = 2 << 20;
 /// Connections of an export for which memory is reserved from its start.
 const GUARANTEED: usize = 4;
 /// Bytes that a connection takes from the budget at least.
-const CONNECTION: u64 = (RESERVED + OVERHEAD) as u64;
+pub(super) const CONNECTION: u64 = (RESERVED + OVERHEAD) as u64;
 /// Smallest buffer in bytes.
 const PAGE: usize = 4096;
 
@@ -235,6 +235,15 @@ mod tests {
         }
         assert!(budget.used() <= budget.limit());
         assert!(memory(&budget).take(RESERVED));
+    }
+
+    #[test]
+    fn the_least_budget_admits_one_connection_and_no_smaller_one_does() {
+        let export = guarantee(&Budget::new(CONNECTION));
+        let mut memory = connection(&export).expect("room");
+        assert!(memory.take(RESERVED));
+        assert!(connection(&export).is_err());
+        assert!(connection(&guarantee(&Budget::new(CONNECTION - 1))).is_err());
     }
 
     #[test]

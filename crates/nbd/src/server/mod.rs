@@ -50,6 +50,8 @@ use stream::BoundedStream;
 const PAYLOAD_MAX: u32 = 32 << 20;
 /// Default for the bytes of buffers that all connections may have together.
 pub const MEMORY: u64 = 1 << 30;
+/// Bytes of buffers that one connection takes at least: with fewer for all connections together no client is accepted.
+pub const MEMORY_MIN: u64 = memory::CONNECTION;
 /// Interval of attempts to accept while the process has no free descriptor and no connection of this server ends.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// Time that connections closed during their handshake have to end before further clients are refused.
