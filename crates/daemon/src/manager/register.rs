@@ -4,8 +4,10 @@
 //! reserved meanwhile. The state folder records a transport before its backends are started.
 
 use super::probe::{Node, StartTime, is_same, nodes};
-use super::transport::{Left, Running, TransportSlot, absolute, missing, open_region, unknown, with_advice};
-use super::{Manager, stopping};
+use super::transport::{
+    Left, Running, TransportSlot, absolute, open_region, open_remembered, unknown, with_advice,
+};
+use super::{Manager, Tables, stopping};
 use crate::api::{RegisterTransport, TransportRegistered};
 use crate::size::format_size;
 use crate::state::TransportEntry;
@@ -24,10 +26,38 @@ fn refuse_overwrite(slot: &TransportSlot, path: &str) -> Error {
     Error::new(
         ErrorKind::AlreadyExists,
         format!(
-            "{path} is the region of transport {id} ({uuid}), which is not up ({why}); what is dirty in it is needed. To give it up and \
-             make a new region, tp-unreg -t {id} first, or format with --force"
+            "{path} is the path of transport {id} ({uuid}), which this daemon remembers and which is not up ({why}); what is dirty in \
+             its region is needed: put it back (if it lies on a file system of its own, mount that), or give it up with tp-unreg -t {id}, \
+             and format then"
         ),
     )
+}
+
+/// The paths of a transport's region and of its backing disks.
+fn paths_of(slot: &TransportSlot) -> Vec<String> {
+    let disks = slot.running.iter().flat_map(|running| running.backends.values());
+    std::iter::once(slot.entry.path.clone()).chain(disks.map(|backend| backend.path.clone())).collect()
+}
+
+/// Refuses the path of a backing disk of this host, also of a backend that is not served: nothing locks its disk then.
+fn refuse_backing_disk(tables: &Tables, path: &str, nodes: &BTreeMap<String, Node>) -> Result<()> {
+    let node = |path: &str| nodes.get(path).copied().flatten();
+    for (transport, slot) in tables {
+        let Ok(running) = &slot.running else { continue };
+        let is_it = |known: &str| known == path || is_same(node(known), node(path));
+        if let Some((id, backend)) = running.backends.iter().find(|(_, backend)| is_it(&backend.path)) {
+            let other_name =
+                if backend.path == path { String::new() } else { format!(" ({})", backend.path) };
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{path} is the backing disk of backend {id} of transport {transport}{other_name}, and no region: as one it would \
+                     lose its data; give another path"
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 impl Manager {
@@ -45,8 +75,9 @@ impl Manager {
             return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
         }
         // Without the lock of the tables, so that no other command waits for this file system.
-        let others = self.tables()?.values().map(|slot| slot.entry.path.clone()).collect();
+        let others = self.tables()?.values().flat_map(paths_of).collect();
         let nodes = nodes(path, others)?;
+        refuse_backing_disk(&*self.tables()?, path, &nodes)?;
         let before = Before::look(path);
         refuse_smaller(path, request.size, &before)?;
         let _work = self.begin_work()?;
@@ -108,23 +139,29 @@ impl Manager {
     fn register_at(&self, id: u32, request: &RegisterTransport) -> Result<TransportRegistered> {
         let path = &request.path;
         let options = OpenOptions { size: request.size, create: request.format, ..OpenOptions::default() };
-        let opened = open_region(&self.fixed, path, &options).map_err(|error| match error.kind() {
-            ErrorKind::NotFound if !request.format => Error::new(
-                ErrorKind::NotFound,
-                match self.tables.lock().get(&id).filter(|slot| !slot.entry.uuid.is_empty()) {
-                    Some(slot) => missing(&slot.entry),
-                    None => format!("there is no region at {path}; make one with --format --size SIZE"),
-                },
-            ),
-            _ => error,
-        })?;
+        let remembered = self.tables.lock().get(&id).map(|slot| slot.entry.clone());
+        // A format replaces what is remembered.
+        let remembered = remembered.filter(|entry| !request.format && !entry.uuid.is_empty());
+        let opened =
+            open_region(&self.fixed, path, &options).map_err(|error| match (error.kind(), &remembered) {
+                (_, Some(entry)) => with_advice(error, entry),
+                (ErrorKind::NotFound, None) if !request.format => Error::new(
+                    ErrorKind::NotFound,
+                    format!("there is no region at {path}; make one with --format --size SIZE"),
+                ),
+                _ => error,
+            })?;
         let format = request.format.then(|| FormatOptions {
             segment_size: request.segment_size,
             force: request.force,
             ..FormatOptions::default()
         });
         let environment = Arc::clone(&self.fixed.environment);
-        let transport = open_transport(environment, opened.region, path, format.as_ref())?;
+        let transport = match &remembered {
+            Some(entry) => open_remembered(&self.fixed, entry, opened.region)
+                .map_err(|error| with_advice(error, entry))?,
+            None => open_transport(environment, opened.region, path, format.as_ref())?,
+        };
         let host = transport.register_host(&request.host, None)?;
         let entry = TransportEntry {
             transport_id: id,

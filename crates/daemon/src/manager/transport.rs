@@ -121,20 +121,57 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     Ok(Opened { region: Region::new(mapping), info, line })
 }
 
-/// Adds advice to the error of the region of a registered transport. A missing region must not be re-created.
+/// Adds advice to the error of the region of a registered transport. It must not be formatted where it is missing, and where
+/// something else is at its path.
 pub(super) fn with_advice(error: Error, entry: &TransportEntry) -> Error {
-    if error.kind() == ErrorKind::NotFound {
-        return Error::new(ErrorKind::NotFound, missing(entry));
+    match error.kind() {
+        ErrorKind::NotFound => Error::new(ErrorKind::NotFound, missing(entry)),
+        ErrorKind::Foreign | ErrorKind::InvalidArgument => Error::new(error.kind(), replaced(entry, &error)),
+        _ => with_tools(error, &entry.path),
     }
-    with_tools(error, &entry.path)
 }
 
-pub(super) fn missing(entry: &TransportEntry) -> String {
+/// The text for something at the path of a registered transport that is no region: `found` says what it is.
+fn replaced(entry: &TransportEntry, found: &Error) -> String {
+    let TransportEntry { transport_id: id, path, uuid, .. } = entry;
+    format!(
+        "what is at {path} is not the region of transport {id} ({uuid}) that this daemon remembers ({}); what is dirty in that is \
+         needed: put it back (if it lies on a file system of its own, mount that), or give it up with tp-unreg -t {id}. If \
+         this ought to be it, cbdctrl check {path} says what stands there",
+        found.line()
+    )
+}
+
+fn missing(entry: &TransportEntry) -> String {
     format!(
         "the region {} of transport {} ({}) is not there: if it lies on a file system of its own, mount that; what is dirty in it is needed, so do not \
          make a new one in its place",
         entry.path, entry.transport_id, entry.uuid
     )
+}
+
+/// Opens the transport in the region of the registered transport `entry`.
+///
+/// # Errors
+/// [`ErrorKind::Exchanged`] for another transport, and those of [`Transport::open`].
+pub(super) fn open_remembered(
+    fixed: &Fixed,
+    entry: &TransportEntry,
+    region: Region<Mapping>,
+) -> Result<Arc<Transport<ProcessEnvironment>>> {
+    let transport = Transport::open(Arc::clone(&fixed.environment), region)?;
+    let uuid = uuid_text(transport.info().uuid);
+    if uuid == entry.uuid {
+        return Ok(transport);
+    }
+    Err(Error::new(
+        ErrorKind::Exchanged,
+        format!(
+            "the region {} holds transport {uuid}, not {} as before; put the right region there, or tp-unreg -t {} and register \
+             the new one",
+            entry.path, entry.uuid, entry.transport_id
+        ),
+    ))
 }
 
 /// Excludes the region from locked memory: each page of it would stay in RAM once it is touched.
@@ -245,18 +282,7 @@ impl Running {
         opened: Opened,
         time: &mut StartTime,
     ) -> Result<Self> {
-        let transport = Transport::open(Arc::clone(&fixed.environment), opened.region)?;
-        let uuid = uuid_text(transport.info().uuid);
-        if uuid != entry.uuid {
-            return Err(Error::new(
-                ErrorKind::Exchanged,
-                format!(
-                    "the region {} holds transport {uuid}, not {} as before; put the right region there, \
-                     or tp-unreg it and register the new one",
-                    entry.path, entry.uuid
-                ),
-            ));
-        }
+        let transport = open_remembered(fixed, entry, opened.region)?;
         let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
         Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line), time))
     }

@@ -65,6 +65,76 @@ fn a_region_that_appears_after_the_start_is_served_without_a_command() {
     place.block_is_there();
 }
 
+#[test]
+fn a_file_in_place_of_a_remembered_region_is_not_advised_to_be_formatted() {
+    for size in [0, 32 * MIB] {
+        let place = Place::new();
+        let uuid = place.daemon_with_region().transports().unwrap()[0].uuid.clone();
+        std::fs::remove_file(place.path("region")).unwrap();
+        place.disk("region", size);
+        let daemon = place.daemon();
+        let at_start = daemon.transports().unwrap()[0].error.clone().expect("it is not up");
+        let open = RegisterTransport { format: false, size: None, ..place.region(0) };
+        let opened = daemon.register_transport(&open).unwrap_err().line();
+        let formatted = daemon.register_transport(&place.region(32 * MIB)).unwrap_err().line();
+        for error in [at_start, opened, formatted] {
+            for part in [&uuid, "is not the region", "mount", "tp-unreg -t 0"] {
+                assert!(error.contains(part), "{part} is missing with {size} bytes: {error}");
+            }
+            assert!(!error.contains("--format") && !error.contains("--force"), "{size} bytes: {error}");
+        }
+        assert_eq!(std::fs::metadata(place.path("region")).unwrap().len(), size);
+        assert_eq!(daemon.transports().unwrap()[0].uuid, uuid, "it is remembered as before");
+    }
+}
+
+#[test]
+fn another_region_in_place_of_a_remembered_one_is_not_registered_under_its_number() {
+    let place = Place::new();
+    let uuid = place.daemon_with_region().transports().unwrap()[0].uuid.clone();
+    std::fs::rename(place.path("region"), place.path("elsewhere")).unwrap();
+    let other = Place::new();
+    drop(other.daemon_with_region());
+    std::fs::copy(other.path("region"), place.path("region")).unwrap();
+    let daemon = place.daemon();
+    let open = RegisterTransport { format: false, size: None, ..place.region(0) };
+    let error = refused(daemon.register_transport(&open), ErrorKind::Exchanged, "tp-unreg -t 0");
+    assert!(error.line().contains(&uuid), "{error}");
+    std::fs::rename(place.path("elsewhere"), place.path("region")).unwrap();
+    daemon.register_transport(&open).unwrap();
+    assert_eq!(daemon.transports().unwrap()[0].uuid, uuid);
+}
+
+#[test]
+fn a_backing_disk_is_not_registered_as_a_region_and_is_named() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    std::fs::hard_link(&disk, place.path("other-name")).unwrap();
+    for path in [disk.clone(), place.text("other-name")] {
+        for format in [false, true] {
+            let size = format.then_some(32 * MIB);
+            let request =
+                RegisterTransport { path: path.clone(), size, format, force: format, ..place.region(0) };
+            let error = refused(
+                daemon.register_transport(&request),
+                ErrorKind::InvalidArgument,
+                "is the backing disk of backend 0 of transport 0",
+            );
+            assert!(!error.line().contains("the region"), "{error}");
+        }
+    }
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 8 * MIB);
+    drop(daemon);
+    // Of a backend that is not served, too: nothing locks its disk.
+    std::fs::rename(place.path("other-name"), place.path("again")).unwrap();
+    std::fs::remove_file(&disk).unwrap();
+    let daemon = place.daemon();
+    assert!(!daemon.backends(0, true).unwrap()[0].alive);
+    let request = RegisterTransport { path: disk.clone(), force: true, ..place.region(32 * MIB) };
+    refused(daemon.register_transport(&request), ErrorKind::InvalidArgument, "backing disk of backend 0");
+    assert!(!place.path("disk").exists());
+}
+
 /// A folder of its own for a region that a daemon registered before it ended.
 fn folder_of_a_region(place: &Place) -> PathBuf {
     let folder = place.path("far");
