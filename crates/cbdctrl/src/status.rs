@@ -92,11 +92,13 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
         4,
         "device",
         format!(
-            "{}, sectors of {} B, {} queues, atomic unit {}",
+            "{}, sectors of {} B, {} queues{}",
             format_size(info.size),
             backend.sector,
             backend.handlers,
-            format_size(u64::from(backend.atomic_unit))
+            backend
+                .atomic_unit
+                .map_or_else(String::new, |unit| format!(", atomic unit {}", format_size(u64::from(unit))))
         ),
     );
     if !backend.backing.is_empty() {
@@ -305,6 +307,16 @@ mod tests {
         for part in ["VOID", "ERRORS", "QUARANTINED", "FULL", "DAMAGE", "STALLED", "PARKED"] {
             assert!(!page.contains(part), "{part} is there:\n{page}");
         }
+    }
+
+    #[test]
+    fn the_atomic_unit_of_a_backend_that_is_not_served_is_left_out() {
+        let mut status = status(serde_json::json!({}));
+        let backend = &mut status.transports[0].backends[0];
+        (backend.info.alive, backend.cache, backend.atomic_unit) = (false, None, None);
+        let page = page(&status);
+        assert!(page.contains("sectors of 512 B, 2 queues\n"), "{page}");
+        assert!(!page.contains("atomic unit"), "{page}");
     }
 
     #[test]

@@ -53,6 +53,25 @@ fn damage(region: &str, at: u64) {
 }
 
 #[test]
+fn status_and_check_count_the_same_segments() {
+    let mut place = Place::with_region();
+    let disk = place.disk("disk", 32 * MIB);
+    place.start_backend(&disk);
+    place.client().write(0, &vec![1; 3 << 20], true).expect("written");
+    let line = place.ok(&["status"]).lines().find(|line| line.contains("segments used")).map(str::to_owned);
+    let served = place.json(&["status", "--json"])["transports"][0]["backends"][0].clone();
+    place.terminate();
+    let checked = offline_json(&place, &["check", &place.region()], 0)["backends"][0].clone();
+    let number = |value: &Value, name: &str| value[name].as_u64().expect("a number");
+    assert_eq!(number(&served, "cache_segs"), number(&checked, "segments"), "{line:?}");
+    let used = number(&served, "cache_used_segs");
+    assert!(used >= 3);
+    assert_eq!(used, number(&checked, "segments") - number(&checked, "free_segments"), "{line:?}");
+    let text = format!("{used} of {} segments used", number(&checked, "segments"));
+    assert!(line.as_ref().is_some_and(|line| line.contains(&text)), "{text}: {line:?}");
+}
+
+#[test]
 fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
     let place = Place::with_region();
     let disk = place.disk("disk", 8 * MIB);

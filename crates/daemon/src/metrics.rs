@@ -190,8 +190,8 @@ fn for_backends(page: &mut Page, status: &Status) {
     }
     type Value = fn(&BackendStatus, &CacheInfo) -> u64;
     let metrics: [(&str, &str, &str, Value); 17] = [
-        ("cbd_cache_segments", "gauge", "Segments of the cache.", |backend, _| backend.info.cache_segs),
-        ("cbd_cache_used_segments", "gauge", "Segments that hold records.", |backend, _| {
+        ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
+        ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
             backend.info.cache_used_segs
         }),
         ("cbd_cache_size_bytes", "gauge", "Size of the cache.", |_, cache| cache.size),

@@ -1,7 +1,7 @@
 //! Settings as users type them, and the limits of their values.
 
-use crate::api::SettingsChange;
-use crate::size::parse_size;
+use crate::api::{Settings, SettingsChange};
+use crate::size::{parse_size, typed_size};
 use cbd_types::{Error, ErrorKind, Result};
 
 /// The largest `gc_percent` and `writeback_percent`: above it reclaim and writeback would begin too late to keep writers
@@ -62,6 +62,23 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
     }
     check(&change)?;
     Ok(change)
+}
+
+/// `settings` as the arguments from which [`parse_changes`] makes them, separated by blanks.
+#[must_use]
+pub fn typed(settings: &Settings) -> String {
+    let rate = match settings.writeback_rate {
+        0 => "auto".to_owned(),
+        rate => typed_size(rate),
+    };
+    format!(
+        "gc_percent={} consistency={} writeback_rate={rate} writeback_percent={} on_write_error={} write_error_after_s={}",
+        settings.gc_percent,
+        settings.consistency.name(),
+        settings.writeback_percent,
+        settings.on_write_error.name(),
+        settings.write_error_after_s
+    )
 }
 
 fn percent(name: &str, value: &str) -> Result<i64> {

@@ -118,6 +118,12 @@ pub struct CacheStatus {
 }
 
 impl CacheStatus {
+    /// Segments of the cache that are in use: that hold records, or are open for the next ones.
+    #[must_use]
+    pub const fn used_segments(&self) -> u32 {
+        self.segments.saturating_sub(self.free_segments)
+    }
+
     /// Bytes that the backing device alone does not have: what is dirty, parked ranges included, and what is quarantined. So much
     /// is given up when the cache is removed.
     #[must_use]

@@ -60,6 +60,17 @@ impl Change {
     pub const fn is_loss(&self) -> bool {
         matches!(self, Self::Deleted { .. } | Self::Short { .. })
     }
+
+    /// What happened to the file, in three or four words for a table.
+    #[must_use]
+    pub const fn in_short(&self) -> &'static str {
+        match self {
+            Self::Deleted { .. } => "the file was deleted",
+            Self::Short { .. } => "the file was cut short",
+            Self::Linked { .. } => "the file has another name",
+            Self::Moved { .. } => "the file was renamed",
+        }
+    }
 }
 
 impl fmt::Display for Change {

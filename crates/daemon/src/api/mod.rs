@@ -66,6 +66,17 @@ pub enum OnWriteError {
     Park,
 }
 
+impl OnWriteError {
+    /// The word in commands and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Park => "park",
+        }
+    }
+}
+
 impl std::str::FromStr for OnWriteError {
     type Err = Error;
 
@@ -241,11 +252,11 @@ pub struct BackendInfo {
     pub backend_path: String,
     /// Whether it is being served.
     pub alive: bool,
-    /// Segments of its cache.
+    /// Segments of its cache that can hold a log: all but the one that holds its state. 0 without a cache.
     pub cache_segs: u64,
     /// Share of used segments in percent above which reclaim runs.
     pub cache_gc_percent: u32,
-    /// Segments that hold records.
+    /// Those of them that are in use: that hold records, or are open for the next ones. 0 while it is not served.
     pub cache_used_segs: u64,
     /// Bytes of the device.
     #[serde(default)]

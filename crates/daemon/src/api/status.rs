@@ -75,8 +75,10 @@ pub struct BackendStatus {
     pub handlers: u32,
     /// How the backing device is locked and driven.
     pub backing: String,
-    /// A write of at most this many bytes within one 4 MiB chunk is atomic across a crash.
-    pub atomic_unit: u32,
+    /// A write of at most this many bytes within one 4 MiB chunk is atomic across a crash; absent while the backend is not
+    /// served.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub atomic_unit: Option<u32>,
     /// Warnings.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub warnings: Vec<String>,
@@ -121,7 +123,7 @@ pub struct HeldInfo {
 pub struct CacheInfo {
     /// Bytes of the cache.
     pub size: u64,
-    /// Segments that are free.
+    /// Segments of the cache that are free; with `cache_used_segs` they are `cache_segs`.
     pub free_segments: u64,
     /// Lanes.
     pub lanes: u32,

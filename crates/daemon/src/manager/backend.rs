@@ -14,6 +14,7 @@ use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
 use cbd_backing::Backing;
+use cbd_backing::Change;
 use cbd_engine::{BackendEntry, Pages, Settings};
 use cbd_runtime::{Count, RunOptions, RunningBackend};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
@@ -31,7 +32,7 @@ pub(super) struct BackendSlot {
     /// The path of its former disk, if a rescue has moved the backend.
     pub moved_from: Option<String>,
     /// How its file has changed since it was opened.
-    pub file_change: Option<String>,
+    pub file_change: Option<Change>,
     /// Whether it is not up because another process holds its disk.
     pub is_busy: bool,
     /// The contents of its cache while it is not up, or why the cache cannot be examined; none until it was examined.
@@ -175,14 +176,14 @@ impl BackendSlot {
             host_id: self.entry.host.0,
             backend_path: self.path.clone(),
             alive: self.run.is_some(),
-            cache_segs: u64::from(self.entry.cache_segments),
+            cache_segs: u64::from(
+                status.as_ref().map_or_else(|| self.entry.log_segments(), |status| status.segments),
+            ),
             cache_gc_percent: u32::from(self.entry.settings.gc_percent),
-            cache_used_segs: status
-                .as_ref()
-                .map_or(0, |status| u64::from(status.segments - status.free_segments)),
+            cache_used_segs: status.as_ref().map_or(0, |status| u64::from(status.used_segments())),
             size: self.entry.size,
             dirty_bytes: status.as_ref().map(|status| status.dirty_bytes).or(held),
-            state: state(self, status.as_ref()).to_owned(),
+            state: state(self, status.as_ref()),
             blkdevs: self.blkdevs.iter().map(|(blkdev, slot)| slot.info(*blkdev)).collect(),
             error: self.error.clone(),
             retry_in_s: self.retry.as_ref().map(Retry::in_s),
@@ -307,8 +308,9 @@ impl Lent {
         if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
             cache.set_settings(new)?;
         }
-        tracing::info!(transport = ground.id, backend = id.0, "settings: {new:?}");
-        Ok(new.into())
+        let new = new.into();
+        tracing::info!(transport = ground.id, backend = id.0, "settings: {}", crate::settings::typed(&new));
+        Ok(new)
     }
 }
 

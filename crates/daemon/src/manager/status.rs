@@ -41,14 +41,15 @@ fn transport(slot: &TransportSlot) -> TransportStatus {
 fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatus {
     let run = slot.run.as_ref();
     let cache = run.and_then(|run| run.cache());
+    let file_change = slot.file_change.as_ref().map(ToString::to_string);
     BackendStatus {
         info: slot.info(id),
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
-        atomic_unit: run.map_or(0, |run| run.device().geometry().atomic_unit),
-        warnings: slot.warnings.iter().chain(&slot.file_change).cloned().collect(),
-        file_change: slot.file_change.clone(),
+        atomic_unit: run.map(|run| run.device().geometry().atomic_unit),
+        warnings: slot.warnings.iter().cloned().chain(file_change.clone()).collect(),
+        file_change,
         oldest_operation_ms: run
             .and_then(|run| run.oldest_operation())
             .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
@@ -134,19 +135,17 @@ pub(super) fn recovery_point(status: &CacheStatus) -> String {
     }
 }
 
-/// The state of a backend in a few words; of several conditions the most severe.
-pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> &'static str {
+/// The state of a backend in a few words; of several conditions the most severe, and what happened to its file.
+pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> String {
     if slot.stopping {
-        return "stopping";
+        return "stopping".to_owned();
     }
-    if slot.run.is_none() {
-        if let Some(borrowed) = &slot.lent {
-            return borrowed.why;
-        }
-        return if slot.entry.is_moved { "MOVED, not served" } else { "NOT SERVED" };
-    }
-    let is_silent = slot.run.as_ref().is_some_and(|run| silence(run).is_some());
-    match status {
+    let Some(run) = &slot.run else {
+        let down = if slot.entry.is_moved { "MOVED, not served" } else { "NOT SERVED" };
+        return slot.lent.as_ref().map_or(down, |borrowed| borrowed.why).to_owned();
+    };
+    let is_silent = silence(run).is_some();
+    let condition = match status {
         Some(status) if status.is_stalled => "STALLED: writes fail",
         Some(status) if !status.damaged.is_empty() => "serving, with damage",
         _ if is_silent => "serving, the disk does not answer",
@@ -154,5 +153,9 @@ pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> &'stati
         Some(status) if !status.parked.is_empty() => "serving, parts parked",
         Some(status) if status.writers_waiting => "serving, full",
         _ => "serving",
+    };
+    match &slot.file_change {
+        Some(change) => format!("{condition}, {}", change.in_short()),
+        None => condition.to_owned(),
     }
 }

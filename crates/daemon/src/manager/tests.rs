@@ -239,3 +239,44 @@ fn no_backend_starts_on_a_transport_that_is_being_unregistered() {
     set_lent(false);
     manager.start_backend(0, &backend(folder.path())).expect("a backend");
 }
+
+/// The lines that this thread logs.
+#[derive(Clone, Default)]
+struct Log(Arc<parking_lot::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn changed_settings_are_logged_as_they_are_typed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let manager = with_backend(folder.path());
+    let typed = [
+        "gc_percent=50",
+        "consistency=checkpoint",
+        "writeback_rate=100M",
+        "writeback_percent=20",
+        "on_write_error=park",
+        "write_error_after_s=7",
+    ];
+    let change = crate::settings::parse_changes(&typed.map(str::to_owned)).expect("settings");
+    let log = Log::default();
+    let to = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || to.clone()).with_ansi(false).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        manager.set(0, 0, &change).expect("set");
+        let automatic = crate::settings::parse_changes(&["writeback_rate=auto".to_owned()]);
+        manager.set(0, 0, &automatic.expect("a setting")).expect("set");
+    });
+    let text = String::from_utf8(log.0.lock().clone()).expect("text");
+    assert!(text.contains(&format!("settings: {}", typed.join(" "))), "{text}");
+    assert!(text.contains(" writeback_rate=auto "), "{text}");
+}

@@ -13,6 +13,7 @@ use crate::exports::ExportFile;
 use cbd_backing::Change;
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Error, ErrorKind, Result};
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,8 +58,7 @@ impl Manager {
             }
             for (id, backend) in running.backends.iter_mut().filter(|(_, backend)| backend.run.is_some()) {
                 if let Some(found) = seen.get(&backend.path) {
-                    let words = found.as_ref().map(ToString::to_string);
-                    note(&mut backend.file_change, words, &format!("backing device of backend {id}"));
+                    note(&mut backend.file_change, found.clone(), &format!("backing device of backend {id}"));
                 }
                 for (blkdev, slot) in &mut backend.blkdevs {
                     let Some(file) = slot.export.as_ref().and_then(|export| export.file.as_ref()) else {
@@ -151,7 +151,7 @@ fn probe(run: &RunningBackend) -> Probe<Option<Change>> {
 }
 
 /// Stores the present change of a file, and logs it if it is new.
-fn note(known: &mut Option<String>, now: Option<String>, whose: &str) {
+fn note<T: Display + PartialEq>(known: &mut Option<T>, now: Option<T>, whose: &str) {
     if *known == now {
         return;
     }

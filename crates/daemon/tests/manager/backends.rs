@@ -170,3 +170,24 @@ fn metrics_name_every_backend() {
     let names = text.lines().filter(|line| !line.starts_with('#')).all(|line| line.starts_with("cbd_"));
     assert!(names);
 }
+
+#[test]
+fn the_segments_of_a_cache_are_those_that_can_hold_a_log_wherever_they_are_counted() {
+    let place = Place::new();
+    let (disk, daemon) = place.disk_and_daemon();
+    place.write_block();
+    let status = daemon.status().unwrap().transports.remove(0).backends.remove(0);
+    let free = status.cache.as_ref().expect("a cache").free_segments;
+    assert!(status.info.cache_used_segs > 0);
+    assert_eq!(status.info.cache_used_segs + free, status.info.cache_segs);
+    let unit = serde_json::to_value(&status).unwrap()["atomic_unit"].clone();
+    assert!(unit.as_u64().is_some_and(|unit| unit >= 4096), "{unit}");
+    drop(daemon);
+    std::fs::rename(&disk, place.path("away")).unwrap();
+    let daemon = place.daemon();
+    let down = daemon.status().unwrap().transports.remove(0).backends.remove(0);
+    assert!(!down.info.alive);
+    assert_eq!(down.info.cache_segs, status.info.cache_segs);
+    let unit = serde_json::to_value(&down).unwrap().get("atomic_unit").cloned();
+    assert_eq!(unit, None, "it is not known while the disk is not open");
+}

@@ -27,6 +27,11 @@ fn wait_until_reported(daemon: &Manager, part: &str) {
     }
 }
 
+/// The state of the first backend in `backend-list`.
+fn state(daemon: &Manager) -> String {
+    daemon.backends(0, true).unwrap().remove(0).state
+}
+
 #[test]
 fn a_deleted_disk_is_reported_and_neither_drained_nor_stopped() {
     let place = Place::new();
@@ -38,6 +43,7 @@ fn a_deleted_disk_is_reported_and_neither_drained_nor_stopped() {
     assert!(error.line().contains(&format!("/proc/{}/fd/", std::process::id())), "{error}");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was deleted while it is in use");
     wait_until_reported(&daemon, "was deleted while it is in use");
+    assert!(state(&daemon).contains("the file was deleted"), "{}", state(&daemon));
     let metrics = cbd_daemon::metrics::render(&daemon.status().unwrap());
     let changed = format!("cbd_backend_file_changed{{transport=\"0\",backend=\"0\",path=\"{disk}\"}} 1");
     assert!(metrics.contains(&changed), "{metrics}");
@@ -94,6 +100,7 @@ fn a_disk_that_was_renamed_is_drained_and_stopped_with_its_new_name() {
     let now = place.path("elsewhere").canonicalize().unwrap();
     let now = now.to_str().unwrap();
     wait_until_reported(&daemon, now);
+    assert_eq!(state(&daemon), "serving, the file was renamed");
     let done = drain(&daemon).unwrap();
     assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
     let done = stop(&daemon, StopBackend::default()).unwrap();
@@ -112,6 +119,7 @@ fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_res
     place.client().write(6 * MIB, &[6; 4096], true).unwrap();
     refused(drain(&daemon), ErrorKind::Backing, "was cut short");
     wait_until_reported(&daemon, "was cut short");
+    assert!(state(&daemon).contains("the file was cut short"), "{}", state(&daemon));
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was cut short");
     assert_eq!(file.metadata().unwrap().len(), 4 * MIB);
     assert!(cache_of(&daemon).dirty_bytes >= 4096);

@@ -80,6 +80,15 @@ pub struct BackendEntry {
     pub is_moved: bool,
 }
 
+impl BackendEntry {
+    /// Segments of its cache that can hold a log, as [`CacheStatus::segments`](crate::CacheStatus::segments) counts them:
+    /// all but the state segment; 0 without a cache.
+    #[must_use]
+    pub const fn log_segments(&self) -> u32 {
+        self.cache_segments.saturating_sub(1)
+    }
+}
+
 impl<E: Environment> Transport<E> {
     /// Makes a backend, and its cache if it has one.
     ///
