@@ -3,6 +3,7 @@
 //! Invariants: a backing device is served only if it is the recorded disk.
 
 use super::blkdev::BlkdevSlot;
+use super::conditions::OfRun;
 use super::down;
 use super::lent::{Borrowed, Ground, Lent};
 use super::probe::{Probes, StartTime, answers};
@@ -27,6 +28,8 @@ pub(super) struct BackendSlot {
     pub path: String,
     pub entry: BackendEntry,
     pub run: Option<Arc<RunningBackend>>,
+    /// The conditions of its present run, or of its last one.
+    pub conditions: OfRun,
     pub error: Option<String>,
     pub warnings: Vec<String>,
     /// The path of its former disk, if a rescue has moved the backend.
@@ -74,6 +77,7 @@ impl BackendSlot {
             path: entry.path.clone(),
             entry,
             run: None,
+            conditions: OfRun::default(),
             error: None,
             warnings: Vec::new(),
             moved_from: None,
@@ -105,6 +109,7 @@ impl BackendSlot {
                     tracing::info!(backend = self.entry.id.0, "{}: {found}", self.path);
                 }
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
+                self.conditions = OfRun::default();
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
                 self.held = None;
                 self.unended.clear();
@@ -153,14 +158,16 @@ impl BackendSlot {
 
     /// Ends the backend with the daemon: closes its block devices, or leaves them to the next daemon, then closes its cache and
     /// its file. `stage` records what this waits for.
-    pub fn end(mut self, id: BackendId, stage: &Stage) {
+    pub fn end(mut self, transport: u32, id: BackendId, stage: &Stage) {
         stage.set("its block device does not close");
         for mut blkdev in std::mem::take(&mut self.blkdevs).into_values() {
             blkdev.end();
         }
         if let Some(run) = self.run.take() {
             stage.set("its backing device does not complete requests; what is dirty stays in the region");
+            conditions::log_before_stop(&self.conditions, transport, id, &self.path, &run);
             run.stop();
+            conditions::log_after_stop(&self.conditions, transport, id, &self.path, &run);
             stage.set("its backing device does not close");
             drop(run);
             tracing::info!(backend = id.0, "stopped: {}", self.path);

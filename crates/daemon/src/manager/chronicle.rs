@@ -4,7 +4,7 @@
 //! lock of the tables.
 
 use super::Manager;
-use super::conditions::{self, Observed, Watch};
+use super::conditions::{self, Conditions, Line, Observed};
 use crate::size::format_time;
 use crate::state::RecoveryPoint;
 use cbd_types::{BackendId, uuid_text};
@@ -18,7 +18,8 @@ pub(super) struct Chronicle {
     logged: BTreeMap<(u32, BackendId), Logged>,
     /// Why the last recovery point of a transport could not be logged.
     failed: BTreeMap<u32, String>,
-    watch: Watch,
+    /// Those of the regions.
+    conditions: Conditions,
 }
 
 /// A logged recovery point: drained epoch, its time in ms, and whether the disk is not crash-consistent. A change of any of
@@ -38,6 +39,7 @@ impl Manager {
         let mut chronicle = self.chronicle.lock();
         let Some(tables) = self.tables.try_lock() else { return };
         let (mut points, mut observed, mut regions) = (Vec::new(), Vec::<Observed>::new(), BTreeMap::new());
+        let mut lines = Vec::<Line>::new();
         for (&transport, slot) in &*tables {
             let Ok(running) = &slot.running else { continue };
             regions.insert(transport, slot.entry.path.clone());
@@ -47,7 +49,8 @@ impl Manager {
             for (&id, backend) in &running.backends {
                 let Some(run) = &backend.run else { continue };
                 let status = run.cache().map(|cache| cache.status());
-                observed.extend(conditions::of_backend(transport, id, &backend.path, run, status.as_ref()));
+                let of_backend = conditions::of_backend(transport, id, &backend.path, run, status.as_ref());
+                lines.extend(backend.conditions.lock().sample(&of_backend, Instant::now()));
                 let Some(status) = status else { continue };
                 let now = (status.drained_epoch.0, status.drained_wall_ms, !status.backing_is_consistent);
                 let before = chronicle.logged.get(&(transport, id));
@@ -82,8 +85,17 @@ impl Manager {
         for (transport, path) in regions {
             observed.push(conditions::of_recovery_points(transport, &path, chronicle.failed.get(&transport)));
         }
-        let lines = chronicle.watch.sample(&observed, Instant::now());
+        lines.extend(chronicle.conditions.sample(&observed, Instant::now()));
         drop(chronicle);
-        lines.iter().for_each(conditions::Line::log);
+        lines.iter().for_each(Line::log);
+    }
+
+    /// Logs which conditions of regions are in force at the end of the daemon; does nothing if another thread still writes them
+    /// down.
+    pub(super) fn end_conditions_of_regions(&self) {
+        let Some(mut chronicle) = self.chronicle.try_lock() else { return };
+        let lines = chronicle.conditions.sample(&[], Instant::now());
+        drop(chronicle);
+        lines.iter().for_each(Line::log);
     }
 }

@@ -3,14 +3,18 @@
 //! Invariants: no code on the data path logs. The background thread samples every backend once a second, its state and its
 //! counters, so that an error that begins and ends between two samples is logged, too. A line names the error and the
 //! object. Each condition may log a burst of [`BURST`] lines, then one every [`REFILL`]; a change beyond that limit is logged
-//! when the limit permits, if it still holds.
+//! when the limit permits, if it still holds. The last pass over the conditions of a backend comes after its stop: it logs what
+//! has occurred since the pass before, and each condition that is still in force, without a limit.
 //!
 //! Elsewhere: commands log their own actions.
 
+use cbd_backing::Oldest;
 use cbd_engine::CacheStatus;
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, ByteRange};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Lines that a condition may log in a burst.
@@ -76,11 +80,17 @@ pub(super) struct Wrong {
     pub key: String,
     /// The text of the log line.
     pub text: String,
+    /// How long the error had lasted when it was observed; zero if the observation is its beginning.
+    pub age: Duration,
 }
 
 impl Wrong {
+    const fn new(key: String, text: String) -> Self {
+        Self { key, text, age: Duration::ZERO }
+    }
+
     fn plain(text: String) -> Self {
-        Self { key: text.clone(), text }
+        Self::new(text.clone(), text)
     }
 }
 
@@ -128,12 +138,22 @@ impl Line {
 /// The state of one topic of one backend or transport.
 #[derive(Debug)]
 struct Condition {
-    /// The key that was logged last, and when the condition began; none without a condition.
-    logged: Option<(String, Instant)>,
+    /// The error that was logged last; none without a condition.
+    logged: Option<Logged>,
     /// The counter, and when it last increased.
     counted: (u64, Option<Instant>),
     lines: u32,
     refilled: Instant,
+}
+
+/// An error in the log whose end is not logged yet.
+#[derive(Clone, Debug)]
+struct Logged {
+    key: String,
+    path: String,
+    text: String,
+    /// When the condition began, which may be before it was observed.
+    since: Instant,
 }
 
 impl Condition {
@@ -166,10 +186,10 @@ impl Condition {
         true
     }
 
-    fn sample(&mut self, observed: &Observed, now: Instant) -> Option<Line> {
+    /// The line of a sample, if any; with `limited`, only if the number of lines permits it.
+    fn sample(&mut self, observed: &Observed, now: Instant, limited: bool) -> Option<Line> {
         let moves = observed.count.is_some_and(|count| self.moves(count, now));
         let wrong = observed.wrong.as_ref().filter(|_| observed.holds || moves);
-        let logged = self.logged.clone();
         let line = |is_over: bool, text: String| Line {
             is_error: observed.topic.is_error(),
             is_over,
@@ -177,42 +197,100 @@ impl Condition {
             backend: observed.backend,
             text: format!("{}: {text}", observed.path),
         };
-        match (logged, wrong) {
+        match (self.logged.clone(), wrong) {
             (None, None) => None,
-            (Some((key, _)), Some(wrong)) if key == wrong.key => None,
-            _ if !self.may_log(now) => None,
+            (Some(logged), Some(wrong)) if logged.key == wrong.key => None,
+            _ if !self.may_log(now) && limited => None,
             (before, Some(wrong)) => {
-                let since = before.map_or(now, |(_, since)| since);
-                self.logged = Some((wrong.key.clone(), since));
-                Some(line(false, wrong.text.clone()))
+                let since =
+                    before.map_or_else(|| now.checked_sub(wrong.age).unwrap_or(now), |before| before.since);
+                let (path, Wrong { key, text, .. }) = (observed.path.clone(), wrong.clone());
+                self.logged = Some(Logged { key, path, text: text.clone(), since });
+                Some(line(false, text))
             }
-            (Some((_, since)), None) => {
-                let seconds = now.saturating_duration_since(since).as_secs();
+            (Some(logged), None) => {
+                let seconds = now.saturating_duration_since(logged.since).as_secs();
                 let counted = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
                 self.logged = None;
                 Some(line(true, format!("{} (it lasted {seconds} s{counted})", observed.topic.over())))
             }
         }
     }
+
+    /// The line of a condition that is in force when its backend or region is stopped.
+    fn end(&mut self, key: Key, now: Instant) -> Option<Line> {
+        let (transport, backend, topic) = key;
+        let Logged { path, text, since, .. } = self.logged.take()?;
+        let seconds = now.saturating_duration_since(since).as_secs();
+        let text = format!("{path}: stopped {seconds} s after this began: {text}");
+        Some(Line { is_error: topic.is_error(), is_over: true, transport, backend, text })
+    }
 }
 
-/// All conditions.
-#[derive(Default, Debug)]
-pub(super) struct Watch(BTreeMap<(u32, Option<BackendId>, Topic), Condition>);
+/// A topic of a backend, or of a transport.
+type Key = (u32, Option<BackendId>, Topic);
 
-impl Watch {
-    /// The lines for these samples. A condition without a sample is dropped without a line: its backend was removed.
+/// The conditions of all regions, or of one run of a backend.
+#[derive(Default, Debug)]
+pub(super) struct Conditions {
+    of: BTreeMap<Key, Condition>,
+    /// Whether the last pass was made; a later sample is older than it and has no lines.
+    has_ended: bool,
+}
+
+/// The conditions of one run of a backend. The background thread and the thread that stops the backend share them.
+pub(super) type OfRun = Arc<Mutex<Conditions>>;
+
+impl Conditions {
+    /// The lines for these samples. A condition without a sample ends: its region was unregistered.
     pub fn sample(&mut self, observed: &[Observed], now: Instant) -> Vec<Line> {
+        self.pass(observed, now, true)
+    }
+
+    /// The last pass: the lines for these samples, and a line for each condition that is in force.
+    pub fn end(&mut self, observed: &[Observed], now: Instant) -> Vec<Line> {
+        let mut lines = self.pass(observed, now, false);
+        self.has_ended = true;
+        lines.extend(std::mem::take(&mut self.of).into_iter().filter_map(|(key, mut of)| of.end(key, now)));
+        lines
+    }
+
+    fn pass(&mut self, observed: &[Observed], now: Instant, limited: bool) -> Vec<Line> {
+        if self.has_ended {
+            return Vec::new();
+        }
         let key = |seen: &Observed| (seen.transport, seen.backend, seen.topic);
         let seen: std::collections::BTreeSet<_> = observed.iter().map(key).collect();
-        self.0.retain(|key, _| seen.contains(key));
         let mut lines = Vec::new();
+        self.of.retain(|key, condition| {
+            let is_seen = seen.contains(key);
+            if !is_seen {
+                lines.extend(condition.end(*key, now));
+            }
+            is_seen
+        });
         for observed in observed {
-            let condition = self.0.entry(key(observed)).or_insert_with(|| Condition::new(now));
-            lines.extend(condition.sample(observed, now));
+            let condition = self.of.entry(key(observed)).or_insert_with(|| Condition::new(now));
+            lines.extend(condition.sample(observed, now, limited));
         }
         lines
     }
+}
+
+/// Logs the conditions of a backend that is about to be stopped, which may take long.
+pub(super) fn log_before_stop(of: &OfRun, transport: u32, id: BackendId, path: &str, run: &RunningBackend) {
+    let status = run.cache().map(|cache| cache.status());
+    let observed = of_backend(transport, id, path, run, status.as_ref());
+    let lines = of.lock().sample(&observed, Instant::now());
+    lines.iter().for_each(Line::log);
+}
+
+/// Logs the conditions of a backend that was stopped, and that those in force are no longer observed.
+pub(super) fn log_after_stop(of: &OfRun, transport: u32, id: BackendId, path: &str, run: &RunningBackend) {
+    let status = run.cache().map(|cache| cache.status());
+    let observed = of_backend(transport, id, path, run, status.as_ref());
+    let lines = of.lock().end(&observed, Instant::now());
+    lines.iter().for_each(Line::log);
 }
 
 /// The samples of a backend that is served.
@@ -233,12 +311,12 @@ pub(super) fn of_backend(
         count,
     };
     let failures = run.device().failures();
-    let failed = failures.last().map(|(kind, error)| Wrong {
-        key: kind.name().to_owned(),
-        text: format!("requests of clients fail, with EIO or the like; the last one: {error}"),
+    let failed = failures.last().map(|(kind, error)| {
+        let text = format!("requests of clients fail, with EIO or the like; the last one: {error}");
+        Wrong::new(kind.name().to_owned(), text)
     });
     let mut observed = vec![seen(Topic::Clients, failed, false, Some(failures.count()))];
-    let silent = silence(run).map(|text| Wrong { key: String::new(), text });
+    let silent = unanswered(run).map(|(oldest, text)| Wrong { key: String::new(), text, age: oldest.age });
     observed.push(seen(Topic::Silent, silent, true, None));
     let Some(status) = status else { return observed };
     observed.extend([
@@ -259,9 +337,15 @@ pub(super) fn of_backend(
 
 /// What the backing device has not answered for long, if anything.
 pub(super) fn silence(run: &RunningBackend) -> Option<String> {
+    unanswered(run).map(|(_, text)| text)
+}
+
+/// The oldest operation without an answer if it is reported, and its text.
+fn unanswered(run: &RunningBackend) -> Option<(Oldest, String)> {
     let oldest = run.oldest_operation().filter(|oldest| oldest.age >= SILENT)?;
     let (name, seconds) = (oldest.name, oldest.age.as_secs());
-    Some(format!("the backing device does not answer: a {name} has had no answer for {seconds} s"))
+    let text = format!("the backing device does not answer: a {name} has had no answer for {seconds} s");
+    Some((oldest, text))
 }
 
 fn damage(status: &CacheStatus) -> Option<Wrong> {
@@ -271,30 +355,30 @@ fn damage(status: &CacheStatus) -> Option<Wrong> {
     let ranges: Vec<ByteRange> = status.damaged.iter().map(|damaged| damaged.range).collect();
     let reason = status.damaged.first().map_or("", |damaged| damaged.reason.as_str());
     let named = named(&ranges);
-    Some(Wrong {
-        key: format!("{} {named}", ranges.len()),
-        text: format!(
+    Some(Wrong::new(
+        format!("{} {named}", ranges.len()),
+        format!(
             "data in the cache is damaged in {} ranges: {named} ({reason}); reads of them answer EIO until they are overwritten, and the \
              backing device has older data there",
             ranges.len()
         ),
-    })
+    ))
 }
 
 fn healed(status: &CacheStatus) -> Option<Wrong> {
-    (status.damage_healed > 0).then(|| Wrong {
-        key: String::new(),
-        text: "data in the cache failed its checksum and was read from the backing device instead; nothing is lost, but the region's \
-               memory may be failing"
-            .to_owned(),
+    (status.damage_healed > 0).then(|| {
+        let text = "data in the cache failed its checksum and was read from the backing device instead; nothing is lost, but the region's \
+               memory may be failing";
+        Wrong::new(String::new(), text.to_owned())
     })
 }
 
 fn writeback(status: &CacheStatus) -> Option<Wrong> {
     let now = status.backing_trouble.as_ref().map(|trouble| &trouble.error);
-    now.or(status.last_backing_failure.as_ref()).map(|error| Wrong {
-        key: error.clone(),
-        text: format!("writeback fails: {error}; dirty data stays in the cache, and writeback is retried"),
+    now.or(status.last_backing_failure.as_ref()).map(|error| {
+        let text =
+            format!("writeback fails: {error}; dirty data stays in the cache, and writeback is retried");
+        Wrong::new(error.clone(), text)
     })
 }
 
@@ -313,15 +397,15 @@ fn parked(status: &CacheStatus) -> Option<Wrong> {
         return None;
     }
     let named = named(&status.parked);
-    Some(Wrong {
-        key: format!("{} {named}", status.parked.len()),
-        text: format!(
+    Some(Wrong::new(
+        format!("{} {named}", status.parked.len()),
+        format!(
             "the backing device refuses {} ranges, {} bytes: {named} ({}); the cache keeps them",
             status.parked.len(),
             status.parked_bytes,
             status.parked_error.as_deref().unwrap_or("not tried since the start")
         ),
-    })
+    ))
 }
 
 /// The sample of the log of recovery points of a transport.
@@ -395,22 +479,59 @@ mod tests {
         }
     }
 
-    struct Clock(Watch, Instant);
+    struct Clock(Conditions, Instant);
 
     impl Clock {
         fn new() -> Self {
-            Self(Watch::default(), Instant::now())
+            Self(Conditions::default(), Instant::now())
         }
 
         /// The lines of a sample that is taken `seconds` after the last one.
         fn sample(&mut self, seconds: u64, observed: Observed) -> Vec<String> {
             self.1 += Duration::from_secs(seconds);
-            let lines = self.0.sample(&[observed], self.1);
-            lines
-                .into_iter()
-                .map(|line| format!("{}{}", if line.is_over { "over: " } else { "" }, line.text))
-                .collect()
+            words(self.0.sample(&[observed], self.1))
         }
+    }
+
+    fn words(lines: Vec<Line>) -> Vec<String> {
+        let words = |line: Line| format!("{}{}", if line.is_over { "over: " } else { "" }, line.text);
+        lines.into_iter().map(words).collect()
+    }
+
+    #[test]
+    fn the_duration_of_a_condition_counts_from_its_beginning_and_not_from_its_first_report() {
+        let mut clock = Clock::new();
+        let silent = |age: Option<u64>| {
+            let mut observed = observed(Topic::Silent, age.map(|_| "no answer"), None);
+            if let (Some(wrong), Some(age)) = (&mut observed.wrong, age) {
+                wrong.age = Duration::from_secs(age);
+            }
+            observed
+        };
+        assert_eq!(clock.sample(1, silent(Some(10))), ["/dev/sdb: no answer"]);
+        assert_eq!(clock.sample(3, silent(Some(13))), [""; 0]);
+        assert_eq!(
+            clock.sample(2, silent(None)),
+            ["over: /dev/sdb: the backing device answers again (it lasted 15 s)"]
+        );
+    }
+
+    #[test]
+    fn the_last_pass_logs_what_is_new_and_what_is_in_force_beyond_the_limit_of_lines() {
+        let mut clock = Clock::new();
+        for second in 0..20 {
+            let wrong = if second % 2 == 0 { Some("EIO") } else { None };
+            clock.sample(1, observed(Topic::Writeback, wrong, None));
+        }
+        let last = clock.0.end(&[observed(Topic::Writeback, Some("ENOSPC"), None)], clock.1);
+        let [new, in_force] = &words(last)[..] else { panic!("two lines") };
+        assert_eq!(new, "/dev/sdb: ENOSPC");
+        assert!(
+            in_force.starts_with("over: /dev/sdb: stopped ") && in_force.ends_with(" began: ENOSPC"),
+            "{in_force}"
+        );
+        // A sample that the background thread has taken before, and that comes after the last pass.
+        assert_eq!(clock.sample(1, observed(Topic::Writeback, Some("EIO"), None)), [""; 0]);
     }
 
     #[test]
@@ -463,10 +584,14 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_was_removed_leaves_no_condition() {
+    fn a_region_that_was_unregistered_leaves_a_line_and_no_condition() {
         let mut clock = Clock::new();
-        assert_eq!(clock.sample(1, observed(Topic::Damage, Some("damaged"), None)).len(), 1);
-        assert!(clock.0.sample(&[], clock.1).is_empty());
-        assert!(clock.0.0.is_empty());
+        assert_eq!(clock.sample(1, observed(Topic::Region, Some("failed"), None)).len(), 1);
+        clock.1 += Duration::from_secs(2);
+        assert_eq!(
+            words(clock.0.sample(&[], clock.1)),
+            ["over: /dev/sdb: stopped 2 s after this began: failed"]
+        );
+        assert!(clock.0.of.is_empty());
     }
 }

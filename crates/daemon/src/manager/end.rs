@@ -95,6 +95,7 @@ impl Manager {
                 hung.extend(run_until(deadline, tasks));
             }
         }
+        self.end_conditions_of_regions();
         log(&hung);
         Ended { left, hung, work: self.end_of_work(), not_synced: Arc::clone(&self.not_synced) }
     }
@@ -129,7 +130,7 @@ pub(super) fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
     Task::new(name, move |stage: &Stage| {
         let (lent, ending) = (slot.lent.clone(), slot.ending.clone());
         match &lent {
-            None => slot.end(id, stage),
+            None => slot.end(transport, id, stage),
             // The worker that has the slot closes its block devices and then its cache.
             Some(_) => drop(slot),
         }

@@ -5,6 +5,7 @@
 
 use super::backend::BackendSlot;
 use super::blkdev::BlkdevSlot;
+use super::conditions::OfRun;
 use super::tasks::Stage;
 use super::transport::{Running, running_mut};
 use super::{Manager, Tables, stopping};
@@ -104,6 +105,7 @@ impl BackendSlot {
             path: self.path.clone(),
             entry: self.entry.clone(),
             run: self.run.clone(),
+            conditions: OfRun::clone(&self.conditions),
             error: self.error.clone(),
             warnings: self.warnings.clone(),
             moved_from: self.moved_from.clone(),
@@ -188,7 +190,7 @@ impl Manager {
             drop(tables);
             // The end of the daemon waits for this worker, so this waits for an earlier stop that has timed out.
             let ending = slot.ending.clone();
-            slot.end(id, &Stage::nowhere());
+            slot.end(ground.id, id, &Stage::nowhere());
             ending.wait_for_none(None);
             return drop(worker);
         };

@@ -10,6 +10,8 @@
 mod backend;
 mod blkdev;
 mod chronicle;
+#[cfg(test)]
+mod condition_tests;
 mod conditions;
 mod down;
 mod drain;

@@ -318,7 +318,7 @@ impl Manager {
         // The daemon ended meanwhile.
         let (slot, _) = created?;
         let id = slot.entry.id;
-        slot.end(id, &Stage::nowhere());
+        slot.end(ground.id, id, &Stage::nowhere());
         Err(stopping())
     }
 

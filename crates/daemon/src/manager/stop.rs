@@ -5,6 +5,7 @@
 
 use super::Manager;
 use super::backend::BackendSlot;
+use super::conditions::{self, OfRun};
 use super::drain::Wait;
 use super::lent::Lent;
 use super::tasks::{Task, poll_until, run_until};
@@ -211,16 +212,19 @@ impl Manager {
             lent.slot.unended.extend(blkdev.close_for_good(true)?);
         }
         if let Some(run) = lent.slot.run.take() {
+            let (transport, path) = (lent.ground.id, lent.slot.path.clone());
+            let conditions = OfRun::clone(&lent.slot.conditions);
+            conditions::log_before_stop(&conditions, transport, id, &path, &run);
             self.hide_run(lent);
             lent.slot.error = Some("it was stopped, but not removed".to_owned());
             let cache = run.cache().map(Arc::downgrade);
             let ending = lent.slot.ending.add();
-            let (transport, path) = (lent.ground.id, lent.slot.path.clone());
             let task = Task::new(format!("backend {id} ({path})"), move |stage| {
                 stage.set("its backing device does not complete requests");
                 run.stop();
                 // Threads of a block device that was closed by force have requests of their own.
                 run.device().wait_for_queues(None);
+                conditions::log_after_stop(&conditions, transport, id, &path, &run);
                 stage.set("its backing device does not close");
                 drop((run, ending));
                 tracing::info!(transport, backend = id.0, "stopped: {path}");

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::control::{Control, Flow};
 use crate::run::Options;
 use crate::state::{StateDir, TransportEntry};
+use cbd_backing::Decorator;
 use cbd_export::BlockDevice;
 use cbd_runtime::RunningBackend;
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
@@ -17,12 +18,17 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 
 /// Timeout, far above the expected duration of each wait.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A daemon with all its files in a folder, without transports.
 fn manager(folder: &Path) -> Arc<Manager> {
+    decorated(folder, None)
+}
+
+/// As [`manager`], with a decorator for its backing devices.
+fn decorated(folder: &Path, decorator: Option<Decorator>) -> Arc<Manager> {
     std::fs::create_dir_all(folder.join("dev")).expect("a folder");
-    let options = Options::below(folder);
+    let options = Options { decorator, ..Options::below(folder) };
     let state = StateDir::open(&options.paths.state_dir).expect("a state folder");
     let manager = Arc::new(Manager::new(&options, Config::default(), state).expect("a manager"));
     manager.restore().expect("nothing is to be restored");
@@ -32,6 +38,11 @@ fn manager(folder: &Path) -> Arc<Manager> {
 /// A daemon with one registered region.
 fn with_region(folder: &Path) -> Arc<Manager> {
     let manager = manager(folder);
+    register(&manager, folder);
+    manager
+}
+
+fn register(manager: &Manager, folder: &Path) {
     let region = RegisterTransport {
         host: "node0".to_owned(),
         path: text(folder, "region"),
@@ -41,12 +52,17 @@ fn with_region(folder: &Path) -> Arc<Manager> {
         force: false,
     };
     manager.register_transport(&region).expect("a region");
-    manager
 }
 
 /// A daemon with one backend, whose block device is exported by NBD.
-fn with_backend(folder: &Path) -> Arc<Manager> {
-    let manager = with_region(folder);
+pub(super) fn with_backend(folder: &Path) -> Arc<Manager> {
+    with_decorated_backend(folder, None)
+}
+
+/// As [`with_backend`], with a decorator for the backing device.
+pub(super) fn with_decorated_backend(folder: &Path, decorator: Option<Decorator>) -> Arc<Manager> {
+    let manager = decorated(folder, decorator);
+    register(&manager, folder);
     manager.start_backend(0, &backend(folder)).expect("a backend");
     manager
 }
@@ -63,16 +79,21 @@ fn backend(folder: &Path) -> StartBackend {
     }
 }
 
-fn text(folder: &Path, name: &str) -> String {
+pub(super) fn text(folder: &Path, name: &str) -> String {
     folder.join(name).to_str().expect("a path of the test").to_owned()
 }
 
-fn write(run: &RunningBackend) -> Result<()> {
+pub(super) fn write(run: &RunningBackend) -> Result<()> {
+    execute(run, Operation::Write)
+}
+
+/// Executes `operation` on the first block.
+pub(super) fn execute(run: &RunningBackend, operation: Operation) -> Result<()> {
     let mut queue = run.device().open_queue()?;
     let mut done = Vec::new();
     let range = ByteRange::at(0, 4096);
     let buffer = AlignedBuffer::zeroed(4096);
-    queue.submit(Request { id: 0, operation: Operation::Write, range, fua: false, buffer }, &mut done);
+    queue.submit(Request { id: 0, operation, range, fua: false, buffer }, &mut done);
     let end = Instant::now() + LIMIT;
     while done.is_empty() {
         assert!(Instant::now() < end, "the write does not complete");
@@ -82,7 +103,7 @@ fn write(run: &RunningBackend) -> Result<()> {
     result.map(drop)
 }
 
-fn stop(manager: &Manager, request: &StopBackend) -> Result<()> {
+pub(super) fn stop(manager: &Manager, request: &StopBackend) -> Result<()> {
     manager.stop_backend(0, 0, request, &mut |_| Flow::Continue).map(drop)
 }
 

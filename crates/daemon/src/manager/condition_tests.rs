@@ -1,0 +1,165 @@
+//! The log of conditions at the stop of a backend and at the end of the daemon.
+
+use super::Manager;
+use super::tests::{LIMIT, execute, stop, text, with_decorated_backend, write};
+use crate::api::StopBackend;
+use cbd_backing::Decorator;
+use cbd_runtime::RunningBackend;
+use cbd_testkit::{FaultHandle, FaultRule, Faulty};
+use cbd_types::{BackendId, ErrorKind, Operation};
+use parking_lot::Mutex;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the tests of this process have logged.
+static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Sink;
+
+impl std::io::Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LOG.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A daemon whose disk follows `rule`; its log is captured.
+struct Daemon {
+    folder: tempfile::TempDir,
+    manager: Arc<Manager>,
+    faults: FaultHandle,
+}
+
+impl Daemon {
+    fn on(rule: &str) -> Self {
+        // Only the first call in this process installs the sink.
+        let _ = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Sink).try_init();
+        let folder = tempfile::tempdir().expect("a folder");
+        let rule = FaultRule::parse(rule).expect("a rule");
+        let faults: Arc<Mutex<Option<FaultHandle>>> = Arc::default();
+        let made = Arc::clone(&faults);
+        let decorator = Decorator::new(move |inner| {
+            let faulty = Faulty::new(inner, vec![rule.clone()]);
+            *made.lock() = Some(faulty.handle());
+            Arc::new(faulty)
+        });
+        let manager = with_decorated_backend(folder.path(), Some(decorator));
+        let faults = faults.lock().clone().expect("the backend is decorated");
+        Self { folder, manager, faults }
+    }
+
+    fn run(&self) -> Arc<RunningBackend> {
+        let lent = self.manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+        let run = lent.slot.run.clone().expect("it is up");
+        self.manager.put_back(lent);
+        run
+    }
+
+    /// The lines of the log that name the disk and contain `text`.
+    fn lines(&self, text: &str) -> Vec<String> {
+        let disk = disk(self.folder.path());
+        let log = String::from_utf8_lossy(&LOG.lock()).into_owned();
+        log.lines().filter(|line| line.contains(&disk) && line.contains(text)).map(str::to_owned).collect()
+    }
+
+    #[track_caller]
+    fn expect_line(&self, text: &str) -> String {
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(line) = self.lines(text).pop() {
+                return line;
+            }
+            assert!(Instant::now() < end, "{text:?} is not in the log: {:#?}", self.lines(""));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Writes a block and lets a stop fail because the disk does not take it.
+    fn make_writeback_fail(&self) {
+        write(&self.run()).expect("the cache takes it");
+        let request = StopBackend { timeout_s: Some(1), ..StopBackend::default() };
+        stop(&self.manager, &request).expect_err("the disk takes nothing");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The manager waits for operations that stall.
+        self.faults.clear();
+    }
+}
+
+fn disk(folder: &Path) -> String {
+    text(folder, "disk")
+}
+
+fn discarding(bytes: u64) -> StopBackend {
+    StopBackend { discard_dirty: Some(bytes), timeout_s: Some(0), ..StopBackend::default() }
+}
+
+#[test]
+fn a_stop_logs_an_error_that_occurred_since_the_last_pass_over_the_conditions() {
+    let daemon = Daemon::on("op=read");
+    // No pass of the background thread from here on.
+    let chronicle = daemon.manager.chronicle.lock();
+    execute(&daemon.run(), Operation::Read).expect_err("the disk refuses reads");
+    stop(&daemon.manager, &StopBackend::default()).expect("nothing is dirty");
+    assert_eq!(daemon.lines("requests of clients fail").len(), 2, "{:#?}", daemon.lines(""));
+    assert_eq!(daemon.lines("after this began: requests of clients fail").len(), 1);
+    drop(chronicle);
+}
+
+#[test]
+fn the_end_of_the_daemon_logs_an_error_that_occurred_since_the_last_pass_over_the_conditions() {
+    let daemon = Daemon::on("op=read");
+    let run = daemon.run();
+    // The last pass of the background thread waits for this lock, and the end of the daemon does not wait for that pass.
+    let chronicle = daemon.manager.chronicle.lock();
+    execute(&run, Operation::Read).expect_err("the disk refuses reads");
+    drop(run);
+    let _ = daemon.manager.end();
+    assert_eq!(daemon.lines("requests of clients fail").len(), 2, "{:#?}", daemon.lines(""));
+    drop(chronicle);
+}
+
+#[test]
+fn a_condition_in_force_is_logged_when_its_backend_is_stopped() {
+    let daemon = Daemon::on("op=write");
+    daemon.make_writeback_fail();
+    daemon.expect_line("writeback fails: ");
+    stop(&daemon.manager, &discarding(4096)).expect("the user gives it up");
+    let lines = daemon.lines("after this began: writeback fails: ");
+    assert_eq!(lines.len(), 1, "{:#?}", daemon.lines(""));
+    assert!(lines[0].contains("INFO") && lines[0].contains("writeback fails: "), "{lines:?}");
+}
+
+#[test]
+fn a_condition_in_force_is_logged_when_the_daemon_ends() {
+    let daemon = Daemon::on("op=write");
+    daemon.make_writeback_fail();
+    daemon.expect_line("writeback fails: ");
+    assert_eq!(daemon.manager.end().sync(), [""; 0]);
+    let lines = daemon.lines("after this began: writeback fails: ");
+    assert_eq!(lines.len(), 1, "{:#?}", daemon.lines(""));
+}
+
+#[test]
+fn the_end_of_a_silence_that_outlasts_a_stop_is_logged_with_its_whole_duration() {
+    let daemon = Daemon::on("op=write,how=stall");
+    daemon.make_writeback_fail();
+    daemon.expect_line("the backing device does not answer: a write has had no answer for ");
+    let error = stop(&daemon.manager, &discarding(4096)).expect_err("the disk does not answer");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(daemon.lines("answers again").len(), 0);
+    daemon.faults.clear();
+    let line = daemon.expect_line("the backing device answers again (it lasted ");
+    let seconds =
+        line.rsplit_once("lasted ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok());
+    // 10 s until it was reported, and 5 s until the stop gave up.
+    assert!(seconds >= Some(15), "{line}");
+}
