@@ -48,6 +48,8 @@ pub enum NotDrained {
         missing_bytes: u64,
         /// The current error of the backing device.
         trouble: Option<String>,
+        /// The operation of the backing device that has had no answer for long.
+        silence: Option<String>,
         /// The setting `writeback_rate` in bytes a second, if one request at this rate takes as long as the timeout.
         limit: Option<u64>,
     },
@@ -114,7 +116,8 @@ pub fn until_drained<E: Environment>(
                 timeout,
                 dirty_bytes: status.dirty_bytes,
                 missing_bytes: status.missing_bytes(),
-                trouble: progress.trouble.or_else(silence),
+                trouble: progress.trouble,
+                silence: silence(),
                 limit: limit_that_delays(cache.settings().writeback_rate, timeout, status.dirty_bytes),
             });
         }
@@ -146,7 +149,9 @@ impl NotDrained {
                     ),
                 )
             }
-            Self::GaveUp { timeout, dirty_bytes, trouble: None, limit: Some(rate), .. } => Error::new(
+            Self::GaveUp {
+                timeout, dirty_bytes, trouble: None, silence: None, limit: Some(rate), ..
+            } => Error::new(
                 ErrorKind::TimedOut,
                 format!(
                     "backend {id} could not be drained: nothing progressed for {} s, because the setting writeback_rate limits \
@@ -155,10 +160,15 @@ impl NotDrained {
                     timeout.as_secs()
                 ),
             ),
-            Self::GaveUp { timeout, dirty_bytes, missing_bytes, trouble, .. } => {
-                let (kind, why) = match trouble {
-                    Some(error) => (ErrorKind::Backing, format!("the backing device fails: {error}")),
-                    None => (ErrorKind::TimedOut, "the backing device has not taken anything".to_owned()),
+            Self::GaveUp { timeout, dirty_bytes, missing_bytes, trouble, silence, .. } => {
+                let (kind, why) = match (trouble, silence) {
+                    (Some(error), _) => (ErrorKind::Backing, format!("the backing device fails: {error}")),
+                    (None, Some(silence)) => {
+                        (ErrorKind::TimedOut, format!("the backing device does not answer: {silence}"))
+                    }
+                    (None, None) => {
+                        (ErrorKind::TimedOut, "the backing device has not taken anything".to_owned())
+                    }
                 };
                 Error::new(
                     kind,
