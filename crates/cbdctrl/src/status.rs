@@ -219,8 +219,18 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     if cache.parked.len() > 20 {
         line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
+    add_damage(page, cache);
+}
+
+fn add_damage(page: &mut String, cache: &CacheInfo) {
     if cache.damage_found > 0 {
-        line(page, 4, "DAMAGE", format!("{} found, {} healed", cache.damage_found, cache.damage_healed));
+        let text = format!(
+            "{} records found since the start: {} clean, read from the backing device instead; {} ranges lost now",
+            cache.damage_found,
+            cache.damage_healed,
+            cache.quarantined.len()
+        );
+        line(page, 4, "DAMAGE", text);
     }
     if cache.quarantined_bytes > 0 {
         line(
@@ -324,14 +334,14 @@ mod tests {
         let page = page(&status(serde_json::json!({
             "void": "a batch is being written", "backing_errors": 4, "last_error": "EIO", "writers_waiting": true,
             "stalled": true, "parked": [{"start": 512, "end": 1024}], "parked_error": "EIO",
-            "damage_found": 2, "quarantined": [{"start": 0, "end": 4096, "reason": "checksum"}],
+            "damage_found": 3, "damage_healed": 2, "quarantined": [{"start": 0, "end": 4096, "reason": "checksum"}],
         })));
         for part in [
             "VOID",
             "ERRORS",
             "QUARANTINED",
             "FULL",
-            "DAMAGE",
+            "3 records found since the start: 2 clean, read from the backing device instead; 1 ranges lost now",
             "bytes 0..4096 (checksum)",
             "STALLED",
             "PARKED",

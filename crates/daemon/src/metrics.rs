@@ -155,6 +155,77 @@ const GAUGES: [Gauge; 4] = [
     ("cbd_backend_blkdevs", "Block devices on the backend.", |it| it.info.blkdevs.len() as u64),
 ];
 
+type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
+
+/// Name, kind, help and value of the metrics of caches.
+const OF_CACHES: [(&str, &str, &str, OfCache); 19] = [
+    ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
+    ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
+        backend.info.cache_used_segs
+    }),
+    ("cbd_cache_size_bytes", "gauge", "Size of the cache.", |_, cache| cache.size),
+    ("cbd_cache_dirty_bytes", "gauge", "Bytes that are not on the backing device yet.", |_, cache| {
+        cache.dirty_bytes
+    }),
+    ("cbd_cache_read_hit_bytes_total", "counter", "Bytes read from the cache.", |_, cache| {
+        cache.read_hit_bytes
+    }),
+    ("cbd_cache_read_miss_bytes_total", "counter", "Bytes read from the backing device.", |_, cache| {
+        cache.read_miss_bytes
+    }),
+    ("cbd_cache_epoch", "counter", "The epoch that is open.", |_, cache| cache.epoch),
+    ("cbd_cache_drained_epoch", "counter", "All epochs up to this are on the backing device.", |_, cache| {
+        cache.drained_epoch
+    }),
+    (
+        "cbd_cache_recovery_point_ms",
+        "gauge",
+        "All that was flushed before this time is on the backing device; ms since 1970, 0: not known.",
+        |_, cache| cache.drained_ms,
+    ),
+    ("cbd_cache_written_bytes_total", "counter", "Bytes that clients wrote.", |_, cache| cache.written_bytes),
+    ("cbd_cache_written_back_bytes_total", "counter", "Bytes written to the backing device.", |_, cache| {
+        cache.written_back_bytes
+    }),
+    ("cbd_cache_index_bytes", "gauge", "Memory of the index.", |_, cache| cache.index_bytes),
+    (
+        "cbd_cache_failed_attempts",
+        "gauge",
+        "Attempts of writeback that failed since it last worked.",
+        |_, cache| cache.backing_errors,
+    ),
+    ("cbd_cache_parked_bytes", "gauge", "Bytes that the backing device refuses.", |_, cache| {
+        cache.parked_bytes
+    }),
+    (
+        "cbd_cache_stalled",
+        "gauge",
+        "Whether the backing device has refused writes for longer than the settings allow.",
+        |_, cache| u64::from(cache.stalled),
+    ),
+    (
+        "cbd_cache_quarantined_bytes",
+        "gauge",
+        "Bytes whose newest data is lost: reads of them fail.",
+        |_, cache| cache.quarantined_bytes,
+    ),
+    (
+        "cbd_cache_damage_found_total",
+        "counter",
+        "Damaged records that reads and writeback have found in the cache.",
+        |_, cache| cache.damage_found,
+    ),
+    (
+        "cbd_cache_damage_healed_total",
+        "counter",
+        "Damaged records that were clean, and were read from the backing device instead.",
+        |_, cache| cache.damage_healed,
+    ),
+    ("cbd_cache_quarantined_ranges", "gauge", "Ranges whose data is damaged.", |_, cache| {
+        cache.quarantined.len() as u64
+    }),
+];
+
 fn for_backends(page: &mut Page, status: &Status) {
     let backends = || {
         status.transports.iter().flat_map(|transport| {
@@ -188,71 +259,7 @@ fn for_backends(page: &mut Page, status: &Status) {
             page.line("cbd_blkdev_up", &labels, u64::from(blkdev.alive));
         }
     }
-    type Value = fn(&BackendStatus, &CacheInfo) -> u64;
-    let metrics: [(&str, &str, &str, Value); 17] = [
-        ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
-        ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
-            backend.info.cache_used_segs
-        }),
-        ("cbd_cache_size_bytes", "gauge", "Size of the cache.", |_, cache| cache.size),
-        ("cbd_cache_dirty_bytes", "gauge", "Bytes that are not on the backing device yet.", |_, cache| {
-            cache.dirty_bytes
-        }),
-        ("cbd_cache_read_hit_bytes_total", "counter", "Bytes read from the cache.", |_, cache| {
-            cache.read_hit_bytes
-        }),
-        ("cbd_cache_read_miss_bytes_total", "counter", "Bytes read from the backing device.", |_, cache| {
-            cache.read_miss_bytes
-        }),
-        ("cbd_cache_epoch", "counter", "The epoch that is open.", |_, cache| cache.epoch),
-        (
-            "cbd_cache_drained_epoch",
-            "counter",
-            "All epochs up to this are on the backing device.",
-            |_, cache| cache.drained_epoch,
-        ),
-        (
-            "cbd_cache_recovery_point_ms",
-            "gauge",
-            "All that was flushed before this time is on the backing device; ms since 1970, 0: not known.",
-            |_, cache| cache.drained_ms,
-        ),
-        ("cbd_cache_written_bytes_total", "counter", "Bytes that clients wrote.", |_, cache| {
-            cache.written_bytes
-        }),
-        (
-            "cbd_cache_written_back_bytes_total",
-            "counter",
-            "Bytes written to the backing device.",
-            |_, cache| cache.written_back_bytes,
-        ),
-        ("cbd_cache_index_bytes", "gauge", "Memory of the index.", |_, cache| cache.index_bytes),
-        (
-            "cbd_cache_failed_attempts",
-            "gauge",
-            "Attempts of writeback that failed since it last worked.",
-            |_, cache| cache.backing_errors,
-        ),
-        ("cbd_cache_parked_bytes", "gauge", "Bytes that the backing device refuses.", |_, cache| {
-            cache.parked_bytes
-        }),
-        (
-            "cbd_cache_stalled",
-            "gauge",
-            "Whether the backing device has refused writes for longer than the settings allow.",
-            |_, cache| u64::from(cache.stalled),
-        ),
-        (
-            "cbd_cache_quarantined_bytes",
-            "gauge",
-            "Bytes whose newest data is lost: reads of them fail.",
-            |_, cache| cache.quarantined_bytes,
-        ),
-        ("cbd_cache_quarantined_ranges", "gauge", "Ranges whose data is damaged.", |_, cache| {
-            cache.quarantined.len() as u64
-        }),
-    ];
-    for (name, kind, help, value) in metrics {
+    for (name, kind, help, value) in OF_CACHES {
         page.head(name, kind, help);
         for (labels, backend) in backends() {
             if let Some(cache) = &backend.cache {

@@ -195,7 +195,6 @@ impl<E: Environment> Cache<E> {
                 Ok(()) => {}
                 Err(None) => return false,
                 Err(Some(damage)) => {
-                    self.note_damage(damage.range, parked.location, &damage.error);
                     let place = self.place_of(parked.location);
                     if !self.quarantine(id, damage.range, parked.sequence, place, Asker::Essential) {
                         return false;

@@ -27,7 +27,9 @@ use core::sync::atomic::Ordering;
 pub(crate) struct DamageLog {
     /// Damage that reads have met, with the record that held it.
     pub(crate) listed: Vec<(ByteRange, Location, String)>,
+    /// Damaged records that reads and writeback have found since the cache was opened, each once.
     pub(crate) found: u64,
+    /// The number of them that were clean, and were read from the backing device instead.
     pub(crate) healed: u64,
 }
 
@@ -38,7 +40,7 @@ impl<E: Environment> Cache<E> {
         if log.listed.iter().any(|(known, at, _)| *known == range && *at == location) {
             return;
         }
-        log.found += 1;
+        log.found += u64::from(!log.listed.iter().any(|(_, at, _)| *at == location));
         if log.listed.len() < LISTED_MAX {
             log.listed.push((range, location, error.line()));
         }
@@ -74,6 +76,7 @@ impl<E: Environment> Cache<E> {
         let lane = &self.lanes[id.index()];
         let mut state = lane.state.lock();
         self.announce(lane);
+        self.count_damage(&state, range, place);
         state.overlay.insert(range, Meaning::Damaged, place);
         self.forget_parked_up_to(&mut state, range, place);
         if MutationPoint::QuarantineNewer.is_active() {
@@ -83,6 +86,19 @@ impl<E: Environment> Cache<E> {
             state.cancel_fills(range);
         }
         self.record_new_damage(&mut state, range, sequence, place, asker)
+    }
+
+    /// Counts a damaged record, in whatever parts reads and retries of writeback find its damage.
+    fn count_damage(&self, state: &LaneState, range: ByteRange, place: Place) {
+        let start = range.start / CHUNK * CHUNK;
+        let chunks = ByteRange { start, end: range.end.next_multiple_of(CHUNK) };
+        if self.damage_in(state, chunks).any(|(_, damage)| damage.place == place) {
+            return;
+        }
+        let mut log = self.damage.lock();
+        if !log.listed.iter().any(|(_, at, _)| self.place_of(*at) == place) {
+            log.found += 1;
+        }
     }
 
     /// Notes what recovery has found lost and had no room to note. `false` as for [`quarantine`](Self::quarantine).

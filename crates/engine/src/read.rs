@@ -220,7 +220,9 @@ impl<E: Environment> Cache<E> {
             }
         }
         if healed > 0 {
-            self.damage.lock().healed += healed;
+            let mut log = self.damage.lock();
+            log.found += healed;
+            log.healed += healed;
         }
         let mut outcome = Ok(());
         for (range, location, error) in damaged {

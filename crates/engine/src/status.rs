@@ -84,9 +84,10 @@ pub struct CacheStatus {
     /// Bytes of the ranges that are quarantined, listed or not; no part of `dirty_bytes`. What reads have found damaged is among
     /// them when writeback has noted it: until then it is dirty.
     pub quarantined_bytes: u64,
-    /// Damage found since the cache was opened.
+    /// Damaged records that reads and writeback have found since the cache was opened.
     pub damage_found: u64,
-    /// Damage that was healed from the backing device.
+    /// The number of them that were clean, and were read from the backing device instead. Clients have overwritten the
+    /// others since, or they are in `damaged`.
     pub damage_healed: u64,
     /// Trouble with the backing device, if any.
     pub backing_trouble: Option<BackingTrouble>,

@@ -174,9 +174,10 @@ pub struct CacheInfo {
     /// Bytes of the quarantined ranges, listed or not; not counted in the dirty bytes.
     #[serde(default)]
     pub quarantined_bytes: u64,
-    /// Damaged ranges found since the cache was opened.
+    /// Damaged records that reads and writeback have found since the cache was opened.
     pub damage_found: u64,
-    /// The number of them that were repaired from the backing device.
+    /// The number of them that were clean, and were read from the backing device instead. Clients have overwritten the
+    /// others since, or they are among the quarantined ranges.
     pub damage_healed: u64,
     /// Executions of rare code paths since the cache was opened, by name.
     #[serde(default)]

@@ -203,7 +203,6 @@ impl<E: Environment> Cache<E> {
             }
         };
         self.load_data(location, &record, piece, out).map_err(|damage| {
-            self.note_damage(damage.range, location, &damage.error);
             self.quarantine_found(lane, damage.range, record.sequence.get(), place, asker)
                 .then_some(damage.range)
         })

@@ -89,6 +89,26 @@ fn a_disk_that_does_not_flush_for_long_uses_up_no_space() {
 }
 
 #[test]
+fn damage_is_counted_once_by_reads_and_retries_of_writeback_and_after_it_was_overwritten() {
+    let mut rig = with_damaged_blocks(2);
+    let counted = |rig: &Rig| {
+        let status = rig.cache.status();
+        (status.damage_found, status.damage_healed, status.damaged.len())
+    };
+    rig.expect_lost(0);
+    rig.expect_lost(0);
+    assert_eq!(counted(&rig), (1, 0, 1));
+    fail(&mut rig, 3);
+    assert_eq!((counted(&rig).0, counted(&rig).1), (2, 0));
+    fail(&mut rig, RETRIES);
+    assert_eq!((counted(&rig).0, counted(&rig).1), (2, 0));
+    repair(&mut rig);
+    assert!(rig.try_write(0, 2 * BLOCK, 9));
+    rig.drain();
+    assert_eq!(counted(&rig), (2, 0, 0));
+}
+
+#[test]
 fn after_a_flush_succeeds_everything_is_drained_and_writers_continue() {
     let mut rig = with_damaged_blocks(8);
     fail(&mut rig, RETRIES);
