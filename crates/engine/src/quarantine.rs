@@ -34,7 +34,8 @@ pub(crate) struct DamageLog {
 }
 
 impl<E: Environment> Cache<E> {
-    /// A read found damage and failed.
+    /// A read found damage and failed. Not inlined, as [`count_healed`](Self::count_healed).
+    #[inline(never)]
     pub(crate) fn note_damage(&self, range: ByteRange, location: Location, error: &Error) {
         let mut log = self.damage.lock();
         if log.listed.iter().any(|(known, at, _)| *known == range && *at == location) {
@@ -86,6 +87,14 @@ impl<E: Environment> Cache<E> {
             state.cancel_fills(range);
         }
         self.record_new_damage(&mut state, range, sequence, place, asker)
+    }
+
+    /// Counts damaged records that were clean. Not inlined: its frame would be one of the deepest chain of calls.
+    #[inline(never)]
+    pub(crate) fn count_healed(&self, healed: u64) {
+        let mut log = self.damage.lock();
+        log.found += healed;
+        log.healed += healed;
     }
 
     /// Counts a damaged record, in whatever parts reads and retries of writeback find its damage.

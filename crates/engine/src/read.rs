@@ -220,9 +220,7 @@ impl<E: Environment> Cache<E> {
             }
         }
         if healed > 0 {
-            let mut log = self.damage.lock();
-            log.found += healed;
-            log.healed += healed;
+            self.count_healed(healed);
         }
         let mut outcome = Ok(());
         for (range, location, error) in damaged {
