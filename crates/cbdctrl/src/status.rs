@@ -224,11 +224,14 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
 
 fn add_damage(page: &mut String, cache: &CacheInfo) {
     if cache.damage_found > 0 {
+        let lost = if cache.quarantined.is_empty() {
+            "nothing is lost now"
+        } else {
+            "QUARANTINED lists what is lost"
+        };
         let text = format!(
-            "{} records found since the start: {} clean, read from the backing device instead; {} ranges lost now",
-            cache.damage_found,
-            cache.damage_healed,
-            cache.quarantined.len()
+            "{} records found since the start, {} of them clean and read from the backing device instead; {lost}",
+            cache.damage_found, cache.damage_healed
         );
         line(page, 4, "DAMAGE", text);
     }
@@ -341,7 +344,7 @@ mod tests {
             "ERRORS",
             "QUARANTINED",
             "FULL",
-            "3 records found since the start: 2 clean, read from the backing device instead; 1 ranges lost now",
+            "3 records found since the start, 2 of them clean and read from the backing device instead; QUARANTINED lists",
             "bytes 0..4096 (checksum)",
             "STALLED",
             "PARKED",

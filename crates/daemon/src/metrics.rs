@@ -212,7 +212,7 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 19] = [
     (
         "cbd_cache_damage_found_total",
         "counter",
-        "Damaged records that reads and writeback have found in the cache.",
+        "Damaged records that reads and writeback have found: a dirty one once, a clean one at each read.",
         |_, cache| cache.damage_found,
     ),
     (

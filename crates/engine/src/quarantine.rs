@@ -27,7 +27,8 @@ use core::sync::atomic::Ordering;
 pub(crate) struct DamageLog {
     /// Damage that reads have met, with the record that held it.
     pub(crate) listed: Vec<(ByteRange, Location, String)>,
-    /// Damaged records that reads and writeback have found since the cache was opened, each once.
+    /// Damaged records that reads and writeback have found since the cache was opened. A dirty one counts once, a clean one
+    /// at each read that meets it.
     pub(crate) found: u64,
     /// The number of them that were clean, and were read from the backing device instead.
     pub(crate) healed: u64,
@@ -41,26 +42,31 @@ impl<E: Environment> Cache<E> {
         if log.listed.iter().any(|(known, at, _)| *known == range && *at == location) {
             return;
         }
-        log.found += u64::from(!log.listed.iter().any(|(_, at, _)| *at == location));
+        // What no longer fits the list is counted when writeback finds it: each read would count it again.
         if log.listed.len() < LISTED_MAX {
+            log.found += u64::from(!log.listed.iter().any(|(_, at, _)| *at == location));
             log.listed.push((range, location, error.line()));
         }
     }
 
     /// The damage that reads have met and that nothing has replaced since.
     pub(crate) fn damage_met(&self) -> Vec<(ByteRange, String)> {
-        let mut listed = core::mem::take(&mut self.damage.lock().listed);
-        listed.retain(|(range, location, _)| {
-            range.split_at_multiples(CHUNK).any(|piece| {
+        // The list stays complete meanwhile: a read and another status may use it at the same time. A lane's lock is not
+        // taken under the list's.
+        let listed: Vec<(ByteRange, Location)> =
+            self.damage.lock().listed.iter().map(|(range, location, _)| (*range, *location)).collect();
+        let is_replaced = |(range, location): &(ByteRange, Location)| {
+            !range.split_at_multiples(CHUNK).any(|piece| {
                 let mut is_there = false;
                 let state = self.lane(piece.start).state.lock();
                 self.look_up(&state, piece, &mut |_, source| is_there |= source == Source::Record(*location));
                 is_there
             })
-        });
-        let met = listed.iter().map(|(range, _, reason)| (*range, reason.clone())).collect();
-        self.damage.lock().listed.append(&mut listed);
-        met
+        };
+        let replaced: Vec<(ByteRange, Location)> = listed.into_iter().filter(is_replaced).collect();
+        let mut log = self.damage.lock();
+        log.listed.retain(|(range, location, _)| !replaced.contains(&(*range, *location)));
+        log.listed.iter().map(|(range, _, reason)| (*range, reason.clone())).collect()
     }
 
     /// Makes damage of `range`, which the record `sequence` at `place` held, durable: from now on reads of it fail, as

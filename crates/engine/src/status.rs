@@ -84,10 +84,10 @@ pub struct CacheStatus {
     /// Bytes of the ranges that are quarantined, listed or not; no part of `dirty_bytes`. What reads have found damaged is among
     /// them when writeback has noted it: until then it is dirty.
     pub quarantined_bytes: u64,
-    /// Damaged records that reads and writeback have found since the cache was opened.
+    /// Damaged records that reads and writeback have found since the cache was opened: a dirty one once, a clean one at each
+    /// read that meets it until it is cached again.
     pub damage_found: u64,
-    /// The number of them that were clean, and were read from the backing device instead. Clients have overwritten the
-    /// others since, or they are in `damaged`.
+    /// The number of them that were clean, and were read from the backing device instead.
     pub damage_healed: u64,
     /// Trouble with the backing device, if any.
     pub backing_trouble: Option<BackingTrouble>,

@@ -174,10 +174,10 @@ pub struct CacheInfo {
     /// Bytes of the quarantined ranges, listed or not; not counted in the dirty bytes.
     #[serde(default)]
     pub quarantined_bytes: u64,
-    /// Damaged records that reads and writeback have found since the cache was opened.
+    /// Damaged records that reads and writeback have found since the cache was opened: a dirty one once, a clean one at each
+    /// read that meets it until it is cached again.
     pub damage_found: u64,
-    /// The number of them that were clean, and were read from the backing device instead. Clients have overwritten the
-    /// others since, or they are among the quarantined ranges.
+    /// The number of them that were clean, and were read from the backing device instead.
     pub damage_healed: u64,
     /// Executions of rare code paths since the cache was opened, by name.
     #[serde(default)]

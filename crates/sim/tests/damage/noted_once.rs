@@ -109,6 +109,37 @@ fn damage_is_counted_once_by_reads_and_retries_of_writeback_and_after_it_was_ove
 }
 
 #[test]
+fn reads_count_damage_once_though_it_does_not_fit_the_list() {
+    let mut rig = Rig::of(Shape { segments: 25, ..Shape::default() });
+    // The list has 1024 ranges at most.
+    let (_, damaged) = full_of_rot(&mut rig, |logs| logs);
+    assert!(damaged > 1024, "{damaged} damaged records fit the list");
+    let found = rig.cache.status().damage_found;
+    for sector in (0..=LAST).step_by(2) {
+        let _ = rig.see(sector * SECTOR);
+    }
+    assert_eq!((found, rig.cache.status().damage_found), (1024, 1024));
+}
+
+#[test]
+fn damage_that_a_read_has_met_is_in_each_of_several_statuses_that_are_taken_at_once() {
+    let rig = with_damaged_blocks(64);
+    (0..64).for_each(|block| rig.expect_lost(block * BLOCK));
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for _ in 0..2000 {
+                    let status = rig.cache.status();
+                    assert_eq!((status.damaged.len(), status.damage_found), (64, 64));
+                    assert!(!status.backing_is_consistent);
+                    rig.expect_lost(0);
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn after_a_flush_succeeds_everything_is_drained_and_writers_continue() {
     let mut rig = with_damaged_blocks(8);
     fail(&mut rig, RETRIES);
