@@ -77,19 +77,19 @@ impl Options {
         let options =
             DiskOptions { read_only, sector: disk.sector, size: Some(disk.size), ..DiskOptions::default() };
         if self.other_disk && self.to.is_some() {
-            let found = BackingFile::open(path, DiskOptions { size: None, ..options })?.geometry().size;
-            if found < disk.size {
-                return Err(Error::new(
+            let file = BackingFile::open(path, options).map_err(|error| match error.kind() {
+                // For the disk itself, the text says that it has shrunk.
+                ErrorKind::OutOfRange => Error::new(
                     ErrorKind::InvalidArgument,
                     format!(
-                        "{} has {found} bytes: a copy of {} has at least {}; give another disk",
+                        "{} is smaller than the {} bytes of {}, and so no copy of it; give another disk",
                         path.display(),
-                        disk.path,
-                        disk.size
+                        disk.size,
+                        disk.path
                     ),
-                ));
-            }
-            let file = BackingFile::open(path, options)?;
+                ),
+                _ => error,
+            })?;
             let warning = format!(
                 "{} is used in place of {} because the user named it as a copy",
                 path.display(),

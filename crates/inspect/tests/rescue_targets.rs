@@ -75,7 +75,7 @@ fn a_disk_that_is_too_small_for_a_copy_is_refused() {
     place.write_and_die(20, 3);
     let small = place.path("small");
     std::fs::write(&small, vec![0; (DEVICE - BLOCK) as usize]).expect("a file");
-    is_refused(&place, &to(&small), "a copy of");
+    is_refused(&place, &to(&small), &format!("is smaller than the {DEVICE} bytes of"));
 }
 
 #[test]

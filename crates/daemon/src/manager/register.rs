@@ -144,6 +144,8 @@ impl Manager {
         let remembered = remembered.filter(|entry| !request.format && !entry.uuid.is_empty());
         let opened =
             open_region(&self.fixed, path, &options).map_err(|error| match (error.kind(), &remembered) {
+                // That size is not the region's own says nothing about what is at the path.
+                (ErrorKind::InvalidArgument, Some(_)) if request.size.is_some() => error,
                 (_, Some(entry)) => with_advice(error, entry),
                 (ErrorKind::NotFound, None) if !request.format => Error::new(
                     ErrorKind::NotFound,

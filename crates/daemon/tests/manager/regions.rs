@@ -89,6 +89,20 @@ fn a_file_in_place_of_a_remembered_region_is_not_advised_to_be_formatted() {
 }
 
 #[test]
+fn a_size_beyond_a_remembered_region_is_not_reported_as_another_file() {
+    let place = Place::new();
+    drop(place.daemon_with_region());
+    std::fs::rename(place.path("region"), place.path("elsewhere")).unwrap();
+    let daemon = place.daemon();
+    std::fs::rename(place.path("elsewhere"), place.path("region")).unwrap();
+    let length = std::fs::metadata(place.path("region")).unwrap().len();
+    let open = RegisterTransport { format: false, size: Some(2 * length), ..place.region(0) };
+    let error = refused(daemon.register_transport(&open), ErrorKind::InvalidArgument, "fewer than").line();
+    assert!(!error.contains("is not the region"), "{error}");
+    assert_eq!(std::fs::metadata(place.path("region")).unwrap().len(), length);
+}
+
+#[test]
 fn another_region_in_place_of_a_remembered_one_is_not_registered_under_its_number() {
     let place = Place::new();
     let uuid = place.daemon_with_region().transports().unwrap()[0].uuid.clone();
