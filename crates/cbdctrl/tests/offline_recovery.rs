@@ -143,6 +143,21 @@ fn a_killed_daemons_region_is_checked_dumped_and_rescued() {
 }
 
 #[test]
+fn a_dry_run_of_a_rescue_whose_disk_cannot_be_opened_fails() {
+    let (place, disk, _) = killed(20, false);
+    let (region, away) = (place.region(), place.text("away"));
+    std::fs::rename(&disk, &away).expect("renamed");
+    for arguments in [&["rescue", &region][..], &["rescue", &region, "--yes"]] {
+        let ran = offline(&place, arguments);
+        assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
+        assert!(!ran.stdout.contains("--yes writes it"), "{ran:?}");
+    }
+    std::fs::rename(&away, &disk).expect("renamed");
+    let ran = offline(&place, &["rescue", &region]);
+    assert!(ran.code == 1 && ran.stdout.contains("--yes writes it"), "{ran:?}");
+}
+
+#[test]
 fn a_daemon_continues_with_a_region_that_was_rescued() {
     let (mut place, _, expected) = killed(100, true);
     assert_eq!(offline(&place, &["rescue", &place.region(), "--yes"]).code, 0);

@@ -1,14 +1,14 @@
 //! The log of conditions at the stop of a backend and at the end of the daemon.
 
-use super::Manager;
-use super::tests::{LIMIT, execute, stop, text, with_decorated_backend, write};
-use crate::api::StopBackend;
+use super::tests::{LIMIT, execute, execute_at, stop, text, with_decorated_backend, write};
+use super::{Manager, Options};
+use crate::api::{Drain, StopBackend};
+use crate::control::{Control, Flow};
 use cbd_backing::Decorator;
 use cbd_runtime::RunningBackend;
 use cbd_testkit::{FaultHandle, FaultRule, Faulty};
 use cbd_types::{BackendId, ErrorKind, Operation};
 use parking_lot::Mutex;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ impl std::io::Write for Sink {
     }
 }
 
-/// A daemon whose disk follows `rule`; its log is captured.
+/// A daemon whose disk follows rules; its log is captured.
 struct Daemon {
     folder: tempfile::TempDir,
     manager: Arc<Manager>,
@@ -36,15 +36,16 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn on(rule: &str) -> Self {
+    fn on(rules: &[&str]) -> Self {
         // Only the first call in this process installs the sink.
         let _ = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Sink).try_init();
         let folder = tempfile::tempdir().expect("a folder");
-        let rule = FaultRule::parse(rule).expect("a rule");
+        let rules: Vec<FaultRule> =
+            rules.iter().map(|rule| FaultRule::parse(rule).expect("a rule")).collect();
         let faults: Arc<Mutex<Option<FaultHandle>>> = Arc::default();
         let made = Arc::clone(&faults);
         let decorator = Decorator::new(move |inner| {
-            let faulty = Faulty::new(inner, vec![rule.clone()]);
+            let faulty = Faulty::new(inner, rules.clone());
             *made.lock() = Some(faulty.handle());
             Arc::new(faulty)
         });
@@ -62,9 +63,14 @@ impl Daemon {
 
     /// The lines of the log that name the disk and contain `text`.
     fn lines(&self, text: &str) -> Vec<String> {
-        let disk = disk(self.folder.path());
+        self.lines_of("disk", text)
+    }
+
+    /// The lines of the log that name the file `name` of this daemon and contain `part`.
+    fn lines_of(&self, name: &str, part: &str) -> Vec<String> {
+        let path = text(self.folder.path(), name);
         let log = String::from_utf8_lossy(&LOG.lock()).into_owned();
-        log.lines().filter(|line| line.contains(&disk) && line.contains(text)).map(str::to_owned).collect()
+        log.lines().filter(|line| line.contains(&path) && line.contains(part)).map(str::to_owned).collect()
     }
 
     #[track_caller]
@@ -94,17 +100,13 @@ impl Drop for Daemon {
     }
 }
 
-fn disk(folder: &Path) -> String {
-    text(folder, "disk")
-}
-
 fn discarding(bytes: u64) -> StopBackend {
     StopBackend { discard_dirty: Some(bytes), timeout_s: Some(0), ..StopBackend::default() }
 }
 
 #[test]
 fn a_stop_logs_an_error_that_occurred_since_the_last_pass_over_the_conditions() {
-    let daemon = Daemon::on("op=read");
+    let daemon = Daemon::on(&["op=read"]);
     // No pass of the background thread from here on.
     let chronicle = daemon.manager.chronicle.lock();
     execute(&daemon.run(), Operation::Read).expect_err("the disk refuses reads");
@@ -116,7 +118,7 @@ fn a_stop_logs_an_error_that_occurred_since_the_last_pass_over_the_conditions() 
 
 #[test]
 fn the_end_of_the_daemon_logs_an_error_that_occurred_since_the_last_pass_over_the_conditions() {
-    let daemon = Daemon::on("op=read");
+    let daemon = Daemon::on(&["op=read"]);
     let run = daemon.run();
     // The last pass of the background thread waits for this lock, and the end of the daemon does not wait for that pass.
     let chronicle = daemon.manager.chronicle.lock();
@@ -129,7 +131,7 @@ fn the_end_of_the_daemon_logs_an_error_that_occurred_since_the_last_pass_over_th
 
 #[test]
 fn a_condition_in_force_is_logged_when_its_backend_is_stopped() {
-    let daemon = Daemon::on("op=write");
+    let daemon = Daemon::on(&["op=write"]);
     daemon.make_writeback_fail();
     daemon.expect_line("writeback fails: ");
     stop(&daemon.manager, &discarding(4096)).expect("the user gives it up");
@@ -140,7 +142,7 @@ fn a_condition_in_force_is_logged_when_its_backend_is_stopped() {
 
 #[test]
 fn a_condition_in_force_is_logged_when_the_daemon_ends() {
-    let daemon = Daemon::on("op=write");
+    let daemon = Daemon::on(&["op=write"]);
     daemon.make_writeback_fail();
     daemon.expect_line("writeback fails: ");
     assert_eq!(daemon.manager.end().sync(), [""; 0]);
@@ -150,7 +152,7 @@ fn a_condition_in_force_is_logged_when_the_daemon_ends() {
 
 #[test]
 fn the_end_of_a_silence_that_outlasts_a_stop_is_logged_with_its_whole_duration() {
-    let daemon = Daemon::on("op=write,how=stall");
+    let daemon = Daemon::on(&["op=write,how=stall"]);
     daemon.make_writeback_fail();
     daemon.expect_line("the backing device does not answer: a write has had no answer for ");
     let error = stop(&daemon.manager, &discarding(4096)).expect_err("the disk does not answer");
@@ -162,4 +164,48 @@ fn the_end_of_a_silence_that_outlasts_a_stop_is_logged_with_its_whole_duration()
         line.rsplit_once("lasted ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok());
     // 10 s until it was reported, and 5 s until the stop gave up.
     assert!(seconds >= Some(15), "{line}");
+}
+
+#[test]
+fn errors_are_logged_before_a_stop_that_a_disk_delays() {
+    let daemon = Daemon::on(&["op=read", "op=write,how=stall"]);
+    daemon.make_writeback_fail();
+    // No pass of the background thread from here on.
+    let chronicle = daemon.manager.chronicle.lock();
+    execute_at(&daemon.run(), Operation::Read, 1 << 20).expect_err("the disk refuses reads");
+    let error = stop(&daemon.manager, &discarding(4096)).expect_err("the disk does not answer");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(daemon.lines("requests of clients fail").len(), 1, "{:#?}", daemon.lines(""));
+    drop(chronicle);
+}
+
+#[test]
+fn errors_are_logged_before_the_end_of_a_daemon_that_a_disk_delays() {
+    let daemon = Daemon::on(&["op=read", "op=write,how=stall"]);
+    daemon.make_writeback_fail();
+    // No pass of the background thread from here on.
+    let chronicle = daemon.manager.chronicle.lock();
+    execute_at(&daemon.run(), Operation::Read, 1 << 20).expect_err("the disk refuses reads");
+    let _ended = daemon.manager.end();
+    assert_eq!(daemon.lines("requests of clients fail").len(), 1, "{:#?}", daemon.lines(""));
+    drop(chronicle);
+}
+
+#[test]
+fn a_condition_of_a_region_that_is_in_force_is_logged_when_the_daemon_ends() {
+    let daemon = Daemon::on(&[]);
+    // Where the folder of the recovery points would be made.
+    let points = Options::below(daemon.folder.path()).paths.state_dir.join("recovery-points");
+    std::fs::write(&points, "in the way").expect("a file");
+    write(&daemon.run()).expect("the cache takes it");
+    let wait = Drain { wait: true, ..Drain::default() };
+    Control::drain(&*daemon.manager, 0, &wait, &mut |_| Flow::Continue).expect("drained");
+    let (begun, end) = ("the recovery point cannot be logged", Instant::now() + LIMIT);
+    while daemon.lines_of("region", begun).is_empty() {
+        assert!(Instant::now() < end, "nothing of it in the log");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ended = daemon.manager.end();
+    let lines = daemon.lines_of("region", "after this began: the recovery point cannot be logged");
+    assert_eq!(lines.len(), 1, "{:#?}", daemon.lines_of("region", ""));
 }

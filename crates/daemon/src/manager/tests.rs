@@ -89,9 +89,14 @@ pub(super) fn write(run: &RunningBackend) -> Result<()> {
 
 /// Executes `operation` on the first block.
 pub(super) fn execute(run: &RunningBackend, operation: Operation) -> Result<()> {
+    execute_at(run, operation, 0)
+}
+
+/// Executes `operation` on the block at `offset`.
+pub(super) fn execute_at(run: &RunningBackend, operation: Operation, offset: u64) -> Result<()> {
     let mut queue = run.device().open_queue()?;
     let mut done = Vec::new();
-    let range = ByteRange::at(0, 4096);
+    let range = ByteRange::at(offset, 4096);
     let buffer = AlignedBuffer::zeroed(4096);
     queue.submit(Request { id: 0, operation, range, fua: false, buffer }, &mut done);
     let end = Instant::now() + LIMIT;

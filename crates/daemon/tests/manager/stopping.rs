@@ -32,7 +32,7 @@ fn beside_a_disk_that_hangs(place: &Place, daemon: &Manager) -> String {
     refused(
         stop(daemon, StopBackend { force: true, timeout_s: Some(1), ..StopBackend::default() }),
         ErrorKind::TimedOut,
-        "nothing progressed",
+        "the backing device does not answer: a write has had no answer",
     );
     hung
 }
