@@ -14,58 +14,33 @@
 
 extern crate alloc;
 
-mod admission;
-mod background_worker;
+mod base;
 mod cache;
-mod context;
 mod epochs;
-mod failing;
-mod fill;
-mod index;
 mod lane;
-mod log;
-mod logscan;
-mod notes;
-mod overlay;
-mod parking;
-mod pool;
-mod quarantine;
 mod rangemap;
 mod rare;
-mod read;
-mod reclaim;
-mod records;
 mod recovery;
 mod repair;
-mod replay;
 mod settings;
 mod slots;
-mod status;
 mod sync;
-mod together;
 mod transport;
-mod view;
-mod write;
-mod writeback;
-mod zero;
+mod worker;
 
-pub use background_worker::{BackgroundWorker, Step};
-pub use cache::Cache;
-pub use fill::Miss;
+pub use cache::{
+    Admission, BackingTrouble, Cache, CacheStatus, CachedState, DamagedRange, LogEntry, LogSegmentView, Miss,
+    TOGETHER, ZeroProgress,
+};
 pub use rare::RarePaths;
 pub use repair::copy_over;
 pub use settings::{Consistency, OnWriteError, Settings};
 pub use slots::TwoSlots;
-pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
-pub use together::TOGETHER;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,
     Mixed, Pages, Transport, TransportInfo,
 };
-pub use view::{LogEntry, LogSegmentView};
-pub use write::Admission;
-pub use writeback::REQUEST_MAX;
-pub use zero::ZeroProgress;
+pub use worker::{BackgroundWorker, REQUEST_MAX, Step};
 
 use cbd_types::Pmem;
 
@@ -91,10 +66,10 @@ pub trait Environment: Send + Sync + 'static {
         (0..count).for_each(work);
     }
 
-    /// How often a client's request looks for a lane that somebody else holds before it sleeps for it.
-    const LOOKS: u32 = 0;
+    /// How often a client's request tries to lock a lane that another thread holds before it sleeps for it.
+    const SPINS: u32 = 0;
 
-    /// Asks for the line of ordinary memory at `at`, which is about to be used. A hint: nothing waits for it.
+    /// Prefetches the line of ordinary memory at `at`. A hint: nothing waits for it.
     #[inline(always)]
     fn prefetch(_at: *const u8) {}
 

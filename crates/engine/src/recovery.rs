@@ -8,35 +8,29 @@
 
 use crate::{
     Cache, Environment, Mutex, Settings,
-    admission::Admission,
-    cache::{Parts, Segment},
-    context::{Context, Identity},
+    base::{Base, Context, Identity, Location, Segment},
     epochs::Epochs,
-    index::{Index, Location},
-    lane::{Lane, LaneState, LogSegment},
-    log::SLOTS_MAX_OF_RECORD,
-    replay::{CaughtUp, ChainSegment, Marked, Outcome, Tail},
+    lane::{CaughtUp, ChainSegment, Lane, LogSegment, Marked, Replayed, SLOTS_MAX_OF_RECORD, Tail},
     slots::TwoSlots,
 };
 use alloc::{format, sync::Arc, vec, vec::Vec};
 use cbd_format::{
-    COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, SegmentHeader, SegmentShape, StateShape,
+    COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, Record, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
 };
 use cbd_types::{
     CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId, heap_sort_by_key,
 };
-use core::sync::atomic::Ordering;
 
 /// What the transport's tables say of a cache that is to be opened.
 pub(crate) struct Opening<E: Environment> {
-    pub(crate) environment: Arc<E>,
-    pub(crate) region: Arc<Region<E::Memory>>,
-    pub(crate) layout: Layout,
-    pub(crate) identity: Identity,
+    pub environment: Arc<E>,
+    pub region: Arc<Region<E::Memory>>,
+    pub layout: Layout,
+    pub identity: Identity,
     /// Its segments without the state segment.
-    pub(crate) segments: Vec<SegmentId>,
-    pub(crate) settings: Settings,
+    pub segments: Vec<SegmentId>,
+    pub settings: Settings,
 }
 
 /// What the slots of the state segment hold.
@@ -65,253 +59,241 @@ struct SegmentsFound<E> {
     free: Vec<u32>,
 }
 
-impl<E: Environment> Cache<E> {
-    /// Opens the cache and recovers what its log holds, in five stages: read the state segment, read the headers of segments, replay
-    /// the lanes, resume the counters and the pool, and make durable what the first stages relied on.
-    pub(crate) fn recover(opening: Opening<E>) -> Result<Arc<Self>> {
-        // Before anything is read: what is found has completed before this, but for what the clock was set back since.
-        let opened_ms = opening.environment.wall_ms();
-        let slots = StateSlots::read(&opening);
-        let proved = slots.proved();
-        let SegmentsFound { segments, chains, free } = SegmentsFound::read(&opening, &slots.tails);
-        let cache = Self::with_empty_lanes(opening, segments, slots);
-        let epoch = cache.replay_lanes(&chains, &proved)?;
-        cache.resume(&chains, free, epoch, proved.caught_up, opened_ms);
-        cache.persist_what_was_relied_on(&chains);
-        cache.make_copies_whole(&chains);
-        cache.note_what_was_found(proved.is_drained_known, opened_ms);
-        Ok(cache)
-    }
+/// Opens the cache and recovers what its log holds, in five stages: read the state segment, read the headers of segments, replay
+/// the lanes, resume the counters and the pool, and make durable what the first stages relied on.
+pub(crate) fn recover<E: Environment>(opening: Opening<E>) -> Result<Arc<Cache<E>>> {
+    // Before anything is read: what is found has completed before this, but for what the clock was set back since.
+    let opened_ms = opening.environment.wall_ms();
+    let slots = StateSlots::read(&opening);
+    let proved = slots.proved();
+    let SegmentsFound { segments, chains, free } = SegmentsFound::read(&opening, &slots.tails);
+    let cache = with_empty_lanes(opening, segments, slots);
+    let epoch = replay_lanes(&cache, &chains, &proved)?;
+    resume(&cache, &chains, free, epoch, proved.caught_up, opened_ms);
+    persist_what_was_relied_on(&cache, &chains);
+    complete_copies(&cache, &chains);
+    note_what_was_found(&cache, proved.is_drained_known, opened_ms);
+    Ok(cache)
+}
 
-    /// Before the replay: a cache whose lanes hold nothing and whose pool has no segment.
-    #[inline(never)]
-    fn with_empty_lanes(opening: Opening<E>, segments: Vec<Segment<E>>, slots: StateSlots) -> Arc<Self> {
-        let Opening { environment, region, layout, identity, settings, .. } = opening;
-        let blocks_per_lane = segments.len() as u64 * layout.segment_size
-            / (CHECKSUM_BLOCK + 128)
-            / u64::from(identity.lanes.lanes);
-        let seed = environment.random() as u32;
-        let empty = |lane: LaneId| {
-            let index = Index::new(blocks_per_lane as usize, seed);
-            Lane::new(LaneState::new(lane, index, Admission::new(blocks_per_lane as usize)))
-        };
-        let now = environment.monotonic_ms();
-        Self::assemble(Parts {
-            context: Context::new(environment, region, layout.segment_shape(), identity),
-            lanes: lanes(&identity).map(empty).collect(),
-            segments,
-            epochs: Epochs::new(slots.drained, slots.marks, now),
-            tails: slots.tails,
-            settings,
-        })
-    }
+/// Before the replay: a cache whose lanes hold nothing and whose pool has no segment.
+#[inline(never)]
+fn with_empty_lanes<E: Environment>(
+    opening: Opening<E>,
+    segments: Vec<Segment<E>>,
+    slots: StateSlots,
+) -> Arc<Cache<E>> {
+    let Opening { environment, region, layout, identity, settings, .. } = opening;
+    let blocks_per_lane = segments.len() as u64 * layout.segment_size
+        / (CHECKSUM_BLOCK + 128)
+        / u64::from(identity.lanes.lanes);
+    let seed = environment.random() as u32;
+    let lanes = lanes(&identity).map(|lane| Lane::empty(lane, blocks_per_lane as usize, seed)).collect();
+    let epochs = Epochs::new(slots.drained, slots.marks, environment.monotonic_ms());
+    let context = Context::new(environment, region, layout.segment_shape(), identity);
+    Cache::new(Base::new(context, segments, epochs, settings), lanes, slots.tails)
+}
 
-    /// The third stage: the records of each lane become its index, overlay and parked ranges. Lanes share nothing, so many are
-    /// replayed at once. Returns the highest epoch that a slot or a record says was used, dropped records included.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Damaged`] for a counter that no log can have reached.
-    fn replay_lanes(&self, chains: &[Vec<ChainSegment>], proved: &Proved) -> Result<u64> {
-        let outcomes: Vec<Mutex<E, Option<Outcome>>> =
-            lanes(self.identity()).map(|_| Mutex::<E, _>::new(None)).collect();
-        self.environment().each(outcomes.len(), &|lane| {
-            let tail = self.tails.lock()[lane]
-                .content()
-                .map(|tail| Tail { ordinal: tail.ordinal.get(), first_sequence: tail.first_sequence.get() });
-            let id = LaneId(lane as u32);
-            let outcome = self.replay_lane(id, &chains[lane], tail, proved.marked[lane], proved.caught_up);
-            *outcomes[lane].lock() = Some(outcome);
-        });
-        let mut epoch = proved.epoch;
-        for (lane, outcome) in lanes(self.identity()).zip(outcomes) {
-            let Some(outcome) = outcome.into_inner() else { continue };
-            epoch = epoch.max(outcome.epoch);
-            self.start_writeback_at(lane, outcome.cursor);
-        }
-        for (lane, marked) in self.lanes.iter().zip(&proved.marked) {
-            let state = lane.state.lock();
-            if state.next_sequence - 1 > marked.sequence && MutationPoint::RecoveryUnmarked.is_active() {
-                // The next pass leaves the evidence that the last process did not come to leave.
-                lane.touch();
-            }
-            let highest = epoch.max(state.next_sequence).max(state.next_ordinal).max(state.run);
-            if !MutationPoint::RecoveryCounters.holds(highest < COUNTER_END / 2) {
-                // Forged: counting on from here would soon write what no recovery can read.
-                return Err(Error::new(
-                    ErrorKind::Damaged,
-                    format!("lane {} of the cache has counted to {highest}, which is not possible", state.id),
-                ));
-            }
-        }
-        Ok(epoch)
+/// The third stage: the records of each lane become its index, overlay and parked ranges. Lanes share nothing, so many are
+/// replayed at once. Returns the highest epoch that a slot or a record says was used, dropped records included.
+///
+/// # Errors
+/// [`ErrorKind::Damaged`] for a counter that no log can have reached.
+fn replay_lanes<E: Environment>(
+    cache: &Cache<E>,
+    chains: &[Vec<ChainSegment>],
+    proved: &Proved,
+) -> Result<u64> {
+    let base = cache.base();
+    let outcomes: Vec<Mutex<E, Option<Replayed>>> =
+        lanes(base.identity()).map(|_| Mutex::<E, _>::new(None)).collect();
+    base.environment().each(outcomes.len(), &|lane| {
+        let id = LaneId(lane as u32);
+        let tail = cache
+            .stored_tail(id)
+            .map(|tail| Tail { ordinal: tail.ordinal.get(), first_sequence: tail.first_sequence.get() });
+        let mut state = cache.lane(id).lock();
+        let outcome = state.replay(base, &chains[lane], tail, proved.marked[lane], proved.caught_up);
+        drop(state);
+        *outcomes[lane].lock() = Some(outcome);
+    });
+    let mut epoch = proved.epoch;
+    for (lane, outcome) in lanes(base.identity()).zip(outcomes) {
+        let Some(outcome) = outcome.into_inner() else { continue };
+        epoch = epoch.max(outcome.epoch);
+        cache.start_writeback_at(lane, outcome.cursor);
     }
-
-    /// The fourth stage: the pool gets the `free` segments, and the epochs go on above drained and above `epoch`, which is the highest
-    /// that was seen.
-    fn resume(
-        &self,
-        chains: &[Vec<ChainSegment>],
-        free: Vec<u32>,
-        epoch: u64,
-        caught_up: CaughtUp,
-        opened_ms: u64,
-    ) {
-        for segment in free {
-            self.pool.release(segment);
+    for ((id, lane), marked) in lanes(base.identity()).zip(cache.lanes()).zip(&proved.marked) {
+        let state = lane.lock();
+        if state.reached().lane_sequence > marked.sequence && MutationPoint::RecoveryUnmarked.is_active() {
+            // The next pass leaves the evidence that the last process did not come to leave.
+            lane.touch();
         }
-        self.reopen_if_nothing_is_free(chains);
-        let dirty = self
-            .lanes
-            .iter()
-            .filter_map(|lane| lane.state.lock().segments().map(|segment| segment.last_dirty_epoch).max());
-        let last = dirty.max().unwrap_or(0).max(caught_up.drained);
-        self.epochs().resume(epoch, last, opened_ms);
-    }
-
-    /// The end of the fifth stage, once everything that was relied on is durable: notes losses, a clock that was set back, and whether
-    /// the backing device is not crash-consistent.
-    fn note_what_was_found(&self, is_drained_known: bool, opened_ms: u64) {
-        // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
-        // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
-        self.note_lost();
-        if opened_ms < self.epochs().dated_ms() && MutationPoint::ClosingsClockSetBack.is_active() {
-            // The clock was set back: what is completed from now on looks older than the recovery point.
-            self.epochs().set_back(self.context(), opened_ms);
-        }
-        let is_void = self.has_damage() && MutationPoint::RecoveryDamageVoid.is_active()
-            || !is_drained_known && MutationPoint::RecoveryDrainedLost.is_active();
-        if is_void {
-            // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
-            // it is not known how far it is drained, old epochs are about to be written over newer ones.
-            self.epochs().void_until_now(self.context());
+        let highest = epoch.max(state.highest_counter());
+        if !MutationPoint::RecoveryCounters.holds(highest < COUNTER_END / 2) {
+            // Forged: counting on from here would soon write what no recovery can read.
+            return Err(Error::new(
+                ErrorKind::Damaged,
+                format!("lane {id} of the cache has counted to {highest}, which is not possible"),
+            ));
         }
     }
+    Ok(epoch)
+}
 
-    /// A quarantine may have taken the last free segment before the crash. It is sealed now, and reclaim could carry no quarantine
-    /// out of a tail: nothing would ever be free again. So a lane goes on in its last segment, in the run that it
-    /// belongs to.
-    ///
-    /// A record that was dropped may stand in the next slot. Both its copies are overwritten by one with its sequence number;
-    /// if a power cut tears that, the dropped one is found as torn as it was, since its data was not touched. Data could
-    /// complete it, which is why it is erased before any is taken.
-    fn reopen_if_nothing_is_free(&self, chains: &[Vec<ChainSegment>]) {
-        let is_short = self.pool.free() < self.pool.reserve();
-        if !MutationPoint::RecoveryNewSegment.holds(is_short) || !MutationPoint::RecoveryReopen.is_active() {
-            return;
-        }
-        for (lane, chain) in self.lanes.iter().zip(chains) {
-            let mut state = lane.state.lock();
-            let Some(last) = chain.last() else { continue };
-            if state.sealed.back().is_none_or(|sealed| sealed.segment != last.segment) {
-                continue;
-            }
-            state.open = state.sealed.pop_back().map(|segment| LogSegment { holds_dropped: true, ..segment });
-            state.run = last.header.run.get();
-            state.cut = last.header.cut.get();
+/// The fourth stage: the pool gets the `free` segments, and the epochs go on above drained and above `epoch`, which is the highest
+/// that was seen.
+fn resume<E: Environment>(
+    cache: &Cache<E>,
+    chains: &[Vec<ChainSegment>],
+    free: Vec<u32>,
+    epoch: u64,
+    caught_up: CaughtUp,
+    opened_ms: u64,
+) {
+    for segment in free {
+        cache.base().pool().release(segment);
+    }
+    reopen_if_nothing_is_free(cache, chains);
+    let dirty = cache.lanes().iter().map(|lane| lane.lock().last_dirty_epoch()).max();
+    let last = dirty.unwrap_or(0).max(caught_up.drained);
+    cache.base().epochs().resume(epoch, last, opened_ms);
+}
+
+/// The end of the fifth stage, once everything that was relied on is durable: notes losses, a clock that was set back, and whether
+/// the backing device is not crash-consistent.
+fn note_what_was_found<E: Environment>(cache: &Cache<E>, is_drained_known: bool, opened_ms: u64) {
+    // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
+    // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
+    cache.note_lost();
+    if opened_ms < cache.base().epochs().dated_ms() && MutationPoint::ClosingsClockSetBack.is_active() {
+        // The clock was set back: what is completed from now on looks older than the recovery point.
+        cache.base().epochs().set_back(cache.base().context(), opened_ms);
+    }
+    let is_void = cache.has_damage() && MutationPoint::RecoveryDamageVoid.is_active()
+        || !is_drained_known && MutationPoint::RecoveryDrainedLost.is_active();
+    if is_void {
+        // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
+        // it is not known how far it is drained, old epochs are about to be written over newer ones.
+        cache.base().epochs().void_until_now(cache.base().context());
+    }
+}
+
+/// A quarantine may have taken the last free segment before the crash. It is sealed now, and reclaim could carry no quarantine
+/// out of a tail: nothing would ever be free again. So a lane goes on in its last segment, in the run that it
+/// belongs to.
+///
+/// A record that was dropped may stand in the next slot. Both its copies are overwritten by one with its sequence number;
+/// if a power cut tears that, the dropped one is found as torn as it was, since its data was not touched. Data could
+/// complete it, which is why it is erased before any is taken.
+fn reopen_if_nothing_is_free<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
+    let is_short = cache.base().pool().free() < cache.base().pool().reserve();
+    if !MutationPoint::RecoveryNewSegment.holds(is_short) || !MutationPoint::RecoveryReopen.is_active() {
+        return;
+    }
+    for (lane, chain) in cache.lanes().iter().zip(chains) {
+        if let Some(last) = chain.last() {
+            lane.lock().reopen(last);
         }
     }
+}
 
-    /// After a mere process crash the last stores of each lane may be only in a processor's cache: a power cut
-    /// now would take back what was recovered. Writes them back and fences.
-    fn persist_what_was_relied_on(&self, chains: &[Vec<ChainSegment>]) {
-        let region = self.region();
-        let state = StateShape { lanes: self.identity().lanes.lanes };
-        let mut stored = region.nothing_in_flight();
-        let state_slots = |lane: LaneId| {
-            [
-                (MutationPoint::RecoveryTailWriteBack, state.tail(lane)),
-                (MutationPoint::RecoveryMarkWriteBack, state.mark(lane)),
-            ]
-        };
-        for (point, slots) in lanes(self.identity())
-            .flat_map(state_slots)
-            .chain([(MutationPoint::RecoveryDrainedWriteBack, state.drained())])
-        {
-            for at in slots {
-                stored = stored.and(region.write_back(point, self.identity().state_base + at, 64));
-            }
+/// After a mere process crash the last stores of each lane may be only in a processor's cache: a power cut
+/// now would take back what was recovered. Writes them back and fences.
+fn persist_what_was_relied_on<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
+    let base = cache.base();
+    let region = base.region();
+    let state = StateShape { lanes: base.identity().lanes.lanes };
+    let mut stored = region.nothing_in_flight();
+    let state_slots = |lane: LaneId| {
+        [
+            (MutationPoint::RecoveryTailWriteBack, state.tail(lane)),
+            (MutationPoint::RecoveryMarkWriteBack, state.mark(lane)),
+        ]
+    };
+    for (point, slots) in lanes(base.identity())
+        .flat_map(state_slots)
+        .chain([(MutationPoint::RecoveryDrainedWriteBack, state.drained())])
+    {
+        for at in slots {
+            stored = stored.and(region.write_back(point, base.identity().state_base + at, 64));
         }
-        for (lane, chain) in chains.iter().enumerate() {
-            for segment in chain {
-                let base = self.segments[segment.segment as usize].base;
-                let header = size_of::<SegmentHeader>() as u64;
-                let copy = base + self.shape().header_copy();
-                stored = stored
-                    .and(region.write_back(MutationPoint::RecoveryHeaderWriteBack, base, header))
-                    .and(region.write_back(MutationPoint::RecoveryHeaderCopyWriteBack, copy, header));
-            }
-            // The last record that was accepted, its continuation lines and its data; and of the records before it those that may
-            // stand in as many slots, since it is not known where the last one begins.
-            let Some(last) = self.last_with_records(lane) else { continue };
-            let base = self.segments[last.segment as usize].base;
-            let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
-            // Before they are written back: what is on its way is not to be relied on.
-            let data_end = (first..last.slots)
-                .filter_map(|slot| self.find_record(Location { segment: last.segment, slot }))
-                .filter(|record| record.kind().has_data())
-                .map(|record| u64::from(record.data_offset.get()) + record.length.get())
-                .max();
-            for slot in first..last.slots {
-                for at in self.shape().slot(slot) {
-                    stored =
-                        stored.and(region.write_back(MutationPoint::RecoveryRecordWriteBack, base + at, 64));
-                }
-            }
-            if let Some(end) = data_end {
-                let length =
-                    end.saturating_sub(last.data_low).min(u64::from(self.shape().atomic_unit()) + PAGE);
-                let at = base + last.data_low;
-                stored = stored.and(region.write_back(MutationPoint::RecoveryDataWriteBack, at, length));
-            }
-        }
-        region.fence(MutationPoint::RecoveryFence, stored);
     }
+    for (lane, chain) in cache.lanes().iter().zip(chains) {
+        for segment in chain {
+            let at = base.segment(segment.segment).base();
+            let header = size_of::<SegmentHeader>() as u64;
+            let copy = at + base.shape().header_copy();
+            stored = stored
+                .and(region.write_back(MutationPoint::RecoveryHeaderWriteBack, at, header))
+                .and(region.write_back(MutationPoint::RecoveryHeaderCopyWriteBack, copy, header));
+        }
+        // The last record that was accepted, its continuation lines and its data; and of the records before it those that may
+        // stand in as many slots, since it is not known where the last one begins.
+        let Some(last) = lane.lock().last_with_records() else { continue };
+        let start = base.segment(last.segment).base();
+        let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
+        // Before they are written back: what is on its way is not to be relied on.
+        let data_end = (first..last.slots)
+            .filter_map(|slot| base.find_record(Location { segment: last.segment, slot }))
+            .filter(|record| record.kind().has_data())
+            .map(|record| u64::from(record.data_offset.get()) + record.length.get())
+            .max();
+        for slot in first..last.slots {
+            for at in base.shape().slot(slot) {
+                stored =
+                    stored.and(region.write_back(MutationPoint::RecoveryRecordWriteBack, start + at, 64));
+            }
+        }
+        if let Some(end) = data_end {
+            let length = end.saturating_sub(last.data_low).min(u64::from(base.shape().atomic_unit()) + PAGE);
+            let at = start + last.data_low;
+            stored = stored.and(region.write_back(MutationPoint::RecoveryDataWriteBack, at, length));
+        }
+    }
+    region.fence(MutationPoint::RecoveryFence, stored);
+}
 
-    /// A crash can leave one good copy of a header, of a lane's last record or of a slot of the state: that one is durable now,
-    /// and the other is stored again, so that one failed page costs nothing afterwards either. A copy that cannot be read is
-    /// left alone: a store to failed memory may fail as well.
-    fn make_copies_whole(&self, chains: &[Vec<ChainSegment>]) {
-        let region = self.region();
-        let mut stored = region.nothing_in_flight();
-        if MutationPoint::RecoveryWholeState.is_active() {
-            stored = stored.and(self.epochs().complete_slots(self.context()));
-            for tail in self.tails.lock().iter_mut() {
-                stored = stored.and(tail.complete(region));
-            }
-        }
-        for segment in chains.iter().flatten() {
-            let base = self.segments[segment.segment as usize].base;
-            for at in [base, base + self.shape().header_copy()] {
-                let mut copy = [0; size_of::<SegmentHeader>()];
-                if MutationPoint::RecoveryWholeHeader.is_active()
-                    && region.load(at, &mut copy).is_ok()
-                    && copy != *bytes_of(&segment.header)
-                {
-                    stored = stored.and(region.store(at, bytes_of(&segment.header)));
-                }
-            }
-        }
-        for last in (0..chains.len()).filter_map(|lane| self.last_with_records(lane)) {
-            let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
-            let last_record = (first..last.slots).find_map(|slot| {
-                let location = Location { segment: last.segment, slot };
-                let record = self.load_record(location).ok()?;
-                (slot + record.slots() == last.slots).then_some((location, record))
-            });
-            if let Some((location, record)) = last_record
-                && MutationPoint::RecoveryWholeRecord.is_active()
+/// A crash can leave one good copy of a header, of a lane's last record or of a slot of the state: that one is durable now,
+/// and the other is stored again, so that one failed page costs nothing afterwards either. A copy that cannot be read is
+/// left alone: a store to failed memory may fail as well.
+fn complete_copies<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
+    let base = cache.base();
+    let region = base.region();
+    let mut stored = region.nothing_in_flight();
+    if MutationPoint::RecoveryWholeState.is_active() {
+        stored = stored.and(base.epochs().complete_slots(base.context())).and(cache.complete_tails());
+    }
+    for segment in chains.iter().flatten() {
+        let start = base.segment(segment.segment).base();
+        for at in [start, start + base.shape().header_copy()] {
+            let mut copy = [0; size_of::<SegmentHeader>()];
+            if MutationPoint::RecoveryWholeHeader.is_active()
+                && region.load(at, &mut copy).is_ok()
+                && copy != *bytes_of(&segment.header)
             {
-                stored = stored.and(self.make_record_whole(location, &record));
+                stored = stored.and(region.store(at, bytes_of(&segment.header)));
             }
         }
-        region.fence(MutationPoint::RecoveryWholeFence, stored);
     }
+    for last in cache.lanes().iter().filter_map(|lane| lane.lock().last_with_records()) {
+        if let Some((location, record)) = last_record(base, &last)
+            && MutationPoint::RecoveryWholeRecord.is_active()
+        {
+            stored = stored.and(base.complete_record(location, &record));
+        }
+    }
+    region.fence(MutationPoint::RecoveryWholeFence, stored);
+}
 
-    /// The last segment of a lane that holds records.
-    fn last_with_records(&self, lane: usize) -> Option<LogSegment> {
-        let state = self.lanes[lane].state.lock();
-        state.segments().filter(|segment| segment.slots > 0).last().copied()
-    }
+/// The last record of a segment.
+fn last_record<E: Environment>(base: &Base<E>, segment: &LogSegment) -> Option<(Location, Record)> {
+    let first = segment.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
+    (first..segment.slots).find_map(|slot| {
+        let location = Location { segment: segment.segment, slot };
+        let record = base.load_record(location).ok()?;
+        (slot + record.slots() == segment.slots).then_some((location, record))
+    })
 }
 
 impl StateSlots {
@@ -396,7 +378,7 @@ fn read_header<E: Environment>(
     let mut newest: Option<SegmentHeader> = None;
     let mut claimed = 0;
     let copies = if MutationPoint::HeaderCopyRead.is_active() { 2 } else { 1 };
-    for at in [segment.base, segment.base + shape.header_copy()].into_iter().take(copies) {
+    for at in [segment.base(), segment.base() + shape.header_copy()].into_iter().take(copies) {
         let mut bytes = [0; size_of::<SegmentHeader>()];
         if region.load(at, &mut bytes).is_err() {
             continue;
@@ -407,7 +389,7 @@ fn read_header<E: Environment>(
         {
             claimed = claimed.max(header.claimed_generation());
         }
-        let Some(header) = header.verify(segment.id, identity.cache_id, identity.lanes.lanes) else {
+        let Some(header) = header.verify(segment.id(), identity.cache_id, identity.lanes.lanes) else {
             continue;
         };
         if MutationPoint::HeaderLog.holds(header.magic.get() == LOG_MAGIC)
@@ -419,7 +401,7 @@ fn read_header<E: Environment>(
         }
     }
     // A forged or torn header may claim any number; half of the range is always left.
-    segment.generation.store(claimed & (u32::MAX >> 1), Ordering::Relaxed);
+    segment.set_claimed_generation(claimed & (u32::MAX >> 1));
     newest
 }
 

@@ -10,11 +10,11 @@ use cbd_types::{InFlight, MutationPoint, Pmem, Region, Result};
 #[derive(Clone, Copy)]
 pub(crate) struct InBoth {
     /// The first of the two is durable before the other is touched.
-    pub(crate) first_fence: MutationPoint,
+    pub first_fence: MutationPoint,
     /// There are two.
-    pub(crate) second: MutationPoint,
+    pub second: MutationPoint,
     /// Both are durable.
-    pub(crate) fence: MutationPoint,
+    pub fence: MutationPoint,
 }
 
 /// One object in two slots, and what is known of it.

@@ -34,7 +34,7 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
     type Lock = cbd_lock::Lock;
 
     // 5 to 20 us, depending on the duration of the processor's pause instruction.
-    const LOOKS: u32 = 500;
+    const SPINS: u32 = 500;
 
     fn random(&self) -> u64 {
         rand::random()

@@ -4,7 +4,7 @@
 //! bound for each later epoch too, and entries can be dropped: what is left says less, and nothing wrong. Times are those that the
 //! clock showed: where it was set back, entries that are later than it are lowered.
 //!
-//! Left to others: reading the clock before the epoch is closed (`flush`).
+//! Left to others: reading the clock before the epoch is closed (`Epochs::raise`).
 
 use alloc::vec::Vec;
 use cbd_types::MutationPoint;

@@ -3,7 +3,7 @@
 //! Invariants: what others see of it is durable already.
 
 use super::Epochs;
-use crate::{Environment, context::Context, slots::InBoth};
+use crate::{Environment, base::Context, slots::InBoth};
 use cbd_format::Drained;
 use cbd_types::{Epoch, InFlight, MutationPoint};
 use core::sync::atomic::Ordering;
@@ -132,7 +132,7 @@ impl<E: Environment> Epochs<E> {
 
     /// Where the clock was set back behind the recovery point, that is set back too, durably, before a flush completes that makes
     /// writes durable which completed since: by the clock they are older than the recovery point.
-    pub(super) fn look_at_clock(&self, context: &Context<E>, read_ms: u64) {
+    pub(crate) fn check_clock(&self, context: &Context<E>, read_ms: u64) {
         if read_ms >= self.dated_ms() || !MutationPoint::ClosingsClockSetBack.is_active() {
             return;
         }

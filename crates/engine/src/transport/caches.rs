@@ -5,7 +5,7 @@
 //! Left to others: the row (`backends`), opening (`uses`).
 
 use super::{BackendSpec, SEGMENTS_PER_LANE, Tables, Transport};
-use crate::{Environment, lane::LaneMap, slots::TwoSlots};
+use crate::{Environment, base::LaneMap, slots::TwoSlots};
 use alloc::{format, vec::Vec};
 use cbd_format::{
     Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape, record::bytes_of,
@@ -16,8 +16,8 @@ use cbd_types::{Error, ErrorKind, InFlight, LaneId, MutationPoint, Result, Segme
 /// What a new cache consists of.
 pub(super) struct CachePlan {
     /// The state segment first.
-    pub(super) segments: Vec<SegmentId>,
-    pub(super) lanes: u32,
+    pub segments: Vec<SegmentId>,
+    pub lanes: u32,
 }
 
 /// What an emptied cache adds to the highest epoch that its pages still show: newer ones may never have reached the disk.

@@ -22,7 +22,12 @@
 //! Left to others: what is on the disk when (`cbd-pmem`), telling the user (`cbd-runtime`).
 
 use super::{SEGMENTS_PER_LANE, Tables, Transport, User, backends::ROW, rows::no_such};
-use crate::{Cache, Environment, context::Identity, lane::LaneMap, recovery::Opening};
+use crate::{
+    Cache, Environment,
+    base::Identity,
+    base::LaneMap,
+    recovery::{Opening, recover},
+};
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, StateShape,
@@ -140,7 +145,7 @@ impl<E: Environment> Transport<E> {
             tables.open.push((id, User::Opening(Arc::downgrade(&opening))));
         }
         drop(tables);
-        let cache = Cache::recover(Opening {
+        let cache = recover(Opening {
             environment: Arc::clone(&self.environment),
             region: Arc::clone(&self.region),
             layout: self.layout,

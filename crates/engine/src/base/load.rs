@@ -1,0 +1,235 @@
+//! Reads of the log: records, continuation lines and data out of segments.
+//!
+//! Invariants: what is returned was verified, or is an error; nothing changes but what `complete_record` stores again.
+
+use super::{Base, Location};
+use crate::{Environment, rare};
+use alloc::{format, vec::Vec};
+use cbd_format::{CHECKSUMS_PER_LINE, ChecksumLine, Record, crc32c_joined};
+use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, MutationPoint, Result, SECTOR};
+
+/// Data of a record that does not match its checksum, or memory that failed.
+#[derive(Debug)]
+pub(crate) struct Damage {
+    /// The checksum block that is damaged.
+    pub range: ByteRange,
+    pub error: Error,
+}
+
+impl<E: Environment> Base<E> {
+    /// The record at `location`, from its mirror where the primary fails.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] when both copies are damaged.
+    pub(crate) fn load_record(&self, location: Location) -> Result<Record> {
+        self.find_record(location).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Media,
+                format!(
+                    "both copies of the record in slot {} of segment {} are damaged",
+                    location.slot,
+                    self.segment(location.segment).id()
+                ),
+            )
+        })
+    }
+
+    /// As [`load_record`](Self::load_record), where it is no wonder if there is none.
+    pub(crate) fn find_record(&self, location: Location) -> Option<Record> {
+        let runtime = self.segment(location.segment);
+        let place = runtime.place(location.slot);
+        let generation = runtime.generation();
+        let copies = if MutationPoint::RecordMirrorRead.is_active() { 2 } else { 1 };
+        for (copy, at) in self.shape().slot(location.slot).into_iter().take(copies).enumerate() {
+            let mut line = [0; 64];
+            if self.region().load(runtime.base() + at, &mut line).is_err() {
+                continue;
+            }
+            if let Some(record) = Record::decode(&line).verify(&place, generation, self.shape().size)
+                && self.accepts(&record)
+            {
+                if copy > 0 {
+                    rare::count(&self.rare.mirror_reads);
+                }
+                return Some(record);
+            }
+        }
+        None
+    }
+
+    /// Stores the copies of a record's lines that can be read and differ from the ones that count. In flight until the caller
+    /// fences.
+    pub(crate) fn complete_record(&self, location: Location, record: &Record) -> InFlight {
+        let runtime = self.segment(location.segment);
+        let place = |slot| runtime.place(slot);
+        let mut stored =
+            self.complete_slot(location.segment, location.slot, &record.encode(&place(location.slot)));
+        for number in 0..u32::from(record.lines) {
+            if let Ok(line) = self.load_checksums(location, record, number as usize) {
+                let slot = location.slot + 1 + number;
+                stored = stored.and(self.complete_slot(location.segment, slot, &line.encode(&place(slot))));
+            }
+        }
+        stored
+    }
+
+    fn complete_slot(&self, segment: u32, slot: u32, line: &[u8; 64]) -> InFlight {
+        let mut stored = self.region().nothing_in_flight();
+        for at in self.shape().slot(slot).map(|at| self.segment(segment).base() + at) {
+            let mut copy = [0; 64];
+            if self.region().load(at, &mut copy).is_ok() && copy != *line {
+                stored = stored.and(self.region().store_line(at, line));
+            }
+        }
+        stored
+    }
+
+    /// Whether the record's range lies on the device and, where it has data, inside one chunk.
+    pub(crate) fn accepts(&self, record: &Record) -> bool {
+        let range = record.range();
+        // A sector is a power of two, and a division for each record of a log is many.
+        let in_sector = u64::from(self.identity().sector) - 1;
+        let on_device = range.end <= self.identity().size && (range.start | range.end) & in_sector == 0;
+        let in_unit = !record.kind().has_data()
+            || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
+                && range.len() <= u64::from(self.shape().atomic_unit()));
+        MutationPoint::RecordOnDevice.holds(on_device) && MutationPoint::RecordInUnit.holds(in_unit)
+    }
+
+    /// Copies the bytes of `range`, which the record at `location` holds, into `into`, verified. A block of which only a
+    /// part is wanted is verified whole, as it was written.
+    pub(crate) fn load_data(
+        &self,
+        location: Location,
+        record: &Record,
+        range: ByteRange,
+        into: &mut [u8],
+    ) -> core::result::Result<(), Damage> {
+        let base = self.segment(location.segment).base() + u64::from(record.data_offset.get());
+        let whole = record.range();
+        if !record.has_checksums() {
+            return self
+                .region()
+                .load(base + (range.start - whole.start), into)
+                .map_err(|error| Damage { range, error });
+        }
+        let mut line: Option<(usize, ChecksumLine)> = None;
+        let mut rest = into;
+        for block in record.block_of(range.start)..=record.block_of(range.end - 1) {
+            let covered = record.block_range(block);
+            let wanted = ByteRange { start: covered.start.max(range.start), end: covered.end.min(range.end) };
+            let damage = |error| Damage { range: covered, error };
+            let expected = match block.checked_sub(1) {
+                None => record.first_sum.get(),
+                Some(further) => {
+                    let (number, place) = (further / CHECKSUMS_PER_LINE, further % CHECKSUMS_PER_LINE);
+                    if line.as_ref().is_none_or(|(known, _)| *known != number) {
+                        line = Some((number, self.load_checksums(location, record, number).map_err(damage)?));
+                    }
+                    line.as_ref().map_or(0, |(_, line)| line.checksums[place].get())
+                }
+            };
+            let at = base + (covered.start - whole.start);
+            let (out, others) = rest.split_at_mut(wanted.len() as usize);
+            rest = others;
+            if !self.load_verified(at, covered, wanted, out, expected).map_err(damage)? {
+                let id = self.segment(location.segment).id();
+                return Err(damage(Error::new(
+                    ErrorKind::Media,
+                    format!("data of {covered} in segment {id} does not match its checksum"),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies `wanted` of the block `covered`, whose data stand at `at`, into `out`, unless the whole of it does not sum up to
+    /// `expected`: then this is `false`, and none of it is in `out`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] where the memory fails.
+    pub(crate) fn load_verified(
+        &self,
+        at: u64,
+        covered: ByteRange,
+        wanted: ByteRange,
+        out: &mut [u8],
+        expected: u32,
+    ) -> Result<bool> {
+        let sum = if wanted == covered {
+            self.region().load_summed(at, out)?
+        } else {
+            self.load_part(at, covered, wanted, out).inspect_err(|_| out.fill(0))?
+        };
+        let is_good = MutationPoint::DataChecksum.holds(sum == expected);
+        if !is_good && MutationPoint::DataErased.is_active() {
+            out.fill(0);
+        }
+        Ok(is_good)
+    }
+
+    /// Copies `wanted` of the block `covered`, whose data stand at `at`, into `out`. Returns the checksum of the whole block; the
+    /// rest of it is read into a small buffer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] where the memory fails; `out` may have a part of it then.
+    fn load_part(&self, at: u64, covered: ByteRange, wanted: ByteRange, out: &mut [u8]) -> Result<u32> {
+        let before = ByteRange { start: covered.start, end: wanted.start };
+        let after = ByteRange { start: wanted.end, end: covered.end };
+        let load = |range: ByteRange, into: &mut [u8]| {
+            self.region().load_summed(at + (range.start - covered.start), into)
+        };
+        let load_rest = |mut sum: u32, range: ByteRange| -> Result<u32> {
+            let mut scratch = [0; SECTOR as usize];
+            for part in range.split_at_multiples(SECTOR) {
+                let of_part = load(part, &mut scratch[..part.len() as usize])?;
+                sum = crc32c_joined(sum, of_part, part.len());
+            }
+            Ok(sum)
+        };
+        let sum = load_rest(0, before)?;
+        let sum = crc32c_joined(sum, load(wanted, out)?, wanted.len());
+        load_rest(sum, after)
+    }
+
+    /// The sectors that a quarantine marks bad, as far as it has a map.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] when a line of it is lost.
+    pub(crate) fn load_map(&self, location: Location, record: &Record) -> Result<Vec<u32>> {
+        let mut words = Vec::new();
+        for number in 0..usize::from(record.lines) {
+            words.extend(self.load_checksums(location, record, number)?.checksums.map(|word| word.get()));
+        }
+        Ok(words)
+    }
+
+    /// The `number`-th continuation line of a record: checksums, or a quarantine's map.
+    fn load_checksums(&self, location: Location, record: &Record, number: usize) -> Result<ChecksumLine> {
+        let runtime = self.segment(location.segment);
+        let slot = location.slot + 1 + number as u32;
+        let copies = if MutationPoint::ChecksumLineMirrorRead.is_active() { 2 } else { 1 };
+        for (copy, at) in self.shape().slot(slot).into_iter().take(copies).enumerate() {
+            let mut line = [0; 64];
+            if self.region().load(runtime.base() + at, &mut line).is_err() {
+                continue;
+            }
+            let line = ChecksumLine::decode(&line).verify_of(record, &runtime.place(slot), number as u8);
+            if let Some(line) = line {
+                if copy > 0 {
+                    rare::count(&self.rare.mirror_reads);
+                }
+                return Ok(line);
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Media,
+            format!("both copies of a continuation line of a record in segment {} are damaged", runtime.id()),
+        ))
+    }
+
+    /// Whether the backing device holds what the record says, unless it is parked.
+    pub(crate) fn is_clean(&self, record: &Record) -> bool {
+        !record.kind().is_dirty() || Epoch(record.epoch.get()) <= self.drained_epoch()
+    }
+}

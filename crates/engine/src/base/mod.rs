@@ -1,0 +1,150 @@
+//! The base of a cache: everything that its lanes share.
+//!
+//! Invariants:
+//! - nothing here knows a lane: a request goes down from the cache to a lane and from there to the base, and never back;
+//! - a lane's lock is taken before any lock here, and no lock here is held while another one is taken.
+//!
+//! Elsewhere: what a lane does with it (`lane`), requests (`cache`).
+
+mod context;
+mod gate;
+mod lane_map;
+mod load;
+mod pool;
+mod position;
+mod records;
+mod segments;
+mod space;
+mod wakeups;
+
+use crate::{Environment, Mutex, Settings, epochs::Epochs, rare::RareCounters};
+use cbd_format::SegmentShape;
+use cbd_types::{Epoch, Region, Result};
+pub(crate) use context::{Context, Identity};
+pub(crate) use gate::{FirstWrite, Gate};
+pub(crate) use lane_map::LaneMap;
+pub(crate) use load::Damage;
+pub(crate) use pool::{Asker, Pool};
+pub(crate) use position::{Cursor, Location, NONE, Place, Reached};
+pub(crate) use records::Records;
+pub(crate) use segments::Segment;
+use segments::Segments;
+pub(crate) use wakeups::Wakeups;
+
+/// What the lanes of a cache share.
+///
+/// In this order: what every request reads, and hardly anything writes, stands before the first field that has its cache lines to
+/// itself.
+#[repr(C)]
+pub(crate) struct Base<E: Environment> {
+    context: Context<E>,
+    segments: Segments<E>,
+    gate: Gate<E>,
+    wakeups: Wakeups<E>,
+    pool: Pool<E>,
+    epochs: Epochs<E>,
+    settings: Mutex<E, Settings>,
+    rare: RareCounters,
+}
+
+impl<E: Environment> Base<E> {
+    /// A base whose pool is empty.
+    pub(crate) fn new(
+        context: Context<E>,
+        segments: alloc::vec::Vec<Segment<E>>,
+        epochs: Epochs<E>,
+        settings: Settings,
+    ) -> Self {
+        let reserve = context.identity().lanes.lanes;
+        Self {
+            context,
+            segments: Segments::new(segments),
+            gate: Gate::new(),
+            wakeups: Wakeups::new(),
+            pool: Pool::new(alloc::vec::Vec::new(), reserve),
+            epochs,
+            settings: Mutex::<E, _>::new(settings),
+            rare: RareCounters::default(),
+        }
+    }
+
+    /// Region, environment and identity in one.
+    #[inline]
+    pub(crate) const fn context(&self) -> &Context<E> {
+        &self.context
+    }
+
+    /// Clock and random numbers.
+    #[inline]
+    pub(crate) fn environment(&self) -> &E {
+        self.context.environment()
+    }
+
+    /// The region that the cache stores into.
+    #[inline]
+    pub(crate) fn region(&self) -> &Region<E::Memory> {
+        self.context.region()
+    }
+
+    /// The shape of its log segments.
+    #[inline]
+    pub(crate) const fn shape(&self) -> SegmentShape {
+        self.context.shape()
+    }
+
+    /// What it is.
+    #[inline]
+    pub(crate) const fn identity(&self) -> &Identity {
+        self.context.identity()
+    }
+
+    /// What keeps requests out.
+    #[inline]
+    pub(crate) const fn gate(&self) -> &Gate<E> {
+        &self.gate
+    }
+
+    /// How the background worker is woken.
+    #[inline]
+    pub(crate) const fn wakeups(&self) -> &Wakeups<E> {
+        &self.wakeups
+    }
+
+    /// The free segments.
+    #[inline]
+    pub(crate) const fn pool(&self) -> &Pool<E> {
+        &self.pool
+    }
+
+    /// The epoch counter, and how far the backing device has caught up.
+    #[inline]
+    pub(crate) const fn epochs(&self) -> &Epochs<E> {
+        &self.epochs
+    }
+
+    /// Counters of rare paths.
+    #[inline]
+    pub(crate) const fn rare(&self) -> &RareCounters {
+        &self.rare
+    }
+
+    /// Everything up to this epoch is durable on the backing device.
+    #[inline]
+    pub(crate) fn drained_epoch(&self) -> Epoch {
+        self.epochs.drained()
+    }
+
+    /// The settings in force.
+    pub(crate) fn settings(&self) -> Settings {
+        *self.settings.lock()
+    }
+
+    /// Changes the settings, which have effect at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of its range; nothing changes then.
+    pub(crate) fn set_settings(&self, settings: Settings) -> Result<()> {
+        *self.settings.lock() = settings.validated()?;
+        Ok(())
+    }
+}

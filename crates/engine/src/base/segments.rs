@@ -1,0 +1,143 @@
+//! The segments of a cache: what is known of each while the cache is open, and the readers that use it.
+//!
+//! Invariants: a segment that a reader has pinned is not released to the pool; a segment is released once for each of its lives.
+
+use super::{Base, Location, Place};
+use crate::{
+    Environment,
+    sync::{SharedU32, SharedU64},
+};
+use alloc::{boxed::Box, vec::Vec};
+use cbd_format::RecordPlace;
+use cbd_types::{MutationPoint, SegmentId};
+use core::sync::atomic::Ordering;
+
+/// Bit of [`Segment::pins`]: reclaim is done with the segment; the last reader releases it.
+const RETIRED: u32 = 1 << 31;
+
+/// Bit of [`Segment::pins`]: the segment was released. A pin that is taken now is an error, and must not release it again.
+const RELEASED: u32 = 1 << 30;
+
+/// What is known of a segment while the cache is open.
+pub(crate) struct Segment<E> {
+    id: SegmentId,
+    /// First byte in the region.
+    base: u64,
+    generation: SharedU32<E>,
+    salt: SharedU64<E>,
+    ordinal: SharedU64<E>,
+    /// Readers that copy from it now, and [`RETIRED`].
+    pins: SharedU32<E>,
+}
+
+impl<E: Environment> Segment<E> {
+    pub(crate) const fn new(id: SegmentId, base: u64) -> Self {
+        Self {
+            id,
+            base,
+            generation: SharedU32::new(0),
+            salt: SharedU64::new(0),
+            ordinal: SharedU64::new(0),
+            pins: SharedU32::new(0),
+        }
+    }
+
+    /// Its number on the transport.
+    #[inline]
+    pub(crate) const fn id(&self) -> SegmentId {
+        self.id
+    }
+
+    /// Its first byte in the region.
+    #[inline]
+    pub(crate) const fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// The generation of its records.
+    #[inline]
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// The highest generation that a header of the segment claims, before recovery knows whether it counts.
+    pub(crate) fn set_claimed_generation(&self, claimed: u32) {
+        self.generation.store(claimed, Ordering::Relaxed);
+    }
+
+    /// The ordinal in its lane.
+    #[inline]
+    pub(crate) fn ordinal(&self) -> u64 {
+        self.ordinal.load(Ordering::Relaxed)
+    }
+
+    /// A new life of the segment. No thread reads it: it comes from the pool.
+    pub(crate) fn begin(&self, generation: u32, salt: u64, ordinal: u64) {
+        self.generation.store(generation, Ordering::Relaxed);
+        self.salt.store(salt, Ordering::Relaxed);
+        self.ordinal.store(ordinal, Ordering::Relaxed);
+        self.pins.store(0, Ordering::Release);
+    }
+
+    /// What the checksum of a line in `slot` is seeded with.
+    #[inline]
+    pub(crate) fn place(&self, slot: u32) -> RecordPlace {
+        RecordPlace { salt: self.salt.load(Ordering::Relaxed), segment: self.id, slot }
+    }
+
+    /// Keeps the segment from being reused. Under the lane's lock, while the index still names the segment.
+    #[inline]
+    pub(crate) fn pin(&self) {
+        self.pins.fetch_add(1, Ordering::Acquire);
+    }
+}
+
+/// The segments of a cache, by the cache's own numbers.
+pub(super) struct Segments<E>(Box<[Segment<E>]>);
+
+impl<E> Segments<E> {
+    pub(super) fn new(segments: Vec<Segment<E>>) -> Self {
+        Self(segments.into_boxed_slice())
+    }
+}
+
+impl<E: Environment> Base<E> {
+    /// The segment with this number of the cache's own.
+    #[inline]
+    pub(crate) fn segment(&self, number: u32) -> &Segment<E> {
+        &self.segments.0[number as usize]
+    }
+
+    /// The number of segments.
+    #[inline]
+    pub(crate) fn segment_count(&self) -> usize {
+        self.segments.0.len()
+    }
+
+    /// The place of a record in the history of its lane.
+    #[inline]
+    pub(crate) fn place_of(&self, location: Location) -> Place {
+        (self.segment(location.segment).ordinal(), location.slot)
+    }
+
+    /// A reader is done with a segment.
+    #[inline]
+    pub(crate) fn unpin(&self, segment: u32) {
+        if self.segment(segment).pins.fetch_sub(1, Ordering::AcqRel) == RETIRED | 1 {
+            self.release(segment);
+        }
+    }
+
+    /// Reclaim is done with a segment: it returns to the pool now, or when its last reader unpins it.
+    pub(crate) fn retire(&self, segment: u32) {
+        let pins = self.segment(segment).pins.fetch_or(RETIRED, Ordering::AcqRel);
+        if MutationPoint::RetireWaits.holds(pins == 0) {
+            self.release(segment);
+        }
+    }
+
+    fn release(&self, segment: u32) {
+        self.segment(segment).pins.fetch_or(RELEASED, Ordering::AcqRel);
+        self.pool.release(segment);
+    }
+}

@@ -1,0 +1,38 @@
+//! How full a cache is: what reclaim, admission and writeback decide by.
+//!
+//! Invariants: nothing is stored and nothing changes.
+
+use super::Base;
+use crate::Environment;
+
+impl<E: Environment> Base<E> {
+    /// Bytes of all log segments.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.segment_count() as u64 * self.shape().size
+    }
+
+    /// Whether so many segments are used that reclaim should go on.
+    pub(crate) fn is_above_gc(&self) -> bool {
+        self.pool.free() < self.free_wanted()
+    }
+
+    /// The number of free segments at which reclaim ends.
+    fn free_wanted(&self) -> u32 {
+        let total = self.segment_count() as u64;
+        let used = u64::from(self.settings().gc_percent) * total / 100;
+        // A little more than fills leave, so that they and second chances find space while reclaim goes on.
+        let more = self.pool.reserve().div_ceil(4);
+        ((total - used) as u32).max(self.pool.left_to_writers() + more)
+    }
+
+    /// Whether something that is read now takes the position of something else.
+    pub(crate) fn is_full(&self) -> bool {
+        // Reclaim ends with a few more than it strives for.
+        self.pool.free() < self.free_wanted() + (self.segment_count() as u32 / 32).max(2)
+    }
+
+    /// Whether reclaim frees segments as fast as they are taken.
+    pub(crate) fn is_reclaim_at_ease(&self) -> bool {
+        self.pool.free() + (self.pool.reserve() / 4).max(2) >= self.free_wanted()
+    }
+}

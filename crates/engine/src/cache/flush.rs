@@ -1,0 +1,146 @@
+//! Flushes: close an epoch, ensure that no record of it follows, and leave durable marks.
+//!
+//! Data and records are durable already when a write completes. A flush adds the order in which the backing device
+//! catches up, and evidence of how far each lane was complete. When an epoch was closed dates the recovery point.
+
+use crate::{
+    Cache, Environment,
+    base::{LaneMap, Reached},
+    epochs::Pass,
+    lane::Lane,
+};
+use cbd_types::{ByteRange, CHUNK, Epoch, LaneId, MutationPoint, Result};
+
+impl<E: Environment> Cache<E> {
+    /// Closes the present epoch: what completed before is in it or in an earlier one, and nothing that is submitted
+    /// after this returns is.
+    ///
+    /// # Errors
+    /// When the cache was stopped.
+    pub fn flush(&self) -> Result<()> {
+        self.base().gate().check_running()?;
+        self.close_epoch();
+        self.base().region().check_stores(MutationPoint::FlushStoreCheck)
+    }
+
+    /// A flush whether the cache runs or not. Returns the epoch that it closed.
+    pub(crate) fn close_epoch(&self) -> Epoch {
+        let base = self.base();
+        // 1. Later writes load a later epoch.
+        let (closed, closed_ms) = base.epochs().raise(base.context(), MutationPoint::FlushEpoch);
+        let mut pass = base.epochs().pass();
+        pass.note_closing(closed, closed_ms);
+        // A pass that began after the line above, while this one waited for the lock, serves it too.
+        if !pass.covers(closed) {
+            self.run_pass(&mut pass);
+        }
+        drop(pass);
+        base.epochs().check_clock(base.context(), closed_ms);
+        Epoch(closed)
+    }
+
+    /// 2. and 3. of a flush.
+    fn run_pass(&self, pass: &mut Pass) {
+        let base = self.base();
+        let covered = base.epochs().present();
+        let mut stored = base.region().nothing_in_flight();
+        let mut any = false;
+        for (id, lane) in (0..).map(LaneId).zip(self.lanes()) {
+            if !lane.is_touched() {
+                continue;
+            }
+            // 2. Under the lane's lock: no record of a closed epoch follows in this lane.
+            let last = {
+                let state = lane.lock();
+                if base.region().check_stores(MutationPoint::MarkStoreCheck).is_err() {
+                    // The lane's last record may be what failed: a mark would prove it.
+                    break;
+                }
+                if MutationPoint::FlushClear.is_active() {
+                    lane.clear_touched();
+                }
+                state.reached()
+            };
+            // 3. The mark is stored without the lock, whose locked instruction would drain it.
+            if MutationPoint::FlushMark.is_active() {
+                stored = stored.and(pass.store_mark(base.context(), id, last, covered));
+            }
+            if !MutationPoint::FlushClear.is_active() {
+                lane.clear_touched();
+            }
+            any = true;
+        }
+        if any {
+            base.region().fence(MutationPoint::FlushFence, stored);
+        }
+        pass.end(covered, base.environment().monotonic_ms());
+    }
+
+    /// What FUA adds when the last pieces of its writes have committed: the epoch ends, and the writes' own lanes are marked, by one
+    /// fence for all of them.
+    ///
+    /// # Errors
+    /// When the cache was stopped; [`ErrorKind::Media`](cbd_types::ErrorKind::Media) when a store to the region has failed.
+    pub fn force_unit_access(&self, ranges: &[ByteRange]) -> Result<()> {
+        let base = self.base();
+        base.gate().check_running()?;
+        let map = base.identity().lanes;
+        let (closed, closed_ms) = base.epochs().raise(base.context(), MutationPoint::FuaEpoch);
+        let mut pass = base.epochs().pass();
+        pass.note_closing(closed, closed_ms);
+        let epoch = base.epochs().present();
+        let mut stored = base.region().nothing_in_flight();
+        let mut mark = |id: LaneId| {
+            let Some(last) = self.reached(id) else { return };
+            if MutationPoint::FuaMark.is_active() {
+                stored.join(pass.store_mark(base.context(), id, last, epoch));
+            }
+        };
+        for (number, range) in ranges.iter().enumerate() {
+            // A mark that is not fenced is not followed by another of its lane, which would go over the last one that is durable.
+            let is_marked = |lane: LaneId| {
+                MutationPoint::FuaMarkOnce.is_active()
+                    && ranges[..number].iter().any(|earlier| touches(map, *earlier, lane))
+            };
+            match only_lane(map, *range) {
+                Some(lane) if is_marked(lane) => {}
+                Some(lane) => mark(lane),
+                None => {
+                    let touched = map.touched_by(*range, 0);
+                    touched.filter(|lane| !is_marked(*lane)).for_each(&mut mark);
+                }
+            }
+        }
+        base.region().fence(MutationPoint::FuaFence, stored);
+        drop(pass);
+        base.epochs().check_clock(base.context(), closed_ms);
+        base.region().check_stores(MutationPoint::FuaStoreCheck)
+    }
+
+    /// How far a lane is complete; `None` when a store to the region has failed. All that was committed was fenced before its lane
+    /// was unlocked. The touched bit stays, since the epoch has had no pass over the other lanes.
+    fn reached(&self, id: LaneId) -> Option<Reached> {
+        let state = self.lane(id).lock();
+        let checked = self.base().region().check_stores(MutationPoint::MarkStoreCheck);
+        checked.is_ok().then(|| state.reached())
+    }
+
+    /// Milliseconds since the last pass, if a lane was touched since.
+    pub(crate) fn unmarked_for_ms(&self, now_ms: u64) -> Option<u64> {
+        let ended = self.base().epochs().pass_ended_ms();
+        self.lanes().iter().any(Lane::is_touched).then(|| now_ms.saturating_sub(ended))
+    }
+}
+
+/// The lane of a range that lies in one chunk, as nearly all do.
+const fn only_lane(map: LaneMap, range: ByteRange) -> Option<LaneId> {
+    let is_in_one = range.end - range.start <= CHUNK - range.start % CHUNK;
+    if is_in_one { Some(map.lane_of(range.start)) } else { None }
+}
+
+fn touches(map: LaneMap, range: ByteRange, lane: LaneId) -> bool {
+    match only_lane(map, range) {
+        Some(only) => only == lane,
+        None => map.of_lane(lane, range).next().is_some(),
+    }
+}

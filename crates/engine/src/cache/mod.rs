@@ -1,0 +1,291 @@
+//! A cache: its lanes, what they share, and what is known of its backing device.
+//!
+//! A request comes in here, locks a lane (`lane`), which stores into or reads from the region by what lanes share (`base`).
+//!
+//! Invariants: a lane's lock is taken before the locks of tails, damage and backing device, under which no other lock is taken.
+//!
+//! Elsewhere: what happens in a locked lane (`lane`), writeback and reclaim (`worker`), recovery (`recovery`).
+
+mod damage;
+mod fill;
+mod flush;
+mod parked_counters;
+mod parking;
+mod read;
+mod scan;
+mod status;
+mod together;
+mod view;
+mod write;
+mod zero;
+
+use crate::{
+    Environment, Mutex, Settings,
+    base::{Base, Cursor, FirstWrite},
+    lane::Lane,
+    slots::{InBoth, TwoSlots},
+    worker::BackingHealth,
+};
+use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use cbd_format::LaneTail;
+use cbd_types::{BackendId, ByteRange, CHUNK, Epoch, InFlight, LaneId, MutationPoint, Result};
+use core::task::Waker;
+use damage::DamageLog;
+pub(crate) use parked_counters::ParkedCounters;
+pub(crate) use scan::Met;
+
+pub use fill::Miss;
+pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
+pub use together::TOGETHER;
+pub use view::{LogEntry, LogSegmentView};
+pub use write::Admission;
+pub use zero::ZeroProgress;
+
+/// A cache in front of one backing device.
+///
+/// In this order: what every request reads, and hardly anything writes, stands first; what the background worker writes all the time
+/// stands last.
+#[repr(C)]
+pub struct Cache<E: Environment> {
+    lanes: Box<[Lane<E>]>,
+    base: Base<E>,
+    tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
+    damage: DamageLog<E>,
+    backing: BackingHealth<E>,
+    parked: ParkedCounters<E>,
+    /// Where writeback begins in each lane; recovery knows, the background worker takes it.
+    cursors: Mutex<E, Vec<Cursor>>,
+}
+
+impl<E: Environment> Cache<E> {
+    /// A cache of lanes that hold nothing, before recovery.
+    pub(crate) fn new(base: Base<E>, lanes: Vec<Lane<E>>, tails: Vec<TwoSlots<LaneTail>>) -> Arc<Self> {
+        let cursors = alloc::vec![Cursor::default(); lanes.len()];
+        Arc::new(Self {
+            lanes: lanes.into_boxed_slice(),
+            base,
+            tails: Mutex::<E, _>::new(tails),
+            damage: DamageLog::new(),
+            backing: BackingHealth::new(),
+            parked: ParkedCounters::new(),
+            cursors: Mutex::<E, _>::new(cursors),
+        })
+    }
+
+    /// What the lanes share.
+    #[inline]
+    pub(crate) const fn base(&self) -> &Base<E> {
+        &self.base
+    }
+
+    /// The lanes, in the order of their numbers.
+    #[inline]
+    pub(crate) const fn lanes(&self) -> &[Lane<E>] {
+        &self.lanes
+    }
+
+    /// The lane with this number.
+    #[inline]
+    pub(crate) fn lane(&self, id: LaneId) -> &Lane<E> {
+        &self.lanes[id.index()]
+    }
+
+    /// The lane that the byte at `at` of the device belongs to.
+    #[inline]
+    pub(crate) fn lane_of(&self, at: u64) -> &Lane<E> {
+        self.lane(self.base.identity().lanes.lane_of(at))
+    }
+
+    /// The lane of `range`, which lies in one chunk. Prefetches its index lines, so that they come while the lane is locked.
+    #[inline]
+    pub(crate) fn prefetched_lane(&self, range: ByteRange) -> &Lane<E> {
+        let lane = self.lane_of(range.start);
+        lane.prefetch(self.base.identity().lanes, range);
+        lane
+    }
+
+    /// The list and the figures of damage.
+    const fn damage_log(&self) -> &DamageLog<E> {
+        &self.damage
+    }
+
+    /// How writeback goes.
+    pub(crate) const fn backing(&self) -> &BackingHealth<E> {
+        &self.backing
+    }
+
+    /// What is counted of parking.
+    pub(crate) const fn parked_counters(&self) -> &ParkedCounters<E> {
+        &self.parked
+    }
+
+    /// The backend that the cache stands in front of.
+    pub const fn backend(&self) -> BackendId {
+        self.base.identity().backend
+    }
+
+    /// Size of the device in bytes.
+    pub const fn size(&self) -> u64 {
+        self.base.identity().size
+    }
+
+    /// Logical sector of the device in bytes.
+    pub const fn sector(&self) -> u32 {
+        self.base.identity().sector
+    }
+
+    /// A write of at most this many bytes that lies in one chunk is recovered whole or not at all.
+    pub const fn atomic_unit(&self) -> u32 {
+        self.base.shape().atomic_unit()
+    }
+
+    /// Cuts a range into pieces that [`write`](Self::write) and [`read`](Self::read) take: each in one chunk and at
+    /// most an atomic unit. A range that is such a piece comes back whole.
+    pub fn pieces(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + use<E> {
+        let unit = u64::from(self.atomic_unit());
+        range.split_at_multiples(CHUNK).flat_map(move |chunk| {
+            let mut start = chunk.start;
+            core::iter::from_fn(move || {
+                let piece = ByteRange { start, end: chunk.end.min(start + unit) };
+                start = piece.end;
+                (!piece.is_empty()).then_some(piece)
+            })
+        })
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> Settings {
+        self.base.settings()
+    }
+
+    /// Changes the settings; they have effect at once. The transport keeps them for the next start.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of its range; nothing changes then.
+    pub fn set_settings(&self, settings: Settings) -> Result<()> {
+        self.base.set_settings(settings)?;
+        self.base.wakeups().wake();
+        Ok(())
+    }
+
+    /// Everything up to this epoch is durable on the backing device.
+    pub fn drained_epoch(&self) -> Epoch {
+        self.base.drained_epoch()
+    }
+
+    /// Closes the present epoch and requests that it be drained at once, as fast as `writeback_rate` lets it. It is drained when
+    /// [`drained_epoch`](Self::drained_epoch) has reached the result, or nothing is dirty.
+    pub fn request_drain(&self) -> Epoch {
+        let epoch = self.close_epoch();
+        self.base.epochs().request(epoch);
+        self.base.wakeups().wake();
+        epoch
+    }
+
+    /// Whether everything up to `epoch` is on the backing device.
+    pub fn is_drained(&self, epoch: Epoch) -> bool {
+        if self.drained_epoch() >= epoch {
+            return true;
+        }
+        // Epochs in which nothing was written are never drained on their own.
+        self.lanes.iter().all(|lane| lane.lock().last_dirty_epoch() <= self.drained_epoch().0)
+    }
+
+    /// Bytes of data that the backing device does not have.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.unwritten_bytes() + self.parked_bytes()
+    }
+
+    /// The same without what is parked.
+    pub(crate) fn unwritten_bytes(&self) -> u64 {
+        self.lanes.iter().map(Lane::dirty_bytes).sum()
+    }
+
+    /// Whether the backing device has everything: nothing is dirty, parked or damaged.
+    pub(crate) fn holds_nothing_dirty(&self) -> bool {
+        let status = self.status();
+        status.dirty_records == 0
+            && status.parked_bytes == 0
+            && status.damaged.is_empty()
+            && status.backing_is_consistent
+    }
+
+    /// Sets what is called when there is work for the background worker.
+    pub fn set_worker_waker(&self, waker: Waker) {
+        self.base.wakeups().set_waker(waker);
+    }
+
+    /// Has `note` called before the first request that makes something dirty. Before the cache is used.
+    pub(crate) fn before_first_write(&self, note: FirstWrite) {
+        self.base.gate().before_first_write(note);
+    }
+
+    /// Refuses all further requests, wakes those that wait, and marks every lane. Data that is dirty stays in the region.
+    pub fn stop(&self) {
+        self.base.gate().stop();
+        self.base.pool().wake_all();
+        if MutationPoint::StopMark.is_active() && !self.is_abandoned() {
+            self.close_epoch();
+        }
+    }
+
+    /// As [`stop`](Self::stop), but nothing is marked, now or later: for when a thread failed in the middle of something. What was
+    /// acknowledged is in the region, and the process that opens it next recovers it.
+    pub fn abandon(&self) {
+        self.base.gate().abandon();
+        self.base.pool().wake_all();
+    }
+
+    /// Whether [`abandon`](Self::abandon) was called.
+    pub fn is_abandoned(&self) -> bool {
+        self.base.gate().is_abandoned()
+    }
+
+    /// Takes `waker` off the wait list for space: its requests were given up.
+    pub fn stop_waiting(&self, waker: &Waker) {
+        self.base.pool().forget(waker);
+    }
+
+    /// From now on requests without space fail, or wait again.
+    pub(crate) fn set_stalled(&self, stalled: bool) {
+        if self.backing.set_stalled(stalled) {
+            self.base.pool().wake_all();
+        }
+    }
+
+    /// Where writeback begins in each lane.
+    pub(crate) fn writeback_start(&self) -> Vec<Cursor> {
+        self.cursors.lock().clone()
+    }
+
+    /// Recovery says where writeback begins in a lane.
+    pub(crate) fn start_writeback_at(&self, lane: LaneId, cursor: Cursor) {
+        self.cursors.lock()[lane.index()] = cursor;
+    }
+
+    /// The tail of a lane as the region holds it.
+    pub(crate) fn stored_tail(&self, lane: LaneId) -> Option<LaneTail> {
+        self.tails.lock()[lane.index()].content().copied()
+    }
+
+    /// Makes a new tail of a lane durable in both slots.
+    pub(crate) fn store_tail(&self, lane: LaneId, names: InBoth, tail: LaneTail) {
+        self.tails.lock()[lane.index()].store_in_both(self.base.region(), names, tail);
+    }
+
+    /// Repairs the slots of tails that do not hold the newest content. In flight until the caller fences.
+    pub(crate) fn complete_tails(&self) -> InFlight {
+        let region = self.base.region();
+        let mut stored = region.nothing_in_flight();
+        for tail in self.tails.lock().iter_mut() {
+            stored = stored.and(tail.complete(region));
+        }
+        stored
+    }
+}
+
+impl<E: Environment> core::fmt::Debug for Cache<E> {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.debug_struct("Cache").field("identity", self.base.identity()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,105 @@
+//! Parked ranges of all lanes: what the backing device does not take is kept in the cache, as dirty, while everything else continues.
+//!
+//! Elsewhere: what a parked range is (`lane::parking`), when it is retried (`worker::writeback`).
+
+use super::{Cache, status::LISTED_MAX};
+use crate::{
+    Environment,
+    base::Asker,
+    lane::{Outcome, Parked, Refused, space_of},
+};
+use alloc::vec::Vec;
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint, heap_sort_by_key};
+
+impl<E: Environment> Cache<E> {
+    /// Parks `range`, which lies in one checksum block or is zeroes of one chunk, as far as what the backing device refused is
+    /// still its newest content: newer content is in the log behind it, and comes to the backing device in its turn.
+    pub(crate) fn park(&self, range: ByteRange, refused: Refused) -> Outcome {
+        let lane = self.lane_of(range.start);
+        let mut state = lane.lock();
+        lane.announce(self.base());
+        state.park(self.base(), range, refused, || self.parked_counters().count_parked())
+    }
+
+    /// Carries a parked range forward: its segment is to be reclaimed. What turns out to be damaged is quarantined. `false`
+    /// when there is no space.
+    pub(crate) fn carry_parked(&self, id: LaneId, range: ByteRange, parked: Parked) -> bool {
+        for piece in range.split_at_multiples(CHECKSUM_BLOCK) {
+            let carried = {
+                let lane = self.lane(id);
+                let mut state = lane.lock();
+                lane.announce(self.base());
+                state.carry_parked(self.base(), piece, parked)
+            };
+            match carried {
+                Ok(()) => {}
+                Err(None) => return false,
+                Err(Some(damage)) => {
+                    let place = self.base().place_of(parked.location);
+                    if !self.quarantine(id, damage.range, parked.sequence, place, Asker::Essential) {
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// The backing device has taken a parked range, and flushed it. Recovery does not know that: it tries once more what is
+    /// still the newest then, which changes nothing.
+    pub(crate) fn unpark(&self, range: ByteRange, taken: Refused) {
+        self.lane_of(range.start).lock().unpark(range, taken);
+        self.parked_counters().count_unparked();
+    }
+
+    /// Whether just this is still parked.
+    pub(crate) fn is_still_parked(&self, range: ByteRange, what: Refused) -> bool {
+        let state = self.lane_of(range.start).lock();
+        let is_parked = state.parked_in(range).any(|(part, now)| part == range && now.is(what));
+        MutationPoint::ParkedStill.holds(is_parked)
+    }
+
+    /// Whether anything is parked.
+    pub(crate) fn has_parked(&self) -> bool {
+        self.lanes().iter().any(|lane| lane.lock().has_parked())
+    }
+
+    /// All that is parked.
+    pub(crate) fn parked(&self) -> Vec<(ByteRange, Parked)> {
+        self.lanes().iter().flat_map(|lane| lane.lock().parked_ranges().collect::<Vec<_>>()).collect()
+    }
+
+    /// Bytes that are parked.
+    pub fn parked_bytes(&self) -> u64 {
+        self.lanes().iter().map(|lane| lane.lock().parked_bytes()).sum()
+    }
+
+    /// The parked ranges in the order of the device, neighbours together; at most some of very many.
+    pub(crate) fn parked_ranges(&self) -> Vec<ByteRange> {
+        let mut all: Vec<ByteRange> = self.parked().into_iter().map(|(range, _)| range).collect();
+        heap_sort_by_key(&mut all, |range| *range);
+        let mut listed: Vec<ByteRange> = Vec::new();
+        for range in all {
+            match listed.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => listed.push(range),
+            }
+        }
+        listed.truncate(LISTED_MAX);
+        listed
+    }
+
+    /// Whether the lanes have room for all of `refused` beside what they have parked.
+    pub(crate) fn can_park(&self, refused: impl Iterator<Item = (ByteRange, Refused)>) -> bool {
+        let mut wanted = alloc::vec![0; self.lanes().len()];
+        for (range, what) in refused {
+            wanted[self.base().identity().lanes.lane_of(range.start).index()] +=
+                space_of(range, what == Refused::Zeroes);
+        }
+        let limit = self.base().shape().size / 4;
+        self.lanes()
+            .iter()
+            .zip(wanted)
+            .all(|(lane, wanted)| wanted == 0 || lane.lock().parked_space() + wanted <= limit)
+    }
+}

@@ -1,0 +1,175 @@
+//! What recovery made of a log, for tools that look at it: `check`, `dump`, `repair`.
+//!
+//! Always true here: nothing is stored and nothing changes; what is said comes from the engine's own readers, so a tool that
+//! runs recovery over a private copy of a region sees what a daemon would see.
+//!
+//! Left to others: the bytes themselves and their copies (`cbd-format`), words for people (the tools).
+
+use super::Cache;
+use crate::{
+    Environment,
+    base::Location,
+    lane::{LogSegment, Source},
+};
+use alloc::{vec, vec::Vec};
+use cbd_format::{Record, RecordPlace, SegmentShape, record::blocks_in};
+use cbd_types::{ByteRange, CHUNK, Error, LaneId, Ordinal, SegmentId, Sequence};
+
+/// A segment of a lane's log as recovery left it.
+#[derive(Clone, Copy, Debug)]
+pub struct LogSegmentView {
+    /// The lane that it belongs to.
+    pub lane: LaneId,
+    /// Its number on the transport.
+    pub segment: SegmentId,
+    /// Its first byte in the region.
+    pub base: u64,
+    /// Its place in the history of the lane.
+    pub ordinal: Ordinal,
+    /// Sequence number of its first record.
+    pub first_sequence: Sequence,
+    /// Slots in use: what stands behind them is no part of the log.
+    pub slots: u32,
+    /// Generation of its records.
+    pub generation: u32,
+    /// The last epoch of a record in it that the backing device must learn of; 0 when there is none.
+    pub last_dirty_epoch: u64,
+    /// The cache's own number of the segment.
+    number: u32,
+}
+
+/// What stands in a slot of a log.
+#[derive(Clone, Copy, Debug)]
+pub enum LogEntry {
+    /// A record.
+    Record(Record),
+    /// Both copies of what stood here, up to the slot `end`, are damaged.
+    Lost {
+        /// The first slot behind.
+        end: u32,
+    },
+}
+
+impl<E: Environment> Cache<E> {
+    /// Number of lanes.
+    pub const fn lane_count(&self) -> u32 {
+        self.base().identity().lanes.lanes
+    }
+
+    /// How its segments are divided.
+    pub const fn segment_shape(&self) -> SegmentShape {
+        self.base().shape()
+    }
+
+    /// The log of a lane from tail to head.
+    ///
+    /// # Panics
+    /// When there is no such lane.
+    pub fn log_segments(&self, lane: LaneId) -> Vec<LogSegmentView> {
+        let state = self.lane(lane).lock();
+        state.segments().map(|segment| self.view_of(lane, segment)).collect()
+    }
+
+    fn view_of(&self, lane: LaneId, segment: &LogSegment) -> LogSegmentView {
+        let runtime = self.base().segment(segment.segment);
+        LogSegmentView {
+            lane,
+            segment: runtime.id(),
+            base: runtime.base(),
+            ordinal: Ordinal(segment.ordinal),
+            first_sequence: Sequence(segment.first_sequence),
+            slots: segment.slots,
+            generation: runtime.generation(),
+            last_dirty_epoch: segment.last_dirty_epoch,
+            number: segment.segment,
+        }
+    }
+
+    /// The sequence number that the next record of a lane will have.
+    ///
+    /// # Panics
+    /// When there is no such lane.
+    pub fn next_sequence(&self, lane: LaneId) -> Sequence {
+        Sequence(self.lane(lane).lock().next_sequence())
+    }
+
+    /// What the checksum of a line in `slot` is seeded with.
+    pub fn place_in(&self, segment: &LogSegmentView, slot: u32) -> RecordPlace {
+        self.base().segment(segment.number).place(slot)
+    }
+
+    /// The record in `slot`, from whichever copy of it is good. A slot behind the segment's last one gives a record that
+    /// recovery dropped, if one stands there.
+    pub fn record_in(&self, segment: &LogSegmentView, slot: u32) -> Option<Record> {
+        if slot >= self.base().shape().slots_max() {
+            return None;
+        }
+        self.base().find_record(Location { segment: segment.number, slot })
+    }
+
+    /// Whether `record` lies on the device, as the engine asks it of every record that it reads.
+    pub fn takes(&self, record: &Record) -> bool {
+        self.base().accepts(record)
+    }
+
+    /// Calls `give` for each slot of a segment at which a record begins, or at which some are lost, in order.
+    pub fn visit_segment(&self, segment: &LogSegmentView, give: &mut dyn FnMut(u32, LogEntry)) {
+        let mut slot = 0;
+        while slot < segment.slots {
+            let location = Location { segment: segment.number, slot };
+            let entry = match self.base().find_record(location) {
+                Some(record) => LogEntry::Record(record),
+                None => LogEntry::Lost { end: self.base().next_readable(location, segment.slots) },
+            };
+            give(slot, entry);
+            slot = match entry {
+                LogEntry::Record(record) => slot + record.slots(),
+                LogEntry::Lost { end } => end,
+            };
+        }
+    }
+
+    /// The checksum blocks of a record whose data is damaged, each with what was found.
+    pub fn damaged_blocks(
+        &self,
+        segment: &LogSegmentView,
+        slot: u32,
+        record: &Record,
+    ) -> Vec<(ByteRange, Error)> {
+        if !record.kind().has_data() {
+            return Vec::new();
+        }
+        let location = Location { segment: segment.number, slot };
+        let mut scratch = vec![0; cbd_types::CHECKSUM_BLOCK as usize];
+        let blocks = (0..blocks_in(record.range())).map(|block| record.block_range(block));
+        blocks
+            .filter_map(|block| {
+                let into = scratch.get_mut(..block.len() as usize)?;
+                let damage = self.base().load_data(location, record, block, into).err()?;
+                Some((block, damage.error))
+            })
+            .collect()
+    }
+
+    /// The parts of `range` whose newest bytes the record in `slot` holds.
+    pub fn newest_parts(&self, segment: &LogSegmentView, slot: u32, range: ByteRange) -> Vec<ByteRange> {
+        let location = Location { segment: segment.number, slot };
+        let mut parts = Vec::new();
+        for chunk in range.split_at_multiples(CHUNK) {
+            let state = self.lane_of(chunk.start).lock();
+            state.look_up(self.base(), chunk, &mut |part, source| {
+                if source == Source::Record(location) {
+                    parts.push(part);
+                }
+            });
+        }
+        parts
+    }
+
+    /// Whether the backing device has what the record in `slot` says: it was drained, and it is not parked.
+    pub fn is_on_backing(&self, segment: &LogSegmentView, slot: u32, record: &Record) -> bool {
+        let location = Location { segment: segment.number, slot };
+        let state = self.lane(segment.lane).lock();
+        !state.is_parked_at(record.range(), location) && self.base().is_clean(record)
+    }
+}

@@ -1,0 +1,67 @@
+//! Writes: one lane, one record, one fence.
+
+use super::Cache;
+use crate::{
+    Environment,
+    base::Asker,
+    lane::{FEW_BLOCKS, MANY_BLOCKS},
+};
+use cbd_format::record::{RecordKind, blocks_in};
+use cbd_types::{ByteRange, Durable, MutationPoint, Result};
+use core::task::Waker;
+
+/// Whether a request was given space.
+#[derive(Debug)]
+pub enum Admission {
+    /// It is done, and durable.
+    Done(Durable),
+    /// There was no space; nothing has changed. The request's waker is on the wait list, and is called when reclaim has
+    /// made space.
+    Full,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Writes `data` to `range`, which lies in one chunk and is at most an atomic unit. Durable, and recovered
+    /// whole or not at all.
+    ///
+    /// # Errors
+    /// When the cache was stopped; [`ErrorKind::Backing`](cbd_types::ErrorKind::Backing) when there is no space and the backing
+    /// device has refused for long what must go there first.
+    pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
+        debug_assert_eq!(range.len(), data.len() as u64);
+        self.base().gate().check_writable()?;
+        // Most writes touch one or two blocks: their checksums need no kilobyte of scratch.
+        if blocks_in(range) <= FEW_BLOCKS {
+            self.commit_write::<FEW_BLOCKS>(range, data, waker)
+        } else {
+            self.commit_write::<MANY_BLOCKS>(range, data, waker)
+        }
+    }
+
+    fn commit_write<const BLOCKS: usize>(
+        &self,
+        range: ByteRange,
+        data: &[u8],
+        waker: &Waker,
+    ) -> Result<Admission> {
+        let base = self.base();
+        let lane = self.prefetched_lane(range);
+        let mut state = lane.lock_for_request();
+        // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
+        base.region().check_stores(MutationPoint::RecordAfterFailure)?;
+        if MutationPoint::WriteTouch.is_active() {
+            lane.announce(base);
+        }
+        let (kind, asker) = (RecordKind::Write, Asker::Client);
+        Ok(match state.commit::<E, BLOCKS>(base, kind, range, data, asker, Some(waker)) {
+            Some((durable, _)) => {
+                base.region().check_stores(MutationPoint::WriteStoreCheck)?;
+                Admission::Done(durable)
+            }
+            None => {
+                self.backing().check_not_stalled()?;
+                Admission::Full
+            }
+        })
+    }
+}

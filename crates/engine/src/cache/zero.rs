@@ -1,0 +1,54 @@
+//! Discard and write-zeroes: a record without data, one for each lane that the range covers.
+
+use super::{Admission, Cache};
+use crate::Environment;
+use cbd_format::record::RecordKind;
+use cbd_types::{ByteRange, MutationPoint, Result};
+use core::task::Waker;
+
+/// How far a request that covers several lanes has come; it goes on there after it had to wait.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ZeroProgress {
+    next_lane: u32,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Makes `range` read as zeroes. `discard` says that the backing device may give the space back.
+    ///
+    /// On [`Admission::Full`] call again with the same `progress`.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn zero(
+        &self,
+        range: ByteRange,
+        discard: bool,
+        progress: &mut ZeroProgress,
+        waker: &Waker,
+    ) -> Result<Admission> {
+        let base = self.base();
+        base.gate().check_writable()?;
+        let kind = if discard { RecordKind::Discard } else { RecordKind::WriteZeroes };
+        let mut durable =
+            base.region().fence(MutationPoint::ZeroNothingFence, base.region().nothing_in_flight());
+        for id in base.identity().lanes.touched_by(range, progress.next_lane) {
+            let lane = self.lane(id);
+            let mut state = lane.lock();
+            base.region().check_stores(MutationPoint::RecordAfterFailure)?;
+            if MutationPoint::ZeroTouch.is_active() {
+                lane.announce(base);
+            }
+            let Some(stored) = state.commit_zeroes(base, kind, range, waker) else {
+                self.backing().check_not_stalled()?;
+                return Ok(Admission::Full);
+            };
+            if !MutationPoint::ZeroTouch.is_active() {
+                lane.announce(base);
+            }
+            durable = stored;
+            progress.next_lane = id.next().0;
+        }
+        base.region().check_stores(MutationPoint::ZeroStoreCheck)?;
+        Ok(Admission::Done(durable))
+    }
+}

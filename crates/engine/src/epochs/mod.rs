@@ -1,0 +1,95 @@
+//! Epochs: the counter, the passes that close them, their marks, and how far the backing device has caught up.
+//!
+//! Invariants:
+//! - the counter never falls; a write loads it after it has set the touched bit of its lane;
+//! - one pass at a time runs over the lanes, and what it has covered is complete (`pass`);
+//! - what others see of drained is durable already (`drained`).
+//!
+//! Elsewhere: which epoch is written to the backing device next (`writeback`).
+
+mod closings;
+mod drained;
+mod pass;
+
+use crate::{Environment, Mutex, base::Context, slots::TwoSlots, sync::SharedU64};
+use alloc::vec::Vec;
+use cbd_format::{Drained, LaneMark};
+use cbd_types::{Epoch, MutationPoint};
+use core::sync::atomic::Ordering;
+pub(crate) use drained::CaughtUp;
+pub(crate) use pass::Pass;
+
+/// An atomic number with a cache line of its own: every write reads it, every flush writes it.
+#[repr(align(64))]
+struct Alone<E>(SharedU64<E>);
+
+impl<E> core::ops::Deref for Alone<E> {
+    type Target = SharedU64<E>;
+
+    fn deref(&self) -> &SharedU64<E> {
+        &self.0
+    }
+}
+
+/// The epochs of a cache. The counter, which every write reads, stands first and has its cache line to itself.
+#[repr(C)]
+pub(crate) struct Epochs<E: Environment> {
+    /// The present epoch.
+    counter: Alone<E>,
+    pass: Mutex<E, Pass>,
+    drained: Mutex<E, TwoSlots<Drained>>,
+    /// The epoch that `drained` holds, to read without the lock.
+    drained_now: SharedU64<E>,
+    /// The recovery point; see [`CacheStatus::drained_wall_ms`](crate::CacheStatus::drained_wall_ms).
+    dated_ms: SharedU64<E>,
+    /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
+    requested: SharedU64<E>,
+}
+
+impl<E: Environment> Epochs<E> {
+    /// Before recovery has seen a record: no epoch is complete. `drained` and `marks` are what the region holds.
+    pub(crate) fn new(drained: TwoSlots<Drained>, marks: Vec<TwoSlots<LaneMark>>, now_ms: u64) -> Self {
+        let drained_now = drained.content().map_or(0, |drained| drained.epoch.get());
+        let dated_ms = drained.content().map_or(0, |drained| drained.closed_ms.get());
+        Self {
+            counter: Alone(SharedU64::new(1)),
+            pass: Mutex::<E, _>::new(Pass::new(marks, now_ms)),
+            drained: Mutex::<E, _>::new(drained),
+            drained_now: SharedU64::new(drained_now),
+            dated_ms: SharedU64::new(dated_ms),
+            requested: SharedU64::new(0),
+        }
+    }
+
+    /// The present epoch.
+    #[inline]
+    pub(crate) fn present(&self) -> u64 {
+        self.counter.load(Ordering::SeqCst)
+    }
+
+    /// Continues above `highest`, the highest epoch that recovery has seen. `last_dirty` is the last epoch of a record that may be
+    /// dirty; recovery began at `opened_ms`.
+    pub(crate) fn resume(&self, highest: u64, last_dirty: u64, opened_ms: u64) {
+        self.counter.store(highest + 1, Ordering::SeqCst);
+        self.pass.lock().begin_at(highest + 1, last_dirty, opened_ms);
+    }
+
+    /// Ends the present epoch. Returns it, and a time before which nothing completed that is of a later one.
+    pub(crate) fn raise(&self, context: &Context<E>, point: MutationPoint) -> (u64, u64) {
+        // The clock is read first: a write that loads the new epoch completes later.
+        let before_ms = MutationPoint::ClosingReadFirst.is_active().then(|| context.environment().wall_ms());
+        let closed = self.counter.fetch_add(u64::from(point.is_active()), Ordering::SeqCst);
+        let closed_ms = before_ms.unwrap_or_else(|| context.environment().wall_ms());
+        (closed, closed_ms)
+    }
+
+    /// Requests that everything up to `epoch` be drained at once.
+    pub(crate) fn request(&self, epoch: Epoch) {
+        self.requested.fetch_max(epoch.0, Ordering::SeqCst);
+    }
+
+    /// The highest epoch that was requested to be drained.
+    pub(crate) fn requested(&self) -> u64 {
+        self.requested.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,103 @@
+//! The state that passes of flushes share.
+//!
+//! Invariants: one pass at a time; a mark is replaced only by one of a later record.
+//!
+//! Elsewhere: the pass itself, over the lanes (`cache::flush`).
+
+use super::{Epochs, closings::Closings};
+use crate::{
+    Environment,
+    base::{Context, Reached},
+    slots::TwoSlots,
+};
+use alloc::vec::Vec;
+use cbd_format::LaneMark;
+use cbd_types::{InFlight, LaneId, MutationPoint};
+use lock_api::MutexGuard;
+
+/// What passes share.
+pub(crate) struct Pass {
+    /// The epoch counter when the last completed pass began: all epochs below it are closed, and no record of them follows.
+    covered: u64,
+    marks: Vec<TwoSlots<LaneMark>>,
+    /// When epochs were closed.
+    closings: Closings,
+    /// When the last pass ended.
+    ended_ms: u64,
+}
+
+impl Pass {
+    pub(super) fn new(marks: Vec<TwoSlots<LaneMark>>, now_ms: u64) -> Self {
+        Self { covered: 0, marks, closings: Closings::new(), ended_ms: now_ms }
+    }
+
+    /// All epochs below `epoch` are complete: recovery, which began at `wall_ms`, has seen their records. `last` is the last epoch of
+    /// one that may be dirty. When each was closed is not known, but all that completed before `wall_ms` is of it or earlier.
+    pub(super) fn begin_at(&mut self, epoch: u64, last: u64, wall_ms: u64) {
+        self.covered = epoch;
+        self.closings.note(if MutationPoint::ClosingsAfterRestart.is_active() { last } else { 0 }, wall_ms);
+    }
+
+    /// Notes that `epoch` was closed at `wall_ms` or later.
+    pub(crate) fn note_closing(&mut self, epoch: u64, wall_ms: u64) {
+        self.closings.note(epoch, wall_ms);
+    }
+
+    /// Whether a completed pass began after `epoch` was closed.
+    pub(crate) fn covers(&self, epoch: u64) -> bool {
+        self.covered > epoch || self.covered == epoch && !MutationPoint::FlushPass.is_active()
+    }
+
+    /// Stores the mark of a lane, if it says more than the present one. In flight until the caller fences.
+    pub(crate) fn store_mark<E: Environment>(
+        &mut self,
+        context: &Context<E>,
+        lane: LaneId,
+        last: Reached,
+        epoch: u64,
+    ) -> InFlight {
+        let mark = &mut self.marks[lane.index()];
+        if mark.content().is_some_and(|mark| mark.lane_sequence.get() >= last.lane_sequence) {
+            return context.region().nothing_in_flight();
+        }
+        mark.store(
+            context.region(),
+            LaneMark {
+                lane_sequence: last.lane_sequence.into(),
+                epoch: epoch.into(),
+                ownership: context.identity().ownership.into(),
+                run: last.run.into(),
+                reserved: [0; 16],
+            },
+        )
+    }
+
+    /// A pass that began when the epoch counter was `covered` has ended.
+    pub(crate) fn end(&mut self, covered: u64, now_ms: u64) {
+        self.covered = covered;
+        self.ended_ms = now_ms;
+    }
+}
+
+impl<E: Environment> Epochs<E> {
+    /// Waits until no other pass runs.
+    pub(crate) fn pass(&self) -> MutexGuard<'_, E::Lock, Pass> {
+        self.pass.lock()
+    }
+
+    /// A time before which nothing completed that is of a later epoch than `epoch`, if one is known; what is known of earlier epochs is
+    /// dropped.
+    pub(super) fn take_closing(&self, epoch: u64) -> Option<u64> {
+        self.pass.lock().closings.take(epoch)
+    }
+
+    /// The epoch below which all are closed and complete.
+    pub(crate) fn covered(&self) -> u64 {
+        self.pass.lock().covered
+    }
+
+    /// When the last pass ended, by the monotonic clock in milliseconds.
+    pub(crate) fn pass_ended_ms(&self) -> u64 {
+        self.pass.lock().ended_ms
+    }
+}

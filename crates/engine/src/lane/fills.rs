@@ -1,0 +1,64 @@
+//! Fills: reads of the backing device whose data may become clean records.
+//!
+//! Invariants: a pending fill that any commit or discard overlaps is cancelled in the same hold of the lane's lock, so data that was
+//! read before a write can never be recorded after it.
+
+use super::{LaneState, blocks};
+use crate::{Environment, base::Base};
+use cbd_format::record::blocks_in;
+use cbd_types::{ByteRange, CHECKSUM_BLOCK};
+
+/// The number of a fill in its lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FillId(u64);
+
+/// A read of the backing device whose data may become a record.
+#[derive(Debug)]
+pub(super) struct PendingFill {
+    id: FillId,
+    range: ByteRange,
+}
+
+impl LaneState {
+    /// Registers a read of `range` from the backing device.
+    pub(crate) fn register_fill(&mut self, range: ByteRange) -> FillId {
+        let id = FillId(self.next_fill);
+        self.next_fill += 1;
+        self.fills.push(PendingFill { id, range });
+        id
+    }
+
+    /// As [`register_fill`](Self::register_fill), for a range that a read has missed.
+    pub(crate) fn register_miss(&mut self, range: ByteRange) -> FillId {
+        self.counters.read_missed += range.len();
+        self.register_fill(range)
+    }
+
+    /// Ends a fill. `false` if it was cancelled.
+    pub(crate) fn end_fill(&mut self, id: FillId) -> bool {
+        match self.fills.iter().position(|fill| fill.id == id) {
+            Some(at) => {
+                self.fills.swap_remove(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A commit to `range`: reads of the backing device that are under way must not become records.
+    pub(super) fn cancel_fills(&mut self, range: ByteRange) {
+        if !self.fills.is_empty() {
+            self.fills.retain(|fill| !fill.range.overlaps(&range));
+        }
+    }
+
+    /// Whether admission gives at least half of the blocks of `range` space in a full cache. What the lane holds already, in parts or
+    /// damaged, always gets it.
+    pub(crate) fn admits<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) -> bool {
+        let is_worth = |(block, _, _): &(u64, usize, usize)| {
+            let key = base.identity().lanes.key(block * CHECKSUM_BLOCK);
+            self.index.get(key).is_some() || self.admission.is_worth(key)
+        };
+        2 * blocks(range).filter(is_worth).count() >= blocks_in(range)
+    }
+}

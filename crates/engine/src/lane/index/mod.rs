@@ -1,0 +1,324 @@
+//! From each cached block of a lane to the record that holds its newest data.
+//!
+//! A hash table of 4 KiB blocks ([`table`]) in which most are found in the one cache line where they have to be. A block that several
+//! records cover in parts has a side entry with one location for each 512 bytes; these come in slabs, so that no commit moves what is
+//! there.
+//!
+//! An entry also has what a read of the block needs, the place of its data and their checksum, so that a hit does not wait for the
+//! record first. That is a copy: where the data do not match it, the record is asked.
+//!
+//! Always true here: a location in the index names a segment of this lane that is not retired. The index does not know
+//! which of two records is newer: callers apply records in the order of the log.
+
+mod table;
+
+use crate::{
+    Environment,
+    base::{Location, NONE},
+};
+use alloc::{boxed::Box, vec, vec::Vec};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};
+use core::ops::RangeInclusive;
+pub(crate) use table::Lines;
+use table::{Entry, Table};
+
+/// Where the data of a whole block are, and what they sum up to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockData {
+    /// From the base of the record's segment, in bytes.
+    pub offset: u32,
+    /// CRC32C of the block.
+    pub sum: u32,
+}
+
+/// What is known of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found<'a> {
+    /// One record holds all of it.
+    Whole(Location),
+    /// Each 512 bytes have a place of their own; `NONE` where nothing is cached.
+    Parts(&'a Parts),
+}
+
+pub(crate) const PARTS: usize = (CHECKSUM_BLOCK / SECTOR) as usize;
+pub(crate) type Parts = [Location; PARTS];
+
+const END: u32 = u32::MAX;
+/// Slot bit of an entry whose `segment` is the number of a side entry.
+const IN_PARTS: u32 = 1 << 31;
+/// Slot bit of an entry that was read since it was written: it gets a second chance.
+const WAS_READ: u32 = 1 << 30;
+/// Slot bit of an entry whose `data` is known.
+const HAS_DATA: u32 = 1 << 29;
+const SLOT: u32 = HAS_DATA - 1;
+/// Side entries in a slab: a page.
+const SIDE_SLAB: usize = 64;
+
+const NO_DATA: BlockData = BlockData { offset: 0, sum: 0 };
+
+/// The index of one lane.
+pub(crate) struct Index {
+    table: Table,
+    sides: Sides,
+}
+
+/// The side entries.
+struct Sides {
+    slabs: Vec<Box<[Parts]>>,
+    /// Entries handed out at least once.
+    used: u32,
+    /// Chain of entries given back, each with the number of the next in place of its first segment.
+    free: u32,
+}
+
+impl Entry {
+    /// What a block has that one record holds all of.
+    const fn whole(key: u32, location: Location, data: Option<BlockData>) -> Self {
+        let (flag, data) = match data {
+            Some(data) => (HAS_DATA, data),
+            None => (0, NO_DATA),
+        };
+        Self { key, slot: location.slot | flag, segment: location.segment, data }
+    }
+
+    /// What a block has before anything is known of it.
+    const fn fresh(key: u32) -> Self {
+        Self { key, slot: SLOT, segment: u32::MAX, data: NO_DATA }
+    }
+
+    const fn is_fresh(&self) -> bool {
+        self.segment == u32::MAX
+    }
+
+    const fn is_in_parts(&self) -> bool {
+        self.slot & IN_PARTS != 0
+    }
+
+    /// Where the record is that has all of the block.
+    const fn location(&self) -> Location {
+        Location { segment: self.segment, slot: self.slot & SLOT }
+    }
+
+    fn note_read(&mut self) {
+        if self.slot & WAS_READ == 0 {
+            self.slot |= WAS_READ;
+        }
+    }
+}
+
+impl Index {
+    /// An index that is at its best with up to `blocks` blocks; `seed` is nobody's but its own.
+    pub(crate) fn new(blocks: usize, seed: u32) -> Self {
+        Self { table: Table::new(blocks, seed), sides: Sides { slabs: Vec::new(), used: 0, free: END } }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.table.clear();
+        (self.sides.used, self.sides.free) = (0, END);
+    }
+
+    /// Blocks in the index.
+    pub(crate) const fn live(&self) -> u32 {
+        self.table.live()
+    }
+
+    /// Bytes of memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.table.bytes() + self.sides.slabs.len() * SIDE_SLAB * size_of::<Parts>()
+    }
+
+    /// Makes room for `blocks` more blocks, two of them in parts, so that the commit cannot fail.
+    pub(crate) fn reserve(&mut self, blocks: usize) {
+        self.table.reserve(blocks);
+        self.sides.reserve(2);
+    }
+
+    /// Asks for the lines that commits of the blocks `keys` will visit first (a prefetch, which nothing waits for).
+    #[inline]
+    pub(crate) fn prefetch<E: Environment>(&self, keys: RangeInclusive<u32>) {
+        self.table.lines().prefetch::<E>(keys);
+    }
+
+    /// As [`prefetch`](Self::prefetch), for what they will visit behind these lines, when those have come. Of the first and the last block they
+    /// may cover a part.
+    #[inline]
+    pub(crate) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>, in_parts: bool) {
+        if in_parts {
+            for key in [*keys.start(), *keys.end()] {
+                match self.table.peek(key) {
+                    Some(entry) if entry.is_in_parts() => {
+                        E::prefetch(core::ptr::from_ref(self.sides.get(entry.segment)).cast());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.table.prefetch_further::<E>(keys);
+    }
+
+    /// Loads the lines that commits of `keys` will touch; see [`Table::touch_all`].
+    pub(crate) fn touch_all(&self, keys: impl Iterator<Item = u32> + Clone) -> u32 {
+        self.table.touch_all(keys)
+    }
+
+    /// Where its lines are; they stay there as long as the index lives.
+    pub(crate) fn lines(&self) -> Lines {
+        self.table.lines()
+    }
+
+    /// What is known of block `key`.
+    pub(crate) fn get(&self, key: u32) -> Option<Found<'_>> {
+        self.table.get(key).map(|entry| self.found(entry))
+    }
+
+    /// All blocks, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, Found<'_>)> {
+        self.table.iter().map(|entry| (entry.key, self.found(entry)))
+    }
+
+    fn found(&self, entry: &Entry) -> Found<'_> {
+        if entry.is_in_parts() {
+            Found::Parts(self.sides.get(entry.segment))
+        } else {
+            Found::Whole(entry.location())
+        }
+    }
+
+    /// Notes that the block was read.
+    pub(crate) fn note_read(&mut self, key: u32) {
+        if let Some(entry) = self.table.get_mut(key) {
+            entry.note_read();
+        }
+    }
+
+    /// Where the data of block `key` are, if one record holds all of it and that is known, and notes that they were read.
+    pub(crate) fn read_whole(&mut self, key: u32) -> Option<(Location, BlockData)> {
+        let entry = self.table.get_mut(key)?;
+        if entry.slot & (IN_PARTS | HAS_DATA) != HAS_DATA {
+            return None;
+        }
+        entry.note_read();
+        Some((entry.location(), entry.data))
+    }
+
+    /// Whether the block was read since it was written.
+    pub(crate) fn was_read(&self, key: u32) -> bool {
+        self.table.get(key).is_some_and(|entry| entry.slot & WAS_READ != 0)
+    }
+
+    /// All of the blocks from `key` on, which lie in one chunk, is at `location`, the data of each at one of `blocks` if that is known.
+    #[inline]
+    pub(crate) fn set_whole(
+        &mut self,
+        key: u32,
+        location: Location,
+        blocks: impl Iterator<Item = Option<BlockData>>,
+    ) {
+        let entries = blocks.zip(key..).map(|(data, key)| Entry::whole(key, location, data));
+        self.table.get_or_insert_all(entries, |entry, new| {
+            if entry.is_in_parts() {
+                self.sides.give_back(entry.segment);
+            }
+            *entry = new;
+        });
+    }
+
+    /// The parts `first..end` of block `key` are at `location`.
+    pub(crate) fn set_parts(&mut self, key: u32, first: usize, end: usize, location: Location) {
+        let entry = self.table.get_or_insert(Entry::fresh(key));
+        if !entry.is_in_parts() {
+            let before = if entry.is_fresh() { NONE } else { entry.location() };
+            entry.segment = self.sides.take(before);
+            entry.slot = IN_PARTS;
+        }
+        self.sides.get_mut(entry.segment)[first..end].fill(location);
+    }
+
+    /// Forgets block `key` as far as it is at `location`.
+    pub(crate) fn remove_at(&mut self, key: u32, location: Location) {
+        let Some(entry) = self.table.get(key) else { return };
+        if !entry.is_in_parts() {
+            if MutationPoint::ReclaimOwn.holds(entry.location() == location) {
+                self.table.remove(key);
+            }
+            return;
+        }
+        let side = entry.segment;
+        let parts = self.sides.get_mut(side);
+        for part in parts.iter_mut().filter(|part| **part == location) {
+            *part = NONE;
+        }
+        if parts.iter().all(|part| *part == NONE) {
+            self.sides.give_back(side);
+            self.table.remove(key);
+        }
+    }
+
+    /// Forgets everything that is in `segment`.
+    pub(crate) fn remove_segment(&mut self, segment: u32) {
+        let mut gone = Vec::new();
+        for (key, found) in self.iter() {
+            match found {
+                Found::Whole(at) if at.segment == segment => gone.push((key, at)),
+                Found::Whole(_) => {}
+                Found::Parts(parts) => {
+                    gone.extend(parts.iter().filter(|at| at.segment == segment).map(|at| (key, *at)));
+                }
+            }
+        }
+        for (key, at) in gone {
+            self.remove_at(key, at);
+        }
+    }
+}
+
+impl Sides {
+    fn get(&self, at: u32) -> &Parts {
+        &self.slabs[at as usize / SIDE_SLAB][at as usize % SIDE_SLAB]
+    }
+
+    fn get_mut(&mut self, at: u32) -> &mut Parts {
+        &mut self.slabs[at as usize / SIDE_SLAB][at as usize % SIDE_SLAB]
+    }
+
+    /// Makes room for `entries` more; what was given back is not counted.
+    fn reserve(&mut self, entries: usize) {
+        while self.slabs.len() * SIDE_SLAB - (self.used as usize) < entries {
+            self.slabs.push(vec![[NONE; PARTS]; SIDE_SLAB].into_boxed_slice());
+        }
+    }
+
+    /// An entry whose parts are all at `all`.
+    fn take(&mut self, all: Location) -> u32 {
+        let at = if self.free == END {
+            self.reserve(1);
+            // Fewer entries than blocks, and blocks are counted in 32 bits.
+            self.used += 1;
+            self.used - 1
+        } else {
+            let at = self.free;
+            self.free = self.get(at)[0].segment;
+            at
+        };
+        *self.get_mut(at) = [all; PARTS];
+        at
+    }
+
+    fn give_back(&mut self, at: u32) {
+        self.get_mut(at)[0].segment = self.free;
+        self.free = at;
+    }
+}
+
+/// The blocks that `range` touches, each with the parts of it that the range covers.
+pub(crate) fn blocks(range: ByteRange) -> impl Iterator<Item = (u64, usize, usize)> {
+    range.split_at_multiples(CHECKSUM_BLOCK).map(|piece| {
+        let block = piece.start / CHECKSUM_BLOCK;
+        let base = block * CHECKSUM_BLOCK;
+        (block, ((piece.start - base) / SECTOR) as usize, ((piece.end - base) / SECTOR) as usize)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+//! The log of a lane: room for records, and records into slots.
+//!
+//! Invariants: a segment's header is durable before its first record; a record is stored twice.
+//!
+//! Elsewhere: reads of the log (`base::load`).
+
+use super::{LaneState, LogSegment};
+use crate::{
+    Environment,
+    base::{Asker, Base, Location},
+    rare,
+};
+use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
+use cbd_format::{
+    CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordPlace, SegmentHeader, SegmentShape, segment,
+};
+use cbd_types::{InFlight, MutationPoint};
+use core::task::Waker;
+
+/// Most slots that one record takes.
+pub(crate) const SLOTS_MAX_OF_RECORD: u32 = 1 + cbd_format::MAX_CHECKSUM_LINES;
+
+// A large record must always fit an empty segment.
+const _: () = assert!(SLOTS_MAX_OF_RECORD <= 64);
+
+impl LaneState {
+    /// Makes room for a record of `slots` slots and `length` bytes of data in the lane's open segment, opening another
+    /// one where it does not fit. `false` when the pool has none; a client is on its wait list then.
+    pub(super) fn make_room<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        slots: u32,
+        length: u64,
+        asker: Asker,
+        waker: Option<&Waker>,
+    ) -> bool {
+        if self.has_room_in_open(base, slots, length, asker) {
+            return true;
+        }
+        let Some(segment) = base.pool().take(asker, waker) else {
+            // A segment may have been released between the first check and `take`, and woken no client. One that is released from now on
+            // wakes the wait list. A client that continues here stays on it, is woken once too often, and counts as a waiting writer until
+            // then.
+            if self.has_room_in_open(base, slots, length, asker) {
+                return true;
+            }
+            base.wakeups().wake();
+            if let Some(waker) = waker
+                && !MutationPoint::PoolWakesAfterStop.holds(base.gate().check_running().is_ok())
+            {
+                // The wait list was woken before this one was on it.
+                waker.wake_by_ref();
+            }
+            return false;
+        };
+        if base.is_above_gc() {
+            base.wakeups().wake();
+        }
+        if let Some(full) = self.open.take() {
+            self.sealed.push_back(full);
+        }
+        self.open_segment(base, segment);
+        true
+    }
+
+    /// Whether the lane's open segment has room for such a record and `asker` may use it; it is ready for the record then.
+    fn has_room_in_open<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        slots: u32,
+        length: u64,
+        asker: Asker,
+    ) -> bool {
+        // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
+        // of it is for more of them, and clients wait.
+        let may_use_open = matches!(asker, Asker::Essential | Asker::Frugal)
+            || MutationPoint::PoolOpenFromReserve.holds(base.pool().free() >= base.pool().reserve());
+        if let Some(open) = &mut self.open
+            && may_use_open
+            && base.shape().fits(open.slots, open.data_low, slots, length)
+        {
+            if open.holds_dropped && length > 0 && MutationPoint::RecoveryReopenErase.is_active() {
+                Self::erase_dropped(base, open);
+            }
+            return true;
+        }
+        false
+    }
+
+    /// A record that recovery dropped may stand in the next slot of a segment that was opened again, torn for want of data.
+    /// Data that is stored now could make it whole, so it is erased, durably, first.
+    fn erase_dropped<E: Environment>(base: &Base<E>, open: &mut LogSegment) {
+        let at = base.segment(open.segment).base();
+        let [primary, mirror] = base.shape().slot(open.slots);
+        let region = base.region();
+        let stored = region.store_line(at + primary, &[0; 64]).and(region.store_line(at + mirror, &[0; 64]));
+        base.region().fence(MutationPoint::RecoveryReopenEraseFence, stored);
+        open.holds_dropped = false;
+    }
+
+    /// Opens a segment. In crash order: the header's two copies are durable before any record can be
+    /// stored behind them; until then the segment is free for recovery.
+    fn open_segment<E: Environment>(&mut self, base: &Base<E>, segment: u32) {
+        let runtime = base.segment(segment);
+        let raised = u32::from(MutationPoint::GenerationRaised.is_active());
+        let generation = runtime.generation().wrapping_add(raised).max(1);
+        let salt = if MutationPoint::SaltFresh.is_active() { base.environment().random() } else { 0 };
+        runtime.begin(generation, salt, self.next_ordinal);
+        if generation > 1 {
+            rare::count(&base.rare().segment_reuses);
+        }
+        let header = SegmentHeader {
+            crc: 0.into(),
+            magic: segment::LOG_MAGIC.into(),
+            cache_id: base.identity().cache_id.into(),
+            segment: runtime.id().0.into(),
+            generation: generation.into(),
+            salt: salt.into(),
+            lane: self.id.0.into(),
+            lanes: base.identity().lanes.lanes.into(),
+            ordinal: self.next_ordinal.into(),
+            ownership: base.identity().ownership.into(),
+            run: self.run.into(),
+            cut: self.cut.into(),
+            first_sequence: self.next_sequence.into(),
+            epoch: base.epochs().present().into(),
+            reserved: [0; 40],
+        }
+        .sealed();
+        let mut stored = base.region().store(runtime.base(), bytes_of(&header));
+        if MutationPoint::HeaderCopyStore.is_active() {
+            let copy = runtime.base() + base.shape().header_copy();
+            stored = stored.and(base.region().store(copy, bytes_of(&header)));
+        }
+        base.region().fence(MutationPoint::HeaderFence, stored);
+        self.open = Some(LogSegment {
+            segment,
+            ordinal: self.next_ordinal,
+            first_sequence: self.next_sequence,
+            run: self.run,
+            slots: 0,
+            data_low: base.shape().data_top(),
+            last_dirty_epoch: 0,
+            holds_dropped: false,
+        });
+        self.next_ordinal += 1;
+    }
+
+    /// Takes `length` bytes of data space in the open segment, in which room was made: where they begin, from the
+    /// segment's base.
+    pub(super) fn take_data(&mut self, length: u64) -> u64 {
+        let Some(open) = &mut self.open else { return 0 };
+        open.data_low -= SegmentShape::data_bytes(length);
+        open.data_low
+    }
+
+    /// Stores a record in the open segment, in which room was made, with the next sequence number and the present epoch.
+    /// In flight until the caller fences, which it does before it unlocks the lane.
+    pub(super) fn append<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        mut record: Record,
+        checksums: &[u32],
+    ) -> (Location, InFlight) {
+        if let Some((first, _)) = checksums.split_first() {
+            record.flags = FLAG_DATA_CRC;
+            record.first_sum = (*first).into();
+        }
+        self.append_with(base, record, checksums.get(1..).unwrap_or_default(), ChecksumLine::new)
+    }
+
+    /// As [`append`](Self::append), a quarantine with a map of the sectors that it marks bad; without a map it is all of its
+    /// range.
+    pub(super) fn append_quarantine<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        record: Record,
+        map: &[u32],
+    ) -> (Location, InFlight) {
+        self.append_with(base, record, map, ChecksumLine::map)
+    }
+
+    fn append_with<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        mut record: Record,
+        words: &[u32],
+        line: impl Fn(u8, u64, &[u32]) -> ChecksumLine,
+    ) -> (Location, InFlight) {
+        let epoch = base.epochs().present();
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let open = self.open.as_mut().unwrap_or_else(|| unreachable!("room was made"));
+        let runtime = base.segment(open.segment);
+        record.sequence = sequence.into();
+        record.epoch = epoch.into();
+        record.generation = runtime.generation().into();
+        record.lines = words.len().div_ceil(CHECKSUMS_PER_LINE) as u8;
+        let slot = open.slots;
+        let stored = store_slot(base, open.segment, slot, |place| record.encode(place));
+        let mut stored = stored;
+        for (index, words) in words.chunks(CHECKSUMS_PER_LINE).enumerate() {
+            let line = line(index as u8, sequence, words);
+            stored = stored
+                .and(store_slot(base, open.segment, slot + 1 + index as u32, |place| line.encode(place)));
+        }
+        open.slots += record.slots();
+        if base.epochs().present() != epoch {
+            rare::count(&base.rare().stragglers);
+        }
+        if record.kind().is_dirty() {
+            open.last_dirty_epoch = epoch;
+            self.counters.dirty_records += 1;
+            if record.kind().has_data() {
+                self.counters.dirtied += record.length.get();
+            }
+        }
+        self.counters.stored +=
+            u64::from(record.slots()) * 128 + if record.kind().has_data() { record.length.get() } else { 0 };
+        (Location { segment: open.segment, slot }, stored)
+    }
+}
+
+/// Stores both copies of a line.
+fn store_slot<E: Environment>(
+    base: &Base<E>,
+    segment: u32,
+    slot: u32,
+    encode: impl Fn(&RecordPlace) -> [u8; 64],
+) -> InFlight {
+    let runtime = base.segment(segment);
+    let [primary, mirror] = base.shape().slot(slot);
+    let line = encode(&runtime.place(slot));
+    let stored = base.region().store_line(runtime.base() + primary, &line);
+    if !MutationPoint::RecordMirrorStore.is_active() {
+        return stored;
+    }
+    stored.and(base.region().store_line(runtime.base() + mirror, &line))
+}

@@ -1,0 +1,145 @@
+//! Where the newest bytes of a range are.
+//!
+//! Invariants: nothing changes but what is known of reads.
+
+use super::{LaneState, blocks, index::Found, overlay::Meaning};
+use crate::{
+    Environment,
+    base::{Base, Location, NONE},
+};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};
+
+/// Lines of a block that are prefetched as soon as its offset is known; the processor predicts the rest of them.
+const PREFETCHED_LINES: u64 = 8;
+
+/// What a piece of a read is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// A record has it.
+    Record(Location),
+    Zeroes,
+    Damaged,
+    /// The backing device has it.
+    Backing,
+}
+
+/// A block that one record holds whole, pinned.
+pub(crate) struct PinnedBlock {
+    pub location: Location,
+    /// The offset of its data in the region.
+    pub at: u64,
+    /// The checksum of its data.
+    pub checksum: u32,
+}
+
+impl LaneState {
+    /// Notes that a client reads `range`: reclaim gives its blocks a second chance, and
+    /// admission learns. Whoever else looks them up does not count.
+    pub(crate) fn note_read<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) {
+        for (block, ..) in blocks(range) {
+            let key = base.identity().lanes.key(block * CHECKSUM_BLOCK);
+            self.index.note_read(key);
+            self.admission.note_read(key);
+        }
+    }
+
+    /// Calls `give` for each piece of `range` in order with where its newest bytes are.
+    pub(crate) fn look_up<E: Environment>(
+        &self,
+        base: &Base<E>,
+        range: ByteRange,
+        give: &mut dyn FnMut(ByteRange, Source),
+    ) {
+        // Neighbours that the same record holds, or nobody, are one piece.
+        let mut run: Option<(ByteRange, Location)> = None;
+        for (block, first, end) in blocks(range) {
+            let start = block * CHECKSUM_BLOCK;
+            let key = base.identity().lanes.key(start);
+            let mut extend = |piece: ByteRange, location: Location| match &mut run {
+                Some((before, known)) if *known == location => before.end = piece.end,
+                _ => {
+                    if let Some((piece, location)) = run.replace((piece, location)) {
+                        self.give_run(base, piece, location, give);
+                    }
+                }
+            };
+            let whole = ByteRange { start: start + first as u64 * SECTOR, end: start + end as u64 * SECTOR };
+            match self.index.get(key) {
+                None => extend(whole, NONE),
+                Some(Found::Whole(location)) => extend(whole, location),
+                Some(Found::Parts(parts)) => {
+                    for (part, location) in parts.iter().enumerate().take(end).skip(first) {
+                        extend(ByteRange::at(start + part as u64 * SECTOR, SECTOR), *location);
+                    }
+                }
+            }
+        }
+        if let Some((piece, location)) = run {
+            self.give_run(base, piece, location, give);
+        }
+    }
+
+    /// Gives a run that one record holds, or nobody, less what was zeroed or damaged since.
+    fn give_run<E: Environment>(
+        &self,
+        base: &Base<E>,
+        run: ByteRange,
+        location: Location,
+        give: &mut dyn FnMut(ByteRange, Source),
+    ) {
+        let source = if location == NONE { Source::Backing } else { Source::Record(location) };
+        if self.overlay.is_empty() {
+            return give(run, source);
+        }
+        let place = (location != NONE).then(|| base.place_of(location));
+        let mut start = run.start;
+        for (part, meaning) in self.overlay.later_than(run, place) {
+            if start < part.start {
+                give(ByteRange { start, end: part.start }, source);
+            }
+            give(
+                part,
+                match meaning {
+                    Meaning::Zeroes => Source::Zeroes,
+                    Meaning::Damaged => Source::Damaged,
+                },
+            );
+            start = part.end;
+        }
+        if start < run.end {
+            give(ByteRange { start, end: run.end }, source);
+        }
+    }
+
+    /// Finds `range`, a block or a part of it, if one record holds the whole block and its data are known: pins the segment, notes the
+    /// read and prefetches the data. `None` where it is anything else; nothing has changed then.
+    #[inline]
+    pub(crate) fn pin_block<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        range: ByteRange,
+    ) -> Option<PinnedBlock> {
+        if !self.overlay.is_empty() {
+            return None;
+        }
+        let key = base.identity().lanes.key(range.start);
+        let (location, data) = self.index.read_whole(key)?;
+        let segment = base.segment(location.segment);
+        let at = segment.base() + u64::from(data.offset);
+        // The locked instructions that follow would hold the loads back.
+        for line in 0..PREFETCHED_LINES {
+            base.region().prefetch(at + line * 64);
+        }
+        self.admission.note_read(key);
+        if MutationPoint::ReadPins.is_active() {
+            segment.pin();
+        }
+        self.counters.read_hit += range.len();
+        Some(PinnedBlock { location, at, checksum: data.sum })
+    }
+
+    /// Counts bytes of a read that the cache holds.
+    pub(crate) fn count_hit(&mut self, bytes: u64) {
+        self.counters.read_hit += bytes;
+    }
+}

@@ -1,0 +1,165 @@
+//! How damage in many pieces is noted: by few records.
+//!
+//! Always true here: what was damaged is noted as damaged. Pieces that lie in one chunk share a record with a map of their
+//! sectors, so that a chunk takes a record and its lines at most, however it was torn to pieces. Only where even that is more
+//! than the space that is kept back for it, the smallest healed gaps are noted as damaged again: they still read well until they
+//! are reclaimed and the cache is opened again, and then fail until they are overwritten once more.
+//!
+//! Left to others: what is damaged (`quarantine`).
+
+use alloc::{vec, vec::Vec};
+use cbd_format::record::map_lines;
+use cbd_types::{ByteRange, CHUNK, SECTOR, heap_sort_by_key};
+
+/// What one quarantine record says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Note {
+    pub range: ByteRange,
+    /// A bit for each sector of the range that is damaged; all of it where there is no map.
+    pub map: Vec<u32>,
+}
+
+impl Note {
+    const fn all_of(range: ByteRange) -> Self {
+        Self { range, map: Vec::new() }
+    }
+
+    /// Slots that its record takes.
+    pub(crate) fn slots(&self) -> u32 {
+        if self.map.is_empty() { 1 } else { 1 + map_lines(self.range) }
+    }
+}
+
+/// The notes of `parts`, which are in order and do not overlap, in at most `slots` slots.
+pub(crate) fn of(parts: &[ByteRange], slots: u32) -> Vec<Note> {
+    let notes: Vec<Note> = parts.chunk_by(is_in_one_chunk).flat_map(of_chunk).collect();
+    if notes.iter().map(Note::slots).sum::<u32>() <= slots {
+        return notes;
+    }
+    let spans = notes.into_iter().map(|note| note.range).collect();
+    closed(spans, slots as usize).into_iter().map(Note::all_of).collect()
+}
+
+/// The parts of `range` that a map names.
+pub(crate) fn parts_of(range: ByteRange, map: &[u32]) -> Vec<ByteRange> {
+    let mut parts: Vec<ByteRange> = Vec::new();
+    let sectors = range.len().div_ceil(SECTOR);
+    for sector in (0..sectors)
+        .filter(|sector| map.get((*sector / 32) as usize).is_some_and(|word| word >> (*sector % 32) & 1 == 1))
+    {
+        let start = range.start + sector * SECTOR;
+        let part = ByteRange { start, end: (start + SECTOR).min(range.end) };
+        match parts.last_mut() {
+            Some(last) if last.end == part.start => last.end = part.end,
+            _ => parts.push(part),
+        }
+    }
+    parts
+}
+
+fn is_in_one_chunk(a: &ByteRange, b: &ByteRange) -> bool {
+    a.start / CHUNK == (b.end - 1) / CHUNK
+}
+
+/// The notes of parts of which all lie in one chunk, or of a single one.
+fn of_chunk(parts: &[ByteRange]) -> Vec<Note> {
+    let [first, .., last] = parts else {
+        return parts.iter().copied().map(Note::all_of).collect();
+    };
+    let range = ByteRange { start: first.start, end: last.end };
+    if parts.len() <= 1 + map_lines(range) as usize {
+        return parts.iter().copied().map(Note::all_of).collect();
+    }
+    let mut map = vec![0; range.len().div_ceil(SECTOR).div_ceil(32) as usize];
+    for part in parts {
+        for sector in (part.start - range.start) / SECTOR..(part.end - range.start).div_ceil(SECTOR) {
+            map[(sector / 32) as usize] |= 1 << (sector % 32);
+        }
+    }
+    vec![Note { range, map }]
+}
+
+/// The parts with the smallest gaps between them closed, until they are at most `count`.
+fn closed(parts: Vec<ByteRange>, count: usize) -> Vec<ByteRange> {
+    let mut gaps: Vec<u64> = parts.windows(2).map(|pair| pair[1].start - pair[0].end).collect();
+    heap_sort_by_key(&mut gaps, |gap| core::cmp::Reverse(*gap));
+    // Gaps above this stay open; of those that are as wide, the first ones.
+    let stay = count.saturating_sub(1);
+    let limit = gaps.get(stay).copied().unwrap_or(0);
+    let mut equal = stay - gaps.iter().take(stay).filter(|gap| **gap > limit).count();
+    let mut result: Vec<ByteRange> = Vec::new();
+    for part in parts {
+        match result.last_mut() {
+            Some(last) if part.start - last.end < limit => last.end = part.end,
+            Some(last) if part.start - last.end == limit => {
+                if equal == 0 {
+                    last.end = part.end;
+                } else {
+                    equal -= 1;
+                    result.push(part);
+                }
+            }
+            _ => result.push(part),
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every_other(chunk: u64, count: u64) -> Vec<ByteRange> {
+        (0..count).map(|number| ByteRange::at(chunk * CHUNK + number * 2 * SECTOR, SECTOR)).collect()
+    }
+
+    fn parts(notes: &[Note]) -> Vec<ByteRange> {
+        notes
+            .iter()
+            .flat_map(|note| match note.map.is_empty() {
+                true => vec![note.range],
+                false => parts_of(note.range, &note.map),
+            })
+            .collect()
+    }
+
+    fn slots(notes: &[Note]) -> u32 {
+        notes.iter().map(Note::slots).sum()
+    }
+
+    #[test]
+    fn notes_say_just_what_is_damaged_while_there_is_room() {
+        let all = ByteRange { start: 0, end: 64 * CHUNK };
+        let crossing = ByteRange { start: CHUNK - SECTOR, end: 3 * CHUNK };
+        let behind = every_other(5, 4096);
+        let mixed: Vec<_> =
+            every_other(0, 3).into_iter().chain([crossing]).chain(behind.iter().copied()).collect();
+        for damaged in [vec![], vec![all], every_other(0, 2), behind, mixed] {
+            let notes = of(&damaged, 112);
+            assert_eq!(parts(&notes), damaged);
+            assert!(slots(&notes) <= 1 + 3 + 23);
+        }
+    }
+
+    #[test]
+    fn notes_never_take_more_room_than_there_is_and_cover_all_damage() {
+        let damaged: Vec<_> = (0..40).flat_map(|chunk| every_other(chunk, 100 + chunk)).collect();
+        for room in [1, 2, 3, 39, 40, 41, 100] {
+            let notes = of(&damaged, room);
+            assert!(slots(&notes) <= room, "{} of {room}", slots(&notes));
+            let noted = parts(&notes);
+            assert!(damaged.iter().all(|part| noted.iter().any(|wide| wide.contains(part))));
+            assert!(noted.is_sorted_by(|a, b| a.end < b.start));
+        }
+    }
+
+    #[test]
+    fn the_smallest_gaps_are_closed() {
+        let damaged =
+            [(0, 1), (2, 3), (10, 11), (12, 13), (30, 31)].map(|(start, end)| ByteRange { start, end });
+        let expected = [(0, 3), (10, 13), (30, 31)].map(|(start, end)| ByteRange { start, end });
+        assert_eq!(closed(damaged.to_vec(), 3), expected);
+        assert_eq!(closed(damaged.to_vec(), 1), [ByteRange { start: 0, end: 31 }]);
+        assert_eq!(closed(damaged.to_vec(), 9), damaged);
+    }
+}

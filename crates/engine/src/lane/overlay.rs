@@ -1,0 +1,203 @@
+//! Ranges of a lane that have no data but a meaning: zeroes, or damage.
+//!
+//! A discard can cover a terabyte and damage a whole lane, so these are extents beside the index, each with its place
+//! in the log. Whoever looks up a block compares the place of its record with that of the extent: the later one
+//! counts.
+//!
+//! Always true here:
+//! - extents do not overlap, and where two were given the later one stayed;
+//! - damage that counts as noted is noted: a durable quarantine record says it.
+
+use crate::{base::Place, rangemap::RangeMap};
+use alloc::vec::Vec;
+use cbd_types::{ByteRange, MutationPoint};
+
+/// What an extent means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Meaning {
+    /// Reads as zeroes.
+    Zeroes,
+    /// Damaged: reads fail.
+    Damaged,
+}
+
+/// What is known of the damage of an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Damage {
+    /// The place of the record that is marked bad.
+    pub place: Place,
+    /// Ordinal of the segment whose quarantine record notes the damage; 0 while no record does.
+    pub noted: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Extent {
+    meaning: Meaning,
+    place: Place,
+    /// As in [`Damage`]; 0 for zeroes.
+    noted: u64,
+}
+
+impl Extent {
+    fn damage(&self) -> Option<Damage> {
+        (self.meaning == Meaning::Damaged).then_some(Damage { place: self.place, noted: self.noted })
+    }
+}
+
+/// The extents of one lane.
+#[derive(Default)]
+pub(crate) struct Overlay {
+    extents: RangeMap<Extent>,
+    /// Damage was ever inserted. Nearly always false, and then nobody looks for it among many zeroes.
+    was_damaged: bool,
+}
+
+impl Overlay {
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// `range` means `meaning` since `place`, but for what has a later meaning already. Damage that is known already stays as
+    /// it is, noted or not.
+    pub(crate) fn insert(&mut self, range: ByteRange, meaning: Meaning, place: Place) {
+        self.was_damaged |= meaning == Meaning::Damaged;
+        let is_same = |present: &Extent| {
+            present.meaning == Meaning::Damaged && present.meaning == meaning && present.place == place
+        };
+        self.extents.insert(range, Extent { meaning, place, noted: 0 }, |present| {
+            (MutationPoint::OverlayKeepsLater.is_active() && present.place > place)
+                || (MutationPoint::QuarantineOnce.is_active() && is_same(present))
+        });
+    }
+
+    /// `range` is damaged since `place`, but for what has a later meaning already, and the segment `ordinal` holds the
+    /// quarantine record that says so.
+    pub(crate) fn insert_noted(&mut self, range: ByteRange, place: Place, ordinal: u64) {
+        self.was_damaged = true;
+        let noted = if MutationPoint::RecoveryKnowsNoted.is_active() { ordinal } else { 0 };
+        self.extents.insert(range, Extent { meaning: Meaning::Damaged, place, noted }, |present| {
+            MutationPoint::OverlayKeepsLater.is_active() && present.place > place
+        });
+    }
+
+    /// The segment `ordinal` holds, durably, a quarantine record for the damage in `range` that `which` selects.
+    pub(crate) fn note(&mut self, range: ByteRange, ordinal: u64, which: impl Fn(Damage) -> bool) {
+        let parts: Vec<_> =
+            self.extents.touching(range).filter(|(_, extent)| extent.damage().is_some_and(&which)).collect();
+        for (part, extent) in parts {
+            self.extents.insert(part, Extent { noted: ordinal, ..extent }, |_| false);
+        }
+    }
+
+    /// Forgets the zeroes that the record at `place` gave to `range`: the backing device knows them.
+    pub(crate) fn forget_zeroes(&mut self, range: ByteRange, place: Place) {
+        self.extents.remove(range, |extent| {
+            extent.meaning == Meaning::Zeroes && MutationPoint::ReclaimOwnZeroes.holds(extent.place == place)
+        });
+    }
+
+    /// Forgets all zeroes: the backing device knows them.
+    pub(crate) fn forget_all_zeroes(&mut self) {
+        let everything = ByteRange { start: 0, end: u64::MAX };
+        self.extents.remove(everything, |extent| extent.meaning == Meaning::Zeroes);
+    }
+
+    /// Forgets all zeroes that records of the segment `ordinal` gave.
+    pub(crate) fn forget_segment(&mut self, ordinal: u64) {
+        let everything = ByteRange { start: 0, end: u64::MAX };
+        self.extents
+            .remove(everything, |extent| extent.meaning == Meaning::Zeroes && extent.place.0 == ordinal);
+    }
+
+    /// A record behind `place` holds `range`: the damage of that place does not cover it. Other damage may be later.
+    pub(crate) fn heal_at(&mut self, range: ByteRange, place: Place) {
+        self.extents.remove(range, |extent| extent.meaning == Meaning::Damaged && extent.place == place);
+    }
+
+    /// All of `range` was overwritten: damage in it is healed.
+    pub(crate) fn heal(&mut self, range: ByteRange) {
+        self.extents.remove(range, |extent| extent.meaning == Meaning::Damaged);
+    }
+
+    /// Parts of `range` that have a meaning later than a record at `place`, or any at all without one.
+    pub(crate) fn later_than(
+        &self,
+        range: ByteRange,
+        place: Option<Place>,
+    ) -> impl Iterator<Item = (ByteRange, Meaning)> + '_ {
+        self.extents.touching(range).filter_map(move |(part, Extent { meaning, place: since, .. })| {
+            let counts = place.is_none_or(|place| match meaning {
+                Meaning::Zeroes => MutationPoint::ZeroesByPlace.holds(since > place),
+                // Damage has the place of the record that it marks bad.
+                Meaning::Damaged => MutationPoint::DamageByPlace.holds(since >= place),
+            });
+            counts.then_some((part, meaning))
+        })
+    }
+
+    /// Damaged parts of `range`.
+    pub(crate) fn damaged_in(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Damage)> + '_ {
+        self.extents.touching(range).filter_map(|(part, extent)| Some((part, extent.damage()?)))
+    }
+
+    /// All damaged extents.
+    pub(crate) fn damaged(&self) -> impl Iterator<Item = (ByteRange, Damage)> + '_ {
+        self.was_damaged
+            .then(|| self.extents.iter())
+            .into_iter()
+            .flatten()
+            .filter_map(|(range, extent)| Some((range, extent.damage()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_overlay_agrees_with_an_array() {
+        let mut overlay = Overlay::default();
+        let mut model = alloc::vec![None::<(Meaning, Place)>; 200];
+        let mut random = 7u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for step in 0..3000 {
+            let start = next(190);
+            let range = ByteRange::at(start, 1 + next(200 - start));
+            let meaning = if next(4) == 0 { Meaning::Damaged } else { Meaning::Zeroes };
+            let place = (next(100), next(50) as u32);
+            overlay.insert(range, meaning, place);
+            for byte in range.start..range.end {
+                let known = &mut model[byte as usize];
+                if known.is_none_or(|(_, before)| before <= place) {
+                    *known = Some((meaning, place));
+                }
+            }
+            if step % 3 == 0 {
+                overlay.forget_zeroes(range, place);
+                for known in &mut model[range.start as usize..range.end as usize] {
+                    if *known == Some((Meaning::Zeroes, place)) {
+                        *known = None;
+                    }
+                }
+            }
+            if step % 50 == 49 {
+                overlay.heal(range);
+                for known in &mut model[range.start as usize..range.end as usize] {
+                    if known.is_some_and(|(meaning, _)| meaning == Meaning::Damaged) {
+                        *known = None;
+                    }
+                }
+            }
+            for byte in 0..200 {
+                let found: Vec<_> =
+                    overlay.later_than(ByteRange::at(byte, 1), None).map(|(_, meaning)| meaning).collect();
+                let expected: Vec<_> = model[byte as usize].iter().map(|(meaning, _)| *meaning).collect();
+                assert_eq!(found, expected, "step {step} byte {byte}");
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Parked ranges: what the backing device does not take is kept in the cache, as dirty, while everything else goes on.
+//!
+//! A parked range is a record of its own with the data in it. It is no part of the order in which *drained* moves: it stays
+//! dirty when that passes its epoch, as a quarantine stays damage.
+//!
+//! Always true here:
+//! - only what is the newest of its range is parked, and whatever is written, zeroed or marked bad there later ends it; so
+//!   parked data never covers newer data, neither in reads nor on the backing device;
+//! - the record is durable before *drained* passes the one that it stands for, and it is carried forward, durably, before
+//!   its segment is reclaimed;
+//! - what a lane has parked takes at most a quarter of a segment, so that the one segment that is kept back for each lane
+//!   holds all of it when it is carried.
+//!
+//! Elsewhere: what is to be parked, and its retries (`worker::writeback`).
+
+use super::{LaneState, Source, overlay::Meaning};
+use crate::{
+    Environment,
+    base::{Asker, Base, Damage, Location, Place},
+    rangemap::RangeMap,
+};
+use alloc::vec::Vec;
+use cbd_format::{Record, RecordKind, SegmentShape};
+use cbd_types::{ByteRange, MutationPoint};
+
+/// Bytes that a record takes with its mirror.
+const RECORD_BYTES: u64 = 128;
+
+/// What stands for a parked range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Parked {
+    /// Its record, and the sequence number of that.
+    pub location: Location,
+    pub sequence: u64,
+    /// The range reads as zeroes: the record has no data.
+    pub zeroes: bool,
+}
+
+impl Parked {
+    pub(crate) fn is(&self, what: Refused) -> bool {
+        match what {
+            Refused::Data(location) => !self.zeroes && self.location == location,
+            Refused::Zeroes => self.zeroes,
+        }
+    }
+}
+
+/// The parked ranges of one lane.
+#[derive(Default)]
+pub(super) struct Parking {
+    ranges: RangeMap<Parked>,
+}
+
+impl Parking {
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    pub(super) fn insert(&mut self, range: ByteRange, parked: Parked) {
+        self.ranges.insert(range, parked, |_| false);
+    }
+
+    /// Something newer covers `range`.
+    pub(super) fn forget(&mut self, range: ByteRange) {
+        self.ranges.remove(range, |_| true);
+    }
+
+    fn forget_where(&mut self, range: ByteRange, goes: impl Fn(&Parked) -> bool) {
+        self.ranges.remove(range, goes);
+    }
+
+    /// Parts of `range` that are parked.
+    pub(super) fn touching(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Parked)> + '_ {
+        self.ranges.touching(range)
+    }
+
+    /// Whether the record at `location` stands for a parked part of `range`.
+    pub(super) fn holds(&self, range: ByteRange, location: Location) -> bool {
+        self.touching(range).any(|(_, parked)| parked.location == location)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ByteRange, Parked)> + '_ {
+        self.ranges.iter()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.iter().map(|(range, _)| range.len()).sum()
+    }
+
+    /// Bytes of a segment that carrying all of it takes.
+    fn space(&self) -> u64 {
+        self.iter().map(|(range, parked)| space_of(range, parked.zeroes)).sum()
+    }
+}
+
+/// Bytes of a segment that a parked range takes.
+pub(crate) const fn space_of(range: ByteRange, zeroes: bool) -> u64 {
+    RECORD_BYTES + if zeroes { 0 } else { SegmentShape::data_bytes(range.len()) }
+}
+
+/// What is to be parked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    /// The data of the record there.
+    Data(Location),
+    /// Zeroes.
+    Zeroes,
+}
+
+/// What became of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// It is parked, durably, as far as nothing newer covers it.
+    Done,
+    /// There is no space for it.
+    NoSpace,
+    /// Its data is damaged.
+    Damaged,
+}
+
+impl LaneState {
+    /// Parks `range`, as far as what the backing device refused is still its newest content. The touched bit of the lane is set.
+    /// `parked` is called for each range that is parked.
+    pub(crate) fn park<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        range: ByteRange,
+        refused: Refused,
+        parked: impl Fn(),
+    ) -> Outcome {
+        for part in self.still_refused(base, range, refused) {
+            let outcome = match refused {
+                Refused::Zeroes => self.append_parked_zeroes(base, part),
+                Refused::Data(location) => match self.append_parked(base, part, location) {
+                    Ok(outcome) => outcome,
+                    Err(_) => Outcome::Damaged,
+                },
+            };
+            if outcome != Outcome::Done {
+                return outcome;
+            }
+            parked();
+        }
+        Outcome::Done
+    }
+
+    /// The parts of `range` of which what the backing device refused is the newest content, and which are not parked yet.
+    fn still_refused<E: Environment>(
+        &self,
+        base: &Base<E>,
+        range: ByteRange,
+        refused: Refused,
+    ) -> Vec<ByteRange> {
+        let mut newest = Vec::new();
+        self.look_up(base, range, &mut |part, source| {
+            let is_newest = match refused {
+                Refused::Data(location) => source == Source::Record(location),
+                Refused::Zeroes => source == Source::Zeroes,
+            };
+            if MutationPoint::ParkedNewest.holds(is_newest) {
+                newest.push(part);
+            }
+        });
+        if refused == Refused::Zeroes && MutationPoint::ParkedZeroesOnce.is_active() {
+            // A batch that is retried meets zeroes that are parked already: they look as those that it holds.
+            let mut others = RangeMap::default();
+            newest.iter().for_each(|part| others.insert(*part, (), |()| false));
+            for (part, _) in self.parked.touching(range).filter(|(_, parked)| parked.zeroes) {
+                others.remove(part, |()| true);
+            }
+            newest = others.iter().map(|(part, ())| part).collect();
+        }
+        newest
+    }
+
+    /// Records what is still `parked` of `piece`, which lies in one checksum block, again at the head. The touched bit of the lane is
+    /// set.
+    ///
+    /// # Errors
+    /// Damage of its data; `None` when there is no space.
+    pub(crate) fn carry_parked<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        piece: ByteRange,
+        parked: Parked,
+    ) -> Result<(), Option<Damage>> {
+        // A client may have written it meanwhile.
+        let still: Vec<_> = self.parked.touching(piece).filter(|(_, now)| *now == parked).collect();
+        still.into_iter().try_for_each(|(part, _)| match parked.zeroes {
+            true => match self.append_parked_zeroes(base, part) {
+                Outcome::NoSpace => Err(None),
+                _ => Ok(()),
+            },
+            false => match self.append_parked(base, part, parked.location) {
+                Ok(Outcome::NoSpace) => Err(None),
+                Ok(_) => Ok(()),
+                Err(damage) => Err(Some(damage)),
+            },
+        })
+    }
+
+    /// Appends the data of the record at `location` as parked.
+    fn append_parked<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        range: ByteRange,
+        location: Location,
+    ) -> Result<Outcome, Damage> {
+        let record = base.load_record(location).map_err(|error| Damage { range, error })?;
+        let mut data = Vec::new();
+        if data.try_reserve_exact(range.len() as usize).is_err() {
+            return Ok(Outcome::NoSpace);
+        }
+        data.resize(range.len() as usize, 0);
+        base.load_data(location, &record, range, &mut data)?;
+        let kind = RecordKind::ParkedWrite;
+        let committed = self.commit::<E, 2>(base, kind, range, &data, Asker::Essential, None);
+        Ok(if committed.is_some() { Outcome::Done } else { Outcome::NoSpace })
+    }
+
+    fn append_parked_zeroes<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) -> Outcome {
+        if !self.make_room(base, 1, 0, Asker::Essential, None) {
+            return Outcome::NoSpace;
+        }
+        let (location, stored) = self.append(base, Record::new(RecordKind::ParkedZeroes, range), &[]);
+        self.overlay.insert(range, Meaning::Zeroes, base.place_of(location));
+        self.parked.insert(range, Parked { location, sequence: self.next_sequence - 1, zeroes: true });
+        self.cancel_fills(range);
+        base.region().fence(MutationPoint::ParkedFence, stored);
+        Outcome::Done
+    }
+
+    /// The backing device has taken a parked range, and flushed it.
+    pub(crate) fn unpark(&mut self, range: ByteRange, taken: Refused) {
+        self.parked.forget_where(range, |now| now.is(taken));
+    }
+
+    /// Whether anything is parked.
+    pub(crate) fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// The parked ranges, in order.
+    pub(crate) fn parked_ranges(&self) -> impl Iterator<Item = (ByteRange, Parked)> + '_ {
+        self.parked.iter()
+    }
+
+    /// The parked parts of `range`.
+    pub(crate) fn parked_in(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Parked)> + '_ {
+        self.parked.touching(range)
+    }
+
+    /// Whether the record at `location` stands for a parked part of `range`.
+    pub(crate) fn is_parked_at(&self, range: ByteRange, location: Location) -> bool {
+        self.parked.holds(range, location)
+    }
+
+    /// Bytes that are parked.
+    pub(crate) fn parked_bytes(&self) -> u64 {
+        self.parked.bytes()
+    }
+
+    /// Bytes of a segment that carrying all parked ranges takes.
+    pub(crate) fn parked_space(&self) -> u64 {
+        self.parked.space()
+    }
+
+    /// A record at `place` or before it no longer stands for `range`: it was marked bad.
+    pub(super) fn forget_parked_up_to<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        range: ByteRange,
+        place: Place,
+    ) {
+        if !self.parked.is_empty() {
+            self.parked.forget_where(range, |parked| base.place_of(parked.location) <= place);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What reclaim does to a lane: records of the oldest segment leave the index.
+//!
+//! Invariants: records leave in the order of the log, so what an older record held is never seen again.
+//!
+//! Elsewhere: which segment is reclaimed, and the new tail (`worker::reclaim`).
+
+use super::{
+    LaneState, LogSegment, blocks,
+    index::{Found, PARTS},
+};
+use crate::{
+    Environment,
+    base::{Base, Location},
+};
+use alloc::vec::Vec;
+use cbd_format::{Record, RecordKind};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint};
+
+/// A block that was read since it was written: it is appended again.
+pub(crate) struct Chance {
+    pub location: Location,
+    pub record: Record,
+    pub block: ByteRange,
+}
+
+impl LaneState {
+    /// The oldest sealed segment, if the backing device has all of it but what is noted, and the number of sealed segments.
+    pub(crate) fn reclaimable(&self, drained: u64) -> Option<(LogSegment, usize)> {
+        let tail = self.sealed.front()?;
+        let is_clean = tail.last_dirty_epoch <= drained || self.is_settled(tail);
+        MutationPoint::ReclaimClean.holds(is_clean).then_some((*tail, self.sealed.len()))
+    }
+
+    /// Parked ranges whose records stand in `segment`, at most `count`.
+    pub(crate) fn parked_in_segment(&self, segment: u32, count: usize) -> Vec<(ByteRange, super::Parked)> {
+        self.parked.iter().filter(|(_, parked)| parked.location.segment == segment).take(count).collect()
+    }
+
+    /// Loads the index lines of `records`: each would wait for its own line otherwise.
+    pub(crate) fn load_index_lines<E: Environment>(&self, base: &Base<E>, records: &[(Location, Record)]) {
+        let keys = records.iter().map(|(_, record)| base.identity().lanes.key(record.range().start));
+        core::hint::black_box(self.index.touch_all(keys));
+    }
+
+    /// Adds whole blocks of the record that were read since and that it still holds, as long as `left`, in bytes, suffices.
+    pub(crate) fn add_chances<E: Environment>(
+        &self,
+        base: &Base<E>,
+        location: Location,
+        record: &Record,
+        left: &mut u64,
+        chances: &mut Vec<Chance>,
+    ) {
+        for (block, first, end) in blocks(record.range()) {
+            let range = ByteRange::at(block * CHECKSUM_BLOCK, CHECKSUM_BLOCK);
+            let key = base.identity().lanes.key(range.start);
+            if (first, end) == (0, PARTS)
+                && *left >= CHECKSUM_BLOCK
+                && self.is_current(base, range, location)
+                && self.index.was_read(key)
+            {
+                *left -= CHECKSUM_BLOCK;
+                chances.push(Chance { location, record: *record, block: range });
+            }
+        }
+    }
+
+    /// Whether all of a block is at `location`, and nothing was zeroed or damaged since.
+    pub(crate) fn is_current<E: Environment>(
+        &self,
+        base: &Base<E>,
+        block: ByteRange,
+        location: Location,
+    ) -> bool {
+        self.index.get(base.identity().lanes.key(block.start)) == Some(Found::Whole(location))
+            && (self.overlay.is_empty()
+                || self.overlay.later_than(block, Some(base.place_of(location))).next().is_none())
+    }
+
+    /// A record of the segment `ordinal` leaves index and overlay.
+    pub(crate) fn take_out<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        ordinal: u64,
+        location: Location,
+        record: &Record,
+    ) {
+        let range = record.range();
+        match record.kind() {
+            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
+                for (block, _, _) in blocks(range) {
+                    self.index.remove_at(base.identity().lanes.key(block * CHECKSUM_BLOCK), location);
+                }
+            }
+            RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
+                self.overlay.forget_zeroes(range, (ordinal, location.slot));
+            }
+            // Carried forward when all of the segment has been seen.
+            RecordKind::Quarantine => {}
+        }
+    }
+
+    /// Everything that the lane has of a segment leaves index and overlay at once.
+    pub(crate) fn take_out_all(&mut self, segment: &LogSegment) {
+        self.index.remove_segment(segment.segment);
+        self.overlay.forget_segment(segment.ordinal);
+    }
+
+    /// The sequence number with which the log begins once its oldest segment is gone.
+    pub(crate) fn first_sequence_behind_tail(&self) -> u64 {
+        self.segments().nth(1).map_or(self.next_sequence, |next| next.first_sequence)
+    }
+
+    /// The oldest sealed segment leaves the lane.
+    pub(crate) fn remove_tail(&mut self) {
+        self.sealed.pop_front();
+    }
+}

@@ -1,0 +1,580 @@
+//! Replay of one lane: its records in the order of their sequence numbers.
+//!
+//! Sequence numbers are contiguous. A record that cannot be read is *damage* when anything later proves that it was
+//! complete: a successor segment, the lane's mark, a later record. Without any, it is a write that was never
+//! acknowledged, and is dropped; that can only be the last one, because every record is fenced before the next is
+//! stored.
+//!
+//! Damage of what is surely clean is none: the backing device has it, and reads go there.
+
+use super::{
+    LaneState, LogSegment, SLOTS_MAX_OF_RECORD, damage::marked_bad_by, overlay::Meaning, parking::Parked,
+};
+use crate::{
+    Environment,
+    base::{Base, Cursor, Location, Place, Records},
+    rare,
+};
+use alloc::{collections::BTreeMap, vec, vec::Vec};
+use cbd_format::{Drained, LaneMark, Record, RecordKind, SegmentHeader, SegmentShape};
+use cbd_types::{ByteRange, MutationPoint};
+use core::ops::ControlFlow;
+
+/// A segment of a lane's log as its header describes it.
+#[derive(Clone, Debug)]
+pub(crate) struct ChainSegment {
+    pub segment: u32,
+    pub header: SegmentHeader,
+}
+
+/// A record of which both copies are gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lost {
+    /// The last sequence number, where several were lost together.
+    pub sequence: u64,
+    pub place: Place,
+}
+
+/// Where a lane's log begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tail {
+    pub ordinal: u64,
+    pub first_sequence: u64,
+}
+
+/// How far a lane is known to have been complete.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Marked {
+    pub sequence: u64,
+    /// The run of the segment that held the record; 0 where it is not known.
+    run: u64,
+}
+
+impl Marked {
+    pub(crate) fn by(mark: Option<&LaneMark>) -> Self {
+        mark.map_or_else(Self::default, |mark| Self {
+            sequence: mark.lane_sequence.get(),
+            run: mark.run.get(),
+        })
+    }
+
+    /// How far it proves the records of a segment: not at all where that is of an earlier run, since what stands there may have
+    /// been dropped, and what is proved be another record with its sequence number.
+    fn proves(&self, segment: &SegmentHeader) -> u64 {
+        let is_of_run = self.run == 0 || segment.run.get() >= self.run;
+        if MutationPoint::RecoveryMarkOfRun.holds(is_of_run) { self.sequence } else { 0 }
+    }
+}
+
+/// What replay found besides the lane's state.
+pub(crate) struct Outcome {
+    /// The highest epoch seen, dropped records included.
+    pub epoch: u64,
+    /// The first record that the backing device does not have.
+    pub cursor: Cursor,
+    /// Lost records, in the order of the log.
+    lost: Vec<Lost>,
+}
+
+/// How far the backing device had caught up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CaughtUp {
+    /// Records of this epoch and of earlier ones are on it, but for what is marked bad.
+    pub drained: u64,
+    /// All of this epoch and of earlier ones is on it. 0 while anything may be marked bad, which keeps the backing device void.
+    pub complete: u64,
+}
+
+impl CaughtUp {
+    pub(crate) fn new(drained: Option<&Drained>) -> Self {
+        drained.map_or(Self { drained: 0, complete: 0 }, |now| {
+            let epoch = now.epoch.get();
+            let is_whole = MutationPoint::RecoveryLostVoid.holds(now.void_until.get() <= epoch);
+            Self { drained: epoch, complete: if is_whole { epoch } else { 0 } }
+        })
+    }
+}
+
+/// The quarantines that were found on media: what they mark bad, by sequence number. They have effect at the place of
+/// the record that they mark bad, which is before their own.
+#[derive(Clone, Default)]
+struct MarkedBad {
+    /// With the ordinal of the last segment that says so.
+    ranges: BTreeMap<u64, BTreeMap<ByteRange, u64>>,
+}
+
+impl MarkedBad {
+    fn contains(&self, sequence: u64, range: ByteRange) -> bool {
+        self.ranges.get(&sequence).is_some_and(|ranges| ranges.contains_key(&range))
+    }
+
+    fn insert(&mut self, sequence: u64, range: ByteRange, ordinal: u64) {
+        let known = self.ranges.entry(sequence).or_default().entry(range).or_default();
+        *known = ordinal.max(*known);
+    }
+
+    /// What the record `sequence` held that is damaged.
+    fn of(&self, sequence: u64) -> impl Iterator<Item = (ByteRange, u64)> + '_ {
+        self.ranges.get(&sequence).into_iter().flatten().map(|(range, ordinal)| (*range, *ordinal))
+    }
+}
+
+struct Replay<'a> {
+    outcome: Outcome,
+    caught_up: CaughtUp,
+    cursor_found: bool,
+    /// Known when this pass over the records began.
+    marked_bad: &'a MarkedBad,
+    /// Met in this pass and not known when it began: what is marked bad, and the ordinal of the segment that says so.
+    found: Vec<(u64, ByteRange, u64)>,
+}
+
+/// How far the replay of one segment has come.
+struct Position {
+    /// The segment as far as its records were applied.
+    log: LogSegment,
+    /// The first sequence number of the next segment, where there is one.
+    limit: Option<u64>,
+    /// The last sequence number that the lane's mark proves.
+    marked: u64,
+    /// Slot and sequence number of the next record.
+    slot: u32,
+    expected: u64,
+    /// Read and not applied: the last record is applied only when it is known not to be torn.
+    last: Option<(Location, Record)>,
+}
+
+impl Position {
+    /// `count` records were read, `record` in `slot` last.
+    fn read(&mut self, slot: u32, record: &Record, count: usize) {
+        self.last = Some((Location { segment: self.log.segment, slot }, *record));
+        self.slot = slot + record.slots();
+        self.expected += count as u64;
+    }
+}
+
+impl LaneState {
+    /// Replays the lane from its chain of segments, ordered by ordinal.
+    pub(crate) fn replay<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        chain: &[ChainSegment],
+        tail: Option<Tail>,
+        marked: Marked,
+        caught_up: CaughtUp,
+    ) -> Outcome {
+        let mut marked_bad = MarkedBad::default();
+        // The first pass finds all quarantines, the second has effect with them; a lane without any needs one.
+        loop {
+            self.reset();
+            let mut replay = Replay {
+                outcome: Outcome { epoch: 0, cursor: Cursor::default(), lost: Vec::new() },
+                caught_up,
+                cursor_found: false,
+                marked_bad: &marked_bad,
+                found: Vec::new(),
+            };
+            self.replay_chain(base, chain, tail, marked, &mut replay);
+            let Replay { outcome, found, .. } = replay;
+            if found.is_empty() {
+                if MutationPoint::RecoveryLostNoted.is_active() {
+                    self.lost.extend(outcome.lost.iter().copied());
+                }
+                return outcome;
+            }
+            for (sequence, range, ordinal) in found {
+                marked_bad.insert(sequence, range, ordinal);
+            }
+        }
+    }
+
+    fn replay_chain<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        chain: &[ChainSegment],
+        tail: Option<Tail>,
+        marked: Marked,
+        replay: &mut Replay<'_>,
+    ) {
+        let mut expected_ordinal = tail.map(|tail| tail.ordinal);
+        let mut expected = tail.map(|tail| tail.first_sequence);
+        if let Some(first) = chain.first()
+            && MutationPoint::RecoveryMarkedBadBefore.is_active()
+        {
+            // What was marked bad and has been reclaimed since lies before everything that is left.
+            let first = first.header.first_sequence.get();
+            for (range, ordinal) in replay.marked_bad.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
+                self.overlay.insert_noted(*range, (0, 0), *ordinal);
+            }
+        }
+        for (number, segment) in chain.iter().enumerate() {
+            let header = &segment.header;
+            let (ordinal, first) = (header.ordinal.get(), header.first_sequence.get());
+            if MutationPoint::EpochAboveLog.is_active() {
+                replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
+            }
+            let is_next = MutationPoint::RecoveryGap.holds(
+                expected_ordinal.is_none_or(|expected| expected == ordinal)
+                    && expected.is_none_or(|expected| expected == first),
+            );
+            if !is_next {
+                // A segment between is gone, or its records are.
+                let place = (expected_ordinal.unwrap_or(ordinal).min(ordinal), 0);
+                let lost = Lost { sequence: first.saturating_sub(1), place };
+                self.lose(base, replay, lost, Some(header.epoch.get()));
+            }
+            let next = chain.get(number + 1).map(|next| &next.header);
+            let next = next.filter(|_| MutationPoint::RecoveryLimit.is_active());
+            let end = self.replay_segment(base, segment, next, marked.proves(header), replay);
+            expected = Some(end);
+            expected_ordinal = Some(ordinal + 1);
+            self.run = self.run.max(header.run.get() + u64::from(MutationPoint::RecoveryRun.is_active()));
+        }
+        // A run that a mark names is over, even if all its segments are lost.
+        self.run = self.run.max(marked.run + u64::from(MutationPoint::RecoveryRun.is_active()));
+        let marked = marked.sequence;
+        let next = expected.unwrap_or(marked + 1);
+        if !MutationPoint::RecoveryHeadLost.holds(marked < next) {
+            // The mark says that there was more: the head segment is gone.
+            let place = (expected_ordinal.unwrap_or(1), 0);
+            // Of what came behind the mark nothing is known, so nothing is known to be clean.
+            self.lose(base, replay, Lost { sequence: marked, place }, None);
+        }
+        self.next_sequence =
+            if MutationPoint::RecoverySequenceAboveMark.is_active() { next.max(marked + 1) } else { next };
+        self.cut = self.next_sequence - 1;
+        // A lost head segment keeps its ordinal; the next one is above it.
+        self.next_ordinal = expected_ordinal.unwrap_or(1).max(1)
+            + u64::from(marked >= next && MutationPoint::RecoveryOrdinalAboveLost.is_active());
+    }
+
+    /// Replays one segment up to the first sequence number of its successor, whose header is `next`. Returns the sequence
+    /// number that follows.
+    fn replay_segment<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        segment: &ChainSegment,
+        next: Option<&SegmentHeader>,
+        marked: u64,
+        replay: &mut Replay<'_>,
+    ) -> u64 {
+        let limit = next.map(|next| next.first_sequence.get());
+        let mut position = Position {
+            log: unread(base, segment),
+            limit,
+            marked,
+            slot: 0,
+            expected: segment.header.first_sequence.get(),
+            last: None,
+        };
+        let mut records = base.records_of(segment.segment, base.shape().slots_max());
+        while limit.is_none_or(|limit| position.expected < limit) {
+            if self.replay_page(base, &mut position, &mut records, replay)
+                || self.replay_record(base, &mut position, replay)
+            {
+                continue;
+            }
+            if self.pass_damage(base, &mut position, next, replay).is_break() {
+                break;
+            }
+        }
+        self.replay_last(base, &mut position, replay);
+        let Position { mut log, slot, expected, .. } = position;
+        log.slots = slot;
+        self.sealed.push_back(log);
+        expected
+    }
+
+    /// Replays the records that follow as far as their first copies are good and stand in one page. `false` when there is none.
+    fn replay_page<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        position: &mut Position,
+        records: &mut Records,
+        replay: &mut Replay<'_>,
+    ) -> bool {
+        let lines = self.index.lines();
+        let mut read = base.good_records(records, position.slot, |record| {
+            let key = base.identity().lanes.key(record.range().start);
+            lines.prefetch::<E>(key..=key);
+        });
+        let numbers = position.expected..position.limit.unwrap_or(u64::MAX);
+        let in_order = read.iter().zip(numbers).take_while(|((_, record), expected)| {
+            MutationPoint::RecoverySequence.holds(record.sequence.get() == *expected)
+        });
+        let count = in_order.count();
+        read.truncate(count);
+        let Some((last_slot, record)) = read.pop() else { return false };
+        self.apply_last(base, position, replay);
+        self.apply_all(base, &mut position.log, &read, replay);
+        position.read(last_slot, record, count);
+        true
+    }
+
+    /// Replays the record that follows, from its second copy where the first is damaged. `false` when neither can be read.
+    fn replay_record<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        position: &mut Position,
+        replay: &mut Replay<'_>,
+    ) -> bool {
+        let Some(record) = record_at(base, position.log.segment, position.slot) else { return false };
+        if !MutationPoint::RecoverySequence.holds(record.sequence.get() == position.expected) {
+            return false;
+        }
+        self.apply_last(base, position, replay);
+        position.read(position.slot, &record, 1);
+        true
+    }
+
+    /// Nothing can be read where the next record is expected. Where something later proves that it was complete, it is lost, and
+    /// the replay goes on behind it; breaks where the segment has no more records.
+    fn pass_damage<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        position: &mut Position,
+        next: Option<&SegmentHeader>,
+        replay: &mut Replay<'_>,
+    ) -> ControlFlow<()> {
+        let Position { limit, marked, slot, expected, .. } = *position;
+        let segment = position.log.segment;
+        let later = next_record(base, segment, slot + 1, expected, limit, marked)
+            .filter(|_| MutationPoint::RecoveryLater.is_active());
+        let is_marked = marked >= expected && MutationPoint::RecoveryMark.is_active();
+        if limit.is_none() && !is_marked && later.is_none() {
+            return ControlFlow::Break(());
+        }
+        // Damage: something later proves that the record was complete.
+        self.apply_last(base, position, replay);
+        // At the last slot that may be lost: all before the next record is marked bad.
+        let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
+        let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
+        let behind = match later {
+            Some((slot, _)) => record_at(base, segment, slot).map(|record| record.epoch.get()),
+            None => next.map(|next| next.epoch.get()),
+        };
+        let lost = Lost { sequence: last_lost, place: (position.log.ordinal, lost_slot) };
+        self.lose(base, replay, lost, behind);
+        match later {
+            Some((later_slot, sequence)) => {
+                position.slot = later_slot;
+                position.expected = sequence;
+                ControlFlow::Continue(())
+            }
+            None => {
+                position.expected = limit.unwrap_or(marked + 1);
+                position.slot = slot.saturating_add(1);
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    /// Applies the last record of a segment if it is known not to be torn; drops it otherwise, as if it had never been read.
+    fn replay_last<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        position: &mut Position,
+        replay: &mut Replay<'_>,
+    ) {
+        let Some((location, record)) = position.last.take() else { return };
+        let sequence = record.sequence.get();
+        let is_marked = position.marked >= sequence && MutationPoint::RecoveryMark.is_active();
+        let is_proved = position.limit.is_some() || is_marked;
+        if is_proved || MutationPoint::RecoveryWhole.holds(is_whole(base, location, &record)) {
+            self.apply(base, &mut position.log, location, &record, replay);
+            return;
+        }
+        // Torn: a write that was never acknowledged.
+        rare::count(&base.rare().torn_records_dropped);
+        if MutationPoint::EpochAboveLog.is_active() {
+            replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
+        }
+        position.expected = sequence;
+        position.slot = location.slot;
+    }
+
+    /// A record is gone and its range with it: whatever the lane held before is not to be trusted. `behind` is the epoch of
+    /// what stands behind it in the lane, where something does: it is of that epoch or an earlier one, as all before it.
+    fn lose<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        replay: &mut Replay<'_>,
+        lost: Lost,
+        behind: Option<u64>,
+    ) {
+        let complete = replay.caught_up.complete;
+        if behind.is_some_and(|epoch| MutationPoint::RecoveryLostBehind.holds(epoch <= complete)) {
+            // The backing device has it, whatever it was, and all that is older: reads go there. A quarantine it was not.
+            if MutationPoint::RecoveryLostForgetsData.is_active() {
+                self.index.clear();
+                self.parked.forget(ByteRange { start: 0, end: base.identity().size });
+            }
+            if MutationPoint::RecoveryLostForgetsZeroes.is_active() {
+                self.overlay.forget_all_zeroes();
+            }
+            return;
+        }
+        let whole = ByteRange { start: 0, end: base.identity().size };
+        if MutationPoint::RecoveryLost.is_active() {
+            self.overlay.insert(whole, Meaning::Damaged, lost.place);
+            self.parked.forget(whole);
+        }
+        // Of that, this is noted already.
+        for (range, ordinal) in replay.marked_bad.of(lost.sequence) {
+            self.overlay.insert_noted(range, lost.place, ordinal);
+        }
+        replay.outcome.lost.push(lost);
+    }
+
+    /// Applies records of the segment of `log` in their order. What the index has where they go is loaded for all of them first:
+    /// each would wait for its own line otherwise.
+    fn apply_all<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        log: &mut LogSegment,
+        records: &[(u32, &Record)],
+        replay: &mut Replay<'_>,
+    ) {
+        let keys = records.iter().map(|(_, record)| base.identity().lanes.key(record.range().start));
+        core::hint::black_box(self.index.touch_all(keys));
+        for (slot, record) in records {
+            self.apply(base, log, Location { segment: log.segment, slot: *slot }, record, replay);
+        }
+    }
+
+    /// Applies what was the last record until another one came.
+    fn apply_last<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        position: &mut Position,
+        replay: &mut Replay<'_>,
+    ) {
+        if let Some((location, record)) = position.last.take() {
+            self.apply(base, &mut position.log, location, &record, replay);
+        }
+    }
+
+    fn apply<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        log: &mut LogSegment,
+        location: Location,
+        record: &Record,
+        replay: &mut Replay<'_>,
+    ) {
+        let (range, kind) = (record.range(), record.kind());
+        let (sequence, epoch) = (record.sequence.get(), record.epoch.get());
+        let place = (log.ordinal, location.slot);
+        if MutationPoint::EpochAboveLog.is_active() {
+            replay.outcome.epoch = replay.outcome.epoch.max(epoch);
+        }
+        match kind {
+            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
+                let first_sum = [record.first_sum.get()];
+                let known = if record.has_checksums() { &first_sum[..] } else { &[] };
+                self.index_range(base, range, location, record.data_offset.get(), known);
+                if !self.overlay.is_empty() && MutationPoint::RecoveryHeals.is_active() {
+                    self.overlay.heal(range);
+                }
+                log.data_low = log.data_low.min(u64::from(record.data_offset.get()));
+            }
+            RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
+                self.overlay.insert(range, Meaning::Zeroes, place);
+            }
+            RecordKind::Quarantine => {
+                let marked_bad = record.reference.get();
+                for range in marked_bad_by(base, location, record) {
+                    if !replay.marked_bad.contains(marked_bad, range) {
+                        replay.found.push((marked_bad, range, log.ordinal));
+                    }
+                }
+            }
+        }
+        if !self.parked.is_empty()
+            && kind != RecordKind::Quarantine
+            && MutationPoint::ParkedSuperseded.is_active()
+        {
+            self.parked.forget(range);
+        }
+        if kind.is_parked() && MutationPoint::RecoveryParked.is_active() {
+            self.parked.insert(range, Parked { location, sequence, zeroes: kind.is_zeroes() });
+        }
+        if MutationPoint::RecoveryMarkedBad.is_active() {
+            for (range, ordinal) in replay.marked_bad.of(sequence) {
+                self.overlay.insert_noted(range, place, ordinal);
+                self.parked.forget(range);
+            }
+        }
+        if kind.is_dirty() {
+            log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);
+            if epoch > replay.caught_up.drained {
+                self.counters.dirty_records += 1;
+                if kind.has_data() {
+                    self.counters.dirtied += record.length.get();
+                }
+                if !replay.cursor_found {
+                    replay.cursor_found = true;
+                    replay.outcome.cursor = Cursor { ordinal: log.ordinal, slot: location.slot };
+                }
+            }
+        }
+        if !replay.cursor_found {
+            replay.outcome.cursor = Cursor { ordinal: log.ordinal, slot: location.slot + record.slots() };
+        }
+    }
+}
+
+/// A segment of which no record has been replayed.
+fn unread<E: Environment>(base: &Base<E>, segment: &ChainSegment) -> LogSegment {
+    LogSegment {
+        segment: segment.segment,
+        ordinal: segment.header.ordinal.get(),
+        first_sequence: segment.header.first_sequence.get(),
+        run: segment.header.run.get(),
+        slots: 0,
+        data_low: base.shape().data_top(),
+        last_dirty_epoch: 0,
+        holds_dropped: false,
+    }
+}
+
+/// The record in a slot, if there can be one.
+fn record_at<E: Environment>(base: &Base<E>, segment: u32, slot: u32) -> Option<Record> {
+    if slot >= base.shape().slots_max() {
+        return None;
+    }
+    base.find_record(Location { segment, slot })
+}
+
+/// The next record behind a damaged one: its slot and sequence number. Where something proves that there is more the
+/// whole segment is searched. Otherwise only as far as one failed pair of pages and a long record on either side
+/// of it reach, so that the end of a log is found in bounded time.
+fn next_record<E: Environment>(
+    base: &Base<E>,
+    segment: u32,
+    from: u32,
+    expected: u64,
+    limit: Option<u64>,
+    marked: u64,
+) -> Option<(u32, u64)> {
+    let is_proved = limit.is_some() || marked >= expected;
+    let window = 2 * (SegmentShape::SLOTS_PER_PAGE + SLOTS_MAX_OF_RECORD);
+    let end = if is_proved { base.shape().slots_max() } else { from.saturating_add(window) };
+    (from..end).find_map(|slot| {
+        let sequence = record_at(base, segment, slot)?.sequence.get();
+        let fits = sequence > expected && limit.is_none_or(|limit| sequence < limit);
+        fits.then_some((slot, sequence))
+    })
+}
+
+/// Whether the data of a record is what it says, all of it, and a quarantine has its map.
+fn is_whole<E: Environment>(base: &Base<E>, location: Location, record: &Record) -> bool {
+    if record.kind() == RecordKind::Quarantine {
+        return base.load_map(location, record).is_ok();
+    }
+    if !record.kind().has_data() || !record.has_checksums() {
+        return true;
+    }
+    let mut scratch = vec![0; record.length.get() as usize];
+    base.load_data(location, record, record.range(), &mut scratch).is_ok()
+}

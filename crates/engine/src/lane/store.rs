@@ -1,0 +1,183 @@
+//! Records with data, and zeroes, in crash order, while the lane is locked.
+//!
+//! Invariants: what could fail is reserved before anything changes; the data and the record of a write are durable, by one fence, before
+//! the lane is unlocked.
+//!
+//! Elsewhere: which requests store what (`cache`), slots and space (`log`).
+
+use super::{LaneState, blocks, index::BlockData, overlay::Meaning, parking::Parked};
+use crate::{
+    Environment,
+    base::{Asker, Base, Location},
+};
+use alloc::vec::Vec;
+use cbd_format::record::{Record, RecordKind, blocks_in, checksum_lines};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, MutationPoint};
+use core::task::Waker;
+
+/// Blocks of a write whose checksums are on the stack.
+pub(crate) const FEW_BLOCKS: usize = 2;
+
+/// Blocks that the longest write touches: an atomic unit that begins inside a block. Their checksums are in the lane's scratch.
+pub(crate) const MANY_BLOCKS: usize = 257;
+
+impl LaneState {
+    /// Stores a record with data, durably. The touched bit of the lane is set. `None` when there is no space; then nothing has
+    /// changed.
+    pub(crate) fn commit<E: Environment, const BLOCKS: usize>(
+        &mut self,
+        base: &Base<E>,
+        kind: RecordKind,
+        range: ByteRange,
+        data: &[u8],
+        asker: Asker,
+        waker: Option<&Waker>,
+    ) -> Option<(Durable, Location)> {
+        let (stored, location) = self.store::<E, BLOCKS>(base, kind, range, data, asker, waker)?;
+        // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
+        //    not drain this one's buffers.
+        let fence = match kind {
+            RecordKind::Fill => MutationPoint::FillFence,
+            RecordKind::ParkedWrite => MutationPoint::ParkedFence,
+            _ => MutationPoint::WriteFence,
+        };
+        Some((base.region().fence(fence, stored), location))
+    }
+
+    /// As [`commit`](Self::commit) without its last step, the fence: the caller does it before it lets the lane go,
+    /// and before it stores another record there.
+    pub(crate) fn store<E: Environment, const BLOCKS: usize>(
+        &mut self,
+        base: &Base<E>,
+        kind: RecordKind,
+        range: ByteRange,
+        data: &[u8],
+        asker: Asker,
+        waker: Option<&Waker>,
+    ) -> Option<(InFlight, Location)> {
+        let blocks = if base.identity().data_crc { blocks_in(range) } else { 0 };
+        let lines = if base.identity().data_crc { checksum_lines(range) } else { 0 };
+
+        // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
+        //    lines that step 4 will touch come while the data is copied.
+        if !self.make_room(base, 1 + lines, range.len(), asker, waker) {
+            return None;
+        }
+        if BLOCKS > FEW_BLOCKS {
+            self.ensure_checksums()?;
+        }
+        self.index.reserve(blocks_in(range));
+        let keys = base.identity().lanes.keys(range);
+        self.index.prefetch::<E>(keys.clone());
+        let data_offset = self.take_data(range.len());
+        let segment = self.open.as_ref()?.segment;
+        let at = base.segment(segment).base() + data_offset;
+
+        // 2. Copy the data, summing it in the same pass.
+        let (mut few, mut many) = ([0; FEW_BLOCKS], Vec::new());
+        let checksums = if BLOCKS <= FEW_BLOCKS {
+            &mut few[..blocks]
+        } else {
+            many = self.take_checksums();
+            &mut many[..blocks]
+        };
+        let copied = if base.identity().data_crc {
+            let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
+            base.region().store_summed(at, data, first as usize, checksums)
+        } else {
+            // 3. Without checksums a torn write would not show, so the data is durable before a record can name it.
+            //    With them the fence of step 5 serves data and record.
+            let copied = base.region().store(at, data);
+            base.region().fence(MutationPoint::WriteDataFence, copied);
+            base.region().nothing_in_flight()
+        };
+
+        let in_parts = !(range.start | range.end).is_multiple_of(CHECKSUM_BLOCK);
+        self.index.prefetch_further::<E>(keys, in_parts);
+
+        // 4. Sequence number and epoch, index, record: their order is the order of commit.
+        let mut record = Record::new(kind, range);
+        record.data_offset = (data_offset as u32).into();
+        let (location, stored) = self.append(base, record, checksums);
+        self.index_range(base, range, location, data_offset as u32, checksums);
+        if BLOCKS > FEW_BLOCKS {
+            self.return_checksums(many);
+        }
+        if !self.overlay.is_empty() && MutationPoint::WriteHeals.is_active() {
+            self.overlay.heal(range);
+        }
+        if kind.is_parked() {
+            let sequence = self.next_sequence - 1;
+            self.parked.insert(range, Parked { location, sequence, zeroes: false });
+        } else if !self.parked.is_empty() && MutationPoint::ParkedSuperseded.is_active() {
+            self.parked.forget(range);
+        }
+        if MutationPoint::WriteCancelsFills.is_active() {
+            self.cancel_fills(range);
+        }
+
+        match kind {
+            RecordKind::Fill => self.counters.filled += range.len(),
+            RecordKind::ParkedWrite => {}
+            _ => self.counters.written += range.len(),
+        }
+        Some((copied.and(stored), location))
+    }
+
+    /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `checksums` are
+    /// those of its first blocks, as far as they are known.
+    pub(super) fn index_range<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        range: ByteRange,
+        location: Location,
+        data_offset: u32,
+        checksums: &[u32],
+    ) {
+        let whole = ByteRange {
+            start: range.start.next_multiple_of(CHECKSUM_BLOCK),
+            end: range.end / CHECKSUM_BLOCK * CHECKSUM_BLOCK,
+        };
+        if whole.start < whole.end {
+            let before = whole.start - range.start;
+            let checksums = &checksums[checksums.len().min(usize::from(before > 0))..];
+            let blocks = (0..whole.len() / CHECKSUM_BLOCK).map(|number| {
+                let offset = data_offset + (before + number * CHECKSUM_BLOCK) as u32;
+                checksums.get(number as usize).map(|sum| BlockData { offset, sum: *sum })
+            });
+            self.index.set_whole(base.identity().lanes.key(whole.start), location, blocks);
+        }
+        let head = ByteRange { start: range.start, end: whole.start.min(range.end) };
+        let tail = ByteRange { start: whole.end.max(head.end), end: range.end };
+        for (block, first, end) in blocks(head).chain(blocks(tail)) {
+            let key = base.identity().lanes.key(block * CHECKSUM_BLOCK);
+            self.index.set_parts(key, first, end, location);
+        }
+    }
+
+    /// Stores a record that makes `range` read as zeroes, durably. The touched bit of the lane is set. `None` when there is no space;
+    /// then nothing has changed.
+    pub(crate) fn commit_zeroes<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        kind: RecordKind,
+        range: ByteRange,
+        waker: &Waker,
+    ) -> Option<Durable> {
+        // 1. Reserve.
+        if !self.make_room(base, 1, 0, Asker::Client, Some(waker)) {
+            return None;
+        }
+        // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
+        let (location, stored) = self.append(base, Record::new(kind, range), &[]);
+        self.overlay.insert(range, Meaning::Zeroes, base.place_of(location));
+        if MutationPoint::ParkedSuperseded.is_active() {
+            self.parked.forget(range);
+        }
+        if MutationPoint::ZeroCancelsFills.is_active() {
+            self.cancel_fills(range);
+        }
+        // 5. Fence before the lane is unlocked.
+        Some(base.region().fence(MutationPoint::ZeroFence, stored))
+    }
+}

@@ -1,0 +1,261 @@
+//! Reclaim: the oldest segment of a lane, once the backing device has all of it but what is noted as damaged, returns to the pool.
+//!
+//! Always true here:
+//! - records leave the index in the order of the log, so what an older record held is never seen again;
+//! - what is parked is recorded again at the head, durably, before its record leaves the index;
+//! - the new tail is durable before the segment returns to the pool, so a reclaimed newer record can never uncover an
+//!   older one;
+//! - a lane's lock is held for a bounded number of records.
+
+use crate::{
+    Cache, Environment,
+    base::{Asker, Location, Records},
+    lane::{Chance, LogSegment},
+    rare,
+    slots::InBoth,
+};
+use alloc::{collections::BTreeSet, vec::Vec};
+use cbd_format::{LaneTail, Record, RecordKind};
+use cbd_types::{AlignedBuffer, CHECKSUM_BLOCK, LaneId, MutationPoint};
+
+/// Records that leave the index in one hold of the lane's lock: so few that a writer who meets it waits about as long as for
+/// another writer, and does not go to sleep. Between two holds the next records are read, so that the writer comes in.
+const RECORDS_PER_HOLD: usize = 8;
+/// Holds of the lane's lock in one step.
+const HOLDS_PER_STEP: usize = 4;
+
+struct Victim {
+    lane: LaneId,
+    segment: LogSegment,
+    records: Records,
+    slot: u32,
+    /// Bytes that may still be given a second chance.
+    second_chance: u64,
+    /// Nothing that is parked is left in it.
+    has_carried: bool,
+    /// The tail will rely on a parked record or a quarantine at the head.
+    needs_mark: bool,
+}
+
+/// The state of reclaim; the background worker's thread owns it.
+#[derive(Default)]
+pub(crate) struct Reclaim {
+    victim: Option<Victim>,
+    /// Lanes whose victim holds what found no space at the head, damage or parked data; left alone until a segment was released
+    /// or something is parked no longer.
+    stuck: BTreeSet<LaneId>,
+    /// What [`ParkedCounters::unparked`](crate::cache::ParkedCounters::unparked) was then.
+    unparked: u64,
+    scratch: AlignedBuffer,
+}
+
+impl Reclaim {
+    /// One bounded step. `false` when there is nothing to reclaim.
+    pub(crate) fn step<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
+        let unparked = cache.parked_counters().unparked();
+        if self.unparked != unparked {
+            self.unparked = unparked;
+            self.stuck.clear();
+        }
+        let Some(victim) = &mut self.victim else {
+            self.victim = (cache.base().is_above_gc() || cache.base().pool().has_waiters())
+                .then(|| choose(cache, &self.stuck))
+                .flatten();
+            return self.victim.is_some();
+        };
+        if !victim.has_carried && MutationPoint::ReclaimCarryParked.is_active() {
+            if !MutationPoint::ReclaimStuck.holds(victim.carry_parked(cache)) {
+                self.stuck.insert(victim.lane);
+                self.victim = None;
+            }
+            return true;
+        }
+        if victim.slot < victim.segment.slots {
+            for _ in 0..HOLDS_PER_STEP {
+                if victim.slot < victim.segment.slots {
+                    victim.take_out_some(cache, &mut self.scratch);
+                }
+            }
+            return true;
+        }
+        if let Some(victim) = self.victim.take() {
+            let lane = victim.lane;
+            if victim.finish(cache) {
+                self.stuck.clear();
+            } else {
+                self.stuck.insert(lane);
+            }
+        }
+        true
+    }
+}
+
+/// The tail of the lane with the longest log among those whose tail is clean: it has the oldest data for its share of the traffic.
+fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
+    let base = cache.base();
+    let drained = base.drained_epoch().0;
+    // What is copied to the head makes no space: less of it while segments are taken faster than they are released.
+    let quarters = if base.is_reclaim_at_ease() { 3 } else { 2 };
+    let mut best: Option<(usize, LaneId, LogSegment)> = None;
+    for (id, lane) in (0..).map(LaneId).zip(cache.lanes()) {
+        let Some((tail, sealed)) = lane.lock().reclaimable(drained) else { continue };
+        if !stuck.contains(&id) && best.as_ref().is_none_or(|(longest, ..)| sealed > *longest) {
+            best = Some((sealed, id, tail));
+        }
+    }
+    best.map(|(_, lane, segment)| Victim {
+        lane,
+        segment,
+        records: base.records_of(segment.segment, segment.slots),
+        slot: 0,
+        second_chance: (base.shape().data_top() - segment.data_low) / 4 * quarters,
+        has_carried: false,
+        needs_mark: false,
+    })
+}
+
+impl Victim {
+    /// Parked ranges whose records stand in the segment are recorded again at the head, before anything leaves the index.
+    /// `false` when there is no space: the segment stays as it is.
+    fn carry_parked<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
+        let parked = cache.lane(self.lane).lock().parked_in_segment(self.segment.segment, RECORDS_PER_HOLD);
+        self.has_carried = parked.is_empty();
+        self.needs_mark |= !parked.is_empty() && MutationPoint::ParkedMark.is_active();
+        parked.into_iter().all(|(range, parked)| cache.carry_parked(self.lane, range, parked))
+    }
+
+    fn take_out_some<E: Environment>(&mut self, cache: &Cache<E>, scratch: &mut AlignedBuffer) {
+        // The segment is clean and not in the pool, so its records can be read without the lock.
+        let mut records: Vec<(Location, Record)> = Vec::with_capacity(RECORDS_PER_HOLD);
+        while self.slot < self.segment.slots && records.len() < RECORDS_PER_HOLD {
+            let location = Location { segment: self.segment.segment, slot: self.slot };
+            match cache.base().record_of(&mut self.records, self.slot) {
+                Some(record) => {
+                    self.slot += record.slots();
+                    records.push((location, record));
+                }
+                None => return self.take_out_all(cache),
+            }
+        }
+        let base = cache.base();
+        let mut chances = Vec::new();
+        let mut state = cache.lane(self.lane).lock();
+        state.load_index_lines(base, &records);
+        for (location, record) in &records {
+            if record.kind().has_data() && self.second_chance > 0 && !base.pool().has_waiters() {
+                state.add_chances(base, *location, record, &mut self.second_chance, &mut chances);
+            }
+        }
+        if !chances.is_empty() {
+            drop(state);
+            // What was read lately is appended again before it is taken out: it is always found.
+            for chance in &chances {
+                if !self.append_again(cache, chance, scratch) {
+                    self.second_chance = 0;
+                    break;
+                }
+            }
+            state = cache.lane(self.lane).lock();
+        }
+        for (location, record) in &records {
+            state.take_out(base, self.segment.ordinal, *location, record);
+        }
+    }
+
+    /// A record cannot be read, so its range is not known: everything that the lane has of this segment goes at once, in one
+    /// hold, since what the record hides and what hides the record must disappear together. The segment is clean: the
+    /// backing device has it, or a quarantine says otherwise.
+    fn take_out_all<E: Environment>(&mut self, cache: &Cache<E>) {
+        self.slot = self.segment.slots;
+        cache.lane(self.lane).lock().take_out_all(&self.segment);
+    }
+
+    /// Appends a block again. `false` when there is no space.
+    fn append_again<E: Environment>(
+        &self,
+        cache: &Cache<E>,
+        chance: &Chance,
+        scratch: &mut AlignedBuffer,
+    ) -> bool {
+        let Chance { location, record, block } = chance;
+        let base = cache.base();
+        scratch.resize(CHECKSUM_BLOCK as usize);
+        if base.load_data(*location, record, *block, scratch).is_err() {
+            // Clean data that is damaged: the backing device has it.
+            return true;
+        }
+        let lane = cache.lane(self.lane);
+        let mut state = lane.lock();
+        lane.announce(base);
+        // It may have been overwritten while it was copied.
+        if !MutationPoint::ChanceStillCurrent.holds(state.is_current(base, *block, *location)) {
+            return true;
+        }
+        let (kind, asker) = (RecordKind::Fill, Asker::Optional);
+        let appended = state.commit::<E, 2>(base, kind, *block, scratch, asker, None);
+        if appended.is_some() {
+            rare::count(&base.rare().second_chances);
+        }
+        appended.is_some()
+    }
+
+    /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.
+    fn finish<E: Environment>(mut self, cache: &Cache<E>) -> bool {
+        if MutationPoint::ReclaimCarry.is_active()
+            && !MutationPoint::ReclaimStuck.holds(self.carry_quarantines(cache))
+        {
+            return false;
+        }
+        if self.needs_mark {
+            // As in writeback: what was carried must not look like a write that was never acknowledged.
+            cache.close_epoch();
+        }
+        if !MutationPoint::TailBeforeRelease.is_active() {
+            self.release(cache);
+        }
+        // Sequence numbers go on from here even if the lane has no other segment.
+        let first_sequence = if MutationPoint::TailSequence.is_active() {
+            cache.lane(self.lane).lock().first_sequence_behind_tail()
+        } else {
+            self.segment.first_sequence
+        };
+        if cache.base().region().check_stores(MutationPoint::TailStoreCheck).is_err() {
+            return false;
+        }
+        // 1. The new tail is durable, in both slots: an older one would name a segment that is reused.
+        let names = InBoth {
+            first_fence: MutationPoint::TailFirstFence,
+            second: MutationPoint::TailSecond,
+            fence: MutationPoint::TailFence,
+        };
+        let tail = LaneTail {
+            ordinal: (self.segment.ordinal + 1).into(),
+            ownership: cache.base().identity().ownership.into(),
+            first_sequence: first_sequence.into(),
+            reserved: [0; 24],
+        };
+        cache.store_tail(self.lane, names, tail);
+        if cache.base().region().check_stores(MutationPoint::TailStoreCheck).is_err() {
+            return false;
+        }
+        // 2. The segment leaves the lane, and goes to the pool when its last reader is done.
+        if MutationPoint::TailBeforeRelease.is_active() {
+            self.release(cache);
+        }
+        rare::count(&cache.base().rare().segments_reclaimed);
+        true
+    }
+
+    fn release<E: Environment>(&self, cache: &Cache<E>) {
+        cache.lane(self.lane).lock().remove_tail();
+        cache.base().retire(self.segment.segment);
+    }
+
+    /// What is still damaged of what the victim's quarantines note is recorded again at the head. `false` when there is no
+    /// space.
+    fn carry_quarantines<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
+        let relies = cache.carry_damage(self.lane, self.segment.ordinal);
+        self.needs_mark |= relies == Some(true) && MutationPoint::QuarantineMark.is_active();
+        relies.is_some()
+    }
+}

@@ -1,0 +1,227 @@
+//! The pieces of a batch become requests to the backing device, and what they come back with.
+//!
+//! Always true here:
+//! - at most as many requests are in flight as the queue is deep;
+//! - data is verified when it is loaded; what is damaged is quarantined, durably, and not written;
+//! - a flush that failed makes all dirty again that was written since the last good one.
+//!
+//! Left to others: trying again what was refused (`failing`).
+
+use super::{Content, REQUEST_MAX, Writeback};
+use crate::{
+    Cache, Environment,
+    base::{Asker, Location, Place},
+    worker::failing::Flight,
+};
+use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, MutationPoint, OpToken, backing::BackingDone};
+
+/// Zeroes are written, and space is given back, in pieces of at most this many bytes.
+const ZERO_MAX: u64 = 64 << 20;
+
+impl Writeback {
+    /// Submits what the depth and the rate allow. Returns a moment when something that has to wait may go on.
+    pub(super) fn submit<E: Environment, Q: BackingQueue>(
+        &mut self,
+        cache: &Cache<E>,
+        queue: &mut Q,
+        now: u64,
+        urgent: bool,
+    ) -> Option<u64> {
+        let depth = if urgent { queue.depth() } else { (queue.depth() / 4).max(1) };
+        let settings = cache.settings();
+        let rate = settings.writeback_rate;
+        self.allowance.earn(rate, now);
+        while queue.in_flight() < depth
+            && let Some(mut flight) = self.failing.next(&settings, now)
+        {
+            if let Some(op) = self.load(cache, &mut flight) {
+                self.send(queue, op, flight);
+            }
+        }
+        // When so much fails, the rest would fail too.
+        while queue.in_flight() < depth
+            && self.failing.waiting() < queue.depth()
+            && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
+        {
+            if let Some(due) = self.allowance.due_ms(rate, now) {
+                return Some(due);
+            }
+            let Some(mut flight) = self.next_flight(cache) else { continue };
+            let Some(op) = self.load(cache, &mut flight) else { continue };
+            if let BackingOp::Write { buffer, .. } = &op {
+                self.allowance.spend(buffer.len() as u64);
+            }
+            self.send(queue, op, flight);
+        }
+        self.failing.due_ms()
+    }
+
+    fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp, flight: Flight) {
+        self.next_token += 1;
+        let token = OpToken(self.next_token);
+        self.failing.submitted(token, flight);
+        queue.submit(token, op);
+    }
+
+    /// The next request: neighbours of one kind together. `None` when what was next is not wanted any more.
+    fn next_flight<E: Environment>(&mut self, cache: &Cache<E>) -> Option<Flight> {
+        let batch = self.batch.as_mut()?;
+        let (first, content) = batch.pieces.pop_front()?;
+        if batch.target.is_none() {
+            // Each by itself, so that none fails because of another. What was overwritten or carried forward since it was
+            // collected is left alone: reclaim may have given its segment back, and another record may stand there.
+            let is_newest = cache.is_still_parked(first, content.refused());
+            return is_newest.then(|| Flight::new(alloc::vec![(first, content)]));
+        }
+        let limit = if matches!(content, Content::Data { .. }) { REQUEST_MAX } else { ZERO_MAX };
+        let is_known = self.failing.is_known(first);
+        let mut pieces = alloc::vec![(first, content)];
+        let mut end = first.end;
+        while let Some((next, what)) = batch.pieces.front().copied()
+            && next.start == end
+            && content.joins(&what)
+            && next.end - first.start <= limit
+            && self.failing.is_known(next) == is_known
+        {
+            batch.pieces.pop_front();
+            pieces.push((next, what));
+            end = next.end;
+        }
+        Some(Flight::new(pieces))
+    }
+
+    /// The operation that a flight is. What of its data is damaged is quarantined, and the flight ends before it; what comes
+    /// after it goes back to the batch. `None` when nothing of it can be written.
+    fn load<E: Environment>(&mut self, cache: &Cache<E>, flight: &mut Flight) -> Option<BackingOp> {
+        let range = flight.range()?;
+        match flight.pieces.first()?.1 {
+            Content::Data { .. } => {}
+            Content::Discard if MutationPoint::WritebackZeroes.holds(self.geometry.discard_zeroes) => {
+                return Some(BackingOp::Discard { range });
+            }
+            // Old data must not come back where the device does not promise zeroes.
+            Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
+        }
+        let mut buffer = self.buffers.take(range.len() as usize);
+        let asker = self.asker_of_notes();
+        for number in 0..flight.pieces.len() {
+            let (piece, content) = flight.pieces[number];
+            let Content::Data { location, lane, sequence } = content else { continue };
+            let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
+            let damaged = match load_for_writeback(cache, lane, location, sequence, piece, out, asker) {
+                Ok(()) => continue,
+                Err(Some(damaged)) => damaged,
+                Err(None) => {
+                    self.buffers.give(buffer);
+                    self.give_up(cache);
+                    return None;
+                }
+            };
+            if MutationPoint::WritebackDamageVoid.is_active() {
+                cache.base().epochs().void_until_now(cache.base().context());
+            }
+            // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
+            let batch = self.batch.as_mut()?;
+            batch.lacks_something = true;
+            let rest = flight.pieces.split_off(number);
+            rest[1..].iter().rev().for_each(|later| batch.pieces.push_front(*later));
+            for part in [
+                ByteRange { start: damaged.end.max(piece.start), end: piece.end },
+                ByteRange { start: piece.start, end: damaged.start },
+            ] {
+                if !part.is_empty() {
+                    batch.pieces.push_front((part, content));
+                }
+            }
+            buffer.resize((piece.start - range.start) as usize);
+            break;
+        }
+        if buffer.is_empty() {
+            self.buffers.give(buffer);
+            return None;
+        }
+        Some(BackingOp::Write { offset: range.start, buffer })
+    }
+
+    pub(super) fn complete<E: Environment>(&mut self, cache: &Cache<E>, done: BackingDone, now: u64) {
+        let flight = self.failing.returned(done.token);
+        match (done.result, done.op) {
+            (Ok(()), BackingOp::Flush) => {
+                cache.backing().count_flush();
+                self.flushed(cache, now);
+            }
+            (Ok(()), op) => {
+                if let BackingOp::Write { buffer, .. } = op {
+                    cache.backing().count_written(buffer.len() as u64);
+                    self.buffers.give(buffer);
+                }
+                let Some(flight) = flight else { return };
+                self.failing.taken(&flight, now);
+                if let Some(batch) = self.batch.as_mut().filter(|batch| batch.target.is_none()) {
+                    batch.taken.extend(flight.pieces);
+                }
+            }
+            (Err(error), BackingOp::Flush) => {
+                // The device may have dropped everything since its last good flush: all of it is dirty again.
+                if MutationPoint::WritebackFlushFailed.is_active() {
+                    self.failing.flush_failed(now);
+                    self.begin_again(cache, &error);
+                }
+            }
+            (Err(error), op) => {
+                if let BackingOp::Write { buffer, .. } = op {
+                    self.buffers.give(buffer);
+                }
+                if self.batch.as_ref().is_some_and(|batch| batch.target.is_none()) {
+                    self.stays_parked(cache, &error);
+                    return;
+                }
+                cache.backing().note_failure(cache.base().environment(), &error);
+                if let Some(flight) = flight
+                    && MutationPoint::WritebackRetry.is_active()
+                {
+                    self.failing.add(flight, &cache.settings(), now);
+                }
+            }
+        }
+    }
+}
+
+/// Loads what is to be written back, verified. Damage is quarantined, durably, and its range returned: it is not written.
+/// `None` when it could not be quarantined.
+fn load_for_writeback<E: Environment>(
+    cache: &Cache<E>,
+    lane: LaneId,
+    location: Location,
+    sequence: u64,
+    piece: ByteRange,
+    out: &mut [u8],
+    asker: Asker,
+) -> Result<(), Option<ByteRange>> {
+    let place = cache.base().place_of(location);
+    let record = match cache.base().load_record(location) {
+        Ok(record) if record.range().contains(&piece) => record,
+        _ => {
+            return Err(quarantine_found(cache, lane, piece, sequence, place, asker).then_some(piece));
+        }
+    };
+    cache.base().load_data(location, &record, piece, out).map_err(|damage| {
+        quarantine_found(cache, lane, damage.range, record.sequence.get(), place, asker)
+            .then_some(damage.range)
+    })
+}
+
+/// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
+fn quarantine_found<E: Environment>(
+    cache: &Cache<E>,
+    lane: LaneId,
+    range: ByteRange,
+    sequence: u64,
+    place: Place,
+    asker: Asker,
+) -> bool {
+    if !MutationPoint::WritebackQuarantine.is_active() {
+        return true;
+    }
+    MutationPoint::WritebackGiveUp.holds(cache.quarantine(lane, range, sequence, place, asker))
+}
