@@ -88,10 +88,14 @@ fn with_empty_lanes<E: Environment>(
         / (CHECKSUM_BLOCK + 128)
         / u64::from(identity.lanes.lanes);
     let seed = environment.random() as u32;
-    let lanes = lanes(&identity).map(|lane| Lane::empty(lane, blocks_per_lane as usize, seed)).collect();
+    // Pushed one by one: a lane is large, and an iterator's closure keeps it on the stack twice.
+    let mut empty = Vec::with_capacity(identity.lanes.lanes as usize);
+    for lane in lanes(&identity) {
+        empty.push(Lane::empty(lane, blocks_per_lane as usize, seed));
+    }
     let epochs = Epochs::new(slots.drained, slots.marks, environment.monotonic_ms());
     let context = Context::new(environment, region, layout.segment_shape(), identity);
-    Cache::new(Base::new(context, segments, epochs, settings), lanes, slots.tails)
+    Cache::new(Base::new(context, segments, epochs, settings), empty, slots.tails)
 }
 
 /// The third stage: the records of each lane become its index, overlay and parked ranges. Lanes share nothing, so many are
@@ -330,7 +334,9 @@ impl StateSlots {
 }
 
 impl<E: Environment> SegmentsFound<E> {
-    /// The second stage: reads the headers of all segments and groups the segments by lane.
+    /// The second stage: reads the headers of all segments and groups the segments by lane. Not inlined, so that its frame is not one
+    /// of the replay's chain of calls.
+    #[inline(never)]
     fn read(opening: &Opening<E>, tails: &[TwoSlots<LaneTail>]) -> Self {
         let Opening { region, layout, identity, .. } = opening;
         let segments: Vec<Segment<E>> =

@@ -258,7 +258,8 @@ pub(crate) struct Lane<E: Environment> {
 pub(crate) type LaneGuard<'a, E> = MutexGuard<'a, <E as Environment>::Lock, LaneState>;
 
 impl<E: Environment> Lane<E> {
-    /// A lane that holds nothing, with an index for `blocks` blocks.
+    /// A lane that holds nothing, with an index for `blocks` blocks. Not inlined: it has a large frame.
+    #[inline(never)]
     pub(crate) fn empty(id: LaneId, blocks: usize, seed: u32) -> Self {
         let state = LaneState::new(id, Index::new(blocks, seed), Admission::new(blocks));
         Self {
