@@ -16,8 +16,11 @@ extern crate alloc;
 
 mod base;
 mod cache;
+mod context;
 mod epochs;
 mod lane;
+mod lane_map;
+mod position;
 mod rangemap;
 mod rare;
 mod recovery;

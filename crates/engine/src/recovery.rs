@@ -8,9 +8,11 @@
 
 use crate::{
     Cache, Environment, Mutex, Settings,
-    base::{Base, Context, Identity, Location, Segment},
+    base::{Base, Segment},
+    context::{Context, Identity},
     epochs::Epochs,
     lane::{CaughtUp, ChainSegment, Lane, LogSegment, Marked, Replayed, SLOTS_MAX_OF_RECORD, Tail},
+    position::Location,
     slots::TwoSlots,
 };
 use alloc::{format, sync::Arc, vec, vec::Vec};

@@ -13,6 +13,7 @@ mod code;
 mod documents;
 mod exceptions;
 mod layers;
+mod modules;
 pub mod tree;
 mod words;
 
@@ -65,7 +66,7 @@ impl Measure {
 const SHOWN: usize = 5;
 
 /// All rules.
-const RULES: [&Rule; 10] = [
+const RULES: [&Rule; 11] = [
     &words::WORD,
     &documents::WIDTH,
     &documents::LINK,
@@ -76,6 +77,7 @@ const RULES: [&Rule; 10] = [
     &code::SLEEP,
     &code::SYSTEM_CALL,
     &layers::LAYER,
+    &modules::MODULE,
 ];
 
 /// The options.
@@ -113,6 +115,7 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
     let mut measures = code.measures;
     measures.extend(words::measure(&files));
     measures.extend(documents::measure(&files));
+    measures.extend(modules::measure(&files));
     measures.extend(layers::measure().map_err(Problem::Failed)?);
     let mut exceptions = Exceptions::read().map_err(Problem::Failed)?;
     if flags.update {

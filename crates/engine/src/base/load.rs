@@ -2,8 +2,8 @@
 //!
 //! Invariants: what is returned was verified, or is an error; nothing changes but what `complete_record` stores again.
 
-use super::{Base, Location};
-use crate::{Environment, rare};
+use super::Base;
+use crate::{Environment, position::Location, rare};
 use alloc::{format, vec::Vec};
 use cbd_format::{CHECKSUMS_PER_LINE, ChecksumLine, Record, crc32c_joined};
 use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, MutationPoint, Result, SECTOR};

@@ -6,26 +6,25 @@
 //!
 //! Elsewhere: what a lane does with it (`lane`), requests (`cache`).
 
-mod context;
 mod gate;
-mod lane_map;
 mod load;
 mod pool;
-mod position;
 mod records;
 mod segments;
 mod space;
 mod wakeups;
 
-use crate::{Environment, Mutex, Settings, epochs::Epochs, rare::RareCounters};
+use crate::{
+    Environment, Mutex, Settings,
+    context::{Context, Identity},
+    epochs::Epochs,
+    rare::RareCounters,
+};
 use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
-pub(crate) use context::{Context, Identity};
 pub(crate) use gate::{FirstWrite, Gate};
-pub(crate) use lane_map::LaneMap;
 pub(crate) use load::Damage;
 pub(crate) use pool::{Asker, Pool};
-pub(crate) use position::{Cursor, Location, NONE, Place, Reached};
 pub(crate) use records::Records;
 pub(crate) use segments::Segment;
 use segments::Segments;

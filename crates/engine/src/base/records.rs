@@ -5,8 +5,8 @@
 //!
 //! Left to others: what the records mean.
 
-use super::{Base, Location};
-use crate::Environment;
+use super::Base;
+use crate::{Environment, position::Location};
 use alloc::vec::Vec;
 use cbd_format::{PAGE, Record, RecordPlace, SegmentShape, record::line_at};
 use core::ops::Range;

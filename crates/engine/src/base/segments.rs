@@ -2,9 +2,10 @@
 //!
 //! Invariants: a segment that a reader has pinned is not released to the pool; a segment is released once for each of its lives.
 
-use super::{Base, Location, Place};
+use super::Base;
 use crate::{
     Environment,
+    position::{Location, Place},
     sync::{SharedU32, SharedU64},
 };
 use alloc::{boxed::Box, vec::Vec};

@@ -7,8 +7,9 @@
 use super::{Cache, status::LISTED_MAX};
 use crate::{
     Environment, Mutex,
-    base::{Asker, Location, Place},
+    base::Asker,
     lane::Source,
+    position::{Location, Place},
 };
 use alloc::{string::String, vec::Vec};
 use cbd_types::{ByteRange, CHUNK, Error, LaneId, MutationPoint};

@@ -3,12 +3,7 @@
 //! Data and records are durable already when a write completes. A flush adds the order in which the backing device
 //! catches up, and evidence of how far each lane was complete. When an epoch was closed dates the recovery point.
 
-use crate::{
-    Cache, Environment,
-    base::{LaneMap, Reached},
-    epochs::Pass,
-    lane::Lane,
-};
+use crate::{Cache, Environment, epochs::Pass, lane::Lane, lane_map::LaneMap, position::Reached};
 use cbd_types::{ByteRange, CHUNK, Epoch, LaneId, MutationPoint, Result};
 
 impl<E: Environment> Cache<E> {

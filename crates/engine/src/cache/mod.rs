@@ -6,6 +6,7 @@
 //!
 //! Elsewhere: what happens in a locked lane (`lane`), writeback and reclaim (`worker`), recovery (`recovery`).
 
+mod backing;
 mod damage;
 mod fill;
 mod flush;
@@ -21,12 +22,13 @@ mod zero;
 
 use crate::{
     Environment, Mutex, Settings,
-    base::{Base, Cursor, FirstWrite},
+    base::{Base, FirstWrite},
     lane::Lane,
+    position::Cursor,
     slots::{InBoth, TwoSlots},
-    worker::BackingHealth,
 };
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
+use backing::BackingHealth;
 use cbd_format::LaneTail;
 use cbd_types::{BackendId, ByteRange, CHUNK, Epoch, InFlight, LaneId, MutationPoint, Result};
 use core::task::Waker;

@@ -6,8 +6,9 @@
 use super::{Cache, Miss};
 use crate::{
     Environment,
-    base::{Damage, Location},
+    base::Damage,
     lane::{LaneState, LogSegment, PinnedBlock, Source},
+    position::Location,
 };
 use alloc::{format, vec::Vec};
 use cbd_format::Record;

@@ -3,7 +3,7 @@
 use super::Cache;
 use crate::{
     Environment,
-    base::{Cursor, Location, Place},
+    position::{Cursor, Location, Place},
 };
 use alloc::vec::Vec;
 use cbd_format::Record;

@@ -8,8 +8,8 @@
 use super::Cache;
 use crate::{
     Environment,
-    base::Location,
     lane::{LogSegment, Source},
+    position::Location,
 };
 use alloc::{vec, vec::Vec};
 use cbd_format::{Record, RecordPlace, SegmentShape, record::blocks_in};

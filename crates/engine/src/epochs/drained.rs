@@ -3,7 +3,7 @@
 //! Invariants: what others see of it is durable already.
 
 use super::Epochs;
-use crate::{Environment, base::Context, slots::InBoth};
+use crate::{Environment, context::Context, slots::InBoth};
 use cbd_format::Drained;
 use cbd_types::{Epoch, InFlight, MutationPoint};
 use core::sync::atomic::Ordering;

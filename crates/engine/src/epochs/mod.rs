@@ -11,7 +11,7 @@ mod closings;
 mod drained;
 mod pass;
 
-use crate::{Environment, Mutex, base::Context, slots::TwoSlots, sync::SharedU64};
+use crate::{Environment, Mutex, context::Context, slots::TwoSlots, sync::SharedU64};
 use alloc::vec::Vec;
 use cbd_format::{Drained, LaneMark};
 use cbd_types::{Epoch, MutationPoint};
@@ -40,7 +40,7 @@ pub(crate) struct Epochs<E: Environment> {
     drained: Mutex<E, TwoSlots<Drained>>,
     /// The epoch that `drained` holds, to read without the lock.
     drained_now: SharedU64<E>,
-    /// The recovery point; see [`CacheStatus::drained_wall_ms`](crate::CacheStatus::drained_wall_ms).
+    /// The recovery point; see `CacheStatus::drained_wall_ms`.
     dated_ms: SharedU64<E>,
     /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
     requested: SharedU64<E>,

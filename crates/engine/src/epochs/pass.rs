@@ -5,11 +5,7 @@
 //! Elsewhere: the pass itself, over the lanes (`cache::flush`).
 
 use super::{Epochs, closings::Closings};
-use crate::{
-    Environment,
-    base::{Context, Reached},
-    slots::TwoSlots,
-};
+use crate::{Environment, context::Context, position::Reached, slots::TwoSlots};
 use alloc::vec::Vec;
 use cbd_format::LaneMark;
 use cbd_types::{InFlight, LaneId, MutationPoint};

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{
     Environment,
-    base::{Asker, Base, Location, NONE, Place},
+    base::{Asker, Base},
+    position::{Location, NONE, Place},
     rare,
 };
 use alloc::{vec, vec::Vec};

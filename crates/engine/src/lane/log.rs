@@ -7,7 +7,8 @@
 use super::{LaneState, LogSegment};
 use crate::{
     Environment,
-    base::{Asker, Base, Location},
+    base::{Asker, Base},
+    position::Location,
     rare,
 };
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};

@@ -5,7 +5,8 @@
 use super::{LaneState, blocks, index::Found, overlay::Meaning};
 use crate::{
     Environment,
-    base::{Base, Location, NONE},
+    base::Base,
+    position::{Location, NONE},
 };
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};
 

@@ -24,7 +24,9 @@ mod store;
 
 use crate::{
     Environment, Mutex,
-    base::{Base, Cursor, LaneMap, Reached},
+    base::Base,
+    lane_map::LaneMap,
+    position::{Cursor, Reached},
     sync::{SharedBool, SharedU64},
 };
 use admission::Admission;

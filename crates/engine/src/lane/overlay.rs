@@ -8,7 +8,7 @@
 //! - extents do not overlap, and where two were given the later one stayed;
 //! - damage that counts as noted is noted: a durable quarantine record says it.
 
-use crate::{base::Place, rangemap::RangeMap};
+use crate::{position::Place, rangemap::RangeMap};
 use alloc::vec::Vec;
 use cbd_types::{ByteRange, MutationPoint};
 

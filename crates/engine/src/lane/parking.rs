@@ -16,7 +16,8 @@
 use super::{LaneState, Source, overlay::Meaning};
 use crate::{
     Environment,
-    base::{Asker, Base, Damage, Location, Place},
+    base::{Asker, Base, Damage},
+    position::{Location, Place},
     rangemap::RangeMap,
 };
 use alloc::vec::Vec;

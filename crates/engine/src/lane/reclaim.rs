@@ -8,10 +8,7 @@ use super::{
     LaneState, LogSegment, blocks,
     index::{Found, PARTS},
 };
-use crate::{
-    Environment,
-    base::{Base, Location},
-};
+use crate::{Environment, base::Base, position::Location};
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint};

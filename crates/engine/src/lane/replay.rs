@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     Environment,
-    base::{Base, Cursor, Location, Place, Records},
+    base::{Base, Records},
+    position::{Cursor, Location, Place},
     rare,
 };
 use alloc::{collections::BTreeMap, vec, vec::Vec};

@@ -8,7 +8,8 @@
 use super::{LaneState, blocks, index::BlockData, overlay::Meaning, parking::Parked};
 use crate::{
     Environment,
-    base::{Asker, Base, Location},
+    base::{Asker, Base},
+    position::Location,
 };
 use alloc::vec::Vec;
 use cbd_format::record::{Record, RecordKind, blocks_in, checksum_lines};

@@ -5,7 +5,7 @@
 //! Left to others: the row (`backends`), opening (`uses`).
 
 use super::{BackendSpec, SEGMENTS_PER_LANE, Tables, Transport};
-use crate::{Environment, base::LaneMap, slots::TwoSlots};
+use crate::{Environment, lane_map::LaneMap, slots::TwoSlots};
 use alloc::{format, vec::Vec};
 use cbd_format::{
     Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape, record::bytes_of,

@@ -24,8 +24,8 @@
 use super::{SEGMENTS_PER_LANE, Tables, Transport, User, backends::ROW, rows::no_such};
 use crate::{
     Cache, Environment,
-    base::Identity,
-    base::LaneMap,
+    context::Identity,
+    lane_map::LaneMap,
     recovery::{Opening, recover},
 };
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};

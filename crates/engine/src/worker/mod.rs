@@ -11,7 +11,6 @@ use crate::{Cache, Environment};
 use alloc::sync::Arc;
 use cbd_types::{BackingGeometry, BackingQueue, MutationPoint};
 use reclaim::Reclaim;
-pub(crate) use writeback::BackingHealth;
 pub use writeback::REQUEST_MAX;
 use writeback::{Progress, Writeback};
 

@@ -9,8 +9,9 @@
 
 use crate::{
     Cache, Environment,
-    base::{Asker, Location, Records},
+    base::{Asker, Records},
     lane::{Chance, LogSegment},
+    position::Location,
     rare,
     slots::InBoth,
 };

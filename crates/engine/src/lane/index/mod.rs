@@ -14,7 +14,7 @@ mod table;
 
 use crate::{
     Environment,
-    base::{Location, NONE},
+    position::{Location, NONE},
 };
 use alloc::{boxed::Box, vec, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};

@@ -10,8 +10,9 @@
 use super::{Content, Writeback, newest::Found};
 use crate::{
     Cache, Environment,
-    base::{Asker, Cursor, Location, Place},
+    base::Asker,
     cache::Met,
+    position::{Cursor, Location, Place},
 };
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind};

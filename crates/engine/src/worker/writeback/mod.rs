@@ -15,8 +15,8 @@
 use super::failing::Failing;
 use crate::{
     Cache, Consistency, Environment,
-    base::{Cursor, Location},
     lane::Refused,
+    position::{Cursor, Location},
     rangemap::RangeMap,
 };
 use alloc::{collections::VecDeque, vec::Vec};
@@ -28,12 +28,9 @@ use cbd_types::{
 
 mod allowance;
 mod collect;
-mod health;
 mod newest;
 mod parked;
 mod requests;
-
-pub(crate) use health::BackingHealth;
 
 /// Adjacent blocks go to the backing device in requests of at most this many bytes.
 pub const REQUEST_MAX: u64 = 1 << 20;

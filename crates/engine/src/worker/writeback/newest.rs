@@ -65,7 +65,7 @@ fn newest_of_overlapping(these: &mut [(ByteRange, u32, Content)], newest: &mut V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Location;
+    use crate::position::Location;
     use cbd_types::LaneId;
 
     #[test]

@@ -10,7 +10,8 @@
 use super::{Content, REQUEST_MAX, Writeback};
 use crate::{
     Cache, Environment,
-    base::{Asker, Location, Place},
+    base::Asker,
+    position::{Location, Place},
     worker::failing::Flight,
 };
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, MutationPoint, OpToken, backing::BackingDone};

@@ -2,8 +2,7 @@
 //!
 //! Invariants: nothing here changes after recovery has assembled the cache.
 
-use super::LaneMap;
-use crate::Environment;
+use crate::{Environment, lane_map::LaneMap};
 use alloc::sync::Arc;
 use cbd_format::SegmentShape;
 use cbd_types::{BackendId, Region};
