@@ -436,7 +436,7 @@ fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &i
         }
         _ => (ErrorKind::System, format!("{name} cannot be opened: {error}")),
     };
-    Error::new(kind, text)
+    Error::new(kind, text).at_path(name.to_string())
 }
 
 fn could_read(path: &Path) -> bool {

@@ -27,7 +27,10 @@ pub(crate) fn block_size(file: &File, path: &Path) -> Result<u64> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Error {
-    Error::new(ErrorKind::System, format!("cannot read the geometry of {}: {error}", path.display()))
+    let text = format!("cannot read the geometry of {}", path.display());
+    Error::new(ErrorKind::System, text)
+        .caused_by(cbd_sys::errors::copy_of(error))
+        .at_path(path.to_string_lossy())
 }
 
 /// The geometry of an open block device of `size` bytes.

@@ -141,9 +141,9 @@ fn register(chain: Chain, path: &Path, exclusive: bool) -> Result<Claim> {
         length: None,
         shown: None,
     };
-    let (claim, _) = registry
-        .claim(wanted)
-        .map_err(|error| Error::new(ErrorKind::Busy, format!("{} is in use: {error}", path.display())))?;
+    let (claim, _) = registry.claim(wanted).map_err(|error| {
+        Error::new(ErrorKind::Busy, format!("{} is in use", path.display())).caused_by(error)
+    })?;
     Ok(claim)
 }
 

@@ -352,6 +352,8 @@ impl Job {
 
     fn error_of(&self, target: &Target, kind: ErrorKind, why: &str) -> Error {
         Error::new(kind, format!("cannot {} of {}: {why}", self.words(), target.path.display()))
+            .at_path(target.path.to_string_lossy())
+            .at_range(self.range())
     }
 }
 

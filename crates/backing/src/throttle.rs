@@ -275,7 +275,7 @@ impl<B: Backing> Backing for Throttle<B> {
             std::io::Result::Ok((timer, gathered))
         };
         let (timer, gathered) = open().map_err(|error| {
-            Error::new(ErrorKind::System, format!("cannot open a throttled queue: {error}"))
+            Error::new(ErrorKind::System, "cannot open a throttled queue").caused_by(error)
         })?;
         Ok(Box::new(ThrottledQueue {
             inner,

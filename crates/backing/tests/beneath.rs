@@ -164,8 +164,7 @@ fn a_loop_device_is_not_locked_below_and_above_another() {
         assert!(line.contains("in use"), "{line}");
         drop(held);
         // Not locked, but used by a loop device.
-        let line = refused(&below.path).line();
-        assert!(line.contains(above.path.to_str().expect("a name")), "{line}");
+        assert_refused_with(&below.path, &[text(&above.path)]);
     }
     open_again(&below.path);
 }

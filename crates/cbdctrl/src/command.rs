@@ -44,7 +44,7 @@ impl Output {
     pub(crate) fn text(&self, text: &str) -> Result<()> {
         match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                Err(Error::new(ErrorKind::System, format!("the result cannot be printed: {error}")))
+                Err(Error::new(ErrorKind::System, "the result cannot be printed").caused_by(error))
             }
             _ => Ok(()),
         }
@@ -55,7 +55,7 @@ impl Output {
         let mut text = Vec::new();
         let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
         value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, formatter)).map_err(
-            |error| Error::new(ErrorKind::System, format!("the result cannot be printed: {error}")),
+            |error| Error::new(ErrorKind::System, "the result cannot be printed").caused_by(error),
         )?;
         text.push(b'\n');
         self.text(&String::from_utf8_lossy(&text))

@@ -213,10 +213,8 @@ impl Client {
                 ErrorKind::Permission,
                 format!("the daemon's socket {socket} may not be used by this user; run the command as root"),
             ),
-            _ => Error::new(
-                ErrorKind::System,
-                format!("the daemon's socket {socket} cannot be reached: {error}"),
-            ),
+            _ => Error::new(ErrorKind::System, format!("the daemon's socket {socket} cannot be reached"))
+                .caused_by(cbd_sys::errors::copy_of(error)),
         }
     }
 
@@ -256,7 +254,7 @@ impl Call<'_> {
         self.process.set(stream.peer_cred().ok().and_then(|peer| peer.pid()));
         let lost = |error: hyper::Error| {
             let socket = self.client.socket.display();
-            Error::new(ErrorKind::Stopped, format!("the daemon at {socket} does not answer: {error}"))
+            Error::new(ErrorKind::Stopped, format!("the daemon at {socket} does not answer")).caused_by(error)
         };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
@@ -267,7 +265,7 @@ impl Call<'_> {
             .header("host", "cbd")
             .header("content-type", "application/json")
             .body(Full::new(body))
-            .map_err(|error| Error::new(ErrorKind::InvalidArgument, format!("{path}: {error}")))?;
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, path.to_owned()).caused_by(error))?;
         let answer = sender.send_request(request).await.map_err(lost)?;
         self.heard.set(Instant::now());
         Ok(answer)
@@ -311,7 +309,7 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Error::new(ErrorKind::System, format!("cannot wait for the daemon: {error}")))?
+        .map_err(|error| Error::new(ErrorKind::System, "cannot wait for the daemon").caused_by(error))?
         .block_on(work)
 }
 
@@ -328,7 +326,7 @@ impl Body<'_> {
         loop {
             let Some(frame) = self.incoming.frame().await else { return Ok(false) };
             let frame = frame.map_err(|error| {
-                Error::new(ErrorKind::Stopped, format!("the daemon ended within its answer: {error}"))
+                Error::new(ErrorKind::Stopped, "the daemon ended within its answer").caused_by(error)
             })?;
             self.heard.set(Instant::now());
             if let Ok(data) = frame.into_data() {

@@ -105,7 +105,7 @@ pub fn run(options: Options) -> Result<()> {
         // Threads are kept: if no further thread can be started, requests wait for an existing one instead of failing.
         .thread_keep_alive(CONTROL_THREAD_LIFE)
         .build()
-        .map_err(|error| Error::new(ErrorKind::System, format!("the control plane cannot start: {error}")))?;
+        .map_err(|error| Error::new(ErrorKind::System, "the control plane cannot start").caused_by(error))?;
     let access = Access { user: system::user_id(), group };
     manager.set_control_socket(socket.path());
     let result = runtime.block_on(serve(&mut socket, &manager, access));
@@ -134,7 +134,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Access) -> Result<()> {
     let failed = |error: std::io::Error| {
-        Error::new(ErrorKind::System, format!("the control plane cannot start: {error}"))
+        Error::new(ErrorKind::System, "the control plane cannot start").caused_by(error)
     };
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

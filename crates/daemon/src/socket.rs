@@ -33,7 +33,8 @@ impl Lock {
     /// [`ErrorKind::Busy`] with the process that holds it.
     pub fn take(path: &Path, what: &str, timeout: Duration) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::new(ErrorKind::System, format!("the lock file {} cannot be used: {error}", path.display()))
+            Error::new(ErrorKind::System, format!("the lock file {} cannot be used", path.display()))
+                .caused_by(error)
         };
         let mut how = OpenOptions::new();
         how.create(true).truncate(false).read(true).write(true).mode(0o600);
@@ -84,10 +85,8 @@ impl ControlSocket {
     /// [`ErrorKind::Busy`] when a daemon listens there already.
     pub fn listen(path: &Path, group: Option<u32>) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::new(
-                ErrorKind::System,
-                format!("the control socket {} cannot be made: {error}", path.display()),
-            )
+            Error::new(ErrorKind::System, format!("the control socket {} cannot be made", path.display()))
+                .caused_by(error)
         };
         if let Some(folder) = path.parent() {
             reach_folder(folder)?;

@@ -142,7 +142,7 @@ impl StateDir {
         let file = self.transports_file();
         let document = Document { version: 1, transports: transports.to_vec() };
         let text = serde_json::to_string_pretty(&document)
-            .map_err(|error| Error::new(ErrorKind::System, format!("{}: {error}", file.display())))?;
+            .map_err(|error| Error::new(ErrorKind::System, format!("{}", file.display())).caused_by(error))?;
         replace(&file, text.as_bytes()).map_err(|error| failed("write", &file, &error))
     }
 
@@ -288,7 +288,7 @@ fn failed(verb: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::new(
         ErrorKind::System,
         format!(
-            "{} cannot be {}: {error}",
+            "{} cannot be {}",
             path.display(),
             match verb {
                 "read" => "read",
@@ -296,6 +296,8 @@ fn failed(verb: &str, path: &Path, error: &std::io::Error) -> Error {
             }
         ),
     )
+    .caused_by(cbd_sys::errors::copy_of(error))
+    .at_path(path.to_string_lossy())
 }
 
 #[cfg(test)]

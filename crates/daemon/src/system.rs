@@ -47,7 +47,8 @@ pub fn group_id(name: &str) -> Result<u32> {
 /// The system's error.
 pub fn set_group(path: &std::path::Path, group: u32) -> Result<()> {
     std::os::unix::fs::chown(path, None, Some(group)).map_err(|error| {
-        Error::new(ErrorKind::System, format!("{} cannot be given to group {group}: {error}", path.display()))
+        Error::new(ErrorKind::System, format!("{} cannot be given to group {group}", path.display()))
+            .caused_by(error)
     })
 }
 

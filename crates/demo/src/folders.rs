@@ -29,10 +29,8 @@ impl Folder {
     /// What the system says.
     pub fn create(parent: &Path) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::new(
-                ErrorKind::System,
-                format!("no folder can be created in {}: {error}", parent.display()),
-            )
+            Error::new(ErrorKind::System, format!("no folder can be created in {}", parent.display()))
+                .caused_by(error)
         };
         loop {
             // Without symbolic links: mounts are found by their path.
@@ -74,7 +72,7 @@ impl Folder {
     pub fn subfolder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         fs::create_dir_all(&path).map_err(|error| {
-            Error::new(ErrorKind::System, format!("{} cannot be created: {error}", path.display()))
+            Error::new(ErrorKind::System, format!("{} cannot be created", path.display())).caused_by(error)
         })?;
         Ok(path)
     }

@@ -40,7 +40,7 @@ pub fn listen() -> Result<()> {
             kill_everything();
         })
         .map(drop)
-        .map_err(|error| Error::new(ErrorKind::System, format!("no thread that waits for signals: {error}")))
+        .map_err(|error| Error::new(ErrorKind::System, "no thread that waits for signals").caused_by(error))
 }
 
 /// Whether the user wants it to end.

@@ -158,7 +158,7 @@ fn lost(what: &str, error: &io::Error) -> Error {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ErrorKind::TimedOut,
         _ => ErrorKind::System,
     };
-    Error::new(kind, format!("NBD: {what}: {error}"))
+    Error::new(kind, format!("NBD: {what}")).caused_by(cbd_sys::errors::copy_of(error))
 }
 
 fn foreign(text: &str) -> Error {

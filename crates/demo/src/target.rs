@@ -242,5 +242,5 @@ pub fn system(what: impl Into<String>, error: &std::io::Error) -> Error {
     let what: String = what.into();
     let kind =
         if error.kind() == std::io::ErrorKind::Interrupted { ErrorKind::Stopped } else { ErrorKind::System };
-    Error::new(kind, format!("{what}: {error}"))
+    Error::new(kind, what).caused_by(cbd_sys::errors::copy_of(error))
 }

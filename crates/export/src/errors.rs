@@ -14,5 +14,5 @@ pub fn system_error(what: impl std::fmt::Display, error: &io::Error) -> Error {
         Some(libc::ENOSPC | libc::EMFILE | libc::ENFILE) => ErrorKind::NoSpace,
         _ => ErrorKind::System,
     };
-    Error::new(kind, format!("{what}: {error}"))
+    Error::new(kind, what.to_string()).caused_by(cbd_sys::errors::copy_of(error))
 }

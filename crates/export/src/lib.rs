@@ -43,7 +43,7 @@ pub fn start_thread<T: Send + 'static>(
     std::thread::Builder::new()
         .name(name.into())
         .spawn(work)
-        .map_err(|error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}")))
+        .map_err(|error| Error::new(ErrorKind::System, "cannot start a thread").caused_by(error))
 }
 
 /// A block device that exports serve.

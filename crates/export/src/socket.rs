@@ -29,7 +29,7 @@ pub fn listen(path: &Path, clients: &str) -> Result<(OwnedFd, SocketFile)> {
             io::ErrorKind::NotFound => ErrorKind::NotFound,
             _ => ErrorKind::System,
         };
-        Error::new(kind, format!("cannot listen for {clients} at {}: {error}", path.display()))
+        Error::new(kind, format!("cannot listen for {clients} at {}", path.display())).caused_by(error)
     };
     let address = address(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(refused)?;
@@ -60,8 +60,9 @@ fn address(path: &Path) -> Result<SockAddr> {
     SockAddr::unix(path).map_err(|error| {
         Error::new(
             ErrorKind::InvalidArgument,
-            format!("{} cannot be the path of a socket (at most 107 bytes): {error}", path.display()),
+            format!("{} cannot be the path of a socket (at most 107 bytes)", path.display()),
         )
+        .caused_by(error)
     })
 }
 
@@ -94,7 +95,9 @@ fn clear_the_way(path: &Path) -> Result<()> {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => {
-            return Err(Error::new(ErrorKind::System, format!("cannot look at {}: {error}", path.display())));
+            return Err(
+                Error::new(ErrorKind::System, format!("cannot look at {}", path.display())).caused_by(error)
+            );
         }
     };
     if !metadata.file_type().is_socket() {
@@ -113,8 +116,9 @@ fn clear_the_way(path: &Path) -> Result<()> {
             fs::remove_file(path).map_err(|error| {
                 Error::new(
                     ErrorKind::Permission,
-                    format!("cannot remove {}, left by a server that has ended: {error}", path.display()),
+                    format!("cannot remove {}, left by a server that has ended", path.display()),
                 )
+                .caused_by(error)
             })
         }
         _ => Err(Error::new(
@@ -142,7 +146,8 @@ impl Exclusive {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,
                 _ => ErrorKind::System,
             };
-            Error::new(kind, format!("cannot open {}, where the socket is to be: {error}", parent.display()))
+            Error::new(kind, format!("cannot open {}, where the socket is to be", parent.display()))
+                .caused_by(error)
         })?;
         let directory = match directory.try_lock() {
             Ok(()) => Some(directory),

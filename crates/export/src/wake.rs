@@ -184,7 +184,7 @@ fn milliseconds(timeout: Option<Duration>) -> i32 {
 }
 
 fn system(text: &str, error: &io::Error) -> Error {
-    Error::new(ErrorKind::System, format!("{text}: {error}"))
+    Error::new(ErrorKind::System, text.to_owned()).caused_by(cbd_sys::errors::copy_of(error))
 }
 
 #[cfg(test)]

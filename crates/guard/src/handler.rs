@@ -20,10 +20,8 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
         return Ok(());
     }
     let refused = |error: io::Error| {
-        Error::new(
-            ErrorKind::System,
-            format!("cannot handle SIGBUS, which failing or removed memory raises: {error}"),
-        )
+        Error::new(ErrorKind::System, "cannot handle SIGBUS, which failing or removed memory raises")
+            .caused_by(error)
     };
     let mut before = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: `before` has room for what the call writes.

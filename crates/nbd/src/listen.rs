@@ -127,7 +127,7 @@ impl Listener {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,
                 _ => ErrorKind::System,
             };
-            Error::new(kind, format!("cannot listen for NBD clients at {listen}: {error}"))
+            Error::new(kind, format!("cannot listen for NBD clients at {listen}")).caused_by(error)
         };
         match listen {
             Listen::Unix(path) => {

@@ -18,5 +18,5 @@ pub(crate) fn from_io(error: &io::Error, text: impl core::fmt::Display) -> Error
         Some(libc::EOPNOTSUPP) => ErrorKind::Unsupported,
         _ => ErrorKind::System,
     };
-    Error::new(kind, format!("{text}: {error}"))
+    Error::new(kind, text.to_string()).caused_by(cbd_sys::errors::copy_of(error))
 }

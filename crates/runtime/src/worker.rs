@@ -123,7 +123,9 @@ impl Worker {
                     cache.abandon();
                 }
             })
-            .map_err(|error| Error::new(ErrorKind::System, format!("no thread for {name}: {error}")))?;
+            .map_err(|error| {
+                Error::new(ErrorKind::System, format!("no thread for {name}")).caused_by(error)
+            })?;
         Ok(Self { stop, waker, rounds, thread: Some(thread) })
     }
 

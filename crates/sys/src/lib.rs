@@ -8,6 +8,7 @@
 //! Elsewhere: the meaning of a result, and messages for users. A call that rustix offers safely is made through rustix
 //! by the crate that needs it; what several crates need on top of such calls (events, timers, mounts) is here too.
 
+pub mod errors;
 pub mod event;
 pub mod ioctl;
 pub mod loop_device;

@@ -4,6 +4,7 @@
 //! of NBD, FUSE, virtio and ublk. The text is for people: what was wrong, with which object, and what to do
 //! about it.
 
+use crate::ByteRange;
 use alloc::{borrow::Cow, boxed::Box, string::String};
 use core::fmt;
 
@@ -99,18 +100,51 @@ impl ErrorKind {
     }
 }
 
-/// An error: kind, text, and cause.
+/// An error: kind, text, where it happened, and cause.
+///
+/// `{}` and [`line`](Self::line) print its text and those of its causes, so that every log line and message contains everything; `{:#}`
+/// prints its own text alone, for a reporter that walks the causes by [`source`](core::error::Error::source).
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     text: Cow<'static, str>,
-    source: Option<Box<Error>>,
+    /// Most errors have neither.
+    details: Option<Box<Details>>,
+}
+
+/// What an error knows besides its kind and text.
+#[derive(Default, Debug)]
+struct Details {
+    path: Option<String>,
+    range: Option<ByteRange>,
+    source: Option<Box<dyn core::error::Error + Send + Sync>>,
 }
 
 impl Error {
     /// An error of `kind` with `text`: what was wrong, with which object, and what to do about it.
     pub fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, text: text.into(), source: None }
+        Self { kind, text: text.into(), details: None }
+    }
+
+    /// The same error with its cause, which is printed behind the text.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Into<Box<dyn core::error::Error + Send + Sync>>) -> Self {
+        self.details.get_or_insert_default().source = Some(source.into());
+        self
+    }
+
+    /// The same error with the path of the file or device that it is about.
+    #[must_use]
+    pub fn at_path(mut self, path: impl Into<String>) -> Self {
+        self.details.get_or_insert_default().path = Some(path.into());
+        self
+    }
+
+    /// The same error with the bytes that it is about.
+    #[must_use]
+    pub fn at_range(mut self, range: ByteRange) -> Self {
+        self.details.get_or_insert_default().range = Some(range);
+        self
     }
 
     /// The kind; that of the deepest cause unless a caller chose another one.
@@ -125,10 +159,35 @@ impl Error {
         self.kind.errno()
     }
 
+    /// The path of the file or device that the error, or the nearest cause that knows one, is about.
+    #[must_use]
+    pub fn path(&self) -> Option<&str> {
+        self.find(|details| details.path.as_deref())
+    }
+
+    /// The bytes that the error, or the nearest cause that knows them, is about.
+    #[must_use]
+    pub fn range(&self) -> Option<ByteRange> {
+        self.find(|details| details.range)
+    }
+
+    /// The first thing that `get` finds in the details of this error and of its causes.
+    fn find<'a, T>(&'a self, get: impl Fn(&'a Details) -> Option<T>) -> Option<T> {
+        let mut next = Some(self);
+        while let Some(error) = next {
+            let details = error.details.as_deref()?;
+            if let Some(found) = get(details) {
+                return Some(found);
+            }
+            next = details.source.as_deref().and_then(|source| source.downcast_ref::<Self>());
+        }
+        None
+    }
+
     /// The same error with the failed operation in front.
     #[must_use]
     pub fn while_doing(self, text: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind: self.kind, text: text.into(), source: Some(Box::new(self)) }
+        Self::new(self.kind, text).caused_by(self)
     }
 
     /// All texts from the outermost to the cause, in one line.
@@ -141,16 +200,19 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.text)?;
-        match &self.source {
-            Some(source) => write!(out, ": {source}"),
-            None => Ok(()),
+        match core::error::Error::source(self) {
+            Some(source) if !out.alternate() => write!(out, ": {source}"),
+            _ => Ok(()),
         }
     }
 }
 
-// The cause is part of the text above, so that one line contains everything; `source` stays empty on purpose,
-// otherwise reporters that walk the chain would print everything twice.
-impl core::error::Error for Error {}
+impl core::error::Error for Error {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        let source: &(dyn core::error::Error + 'static) = self.details.as_deref()?.source.as_deref()?;
+        Some(source)
+    }
+}
 
 /// Adds the failed operation to an error.
 pub trait Context<T> {
@@ -161,5 +223,45 @@ pub trait Context<T> {
 impl<T> Context<T> for Result<T> {
     fn context(self, text: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|error| error.while_doing(text()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::error::Error as _;
+
+    fn opened() -> Error {
+        let refused = Error::new(ErrorKind::Permission, "permission denied");
+        let failed =
+            Error::new(ErrorKind::System, "cannot open /dev/sdb").caused_by(refused).at_path("/dev/sdb");
+        failed.while_doing("backend 0")
+    }
+
+    #[test]
+    fn the_text_is_that_of_the_error_and_the_line_that_of_its_causes_too() {
+        assert_eq!(alloc::format!("{:#}", opened()), "backend 0");
+        assert_eq!(opened().line(), "backend 0: cannot open /dev/sdb: permission denied");
+    }
+
+    #[test]
+    fn causes_are_found_through_source() {
+        let error = opened();
+        let mut texts = alloc::vec::Vec::new();
+        let mut next = error.source();
+        while let Some(cause) = next {
+            texts.push(alloc::format!("{cause:#}"));
+            next = cause.source();
+        }
+        assert_eq!(texts, ["cannot open /dev/sdb", "permission denied"]);
+    }
+
+    #[test]
+    fn the_path_and_the_kind_of_a_cause_stay_known() {
+        assert_eq!(opened().path(), Some("/dev/sdb"));
+        assert_eq!((opened().kind(), opened().range()), (ErrorKind::System, None));
+        let error =
+            Error::new(ErrorKind::Media, "damaged").at_range(ByteRange::at(512, 512)).while_doing("a read");
+        assert_eq!(error.range(), Some(ByteRange::at(512, 512)));
     }
 }

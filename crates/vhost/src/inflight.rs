@@ -69,10 +69,8 @@ impl Area {
         let size = bytes(queues);
         let file = system::sealed_memory(size)?;
         let kept = file.try_clone().map_err(|error| {
-            Error::new(
-                ErrorKind::System,
-                format!("cannot pass the memory for requests in flight to the front end: {error}"),
-            )
+            Error::new(ErrorKind::System, "cannot pass the memory for requests in flight to the front end")
+                .caused_by(error)
         })?;
         Ok((Self::open(file, 0, size, queues, RING_MAX)?, kept))
     }
@@ -217,7 +215,7 @@ impl Ring {
 }
 
 fn outside(error: vm_memory::VolatileMemoryError) -> Error {
-    Error::new(ErrorKind::System, format!("requests in flight cannot be recorded: {error}"))
+    Error::new(ErrorKind::System, "requests in flight cannot be recorded").caused_by(error)
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ pub fn serve_ring(
     };
     // No client kicks: only the requests that are in the ring now are served.
     let silent = File::open("/dev/null").map_err(|error| {
-        Error::new(ErrorKind::System, format!("cannot open /dev/null in place of a kick descriptor: {error}"))
+        Error::new(ErrorKind::System, "cannot open /dev/null in place of a kick descriptor").caused_by(error)
     })?;
     let mut worker = Worker::new(
         setup,

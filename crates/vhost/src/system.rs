@@ -55,7 +55,7 @@ pub(crate) fn sealed_memory(size: u64) -> Result<File> {
         .map_err(|error| refused("make shared memory for requests in flight", error))?;
     let file = File::from(file);
     file.set_len(size).map_err(|error| {
-        Error::new(ErrorKind::System, format!("cannot size the memory for requests in flight: {error}"))
+        Error::new(ErrorKind::System, "cannot size the memory for requests in flight").caused_by(error)
     })?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| refused("seal the memory for requests in flight", error))?;

@@ -135,7 +135,7 @@ fn text_of(plan: &Plan) -> String {
 /// Asks for confirmation on the terminal.
 fn agreed(plan: &Plan) -> Result<bool> {
     let not_asked =
-        |error: io::Error| Error::new(ErrorKind::System, format!("the question cannot be asked: {error}"));
+        |error: io::Error| Error::new(ErrorKind::System, "the question cannot be asked").caused_by(error);
     eprint!(
         "{} repairs, each to a copy that is damaged or older than the other. Do it? [y/N] ",
         plan.repairs.len()

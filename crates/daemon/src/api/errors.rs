@@ -1,6 +1,6 @@
 //! Errors in the format of the control socket.
 
-use cbd_types::{Error, ErrorKind};
+use cbd_types::{ByteRange, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 /// An error: a kind for programs, and one line for people.
@@ -10,6 +10,15 @@ pub struct ErrorBody {
     pub kind: String,
     /// The problem, the object, and the user's options.
     pub message: String,
+    /// The path of the file or device that it is about, if it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The first byte that it is about, if it is about bytes of the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
+    /// The number of bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<u64>,
 }
 
 /// The body of an answer that is an error.
@@ -21,13 +30,26 @@ pub struct ErrorAnswer {
 
 impl From<&Error> for ErrorBody {
     fn from(error: &Error) -> Self {
-        Self { kind: error.kind().name().to_owned(), message: error.line().replace('\n', " ") }
+        Self {
+            kind: error.kind().name().to_owned(),
+            message: error.line().replace('\n', " "),
+            path: error.path().map(str::to_owned),
+            offset: error.range().map(|range| range.start),
+            length: error.range().map(|range| range.len()),
+        }
     }
 }
 
 impl From<ErrorBody> for Error {
     fn from(body: ErrorBody) -> Self {
-        Self::new(kind_of(&body.kind), body.message)
+        let mut error = Self::new(kind_of(&body.kind), body.message);
+        if let Some(path) = body.path {
+            error = error.at_path(path);
+        }
+        if let (Some(offset), Some(length)) = (body.offset, body.length) {
+            error = error.at_range(ByteRange { start: offset, end: offset.saturating_add(length) });
+        }
+        error
     }
 }
 

@@ -34,10 +34,8 @@ pub fn run() -> Result<()> {
     let mut process = StoreProcess { held: BTreeMap::new(), daemon: None };
     let listener = rustix::stdio::stdin();
     while process.turn(listener).map_err(|error| {
-        Error::new(
-            ErrorKind::System,
-            format!("the store process's standard input is not the socket it needs: {error}"),
-        )
+        Error::new(ErrorKind::System, "the store process's standard input is not the socket it needs")
+            .caused_by(error)
     })? {}
     Ok(())
 }

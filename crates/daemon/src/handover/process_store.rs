@@ -239,7 +239,8 @@ fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
             format!("the store process at {} does not answer", socket.display()),
         );
     }
-    Error::new(ErrorKind::System, format!("the store process at {} {what}: {error}", socket.display()))
+    Error::new(ErrorKind::System, format!("the store process at {} {what}", socket.display()))
+        .caused_by(cbd_sys::errors::copy_of(error))
 }
 
 /// Makes a store process hold exactly the `wanted` entries.

@@ -405,7 +405,7 @@ fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
         read_only: state.read_only,
     };
     let failed = |error: std::io::Error| {
-        Error::new(ErrorKind::System, format!("a sealed file cannot be made: {error}"))
+        Error::new(ErrorKind::System, "a sealed file cannot be made").caused_by(error)
     };
     let bytes = serde_json::to_vec(&document).map_err(|error| failed(error.into()))?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -454,7 +454,7 @@ fn parse(bytes: &[u8]) -> Result<(u64, SessionState)> {
         version: u32,
     }
     let damaged = |error: serde_json::Error| {
-        Error::new(ErrorKind::Damaged, format!("the state of its preserved session is damaged: {error}"))
+        Error::new(ErrorKind::Damaged, "the state of its preserved session is damaged").caused_by(error)
     };
     let Version { version } = serde_json::from_slice(bytes).map_err(damaged)?;
     if version != VERSION {

@@ -58,7 +58,7 @@ impl SystemdStore {
     /// When `notify_socket` is not a valid address.
     pub fn new(notify_socket: &OsStr, room: usize, entries: &[Entry]) -> Result<Self> {
         let failed = |error: rustix::io::Errno| {
-            Error::new(ErrorKind::System, format!("NOTIFY_SOCKET cannot be used: {error}"))
+            Error::new(ErrorKind::System, "NOTIFY_SOCKET cannot be used").caused_by(error)
         };
         let address = match notify_socket.as_bytes().strip_prefix(b"@") {
             Some(name) => SocketAddrUnix::new_abstract_name(name),
@@ -99,7 +99,8 @@ impl DescriptorStore for SystemdStore {
         self.release(name);
         // Without polling by systemd: each request of a connection would wake systemd.
         self.tell(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), descriptors).map_err(|error| {
-            Error::new(ErrorKind::System, format!("systemd does not take the descriptors of {name}: {error}"))
+            Error::new(ErrorKind::System, format!("systemd does not take the descriptors of {name}"))
+                .caused_by(error)
         })?;
         held.insert(name.to_owned(), descriptors.len());
         Ok(())

@@ -318,19 +318,19 @@ fn put_string(out: &mut Vec<u8>, text: &str) {
 }
 
 fn receive<S: Read>(stream: &mut S, into: &mut [u8]) -> Result<()> {
-    stream.read_exact(into).map_err(|error| lost(&error))
+    stream.read_exact(into).map_err(lost)
 }
 
 fn send<S: Write>(stream: &mut S, bytes: &[u8]) -> Result<()> {
-    stream.write_all(bytes).map_err(|error| lost(&error))
+    stream.write_all(bytes).map_err(lost)
 }
 
-fn lost(error: &std::io::Error) -> Error {
+fn lost(error: std::io::Error) -> Error {
     let kind = match error.kind() {
         std::io::ErrorKind::TimedOut => ErrorKind::TimedOut,
         _ => ErrorKind::Stopped,
     };
-    Error::new(kind, format!("the handshake with an NBD client ended early: {error}"))
+    Error::new(kind, "the handshake with an NBD client ended early").caused_by(error)
 }
 
 fn broken(text: String) -> Error {

@@ -531,7 +531,7 @@ fn converse(
 ) -> Result<()> {
     let options = &shared.options;
     let broken = |error: std::io::Error| {
-        Error::new(ErrorKind::System, format!("cannot set up the socket of an NBD client: {error}"))
+        Error::new(ErrorKind::System, "cannot set up the socket of an NBD client").caused_by(error)
     };
     socket.set_nonblocking(true).map_err(broken)?;
     let until = Instant::now() + options.handshake_timeout;
