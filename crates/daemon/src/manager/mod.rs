@@ -19,6 +19,7 @@ mod end;
 mod lent;
 mod probe;
 mod register;
+mod remote;
 mod reopen;
 mod retry;
 mod start;
@@ -41,6 +42,7 @@ use crate::exports::{ExportFile, ExportPlaces};
 use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
 use crate::handover::sessions::{PreservedSessions, StoreOptions};
+use crate::remote::RemotePermissions;
 use crate::run::Options;
 use crate::state::StateDir;
 use cbd_backing::Decorator;
@@ -73,6 +75,7 @@ struct Fixed {
     state: StateDir,
     places: ExportPlaces,
     guard: Guard,
+    remote: RemotePermissions,
     decorator: Option<Decorator>,
     require_persistent: bool,
     environment: Arc<ProcessEnvironment>,
@@ -151,7 +154,8 @@ impl Manager {
         };
         let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
         guard.check(state.path(), "the state folder")?;
-        let mut warnings = Vec::new();
+        let (remote, warning) = RemotePermissions::open(&state);
+        let mut warnings = Vec::from_iter(warning);
         let locked = lock_memory();
         if let Err(reason) = &locked {
             warnings.push(reason.clone());
@@ -170,6 +174,7 @@ impl Manager {
                 state,
                 places,
                 guard,
+                remote,
                 decorator: options.decorator.clone(),
                 environment,
                 started: Instant::now(),
