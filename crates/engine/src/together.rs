@@ -13,7 +13,7 @@ use crate::{
     Admission, Cache, Environment,
     lane::LaneState,
     pool::Asker,
-    write::{FEW_BLOCKS, MANY_BLOCKS},
+    write::{FEW_BLOCKS, MANY_BLOCKS, no_memory},
 };
 use cbd_format::record::{RecordKind, blocks_in};
 use cbd_types::{ByteRange, Durable, Error, InFlight, MutationPoint, Result};
@@ -123,6 +123,9 @@ impl<E: Environment> Cache<E> {
         let in_flight = if blocks_in(range) <= FEW_BLOCKS {
             self.store_locked::<FEW_BLOCKS>(state, kind, range, data, asker, Some(waker))
         } else {
+            if state.ensure_checksums().is_none() {
+                return Held::NoMemory;
+            }
             self.store_locked::<MANY_BLOCKS>(state, kind, range, data, asker, Some(waker))
         };
         match in_flight {
@@ -145,6 +148,7 @@ impl<E: Environment> Cache<E> {
                 self.backing().check_not_stalled()?;
                 Ok(Admission::Full)
             }
+            Held::NoMemory => no_memory(),
             // Neither ends, so the error is still there.
             Held::Stopped => self.check_running().map(|()| Admission::Full),
             Held::RegionFailed => self.region().store_failure().map_or(Ok(Admission::Full), Err),
@@ -158,6 +162,8 @@ enum Held {
     Stored,
     /// There was no space; nothing has changed.
     Full,
+    /// There was no memory for the checksums; nothing has changed.
+    NoMemory,
     Stopped,
     RegionFailed,
 }

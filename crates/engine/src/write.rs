@@ -9,7 +9,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use cbd_format::record::{Record, RecordKind, blocks_in, checksum_lines};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, MutationPoint, Result};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, Error, ErrorKind, InFlight, MutationPoint, Result};
 use core::{ops::RangeInclusive, task::Waker};
 
 /// Blocks of a write whose checksums are kept on the stack.
@@ -28,13 +28,20 @@ pub enum Admission {
     Full,
 }
 
+/// The error of a long write for whose checksums there is no memory. It does not wait: memory that is there again wakes no request.
+#[cold]
+#[inline(never)]
+pub(crate) fn no_memory() -> Result<Admission> {
+    Err(Error::new(ErrorKind::System, "there is no memory for the checksums of a long write"))
+}
+
 impl<E: Environment> Cache<E> {
     /// Writes `data` to `range`, which lies in one chunk and is at most an atomic unit. Durable, and recovered
     /// whole or not at all.
     ///
     /// # Errors
-    /// When the cache was stopped; [`ErrorKind::Backing`](cbd_types::ErrorKind::Backing) when there is no space and the backing
-    /// device has refused for long what must go there first.
+    /// When the cache was stopped; [`ErrorKind::Backing`] when there is no space and the backing device has refused for long what
+    /// must go there first; [`ErrorKind::System`] when there is no memory for the checksums, and nothing has changed.
     pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
         debug_assert_eq!(range.len(), data.len() as u64);
         self.check_writable()?;
@@ -58,6 +65,9 @@ impl<E: Environment> Cache<E> {
         let mut state = lane.lock();
         // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
         self.region().check_stores(MutationPoint::RecordAfterFailure)?;
+        if BLOCKS > FEW_BLOCKS && state.ensure_checksums().is_none() {
+            return no_memory();
+        }
         if MutationPoint::WriteTouch.is_active() {
             self.announce(lane);
         }
@@ -73,8 +83,8 @@ impl<E: Environment> Cache<E> {
         })
     }
 
-    /// The write itself, with the lane's lock held and its touched bit set. `None` when there is no space; then nothing has
-    /// changed.
+    /// The write itself, with the lane's lock held and its touched bit set. `None` when there is no space, and for a long one without
+    /// the scratch for its checksums, which the writes of clients make sure of first; then nothing has changed.
     pub(crate) fn commit_locked<const BLOCKS: usize>(
         &self,
         lane: &mut LaneState,
