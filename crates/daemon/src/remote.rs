@@ -38,12 +38,14 @@ struct Document {
 pub struct RemotePermissions {
     file: PathBuf,
     document: Mutex<Document>,
+    /// Why the file could not be read or written; none once it was replaced.
+    warning: Mutex<Option<String>>,
 }
 
 impl RemotePermissions {
-    /// Reads the permissions. The second value is a warning if they cannot be read or written: then nothing is allowed.
+    /// Reads the permissions; there are none if they cannot be read, and [`warning`](Self::warning) says so.
     #[must_use]
-    pub fn open(state: &StateDir) -> (Self, Option<String>) {
+    pub fn open(state: &StateDir) -> Self {
         let file = state.path().join("remote-exports.json");
         let empty = Document { version: 1, ..Document::default() };
         let (document, warning) = match read_own(&file) {
@@ -60,7 +62,13 @@ impl RemotePermissions {
             }
             Err(error) => (empty, Some(unreadable(&file, &error.to_string()))),
         };
-        (Self { file, document: Mutex::new(document) }, warning)
+        Self { file, document: Mutex::new(document), warning: Mutex::new(warning) }
+    }
+
+    /// A warning if the file could not be read or written and was not replaced since.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        self.warning.lock().clone()
     }
 
     /// Whether a command on this machine has allowed the export.
@@ -129,6 +137,7 @@ impl RemotePermissions {
         change(&mut changed);
         write(&self.file, &changed)?;
         *document = changed;
+        *self.warning.lock() = None;
         Ok(())
     }
 }

@@ -154,8 +154,8 @@ impl Manager {
         };
         let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
         guard.check(state.path(), "the state folder")?;
-        let (remote, warning) = RemotePermissions::open(&state);
-        let mut warnings = Vec::from_iter(warning);
+        let remote = RemotePermissions::open(&state);
+        let mut warnings = Vec::new();
         let locked = lock_memory();
         if let Err(reason) = &locked {
             warnings.push(reason.clone());
@@ -164,7 +164,7 @@ impl Manager {
         if options.decorator.is_some() {
             warnings.push("backing devices are decorated: for demonstrations and tests only".to_owned());
         }
-        for warning in &warnings {
+        for warning in warnings.iter().chain(&remote.warning()) {
             tracing::warn!("{warning}");
         }
         Ok(Self {

@@ -166,6 +166,8 @@ fn a_damaged_record_of_permissions_allows_nothing_and_is_replaced_by_the_next() 
         let warnings = daemon.status().unwrap().warnings;
         assert!(warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");
         daemon.start_blkdev(0, &request(&export, true)).unwrap();
+        let warnings = daemon.status().unwrap().warnings;
+        assert!(!warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");
     }
     let daemon = place.daemon();
     assert!(is_reached(port));
