@@ -187,7 +187,7 @@ fn dirty_data_can_be_written_into_a_cache_of_cbd() {
         let (sample, disk, expected) = cache_and_disk(&place);
         let cache = stored(&place, &sample);
         let device = place.start_block_device(&disk, "16M");
-        place.ok(&["set", "-b", "0", "writeback_rate=4K"]);
+        place.ok(&["set", "-b", "0", "writeback_rate=32K"]);
         rescue_json(&place, &[&cache, "--to", &device, "--yes"], 0);
         assert!(place.cache()["dirty_bytes"].as_u64() > Some(0), "it is in the cache");
         assert!(fs::read(&disk).expect("the disk") != expected, "and not all on the disk");

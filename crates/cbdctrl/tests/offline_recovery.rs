@@ -94,6 +94,61 @@ fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
     place.client().write(0, &[1; BLOCK], false).expect("the daemon serves on");
 }
 
+/// A loop device over a file, detached when it is dropped.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn over(file: &str) -> Self {
+        let made = Command::new("losetup").args(["--find", "--show", file]).output().expect("losetup");
+        assert!(made.status.success(), "{made:?}");
+        Self(String::from_utf8(made.stdout).expect("text").trim().to_owned())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_region_beneath_a_loop_device_is_read_with_a_warning_and_not_changed() {
+    if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
+        return println!("not run: it attaches a loop device; CBD_SYSTEM_TESTS=1 runs it, as root");
+    }
+    let (place, _disk, _expected) = killed(20, true);
+    let region = place.region();
+    let device = LoopDevice::over(&region);
+    let name = device.0.clone();
+    let before = std::fs::read(&region).expect("the region");
+    for arguments in [&["repair", &region, "--yes"][..], &["rescue", &region, "--yes"]] {
+        let ran = offline(&place, arguments);
+        assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
+        let text = format!("{region} is in use: the loop device {name} stands on it");
+        assert!(ran.stderr.contains(&text) && ran.stderr.lines().count() == 1, "{arguments:?}: {ran:?}");
+        assert_eq!(offline_json(&place, arguments, 3)["error"]["kind"], "busy", "{arguments:?}");
+    }
+    for (arguments, code) in [
+        (&["check", &region][..], 0),
+        (&["repair", &region, "--dry-run"], 0),
+        (&["rescue", &region], 1),
+        (&["dump", &region, "tables"], 0),
+    ] {
+        let ran = offline(&place, arguments);
+        assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
+        let warning = format!("warning: {region} is in use: the loop device {name} stands on it");
+        assert!(ran.stderr.contains(&warning), "{arguments:?}: {ran:?}");
+        let json = offline_json(&place, arguments, code);
+        if arguments[0] != "dump" {
+            assert!(json["warnings"][0].as_str().is_some_and(|text| text.contains(&name)), "{json}");
+        }
+    }
+    assert!(std::fs::read(&region).expect("the region") == before, "the region was changed");
+    drop(device);
+    let ran = offline(&place, &["rescue", &region, "--yes"]);
+    assert!(ran.code == 0 && ran.stderr.is_empty(), "{ran:?}");
+}
+
 #[test]
 fn wrong_usage_of_the_tools_ends_with_64() {
     let place = Place::new();

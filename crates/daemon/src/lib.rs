@@ -22,6 +22,7 @@ pub mod manager;
 pub mod metrics;
 pub mod notify;
 pub mod paths;
+pub mod remote;
 pub mod run;
 pub mod server;
 pub mod settings;

@@ -2,6 +2,7 @@
 
 use crate::api::{Settings, SettingsChange};
 use crate::size::{parse_size, typed_size};
+use cbd_runtime::check_writeback_rate;
 use cbd_types::{Error, ErrorKind, Result};
 
 /// The largest `gc_percent` and `writeback_percent`: above it reclaim and writeback would begin too late to keep writers
@@ -103,7 +104,7 @@ pub fn check(change: &SettingsChange) -> Result<()> {
             "write_error_after_s is a whole number of seconds from 0 to {SECONDS_MAX}, not {seconds}"
         )));
     }
-    Ok(())
+    check_writeback_rate(change.writeback_rate.unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -154,5 +155,19 @@ mod tests {
             assert!(parse(&[argument]).is_err(), "{argument}");
         }
         assert!(parse(&["gc_percent=1", "gc_percent=2"]).is_err());
+    }
+
+    #[test]
+    fn a_rate_with_which_no_drain_could_end_is_refused_with_the_least() {
+        for (value, shown) in [("1", "1"), ("4096", "4K"), ("32767", "32767")] {
+            let error = parse(&[&format!("writeback_rate={value}")]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            let text = format!("writeback_rate is {shown} (bytes a second), and 32K is the least");
+            assert!(error.line().starts_with(&text), "{error}");
+            assert!(error.line().contains("or auto for no limit"), "{error}");
+        }
+        for value in ["32K", "32768", "auto"] {
+            assert!(parse(&[&format!("writeback_rate={value}")]).is_ok(), "{value}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Persistent state of a daemon outside the region: the registered transports, the recovery points, and the daemon's number.
 //!
-//! Invariants: `transports.json` is replaced atomically, so a crash leaves the old file or the new one. The log of recovery
+//! Invariants: `transports.json` is replaced atomically, so a crash leaves the old file or the new one, and so is what
+//! [`crate::remote`] keeps there. The log of recovery
 //! points is append-only, and is rotated before it exceeds [`LOG_LIMIT`]. All other state is in the region.
 //!
 //! The recovery points are here because they must outlive the region: if it is lost, the last line is a lower bound of the
@@ -243,7 +244,7 @@ fn read_lines(text: &str, file: &Path, log: &mut RecoveryLog) {
 }
 
 /// The text of a file of this user; an error if another user has replaced it, or if it has more than [`FILE_LIMIT`] bytes.
-fn read_own(path: &Path) -> std::io::Result<String> {
+pub(crate) fn read_own(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let file = open_own_file(path, OpenOptions::new().read(true))?;
     file.take(FILE_LIMIT + 1).read_to_string(&mut text)?;
@@ -266,7 +267,7 @@ fn ends_within_a_line(log: &mut File) -> std::io::Result<bool> {
 }
 
 /// Replaces a file in crash order: after a crash it holds all of the old bytes or all of the new ones.
-fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let new = file.with_extension("new");
     // 1. The new bytes are durable under another name.

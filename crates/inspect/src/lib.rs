@@ -7,7 +7,7 @@
 //!   implementation of either;
 //! - [`check`](check::check) and [`dump`] change nothing, not even in the region's memory: it is mapped
 //!   read-only;
-//! - a region that a daemon serves is refused;
+//! - a region that a daemon serves is refused, and for stores one whose file a loop device uses;
 //! - the tools accept any bytes, in time that is bounded by the region's size.
 //!
 //! Elsewhere: printing (`cbdctrl`).
@@ -17,6 +17,7 @@ pub mod bytes;
 pub mod check;
 pub mod dump;
 pub mod finding;
+pub mod open;
 pub mod pcache;
 pub mod private;
 pub mod repair;

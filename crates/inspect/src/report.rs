@@ -157,6 +157,9 @@ pub struct Report {
     pub counted: Counted,
     /// Number of all findings by severity: notes, corrected, affected, fatal.
     pub found: [u64; 4],
+    /// Reasons for which the result may be wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// The first findings.
     pub findings: Vec<Finding>,
     /// The repairs of the findings.
@@ -178,6 +181,7 @@ impl Report {
             backends: Vec::new(),
             counted: Counted { slots: 0, headers: 0, lines: 0, verified_records: 0, verified_bytes: 0 },
             found: [0; 4],
+            warnings: Vec::new(),
             findings: Vec::new(),
             repairs: Vec::new(),
             fingerprint: 0,

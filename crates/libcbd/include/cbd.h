@@ -193,7 +193,7 @@ typedef struct cbd_settings {
    */
   uint32_t consistency;
   /*
-   Limit of writeback in bytes per second; 0: as fast as needed.
+   Limit of writeback in bytes per second, 32768 at least; 0: as fast as needed.
    */
   uint64_t writeback_rate;
   /*

@@ -10,7 +10,7 @@ use crate::Queue;
 use crate::queue::Waiting;
 use crate::region::{Held, OpenDevices};
 use cbd_engine::{CacheStatus, Settings};
-use cbd_runtime::{DrainProgress, RunningBackend};
+use cbd_runtime::{DrainProgress, RunningBackend, check_writeback_rate};
 use cbd_types::{
     AlignedBuffer, BackendId, ByteRange, Error, ErrorKind, Geometry, Operation, Request, Result,
 };
@@ -168,6 +168,10 @@ impl Device {
     /// [`ErrorKind::InvalidArgument`] for a value out of its range, or without a cache.
     pub fn set_settings(&self, settings: Settings) -> Result<()> {
         let cache = self.running.run.cache().ok_or_else(|| self.has_no_cache())?;
+        // A rate that an earlier version stored does not prevent a change of something else.
+        if settings.writeback_rate != cache.settings().writeback_rate {
+            check_writeback_rate(settings.writeback_rate)?;
+        }
         self.running.guarded(|| {
             self.running.held.transport.update_settings(self.id, settings)?;
             cache.set_settings(settings)

@@ -201,6 +201,9 @@ fn settings_persist_across_a_close_and_invalid_ones_are_refused() {
     device.set_settings(settings).unwrap();
     let error = device.set_settings(Settings { gc_percent: 91, ..settings }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let error = device.set_settings(Settings { writeback_rate: 32767, ..settings }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.line().contains("32K is the least"), "{error}");
     let id = device.id();
     device.close().unwrap();
     assert_eq!(region.open_device(id).unwrap().settings(), settings);

@@ -6,6 +6,7 @@
 //! in any case.
 
 use crate::Rounds;
+use crate::size::typed_size;
 use cbd_engine::{Cache, CacheStatus, Environment, REQUEST_MAX};
 use cbd_types::{BackendId, ByteRange, Epoch, Error, ErrorKind};
 use std::ops::ControlFlow;
@@ -13,6 +14,11 @@ use std::time::{Duration, Instant};
 
 /// Longest time between two reports to the caller.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The least `writeback_rate` that a user can set, in bytes a second. Below it the largest request takes longer than half of
+/// the timeout that a drain has by default, so that no drain and no stop could be relied on to end. Regions that hold a
+/// lower rate are served with it.
+pub const WRITEBACK_RATE_MIN: u64 = 32 << 10;
 
 /// Most ranges that an error names.
 const NAMED_MAX: usize = 8;
@@ -132,6 +138,25 @@ fn limit_that_delays(rate: u64, timeout: Duration, dirty_bytes: u64) -> Option<u
     (rate > 0 && allowed <= u128::from(REQUEST_MAX) && dirty_bytes > 0).then_some(rate)
 }
 
+/// Refuses a limit of writeback with which no drain could end; 0 is no limit.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] with the value and the least one.
+pub fn check_writeback_rate(rate: u64) -> Result<(), Error> {
+    if rate == 0 || rate >= WRITEBACK_RATE_MIN {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidArgument,
+        format!(
+            "writeback_rate is {} (bytes a second), and {} is the least: a drain would end by its timeout; give that or more, or \
+             auto for no limit",
+            typed_size(rate),
+            typed_size(WRITEBACK_RATE_MIN)
+        ),
+    ))
+}
+
 impl NotDrained {
     /// The error of backend `id`; `give_up` describes how the user can give up this many bytes, if that is possible.
     pub fn into_error(self, id: BackendId, give_up: impl FnOnce(u64) -> String) -> Error {
@@ -230,5 +255,17 @@ mod tests {
         assert_eq!(limit_that_delays(0, eight, 1 << 20), None, "no limit");
         assert_eq!(limit_that_delays(1 << 20, eight, 1 << 30), None, "eight requests had time");
         assert_eq!(limit_that_delays(2048, eight, 0), None, "nothing waits for it");
+    }
+
+    #[test]
+    fn the_least_rate_lets_a_drain_progress_within_its_default_timeout() {
+        assert_eq!(limit_that_delays(WRITEBACK_RATE_MIN, Duration::from_secs(60), 1 << 30), None);
+        assert!(check_writeback_rate(WRITEBACK_RATE_MIN).is_ok() && check_writeback_rate(0).is_ok());
+        for rate in [1, WRITEBACK_RATE_MIN - 1] {
+            assert_eq!(
+                check_writeback_rate(rate).map_err(|error| error.kind()),
+                Err(ErrorKind::InvalidArgument)
+            );
+        }
     }
 }

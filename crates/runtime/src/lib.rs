@@ -22,7 +22,9 @@ pub mod worker;
 pub use backend::{RunOptions, RunningBackend};
 pub use count::{Count, Counted};
 pub use disk::{Disk, NewBackend, RequestedSettings};
-pub use drain::{DrainProgress, NotDrained, lacking, until_drained};
+pub use drain::{
+    DrainProgress, NotDrained, WRITEBACK_RATE_MIN, check_writeback_rate, lacking, until_drained,
+};
 pub use environment::{ProcessEnvironment, wall_ms};
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
 pub use worker::{Rounds, RoundsWatch, Worker};

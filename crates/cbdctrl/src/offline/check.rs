@@ -1,11 +1,10 @@
 //! `cbdctrl check`.
 
-use super::{CheckArguments, describe, describe_finding, ended, failed};
+use super::{CheckArguments, describe, describe_finding, ended, failed, opened_to_read};
 use crate::command::Output;
 use crate::progress::ToolBar;
 use cbd_inspect::check::DataChecked;
 use cbd_inspect::{Outcome, Report};
-use cbd_pmem::Reader;
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,14 +13,15 @@ use std::sync::Arc;
 #[must_use]
 pub fn check(arguments: &CheckArguments, json: bool) -> ExitCode {
     let output = Output { json };
-    let region = match Reader::open(&arguments.region) {
-        Ok(region) => region,
+    let (region, warnings) = match opened_to_read(&arguments.region) {
+        Ok(opened) => opened,
         Err(error) => return failed(&error, &output),
     };
     let data = if arguments.data { DataChecked::All } else { DataChecked::Dirty };
     let mut bar = ToolBar::default();
-    let report = cbd_inspect::check::check(Arc::new(region), data, &mut |progress| bar.show(progress));
+    let mut report = cbd_inspect::check::check(Arc::new(region), data, &mut |progress| bar.show(progress));
     bar.end();
+    report.warnings = warnings;
     let printed = if json { output.json(&report) } else { output.text(&text_of(&report)) };
     ended(printed, report.exit_code)
 }

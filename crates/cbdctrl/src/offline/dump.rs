@@ -1,9 +1,8 @@
 //! `cbdctrl dump`.
 
-use super::{DumpArguments, NOT_PRINTED, UNOPENABLE, failed, of_region};
+use super::{DumpArguments, NOT_PRINTED, UNOPENABLE, failed, of_region, opened_to_read};
 use crate::command::Output;
 use cbd_inspect::dump::{Filter, Item};
-use cbd_pmem::Reader;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -13,8 +12,8 @@ use std::sync::Arc;
 #[must_use]
 pub fn dump(arguments: &DumpArguments, json: bool) -> ExitCode {
     let output = Output { json };
-    let region: Arc<dyn cbd_inspect::Bytes> = match Reader::open(&arguments.region) {
-        Ok(region) => Arc::new(region),
+    let region: Arc<dyn cbd_inspect::Bytes> = match opened_to_read(&arguments.region) {
+        Ok((region, _)) => Arc::new(region),
         Err(error) => return failed(&error, &output),
     };
     let filter = Filter {

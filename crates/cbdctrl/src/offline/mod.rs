@@ -23,6 +23,7 @@ use cbd_daemon::api::{ErrorAnswer, ErrorBody};
 use cbd_daemon::size::{format_size, format_time};
 use cbd_inspect::report::RangeSummary;
 use cbd_inspect::{BackendSummary, Finding, Report};
+use cbd_pmem::Reader;
 use cbd_types::{Error, ErrorKind};
 use std::fmt::Write;
 use std::path::Path;
@@ -85,6 +86,15 @@ fn failed(error: &Error, output: &Output) -> ExitCode {
         let _ = output.json(&ErrorAnswer { error: ErrorBody::from(error) });
     }
     ExitCode::from(UNOPENABLE)
+}
+
+/// Opens a region that is only read. A warning that the result may be wrong is printed, and returned for JSON.
+fn opened_to_read(region: &Path) -> cbd_types::Result<(Reader, Vec<String>)> {
+    let (reader, warning) = cbd_inspect::open::to_read(region)?;
+    if let Some(warning) = &warning {
+        eprintln!("cbdctrl: warning: {warning}");
+    }
+    Ok((reader, Vec::from_iter(warning)))
 }
 
 /// Reports wrong usage that clap's definitions cannot express.

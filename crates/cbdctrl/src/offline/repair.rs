@@ -1,11 +1,11 @@
 //! `cbdctrl repair`.
 
-use super::{RepairArguments, describe_finding, ended, failed, of_region};
+use super::{RepairArguments, describe_finding, ended, failed, of_region, opened_to_read};
 use crate::command::Output;
 use crate::progress::ToolBar;
+use cbd_inspect::open::to_change;
 use cbd_inspect::repair::{Plan, apply, plan};
 use cbd_inspect::{Bytes, Finding, Outcome};
-use cbd_pmem::{Mapping, OpenOptions, Reader};
 use cbd_types::{Error, ErrorKind, MutationPoint, Region, Result};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -34,6 +34,9 @@ struct Answer<'a> {
     after: Outcome,
     /// Damage that cannot be repaired.
     left: Vec<&'a Finding>,
+    /// Reasons for which the plan may be wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 /// Runs `repair`.
@@ -50,14 +53,13 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
     let mut bar = ToolBar::default();
     // A plan only reads the region; it does not even fill holes of the file.
     let may_change = !arguments.dry_run && (arguments.yes || (!output.json && io::stdin().is_terminal()));
-    let region = if may_change {
-        Some(Arc::new(Region::new(Mapping::open(&arguments.region, &OpenOptions::default())?)))
-    } else {
-        None
-    };
-    let bytes: Arc<dyn Bytes> = match &region {
-        Some(region) => Arc::clone(region) as Arc<dyn Bytes>,
-        None => Arc::new(Reader::open(&arguments.region)?),
+    let region = if may_change { Some(Arc::new(Region::new(to_change(&arguments.region)?))) } else { None };
+    let (bytes, warnings): (Arc<dyn Bytes>, _) = match &region {
+        Some(region) => (Arc::clone(region) as Arc<dyn Bytes>, Vec::new()),
+        None => {
+            let (reader, warnings) = opened_to_read(&arguments.region)?;
+            (Arc::new(reader), warnings)
+        }
     };
     let plan = plan(&bytes, &mut |progress| bar.show(progress));
     bar.end();
@@ -94,6 +96,7 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
             before: plan.before.outcome,
             after: plan.after.outcome,
             left,
+            warnings,
         })
     } else {
         let count = left.len();

@@ -3,6 +3,7 @@
 use super::pcache::rescue_from_pcache;
 use super::{
     DIRTY, HARMED, RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, of_region,
+    opened_to_read,
 };
 use crate::command::Output;
 use crate::progress::ToolBar;
@@ -10,7 +11,6 @@ use cbd_daemon::size::{format_size, format_time};
 use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::rescue::{Options, RecordedDisk, Rescued};
 use cbd_inspect::{BackendSummary, Bytes, Report};
-use cbd_pmem::{Mapping, OpenOptions, Reader};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use serde::Serialize;
 use std::fmt::Write;
@@ -23,6 +23,9 @@ use std::time::Duration;
 struct Planned<'a> {
     dry_run: bool,
     backends: Vec<PlannedBackend<'a>>,
+    /// Reasons for which the plan may be wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -71,7 +74,8 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
 
 fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> Result<(Result<()>, u8)> {
     let mut bar = ToolBar::default();
-    let region = Arc::new(Reader::open(&arguments.region)?);
+    let (region, warnings) = opened_to_read(&arguments.region)?;
+    let region = Arc::new(region);
     let report =
         check(Arc::clone(&region) as Arc<dyn Bytes>, DataChecked::Dirty, &mut |progress| bar.show(progress));
     bar.end();
@@ -94,7 +98,7 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
         .max()
         .unwrap_or(0);
     let printed = if output.json {
-        output.json(&Planned { dry_run: true, backends })
+        output.json(&Planned { dry_run: true, backends, warnings })
     } else {
         output.text(&text_of_plan(&backends))
     };
@@ -184,7 +188,7 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
 
 fn write(arguments: &RescueArguments, options: &Options, output: &Output) -> Result<(Result<()>, u8)> {
     let mut bar = ToolBar::default();
-    let region = Mapping::open(&arguments.region, &OpenOptions::default())?;
+    let region = cbd_inspect::open::to_change(&arguments.region)?;
     let rescued = cbd_inspect::rescue::rescue(region, options, &mut |progress| bar.show(progress));
     bar.end();
     let rescued = rescued.map_err(|error| of_region(error, &arguments.region))?;

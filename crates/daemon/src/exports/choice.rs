@@ -3,7 +3,7 @@
 use cbd_nbd::Listen;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fmt;
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 /// The export of a block device as the user types it.
@@ -87,15 +87,39 @@ impl ExportChoice {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] with the option that allows it.
     pub fn refuse_remote(&self, allow_remote: bool) -> Result<()> {
-        match self {
-            Self::Nbd(listen) if listen.is_remote() && !allow_remote => Err(Error::new(
+        if allow_remote || !self.is_remote() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "{self} can be reached by other machines, and NBD is neither encrypted nor authenticated: use a loopback address, or \
+                 add --allow-remote"
+            ),
+        ))
+    }
+
+    /// Whether other machines can reach it.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Self::Nbd(listen) if listen.is_remote())
+    }
+
+    /// The export in a row of a region. A row that this program stored has an address in digits: a host name, which only a
+    /// forged row has, is not looked up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for text that names no export.
+    pub fn of_row(text: &str) -> Result<Self> {
+        match text.strip_prefix("nbd:tcp:") {
+            Some(address) if address.parse::<SocketAddr>().is_err() => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "{self} can be reached by other machines, and NBD is neither encrypted nor authenticated: use a loopback address, or \
-                     add --allow-remote"
+                    "\"{}\" in the region is no export: its address is not in digits",
+                    text.escape_debug()
                 ),
             )),
-            _ => Ok(()),
+            _ => text.parse(),
         }
     }
 }
@@ -154,6 +178,16 @@ mod tests {
         ] {
             let error = text.parse::<ExportChoice>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_row_with_the_name_of_a_host_is_refused_without_looking_it_up() {
+        assert!("nbd:tcp:localhost:10809".parse::<ExportChoice>().is_ok());
+        let error = ExportChoice::of_row("nbd:tcp:localhost:10809").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        for text in ["auto", "nbd:unix:/run/x.sock", "nbd:tcp:0.0.0.0:10809", "nbd:tcp:[fe80::1%3]:10809"] {
+            assert_eq!(ExportChoice::of_row(text).unwrap().to_string(), text);
         }
     }
 

@@ -241,9 +241,10 @@ impl Running {
             }
             self.backends.insert(id, slot);
         }
+        ground.inherit_permissions(fixed);
         for entry in self.transport.blkdevs() {
             if let Some(slot) = self.backends.get_mut(&entry.backend).filter(|_| entry.host == self.host) {
-                slot.bring_blkdev_back(fixed, transport, &entry);
+                slot.bring_blkdev_back(fixed, &ground, &entry);
             }
         }
     }

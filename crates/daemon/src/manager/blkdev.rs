@@ -144,10 +144,10 @@ impl BlkdevSlot {
 
 impl BackendSlot {
     /// Opens the export of a block device that has a row already; on failure the slot stores the reason.
-    pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) {
+    pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, ground: &Ground, entry: &BlkdevEntry) {
         let before = self.blkdevs.remove(&entry.id);
         let (error_before, retry) = before.map_or((None, None), |slot| (slot.error, slot.retry));
-        let (export, error) = match self.open_export(fixed, transport, entry) {
+        let (export, error) = match self.open_export(fixed, ground, entry) {
             Ok(export) => (Some(export), None),
             Err(error) => {
                 let line = error.line();
@@ -159,7 +159,7 @@ impl BackendSlot {
             }
         };
         let retry = if export.is_some() { None } else { retry };
-        let name = name_while_closed(fixed, transport, entry.id);
+        let name = name_while_closed(fixed, ground.id, entry.id);
         let left = Some(fixed.places.left(&self.identity(entry.id)));
         self.blkdevs.insert(
             entry.id,
@@ -200,7 +200,7 @@ impl BackendSlot {
         blkdev_identity(&self.entry.uuid, id)
     }
 
-    fn open_export(&self, fixed: &Fixed, transport: u32, entry: &BlkdevEntry) -> Result<Export> {
+    fn open_export(&self, fixed: &Fixed, ground: &Ground, entry: &BlkdevEntry) -> Result<Export> {
         let run = self.run.as_ref().ok_or_else(|| {
             Error::new(
                 ErrorKind::Stopped,
@@ -212,8 +212,10 @@ impl BackendSlot {
             )
         })?;
         self.refuse_while_served()?;
-        let choice: ExportChoice = entry.export.parse()?;
+        let choice = ExportChoice::of_row(&entry.export)?;
+        ground.refuse_unallowed(fixed, &self.entry, entry.id, &choice)?;
         socket_answers(&choice)?;
+        let transport = ground.id;
         let name = device_name(transport, entry.id.0);
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
         let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
@@ -291,7 +293,11 @@ impl Manager {
         let mut lent =
             self.lend(transport, BackendId(request.backend), "its block device is being opened")?;
         let Lent { ground, slot, .. } = &mut lent;
-        let result = self.blkdev_create(ground, slot, &choice);
+        let existing = {
+            let _opening = self.opening.read();
+            slot.allow_existing(&self.fixed, ground, request, &choice)
+        };
+        let result = existing.unwrap_or_else(|| self.blkdev_create(ground, slot, &choice));
         self.put_back(lent);
         result
     }
@@ -322,9 +328,10 @@ impl Manager {
         slot.refuse_while_served()?;
         let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
-        let opened = entry
-            .ok_or_else(|| unknown(id))
-            .and_then(|entry| Ok((slot.open_export(&self.fixed, transport, &entry)?, entry)));
+        let opened = entry.ok_or_else(|| unknown(id)).and_then(|entry| {
+            ground.allow(&self.fixed, &slot.entry, choice)?;
+            Ok((slot.open_export(&self.fixed, ground, &entry)?, entry))
+        });
         match opened {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
@@ -344,6 +351,7 @@ impl Manager {
                 Ok(info)
             }
             Err(error) => {
+                ground.revoke(&self.fixed, &slot.entry);
                 if let Err(second) = engine.remove_blkdev(id) {
                     tracing::error!(
                         blkdev = id.0,
@@ -380,20 +388,21 @@ impl Manager {
             found => found?.ok_or_else(|| unknown(id))?,
         };
         let mut lent = self.lend(transport, backend, "its block device is being stopped")?;
-        let result = lent.blkdev_stop(id, request);
+        let result = lent.blkdev_stop(&self.fixed, id, request);
         self.put_back(lent);
         result
     }
 }
 
 impl Lent {
-    fn blkdev_stop(&mut self, id: BlkdevId, request: StopBlkdev) -> Result<BlkdevStopped> {
+    fn blkdev_stop(&mut self, fixed: &Fixed, id: BlkdevId, request: StopBlkdev) -> Result<BlkdevStopped> {
         let unended =
             self.slot.blkdevs.get_mut(&id).ok_or_else(|| unknown(id))?.close_for_good(request.force)?;
+        let still_allowed = self.ground.revoke(fixed, &self.slot.entry);
         self.ground.transport.remove_blkdev(id)?;
         self.slot.blkdevs.remove(&id);
         tracing::info!(transport = self.ground.id, blkdev = id.0, "stopped");
-        Ok(BlkdevStopped { warnings: unended.into_iter().collect() })
+        Ok(BlkdevStopped { warnings: unended.into_iter().chain(still_allowed).collect() })
     }
 }
 

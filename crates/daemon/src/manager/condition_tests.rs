@@ -187,8 +187,25 @@ fn errors_are_logged_before_the_end_of_a_daemon_that_a_disk_delays() {
     let chronicle = daemon.manager.chronicle.lock();
     execute_at(&daemon.run(), Operation::Read, 1 << 20).expect_err("the disk refuses reads");
     let _ended = daemon.manager.end();
-    assert_eq!(daemon.lines("requests of clients fail").len(), 1, "{:#?}", daemon.lines(""));
+    // Its beginning, and that it was in force when the daemon ended before the stop of the backend.
+    assert_eq!(daemon.lines("requests of clients fail").len(), 2, "{:#?}", daemon.lines(""));
+    assert_eq!(daemon.lines("after this began: requests of clients fail").len(), 1);
     drop(chronicle);
+}
+
+#[test]
+fn a_condition_of_a_backend_that_hangs_is_logged_when_the_daemon_ends() {
+    let daemon = Daemon::on(&["op=write,how=stall"]);
+    daemon.make_writeback_fail();
+    daemon.expect_line("the backing device does not answer: a write has had no answer for ");
+    stop(&daemon.manager, &discarding(4096)).expect_err("the disk does not answer");
+    let _ended = daemon.manager.end();
+    let in_force = "after this began: the backing device does not answer";
+    assert_eq!(daemon.lines(in_force).len(), 1, "{:#?}", daemon.lines(""));
+    // The process ends now. A thread that goes on has nothing more to log.
+    daemon.faults.clear();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(daemon.lines("answers again").len(), 0, "{:#?}", daemon.lines(""));
 }
 
 #[test]

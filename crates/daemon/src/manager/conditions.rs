@@ -8,6 +8,9 @@
 //!
 //! Elsewhere: commands log their own actions.
 
+#[cfg(test)]
+mod tests;
+
 use cbd_backing::Oldest;
 use cbd_engine::CacheStatus;
 use cbd_runtime::RunningBackend;
@@ -142,6 +145,8 @@ struct Condition {
     logged: Option<Logged>,
     /// The counter, and when it last increased.
     counted: (u64, Option<Instant>),
+    /// Since when the error has not been present: the counter increased last, or a sample found it gone. None while it is present.
+    gone_since: Option<Instant>,
     lines: u32,
     refilled: Instant,
 }
@@ -158,7 +163,7 @@ struct Logged {
 
 impl Condition {
     const fn new(now: Instant) -> Self {
-        Self { logged: None, counted: (0, None), lines: BURST, refilled: now }
+        Self { logged: None, counted: (0, None), gone_since: None, lines: BURST, refilled: now }
     }
 
     /// Whether the counter has increased within [`CALM`].
@@ -189,6 +194,11 @@ impl Condition {
     /// The line of a sample, if any; with `limited`, only if the number of lines permits it.
     fn sample(&mut self, observed: &Observed, now: Instant, limited: bool) -> Option<Line> {
         let moves = observed.count.is_some_and(|count| self.moves(count, now));
+        self.gone_since = match (observed.holds && observed.wrong.is_some(), self.counted.1) {
+            (true, _) => None,
+            (false, Some(moved)) if moved == now => Some(now),
+            (false, _) => self.gone_since.or(Some(now)),
+        };
         let wrong = observed.wrong.as_ref().filter(|_| observed.holds || moves);
         let line = |is_over: bool, text: String| Line {
             is_error: observed.topic.is_error(),
@@ -209,7 +219,9 @@ impl Condition {
                 Some(line(false, text))
             }
             (Some(logged), None) => {
-                let seconds = now.saturating_duration_since(logged.since).as_secs();
+                // The time that shows that it is over is no part of it.
+                let until = self.gone_since.unwrap_or(now);
+                let seconds = until.saturating_duration_since(logged.since).as_secs();
                 let counted = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
                 self.logged = None;
                 Some(line(true, format!("{} (it lasted {seconds} s{counted})", observed.topic.over())))
@@ -290,6 +302,12 @@ pub(super) fn log_after_stop(of: &OfRun, transport: u32, id: BackendId, path: &s
     let status = run.cache().map(|cache| cache.status());
     let observed = of_backend(transport, id, path, run, status.as_ref());
     let lines = of.lock().end(&observed, Instant::now());
+    lines.iter().for_each(Line::log);
+}
+
+/// Logs the conditions in force of a backend whose stop has not ended when the daemon ends; nothing if it has ended.
+pub(super) fn log_unended(of: &OfRun) {
+    let lines = of.lock().end(&[], Instant::now());
     lines.iter().for_each(Line::log);
 }
 
@@ -459,139 +477,4 @@ pub(super) fn recovered(run: &RunningBackend) -> Option<String> {
         }
     }
     Some(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn observed(topic: Topic, wrong: Option<&str>, count: Option<u64>) -> Observed {
-        let wrong = wrong.map(|text| Wrong::plain(text.to_owned()));
-        let holds = count.is_none();
-        Observed {
-            transport: 0,
-            backend: Some(BackendId(1)),
-            topic,
-            path: "/dev/sdb".to_owned(),
-            wrong,
-            holds,
-            count,
-        }
-    }
-
-    struct Clock(Conditions, Instant);
-
-    impl Clock {
-        fn new() -> Self {
-            Self(Conditions::default(), Instant::now())
-        }
-
-        /// The lines of a sample that is taken `seconds` after the last one.
-        fn sample(&mut self, seconds: u64, observed: Observed) -> Vec<String> {
-            self.1 += Duration::from_secs(seconds);
-            words(self.0.sample(&[observed], self.1))
-        }
-    }
-
-    fn words(lines: Vec<Line>) -> Vec<String> {
-        let words = |line: Line| format!("{}{}", if line.is_over { "over: " } else { "" }, line.text);
-        lines.into_iter().map(words).collect()
-    }
-
-    #[test]
-    fn the_duration_of_a_condition_counts_from_its_beginning_and_not_from_its_first_report() {
-        let mut clock = Clock::new();
-        let silent = |age: Option<u64>| {
-            let mut observed = observed(Topic::Silent, age.map(|_| "no answer"), None);
-            if let (Some(wrong), Some(age)) = (&mut observed.wrong, age) {
-                wrong.age = Duration::from_secs(age);
-            }
-            observed
-        };
-        assert_eq!(clock.sample(1, silent(Some(10))), ["/dev/sdb: no answer"]);
-        assert_eq!(clock.sample(3, silent(Some(13))), [""; 0]);
-        assert_eq!(
-            clock.sample(2, silent(None)),
-            ["over: /dev/sdb: the backing device answers again (it lasted 15 s)"]
-        );
-    }
-
-    #[test]
-    fn the_last_pass_logs_what_is_new_and_what_is_in_force_beyond_the_limit_of_lines() {
-        let mut clock = Clock::new();
-        for second in 0..20 {
-            let wrong = if second % 2 == 0 { Some("EIO") } else { None };
-            clock.sample(1, observed(Topic::Writeback, wrong, None));
-        }
-        let last = clock.0.end(&[observed(Topic::Writeback, Some("ENOSPC"), None)], clock.1);
-        let [new, in_force] = &words(last)[..] else { panic!("two lines") };
-        assert_eq!(new, "/dev/sdb: ENOSPC");
-        assert!(
-            in_force.starts_with("over: /dev/sdb: stopped ") && in_force.ends_with(" began: ENOSPC"),
-            "{in_force}"
-        );
-        // A sample that the background thread has taken before, and that comes after the last pass.
-        assert_eq!(clock.sample(1, observed(Topic::Writeback, Some("EIO"), None)), [""; 0]);
-    }
-
-    #[test]
-    fn a_condition_is_logged_when_it_begins_when_it_changes_and_when_it_ends() {
-        let mut clock = Clock::new();
-        let writeback = |wrong| observed(Topic::Writeback, wrong, None);
-        assert_eq!(clock.sample(1, writeback(None)), [""; 0]);
-        assert_eq!(clock.sample(1, writeback(Some("EIO"))), ["/dev/sdb: EIO"]);
-        assert_eq!(clock.sample(1, writeback(Some("EIO"))), [""; 0]);
-        assert_eq!(clock.sample(1, writeback(Some("ENOSPC"))), ["/dev/sdb: ENOSPC"]);
-        assert_eq!(
-            clock.sample(1, writeback(None)),
-            ["over: /dev/sdb: writeback works again (it lasted 3 s)"]
-        );
-        assert_eq!(clock.sample(1, writeback(None)), [""; 0]);
-    }
-
-    #[test]
-    fn an_error_that_begins_and_ends_between_two_samples_is_logged_by_its_counter() {
-        let mut clock = Clock::new();
-        let clients = |count| observed(Topic::Clients, Some("EIO"), Some(count));
-        assert_eq!(clock.sample(1, clients(0)), [""; 0]);
-        assert_eq!(clock.sample(1, clients(3)), ["/dev/sdb: EIO"]);
-        assert_eq!(clock.sample(1, clients(3)), [""; 0]);
-        assert_eq!(clock.sample(1, clients(4)), [""; 0]);
-        assert_eq!(
-            clock.sample(10, clients(4)),
-            ["over: /dev/sdb: requests of clients no longer fail (it lasted 12 s, 4 in all)"]
-        );
-        assert_eq!(clock.sample(1, clients(5)), ["/dev/sdb: EIO"]);
-    }
-
-    #[test]
-    fn a_condition_that_begins_and_ends_repeatedly_logs_a_bounded_number_of_lines() {
-        let mut clock = Clock::new();
-        let mut lines = 0;
-        for second in 0..1000 {
-            let wrong = if second % 2 == 0 { Some("EIO") } else { None };
-            lines += clock.sample(1, observed(Topic::Writeback, wrong, None)).len();
-        }
-        assert!((60..=110).contains(&lines), "{lines}");
-        // Suppressed lines are counted in the next line that is logged.
-        for _ in 0..20 {
-            lines = clock.sample(1, observed(Topic::Writeback, Some("the end"), None)).len();
-            if lines > 0 {
-                return;
-            }
-        }
-        panic!("the last change was never logged");
-    }
-
-    #[test]
-    fn a_region_that_was_unregistered_leaves_a_line_and_no_condition() {
-        let mut clock = Clock::new();
-        assert_eq!(clock.sample(1, observed(Topic::Region, Some("failed"), None)).len(), 1);
-        clock.1 += Duration::from_secs(2);
-        assert_eq!(
-            words(clock.0.sample(&[], clock.1)),
-            ["over: /dev/sdb: stopped 2 s after this began: failed"]
-        );
-        assert!(clock.0.of.is_empty());
-    }
 }

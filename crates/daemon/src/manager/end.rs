@@ -7,6 +7,7 @@
 //! Elsewhere: ending a process whose regions cannot be synced in time ([`crate::run`]).
 
 use super::backend::BackendSlot;
+use super::conditions::{OfRun, log_unended};
 use super::tasks::{Stage, Task, run_until};
 use super::transport::{Left, Running};
 use super::{Manager, Tables, watch};
@@ -84,15 +85,18 @@ impl Manager {
                 watch::warn_of_lost_files(&tables);
                 let taken = std::mem::take(&mut *tables);
                 drop(tables);
-                let mut tasks = Vec::new();
+                let (mut tasks, mut conditions) = (Vec::new(), Vec::new());
                 for (transport, running) in
                     taken.into_iter().filter_map(|(id, slot)| Some((id, slot.running.ok()?)))
                 {
                     let Running { path, transport: engine, backends, .. } = running;
                     left.push(Left::new(path, engine));
+                    conditions.extend(backends.values().map(|slot| OfRun::clone(&slot.conditions)));
                     tasks.extend(backends.into_iter().map(|(id, slot)| end_of(transport, id, slot)));
                 }
                 hung.extend(run_until(deadline, tasks));
+                // The process may end before the stop of a backend that hangs.
+                conditions.iter().for_each(log_unended);
             }
         }
         self.end_conditions_of_regions();

@@ -19,6 +19,7 @@ mod end;
 mod lent;
 mod probe;
 mod register;
+mod remote;
 mod reopen;
 mod retry;
 mod start;
@@ -41,6 +42,7 @@ use crate::exports::{ExportFile, ExportPlaces};
 use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
 use crate::handover::sessions::{PreservedSessions, StoreOptions};
+use crate::remote::RemotePermissions;
 use crate::run::Options;
 use crate::state::StateDir;
 use cbd_backing::Decorator;
@@ -73,6 +75,7 @@ struct Fixed {
     state: StateDir,
     places: ExportPlaces,
     guard: Guard,
+    remote: RemotePermissions,
     decorator: Option<Decorator>,
     require_persistent: bool,
     environment: Arc<ProcessEnvironment>,
@@ -151,6 +154,7 @@ impl Manager {
         };
         let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
         guard.check(state.path(), "the state folder")?;
+        let remote = RemotePermissions::open(&state);
         let mut warnings = Vec::new();
         let locked = lock_memory();
         if let Err(reason) = &locked {
@@ -160,7 +164,7 @@ impl Manager {
         if options.decorator.is_some() {
             warnings.push("backing devices are decorated: for demonstrations and tests only".to_owned());
         }
-        for warning in &warnings {
+        for warning in warnings.iter().chain(&remote.warning()) {
             tracing::warn!("{warning}");
         }
         Ok(Self {
@@ -170,6 +174,7 @@ impl Manager {
                 state,
                 places,
                 guard,
+                remote,
                 decorator: options.decorator.clone(),
                 environment,
                 started: Instant::now(),

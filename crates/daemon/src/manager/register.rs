@@ -187,7 +187,8 @@ impl Manager {
             return Err(stopping());
         };
         (slot.running, slot.retry, slot.lent) = (Ok(running), None, false);
-        let warnings = slot.info().warnings;
+        let mut warnings = slot.info().warnings;
+        warnings.extend(slot.running.iter().flat_map(Running::unserved));
         Ok(TransportRegistered { transport_id: id, host_id: host.0, warnings })
     }
 
@@ -206,8 +207,15 @@ impl Manager {
         };
         entries.extend(entry.cloned());
         self.fixed.state.set_transports(&entries)?;
-        if let (Some(entry), Some(slot)) = (entry, self.tables.lock().get_mut(&id)) {
+        let mut tables = self.tables.lock();
+        let Some(slot) = tables.get_mut(&id) else { return Ok(()) };
+        let former = slot.entry.uuid.clone();
+        if let Some(entry) = entry {
             slot.entry = entry.clone();
+        }
+        drop(tables);
+        if entry.is_none_or(|entry| entry.uuid != former) && !former.is_empty() {
+            self.revoke_transport(id, &former);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! Invariants: no thread waits here for requests of an export that was closed; while such requests exist, no export of that
 //! backend is opened. No export is opened while its backend is being stopped.
 
+use super::lent::Lent;
 use super::retry::Retry;
 use super::{Manager, Tables};
 use cbd_types::{BackendId, BlkdevId};
@@ -38,7 +39,8 @@ impl Manager {
             .map(|slot| slot.entry.clone());
         if let Some(entry) = entry.filter(|_| !lent.slot.stopping) {
             let _opening = self.opening.read();
-            lent.slot.bring_blkdev_back(&self.fixed, transport, &entry);
+            let Lent { ground, slot, .. } = &mut lent;
+            slot.bring_blkdev_back(&self.fixed, ground, &entry);
         }
         self.put_back(lent);
     }

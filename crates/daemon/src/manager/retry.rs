@@ -189,7 +189,7 @@ impl Ground {
         let id = slot.entry.id;
         for entry in self.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
             if slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none()) {
-                slot.bring_blkdev_back(fixed, self.id, entry);
+                slot.bring_blkdev_back(fixed, self, entry);
             }
         }
     }

@@ -279,6 +279,9 @@ impl Manager {
                 slot.warnings.push(text);
             }
             let _opening = self.opening.read();
+            if let Some(export) = &wanted.export {
+                slot.allow_row(&self.fixed, ground, export);
+            }
             ground.open_exports(&self.fixed, slot);
             ground.keep_path(slot);
         } else {

@@ -17,7 +17,7 @@ pub(super) fn page(fixed: &Fixed, tables: &Tables) -> Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_s: fixed.started.elapsed().as_secs(),
-        warnings: fixed.warnings.clone(),
+        warnings: fixed.warnings.iter().cloned().chain(fixed.remote.warning()).collect(),
         front_ends: fixed.places.front_ends.status(),
         transports: tables.values().map(transport).collect(),
     }

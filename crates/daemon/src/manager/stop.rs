@@ -244,6 +244,7 @@ impl Manager {
                 return Err(lent.not_removed(ErrorKind::Busy, text));
             }
         }
+        lent.slot.unended.extend(lent.ground.revoke(&self.fixed, &lent.slot.entry));
         for blkdev in std::mem::take(&mut lent.slot.blkdevs).into_keys() {
             lent.ground.transport.remove_blkdev(blkdev)?;
         }

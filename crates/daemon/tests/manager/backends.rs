@@ -6,8 +6,13 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::state::StateDir;
-use cbd_types::ErrorKind;
+use cbd_engine::{Settings, Transport};
+use cbd_pmem::{Mapping, OpenOptions};
+use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::region::sync_region;
+use cbd_types::{BackendId, ErrorKind, Region};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 #[test]
 fn written_data_is_on_the_plain_disk_after_the_backend_was_stopped() {
@@ -88,7 +93,29 @@ fn a_setting_out_of_its_limits_changes_nothing() {
         let change = SettingsChange { gc_percent: Some(gc_percent), ..SettingsChange::default() };
         refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "gc_percent");
     }
-    assert_eq!(daemon.set(0, 0, &SettingsChange::default()).unwrap().gc_percent, 90);
+    let change = SettingsChange { writeback_rate: Some(1), ..SettingsChange::default() };
+    refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "writeback_rate is 1 ");
+    let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
+    assert_eq!((settings.gc_percent, settings.writeback_rate), (90, 0));
+}
+
+#[test]
+fn a_rate_that_an_earlier_version_stored_is_kept_although_it_would_be_refused_now() {
+    let place = Place::new();
+    place.disk_left_with_a_block();
+    {
+        let region = Region::new(Mapping::open(place.path("region"), &OpenOptions::default()).unwrap());
+        let transport = Transport::open(Arc::new(ProcessEnvironment::new()), region).unwrap();
+        let settings = transport.backend(BackendId(0)).unwrap().settings;
+        transport.update_settings(BackendId(0), Settings { writeback_rate: 1, ..settings }).unwrap();
+        sync_region(&transport, "of this test").unwrap();
+    }
+    let daemon = place.daemon();
+    assert_eq!(daemon.summary, "1 transports, 1 backends, 1 block devices");
+    place.block_is_there();
+    let change = SettingsChange { gc_percent: Some(50), ..SettingsChange::default() };
+    let settings = daemon.set(0, 0, &change).unwrap();
+    assert_eq!((settings.gc_percent, settings.writeback_rate), (50, 1));
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod quarantined;
 mod reconnecting_clients;
 mod refusals;
 mod regions;
+mod remote;
 mod same_disks;
 mod silent;
 mod sockets;

@@ -69,7 +69,7 @@ fn a_disk_that_hangs_does_not_prevent_the_sync_of_other_caches_at_the_end() {
 fn a_drain_that_writeback_rate_delays_names_the_setting_and_not_the_disk() {
     let place = Place::new();
     let (_disk, daemon) = place.disk_and_daemon();
-    let slow = SettingsChange { writeback_rate: Some(1), ..SettingsChange::default() };
+    let slow = SettingsChange { writeback_rate: Some(32 << 10), ..SettingsChange::default() };
     daemon.set(0, 0, &slow).unwrap();
     // The first request is sent before the limit has effect, the second waits for it.
     for start in [0, 2 * MIB, 4 * MIB] {

@@ -11,7 +11,6 @@ use crate::{
     position::Location,
 };
 use alloc::{format, vec::Vec};
-use cbd_format::Record;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, MutationPoint, Result};
 
 /// Why a record does not give what the index says that it holds.
@@ -20,8 +19,8 @@ enum Unreadable {
     Record(Error),
     /// It is of another range.
     Index(Error),
-    /// A block of its data is damaged.
-    Data(Record, Damage),
+    /// A block of its data is damaged; whether the backing device has what the record says, unless it is parked.
+    Data { is_clean: bool, damage: Damage },
 }
 
 impl Unreadable {
@@ -29,7 +28,7 @@ impl Unreadable {
     fn into_damage(self, piece: ByteRange) -> (ByteRange, Error) {
         match self {
             Self::Record(error) | Self::Index(error) => (piece, error),
-            Self::Data(_, damage) => (damage.range, damage.error),
+            Self::Data { damage, .. } => (damage.range, damage.error),
         }
     }
 }
@@ -218,7 +217,7 @@ impl<E: Environment> Cache<E> {
         }
         self.base()
             .load_data(location, &record, piece, out)
-            .map_err(|damage| Unreadable::Data(record, damage))
+            .map_err(|damage| Unreadable::Data { is_clean: self.base().is_clean(&record), damage })
     }
 
     /// Whether the backing device has what cannot be read at `location`, to which the index leads now.
@@ -233,7 +232,7 @@ impl<E: Environment> Cache<E> {
             return false;
         }
         match unreadable {
-            Unreadable::Data(record, _) => MutationPoint::RereadClean.holds(self.base().is_clean(record)),
+            Unreadable::Data { is_clean, .. } => MutationPoint::RereadClean.holds(*is_clean),
             // Whether it was clean went with the record; its segment may still say so.
             Unreadable::Record(_) => {
                 let drained = self.drained_epoch().0;

@@ -9,11 +9,11 @@
 //!
 //! Left to others: one write (`write`), requests that wait (`cbd-device`).
 
-use super::{Admission, Cache};
+use super::{Admission, Cache, write::no_memory};
 use crate::{
     Environment,
     base::Asker,
-    lane::{FEW_BLOCKS, LaneGuard, LaneState, MANY_BLOCKS},
+    lane::{FEW_BLOCKS, Lack, LaneGuard, LaneState, MANY_BLOCKS},
 };
 use cbd_format::record::{RecordKind, blocks_in};
 use cbd_types::{ByteRange, Durable, Error, InFlight, MutationPoint, Result};
@@ -124,11 +124,12 @@ impl<E: Environment> Cache<E> {
             state.store::<E, MANY_BLOCKS>(self.base(), kind, range, data, asker, Some(waker))
         };
         match in_flight {
-            Some((in_flight, _)) => {
+            Ok((in_flight, _)) => {
                 stored.join(in_flight);
                 Held::Stored
             }
-            None => Held::Full,
+            Err(Lack::Space) => Held::Full,
+            Err(Lack::Memory) => Held::NoMemory,
         }
     }
 
@@ -143,6 +144,7 @@ impl<E: Environment> Cache<E> {
                 self.backing().check_not_stalled()?;
                 Ok(Admission::Full)
             }
+            Held::NoMemory => no_memory(),
             // Neither ends, so the error is still there.
             Held::Stopped => self.base().gate().check_running().map(|()| Admission::Full),
             Held::RegionFailed => self.base().region().store_failure().map_or(Ok(Admission::Full), Err),
@@ -156,6 +158,8 @@ enum Held {
     Stored,
     /// There was no space; nothing has changed.
     Full,
+    /// There was no memory for it; nothing has changed.
+    NoMemory,
     Stopped,
     RegionFailed,
 }

@@ -4,10 +4,10 @@ use super::Cache;
 use crate::{
     Environment,
     base::Asker,
-    lane::{FEW_BLOCKS, MANY_BLOCKS},
+    lane::{FEW_BLOCKS, Lack, MANY_BLOCKS},
 };
 use cbd_format::record::{RecordKind, blocks_in};
-use cbd_types::{ByteRange, Durable, MutationPoint, Result};
+use cbd_types::{ByteRange, Durable, Error, ErrorKind, MutationPoint, Result};
 use core::task::Waker;
 
 /// Whether a request was given space.
@@ -25,8 +25,8 @@ impl<E: Environment> Cache<E> {
     /// whole or not at all.
     ///
     /// # Errors
-    /// When the cache was stopped; [`ErrorKind::Backing`](cbd_types::ErrorKind::Backing) when there is no space and the backing
-    /// device has refused for long what must go there first.
+    /// When the cache was stopped; [`ErrorKind::Backing`] when there is no space and the backing device has refused for long what
+    /// must go there first; [`ErrorKind::System`] when there is no memory, and nothing has changed.
     pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
         debug_assert_eq!(range.len(), data.len() as u64);
         self.base().gate().check_writable()?;
@@ -54,14 +54,22 @@ impl<E: Environment> Cache<E> {
         }
         let (kind, asker) = (RecordKind::Write, Asker::Client);
         Ok(match state.commit::<E, BLOCKS>(base, kind, range, data, asker, Some(waker)) {
-            Some((durable, _)) => {
+            Ok((durable, _)) => {
                 base.region().check_stores(MutationPoint::WriteStoreCheck)?;
                 Admission::Done(durable)
             }
-            None => {
+            Err(Lack::Space) => {
                 self.backing().check_not_stalled()?;
                 Admission::Full
             }
+            Err(Lack::Memory) => return no_memory(),
         })
     }
+}
+
+/// The error of a request for which there is no memory. It does not wait: memory that is available again wakes no request.
+#[cold]
+#[inline(never)]
+pub(super) fn no_memory() -> Result<Admission> {
+    Err(Error::new(ErrorKind::System, "there is no memory for the request; nothing was written"))
 }

@@ -1,7 +1,7 @@
 //! Discard and write-zeroes: a record without data, one for each lane that the range covers.
 
-use super::{Admission, Cache};
-use crate::Environment;
+use super::{Admission, Cache, write::no_memory};
+use crate::{Environment, lane::Lack};
 use cbd_format::record::RecordKind;
 use cbd_types::{ByteRange, MutationPoint, Result};
 use core::task::Waker;
@@ -38,9 +38,13 @@ impl<E: Environment> Cache<E> {
             if MutationPoint::ZeroTouch.is_active() {
                 lane.announce(base);
             }
-            let Some(stored) = state.commit_zeroes(base, kind, range, waker) else {
-                self.backing().check_not_stalled()?;
-                return Ok(Admission::Full);
+            let stored = match state.commit_zeroes(base, kind, range, waker) {
+                Ok(stored) => stored,
+                Err(Lack::Space) => {
+                    self.backing().check_not_stalled()?;
+                    return Ok(Admission::Full);
+                }
+                Err(Lack::Memory) => return no_memory(),
             };
             if !MutationPoint::ZeroTouch.is_active() {
                 lane.announce(base);

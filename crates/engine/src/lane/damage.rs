@@ -138,7 +138,7 @@ impl LaneState {
         // All of it finds room in the one segment that is kept back for each lane, beside what is parked.
         for note in notes::of(left, base.shape().slots_max() / 4) {
             if base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
-                || !self.make_room(base, note.slots(), 0, asker, None)
+                || self.make_room(base, note.slots(), 0, asker, None).is_err()
             {
                 return false;
             }

@@ -24,7 +24,10 @@ impl LaneState {
     pub(crate) fn register_fill(&mut self, range: ByteRange) -> FillId {
         let id = FillId(self.next_fill);
         self.next_fill += 1;
-        self.fills.push(PendingFill { id, range });
+        // Without memory it is not registered: its data are not recorded.
+        if self.fills.try_reserve(1).is_ok() {
+            self.fills.push(PendingFill { id, range });
+        }
         id
     }
 

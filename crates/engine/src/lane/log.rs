@@ -4,7 +4,7 @@
 //!
 //! Elsewhere: reads of the log (`base::load`).
 
-use super::{LaneState, LogSegment};
+use super::{Lack, LaneState, LogSegment};
 use crate::{
     Environment,
     base::{Asker, Base},
@@ -26,7 +26,10 @@ const _: () = assert!(SLOTS_MAX_OF_RECORD <= 64);
 
 impl LaneState {
     /// Makes room for a record of `slots` slots and `length` bytes of data in the lane's open segment, opening another
-    /// one where it does not fit. `false` when the pool has none; a client is on its wait list then.
+    /// one where it does not fit.
+    ///
+    /// # Errors
+    /// What there was none of; where the pool has no segment, a client is on its wait list.
     pub(super) fn make_room<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -34,16 +37,18 @@ impl LaneState {
         length: u64,
         asker: Asker,
         waker: Option<&Waker>,
-    ) -> bool {
+    ) -> Result<(), Lack> {
         if self.has_room_in_open(base, slots, length, asker) {
-            return true;
+            return Ok(());
         }
+        // For the segment that is sealed below.
+        self.sealed.try_reserve(1).map_err(|_| Lack::Memory)?;
         let Some(segment) = base.pool().take(asker, waker) else {
             // A segment may have been released between the first check and `take`, and woken no client. One that is released from now on
             // wakes the wait list. A client that continues here stays on it, is woken once too often, and counts as a waiting writer until
             // then.
             if self.has_room_in_open(base, slots, length, asker) {
-                return true;
+                return Ok(());
             }
             base.wakeups().wake();
             if let Some(waker) = waker
@@ -52,7 +57,7 @@ impl LaneState {
                 // The wait list was woken before this one was on it.
                 waker.wake_by_ref();
             }
-            return false;
+            return Err(Lack::Space);
         };
         if base.is_above_gc() {
             base.wakeups().wake();
@@ -61,7 +66,7 @@ impl LaneState {
             self.sealed.push_back(full);
         }
         self.open_segment(base, segment);
-        true
+        Ok(())
     }
 
     /// Whether the lane's open segment has room for such a record and `asker` may use it; it is ready for the record then.

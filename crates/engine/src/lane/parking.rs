@@ -216,11 +216,11 @@ impl LaneState {
         base.load_data(location, &record, range, &mut data)?;
         let kind = RecordKind::ParkedWrite;
         let committed = self.commit::<E, 2>(base, kind, range, &data, Asker::Essential, None);
-        Ok(if committed.is_some() { Outcome::Done } else { Outcome::NoSpace })
+        Ok(if committed.is_ok() { Outcome::Done } else { Outcome::NoSpace })
     }
 
     fn append_parked_zeroes<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) -> Outcome {
-        if !self.make_room(base, 1, 0, Asker::Essential, None) {
+        if self.make_room(base, 1, 0, Asker::Essential, None).is_err() {
             return Outcome::NoSpace;
         }
         let (location, stored) = self.append(base, Record::new(RecordKind::ParkedZeroes, range), &[]);

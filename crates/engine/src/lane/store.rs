@@ -22,9 +22,20 @@ pub(crate) const FEW_BLOCKS: usize = 2;
 /// Blocks that the longest write touches: an atomic unit that begins inside a block. Their checksums are in the lane's scratch.
 pub(crate) const MANY_BLOCKS: usize = 257;
 
+/// What there was none of for a record. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lack {
+    /// Segments. A client's waker is on the wait list of the pool.
+    Space,
+    /// Memory.
+    Memory,
+}
+
 impl LaneState {
-    /// Stores a record with data, durably. The touched bit of the lane is set. `None` when there is no space; then nothing has
-    /// changed.
+    /// Stores a record with data, durably. The touched bit of the lane is set.
+    ///
+    /// # Errors
+    /// What there was none of; nothing has changed then.
     pub(crate) fn commit<E: Environment, const BLOCKS: usize>(
         &mut self,
         base: &Base<E>,
@@ -33,7 +44,7 @@ impl LaneState {
         data: &[u8],
         asker: Asker,
         waker: Option<&Waker>,
-    ) -> Option<(Durable, Location)> {
+    ) -> Result<(Durable, Location), Lack> {
         let (stored, location) = self.store::<E, BLOCKS>(base, kind, range, data, asker, waker)?;
         // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
         //    not drain this one's buffers.
@@ -42,7 +53,7 @@ impl LaneState {
             RecordKind::ParkedWrite => MutationPoint::ParkedFence,
             _ => MutationPoint::WriteFence,
         };
-        Some((base.region().fence(fence, stored), location))
+        Ok((base.region().fence(fence, stored), location))
     }
 
     /// As [`commit`](Self::commit) without its last step, the fence: the caller does it before it lets the lane go,
@@ -55,23 +66,21 @@ impl LaneState {
         data: &[u8],
         asker: Asker,
         waker: Option<&Waker>,
-    ) -> Option<(InFlight, Location)> {
+    ) -> Result<(InFlight, Location), Lack> {
         let blocks = if base.identity().data_crc { blocks_in(range) } else { 0 };
         let lines = if base.identity().data_crc { checksum_lines(range) } else { 0 };
 
-        // 1. Reserve everything that could fail: a slot for each line, data space, nodes of the index. The
-        //    lines that step 4 will touch come while the data is copied.
-        if !self.make_room(base, 1 + lines, range.len(), asker, waker) {
-            return None;
-        }
+        // 1. Reserve everything that could fail: memory for checksums and nodes of the index, a slot for each line, data
+        //    space. The lines that step 4 will touch come while the data is copied.
         if BLOCKS > FEW_BLOCKS {
-            self.ensure_checksums()?;
+            self.ensure_checksums().ok_or(Lack::Memory)?;
         }
-        self.index.reserve(blocks_in(range));
+        self.index.reserve(blocks_in(range)).ok_or(Lack::Memory)?;
+        self.make_room(base, 1 + lines, range.len(), asker, waker)?;
         let keys = base.identity().lanes.keys(range);
         self.index.prefetch::<E>(keys.clone());
         let data_offset = self.take_data(range.len());
-        let segment = self.open.as_ref()?.segment;
+        let segment = self.open.as_ref().ok_or(Lack::Space)?.segment;
         let at = base.segment(segment).base() + data_offset;
 
         // 2. Copy the data, summing it in the same pass.
@@ -122,7 +131,7 @@ impl LaneState {
             RecordKind::ParkedWrite => {}
             _ => self.counters.written += range.len(),
         }
-        Some((copied.and(stored), location))
+        Ok((copied.and(stored), location))
     }
 
     /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `checksums` are
@@ -156,19 +165,19 @@ impl LaneState {
         }
     }
 
-    /// Stores a record that makes `range` read as zeroes, durably. The touched bit of the lane is set. `None` when there is no space;
-    /// then nothing has changed.
+    /// Stores a record that makes `range` read as zeroes, durably. The touched bit of the lane is set.
+    ///
+    /// # Errors
+    /// What there was none of; nothing has changed then.
     pub(crate) fn commit_zeroes<E: Environment>(
         &mut self,
         base: &Base<E>,
         kind: RecordKind,
         range: ByteRange,
         waker: &Waker,
-    ) -> Option<Durable> {
+    ) -> Result<Durable, Lack> {
         // 1. Reserve.
-        if !self.make_room(base, 1, 0, Asker::Client, Some(waker)) {
-            return None;
-        }
+        self.make_room(base, 1, 0, Asker::Client, Some(waker))?;
         // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
         let (location, stored) = self.append(base, Record::new(kind, range), &[]);
         self.overlay.insert(range, Meaning::Zeroes, base.place_of(location));
@@ -179,6 +188,6 @@ impl LaneState {
             self.cancel_fills(range);
         }
         // 5. Fence before the lane is unlocked.
-        Some(base.region().fence(MutationPoint::ZeroFence, stored))
+        Ok(base.region().fence(MutationPoint::ZeroFence, stored))
     }
 }

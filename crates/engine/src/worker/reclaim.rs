@@ -194,10 +194,10 @@ impl Victim {
         }
         let (kind, asker) = (RecordKind::Fill, Asker::Optional);
         let appended = state.commit::<E, 2>(base, kind, *block, scratch, asker, None);
-        if appended.is_some() {
+        if appended.is_ok() {
             rare::count(&base.rare().second_chances);
         }
-        appended.is_some()
+        appended.is_ok()
     }
 
     /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.

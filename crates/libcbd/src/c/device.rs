@@ -91,7 +91,7 @@ pub struct CbdSettings {
     pub gc_percent: u32,
     /// `CBD_CONSISTENCY_..`, not the default.
     pub consistency: u32,
-    /// Limit of writeback in bytes per second; 0: as fast as needed.
+    /// Limit of writeback in bytes per second, 32768 at least; 0: as fast as needed.
     pub writeback_rate: u64,
     /// Writeback runs at full speed when more than this percentage of the cache is dirty; 0 to 90.
     pub dirty_target_percent: u32,

@@ -200,7 +200,7 @@ fn outlive_cuts(host: &Host, given: &Given, cuts: usize, home: &Home) -> Result<
         cbdctrl --json status | tr -d ' ' | grep -o '\"durability\":\"power-fail\"'
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev
         # A low rate of writeback keeps data in the region that the disk does not have.
-        cbdctrl set --backend 0 writeback_rate=4K >/dev/null"
+        cbdctrl set --backend 0 writeback_rate=32K >/dev/null"
     );
     let again = format!(
         "{found}

@@ -65,7 +65,7 @@ pub fn failed_pages(host: &Host, given: &Given) -> Result<(), String> {
         {DAEMON}
         cbdctrl tp-reg --path /dev/dax0.0 --host guest --format >/dev/null
         cbdctrl backend-start --path /dev/vda --cache-size 128M --start-dev >/dev/null
-        cbdctrl set --backend 0 writeback_rate=4K >/dev/null
+        cbdctrl set --backend 0 writeback_rate=32K >/dev/null
         dd if=/dev/urandom of=/tmp/data bs=1M count=16 2>/dev/null
         dd if=/tmp/data of=/dev/cbd0 bs=1M oflag=direct 2>/dev/null
         # The kernel signals a process that maps a failed page at once, not at its next access.

@@ -207,7 +207,7 @@ pub const REGION: &str = "
     drained() {
         cbdctrl set --backend 0 writeback_rate=auto >/dev/null
         cbdctrl drain --backend 0 >/dev/null 2>&1
-        cbdctrl set --backend 0 writeback_rate=1 >/dev/null
+        cbdctrl set --backend 0 writeback_rate=32K >/dev/null
     }
 ";
 

@@ -16,9 +16,9 @@ use crate::{
     Environment,
     position::{Location, NONE},
 };
-use alloc::{boxed::Box, vec, vec::Vec};
+use alloc::{boxed::Box, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};
-use core::ops::RangeInclusive;
+use core::{alloc::Layout, ops::RangeInclusive};
 pub(crate) use table::Lines;
 use table::{Entry, Table};
 
@@ -128,10 +128,10 @@ impl Index {
         self.table.bytes() + self.sides.slabs.len() * SIDE_SLAB * size_of::<Parts>()
     }
 
-    /// Makes room for `blocks` more blocks, two of them in parts, so that the commit cannot fail.
-    pub(crate) fn reserve(&mut self, blocks: usize) {
-        self.table.reserve(blocks);
-        self.sides.reserve(2);
+    /// Makes room for `blocks` more blocks, two of them in parts, so that the commit cannot fail. `None` if there is no memory.
+    pub(crate) fn reserve(&mut self, blocks: usize) -> Option<()> {
+        self.table.reserve(blocks)?;
+        self.sides.reserve(2)
     }
 
     /// Asks for the lines that commits of the blocks `keys` will visit first (a prefetch, which nothing waits for).
@@ -273,6 +273,25 @@ impl Index {
     }
 }
 
+/// Where nothing was reserved: only recovery inserts so, and without memory for its index a cache cannot be opened.
+#[cold]
+#[inline(never)]
+fn no_memory<T>() {
+    alloc::alloc::handle_alloc_error(Layout::new::<T>())
+}
+
+/// Adds a slab of `length` times `fresh`. `None` if there is no memory.
+#[cold]
+#[inline(never)]
+fn add_slab<T: Clone>(slabs: &mut Vec<Box<[T]>>, fresh: T, length: usize) -> Option<()> {
+    let mut slab = Vec::new();
+    slab.try_reserve_exact(length).ok()?;
+    slab.resize(length, fresh);
+    slabs.try_reserve(1).ok()?;
+    slabs.push(slab.into_boxed_slice());
+    Some(())
+}
+
 impl Sides {
     fn get(&self, at: u32) -> &Parts {
         &self.slabs[at as usize / SIDE_SLAB][at as usize % SIDE_SLAB]
@@ -283,16 +302,17 @@ impl Sides {
     }
 
     /// Makes room for `entries` more; what was given back is not counted.
-    fn reserve(&mut self, entries: usize) {
+    fn reserve(&mut self, entries: usize) -> Option<()> {
         while self.slabs.len() * SIDE_SLAB - (self.used as usize) < entries {
-            self.slabs.push(vec![[NONE; PARTS]; SIDE_SLAB].into_boxed_slice());
+            add_slab(&mut self.slabs, [NONE; PARTS], SIDE_SLAB)?;
         }
+        Some(())
     }
 
     /// An entry whose parts are all at `all`.
     fn take(&mut self, all: Location) -> u32 {
         let at = if self.free == END {
-            self.reserve(1);
+            self.reserve(1).unwrap_or_else(no_memory::<Parts>);
             // Fewer entries than blocks, and blocks are counted in 32 bits.
             self.used += 1;
             self.used - 1

@@ -10,7 +10,7 @@
 //!
 //! Left to others: what an entry means (`index`).
 
-use super::BlockData;
+use super::{BlockData, add_slab, no_memory};
 use crate::Environment;
 use alloc::{boxed::Box, vec, vec::Vec};
 use cbd_types::{CHECKSUM_BLOCK, CHUNK};
@@ -136,12 +136,13 @@ impl Table {
         size_of_val(&*self.buckets) + self.slabs.len() * SLAB * size_of::<Node>()
     }
 
-    /// Makes room for `entries` more, so that no insert has to.
-    pub(super) fn reserve(&mut self, entries: usize) {
-        // Nodes given back are not counted: they only make the reserve larger than asked.
+    /// Makes room for `entries` more, so that no insert has to. `None` if there is no memory.
+    pub(super) fn reserve(&mut self, entries: usize) -> Option<()> {
+        // Nodes that were freed are not counted: they only make the reserve larger than needed.
         while self.slabs.len() * SLAB - (self.used as usize) < entries {
-            self.slabs.push(vec![Node { entry: NO_ENTRY, next: END }; SLAB].into_boxed_slice());
+            add_slab(&mut self.slabs, Node { entry: NO_ENTRY, next: END }, SLAB)?;
         }
+        Some(())
     }
 
     /// Asks for what commits of `keys`, which lie in one chunk, will visit behind their buckets ([`Lines::ask`]), when those have come: the
@@ -264,7 +265,7 @@ impl Table {
             return &mut self.node_mut(at).entry;
         }
         let at = self.take_free().unwrap_or_else(|| {
-            self.reserve(1);
+            self.reserve(1).unwrap_or_else(no_memory::<Node>);
             self.used += 1;
             self.used - 1
         });

@@ -1,0 +1,147 @@
+//! Conditions in the log: which lines a sequence of samples makes.
+
+use super::*;
+
+fn observed(topic: Topic, wrong: Option<&str>, count: Option<u64>) -> Observed {
+    let wrong = wrong.map(|text| Wrong::plain(text.to_owned()));
+    let holds = count.is_none();
+    Observed {
+        transport: 0,
+        backend: Some(BackendId(1)),
+        topic,
+        path: "/dev/sdb".to_owned(),
+        wrong,
+        holds,
+        count,
+    }
+}
+
+struct Clock(Conditions, Instant);
+
+impl Clock {
+    fn new() -> Self {
+        Self(Conditions::default(), Instant::now())
+    }
+
+    /// The lines of a sample that is taken `seconds` after the last one.
+    fn sample(&mut self, seconds: u64, observed: Observed) -> Vec<String> {
+        self.1 += Duration::from_secs(seconds);
+        words(self.0.sample(&[observed], self.1))
+    }
+}
+
+fn words(lines: Vec<Line>) -> Vec<String> {
+    let words = |line: Line| format!("{}{}", if line.is_over { "over: " } else { "" }, line.text);
+    lines.into_iter().map(words).collect()
+}
+
+#[test]
+fn the_duration_of_a_condition_counts_from_its_beginning_and_not_from_its_first_report() {
+    let mut clock = Clock::new();
+    let silent = |age: Option<u64>| {
+        let mut observed = observed(Topic::Silent, age.map(|_| "no answer"), None);
+        if let (Some(wrong), Some(age)) = (&mut observed.wrong, age) {
+            wrong.age = Duration::from_secs(age);
+        }
+        observed
+    };
+    assert_eq!(clock.sample(1, silent(Some(10))), ["/dev/sdb: no answer"]);
+    assert_eq!(clock.sample(3, silent(Some(13))), [""; 0]);
+    assert_eq!(
+        clock.sample(2, silent(None)),
+        ["over: /dev/sdb: the backing device answers again (it lasted 15 s)"]
+    );
+}
+
+#[test]
+fn the_last_pass_logs_what_is_new_and_what_is_in_force_beyond_the_limit_of_lines() {
+    let mut clock = Clock::new();
+    for second in 0..20 {
+        let wrong = if second % 2 == 0 { Some("EIO") } else { None };
+        clock.sample(1, observed(Topic::Writeback, wrong, None));
+    }
+    let last = clock.0.end(&[observed(Topic::Writeback, Some("ENOSPC"), None)], clock.1);
+    let [new, in_force] = &words(last)[..] else { panic!("two lines") };
+    assert_eq!(new, "/dev/sdb: ENOSPC");
+    assert!(
+        in_force.starts_with("over: /dev/sdb: stopped ") && in_force.ends_with(" began: ENOSPC"),
+        "{in_force}"
+    );
+    // A sample that the background thread has taken before, and that comes after the last pass.
+    assert_eq!(clock.sample(1, observed(Topic::Writeback, Some("EIO"), None)), [""; 0]);
+}
+
+#[test]
+fn a_condition_is_logged_when_it_begins_when_it_changes_and_when_it_ends() {
+    let mut clock = Clock::new();
+    let writeback = |wrong| observed(Topic::Writeback, wrong, None);
+    assert_eq!(clock.sample(1, writeback(None)), [""; 0]);
+    assert_eq!(clock.sample(1, writeback(Some("EIO"))), ["/dev/sdb: EIO"]);
+    assert_eq!(clock.sample(1, writeback(Some("EIO"))), [""; 0]);
+    assert_eq!(clock.sample(1, writeback(Some("ENOSPC"))), ["/dev/sdb: ENOSPC"]);
+    assert_eq!(clock.sample(1, writeback(None)), ["over: /dev/sdb: writeback works again (it lasted 3 s)"]);
+    assert_eq!(clock.sample(1, writeback(None)), [""; 0]);
+}
+
+#[test]
+fn an_error_that_begins_and_ends_between_two_samples_is_logged_by_its_counter() {
+    let mut clock = Clock::new();
+    let clients = |count| observed(Topic::Clients, Some("EIO"), Some(count));
+    assert_eq!(clock.sample(1, clients(0)), [""; 0]);
+    assert_eq!(clock.sample(1, clients(3)), ["/dev/sdb: EIO"]);
+    assert_eq!(clock.sample(1, clients(3)), [""; 0]);
+    assert_eq!(clock.sample(1, clients(4)), [""; 0]);
+    assert_eq!(
+        clock.sample(10, clients(4)),
+        ["over: /dev/sdb: requests of clients no longer fail (it lasted 2 s, 4 in all)"]
+    );
+    assert_eq!(clock.sample(1, clients(5)), ["/dev/sdb: EIO"]);
+}
+
+#[test]
+fn the_duration_of_a_condition_ends_with_the_error_and_not_when_its_end_is_noticed() {
+    let mut clock = Clock::new();
+    let writeback = |holds, count| Observed { holds, ..observed(Topic::Writeback, Some("EIO"), Some(count)) };
+    assert_eq!(clock.sample(1, writeback(true, 1)), ["/dev/sdb: EIO"]);
+    // The last failure, and the time until the next attempt, which succeeds.
+    assert_eq!(clock.sample(2, writeback(true, 2)), [""; 0]);
+    assert_eq!(clock.sample(1, writeback(true, 2)), [""; 0]);
+    assert_eq!(
+        clock.sample(5, writeback(false, 2)),
+        ["over: /dev/sdb: writeback works again (it lasted 8 s, 2 in all)"]
+    );
+    assert_eq!(clock.sample(1, writeback(false, 3)), ["/dev/sdb: EIO"]);
+    assert_eq!(clock.sample(2, writeback(false, 3)), [""; 0]);
+    assert_eq!(
+        clock.sample(2, writeback(false, 3)),
+        ["over: /dev/sdb: writeback works again (it lasted 0 s, 3 in all)"]
+    );
+}
+
+#[test]
+fn a_condition_that_begins_and_ends_repeatedly_logs_a_bounded_number_of_lines() {
+    let mut clock = Clock::new();
+    let mut lines = 0;
+    for second in 0..1000 {
+        let wrong = if second % 2 == 0 { Some("EIO") } else { None };
+        lines += clock.sample(1, observed(Topic::Writeback, wrong, None)).len();
+    }
+    assert!((60..=110).contains(&lines), "{lines}");
+    // Suppressed lines are counted in the next line that is logged.
+    for _ in 0..20 {
+        lines = clock.sample(1, observed(Topic::Writeback, Some("the end"), None)).len();
+        if lines > 0 {
+            return;
+        }
+    }
+    panic!("the last change was never logged");
+}
+
+#[test]
+fn a_region_that_was_unregistered_leaves_a_line_and_no_condition() {
+    let mut clock = Clock::new();
+    assert_eq!(clock.sample(1, observed(Topic::Region, Some("failed"), None)).len(), 1);
+    clock.1 += Duration::from_secs(2);
+    assert_eq!(words(clock.0.sample(&[], clock.1)), ["over: /dev/sdb: stopped 2 s after this began: failed"]);
+    assert!(clock.0.of.is_empty());
+}

@@ -1,0 +1,176 @@
+//! NBD at an address that other machines can reach is served only where a user of this machine has allowed it.
+
+use crate::place::{MIB, Place, Running, refused};
+use cbd_daemon::api::{BlkdevInfo, RegisterTransport, StartBackend, StartBlkdev, StopBlkdev};
+use cbd_daemon::control::Control;
+use cbd_types::ErrorKind;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+
+/// An export at all addresses of this machine, at a port that was free, and the port.
+fn remote_export() -> (String, u16) {
+    let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
+    (format!("nbd:tcp:0.0.0.0:{port}"), port)
+}
+
+fn request(export: &str, allow_remote: bool) -> StartBlkdev {
+    StartBlkdev { backend: 0, export: Some(export.to_owned()), allow_remote }
+}
+
+fn is_reached(port: u16) -> bool {
+    TcpStream::connect(("127.0.0.1", port)).is_ok()
+}
+
+/// A region whose block device is served at `export`, which was allowed; no daemon runs.
+fn left_with(export: &str) -> Place {
+    let place = Place::new();
+    let daemon = place.daemon_with_region();
+    let disk = place.disk("disk", 8 * MIB);
+    daemon
+        .start_backend(0, &StartBackend { start_dev: false, export: None, ..place.backend(&disk) })
+        .unwrap();
+    daemon.start_blkdev(0, &request(export, true)).unwrap();
+    place
+}
+
+fn permissions(place: &Place) -> PathBuf {
+    place.options().paths.state_dir.join("remote-exports.json")
+}
+
+/// Removes the state folder: a daemon that starts then is one of another machine.
+fn forget_everything(place: &Place) {
+    std::fs::remove_dir_all(place.options().paths.state_dir).unwrap();
+}
+
+fn again(place: &Place) -> RegisterTransport {
+    RegisterTransport { format: false, size: None, ..place.region(0) }
+}
+
+fn blkdev(daemon: &Running) -> BlkdevInfo {
+    daemon.blkdevs(0, true).unwrap().remove(0)
+}
+
+#[test]
+fn a_region_from_elsewhere_opens_no_address_that_was_not_allowed_here() {
+    let (export, port) = remote_export();
+    let place = left_with(&export);
+    forget_everything(&place);
+    let daemon = place.daemon();
+    let registered = daemon.register_transport(&again(&place)).unwrap();
+    assert!(!is_reached(port), "registering the region has opened its address");
+    let reason = blkdev(&daemon).error.unwrap();
+    assert!(!blkdev(&daemon).alive);
+    let command = format!("dev-start -t 0 -b 0 -e {export} --allow-remote");
+    assert!(reason.contains(&command) && reason.contains("not encrypted"), "{reason}");
+    assert!(registered.warnings.iter().any(|warning| warning.contains(&command)), "{registered:?}");
+    drop(daemon);
+
+    let daemon = place.daemon();
+    assert!(!is_reached(port), "the restart has opened the address");
+    assert_eq!(blkdev(&daemon).error.unwrap(), reason);
+    assert!(daemon.summary.contains("1 NOT SERVED"), "{}", daemon.summary);
+    // Without the option, and with another address, the command opens nothing.
+    refused(daemon.start_blkdev(0, &request(&export, false)), ErrorKind::InvalidArgument, "--allow-remote");
+    refused(
+        daemon.start_blkdev(0, &request("nbd:tcp:0.0.0.0:1", true)),
+        ErrorKind::Busy,
+        "has a block device already",
+    );
+    assert!(!is_reached(port));
+    let number = blkdev(&daemon).blkdev_id;
+    let served = daemon.start_blkdev(0, &request(&export, true)).unwrap();
+    assert_eq!((served.blkdev_id, served.alive, &served.error), (number, true, &None));
+    assert!(is_reached(port));
+    drop(daemon);
+
+    let daemon = place.daemon();
+    assert!(blkdev(&daemon).alive && is_reached(port), "an orderly restart asks again");
+}
+
+#[test]
+fn starting_a_backend_that_is_down_can_allow_the_address_of_its_block_device() {
+    let (export, port) = remote_export();
+    let place = left_with(&export);
+    forget_everything(&place);
+    std::fs::rename(place.path("disk"), place.path("moved")).unwrap();
+    let daemon = place.daemon();
+    daemon.register_transport(&again(&place)).unwrap();
+    let request = |allow_remote| StartBackend {
+        cache_size: None,
+        export: Some(export.clone()),
+        allow_remote,
+        ..place.backend(&place.text("moved"))
+    };
+    refused(daemon.start_backend(0, &request(false)), ErrorKind::InvalidArgument, "--allow-remote");
+    let started = daemon.start_backend(0, &request(true)).unwrap();
+    assert!(started.blkdev.unwrap().alive && is_reached(port));
+}
+
+#[test]
+fn a_permission_ends_with_its_block_device() {
+    let (export, port) = remote_export();
+    let place = left_with(&export);
+    // A region that returns as it was before the stop: its row names the address again.
+    std::fs::copy(place.path("region"), place.path("before")).unwrap();
+    {
+        let daemon = place.daemon();
+        assert!(is_reached(port));
+        daemon.stop_blkdev(0, blkdev(&daemon).blkdev_id, StopBlkdev::default()).unwrap();
+    }
+    std::fs::copy(place.path("before"), place.path("region")).unwrap();
+    let daemon = place.daemon();
+    assert!(!is_reached(port));
+    assert!(blkdev(&daemon).error.unwrap().contains("--allow-remote"));
+}
+
+#[test]
+fn a_permission_ends_when_its_region_is_unregistered() {
+    let (export, port) = remote_export();
+    let place = left_with(&export);
+    std::fs::rename(place.path("region"), place.path("away")).unwrap();
+    {
+        let daemon = place.daemon();
+        daemon.unregister_transport(0).unwrap();
+        std::fs::rename(place.path("away"), place.path("region")).unwrap();
+        daemon.register_transport(&again(&place)).unwrap();
+        assert!(!is_reached(port));
+    }
+    assert!(!std::fs::read_to_string(permissions(&place)).unwrap().contains(&export));
+}
+
+#[test]
+fn what_was_served_before_permissions_were_recorded_is_served_after_an_upgrade_and_recorded() {
+    let (export, port) = remote_export();
+    let place = left_with(&export);
+    std::fs::remove_file(permissions(&place)).unwrap();
+    // The region is not there at the first start of the new version.
+    std::fs::rename(place.path("region"), place.path("away")).unwrap();
+    drop(place.daemon());
+    std::fs::rename(place.path("away"), place.path("region")).unwrap();
+    for _ in 0..2 {
+        let daemon = place.daemon();
+        assert!(blkdev(&daemon).alive && is_reached(port), "{:?}", blkdev(&daemon));
+    }
+    let recorded = std::fs::read_to_string(permissions(&place)).unwrap();
+    assert!(recorded.contains(&export), "{recorded}");
+}
+
+#[test]
+fn a_damaged_record_of_permissions_allows_nothing_and_is_replaced_by_the_next() {
+    let (export, port) = remote_export();
+    let place = left_with(&export);
+    std::fs::write(permissions(&place), b"{\0").unwrap();
+    {
+        let daemon = place.daemon();
+        assert!(!is_reached(port));
+        let warnings = daemon.status().unwrap().warnings;
+        assert!(warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");
+        daemon.start_blkdev(0, &request(&export, true)).unwrap();
+        let warnings = daemon.status().unwrap().warnings;
+        assert!(!warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");
+    }
+    let daemon = place.daemon();
+    assert!(is_reached(port));
+    let warnings = daemon.status().unwrap().warnings;
+    assert!(!warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");
+}
