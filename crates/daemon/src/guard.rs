@@ -1,4 +1,5 @@
-//! Refuses a region, a backing device or a state folder on a device that this daemon serves: the daemon would deadlock.
+//! Refuses a region, a backing device or a state folder on a device that this daemon serves: the daemon would deadlock. Refuses
+//! files of the daemon's own state as a region or a backing device: they would be overwritten, and replaced while in use.
 //!
 //! Elsewhere: finding the devices below a path (`cbd-pmem`).
 
@@ -12,10 +13,31 @@ pub struct Guard {
     pub fuse_dir: PathBuf,
     /// Folder of the names of ublk disks.
     pub ublk_dir: PathBuf,
+    /// The state folder, resolved.
+    pub state_dir: PathBuf,
+}
+
+/// Names in the state folder, without what follows the dot, of the daemon's own files and folders.
+const OWN: [&str; 5] = ["transports", "remote-exports", "daemon-id", "lock", "recovery-points"];
+
+/// `path` without links; the last part of it need not exist.
+fn resolved(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| match (path.parent(), path.file_name()) {
+        (Some(folder), Some(name)) => {
+            std::fs::canonicalize(folder).map_or_else(|_| path.to_owned(), |folder| folder.join(name))
+        }
+        _ => path.to_owned(),
+    })
 }
 
 impl Guard {
-    /// Refuses `path`, to be used as `what`, if it is on a device that this daemon serves.
+    fn is_own_state(&self, real: &Path) -> bool {
+        let within = real.strip_prefix(&self.state_dir).ok().and_then(|within| within.iter().next());
+        let stem = within.and_then(|first| Path::new(first).file_stem());
+        stem.is_some_and(|stem| OWN.iter().any(|own| stem == *own))
+    }
+
+    /// Refuses `path`, to be used as `what`, if it is a file of the daemon's state or on a device that this daemon serves.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] with the device. A path that cannot be examined is not refused here: opening it reports the
@@ -30,7 +52,16 @@ impl Guard {
                 ),
             ))
         };
-        let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let real = resolved(path);
+        if self.is_own_state(&real) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{} cannot be {what}: it is a file of the state of this daemon; give another path",
+                    path.display()
+                ),
+            ));
+        }
         if real.starts_with(&self.fuse_dir) {
             return refused(&real.display().to_string());
         }
@@ -57,7 +88,11 @@ mod tests {
         std::fs::create_dir_all(fuse_dir.join("cbd0")).unwrap();
         std::fs::write(fuse_dir.join("cbd0/cbd0"), b"").unwrap();
         std::fs::write(dir.path().join("disk"), b"").unwrap();
-        let guard = Guard { fuse_dir: fuse_dir.clone(), ublk_dir: dir.path().join("ublk") };
+        let guard = Guard {
+            fuse_dir: fuse_dir.clone(),
+            ublk_dir: dir.path().join("ublk"),
+            state_dir: dir.path().join("state"),
+        };
         let error = guard.check(&fuse_dir.join("cbd0/cbd0"), "a backing device").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(guard.check(&dir.path().join("disk"), "a backing device").is_ok());

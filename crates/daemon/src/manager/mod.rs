@@ -152,7 +152,8 @@ impl Manager {
             front_ends: Arc::new(FrontEnds::new(&config.daemon)),
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
-        let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir() };
+        let state_dir = state.path().canonicalize().unwrap_or_else(|_| state.path().to_owned());
+        let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir(), state_dir };
         guard.check(state.path(), "the state folder")?;
         let remote = RemotePermissions::open(&state);
         let mut warnings = Vec::new();

@@ -1,7 +1,9 @@
 //! Commands that are refused without a change.
 
 use crate::place::{MIB, Place, refused, stop};
-use cbd_daemon::api::{Drain, SettingsChange, StartBackend, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::api::{
+    Drain, RegisterTransport, SettingsChange, StartBackend, StartBlkdev, StopBackend, StopBlkdev,
+};
 use cbd_daemon::control::{Control, Flow};
 use cbd_types::ErrorKind;
 
@@ -104,4 +106,29 @@ fn an_open_device_is_stopped_only_by_force() {
     stop(&daemon, StopBackend { force: true, ..StopBackend::default() }).unwrap();
     assert!(client.write(0, &[8; 4096], false).is_err());
     assert_eq!(std::fs::read(&disk).unwrap()[..4096], [7; 4096]);
+}
+
+#[test]
+fn a_file_of_the_daemons_own_state_is_neither_a_region_nor_a_backing_device() {
+    let place = Place::new();
+    let (_disk, daemon) = place.disk_and_daemon();
+    let state = place.options().paths.state_dir;
+    std::fs::create_dir_all(state.join("recovery-points")).unwrap();
+    std::os::unix::fs::symlink(state.join("transports.json"), place.path("link")).unwrap();
+    let before = std::fs::read(state.join("transports.json")).unwrap();
+    let own =
+        ["transports.json", "transports.new", "remote-exports.json", "daemon-id", "recovery-points/x.log"];
+    let paths = own.map(|name| state.join(name)).into_iter().chain([place.path("link")]);
+    for path in paths.map(|path| path.to_str().unwrap().to_owned()) {
+        let region = RegisterTransport { path: path.clone(), force: true, ..place.region(32 * MIB) };
+        let part = "a file of the state of this daemon";
+        refused(daemon.register_transport(&region), ErrorKind::InvalidArgument, part);
+        let backend = StartBackend { start_dev: false, export: None, ..place.backend(&path) };
+        refused(daemon.start_backend(0, &backend), ErrorKind::InvalidArgument, part);
+    }
+    assert_eq!(std::fs::read(state.join("transports.json")).unwrap(), before);
+    assert!(!state.join("transports.new").exists());
+    // The folder may hold a region of the user.
+    let path = state.join("region").to_str().unwrap().to_owned();
+    daemon.register_transport(&RegisterTransport { path, ..place.region(32 * MIB) }).unwrap();
 }
