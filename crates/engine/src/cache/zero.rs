@@ -35,16 +35,11 @@ impl<E: Environment> Cache<E> {
             let lane = self.lane(id);
             let mut state = lane.lock();
             base.region().check_stores(MutationPoint::RecordAfterFailure)?;
-            if MutationPoint::ZeroTouch.is_active() {
-                lane.announce(base);
-            }
+            lane.announce(base);
             let Some(stored) = state.commit_zeroes(base, kind, range, waker) else {
                 self.backing().check_not_stalled()?;
                 return Ok(Admission::Full);
             };
-            if !MutationPoint::ZeroTouch.is_active() {
-                lane.announce(base);
-            }
             durable = stored;
             progress.next_lane = id.next().0;
         }
