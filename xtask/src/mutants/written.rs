@@ -1,6 +1,6 @@
 //! Written mutants: mistakes as differences to the sources, in `xtask/mutants/written/*.diff`.
 //!
-//! An entry is the mutant's name, what goes wrong without the step that it takes away, and its changes. A change begins with
+//! An entry is the mutant's name, what goes wrong without the step that it leaves out, and its changes. A change begins with
 //! `@@` and the file; `-` and a space begin the lines that are in the file, `+` and a space those that the mutant has there.
 //! The lines of the file must be in it exactly once. An empty line ends an entry, and `#` begins a comment.
 //!
