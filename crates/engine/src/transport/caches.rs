@@ -107,10 +107,8 @@ impl<E: Environment> Transport<E> {
         for lane in (0..lanes).map(LaneId) {
             let place = u64::from(lane.0);
             // A mark of an earlier cache would say that records are missing.
-            if MutationPoint::BackendMarksErase.is_active() {
-                let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
-                stored = stored.and(mark.clear(region));
-            }
+            let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
+            stored = stored.and(mark.clear(region));
             let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
             let first = LaneTail {
                 ordinal: 1.into(),
@@ -143,7 +141,6 @@ impl<E: Environment> Transport<E> {
         // 1. The segments name the cache. Without a row they are free all the same.
         //    Both slots of an entry, so that one failed page gives none back to an earlier cache.
         let fences = [MutationPoint::BackendSegmentsFirstFence, MutationPoint::BackendSegmentsFence];
-        let slots = if MutationPoint::BackendSegmentsSecond.is_active() { 2 } else { 1 };
         let entry = SegmentEntry {
             backend: row.into(),
             reserved: 0.into(),
@@ -151,7 +148,7 @@ impl<E: Environment> Transport<E> {
             reserved2: [0; 32],
         };
         let table = self.layout.segment_area - self.layout.segment_table;
-        for fence in fences.into_iter().take(slots) {
+        for fence in fences {
             let mut stored = self.region.nothing_in_flight();
             for segment in &plan.segments {
                 stored = stored.and(tables.segments[segment.index()].store(&self.region, entry));

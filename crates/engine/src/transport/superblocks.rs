@@ -51,7 +51,7 @@ impl Superblocks {
         let first = verify(region, 0);
         // The second is found by the size of what is mapped; where that has grown, only the first says where it is.
         let used = first.as_ref().map_or(size, |(_, layout)| layout.region_size);
-        let second = if used < 2 * PAGE || !MutationPoint::SuperblockSecondRead.is_active() {
+        let second = if used < 2 * PAGE {
             Err(Error::new(ErrorKind::Foreign, "the region is too small for a second superblock"))
         } else {
             verify(region, Layout::second_superblock(used))
@@ -112,9 +112,6 @@ impl Superblocks {
     /// [`ErrorKind::Media`] where a copy cannot be read or the region takes no stores, and what the system says of the disk. Then
     /// nothing that needs the features may be stored.
     pub(super) fn require<P: Pmem>(&mut self, region: &Region<P>, features: u64) -> Result<()> {
-        if !MutationPoint::FeatureRequired.is_active() {
-            return Ok(());
-        }
         let has_it = self.block.has_incompatible(features);
         if has_it && !self.copies.contains(&Copy::Other) {
             return Ok(());
@@ -122,20 +119,19 @@ impl Superblocks {
         let is_unreadable = |at: usize| self.copies[at] == Copy::Unreadable;
         if let Some(unreadable) = (0..2).find(|at| is_unreadable(*at))
             && !has_it
-            && MutationPoint::FeatureUnreadable.is_active()
         {
             return Err(unreadable_copy(self.at[unreadable]));
         }
         let wanted = self.block.with_incompatible(features);
         // 1. The copy of which it is not certain that it is whole, durably. 2. The other one.
-        let last = if MutationPoint::FeatureOtherFirst.is_active() { self.whole } else { 1 - self.whole };
+        let last = self.whole;
         let names = [
             (1 - last, MutationPoint::FeatureFirstFence, MutationPoint::FeatureFirstSync),
             (last, MutationPoint::FeatureFence, MutationPoint::FeatureSync),
         ];
-        for (number, (copy, fence, sync)) in names.into_iter().enumerate() {
+        for (copy, fence, sync) in names {
             let is_there = has_it && self.copies[copy] == Copy::Current;
-            if is_there || (number == 1 && !MutationPoint::FeatureBoth.is_active()) {
+            if is_there {
                 continue;
             }
             // What stands there is not known until all of this has succeeded.
