@@ -28,6 +28,8 @@ pub struct Place {
     pub copy: Range<usize>,
     /// The bytes of the whole switch, with the original and other mutants of it.
     pub whole: Range<usize>,
+    /// It leaves out the end of a borrow: `drop(guard);`.
+    pub is_drop: bool,
 }
 
 /// A range of the source with its mutants and with the ranges in it.
@@ -91,6 +93,8 @@ impl Rewritten {
         let begin = self.text.len();
         let first = self.places.len();
         let form = node.mutants[0].1.form;
+        let is_drop = form == Form::Statement && source[node.range.clone()].starts_with("drop(");
+        let place = |number, copy| Place { number, copy, whole: 0..0, is_drop };
         if form == Form::Expression {
             self.text.push('(');
         }
@@ -98,7 +102,7 @@ impl Rewritten {
             let is_first = *number == node.mutants[0].0;
             if form == Form::Guard {
                 self.text.push_str(&format!("!{SWITCH}({number}) && "));
-                self.places.push(Place { number: *number, copy: begin..self.text.len(), whole: 0..0 });
+                self.places.push(place(*number, begin..self.text.len()));
                 continue;
             }
             let otherwise = if is_first || form == Form::Insertion { "" } else { " else " };
@@ -107,7 +111,7 @@ impl Rewritten {
             self.text.push_str(&source[node.range.start..mutant.edit.start]);
             self.text.push_str(&mutant.with);
             self.text.push_str(&source[mutant.edit.end..node.range.end]);
-            self.places.push(Place { number: *number, copy: copied..self.text.len(), whole: 0..0 });
+            self.places.push(place(*number, copied..self.text.len()));
             self.text.push_str(" }");
         }
         match form {
