@@ -330,3 +330,6 @@ impl Failing {
         parts
     }
 }
+
+#[cfg(test)]
+mod tests;

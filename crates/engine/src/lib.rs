@@ -42,6 +42,8 @@ mod settings;
 mod slots;
 mod status;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod together;
 mod transport;
 mod view;

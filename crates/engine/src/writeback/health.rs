@@ -109,3 +109,6 @@ impl<E: Environment> BackingHealth<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
