@@ -93,3 +93,6 @@ impl<E: Environment> Epochs<E> {
         self.requested.load(Ordering::SeqCst)
     }
 }
+
+#[cfg(test)]
+mod tests;

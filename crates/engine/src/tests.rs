@@ -2,11 +2,15 @@
 
 extern crate std;
 
+mod model;
+pub(crate) mod rig;
+mod writeback;
+
 use crate::Environment;
 use alloc::{string::String, sync::Arc, vec, vec::Vec};
 use cbd_format::crc32c;
-use cbd_types::{ByteRange, Durability, Error, ErrorKind, MediaError, Pmem, Region, Result};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use cbd_types::{BootId, ByteRange, Durability, Error, ErrorKind, MediaError, Pmem, Region, Result};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use core::task::Waker;
 use std::sync::Mutex;
 use std::task::Wake;
@@ -28,6 +32,10 @@ pub(crate) struct Ram {
     unreadable: Mutex<Vec<ByteRange>>,
     /// How many of the next syncs fail.
     failing_syncs: AtomicUsize,
+    /// So many stores succeed; all later ones count as failed.
+    good_stores: AtomicUsize,
+    has_failed: AtomicBool,
+    boot: AtomicU8,
     mixes_pages: bool,
 }
 
@@ -42,6 +50,9 @@ impl Ram {
             ops: Mutex::default(),
             unreadable: Mutex::default(),
             failing_syncs: AtomicUsize::new(0),
+            good_stores: AtomicUsize::new(usize::MAX),
+            has_failed: AtomicBool::new(false),
+            boot: AtomicU8::new(1),
             mixes_pages,
         }
     }
@@ -60,6 +71,28 @@ impl Ram {
         self.failing_syncs.store(count, Ordering::Relaxed);
     }
 
+    /// Memory with the same bytes.
+    pub(crate) fn copy(&self) -> Self {
+        self.copy_to(self.mixes_pages)
+    }
+
+    /// Another kind of memory with the same bytes.
+    pub(crate) fn copy_to(&self, mixes_pages: bool) -> Self {
+        let copy = Self::new(0, mixes_pages);
+        *copy.bytes.lock().expect("no panic") = self.bytes.lock().expect("no panic").clone();
+        copy
+    }
+
+    /// The machine was started again.
+    pub(crate) fn set_boot(&self, boot: u8) {
+        self.boot.store(boot, Ordering::Relaxed);
+    }
+
+    /// All stores but the next `count` fail.
+    pub(crate) fn fail_stores_after(&self, count: usize) {
+        self.good_stores.store(count, Ordering::Relaxed);
+    }
+
     fn note(&self, op: Op) {
         self.ops.lock().expect("no panic").push(op);
     }
@@ -76,6 +109,14 @@ impl Pmem for Ram {
 
     fn store(&self, at: u64, from: &[u8]) {
         self.note(Op::Store(at, from.len() as u64));
+        let left = self.good_stores.load(Ordering::Relaxed);
+        if left == 0 {
+            self.has_failed.store(true, Ordering::Relaxed);
+            return;
+        }
+        if left < usize::MAX {
+            self.good_stores.store(left - 1, Ordering::Relaxed);
+        }
         self.bytes.lock().expect("no panic")[at as usize..][..from.len()].copy_from_slice(from);
     }
 
@@ -112,6 +153,14 @@ impl Pmem for Ram {
         self.note(Op::WriteBack(at, length));
     }
 
+    fn failed_at(&self) -> Option<u64> {
+        self.has_failed.load(Ordering::Relaxed).then_some(0)
+    }
+
+    fn boot(&self) -> BootId {
+        BootId([self.boot.load(Ordering::Relaxed); 16])
+    }
+
     fn mixes_pages(&self) -> bool {
         self.mixes_pages
     }
@@ -128,23 +177,53 @@ impl Pmem for Ram {
     }
 }
 
-/// An environment whose clocks stand still.
-pub(crate) struct Still;
+/// An environment whose clocks stand still until they are set.
+pub(crate) struct Still {
+    random: AtomicU64,
+    wall_ms: AtomicU64,
+    monotonic_ms: AtomicU64,
+}
+
+/// What the wall clock shows at first.
+pub(crate) const WALL_MS: u64 = 1_780_000_000_000;
+
+/// The first random number; each is two more than the one before it.
+pub(crate) const FIRST_RANDOM: u64 = 1000;
+
+impl Default for Still {
+    fn default() -> Self {
+        Self {
+            random: AtomicU64::new(FIRST_RANDOM),
+            wall_ms: AtomicU64::new(WALL_MS),
+            monotonic_ms: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Still {
+    pub(crate) fn set_wall(&self, ms: u64) {
+        self.wall_ms.store(ms, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_monotonic(&self, ms: u64) {
+        self.monotonic_ms.store(ms, Ordering::Relaxed);
+    }
+}
 
 impl Environment for Still {
     type Memory = Ram;
     type Lock = parking_lot::RawMutex;
 
     fn random(&self) -> u64 {
-        7
+        self.random.fetch_add(2, Ordering::Relaxed)
     }
 
     fn wall_ms(&self) -> u64 {
-        1_780_000_000_000
+        self.wall_ms.load(Ordering::Relaxed)
     }
 
     fn monotonic_ms(&self) -> u64 {
-        0
+        self.monotonic_ms.load(Ordering::Relaxed)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What status and requests without space learn of the backing device.
 
 use super::*;
-use crate::tests::Still;
+use crate::tests::{Still, WALL_MS};
 use alloc::borrow::ToOwned;
 
 fn error(text: &str) -> Error {
@@ -14,18 +14,20 @@ fn failures_are_counted_and_the_last_one_is_told() {
     let report = health.report();
     assert_eq!((report.is_stalled, report.failures, report.last_failure), (false, 0, None));
     assert!(report.trouble.is_none());
-    health.note_failure(&Still, &error("first"));
-    health.note_failure(&Still, &error("second"));
+    health.note_failure(&Still::default(), &error("first"));
+    let later = Still::default();
+    later.set_wall(WALL_MS + 1);
+    health.note_failure(&later, &error("second"));
     let report = health.report();
     assert_eq!(report.failures, 2);
     assert!(report.last_failure.is_some_and(|line| line.contains("second")));
     let trouble = report.trouble.expect("it fails");
-    assert_eq!((trouble.attempts, trouble.since_wall_ms), (2, 1_780_000_000_000));
+    assert_eq!((trouble.attempts, trouble.since_wall_ms), (2, WALL_MS));
     assert!(trouble.error.contains("second"));
     health.end_trouble();
     let report = health.report();
     assert!(report.trouble.is_none() && report.failures == 2 && report.last_failure.is_some());
-    health.note_failure(&Still, &error("third"));
+    health.note_failure(&Still::default(), &error("third"));
     assert_eq!(health.report().trouble.map(|trouble| trouble.attempts), Some(1));
 }
 
@@ -49,7 +51,7 @@ fn who_waits_is_woken_once_when_failing_begins_and_never_when_it_ends() {
 #[test]
 fn a_request_without_space_fails_with_the_cause_while_the_device_is_stalled() {
     let health = BackingHealth::<Still>::new();
-    health.note_failure(&Still, &error("no such block"));
+    health.note_failure(&Still::default(), &error("no such block"));
     assert!(health.check_not_stalled().is_ok());
     health.set_stalled(true);
     let refused = health.check_not_stalled().expect_err("it is stalled");
