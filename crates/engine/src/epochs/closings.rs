@@ -80,6 +80,7 @@ impl Closings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
 
     #[test]
     fn an_epoch_has_the_time_of_the_last_closing_that_is_known_for_it() {
@@ -180,5 +181,33 @@ mod tests {
         closings.note(257, 256_001);
         assert_eq!(closings.known.first(), Some(&(1, 1000)));
         assert_eq!(closings.known.last(), Some(&(257, 256_001)));
+    }
+
+    #[test]
+    fn each_entry_that_is_left_is_the_last_within_a_sixty_fourth_of_the_time() {
+        let mut random = 5_u64;
+        for round in 0..50 {
+            let mut closings = Closings::new();
+            let mut all = Vec::new();
+            let mut at = 1000;
+            for epoch in 1..=KNOWN_MAX as u64 + 1 {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                // Most are close, some are far apart.
+                at += 1 + (random >> 33) % if random >> 60 == 0 { 40_000 } else { 30 + round };
+                closings.note(epoch, at);
+                all.push(at);
+            }
+            let space = (all[KNOWN_MAX] - all[0]) / 64 + 1;
+            let mut expected = vec![0];
+            for number in 1..all.len() {
+                let begin = all[expected[expected.len() - 1]];
+                if all.get(number + 1).is_none_or(|next| *next > begin + space) {
+                    expected.push(number);
+                }
+            }
+            let expected: Vec<_> = expected.iter().map(|number| (*number as u64 + 1, all[*number])).collect();
+            assert_eq!(closings.known, expected, "round {round}");
+        }
     }
 }

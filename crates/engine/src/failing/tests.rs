@@ -324,3 +324,20 @@ fn neighbours_join_up_to_the_longest_request_and_only_what_is_alike() {
     let many = [piece(KIB, 2048), piece(0, KIB), piece(2048, 3072)];
     assert_eq!(put_back(&many, 2048), [range(0, 2048), range(2048, 3072)]);
 }
+
+#[test]
+fn neighbours_far_from_the_begin_of_the_device_join_too() {
+    let mut failing = failing();
+    let far = 1 << 40;
+    failing.no_space(alloc::vec![piece(far, far + 512), piece(far + 512, far + KIB)], 1000, KIB);
+    assert_eq!(tried(&mut failing, &stop(0), 2000), [range(far, far + KIB)]);
+}
+
+#[test]
+fn a_batch_that_came_through_leaves_nothing_behind() {
+    let mut failing = failing();
+    failing.add(flight(0, 512), &park(0), 0);
+    failing.add(flight(0, 4 * KIB), &park(0), 0);
+    failing.recovered();
+    assert!(failing.refused().is_empty() && failing.waiting() == 0);
+}

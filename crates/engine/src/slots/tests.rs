@@ -7,6 +7,7 @@ use cbd_types::ByteRange;
 
 const AT: [u64; 2] = [4096, 8192];
 const PLACE: u64 = 5;
+const PAGE: u64 = 4096;
 const NAMES: InBoth = InBoth {
     first_fence: MutationPoint::TailFirstFence,
     second: MutationPoint::TailSecond,
@@ -244,4 +245,19 @@ fn a_long_content_is_stored_whole() {
     let _ = slots.store(&region, content);
     assert_eq!(region.memory().take_ops(), [Op::Store(AT[0], 1024)]);
     assert_eq!(TwoSlots::<FormerDisk>::read(&region, AT, PLACE).content(), Some(&content));
+}
+
+#[test]
+fn only_the_page_of_the_newest_slot_is_stored_again() {
+    let region = Region::new(Ram::new(16 << 10, true));
+    let at = [PAGE - 64, 3 * PAGE - 64];
+    let _ = region.store(PAGE, &[1; 64]);
+    let mut slots = TwoSlots::empty(at, PLACE);
+    let _ = slots.store(&region, tail(8));
+    region.memory().fail_syncs(1);
+    assert!(region.sync(MutationPoint::RowSync, 0, 64).is_err());
+    region.memory().take_ops();
+    slots.keep_in_both(&region, NAMES, tail(9)).expect("no sync fails");
+    let ops = region.memory().take_ops();
+    assert_eq!(ops[..3], [Op::Store(at[0], 64), Op::Fence, Op::Sync(at[0], 64)]);
 }

@@ -260,10 +260,24 @@ mod tests {
             "fn a() -> u8 { match b { 1..=2 => c, _ => d } }",
             "enum A { B = 1 + 2 }",
             "fn a() -> u8 { rare::count(b); c }",
+            "fn a() -> u8 { if b > 1 { rare::count(&b.c); } d }",
+            "fn a() -> u8 { b.prefetch(c + d * 64); e }",
+            "fn a() -> u8 { if b == c && d < e { let f = g(b + 1); h.prefetch(f); } i }",
+            "fn a() -> u8 { core::hint::spin_loop(); b }",
+            "impl Table { fn ask_node(&self) { if b > 1 { c(); } } }",
         ] {
             assert_eq!(found(source), [], "{source}");
         }
         assert_eq!(found("#[cfg(not(target_os = \"none\"))] fn a() -> u8 { b(c + d) }").len(), 1);
+    }
+
+    #[test]
+    fn a_branch_with_an_effect_is_changed_although_it_prefetches_too() {
+        assert_eq!(mutated("fn a() -> u8 { if b() { c.prefetch(d); e() } f }", Kind::Branch).len(), 2);
+        assert_eq!(
+            mutated("fn a() -> u8 { if b() { c.prefetch(d); } else { e() } f }", Kind::Branch).len(),
+            2
+        );
     }
 
     #[test]
