@@ -356,3 +356,5 @@ mod tests {
 
 #[cfg(test)]
 mod map_tests;
+#[cfg(test)]
+mod state_tests;

@@ -257,7 +257,7 @@ mod tests {
                 overlay.forget_segment(place.0);
                 forget(model, |meaning, at| meaning == Meaning::Zeroes && at.0 == place.0);
             }
-            _ if next(4) == 0 => {
+            _ if next(2) == 0 => {
                 overlay.forget_all_zeroes();
                 forget(model, |meaning, _| meaning == Meaning::Zeroes);
             }

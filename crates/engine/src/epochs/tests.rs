@@ -6,7 +6,7 @@ use crate::context::Identity;
 use crate::index::Index;
 use crate::lane::{Lane, LaneMap, LaneState, LogSegment};
 use crate::tests::{Op, Ram, Still, WALL_MS};
-use alloc::sync::Arc;
+use alloc::{sync::Arc, vec};
 use cbd_format::{SegmentShape, StateShape};
 use cbd_types::{BackendId, ByteRange, CHUNK, LaneId, Region};
 
@@ -301,4 +301,56 @@ fn a_slot_of_drained_that_a_crash_left_behind_is_completed() {
     let again = read(&rig.region);
     let _ = again.complete_slots(&rig.context);
     assert_eq!(rig.ops(), [Op::Store(SHAPE.drained()[0], 64)]);
+}
+
+#[test]
+fn the_first_content_of_drained_is_zero_but_for_what_changes() {
+    let rig = rig();
+    let now = rig.epochs.caught_up();
+    assert_eq!((now.epoch, now.void_until, now.dated_ms), (Epoch(0), 0, 0));
+    rig.epochs.set_back(&rig.context, 0);
+    let stored = rig.drained();
+    let numbers = [stored.epoch, stored.void_until, stored.wall_ms, stored.closed_ms];
+    assert_eq!((numbers.map(|number| number.get()), stored.ownership.get()), ([0; 4], 9));
+}
+
+#[test]
+fn what_could_not_be_stored_is_not_seen_but_an_earlier_recovery_point_is() {
+    let failing = rig();
+    failing.close();
+    failing.region.memory().fail_stores_after(0);
+    failing.reach(1, 0);
+    assert_eq!((failing.epochs.drained(), failing.epochs.dated_ms()), (Epoch(0), 0));
+    let rig = rig();
+    rig.close();
+    rig.reach(1, 0);
+    rig.region.memory().fail_stores_after(0);
+    rig.epochs.set_back(&rig.context, WALL_MS - 10);
+    assert_eq!((rig.epochs.drained(), rig.epochs.dated_ms()), (Epoch(1), WALL_MS - 10));
+    rig.ops();
+    rig.reach(2, 0);
+    assert_eq!((rig.ops(), rig.epochs.drained()), (vec![], Epoch(1)), "nothing is stored any more");
+}
+
+#[test]
+fn an_epoch_that_fua_closed_has_the_time_of_that() {
+    let rig = rig();
+    rig.environment.set_wall(WALL_MS + 100);
+    rig.force(&[ByteRange::at(0, 512)]);
+    rig.environment.set_wall(WALL_MS + 300);
+    rig.reach(1, 0);
+    assert_eq!(rig.epochs.dated_ms(), WALL_MS + 100);
+}
+
+#[test]
+fn no_lane_is_marked_after_a_store_that_failed() {
+    let rig = rig();
+    (0..4).for_each(|id| rig.record(id, 7));
+    rig.region.memory().fail_stores_after(0);
+    let _ = rig.region.store(0, &[1]);
+    rig.ops();
+    rig.close();
+    assert!(rig.epochs.force_unit_access(&rig.context, &rig.lanes, &[ByteRange::at(0, 512)]).is_err());
+    assert_eq!(rig.ops(), [Op::Fence]);
+    assert!(rig.lanes.iter().all(Lane::is_touched));
 }

@@ -341,3 +341,34 @@ fn a_batch_that_came_through_leaves_nothing_behind() {
     failing.recovered();
     assert!(failing.refused().is_empty() && failing.waiting() == 0);
 }
+
+#[test]
+fn pieces_of_one_block_stay_together_anywhere_on_the_device() {
+    let mut failing = failing();
+    let base = 8 * KIB;
+    failing.add(
+        Flight::new(alloc::vec![piece(base, base + 512), piece(base + 512, base + KIB)]),
+        &park(0),
+        0,
+    );
+    let block = failing.next(&park(0), 0).expect("a block");
+    assert_eq!(ranges(&block.pieces), [range(base, base + 512), range(base + 512, base + KIB)]);
+}
+
+#[test]
+fn after_a_batch_that_came_through_sectors_are_narrowed_down_at_once_again() {
+    let mut failing = failing();
+    failing.too_much(1000, REQUEST_MAX);
+    failing.recovered();
+    failing.add(flight(0, 512), &park(0), 1001);
+    assert_eq!(failing.refused().len(), 1);
+}
+
+#[test]
+fn a_flush_that_works_is_news_after_one_that_failed_and_only_then() {
+    let mut failing = failing();
+    failing.note(0);
+    assert!(!failing.flush_worked() && failing.is_past_bound(&park(0), 0), "other failures go on");
+    failing.flush_failed(0);
+    assert!(failing.flush_worked() && !failing.is_past_bound(&park(0), 0));
+}

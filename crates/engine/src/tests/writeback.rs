@@ -100,9 +100,9 @@ fn a_requested_drain_uses_the_whole_depth_at_once() {
 
 #[test]
 fn writeback_is_urgent_when_more_than_the_target_is_dirty() {
-    // 59 segments of 64 KiB, of which 10 percent are 377.6 KiB.
-    for (blocks, is_urgent) in [(94, false), (95, true)] {
-        let mut rig = Rig::new(large());
+    // 50 segments of 64 KiB, of which 10 percent are 80 blocks.
+    for (blocks, is_urgent) in [(80, false), (81, true)] {
+        let mut rig = Rig::new(Options { segments: 51, ..large() });
         (0..blocks).for_each(|number| write(&rig, number * 8 * KIB, 4096, 1));
         run(&mut rig);
         let asked = rig.disk.take_asked().len() as u64;
@@ -203,6 +203,63 @@ fn a_refused_flush_makes_all_dirty_again() {
     assert_eq!(rig.disk.take_asked(), once);
     let status = rig.cache.status();
     assert!(status.backing_trouble.is_none() && rig.cache.is_drained(epoch));
+    // The next trouble begins with the shortest pause again.
+    rig.disk.with(|state| state.refuses_flushes = true);
+    write(&rig, 0, 4096, 2);
+    rig.cache.request_drain();
+    run(&mut rig);
+    rig.environment.set_monotonic(400);
+    assert_eq!(run(&mut rig), until(500));
+}
+
+#[test]
+fn zeroes_go_in_longer_requests_than_data() {
+    let mut rig = Rig::new(large());
+    for number in 0..3 {
+        assert!(rig.zero(ByteRange::at(number * MIB, MIB), false));
+    }
+    rig.drain();
+    assert_eq!(rig.disk.take_asked()[0], Asked::Zeroes(ByteRange::at(0, 3 * MIB)));
+}
+
+#[test]
+fn what_is_parked_of_one_record_takes_a_record_for_each_block() {
+    let mut rig = parking(0);
+    rig.disk.with(|state| state.unwritable = vec![ByteRange::at(7 * SECTOR, 2 * SECTOR)]);
+    write(&rig, 0, 8 * KIB, 1);
+    rig.drain_without_clock();
+    let status = rig.cache.status();
+    assert_eq!((status.parked_total, status.parked_bytes), (2, 1024));
+    assert_eq!(status.parked, [ByteRange::at(7 * SECTOR, 2 * SECTOR)], "neighbours are listed together");
+}
+
+#[test]
+fn few_of_what_is_parked_are_tried_while_none_is_taken_unless_a_client_asks() {
+    let mut rig = parking(0);
+    let bad = |number: u64| ByteRange::at(number * 4096, SECTOR);
+    rig.disk.with(|state| state.unwritable = (0..20).map(bad).collect());
+    (0..20).for_each(|number| write(&rig, number * 4096, 4096, 1));
+    rig.drain_without_clock();
+    run(&mut rig);
+    assert_eq!(rig.cache.status().parked_total, 20);
+    let mut firsts = Vec::new();
+    for _ in 0..3 {
+        let Step::Idle { until_ms: Some(due) } = run(&mut rig) else { panic!("it is tried again") };
+        rig.disk.take_asked();
+        rig.environment.set_monotonic(due);
+        run(&mut rig);
+        let asked = rig.disk.take_asked();
+        if !asked.is_empty() {
+            assert!((8..12).contains(&asked.len()), "{asked:?}");
+            firsts.push(asked[0]);
+        }
+    }
+    assert!(firsts.len() >= 2 && firsts[0] != firsts[1], "{firsts:?}");
+    let Step::Idle { until_ms: Some(due) } = run(&mut rig) else { panic!("it is tried again") };
+    rig.environment.set_monotonic(due - 1000);
+    rig.cache.request_drain();
+    run(&mut rig);
+    assert_eq!(rig.disk.take_asked().len(), 20, "all are tried for a drain");
 }
 
 /// A disk that refuses a sector of a block, and a cache that parks what is refused after `after_s`.
