@@ -4,6 +4,7 @@ extern crate std;
 
 mod model;
 pub(crate) mod rig;
+mod states;
 mod writeback;
 
 use crate::Environment;
