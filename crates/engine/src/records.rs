@@ -121,3 +121,6 @@ impl<E: Environment> Cache<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

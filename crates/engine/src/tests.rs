@@ -30,6 +30,8 @@ pub(crate) enum Op {
 pub(crate) struct Ram {
     bytes: Mutex<Vec<u8>>,
     ops: Mutex<Vec<Op>>,
+    /// What was loaded: where, and how many bytes.
+    loads: Mutex<Vec<(u64, u64)>>,
     unreadable: Mutex<Vec<ByteRange>>,
     /// How many of the next syncs fail.
     failing_syncs: AtomicUsize,
@@ -49,6 +51,7 @@ impl Ram {
         Self {
             bytes: Mutex::new(vec![0; size]),
             ops: Mutex::default(),
+            loads: Mutex::default(),
             unreadable: Mutex::default(),
             failing_syncs: AtomicUsize::new(0),
             good_stores: AtomicUsize::new(usize::MAX),
@@ -61,6 +64,11 @@ impl Ram {
     /// The operations since the last call.
     pub(crate) fn take_ops(&self) -> Vec<Op> {
         core::mem::take(&mut *self.ops.lock().expect("no panic"))
+    }
+
+    /// The loads since the last call.
+    pub(crate) fn take_loads(&self) -> Vec<(u64, u64)> {
+        core::mem::take(&mut *self.loads.lock().expect("no panic"))
     }
 
     /// Loads that touch `range` fail from now on.
@@ -138,6 +146,7 @@ impl Pmem for Ram {
 
     fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
         let range = ByteRange::at(at, into.len() as u64);
+        self.loads.lock().expect("no panic").push((at, range.len()));
         if self.unreadable.lock().expect("no panic").iter().any(|failed| failed.overlaps(&range)) {
             return Err(MediaError { at });
         }

@@ -357,3 +357,10 @@ fn a_worker_without_work_sleeps_until_it_is_woken() {
     }
     assert!(rig.cache.worker_sleeps.load(core::sync::atomic::Ordering::SeqCst));
 }
+
+#[test]
+fn a_region_has_sixteen_hosts_and_sixty_four_backends_and_blkdevs_unless_it_is_asked_for_others() {
+    let options = crate::FormatOptions::default();
+    assert_eq!((options.host_rows, options.backend_rows, options.blkdev_rows), (16, 64, 64));
+    assert!(options.segment_size.is_none() && !options.force);
+}
