@@ -41,6 +41,11 @@ impl LaneMap {
         (row * BLOCKS_PER_CHUNK + at % CHUNK / CHECKSUM_BLOCK) as u32
     }
 
+    /// Whether `range` lies in one chunk, and so in one lane.
+    pub(crate) const fn is_in_one_chunk(&self, range: ByteRange) -> bool {
+        range.end - range.start <= CHUNK - range.start % CHUNK
+    }
+
     /// The numbers in their lane of the blocks that `range`, which lies in one chunk, touches.
     pub(crate) const fn keys(&self, range: ByteRange) -> RangeInclusive<u32> {
         self.key(range.start)..=self.key(range.end - 1)

@@ -77,6 +77,7 @@ impl<E: Environment> Pool<E> {
     pub(crate) fn release(&self, segment: u32) {
         let woken = {
             let mut state = self.state.lock();
+            debug_assert!(!state.free.contains(&segment), "segment {segment} is released twice");
             // Oldest released is used last: wear spreads, and stale bytes stay around for a post-mortem.
             state.free.insert(0, segment);
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);

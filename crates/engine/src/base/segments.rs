@@ -124,7 +124,9 @@ impl<E: Environment> Base<E> {
     /// A reader is done with a segment.
     #[inline]
     pub(crate) fn unpin(&self, segment: u32) {
-        if self.segment(segment).pins.fetch_sub(1, Ordering::AcqRel) == RETIRED | 1 {
+        let pins = self.segment(segment).pins.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(pins & !(RETIRED | RELEASED) > 0, "segment {segment} is not pinned");
+        if pins == RETIRED | 1 {
             self.release(segment);
         }
     }

@@ -4,7 +4,7 @@
 //! catches up, and evidence of how far each lane was complete. When an epoch was closed dates the recovery point.
 
 use crate::{Cache, Environment, epochs::Pass, lane::Lane, lane_map::LaneMap, position::Reached};
-use cbd_types::{ByteRange, CHUNK, Epoch, LaneId, MutationPoint, Result};
+use cbd_types::{ByteRange, Epoch, LaneId, MutationPoint, Result};
 
 impl<E: Environment> Cache<E> {
     /// Closes the present epoch: what completed before is in it or in an earlier one, and nothing that is submitted
@@ -118,8 +118,7 @@ impl<E: Environment> Cache<E> {
 
 /// The lane of a range that lies in one chunk, as nearly all do.
 const fn only_lane(map: LaneMap, range: ByteRange) -> Option<LaneId> {
-    let is_in_one = range.end - range.start <= CHUNK - range.start % CHUNK;
-    if is_in_one { Some(map.lane_of(range.start)) } else { None }
+    if map.is_in_one_chunk(range) { Some(map.lane_of(range.start)) } else { None }
 }
 
 fn touches(map: LaneMap, range: ByteRange, lane: LaneId) -> bool {

@@ -155,6 +155,11 @@ impl<E: Environment> Cache<E> {
         })
     }
 
+    /// Whether [`pieces`](Self::pieces) leaves `range` whole.
+    pub(super) fn is_piece(&self, range: ByteRange) -> bool {
+        self.pieces(range).eq(core::iter::once(range))
+    }
+
     /// The settings in force.
     pub fn settings(&self) -> Settings {
         self.base.settings()

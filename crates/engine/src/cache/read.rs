@@ -47,6 +47,7 @@ impl<E: Environment> Cache<E> {
     /// [`ErrorKind::Media`] where data is damaged and the backing device has no newer; nothing of it is returned.
     pub fn read(&self, range: ByteRange, into: &mut [u8], misses: &mut Vec<Miss>) -> Result<()> {
         debug_assert_eq!(range.len(), into.len() as u64);
+        debug_assert!(self.base().identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
         self.base().gate().check_running()?;
         if let Some(outcome) = self.read_block(range, into, misses) {
             return outcome;

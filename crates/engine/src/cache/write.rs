@@ -29,6 +29,7 @@ impl<E: Environment> Cache<E> {
     /// must go there first; [`ErrorKind::System`] when there is no memory, and nothing has changed.
     pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
         debug_assert_eq!(range.len(), data.len() as u64);
+        debug_assert!(self.is_piece(range), "{range} is no piece");
         self.base().gate().check_writable()?;
         // Most writes touch one or two blocks: their checksums need no kilobyte of scratch.
         if blocks_in(range) <= FEW_BLOCKS {

@@ -114,6 +114,7 @@ impl<E: Environment> Epochs<E> {
 
     /// All up to `epoch` is on the backing device: the recovery point moves.
     pub(crate) fn reach(&self, context: &Context<E>, epoch: u64, void_until: u64) {
+        debug_assert!(epoch >= self.drained().0, "drained never falls");
         // The time at which the epoch was closed, never that at which its writeback ended: what completed and was flushed in between is
         // not there.
         let now_ms = context.environment().wall_ms();

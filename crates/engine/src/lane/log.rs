@@ -208,6 +208,10 @@ impl LaneState {
                 .and(store_slot(base, open.segment, slot + 1 + index as u32, |place| line.encode(place)));
         }
         open.slots += record.slots();
+        debug_assert!(
+            base.shape().fits(open.slots, open.data_low, 0, 0),
+            "a record and data overlap: room was not made"
+        );
         if base.epochs().present() != epoch {
             rare::count(&base.rare().stragglers);
         }

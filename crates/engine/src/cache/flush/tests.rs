@@ -12,7 +12,7 @@ use crate::{
 };
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_format::{Drained, LaneMark, SegmentShape, StateShape};
-use cbd_types::{BackendId, Region};
+use cbd_types::{BackendId, CHUNK, Region};
 
 const LANES: u32 = 4;
 const SHAPE: StateShape = StateShape { lanes: LANES };
