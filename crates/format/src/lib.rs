@@ -1,12 +1,12 @@
 //! The format of all data on media: meaning, encoding and validation. No I/O.
 //!
-//! Always true here:
+//! Invariants:
 //! - little-endian, fixed width, naturally aligned, explicit zeroed padding; sizes and offsets are asserted at compile
 //!   time and compared with `docs/format.md` by a test;
 //! - decoding takes any bytes and never panics: bytes that were read are [`Unverified`] until `verify` gives a value;
 //! - all updates in place use one implementation of "two slots, newest valid wins" ([`slot`]).
 //!
-//! Left to others: the order of stores and fences (`cbd-engine`), and their execution (`cbd-pmem`).
+//! Elsewhere: the order of stores and fences (`cbd-engine`), and their execution (`cbd-pmem`).
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
 //! The superblock: two copies, in the first page and in the last.
 //!
-//! Always true here: of feature bits only incompatible ones are ever added to a superblock, and none is removed; so the
+//! Invariants: of feature bits only incompatible ones are ever added to a superblock, and none is removed; so the
 //! features of a region are those of both copies together.
 //!
-//! Left to others: the order in which the copies are stored, so that one of them is valid at any moment (`cbd-engine`).
+//! Elsewhere: the order in which the copies are stored, so that one of them is valid at any moment (`cbd-engine`).
 
 use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
 use alloc::{format, string::String, vec::Vec};

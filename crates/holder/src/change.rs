@@ -1,8 +1,8 @@
 //! Changes of a file since it was opened: deleted, truncated, or renamed.
 //!
-//! Always true here: a reported change was observed; a file that cannot be checked has no change.
+//! Invariants: a reported change was observed; a file that cannot be checked has no change.
 //!
-//! Left to others: a thread that may block: a check queries the file's server, which may hang.
+//! Elsewhere: a thread that may block: a check queries the file's server, which may hang.
 
 use crate::descriptor::status_at;
 use crate::{name_now, path_of};

@@ -1,6 +1,6 @@
 //! One open descriptor of a process, as `/proc` describes it.
 //!
-//! Always true here: the open file itself is not queried. Only a device node is, and only if its file system is the
+//! Invariants: the open file itself is not queried. Only a device node is, and only if its file system is the
 //! kernel's own or on a local disk.
 
 use cbd_sys::mounts::Mount;

@@ -1,11 +1,11 @@
 //! Files that are in use: the process that has a file locked or open, so that a refusal can name it, and changes of an
 //! open file ([`change`]).
 //!
-//! Always true of a search: no open file of another process is queried, so a file whose server hangs (FUSE, NFS) does
+//! Invariants of a search: no open file of another process is queried, so a file whose server hangs (FUSE, NFS) does
 //! not block a search. A search reads only data of the kernel itself: links and `fdinfo` below `/proc`, and the table
 //! of mounts. It ends after [`SEARCH_LIMIT`] without a result.
 //!
-//! Left to others: messages for users. A process of another user or another container is not visible, and is not found.
+//! Elsewhere: messages for users. A process of another user or another container is not visible, and is not found.
 #![forbid(unsafe_code)]
 
 pub mod change;

@@ -1,9 +1,9 @@
 //! A running backend: its backing device, its cache, the background worker of the cache, and the device for clients.
 //!
-//! Always true here: a backing device is used only if it is the recorded disk; whatever ends a run, dirty data stays in
+//! Invariants: a backing device is used only if it is the recorded disk; whatever ends a run, dirty data stays in
 //! the region.
 //!
-//! Left to others: the set of backends and the requests to start them, and the exports of their devices.
+//! Elsewhere: the set of backends and the requests to start them, and the exports of their devices.
 
 use crate::drain::{DrainProgress, NotDrained, until_drained};
 use crate::region::with_tools;

@@ -1,6 +1,6 @@
 //! Backing devices and the backend table of a transport: finding the row of a disk, and creating the row of a new one.
 //!
-//! Left to others: identifying a disk (`cbd-backing`), the table (`cbd-engine`).
+//! Elsewhere: identifying a disk (`cbd-backing`), the table (`cbd-engine`).
 
 use crate::ProcessEnvironment;
 use cbd_backing::{Backing, BackingFile, Identity, Options};

@@ -1,6 +1,6 @@
 //! Waiting until writeback has reached an epoch, with progress reports and a timeout.
 //!
-//! Always true here: a drain succeeds only when the backing device has all data up to the epoch: no range is parked and
+//! Invariants: a drain succeeds only when the backing device has all data up to the epoch: no range is parked and
 //! none is quarantined; the background worker wakes the waiting thread; a wait ends when the epoch is on the backing
 //! device, when there was no progress for the caller's timeout, or when the caller cancels it; no dirty data is dropped
 //! in any case.

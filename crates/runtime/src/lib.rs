@@ -2,10 +2,10 @@
 //! queues that a thread can sleep on. The daemon, the library, the tools and the benchmarks all run the engine with
 //! this crate.
 //!
-//! Always true here: a region that one of these programs created can be opened by another, since the same code creates
+//! Invariants: a region that one of these programs created can be opened by another, since the same code creates
 //! and opens it; the end of a run leaves dirty data in the region.
 //!
-//! Left to others: the execution of requests (`cbd-device`, `cbd-engine`), which backends run (`cbd-daemon`, `libcbd`).
+//! Elsewhere: the execution of requests (`cbd-device`, `cbd-engine`), which backends run (`cbd-daemon`, `libcbd`).
 #![forbid(unsafe_code)]
 
 pub mod backend;

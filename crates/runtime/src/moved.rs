@@ -1,6 +1,6 @@
 //! Backends that a rescue has moved to another disk: messages for the user, and refused disks.
 //!
-//! Always true here: the disk to which a backend was moved is not served before the user confirms it; a former disk of
+//! Invariants: the disk to which a backend was moved is not served before the user confirms it; a former disk of
 //! the backend lacks data, and is refused as long as the region has the backend.
 
 use crate::disk::Disk;

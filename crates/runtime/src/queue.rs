@@ -1,11 +1,11 @@
 //! The adapter between a device of the engine and exports.
 //!
-//! Always true here: a queue and the backing queue beneath it belong to one thread; the descriptors that a thread waits
+//! Invariants: a queue and the backing queue beneath it belong to one thread; the descriptors that a thread waits
 //! on are signalled whenever [`RequestQueue::poll`] can make progress with a waiting request: by the backing device
 //! when an operation completed, by the engine when a request that waited for space may continue. Plugged requests are
 //! not signalled: their thread unplugs or polls before it waits.
 //!
-//! Left to others: the execution of requests (`cbd-device`).
+//! Elsewhere: the execution of requests (`cbd-device`).
 
 use crate::{Count, Counted};
 use cbd_backing::{Backing, PollableQueue};

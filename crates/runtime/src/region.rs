@@ -1,8 +1,8 @@
 //! Regions by path: opening and formatting a transport, and the error messages for users.
 //!
-//! Always true here: a region that could not be formatted is unchanged, including its file.
+//! Invariants: a region that could not be formatted is unchanged, including its file.
 //!
-//! Left to others: locks and durability of a region (`cbd-pmem`); its tables (`cbd-engine`).
+//! Elsewhere: locks and durability of a region (`cbd-pmem`); its tables (`cbd-engine`).
 
 use crate::ProcessEnvironment;
 use cbd_engine::{Environment, FormatOptions, Transport};

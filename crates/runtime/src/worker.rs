@@ -1,10 +1,10 @@
 //! The background worker of one cache: a thread for writeback, reclaim, and marks of idle lanes.
 //!
-//! Always true here: the thread sleeps until the backing device, the engine or a timeout wakes it; stopping it leaves
+//! Invariants: the thread sleeps until the backing device, the engine or a timeout wakes it; stopping it leaves
 //! dirty data in the region. If it panics and the process continues, the cache refuses all requests, including waiting
 //! ones: no request waits for space that no thread frees.
 //!
-//! Left to others: the thread's scheduling and signals (`prepare`).
+//! Elsewhere: the thread's scheduling and signals (`prepare`).
 
 use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};

@@ -1,8 +1,8 @@
 //! Making caches: which segments they get, and what stands in them before the first write.
 //!
-//! Always true here: nothing relies on what is stored before a row says that the cache is there, or in use.
+//! Invariants: nothing relies on what is stored before a row says that the cache is there, or in use.
 //!
-//! Left to others: the row (`backends`), opening (`uses`).
+//! Elsewhere: the row (`backends`), opening (`uses`).
 
 use super::{BackendSpec, SEGMENTS_PER_LANE, Tables, Transport};
 use crate::{Environment, lane_map::LaneMap, slots::TwoSlots};

@@ -1,6 +1,6 @@
 //! A transport: the superblock and the tables of a region, and how backends get their segments.
 //!
-//! Always true here: a backend's row is the commit point. Segments name the cache that they were given to, and count only
+//! Invariants: a backend's row is the commit point. Segments name the cache that they were given to, and count only
 //! while a row names the same cache; so a crash while a backend is made or removed leaves free segments, never
 //! a half one.
 

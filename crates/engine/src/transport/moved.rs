@@ -1,11 +1,11 @@
 //! Backends that a rescue has moved to another disk.
 //!
-//! Always true here: from the moment at which the other disk may have got anything that the former one lacks, the row names the other disk,
+//! Invariants: from the moment at which the other disk may have got anything that the former one lacks, the row names the other disk,
 //! durably; so the former one is never served as if it were complete, whatever is cut off. Until the user has said so the other one is
 //! not served either: somebody may have used it without its cache since. Each disk that the backend had is known until the backend is
 //! removed, or the user says that it is gone: a move for which there is no room is refused.
 //!
-//! Left to others: which disk it is, and when a backend is moved (the tools).
+//! Elsewhere: which disk it is, and when a backend is moved (the tools).
 
 use super::{Transport, rows::active_row};
 use crate::{Environment, slots::TwoSlots};

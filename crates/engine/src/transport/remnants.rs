@@ -1,9 +1,9 @@
 //! A region without a superblock: whether it was a transport.
 //!
-//! Always true here: nothing is changed, and nothing is guessed. The first tables of every transport begin at the second page, and a
+//! Invariants: nothing is changed, and nothing is guessed. The first tables of every transport begin at the second page, and a
 //! row counts by its own checksum, kind and place.
 //!
-//! Left to others: making use of what is found; without a superblock nothing says where the caches lie.
+//! Elsewhere: making use of what is found; without a superblock nothing says where the caches lie.
 
 use super::{FormatOptions, read_table};
 use cbd_format::{BackendEntry, BlkdevEntry, HostEntry, Layout, SlotContent, layout::SEGMENT_SIZE_MIN};

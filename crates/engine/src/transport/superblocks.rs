@@ -1,12 +1,12 @@
 //! The two superblocks of a transport, and the features that it gets after it was formatted.
 //!
-//! Always true here:
+//! Invariants:
 //! - at any moment of a change one copy is whole and durable, and on the disk of an ordinary file;
 //! - when a feature was required, every copy that a program can open the region by names it, durably; so an earlier program refuses
 //!   the region before it finds anything in it that it does not understand;
 //! - a feature is never taken away.
 //!
-//! Left to others: what a superblock says and which copy counts (`cbd-format`), who requires what (the users of a feature).
+//! Elsewhere: what a superblock says and which copy counts (`cbd-format`), who requires what (the users of a feature).
 
 use super::Transport;
 use crate::Environment;

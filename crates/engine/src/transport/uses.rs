@@ -3,7 +3,7 @@
 //! A crash of the machine leaves a mixture of old and new pages of such a file. A cache must not be recovered from a mixture:
 //! old dirty data would be written over a newer disk. So each backend's row notes how its cache is used, and in which boot.
 //!
-//! Always true here, where [`Pmem::mixes_pages`](cbd_types::Pmem::mixes_pages):
+//! Invariants where [`Pmem::mixes_pages`](cbd_types::Pmem::mixes_pages):
 //! - the superblocks name `FEATURE_USE_NOTES` before a row has a note: an earlier program, which would leave stale notes behind,
 //!   refuses the region from then on;
 //! - `USE_DIRTY` with this boot is on the disk before the first store into a cache that is opened;
@@ -19,7 +19,7 @@
 //! Recovery runs without the lock of the tables, so that the first write of another cache does not wait for it. A cache that is being
 //! opened counts as open: it is not opened again, nor removed, nor noted as synced.
 //!
-//! Left to others: what is on the disk when (`cbd-pmem`), telling the user (`cbd-runtime`).
+//! Elsewhere: what is on the disk when (`cbd-pmem`), telling the user (`cbd-runtime`).
 
 use super::{SEGMENTS_PER_LANE, Tables, Transport, User, backends::ROW, rows::no_such};
 use crate::{
