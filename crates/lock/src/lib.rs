@@ -8,11 +8,11 @@
 //! The cost is paid by a thread that has to sleep: it first makes every thread of the process pass a barrier
 //! (`membarrier`), which takes some microseconds.
 //!
-//! Invariants: one holder at a time, which sees all changes of earlier holders; a sleeping thread is woken
-//! (`protocol`).
+//! Invariants: the lock has one holder at a time, to which all changes of earlier holders are visible; a sleeping thread is
+//! woken (`protocol`).
 //!
-//! Not here: fairness. A running thread can acquire the lock before a sleeping one, and while a woken thread
-//! has not yet acquired it, each unlock wakes it again (a system call).
+//! Not provided: fairness. A running thread can acquire the lock before a sleeping one. While a woken thread has not yet
+//! acquired the lock, each unlock wakes it again (a system call).
 
 mod linux;
 mod protocol;

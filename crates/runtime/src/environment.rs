@@ -68,7 +68,7 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
             for _ in 1..processors.min(count) {
                 let helper = std::thread::Builder::new().name("cbd-recovery".to_owned());
                 if helper.spawn_scoped(scope, work_on).is_err() {
-                    // The threads that were created do all the work.
+                    // The threads that were created execute all jobs.
                     break;
                 }
             }
