@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 
 const LINE: usize = 64;
 
-/// Lines by their number, from the address 0.
+/// Lines, by their number from address 0.
 #[derive(Default, Debug)]
 pub(crate) struct Record {
-    /// Stored through the caches and not written back since.
+    /// Lines that were stored through the caches and not written back since.
     pub(crate) cached: BTreeSet<usize>,
-    /// In flight to memory: they need only a fence.
+    /// Lines in flight to memory: they need only a fence.
     pub(crate) on_the_way: BTreeSet<usize>,
     pub(crate) fences: usize,
 }
