@@ -297,8 +297,10 @@ fn user_of(device: DeviceNumber) -> Option<String> {
             return Some(format!("{} is swap space; turn it off first (swapoff)", swap.display()));
         }
     }
-    let holders = directory.holders();
-    (!holders.is_empty()).then(|| format!("{} stands on it", holders.join(", ")))
+    let mut holders: Vec<_> = directory.holders().iter().map(|name| format!("/dev/{name}")).collect();
+    holders.sort();
+    let verb = if holders.len() == 1 { "stands" } else { "stand" };
+    (!holders.is_empty()).then(|| format!("{} {verb} on it", holders.join(", ")))
 }
 
 /// Whether an open block device may be written.

@@ -131,12 +131,12 @@ fn replay_lanes<E: Environment>(
     }
     for ((id, lane), marked) in lanes(base.identity()).zip(cache.lanes()).zip(&proved.marked) {
         let state = lane.lock();
-        if state.reached().lane_sequence > marked.sequence && MutationPoint::RecoveryUnmarked.is_active() {
+        if state.reached().lane_sequence > marked.sequence {
             // The next pass leaves the evidence that the last process did not come to leave.
             lane.touch();
         }
         let highest = epoch.max(state.highest_counter());
-        if !MutationPoint::RecoveryCounters.holds(highest < COUNTER_END / 2) {
+        if highest >= COUNTER_END / 2 {
             // Forged: counting on from here would soon write what no recovery can read.
             return Err(Error::new(
                 ErrorKind::Damaged,
@@ -172,13 +172,11 @@ fn note_what_was_found<E: Environment>(cache: &Cache<E>, is_drained_known: bool,
     // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
     // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
     cache.note_lost();
-    if opened_ms < cache.base().epochs().dated_ms() && MutationPoint::ClosingsClockSetBack.is_active() {
+    if opened_ms < cache.base().epochs().dated_ms() {
         // The clock was set back: what is completed from now on looks older than the recovery point.
         cache.base().epochs().set_back(cache.base().context(), opened_ms);
     }
-    let is_void = cache.has_damage() && MutationPoint::RecoveryDamageVoid.is_active()
-        || !is_drained_known && MutationPoint::RecoveryDrainedLost.is_active();
-    if is_void {
+    if cache.has_damage() || !is_drained_known {
         // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
         // it is not known how far it is drained, old epochs are about to be written over newer ones.
         cache.base().epochs().void_until_now(cache.base().context());
@@ -194,7 +192,7 @@ fn note_what_was_found<E: Environment>(cache: &Cache<E>, is_drained_known: bool,
 /// complete it, which is why it is erased before any is taken.
 fn reopen_if_nothing_is_free<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
     let is_short = cache.base().pool().free() < cache.base().pool().reserve();
-    if !MutationPoint::RecoveryNewSegment.holds(is_short) || !MutationPoint::RecoveryReopen.is_active() {
+    if !is_short {
         return;
     }
     for (lane, chain) in cache.lanes().iter().zip(chains) {
@@ -266,26 +264,18 @@ fn persist_what_was_relied_on<E: Environment>(cache: &Cache<E>, chains: &[Vec<Ch
 fn complete_copies<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
     let base = cache.base();
     let region = base.region();
-    let mut stored = region.nothing_in_flight();
-    if MutationPoint::RecoveryWholeState.is_active() {
-        stored = stored.and(base.epochs().complete_slots(base.context())).and(cache.complete_tails());
-    }
+    let mut stored = base.epochs().complete_slots(base.context()).and(cache.complete_tails());
     for segment in chains.iter().flatten() {
         let start = base.segment(segment.segment).base();
         for at in [start, start + base.shape().header_copy()] {
             let mut copy = [0; size_of::<SegmentHeader>()];
-            if MutationPoint::RecoveryWholeHeader.is_active()
-                && region.load(at, &mut copy).is_ok()
-                && copy != *bytes_of(&segment.header)
-            {
+            if region.load(at, &mut copy).is_ok() && copy != *bytes_of(&segment.header) {
                 stored = stored.and(region.store(at, bytes_of(&segment.header)));
             }
         }
     }
     for last in cache.lanes().iter().filter_map(|lane| lane.lock().last_with_records()) {
-        if let Some((location, record)) = last_record(base, &last)
-            && MutationPoint::RecoveryWholeRecord.is_active()
-        {
+        if let Some((location, record)) = last_record(base, &last) {
             stored = stored.and(base.complete_record(location, &record));
         }
     }
@@ -330,7 +320,7 @@ impl StateSlots {
             is_drained_known: drained.is_some(),
             marked: self.marks.iter().map(|mark| Marked::by(mark.content())).collect(),
             // The counter goes on above every epoch that was ever used.
-            epoch: highest_epoch(caught_up.drained.max(void_until), marked),
+            epoch: caught_up.drained.max(void_until).max(marked),
         }
     }
 }
@@ -349,7 +339,7 @@ impl<E: Environment> SegmentsFound<E> {
             let header = read_header(region, layout.segment_shape(), segment, identity);
             let live = header.filter(|header| {
                 let tail = tails[header.lane.get() as usize].content().map_or(0, |tail| tail.ordinal.get());
-                MutationPoint::RecoveryTail.holds(header.ordinal.get() >= tail.max(1))
+                header.ordinal.get() >= tail.max(1)
             });
             match live {
                 Some(header) => {
@@ -369,12 +359,6 @@ fn lanes(identity: &Identity) -> impl Iterator<Item = LaneId> + use<> {
     (0..identity.lanes.lanes).map(LaneId)
 }
 
-/// The highest epoch of which the state block says that it was used: the drained one or those behind it, and those of marks.
-fn highest_epoch(drained: u64, marked: u64) -> u64 {
-    let points = [(MutationPoint::EpochAboveDrained, drained), (MutationPoint::EpochAboveMarks, marked)];
-    points.into_iter().filter(|(point, _)| point.is_active()).map(|(_, seen)| seen).max().unwrap_or(0)
-}
-
 /// The valid header of a segment, from its copy where the first is damaged; the later generation if they differ.
 /// Notes the highest generation that any header claims, so that the next life of the segment goes above it.
 fn read_header<E: Environment>(
@@ -385,25 +369,20 @@ fn read_header<E: Environment>(
 ) -> Option<SegmentHeader> {
     let mut newest: Option<SegmentHeader> = None;
     let mut claimed = 0;
-    let copies = if MutationPoint::HeaderCopyRead.is_active() { 2 } else { 1 };
-    for at in [segment.base(), segment.base() + shape.header_copy()].into_iter().take(copies) {
+    for at in [segment.base(), segment.base() + shape.header_copy()] {
         let mut bytes = [0; size_of::<SegmentHeader>()];
         if region.load(at, &mut bytes).is_err() {
             continue;
         }
         let Some(header) = SegmentHeader::decode(&bytes) else { continue };
-        if bytes_of(&[header.claimed_generation()]) != [0xff; 4]
-            && MutationPoint::GenerationAboveClaimed.is_active()
-        {
+        if bytes_of(&[header.claimed_generation()]) != [0xff; 4] {
             claimed = claimed.max(header.claimed_generation());
         }
         let Some(header) = header.verify(segment.id(), identity.cache_id, identity.lanes.lanes) else {
             continue;
         };
-        if MutationPoint::HeaderLog.holds(header.magic.get() == LOG_MAGIC)
-            && newest.is_none_or(|known| {
-                MutationPoint::HeaderNewest.is_active() && known.generation.get() < header.generation.get()
-            })
+        if header.magic.get() == LOG_MAGIC
+            && newest.is_none_or(|known| known.generation.get() < header.generation.get())
         {
             newest = Some(header);
         }
@@ -417,7 +396,7 @@ fn read_header<E: Environment>(
 /// later run; the others are returned.
 fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
     heap_sort_by_key(chain, |segment| {
-        let run = if MutationPoint::RecoveryLaterRun.is_active() { segment.header.run.get() } else { 0 };
+        let run = segment.header.run.get();
         let later_first = core::cmp::Reverse((run, segment.header.generation.get()));
         (segment.header.ordinal.get(), later_first, segment.segment)
     });

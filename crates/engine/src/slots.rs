@@ -105,10 +105,7 @@ impl<T: SlotContent> TwoSlots<T> {
     /// As [`store`](Self::store): rows are large, and are not passed from frame to frame.
     fn store_copy<P: Pmem>(&mut self, region: &Region<P>, content: &T) -> InFlight {
         let (which, sequence) = match self.newest {
-            Some((newest, sequence)) => (
-                if MutationPoint::SlotOther.is_active() { 1 - newest } else { newest },
-                sequence + u64::from(MutationPoint::SlotSequence.is_active()),
-            ),
+            Some((newest, sequence)) => (1 - newest, sequence + 1),
             None => (0, 1),
         };
         self.newest = Some((which, sequence));

@@ -14,7 +14,6 @@
 //! Left to others: giving up requests that have not begun and completing the others
 //! ([`RequestQueue::give_up`](crate::RequestQueue::give_up)), and the waiting itself (the exports' threads).
 
-use cbd_types::MutationPoint;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -104,8 +103,7 @@ impl Client {
         let mut state = self.clients.state();
         let mut waits_for = BTreeSet::new();
         for (&number, entry) in state.present.iter_mut().filter(|(number, _)| **number != self.number) {
-            let unnoticed =
-                MutationPoint::ClientGoneUnnoticed.is_active() && !entry.leaving && (entry.is_gone)();
+            let unnoticed = !entry.leaving && (entry.is_gone)();
             if entry.leaving || unnoticed {
                 entry.awaited = true;
                 (entry.notify)();
@@ -124,8 +122,7 @@ impl Client {
     #[must_use]
     pub fn waits_for(&self) -> usize {
         let state = self.clients.state();
-        let left = state.present.get(&self.number).map_or(0, |entry| entry.waits_for.len());
-        if MutationPoint::ClientWaits.is_active() { left } else { 0 }
+        state.present.get(&self.number).map_or(0, |entry| entry.waits_for.len())
     }
 
     /// Whether another client waits for this one: then no request of this client may begin any more, and those that
@@ -146,7 +143,7 @@ impl Client {
 /// Whether a disconnected client is settled, given the number of its requests that can still change the device.
 #[must_use]
 pub fn is_settled(changes: usize) -> bool {
-    MutationPoint::ClientSettled.holds(changes == 0)
+    changes == 0
 }
 
 impl Drop for Client {

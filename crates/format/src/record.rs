@@ -166,15 +166,9 @@ struct Seeded([u8; 16 + 60]);
 impl RecordPlace {
     fn sum(&self, line: &[u8; 64]) -> u32 {
         let Seeded(seeded) = &mut Seeded([0; 16 + 60]);
-        if MutationPoint::RecordSalt.is_active() {
-            seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
-        }
-        if MutationPoint::RecordSegment.is_active() {
-            seeded[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
-        }
-        if MutationPoint::RecordSlot.is_active() {
-            seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
-        }
+        seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
+        seeded[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
+        seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
         // Copied in two parts: a load of a word that spans two stores would wait for both stores.
         seeded[16..72].copy_from_slice(&line[4..60]);
         seeded[72..].copy_from_slice(&line[60..]);
@@ -335,9 +329,7 @@ impl<'a> Unverified<&'a Record> {
         let inside = !kind.has_data()
             || (data_offset >= crate::PAGE
                 && data_offset.checked_add(range.len()).is_some_and(|end| end <= size - crate::PAGE));
-        let hangs_together = MutationPoint::RecordLines
-            .holds(u32::from(record.lines) == lines && lines <= MAX_CHECKSUM_LINES)
-            && MutationPoint::RecordDataInside.holds(inside);
+        let hangs_together = u32::from(record.lines) == lines && lines <= MAX_CHECKSUM_LINES && inside;
         hangs_together.then_some(record)
     }
 }

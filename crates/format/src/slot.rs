@@ -118,9 +118,7 @@ impl<T: SlotContent> Slot<T> {
         // A line is the common case and must not allocate; the checksum of a longer slot is computed in two steps.
         let mut seeded = [0u8; 12 + 60];
         seeded[..4].copy_from_slice(&T::KIND.to_le_bytes());
-        if MutationPoint::SlotPlace.is_active() {
-            seeded[4..12].copy_from_slice(&place.to_le_bytes());
-        }
+        seeded[4..12].copy_from_slice(&place.to_le_bytes());
         let body = &bytes[4..];
         if body.len() == 60 {
             seeded[12..].copy_from_slice(body);
@@ -136,9 +134,7 @@ impl<T> Slot<T> {
     #[must_use]
     pub fn newest(first: Option<Self>, second: Option<Self>) -> Option<(usize, Self)> {
         match (first, second) {
-            (Some(a), Some(b)) if MutationPoint::SlotNewest.is_active() && b.sequence > a.sequence => {
-                Some((1, b))
-            }
+            (Some(a), Some(b)) if b.sequence > a.sequence => Some((1, b)),
             (Some(a), _) => Some((0, a)),
             (None, Some(b)) => Some((1, b)),
             (None, None) => None,

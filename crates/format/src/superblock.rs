@@ -151,7 +151,7 @@ impl Unverified<Superblock> {
             .demand(MutationPoint::SuperblockChecksum, |block| block.crc.get() == block.sum())
             .ok_or_else(|| damaged("the superblock's checksum is wrong".into()))?
             .accept();
-        if block.version.get() > FORMAT_VERSION && MutationPoint::SuperblockVersion.is_active() {
+        if block.version.get() > FORMAT_VERSION {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -160,7 +160,7 @@ impl Unverified<Superblock> {
                 ),
             ));
         }
-        if block.version.get() == 0 && MutationPoint::SuperblockVersion.is_active() {
+        if block.version.get() == 0 {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "the region has format version 0, which was never settled: drain it with the program that made it, and format it again",
@@ -168,10 +168,10 @@ impl Unverified<Superblock> {
         }
         let incompatible = block.incompatible.get() & !INCOMPATIBLE_KNOWN;
         let read_only = block.read_only_compatible.get() & !READ_ONLY_KNOWN;
-        if !MutationPoint::SuperblockFeatures.holds(incompatible == 0 && read_only == 0) {
+        if incompatible != 0 || read_only != 0 {
             return Err(unknown_features(incompatible, read_only));
         }
-        if !MutationPoint::SuperblockSize.holds(block.region_size.get() <= mapped) {
+        if block.region_size.get() > mapped {
             return Err(damaged(format!(
                 "the transport has {} bytes, but only {mapped} are mapped: the region was cut short",
                 block.region_size
@@ -199,7 +199,7 @@ impl Unverified<Superblock> {
                 ],
             )
         };
-        if !MutationPoint::SuperblockGeometry.holds(geometry(&expected) == geometry(&block)) {
+        if geometry(&expected) != geometry(&block) {
             return Err(damaged("the superblock's offsets contradict its geometry".into()));
         }
         Ok((block, layout))
@@ -216,13 +216,10 @@ pub fn of_both_copies(
     first: Result<(Superblock, Layout)>,
     second: Result<(Superblock, Layout)>,
 ) -> Result<(Superblock, Layout)> {
-    let is_newer = |error: &Error| {
-        error.kind() == ErrorKind::Unsupported && MutationPoint::SuperblockFeaturesOfBoth.is_active()
-    };
+    let is_newer = |error: &Error| error.kind() == ErrorKind::Unsupported;
     match (first, second) {
         (Ok((first, layout)), Ok((second, _))) => {
-            let is_union =
-                first.is_of_same_transport(&second) && MutationPoint::SuperblockFeaturesOfBoth.is_active();
+            let is_union = first.is_of_same_transport(&second);
             let more = if is_union { second.incompatible.get() } else { 0 };
             Ok((first.with_incompatible(more), layout))
         }

@@ -21,7 +21,7 @@ use cbd_pmem::Mapping;
 use cbd_runtime::disk::Disk;
 use cbd_runtime::moved::refuse_target;
 use cbd_runtime::{ProcessEnvironment, region::sync_region};
-use cbd_types::{BackendId, Epoch, Error, ErrorKind, MutationPoint, Pmem, Region, Result};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, Pmem, Region, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -275,7 +275,7 @@ fn record_move(
     moves: bool,
 ) -> Result<Option<String>> {
     let former = || transport.former_disk(entry.id).map(|former| former.path);
-    if moves && MutationPoint::RescueMoves.is_active() {
+    if moves {
         let to = options.to.as_deref().unwrap_or_else(|| Path::new(&entry.path));
         if let Some(gone) = &options.forget_disk {
             transport.forget_former_disk(entry.id, &forgotten_name(transport, entry.id, gone)?)?;
@@ -339,8 +339,7 @@ fn one(
     drop(drain);
     cache.stop();
     let status = cache.status();
-    let is_all_in_region = MutationPoint::RescueDrained.holds(status.drained_epoch == drained)
-        && MutationPoint::RescueReclaimed.holds(status.rare.segments_reclaimed == 0);
+    let is_all_in_region = status.drained_epoch == drained && status.rare.segments_reclaimed == 0;
     if moves && result.is_err() && is_all_in_region {
         // Whatever the other disk has, the region still holds all data that the recorded one lacks: also data
         // that was parked, or written in part.
@@ -353,7 +352,7 @@ fn one(
     if parked_bytes == 0 {
         // 7. The disk is a plain disk now. What is written to it from here on must not be hidden by older data in the cache.
         //    Only the cache knows what is damaged: that stays.
-        if rescued.damaged.is_empty() && MutationPoint::RescueEmpties.is_active() {
+        if rescued.damaged.is_empty() {
             drop(cache);
             transport.empty_backend(entry.id)?;
             rescued.emptied = true;

@@ -10,7 +10,7 @@ use crate::keys::KEYS;
 use crate::memory::Memory;
 use crate::methods::{Available, Methods, Sum, class_of};
 use crate::routines::{BackLines, Failure};
-use cbd_types::{CHECKSUM_BLOCK, MutationPoint};
+use cbd_types::CHECKSUM_BLOCK;
 
 const LINE: usize = 64;
 const STEP: usize = 256;
@@ -56,7 +56,7 @@ unsafe fn store_lines(methods: &Methods, to: *mut u8, from: *const u8, length: u
     // SAFETY: as the caller ensures; a routine is in `methods` only if the processor can run it.
     unsafe {
         (store.lines)(to, from, length / LINE).result()?;
-        if !MutationPoint::PmemLinesBack.holds(store.written_back) {
+        if !store.written_back {
             back(methods, to, length)?;
         }
     }
@@ -85,7 +85,7 @@ unsafe fn store_bytes(methods: &Methods, to: *mut u8, from: &[u8]) -> Result<(),
     // SAFETY: as the caller ensures.
     unsafe {
         (methods.bytes)(to, from.as_ptr(), from.len()).result()?;
-        if MutationPoint::PmemRaggedBack.is_active() { back(methods, to, from.len()) } else { Ok(()) }
+        back(methods, to, from.len())
     }
 }
 
@@ -103,7 +103,7 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
     if length == 0 {
         return Ok(());
     }
-    let skew = if MutationPoint::PmemFirstLine.is_active() { at as usize % LINE } else { 0 };
+    let skew = at as usize % LINE;
     // SAFETY: lines do not cross pages, so if one byte of a line is mapped, the whole line is mapped.
     unsafe { routine(at.sub(skew), at, (skew + length).div_ceil(LINE)).result()? };
     Ok(())
@@ -113,9 +113,6 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
 pub(crate) fn write_back(memory: &Memory, methods: &Methods, at: u64, length: u64) -> Result<(), Fault> {
     let length = usize::try_from(length).map_err(|_| Fault::Outside)?;
     let start = memory.pointer(at, length).ok_or(Fault::Outside)?;
-    if !MutationPoint::PmemWriteBack.is_active() {
-        return Ok(());
-    }
     // SAFETY: the bytes are mapped; a write-back changes no byte.
     Ok(unsafe { back(methods, start, length) }?)
 }
@@ -170,9 +167,7 @@ unsafe fn store_block(methods: &Methods, way: &Sum, to: *mut u8, from: &[u8]) ->
         let stepped = if (to as usize).is_multiple_of(LINE) { from.len() / STEP * STEP } else { 0 };
         let sum = sum(way, to, from.as_ptr(), from.len(), stepped)?;
         // The steps write their lines back themselves; the bytes after them were stored through the caches.
-        if MutationPoint::PmemSummedBack.is_active() {
-            back(methods, to.add(stepped), from.len() - stepped)?;
-        }
+        back(methods, to.add(stepped), from.len() - stepped)?;
         Ok(sum)
     }
 }

@@ -19,7 +19,7 @@ use crate::processor::Flush;
 use crate::routines::processor as routines;
 use cbd_holder::Change;
 use cbd_sys::memory::Hint;
-use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, MutationPoint, Pmem, Result};
+use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, Pmem, Result};
 use core::fmt::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -301,7 +301,7 @@ impl Mapping {
             "a store of {length} bytes at {at} reaches past the region's {} bytes",
             self.len()
         );
-        if self.failed().is_none() && MutationPoint::PmemFailedStore.is_active() {
+        if self.failed().is_none() {
             self.failed.store(self.offset_of(fault, at, length), Ordering::Relaxed);
         }
     }
@@ -354,11 +354,9 @@ impl Pmem for Mapping {
 
     #[inline]
     fn fence(&self) {
-        if MutationPoint::PmemFence.is_active() {
-            routines::fence();
-            #[cfg(test)]
-            crate::recorder::note_fence();
-        }
+        routines::fence();
+        #[cfg(test)]
+        crate::recorder::note_fence();
     }
 
     #[inline]

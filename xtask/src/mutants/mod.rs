@@ -1,19 +1,25 @@
-//! `cargo xtask mutants`: disables the mutation points of [`cbd_types::MutationPoint`] one at a time and checks
-//! whether a test fails.
+//! `cargo xtask mutants`: disables the mutation points of [`cbd_types::MutationPoint`], and switches the mutants of
+//! `xtask/mutants/written` on, one at a time, and checks whether a test fails.
 //!
-//! Invariants: the tests are built once, and each mutant is a process of its own with another `CBD_MUTANT`; a
-//! mutant counts as caught only by a test that passes without it and fails, or hangs, with it more than once.
+//! Invariants: the tests are built once, in a copy of the sources in which written mutants are switches, and each mutant is a
+//! process of its own with another `CBD_MUTANT`; a mutant counts as caught only by a test that passes without it and fails,
+//! or hangs, with it more than once.
 //!
 //! Elsewhere: the mutation points (`cbd-types`), the tests (the crates), why some mutants change nothing
 //! (`docs/mutants.md`).
 
+mod catalog;
+mod copy;
 mod generated;
 mod killers;
+mod places;
+mod rewrite;
 mod suite;
+mod written;
 
 use crate::flags::Problem;
 use crate::workspace;
-use cbd_types::MutationPoint;
+use catalog::{Catalog, Mutant};
 use killers::{Killer, Killers};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -43,9 +49,10 @@ impl Flags {
     /// Reads the options.
     ///
     /// # Errors
-    /// [`Problem::Usage`] for an unknown option or a name that fits no mutant.
+    /// [`Problem::Usage`] for an unknown option or a name that fits no mutant; a list of mutants that cannot be read.
     pub fn parse(arguments: &[String]) -> Result<Self, Problem> {
         let mut flags = Self::default();
+        let catalog = Catalog::read(&workspace::root()).map_err(Problem::Failed)?;
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             match argument.as_str() {
@@ -55,7 +62,7 @@ impl Flags {
                 "--learn" => flags.learn = true,
                 "--only" => {
                     let name = rest.next().ok_or_else(|| Problem::Usage("--only needs a name".to_owned()))?;
-                    if !MutationPoint::ALL.iter().any(|known| known.name().starts_with(name.as_str())) {
+                    if !catalog.mutants.iter().any(|known| known.name.starts_with(name.as_str())) {
                         return Err(Problem::Usage(format!("there is no mutant '{name}'; see --list")));
                     }
                     flags.only.push(name.clone());
@@ -72,8 +79,8 @@ impl Flags {
         Self { thorough: true, ..Self::default() }
     }
 
-    fn wants(&self, mutant: MutationPoint) -> bool {
-        self.only.is_empty() || self.only.iter().any(|name| mutant.name().starts_with(name.as_str()))
+    fn wants(&self, mutant: &Mutant) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| mutant.name.starts_with(name.as_str()))
     }
 }
 
@@ -96,7 +103,7 @@ enum Verdict {
     },
 }
 
-/// Runs what the arguments ask for: the mutation points, or the generated mutants.
+/// Runs what the arguments ask for: the mutants chosen by hand, or the generated ones.
 ///
 /// # Errors
 /// [`Problem::Usage`] for an unknown option, and those of [`run`] and [`run_generated`].
@@ -120,28 +127,29 @@ pub fn run_generated() -> Result<bool, Problem> {
 /// # Errors
 /// When the tests do not build, or do not pass without a mutant.
 pub fn run(flags: &Flags) -> Result<bool, Problem> {
-    let known = Killers::read(&workspace::root()).map_err(Problem::Failed)?;
-    let wanted: Vec<MutationPoint> =
-        MutationPoint::ALL.iter().copied().filter(|mutant| flags.wants(*mutant)).collect();
+    let catalog = Catalog::read(&workspace::root()).map_err(Problem::Failed)?;
+    let known = Killers::read(&workspace::root(), &catalog).map_err(Problem::Failed)?;
+    let wanted: Vec<&Mutant> = catalog.mutants.iter().filter(|mutant| flags.wants(mutant)).collect();
     if flags.list {
-        for mutant in wanted {
+        for Mutant { name, about } in wanted {
             let note =
-                if known.is_equivalent(mutant) { "  (changes nothing, see docs/mutants.md)" } else { "" };
-            println!("{:32} {}{note}", mutant.name(), mutant.about().trim());
+                if known.is_equivalent(name) { "  (changes nothing, see docs/mutants.md)" } else { "" };
+            println!("{name:32} {about}{note}");
         }
         return Ok(true);
     }
     let begun = Instant::now();
-    let mut suite = Suite::build().map_err(Problem::Failed)?;
+    let mut suite = Suite::build(&catalog.written).map_err(Problem::Failed)?;
     let build_seconds = begun.elapsed().as_secs_f64();
     let begun = Instant::now();
-    let hinted: Vec<Killer> = wanted.iter().filter_map(|mutant| known.killer(*mutant)).cloned().collect();
+    let hinted: Vec<Killer> =
+        wanted.iter().filter_map(|mutant| known.killer(&mutant.name)).cloned().collect();
     let needs_all = flags.thorough || flags.learn || hinted.len() < wanted.len();
     suite.check_without_mutant((!needs_all).then_some(hinted.as_slice())).map_err(Problem::Failed)?;
     let verdicts = check_all(&suite, &known, flags, wanted);
     if flags.learn {
         let learned = verdicts.iter().filter_map(|(mutant, verdict)| match verdict {
-            Verdict::Caught { by, .. } => Some((*mutant, by.clone())),
+            Verdict::Caught { by, .. } => Some((mutant.clone(), by.clone())),
             _ => None,
         });
         known.write(&workspace::root(), learned).map_err(Problem::Failed)?;
@@ -169,16 +177,16 @@ fn check_all(
     suite: &Suite,
     known: &Killers,
     flags: &Flags,
-    wanted: Vec<MutationPoint>,
-) -> BTreeMap<MutationPoint, Verdict> {
+    wanted: Vec<&Mutant>,
+) -> BTreeMap<String, Verdict> {
     let waiting = Mutex::new(wanted.into_iter());
     let verdicts = Mutex::new(BTreeMap::new());
     let next = || waiting.lock().ok()?.next();
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while let Some(mutant) = next() {
-                    let verdict = check(suite, known, mutant, flags.thorough);
+                while let Some(Mutant { name, .. }) = next() {
+                    let verdict = check(suite, known, name, flags.thorough);
                     let line = match &verdict {
                         Verdict::Caught { by, seconds } => format!("caught   {seconds:6.2} s by {by}"),
                         Verdict::Survived => "SURVIVES".to_owned(),
@@ -188,12 +196,12 @@ fn check_all(
                     };
                     // With JSON, only the document goes to standard output.
                     if flags.json {
-                        eprintln!("{:32} {line}", mutant.name());
+                        eprintln!("{name:32} {line}");
                     } else {
-                        println!("{:32} {line}", mutant.name());
+                        println!("{name:32} {line}");
                     }
                     if let Ok(mut verdicts) = verdicts.lock() {
-                        verdicts.insert(mutant, verdict);
+                        verdicts.insert(name.clone(), verdict);
                     }
                 }
             });
@@ -202,7 +210,7 @@ fn check_all(
     verdicts.into_inner().unwrap_or_default()
 }
 
-fn check(suite: &Suite, known: &Killers, mutant: MutationPoint, thorough: bool) -> Verdict {
+fn check(suite: &Suite, known: &Killers, mutant: &str, thorough: bool) -> Verdict {
     if known.is_equivalent(mutant) {
         if !thorough {
             return Verdict::Equivalent { tried: false };
@@ -224,15 +232,15 @@ fn check(suite: &Suite, known: &Killers, mutant: MutationPoint, thorough: bool) 
     }
 }
 
-fn report(verdicts: &BTreeMap<MutationPoint, Verdict>, build_seconds: f64, seconds: f64) -> Value {
+fn report(verdicts: &BTreeMap<String, Verdict>, build_seconds: f64, seconds: f64) -> Value {
     let names = |which: fn(&Verdict) -> bool| -> Vec<&str> {
-        verdicts.iter().filter(|(_, verdict)| which(verdict)).map(|(mutant, _)| mutant.name()).collect()
+        verdicts.iter().filter(|(_, verdict)| which(verdict)).map(|(mutant, _)| mutant.as_str()).collect()
     };
     let killers: serde_json::Map<String, Value> = verdicts
         .iter()
         .filter_map(|(mutant, verdict)| match verdict {
             Verdict::Caught { by, seconds } => {
-                Some((mutant.name().to_owned(), json!({ "by": by.to_string(), "seconds": seconds })))
+                Some((mutant.clone(), json!({ "by": by.to_string(), "seconds": seconds })))
             }
             _ => None,
         })

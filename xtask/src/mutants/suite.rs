@@ -3,10 +3,11 @@
 //! Invariants: a program has limits of time and memory that it never needs without a mutant, and is killed
 //! when it exceeds them; that counts as caught, as a failing test does.
 
+use super::copy::{self, Copy};
 use super::killers::Killer;
-use crate::shell;
+use super::written::{self, Written};
+use crate::tidy::tree;
 use crate::workspace::{self, cargo};
-use cbd_types::MutationPoint;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The packages whose tests run: those that hold the mutation points, and those that test them.
+/// The packages whose tests run: those that the mutants change, and those that test them.
 const PACKAGES: [&str; 8] = [
     "cbd-types",
     "cbd-format",
@@ -32,6 +33,9 @@ const PACKAGES: [&str; 8] = [
 
 /// This program runs last, however quick it is: its findings depend on the scheduling of threads.
 const LAST: &str = "cbd-sim/threads_agree_with_the_oracle";
+
+/// Programs that read the sources, which have other texts in a copy: they find no mutant.
+pub const OF_SOURCES: [&str; 1] = ["cbd-types/mutation_points_are_used"];
 
 /// No program of the suite takes this long alone.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -47,7 +51,7 @@ const MEMORY_KIB: u64 = 6 << 20;
 /// The limit of a build of the tests.
 pub const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// The variable that names the mutation point to disable.
+/// The variable that names the mutant.
 const MUTANT: &str = "CBD_MUTANT";
 
 /// What a run of a program may use.
@@ -93,17 +97,33 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Builds the tests with the feature that lets the environment choose, below a target directory of their
-    /// own.
+    /// Copies the workspace, with switches of the `written` mutants, and builds the tests with the feature that lets the
+    /// environment choose.
     ///
     /// # Errors
-    /// The messages of cargo.
-    pub fn build() -> Result<Self, String> {
-        let target = workspace::target_directory()?.join("mutants");
-        let mut command = build_command(&target, &PACKAGES);
-        let text = shell::output_of(&mut command, BUILD_LIMIT)
-            .map_err(|end| format!("the tests do not build: {end}"))?;
-        let programs: Vec<Program> = text.lines().filter_map(program).collect();
+    /// A written mutant that does not fit the sources, a file that cannot be copied, the messages of the compiler.
+    pub fn build(written: &[Written]) -> Result<Self, String> {
+        let copy = Copy::new(&workspace::target_directory()?.join("mutants/written"));
+        let text =
+            |file: &str| String::from_utf8(copy::read(file)?).map_err(|error| format!("{file}: {error}"));
+        let switched = written::switched(written, text)?;
+        let paths = tree::paths()?;
+        for path in &paths {
+            match switched.get(path) {
+                Some(text) => copy.write(path, text.as_bytes())?,
+                None => copy.write(path, &copy::read(path)?)?,
+            }
+        }
+        copy.remove_others(&paths)?;
+        let (is_success, messages) = copy.run(&mut build_command(&copy.target, &PACKAGES));
+        if !is_success {
+            return Err(format!("the tests do not build:\n{}", errors(&messages)));
+        }
+        let programs: Vec<Program> = messages
+            .iter()
+            .filter_map(|line| program(line))
+            .filter(|program| !OF_SOURCES.contains(&program.name.as_str()))
+            .collect();
         if programs.is_empty() {
             return Err("cargo built no test".to_owned());
         }
@@ -142,18 +162,18 @@ impl Suite {
     }
 
     /// Whether a test catches a mutant: it must fail twice, since a test may fail once for another reason.
-    pub fn catches(&self, killer: &Killer, mutant: MutationPoint) -> bool {
+    pub fn catches(&self, killer: &Killer, mutant: &str) -> bool {
         let program = self.programs.iter().find(|program| program.name == killer.program);
-        let variables = [(MUTANT, mutant.name())];
+        let variables = [(MUTANT, mutant)];
         program
             .is_some_and(|program| fails_twice(program, &variables, &killer.test, Limits::of(LIMIT_OF_ONE)))
     }
 
     /// Runs all tests up to the first that catches the mutant.
-    pub fn run_all(&self, mutant: MutationPoint) -> Option<Killer> {
+    pub fn run_all(&self, mutant: &str) -> Option<Killer> {
         self.programs.iter().find_map(|program| {
             (0..TRIES).find_map(|_| {
-                let ended = run(program, &[(MUTANT, mutant.name())], &[], Limits::of(LIMIT));
+                let ended = run(program, &[(MUTANT, mutant)], &[], Limits::of(LIMIT));
                 let Outcome::Failed(test) = ended else { return Some(None) };
                 let killer = Killer { program: program.name.clone(), test };
                 self.catches(&killer, mutant).then_some(Some(killer))
@@ -170,6 +190,17 @@ pub fn build_command(target: &Path, packages: &[&str]) -> Command {
         command.args(["--package", package]);
     }
     command
+}
+
+/// The errors of the compiler among cargo's messages, or else all messages.
+fn errors(messages: &[String]) -> String {
+    let rendered = |line: &String| {
+        let value: Value = serde_json::from_str(line).ok()?;
+        let message = &value["message"];
+        (message["level"] == "error").then(|| message["rendered"].as_str().map(str::to_owned))?
+    };
+    let found: Vec<String> = messages.iter().filter_map(rendered).collect();
+    if found.is_empty() { messages.join("\n") } else { found.join("\n") }
 }
 
 /// Whether a test fails twice: it may fail once for another reason than the mutant.

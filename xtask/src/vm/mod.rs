@@ -38,9 +38,10 @@ Usage: cargo xtask vm run [OPTION].. -- COMMAND [ARGUMENT]..
                           the same with a shell on the console (Ctrl-A X kills the guest)
        cargo xtask vm test [--cuts N] [NAME]..
                           the jobs that `cargo xtask test` runs in guests; those whose name contains one of the words
-       cargo xtask vm peers [--json] [--report] [--rounds N] [--quick] [STACK]..
+       cargo xtask vm peers [--json] [--report] [--rounds N] [--quick] [--only COLUMN,..] [STACK]..
                           instructions for a request to CBD and to the kernel's own caches, in guests that count them
-                          (half an hour; --quick: only checks that it works); --report writes them into docs/performance.md
+                          (half an hour; --quick: only checks that it works); --only measures these columns alone, e.g.
+                          `cbd_in_process --only write_1,dsync_1`; --report writes all into docs/performance.md
        cargo xtask vm fetch [--again] [--kernel VERSION]
                           fetches QEMU and a kernel from Debian's packages; otherwise the first guest does
 

@@ -6,7 +6,7 @@ use super::Base;
 use crate::{Environment, position::Location, rare};
 use alloc::{format, vec::Vec};
 use cbd_format::{CHECKSUMS_PER_LINE, ChecksumLine, Record, crc32c_joined};
-use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, MutationPoint, Result, SECTOR};
+use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, Result, SECTOR};
 
 /// Data of a record that does not match its checksum, or memory that failed.
 #[derive(Debug)]
@@ -39,8 +39,7 @@ impl<E: Environment> Base<E> {
         let runtime = self.segment(location.segment);
         let place = runtime.place(location.slot);
         let generation = runtime.generation();
-        let copies = if MutationPoint::RecordMirrorRead.is_active() { 2 } else { 1 };
-        for (copy, at) in self.shape().slot(location.slot).into_iter().take(copies).enumerate() {
+        for (copy, at) in self.shape().slot(location.slot).into_iter().enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base() + at, &mut line).is_err() {
                 continue;
@@ -93,7 +92,7 @@ impl<E: Environment> Base<E> {
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));
-        MutationPoint::RecordOnDevice.holds(on_device) && MutationPoint::RecordInUnit.holds(in_unit)
+        on_device && in_unit
     }
 
     /// Copies the bytes of `range`, which the record at `location` holds, into `into`, verified. A block of which only a
@@ -161,8 +160,8 @@ impl<E: Environment> Base<E> {
         } else {
             self.load_part(at, covered, wanted, out).inspect_err(|_| out.fill(0))?
         };
-        let is_good = MutationPoint::DataChecksum.holds(sum == expected);
-        if !is_good && MutationPoint::DataErased.is_active() {
+        let is_good = sum == expected;
+        if !is_good {
             out.fill(0);
         }
         Ok(is_good)
@@ -208,8 +207,7 @@ impl<E: Environment> Base<E> {
     fn load_checksums(&self, location: Location, record: &Record, number: usize) -> Result<ChecksumLine> {
         let runtime = self.segment(location.segment);
         let slot = location.slot + 1 + number as u32;
-        let copies = if MutationPoint::ChecksumLineMirrorRead.is_active() { 2 } else { 1 };
-        for (copy, at) in self.shape().slot(slot).into_iter().take(copies).enumerate() {
+        for (copy, at) in self.shape().slot(slot).into_iter().enumerate() {
             let mut line = [0; 64];
             if self.region().load(runtime.base() + at, &mut line).is_err() {
                 continue;

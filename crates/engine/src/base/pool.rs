@@ -8,7 +8,6 @@ use crate::{
     sync::{SharedBool, SharedU32},
 };
 use alloc::vec::Vec;
-use cbd_types::MutationPoint;
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
@@ -56,12 +55,9 @@ impl<E: Environment> Pool<E> {
     pub(crate) fn take(&self, asker: Asker, waker: Option<&Waker>) -> Option<u32> {
         let mut state = self.state.lock();
         let keep = match asker {
-            _ if !MutationPoint::PoolReserve.is_active() => 0,
             Asker::Essential => 0,
-            Asker::Frugal if !MutationPoint::WritebackNotesFrugal.is_active() => 0,
             Asker::Client | Asker::Frugal => self.reserve,
-            Asker::Optional if MutationPoint::FillIsOptional.is_active() => self.left_to_writers(),
-            Asker::Optional => self.reserve,
+            Asker::Optional => self.left_to_writers(),
         } as usize;
         if state.free.len() > keep {
             let taken = state.free.pop();
@@ -85,7 +81,7 @@ impl<E: Environment> Pool<E> {
             state.free.insert(0, segment);
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
             // At the reserve, an open segment can be used again; above it, a new one.
-            if state.free.len() >= self.reserve as usize && MutationPoint::PoolWakes.is_active() {
+            if state.free.len() >= self.reserve as usize {
                 self.has_waiters.store(false, Ordering::Relaxed);
                 core::mem::take(&mut state.waiting)
             } else {

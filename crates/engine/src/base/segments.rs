@@ -10,7 +10,7 @@ use crate::{
 };
 use alloc::{boxed::Box, vec::Vec};
 use cbd_format::RecordPlace;
-use cbd_types::{MutationPoint, SegmentId};
+use cbd_types::SegmentId;
 use core::sync::atomic::Ordering;
 
 /// Bit of [`Segment::pins`]: reclaim is done with the segment; the last reader releases it.
@@ -132,7 +132,7 @@ impl<E: Environment> Base<E> {
     /// Reclaim is done with a segment: it returns to the pool now, or when its last reader unpins it.
     pub(crate) fn retire(&self, segment: u32) {
         let pins = self.segment(segment).pins.fetch_or(RETIRED, Ordering::AcqRel);
-        if MutationPoint::RetireWaits.holds(pins == 0) {
+        if pins == 0 {
             self.release(segment);
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     position::{Location, Place},
 };
 use alloc::{string::String, vec::Vec};
-use cbd_types::{ByteRange, CHUNK, Error, LaneId, MutationPoint};
+use cbd_types::{ByteRange, CHUNK, Error, LaneId};
 
 /// What reads and writeback have found.
 #[derive(Default)]
@@ -157,9 +157,6 @@ impl<E: Environment> Cache<E> {
     /// Bytes that are quarantined and that nothing has healed. No copy of what clients wrote there last exists, so the backing device
     /// is not complete without them, however far it is drained.
     pub fn quarantined_bytes(&self) -> u64 {
-        if !MutationPoint::DrainQuarantined.is_active() {
-            return 0;
-        }
         self.lanes().iter().map(|lane| lane.lock().quarantined_bytes(self.base())).sum()
     }
 }

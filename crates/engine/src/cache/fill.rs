@@ -36,7 +36,7 @@ impl<E: Environment> Cache<E> {
         debug_assert_eq!(miss.range.len(), data.len() as u64);
         let (base, lane) = (self.base(), self.lane(miss.lane));
         let mut state = lane.lock();
-        if !state.end_fill(miss.id) && MutationPoint::FillCancelled.is_active() {
+        if !state.end_fill(miss.id) {
             return;
         }
         // Filling up the pool would only make writers wait for reclaim.

@@ -22,7 +22,7 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn close_epoch(&self) -> Epoch {
         let base = self.base();
         // 1. Later writes load a later epoch.
-        let (closed, closed_ms) = base.epochs().raise(base.context(), MutationPoint::FlushEpoch);
+        let (closed, closed_ms) = base.epochs().raise(base.context());
         let mut pass = base.epochs().pass();
         pass.note_closing(closed, closed_ms);
         // A pass that began after the line above, while this one waited for the lock, serves it too.
@@ -51,18 +51,11 @@ impl<E: Environment> Cache<E> {
                     // The lane's last record may be what failed: a mark would prove it.
                     break;
                 }
-                if MutationPoint::FlushClear.is_active() {
-                    lane.clear_touched();
-                }
+                lane.clear_touched();
                 state.reached()
             };
             // 3. The mark is stored without the lock, whose locked instruction would drain it.
-            if MutationPoint::FlushMark.is_active() {
-                stored = stored.and(pass.store_mark(base.context(), id, last, covered));
-            }
-            if !MutationPoint::FlushClear.is_active() {
-                lane.clear_touched();
-            }
+            stored = stored.and(pass.store_mark(base.context(), id, last, covered));
             any = true;
         }
         if any {
@@ -80,23 +73,19 @@ impl<E: Environment> Cache<E> {
         let base = self.base();
         base.gate().check_running()?;
         let map = base.identity().lanes;
-        let (closed, closed_ms) = base.epochs().raise(base.context(), MutationPoint::FuaEpoch);
+        let (closed, closed_ms) = base.epochs().raise(base.context());
         let mut pass = base.epochs().pass();
         pass.note_closing(closed, closed_ms);
         let epoch = base.epochs().present();
         let mut stored = base.region().nothing_in_flight();
         let mut mark = |id: LaneId| {
             let Some(last) = self.reached(id) else { return };
-            if MutationPoint::FuaMark.is_active() {
-                stored.join(pass.store_mark(base.context(), id, last, epoch));
-            }
+            stored.join(pass.store_mark(base.context(), id, last, epoch));
         };
         for (number, range) in ranges.iter().enumerate() {
             // A mark that is not fenced is not followed by another of its lane, which would go over the last one that is durable.
-            let is_marked = |lane: LaneId| {
-                MutationPoint::FuaMarkOnce.is_active()
-                    && ranges[..number].iter().any(|earlier| touches(map, *earlier, lane))
-            };
+            let is_marked =
+                |lane: LaneId| ranges[..number].iter().any(|earlier| touches(map, *earlier, lane));
             match only_lane(map, *range) {
                 Some(lane) if is_marked(lane) => {}
                 Some(lane) => mark(lane),

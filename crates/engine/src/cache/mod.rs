@@ -30,7 +30,7 @@ use crate::{
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use backing::BackingHealth;
 use cbd_format::LaneTail;
-use cbd_types::{BackendId, ByteRange, CHUNK, Epoch, InFlight, LaneId, MutationPoint, Result};
+use cbd_types::{BackendId, ByteRange, CHUNK, Epoch, InFlight, LaneId, Result};
 use core::task::Waker;
 use damage::DamageLog;
 pub(crate) use parked_counters::ParkedCounters;
@@ -226,7 +226,7 @@ impl<E: Environment> Cache<E> {
     pub fn stop(&self) {
         self.base.gate().stop();
         self.base.pool().wake_all();
-        if MutationPoint::StopMark.is_active() && !self.is_abandoned() {
+        if !self.is_abandoned() {
             self.close_epoch();
         }
     }

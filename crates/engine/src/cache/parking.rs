@@ -9,7 +9,7 @@ use crate::{
     lane::{Outcome, Parked, Refused, space_of},
 };
 use alloc::vec::Vec;
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint, heap_sort_by_key};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, heap_sort_by_key};
 
 impl<E: Environment> Cache<E> {
     /// Parks `range`, which lies in one checksum block or is zeroes of one chunk, as far as what the backing device refused is
@@ -55,8 +55,7 @@ impl<E: Environment> Cache<E> {
     /// Whether just this is still parked.
     pub(crate) fn is_still_parked(&self, range: ByteRange, what: Refused) -> bool {
         let state = self.lane_of(range.start).lock();
-        let is_parked = state.parked_in(range).any(|(part, now)| part == range && now.is(what));
-        MutationPoint::ParkedStill.holds(is_parked)
+        state.parked_in(range).any(|(part, now)| part == range && now.is(what))
     }
 
     /// Whether anything is parked.

@@ -11,7 +11,7 @@ use crate::{
     position::Location,
 };
 use alloc::{format, vec::Vec};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, MutationPoint, Result};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result};
 
 /// Why a record does not give what the index says that it holds.
 enum Unreadable {
@@ -60,11 +60,8 @@ impl<E: Environment> Cache<E> {
             let mut state = self.lane(id).lock_for_request();
             state.note_read(base, range);
             state.look_up(base, range, &mut |piece, source| {
-                match source {
-                    Source::Record(location) if MutationPoint::ReadPins.is_active() => {
-                        base.segment(location.segment).pin();
-                    }
-                    Source::Record(_) | Source::Backing | Source::Zeroes | Source::Damaged => {}
+                if let Source::Record(location) = source {
+                    base.segment(location.segment).pin();
                 }
                 // Nearly all reads have one piece: no allocation for them.
                 if let Some(next) = pieces.get_mut(count) {
@@ -88,9 +85,7 @@ impl<E: Environment> Cache<E> {
             let result = match source {
                 Source::Record(location) => {
                     let result = self.read_record(*location, *piece, out, misses);
-                    if MutationPoint::ReadPins.is_active() {
-                        self.base().unpin(location.segment);
-                    }
+                    self.base().unpin(location.segment);
                     result
                 }
                 Source::Zeroes => {
@@ -124,10 +119,8 @@ impl<E: Environment> Cache<E> {
         let PinnedBlock { location, at, checksum } = pinned?;
         let block = ByteRange::at(start, CHECKSUM_BLOCK);
         let is_good = base.load_verified(at, block, range, into, checksum).is_ok_and(|is_good| is_good);
-        let outcome = if is_good { Ok(()) } else { self.read_again(location, range, into, misses) };
-        if MutationPoint::ReadPins.is_active() {
-            base.unpin(location.segment);
-        }
+        let outcome = if is_good { Ok(()) } else { self.read_again(range, into, misses) };
+        base.unpin(location.segment);
         Some(outcome)
     }
 
@@ -141,7 +134,7 @@ impl<E: Environment> Cache<E> {
     ) -> Result<()> {
         match self.load_piece(location, piece, out) {
             Ok(()) => Ok(()),
-            Err(_) => self.read_again(location, piece, out, misses),
+            Err(_) => self.read_again(piece, out, misses),
         }
     }
 
@@ -149,25 +142,15 @@ impl<E: Environment> Cache<E> {
     /// damage and marked it bad; *drained* passes it then, and does not mean any more that the backing device has it. So it
     /// is looked up again, and read in one hold of the lane's lock, in which none of that can happen. What is
     /// damaged and clean is read from the backing device and cached again.
-    fn read_again(
-        &self,
-        location: Location,
-        piece: ByteRange,
-        out: &mut [u8],
-        misses: &mut Vec<Miss>,
-    ) -> Result<()> {
+    fn read_again(&self, piece: ByteRange, out: &mut [u8], misses: &mut Vec<Miss>) -> Result<()> {
         let mut found = Vec::new();
         let mut damaged = Vec::new();
         let mut healed = 0;
         {
             let (base, id) = (self.base(), self.base().identity().lanes.lane_of(piece.start));
             let mut state = self.lane(id).lock();
-            if MutationPoint::RereadNewest.is_active() {
-                state.note_read(base, piece);
-                state.look_up(base, piece, &mut |part, source| found.push((part, source)));
-            } else {
-                found.push((piece, Source::Record(location)));
-            }
+            state.note_read(base, piece);
+            state.look_up(base, piece, &mut |part, source| found.push((part, source)));
             for (part, source) in found {
                 let out = &mut out[(part.start - piece.start) as usize..(part.end - piece.start) as usize];
                 match source {
@@ -211,7 +194,7 @@ impl<E: Environment> Cache<E> {
         out: &mut [u8],
     ) -> core::result::Result<(), Unreadable> {
         let record = self.base().load_record(location).map_err(Unreadable::Record)?;
-        if !MutationPoint::ReadInRecord.holds(record.range().contains(&piece)) {
+        if !record.range().contains(&piece) {
             let text = format!("the index and the log disagree about {piece}");
             return Err(Unreadable::Index(Error::new(ErrorKind::Damaged, text)));
         }
@@ -228,18 +211,18 @@ impl<E: Environment> Cache<E> {
         piece: ByteRange,
         unreadable: &Unreadable,
     ) -> bool {
-        if !MutationPoint::ParkedIsDirty.holds(!state.is_parked_at(piece, location)) {
+        if state.is_parked_at(piece, location) {
             return false;
         }
         match unreadable {
-            Unreadable::Data { is_clean, .. } => MutationPoint::RereadClean.holds(*is_clean),
+            Unreadable::Data { is_clean, .. } => *is_clean,
             // Whether it was clean went with the record; its segment may still say so.
             Unreadable::Record(_) => {
                 let drained = self.drained_epoch().0;
                 let is_clean = |segment: &LogSegment| {
                     segment.segment == location.segment && segment.last_dirty_epoch <= drained
                 };
-                MutationPoint::RereadCleanSegment.holds(state.segments().any(is_clean))
+                state.segments().any(is_clean)
             }
             Unreadable::Index(_) => false,
         }

@@ -68,11 +68,9 @@ impl<E: Environment> Cache<E> {
                     None => break,
                 },
             };
-            if MutationPoint::WriteTogetherTouch.is_active() {
-                // Before the first of them stores: a locked instruction behind a store costs what a fence does. A lane that is announced
-                // for nothing, where its write fails, is looked at once too often.
-                lane.announce(self.base());
-            }
+            // Before the first of them stores: a locked instruction behind a store costs what a fence does. A lane that is announced
+            // for nothing, where its write fails, is looked at once too often.
+            lane.announce(self.base());
             guard.prefetch(self.base(), *range);
             *place = Some(guard);
             count += 1;

@@ -49,9 +49,7 @@ impl<E: Environment> Cache<E> {
         let mut state = lane.lock_for_request();
         // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
         base.region().check_stores(MutationPoint::RecordAfterFailure)?;
-        if MutationPoint::WriteTouch.is_active() {
-            lane.announce(base);
-        }
+        lane.announce(base);
         let (kind, asker) = (RecordKind::Write, Asker::Client);
         Ok(match state.commit::<E, BLOCKS>(base, kind, range, data, asker, Some(waker)) {
             Ok((durable, _)) => {

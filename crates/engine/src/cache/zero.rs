@@ -35,9 +35,7 @@ impl<E: Environment> Cache<E> {
             let lane = self.lane(id);
             let mut state = lane.lock();
             base.region().check_stores(MutationPoint::RecordAfterFailure)?;
-            if MutationPoint::ZeroTouch.is_active() {
-                lane.announce(base);
-            }
+            lane.announce(base);
             let stored = match state.commit_zeroes(base, kind, range, waker) {
                 Ok(stored) => stored,
                 Err(Lack::Space) => {
@@ -46,9 +44,6 @@ impl<E: Environment> Cache<E> {
                 }
                 Err(Lack::Memory) => return no_memory(),
             };
-            if !MutationPoint::ZeroTouch.is_active() {
-                lane.announce(base);
-            }
             durable = stored;
             progress.next_lane = id.next().0;
         }

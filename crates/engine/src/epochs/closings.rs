@@ -7,7 +7,6 @@
 //! Left to others: reading the clock before the epoch is closed (`Epochs::raise`).
 
 use alloc::vec::Vec;
-use cbd_types::MutationPoint;
 
 /// Most entries. Beyond, some are dropped, so that a backlog of hours is still dated to a few hundredths of it.
 const KNOWN_MAX: usize = 256;
@@ -28,7 +27,7 @@ impl Closings {
         match self.known.last().copied() {
             // A flush that closed a later epoch was faster.
             Some((last, _)) if epoch <= last => return,
-            Some((_, last_ms)) if wall_ms < last_ms && MutationPoint::ClosingsClockSetBack.is_active() => {
+            Some((_, last_ms)) if wall_ms < last_ms => {
                 self.set_back(wall_ms);
             }
             _ => {}

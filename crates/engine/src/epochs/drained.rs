@@ -98,9 +98,6 @@ impl<E: Environment> Epochs<E> {
         if drained.closed_ms.get() < self.dated_ms.load(Ordering::Relaxed) {
             self.dated_ms.store(drained.closed_ms.get(), Ordering::Relaxed);
         }
-        if !MutationPoint::DrainedVisible.is_active() {
-            self.drained_now.store(drained.epoch.get(), Ordering::Release);
-        }
         // Twice, so that one failed page does not take the backing device back to an older epoch.
         let names = InBoth {
             first_fence: MutationPoint::DrainedFirstFence,
@@ -120,7 +117,7 @@ impl<E: Environment> Epochs<E> {
         // The time at which the epoch was closed, never that at which its writeback ended: what completed and was flushed in between is
         // not there.
         let now_ms = context.environment().wall_ms();
-        let closed_ms = if MutationPoint::DrainedDated.is_active() { self.closed_ms(epoch) } else { now_ms };
+        let closed_ms = self.closed_ms(epoch);
         self.store_drained(context, |drained| {
             drained.void_until = drained.void_until.get().max(void_until).into();
             drained.epoch = epoch.into();
@@ -133,7 +130,7 @@ impl<E: Environment> Epochs<E> {
     /// Where the clock was set back behind the recovery point, that is set back too, durably, before a flush completes that makes
     /// writes durable which completed since: by the clock they are older than the recovery point.
     pub(crate) fn check_clock(&self, context: &Context<E>, read_ms: u64) {
-        if read_ms >= self.dated_ms() || !MutationPoint::ClosingsClockSetBack.is_active() {
+        if read_ms >= self.dated_ms() {
             return;
         }
         // Not where this thread was only slow.

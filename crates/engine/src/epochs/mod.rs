@@ -14,7 +14,7 @@ mod pass;
 use crate::{Environment, Mutex, context::Context, slots::TwoSlots, sync::SharedU64};
 use alloc::vec::Vec;
 use cbd_format::{Drained, LaneMark};
-use cbd_types::{Epoch, MutationPoint};
+use cbd_types::Epoch;
 use core::sync::atomic::Ordering;
 pub(crate) use drained::CaughtUp;
 pub(crate) use pass::Pass;
@@ -75,11 +75,10 @@ impl<E: Environment> Epochs<E> {
     }
 
     /// Ends the present epoch. Returns it, and a time before which nothing completed that is of a later one.
-    pub(crate) fn raise(&self, context: &Context<E>, point: MutationPoint) -> (u64, u64) {
+    pub(crate) fn raise(&self, context: &Context<E>) -> (u64, u64) {
         // The clock is read first: a write that loads the new epoch completes later.
-        let before_ms = MutationPoint::ClosingReadFirst.is_active().then(|| context.environment().wall_ms());
-        let closed = self.counter.fetch_add(u64::from(point.is_active()), Ordering::SeqCst);
-        let closed_ms = before_ms.unwrap_or_else(|| context.environment().wall_ms());
+        let closed_ms = context.environment().wall_ms();
+        let closed = self.counter.fetch_add(1, Ordering::SeqCst);
         (closed, closed_ms)
     }
 

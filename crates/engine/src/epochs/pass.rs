@@ -8,7 +8,7 @@ use super::{Epochs, closings::Closings};
 use crate::{Environment, context::Context, position::Reached, slots::TwoSlots};
 use alloc::vec::Vec;
 use cbd_format::LaneMark;
-use cbd_types::{InFlight, LaneId, MutationPoint};
+use cbd_types::{InFlight, LaneId};
 use lock_api::MutexGuard;
 
 /// What passes share.
@@ -31,7 +31,7 @@ impl Pass {
     /// one that may be dirty. When each was closed is not known, but all that completed before `wall_ms` is of it or earlier.
     pub(super) fn begin_at(&mut self, epoch: u64, last: u64, wall_ms: u64) {
         self.covered = epoch;
-        self.closings.note(if MutationPoint::ClosingsAfterRestart.is_active() { last } else { 0 }, wall_ms);
+        self.closings.note(last, wall_ms);
     }
 
     /// Notes that `epoch` was closed at `wall_ms` or later.
@@ -41,7 +41,7 @@ impl Pass {
 
     /// Whether a completed pass began after `epoch` was closed.
     pub(crate) fn covers(&self, epoch: u64) -> bool {
-        self.covered > epoch || self.covered == epoch && !MutationPoint::FlushPass.is_active()
+        self.covered > epoch
     }
 
     /// Stores the mark of a lane, if it says more than the present one. In flight until the caller fences.

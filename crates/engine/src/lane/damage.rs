@@ -36,12 +36,8 @@ impl LaneState {
     ) -> bool {
         self.overlay.insert(range, Meaning::Damaged, place);
         self.forget_parked_up_to(base, range, place);
-        if MutationPoint::QuarantineNewer.is_active() {
-            self.heal_what_is_newer(base, range, place);
-        }
-        if MutationPoint::QuarantineCancelsFills.is_active() {
-            self.cancel_fills(range);
-        }
+        self.heal_what_is_newer(base, range, place);
+        self.cancel_fills(range);
         self.record_new_damage(base, range, sequence, place, asker)
     }
 
@@ -113,15 +109,11 @@ impl LaneState {
     ) -> bool {
         let left: Vec<ByteRange> = self
             .damage_in(base, range)
-            .filter(|(_, damage)| {
-                damage.place == place && MutationPoint::QuarantineOnlyNew.holds(damage.noted == 0)
-            })
+            .filter(|(_, damage)| damage.place == place && damage.noted == 0)
             .map(|(part, _)| part)
             .collect();
         // What is noted already stays with its own record: this one may span it without naming it.
-        let is_new = |damage: Damage| {
-            damage.place == place && MutationPoint::QuarantineKeepsNote.holds(damage.noted == 0)
-        };
+        let is_new = |damage: Damage| damage.place == place && damage.noted == 0;
         self.record_damage(base, &left, sequence, asker, is_new)
     }
 
@@ -160,9 +152,7 @@ impl LaneState {
         base: &'a Base<E>,
     ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
         let map = base.identity().lanes;
-        self.overlay.damaged().filter(move |(range, _)| {
-            MutationPoint::DamageOwnChunks.holds(map.of_lane(self.id, *range).next().is_some())
-        })
+        self.overlay.damaged().filter(move |(range, _)| map.of_lane(self.id, *range).next().is_some())
     }
 
     /// The same for a part of the device.
@@ -172,9 +162,7 @@ impl LaneState {
         range: ByteRange,
     ) -> impl Iterator<Item = (ByteRange, Damage)> + 'a {
         let map = base.identity().lanes;
-        self.overlay.damaged_in(range).filter(move |(range, _)| {
-            MutationPoint::DamageOwnChunks.holds(map.of_lane(self.id, *range).next().is_some())
-        })
+        self.overlay.damaged_in(range).filter(move |(range, _)| map.of_lane(self.id, *range).next().is_some())
     }
 
     /// Whether anything is quarantined that nothing has healed.
@@ -237,5 +225,5 @@ pub(super) fn marked_bad_by<E: Environment>(
 
 /// Whether reclaim of the segment `ordinal` takes the note of this damage with it.
 fn goes_with(ordinal: u64, damage: Damage) -> bool {
-    damage.place.0 <= ordinal && MutationPoint::ReclaimCarryOnce.holds(damage.noted <= ordinal)
+    damage.place.0 <= ordinal && damage.noted <= ordinal
 }

@@ -52,7 +52,7 @@ impl LaneState {
             }
             base.wakeups().wake();
             if let Some(waker) = waker
-                && !MutationPoint::PoolWakesAfterStop.holds(base.gate().check_running().is_ok())
+                && base.gate().check_running().is_err()
             {
                 // The wait list was woken before this one was on it.
                 waker.wake_by_ref();
@@ -79,13 +79,13 @@ impl LaneState {
     ) -> bool {
         // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
         // of it is for more of them, and clients wait.
-        let may_use_open = matches!(asker, Asker::Essential | Asker::Frugal)
-            || MutationPoint::PoolOpenFromReserve.holds(base.pool().free() >= base.pool().reserve());
+        let may_use_open =
+            matches!(asker, Asker::Essential | Asker::Frugal) || base.pool().free() >= base.pool().reserve();
         if let Some(open) = &mut self.open
             && may_use_open
             && base.shape().fits(open.slots, open.data_low, slots, length)
         {
-            if open.holds_dropped && length > 0 && MutationPoint::RecoveryReopenErase.is_active() {
+            if open.holds_dropped && length > 0 {
                 Self::erase_dropped(base, open);
             }
             return true;
@@ -108,9 +108,8 @@ impl LaneState {
     /// stored behind them; until then the segment is free for recovery.
     fn open_segment<E: Environment>(&mut self, base: &Base<E>, segment: u32) {
         let runtime = base.segment(segment);
-        let raised = u32::from(MutationPoint::GenerationRaised.is_active());
-        let generation = runtime.generation().wrapping_add(raised).max(1);
-        let salt = if MutationPoint::SaltFresh.is_active() { base.environment().random() } else { 0 };
+        let generation = runtime.generation().wrapping_add(1).max(1);
+        let salt = base.environment().random();
         runtime.begin(generation, salt, self.next_ordinal);
         if generation > 1 {
             rare::count(&base.rare().segment_reuses);
@@ -134,10 +133,8 @@ impl LaneState {
         }
         .sealed();
         let mut stored = base.region().store(runtime.base(), bytes_of(&header));
-        if MutationPoint::HeaderCopyStore.is_active() {
-            let copy = runtime.base() + base.shape().header_copy();
-            stored = stored.and(base.region().store(copy, bytes_of(&header)));
-        }
+        let copy = runtime.base() + base.shape().header_copy();
+        stored = stored.and(base.region().store(copy, bytes_of(&header)));
         base.region().fence(MutationPoint::HeaderFence, stored);
         self.open = Some(LogSegment {
             segment,
@@ -238,8 +235,5 @@ fn store_slot<E: Environment>(
     let [primary, mirror] = base.shape().slot(slot);
     let line = encode(&runtime.place(slot));
     let stored = base.region().store_line(runtime.base() + primary, &line);
-    if !MutationPoint::RecordMirrorStore.is_active() {
-        return stored;
-    }
     stored.and(base.region().store_line(runtime.base() + mirror, &line))
 }

@@ -8,7 +8,7 @@ use crate::{
     base::Base,
     position::{Location, NONE},
 };
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR};
 
 /// Lines of a block that are prefetched as soon as its offset is known; the processor predicts the rest of them.
 const PREFETCHED_LINES: u64 = 8;
@@ -132,9 +132,7 @@ impl LaneState {
             base.region().prefetch(at + line * 64);
         }
         self.admission.note_read(key);
-        if MutationPoint::ReadPins.is_active() {
-            segment.pin();
-        }
+        segment.pin();
         self.counters.read_hit += range.len();
         Some(PinnedBlock { location, at, checksum: data.sum })
     }

@@ -31,7 +31,7 @@ use crate::{
 };
 use admission::Admission;
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, MutationPoint};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId};
 use core::sync::atomic::Ordering;
 use fills::PendingFill;
 use index::{Index, Lines};
@@ -197,7 +197,6 @@ impl LaneState {
     pub(crate) fn reached(&self) -> Reached {
         // Of the segment with the last record: recovery begins a run, and the lane may have written nothing since.
         let run = self.open.as_ref().or(self.sealed.back()).map_or(0, |segment| segment.run);
-        let run = if MutationPoint::MarkNamesRun.is_active() { run } else { 0 };
         Reached { lane_sequence: self.next_sequence - 1, run }
     }
 

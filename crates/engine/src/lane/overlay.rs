@@ -10,7 +10,7 @@
 
 use crate::{position::Place, rangemap::RangeMap};
 use alloc::vec::Vec;
-use cbd_types::{ByteRange, MutationPoint};
+use cbd_types::ByteRange;
 
 /// What an extent means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,8 +66,7 @@ impl Overlay {
             present.meaning == Meaning::Damaged && present.meaning == meaning && present.place == place
         };
         self.extents.insert(range, Extent { meaning, place, noted: 0 }, |present| {
-            (MutationPoint::OverlayKeepsLater.is_active() && present.place > place)
-                || (MutationPoint::QuarantineOnce.is_active() && is_same(present))
+            present.place > place || is_same(present)
         });
     }
 
@@ -75,9 +74,8 @@ impl Overlay {
     /// quarantine record that says so.
     pub(crate) fn insert_noted(&mut self, range: ByteRange, place: Place, ordinal: u64) {
         self.was_damaged = true;
-        let noted = if MutationPoint::RecoveryKnowsNoted.is_active() { ordinal } else { 0 };
-        self.extents.insert(range, Extent { meaning: Meaning::Damaged, place, noted }, |present| {
-            MutationPoint::OverlayKeepsLater.is_active() && present.place > place
+        self.extents.insert(range, Extent { meaning: Meaning::Damaged, place, noted: ordinal }, |present| {
+            present.place > place
         });
     }
 
@@ -92,9 +90,7 @@ impl Overlay {
 
     /// Forgets the zeroes that the record at `place` gave to `range`: the backing device knows them.
     pub(crate) fn forget_zeroes(&mut self, range: ByteRange, place: Place) {
-        self.extents.remove(range, |extent| {
-            extent.meaning == Meaning::Zeroes && MutationPoint::ReclaimOwnZeroes.holds(extent.place == place)
-        });
+        self.extents.remove(range, |extent| extent.meaning == Meaning::Zeroes && extent.place == place);
     }
 
     /// Forgets all zeroes: the backing device knows them.
@@ -128,9 +124,9 @@ impl Overlay {
     ) -> impl Iterator<Item = (ByteRange, Meaning)> + '_ {
         self.extents.touching(range).filter_map(move |(part, Extent { meaning, place: since, .. })| {
             let counts = place.is_none_or(|place| match meaning {
-                Meaning::Zeroes => MutationPoint::ZeroesByPlace.holds(since > place),
+                Meaning::Zeroes => since > place,
                 // Damage has the place of the record that it marks bad.
-                Meaning::Damaged => MutationPoint::DamageByPlace.holds(since >= place),
+                Meaning::Damaged => since >= place,
             });
             counts.then_some((part, meaning))
         })

@@ -158,11 +158,11 @@ impl LaneState {
                 Refused::Data(location) => source == Source::Record(location),
                 Refused::Zeroes => source == Source::Zeroes,
             };
-            if MutationPoint::ParkedNewest.holds(is_newest) {
+            if is_newest {
                 newest.push(part);
             }
         });
-        if refused == Refused::Zeroes && MutationPoint::ParkedZeroesOnce.is_active() {
+        if refused == Refused::Zeroes {
             // A batch that is retried meets zeroes that are parked already: they look as those that it holds.
             let mut others = RangeMap::default();
             newest.iter().for_each(|part| others.insert(*part, (), |()| false));

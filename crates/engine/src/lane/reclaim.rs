@@ -11,7 +11,7 @@ use super::{
 use crate::{Environment, base::Base, position::Location};
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK};
 
 /// A block that was read since it was written: it is appended again.
 pub(crate) struct Chance {
@@ -25,7 +25,7 @@ impl LaneState {
     pub(crate) fn reclaimable(&self, drained: u64) -> Option<(LogSegment, usize)> {
         let tail = self.sealed.front()?;
         let is_clean = tail.last_dirty_epoch <= drained || self.is_settled(tail);
-        MutationPoint::ReclaimClean.holds(is_clean).then_some((*tail, self.sealed.len()))
+        is_clean.then_some((*tail, self.sealed.len()))
     }
 
     /// Parked ranges whose records stand in `segment`, at most `count`.

@@ -18,7 +18,7 @@ use crate::{
 };
 use alloc::{collections::BTreeMap, vec, vec::Vec};
 use cbd_format::{Drained, LaneMark, Record, RecordKind, SegmentHeader, SegmentShape};
-use cbd_types::{ByteRange, MutationPoint};
+use cbd_types::ByteRange;
 use core::ops::ControlFlow;
 
 /// A segment of a lane's log as its header describes it.
@@ -63,7 +63,7 @@ impl Marked {
     /// been dropped, and what is proved be another record with its sequence number.
     fn proves(&self, segment: &SegmentHeader) -> u64 {
         let is_of_run = self.run == 0 || segment.run.get() >= self.run;
-        if MutationPoint::RecoveryMarkOfRun.holds(is_of_run) { self.sequence } else { 0 }
+        if is_of_run { self.sequence } else { 0 }
     }
 }
 
@@ -90,7 +90,7 @@ impl CaughtUp {
     pub(crate) fn new(drained: Option<&Drained>) -> Self {
         drained.map_or(Self { drained: 0, complete: 0 }, |now| {
             let epoch = now.epoch.get();
-            let is_whole = MutationPoint::RecoveryLostVoid.holds(now.void_until.get() <= epoch);
+            let is_whole = now.void_until.get() <= epoch;
             Self { drained: epoch, complete: if is_whole { epoch } else { 0 } }
         })
     }
@@ -178,9 +178,7 @@ impl LaneState {
             self.replay_chain(base, chain, tail, marked, &mut replay);
             let Replay { outcome, found, .. } = replay;
             if found.is_empty() {
-                if MutationPoint::RecoveryLostNoted.is_active() {
-                    self.lost.extend(outcome.lost.iter().copied());
-                }
+                self.lost.extend(outcome.lost.iter().copied());
                 return outcome;
             }
             for (sequence, range, ordinal) in found {
@@ -199,9 +197,7 @@ impl LaneState {
     ) {
         let mut expected_ordinal = tail.map(|tail| tail.ordinal);
         let mut expected = tail.map(|tail| tail.first_sequence);
-        if let Some(first) = chain.first()
-            && MutationPoint::RecoveryMarkedBadBefore.is_active()
-        {
+        if let Some(first) = chain.first() {
             // What was marked bad and has been reclaimed since lies before everything that is left.
             let first = first.header.first_sequence.get();
             for (range, ordinal) in replay.marked_bad.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
@@ -211,13 +207,9 @@ impl LaneState {
         for (number, segment) in chain.iter().enumerate() {
             let header = &segment.header;
             let (ordinal, first) = (header.ordinal.get(), header.first_sequence.get());
-            if MutationPoint::EpochAboveLog.is_active() {
-                replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
-            }
-            let is_next = MutationPoint::RecoveryGap.holds(
-                expected_ordinal.is_none_or(|expected| expected == ordinal)
-                    && expected.is_none_or(|expected| expected == first),
-            );
+            replay.outcome.epoch = replay.outcome.epoch.max(header.epoch.get());
+            let is_next = expected_ordinal.is_none_or(|expected| expected == ordinal)
+                && expected.is_none_or(|expected| expected == first);
             if !is_next {
                 // A segment between is gone, or its records are.
                 let place = (expected_ordinal.unwrap_or(ordinal).min(ordinal), 0);
@@ -225,28 +217,25 @@ impl LaneState {
                 self.lose(base, replay, lost, Some(header.epoch.get()));
             }
             let next = chain.get(number + 1).map(|next| &next.header);
-            let next = next.filter(|_| MutationPoint::RecoveryLimit.is_active());
             let end = self.replay_segment(base, segment, next, marked.proves(header), replay);
             expected = Some(end);
             expected_ordinal = Some(ordinal + 1);
-            self.run = self.run.max(header.run.get() + u64::from(MutationPoint::RecoveryRun.is_active()));
+            self.run = self.run.max(header.run.get() + 1);
         }
         // A run that a mark names is over, even if all its segments are lost.
-        self.run = self.run.max(marked.run + u64::from(MutationPoint::RecoveryRun.is_active()));
+        self.run = self.run.max(marked.run + 1);
         let marked = marked.sequence;
         let next = expected.unwrap_or(marked + 1);
-        if !MutationPoint::RecoveryHeadLost.holds(marked < next) {
+        if marked >= next {
             // The mark says that there was more: the head segment is gone.
             let place = (expected_ordinal.unwrap_or(1), 0);
             // Of what came behind the mark nothing is known, so nothing is known to be clean.
             self.lose(base, replay, Lost { sequence: marked, place }, None);
         }
-        self.next_sequence =
-            if MutationPoint::RecoverySequenceAboveMark.is_active() { next.max(marked + 1) } else { next };
+        self.next_sequence = next.max(marked + 1);
         self.cut = self.next_sequence - 1;
         // A lost head segment keeps its ordinal; the next one is above it.
-        self.next_ordinal = expected_ordinal.unwrap_or(1).max(1)
-            + u64::from(marked >= next && MutationPoint::RecoveryOrdinalAboveLost.is_active());
+        self.next_ordinal = expected_ordinal.unwrap_or(1).max(1) + u64::from(marked >= next);
     }
 
     /// Replays one segment up to the first sequence number of its successor, whose header is `next`. Returns the sequence
@@ -300,9 +289,8 @@ impl LaneState {
             lines.prefetch::<E>(key..=key);
         });
         let numbers = position.expected..position.limit.unwrap_or(u64::MAX);
-        let in_order = read.iter().zip(numbers).take_while(|((_, record), expected)| {
-            MutationPoint::RecoverySequence.holds(record.sequence.get() == *expected)
-        });
+        let in_order =
+            read.iter().zip(numbers).take_while(|((_, record), expected)| record.sequence.get() == *expected);
         let count = in_order.count();
         read.truncate(count);
         let Some((last_slot, record)) = read.pop() else { return false };
@@ -320,7 +308,7 @@ impl LaneState {
         replay: &mut Replay<'_>,
     ) -> bool {
         let Some(record) = record_at(base, position.log.segment, position.slot) else { return false };
-        if !MutationPoint::RecoverySequence.holds(record.sequence.get() == position.expected) {
+        if record.sequence.get() != position.expected {
             return false;
         }
         self.apply_last(base, position, replay);
@@ -339,9 +327,8 @@ impl LaneState {
     ) -> ControlFlow<()> {
         let Position { limit, marked, slot, expected, .. } = *position;
         let segment = position.log.segment;
-        let later = next_record(base, segment, slot + 1, expected, limit, marked)
-            .filter(|_| MutationPoint::RecoveryLater.is_active());
-        let is_marked = marked >= expected && MutationPoint::RecoveryMark.is_active();
+        let later = next_record(base, segment, slot + 1, expected, limit, marked);
+        let is_marked = marked >= expected;
         if limit.is_none() && !is_marked && later.is_none() {
             return ControlFlow::Break(());
         }
@@ -379,17 +366,15 @@ impl LaneState {
     ) {
         let Some((location, record)) = position.last.take() else { return };
         let sequence = record.sequence.get();
-        let is_marked = position.marked >= sequence && MutationPoint::RecoveryMark.is_active();
+        let is_marked = position.marked >= sequence;
         let is_proved = position.limit.is_some() || is_marked;
-        if is_proved || MutationPoint::RecoveryWhole.holds(is_whole(base, location, &record)) {
+        if is_proved || is_whole(base, location, &record) {
             self.apply(base, &mut position.log, location, &record, replay);
             return;
         }
         // Torn: a write that was never acknowledged.
         rare::count(&base.rare().torn_records_dropped);
-        if MutationPoint::EpochAboveLog.is_active() {
-            replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
-        }
+        replay.outcome.epoch = replay.outcome.epoch.max(record.epoch.get());
         position.expected = sequence;
         position.slot = location.slot;
     }
@@ -404,22 +389,16 @@ impl LaneState {
         behind: Option<u64>,
     ) {
         let complete = replay.caught_up.complete;
-        if behind.is_some_and(|epoch| MutationPoint::RecoveryLostBehind.holds(epoch <= complete)) {
+        if behind.is_some_and(|epoch| epoch <= complete) {
             // The backing device has it, whatever it was, and all that is older: reads go there. A quarantine it was not.
-            if MutationPoint::RecoveryLostForgetsData.is_active() {
-                self.index.clear();
-                self.parked.forget(ByteRange { start: 0, end: base.identity().size });
-            }
-            if MutationPoint::RecoveryLostForgetsZeroes.is_active() {
-                self.overlay.forget_all_zeroes();
-            }
+            self.index.clear();
+            self.parked.forget(ByteRange { start: 0, end: base.identity().size });
+            self.overlay.forget_all_zeroes();
             return;
         }
         let whole = ByteRange { start: 0, end: base.identity().size };
-        if MutationPoint::RecoveryLost.is_active() {
-            self.overlay.insert(whole, Meaning::Damaged, lost.place);
-            self.parked.forget(whole);
-        }
+        self.overlay.insert(whole, Meaning::Damaged, lost.place);
+        self.parked.forget(whole);
         // Of that, this is noted already.
         for (range, ordinal) in replay.marked_bad.of(lost.sequence) {
             self.overlay.insert_noted(range, lost.place, ordinal);
@@ -466,15 +445,13 @@ impl LaneState {
         let (range, kind) = (record.range(), record.kind());
         let (sequence, epoch) = (record.sequence.get(), record.epoch.get());
         let place = (log.ordinal, location.slot);
-        if MutationPoint::EpochAboveLog.is_active() {
-            replay.outcome.epoch = replay.outcome.epoch.max(epoch);
-        }
+        replay.outcome.epoch = replay.outcome.epoch.max(epoch);
         match kind {
             RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
                 let first_sum = [record.first_sum.get()];
                 let known = if record.has_checksums() { &first_sum[..] } else { &[] };
                 self.index_range(base, range, location, record.data_offset.get(), known);
-                if !self.overlay.is_empty() && MutationPoint::RecoveryHeals.is_active() {
+                if !self.overlay.is_empty() {
                     self.overlay.heal(range);
                 }
                 log.data_low = log.data_low.min(u64::from(record.data_offset.get()));
@@ -491,20 +468,15 @@ impl LaneState {
                 }
             }
         }
-        if !self.parked.is_empty()
-            && kind != RecordKind::Quarantine
-            && MutationPoint::ParkedSuperseded.is_active()
-        {
+        if !self.parked.is_empty() && kind != RecordKind::Quarantine {
             self.parked.forget(range);
         }
-        if kind.is_parked() && MutationPoint::RecoveryParked.is_active() {
+        if kind.is_parked() {
             self.parked.insert(range, Parked { location, sequence, zeroes: kind.is_zeroes() });
         }
-        if MutationPoint::RecoveryMarkedBad.is_active() {
-            for (range, ordinal) in replay.marked_bad.of(sequence) {
-                self.overlay.insert_noted(range, place, ordinal);
-                self.parked.forget(range);
-            }
+        for (range, ordinal) in replay.marked_bad.of(sequence) {
+            self.overlay.insert_noted(range, place, ordinal);
+            self.parked.forget(range);
         }
         if kind.is_dirty() {
             log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);

@@ -113,18 +113,16 @@ impl LaneState {
         if BLOCKS > FEW_BLOCKS {
             self.return_checksums(many);
         }
-        if !self.overlay.is_empty() && MutationPoint::WriteHeals.is_active() {
+        if !self.overlay.is_empty() {
             self.overlay.heal(range);
         }
         if kind.is_parked() {
             let sequence = self.next_sequence - 1;
             self.parked.insert(range, Parked { location, sequence, zeroes: false });
-        } else if !self.parked.is_empty() && MutationPoint::ParkedSuperseded.is_active() {
+        } else if !self.parked.is_empty() {
             self.parked.forget(range);
         }
-        if MutationPoint::WriteCancelsFills.is_active() {
-            self.cancel_fills(range);
-        }
+        self.cancel_fills(range);
 
         match kind {
             RecordKind::Fill => self.counters.filled += range.len(),
@@ -181,12 +179,8 @@ impl LaneState {
         // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
         let (location, stored) = self.append(base, Record::new(kind, range), &[]);
         self.overlay.insert(range, Meaning::Zeroes, base.place_of(location));
-        if MutationPoint::ParkedSuperseded.is_active() {
-            self.parked.forget(range);
-        }
-        if MutationPoint::ZeroCancelsFills.is_active() {
-            self.cancel_fills(range);
-        }
+        self.parked.forget(range);
+        self.cancel_fills(range);
         // 5. Fence before the lane is unlocked.
         Ok(base.region().fence(MutationPoint::ZeroFence, stored))
     }

@@ -186,7 +186,7 @@ impl<E: Environment> Transport<E> {
     /// are lost.
     pub fn backend(&self, id: BackendId) -> Result<BackendEntry> {
         let mut tables = self.tables.lock();
-        if MutationPoint::RowLostSaid.is_active() && tables.is_backend_lost(id.index()) {
+        if tables.is_backend_lost(id.index()) {
             return Err(Error::new(
                 ErrorKind::Damaged,
                 format!(

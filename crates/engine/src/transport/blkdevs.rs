@@ -90,10 +90,7 @@ impl<E: Environment> Transport<E> {
         rows(&tables.blkdevs, |row| row.state.get())
             .filter(|(_, row)| {
                 tables.backends.get(row.backend.get() as usize).and_then(TwoSlots::content).is_some_and(
-                    |backend| {
-                        backend.state.get() == STATE_ACTIVE
-                            && MutationPoint::BlkdevBackendIdentity.holds(backend.uuid == row.backend_uuid)
-                    },
+                    |backend| backend.state.get() == STATE_ACTIVE && backend.uuid == row.backend_uuid,
                 )
             })
             .map(|(id, row)| BlkdevEntry {

@@ -109,10 +109,8 @@ impl<E: Environment> Transport<E> {
         for lane in (0..lanes).map(LaneId) {
             let place = u64::from(lane.0);
             // A mark of an earlier cache would make recovery report missing records.
-            if MutationPoint::BackendMarksErase.is_active() {
-                let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
-                stored = stored.and(mark.clear(region));
-            }
+            let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
+            stored = stored.and(mark.clear(region));
             let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
             let first = LaneTail {
                 ordinal: 1.into(),
@@ -145,7 +143,6 @@ impl<E: Environment> Transport<E> {
         // 1. The segments name the cache. They remain free until a row names it too.
         //    Both slots of an entry are stored, so that one failed page returns no segment to an earlier cache.
         let fences = [MutationPoint::BackendSegmentsFirstFence, MutationPoint::BackendSegmentsFence];
-        let slots = if MutationPoint::BackendSegmentsSecond.is_active() { 2 } else { 1 };
         let entry = SegmentEntry {
             backend: row.into(),
             reserved: 0.into(),
@@ -153,7 +150,7 @@ impl<E: Environment> Transport<E> {
             reserved2: [0; 32],
         };
         let table = self.layout.segment_area - self.layout.segment_table;
-        for fence in fences.into_iter().take(slots) {
+        for fence in fences {
             let mut stored = self.region.nothing_in_flight();
             for segment in &plan.segments {
                 stored = stored.and(tables.segments[segment.index()].store(&self.region, entry));

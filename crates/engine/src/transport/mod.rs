@@ -158,23 +158,21 @@ impl<E: Environment> Transport<E> {
             Err(error) if error.kind() != ErrorKind::NoSpace => return Err(error),
             _ => return Err(too_small(size, segment_size, layout_of)),
         };
-        if !options.force && MutationPoint::FormatRefusesUsed.is_active() {
+        if !options.force {
             refuse_used(&region)?;
         }
         // 1. Erase the superblocks: a crash from here on leaves no transport.
         let second = Layout::second_superblock(layout.region_size);
         let nothing = vec![0; PAGE as usize];
-        if MutationPoint::FormatErase.is_active() {
-            let stored = region.store(0, &nothing).and(region.store(second, &nothing));
-            region.fence(MutationPoint::FormatEraseFence, stored);
-            region.sync(MutationPoint::FormatEraseSync, 0, PAGE)?;
-            region.sync(MutationPoint::FormatEraseSync, second, PAGE)?;
-        }
+        let stored = region.store(0, &nothing).and(region.store(second, &nothing));
+        region.fence(MutationPoint::FormatEraseFence, stored);
+        region.sync(MutationPoint::FormatEraseSync, 0, PAGE)?;
+        region.sync(MutationPoint::FormatEraseSync, second, PAGE)?;
         // 2. Empty tables.
         let mut stored = region.nothing_in_flight();
         let blank = vec![0; 64 * PAGE as usize];
         let mut at = layout.host_area;
-        while at < layout.segment_area && MutationPoint::FormatBlank.is_active() {
+        while at < layout.segment_area {
             let length = blank.len().min((layout.segment_area - at) as usize);
             stored = stored.and(region.store(at, &blank[..length]));
             at += length as u64;
@@ -188,10 +186,7 @@ impl<E: Environment> Transport<E> {
         uuid[8..].copy_from_slice(&environment.random().to_le_bytes());
         let features = if region.mixes_pages() { FEATURE_USE_NOTES } else { 0 };
         let superblock = Superblock::new(&layout, uuid, environment.wall_ms()).with_incompatible(features);
-        let mut stored = region.store(0, bytes_of(&superblock));
-        if MutationPoint::SuperblockSecondStore.is_active() {
-            stored = stored.and(region.store(second, bytes_of(&superblock)));
-        }
+        let stored = region.store(0, bytes_of(&superblock)).and(region.store(second, bytes_of(&superblock)));
         region.fence(MutationPoint::FormatSuperblockFence, stored);
         // Opening also syncs them to the disk of an ordinary file.
         Self::open(environment, region)
@@ -267,9 +262,7 @@ impl<E: Environment> Tables<E> {
         }));
         let mut now = tables.lock();
         now.keep_what_was_read(region)?;
-        if MutationPoint::OpenWhole.is_active() {
-            now.complete(region)?;
-        }
+        now.complete(region)?;
         drop(now);
         Ok(tables)
     }
@@ -342,9 +335,8 @@ impl<E: Environment> Tables<E> {
         let entry = self.segments[segment].content()?;
         let backend = entry.backend.get();
         let row = self.backends.get(backend as usize)?.content()?;
-        let is_owner = MutationPoint::SegmentOwnerActive.holds(row.state.get() == STATE_ACTIVE)
-            && row.cache_id.get() != 0
-            && MutationPoint::SegmentOwnerCache.holds(row.cache_id == entry.cache_id);
+        let is_owner =
+            row.state.get() == STATE_ACTIVE && row.cache_id.get() != 0 && row.cache_id == entry.cache_id;
         is_owner.then_some(BackendId(backend))
     }
 
@@ -388,7 +380,7 @@ impl<E: Environment> Tables<E> {
         let segments = 0..self.segments.len();
         segments
             .filter(|segment| self.owner(*segment).is_none())
-            .filter(|segment| MutationPoint::SegmentLostKept.holds(!self.is_of_somebody_lost(*segment)))
+            .filter(|segment| !self.is_of_somebody_lost(*segment))
             .map(|segment| SegmentId(segment as u32))
             .collect()
     }

@@ -66,9 +66,7 @@ impl<E: Environment> Transport<E> {
         let is_same = |slots: &TwoSlots<FormerDiskSlot>| {
             slots.content().is_some_and(|former| former.identity == row.identity)
         };
-        let is_free = |slots: &TwoSlots<FormerDiskSlot>| {
-            slots.content().is_none() || !MutationPoint::MovedFormerKept.is_active()
-        };
+        let is_free = |slots: &TwoSlots<FormerDiskSlot>| slots.content().is_none();
         let index = known.iter().position(is_same).or_else(|| known.iter().position(is_free));
         let Some(index) = index else {
             return Err(no_room(id, &self.former_disks_of(row)));
@@ -137,9 +135,7 @@ impl<E: Environment> Transport<E> {
         let found = self.find_cache(&mut tables, id, &entry)?;
         // 1. Durable before any part of the log is erased; the state that a crash of the machine can restore is refused.
         self.note_opening(&mut tables, id)?;
-        if MutationPoint::EmptiedMoved.is_active() {
-            self.update_row(&mut tables, id, |row| row.cache_mode = MODE_MOVED.into())?;
-        }
+        self.update_row(&mut tables, id, |row| row.cache_mode = MODE_MOVED.into())?;
         // 2. After a crash from here on the operation can be repeated.
         self.empty_found(&found);
         self.region.check_stores(MutationPoint::TableStoreCheck)?;

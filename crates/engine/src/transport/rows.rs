@@ -3,7 +3,7 @@
 use crate::slots::TwoSlots;
 use alloc::format;
 use cbd_format::{SlotContent, tables::STATE_ACTIVE};
-use cbd_types::{Error, ErrorKind, MutationPoint, Result};
+use cbd_types::{Error, ErrorKind, Result};
 
 pub(super) fn is_active<T>(row: Option<&T>, state: impl Fn(&T) -> u32) -> bool {
     row.is_some_and(|row| state(row) == STATE_ACTIVE)
@@ -23,9 +23,7 @@ pub(super) fn first_free<T: SlotContent>(
     state: impl Fn(&T) -> u32 + Copy,
     what: &str,
 ) -> Result<usize> {
-    let is_free = |row: &TwoSlots<T>| {
-        !is_active(row.content(), state) && MutationPoint::RowLostKept.holds(!row.is_lost())
-    };
+    let is_free = |row: &TwoSlots<T>| !is_active(row.content(), state) && !row.is_lost();
     table.iter().position(is_free).ok_or_else(|| {
         Error::new(
             ErrorKind::NoSpace,

@@ -53,7 +53,7 @@ impl Superblocks {
         // The mapped size determines the offset of the second copy. If the mapping has grown since, only the first copy has
         // the original size.
         let used = first.as_ref().map_or(size, |(_, layout)| layout.region_size);
-        let second = if used < 2 * PAGE || !MutationPoint::SuperblockSecondRead.is_active() {
+        let second = if used < 2 * PAGE {
             Err(Error::new(ErrorKind::Foreign, "the region is too small for a second superblock"))
         } else {
             verify(region, Layout::second_superblock(used))
@@ -115,9 +115,6 @@ impl Superblocks {
     /// [`ErrorKind::Media`] if a copy cannot be read or stores to the region have failed, and system errors of the disk. Then
     /// the caller must not store anything that needs the features.
     pub(super) fn require<P: Pmem>(&mut self, region: &Region<P>, features: u64) -> Result<()> {
-        if !MutationPoint::FeatureRequired.is_active() {
-            return Ok(());
-        }
         let has_it = self.block.has_incompatible(features);
         if has_it && !self.copies.contains(&Copy::Other) {
             return Ok(());
@@ -125,20 +122,19 @@ impl Superblocks {
         let is_unreadable = |at: usize| self.copies[at] == Copy::Unreadable;
         if let Some(unreadable) = (0..2).find(|at| is_unreadable(*at))
             && !has_it
-            && MutationPoint::FeatureUnreadable.is_active()
         {
             return Err(unreadable_copy(self.at[unreadable]));
         }
         let wanted = self.block.with_incompatible(features);
         // 1. The copy that is not known to be complete, durably. 2. The other one.
-        let last = if MutationPoint::FeatureOtherFirst.is_active() { self.whole } else { 1 - self.whole };
+        let last = self.whole;
         let names = [
             (1 - last, MutationPoint::FeatureFirstFence, MutationPoint::FeatureFirstSync),
             (last, MutationPoint::FeatureFence, MutationPoint::FeatureSync),
         ];
-        for (number, (copy, fence, sync)) in names.into_iter().enumerate() {
+        for (copy, fence, sync) in names {
             let is_there = has_it && self.copies[copy] == Copy::Current;
-            if is_there || (number == 1 && !MutationPoint::FeatureBoth.is_active()) {
+            if is_there {
                 continue;
             }
             // The content of this copy is unknown until all steps have succeeded.

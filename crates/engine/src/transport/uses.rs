@@ -107,8 +107,7 @@ impl<E: Environment> Transport<E> {
             USE_UNKNOWN | USE_SYNCED => Pages::Whole,
             USE_CLEAN | USE_DIRTY | USE_UNSURE if is_this_boot => Pages::Whole,
             USE_CLEAN => Pages::MixedClean,
-            _ if MutationPoint::UseRefused.is_active() => Pages::MixedDirty,
-            _ => Pages::Whole,
+            _ => Pages::MixedDirty,
         }
     }
 
@@ -144,9 +143,7 @@ impl<E: Environment> Transport<E> {
         }
         // The entry in `open` counts until this function returns, even with an error.
         let opening = Arc::new(());
-        if MutationPoint::BackendOpening.is_active() {
-            tables.open.push((id, User::Opening(Arc::downgrade(&opening))));
-        }
+        tables.open.push((id, User::Opening(Arc::downgrade(&opening))));
         drop(tables);
         let cache = recover(Opening {
             environment: Arc::clone(&self.environment),
@@ -175,7 +172,7 @@ impl<E: Environment> Transport<E> {
         id: BackendId,
         entry: &super::BackendEntry,
     ) -> Result<Found> {
-        if !MutationPoint::BackendOpenOnce.holds(!tables.is_open(id)) {
+        if tables.is_open(id) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open already")));
         }
         let Some(row) = tables.backends[id.index()].content() else {
@@ -232,9 +229,6 @@ impl<E: Environment> Transport<E> {
                 note(tables, &self.region, id, USE_UNKNOWN, BootId::UNKNOWN)
             };
         }
-        if !MutationPoint::UseNoted.is_active() {
-            return Ok(());
-        }
         // Stored even if the row has this record already: after a failed sync the record can be in memory only, and a later
         // successful sync does not write it to the disk unless it is stored again.
         note(tables, &self.region, id, USE_DIRTY, self.region.boot())
@@ -244,14 +238,11 @@ impl<E: Environment> Transport<E> {
     fn note_opened(&self, tables: &mut Tables<E>, id: BackendId, cache: &Cache<E>) -> Result<()> {
         let is_unsure =
             tables.backends[id.index()].content().is_some_and(|row| row.use_state.get() == USE_UNSURE);
-        if is_unsure || MutationPoint::UseCleanChecked.is_active() && !cache.holds_nothing_dirty() {
+        if is_unsure || !cache.holds_nothing_dirty() {
             return Ok(());
         }
         let boot = self.region.boot();
         note(tables, &self.region, id, USE_CLEAN, boot)?;
-        if !MutationPoint::UseDirtyNoted.is_active() {
-            return Ok(());
-        }
         let (tables, region) = (Arc::clone(&self.tables), Arc::clone(&self.region));
         cache.before_first_write(Box::new(move || {
             note(&mut tables.lock(), &region, id, USE_DIRTY, region.boot())
@@ -283,9 +274,7 @@ impl<E: Environment> Transport<E> {
             })
         });
         let in_use: Vec<BackendId> = in_use.map(|(id, _)| id).collect();
-        let (open, closed): (Vec<_>, Vec<_>) = in_use
-            .into_iter()
-            .partition(|id| MutationPoint::UseSyncedClosed.is_active() && open.contains(id));
+        let (open, closed): (Vec<_>, Vec<_>) = in_use.into_iter().partition(|id| open.contains(id));
         if closed.is_empty() {
             return Ok(open.len());
         }
@@ -329,9 +318,6 @@ impl<E: Environment> Transport<E> {
 #[cold]
 #[inline(never)]
 fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory>) {
-    if !MutationPoint::UseUnsure.is_active() {
-        return;
-    }
     let boot = region.boot();
     for row in &mut tables.backends {
         let Some(mut content) = row.content().copied() else { continue };

@@ -104,7 +104,7 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         }
         let now = cache.base().environment().monotonic_ms();
         let mark = match cache.unmarked_for_ms(now) {
-            Some(idle) if idle >= IDLE_MARK_MS && MutationPoint::IdleMark.is_active() => {
+            Some(idle) if idle >= IDLE_MARK_MS => {
                 cache.close_epoch();
                 None
             }
@@ -115,7 +115,7 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        if (if MutationPoint::BackgroundWorkerSleepsLong.is_active() { mark } else { until_ms }).is_some() {
+        if mark.is_some() {
             return Step::Idle { until_ms };
         }
         if core::mem::replace(&mut self.rested, covered) != covered {
@@ -128,7 +128,7 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
         cache.base().wakeups().announce_sleep();
         let has_changed = cache.unmarked_for_ms(now).is_some() || cache.base().epochs().covered() != covered;
-        if !MutationPoint::BackgroundWorkerLooksAgain.holds(!has_changed) {
+        if has_changed {
             return Step::Busy;
         }
         Step::Idle { until_ms }

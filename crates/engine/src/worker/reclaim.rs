@@ -64,8 +64,8 @@ impl Reclaim {
                 .flatten();
             return self.victim.is_some();
         };
-        if !victim.has_carried && MutationPoint::ReclaimCarryParked.is_active() {
-            if !MutationPoint::ReclaimStuck.holds(victim.carry_parked(cache)) {
+        if !victim.has_carried {
+            if !victim.carry_parked(cache) {
                 self.stuck.insert(victim.lane);
                 self.victim = None;
             }
@@ -121,7 +121,7 @@ impl Victim {
     fn carry_parked<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let parked = cache.lane(self.lane).lock().parked_in_segment(self.segment.segment, RECORDS_PER_HOLD);
         self.has_carried = parked.is_empty();
-        self.needs_mark |= !parked.is_empty() && MutationPoint::ParkedMark.is_active();
+        self.needs_mark |= !parked.is_empty();
         parked.into_iter().all(|(range, parked)| cache.carry_parked(self.lane, range, parked))
     }
 
@@ -189,7 +189,7 @@ impl Victim {
         let mut state = lane.lock();
         lane.announce(base);
         // It may have been overwritten while it was copied.
-        if !MutationPoint::ChanceStillCurrent.holds(state.is_current(base, *block, *location)) {
+        if !state.is_current(base, *block, *location) {
             return true;
         }
         let (kind, asker) = (RecordKind::Fill, Asker::Optional);
@@ -202,24 +202,15 @@ impl Victim {
 
     /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.
     fn finish<E: Environment>(mut self, cache: &Cache<E>) -> bool {
-        if MutationPoint::ReclaimCarry.is_active()
-            && !MutationPoint::ReclaimStuck.holds(self.carry_quarantines(cache))
-        {
+        if !self.carry_quarantines(cache) {
             return false;
         }
         if self.needs_mark {
             // As in writeback: what was carried must not look like a write that was never acknowledged.
             cache.close_epoch();
         }
-        if !MutationPoint::TailBeforeRelease.is_active() {
-            self.release(cache);
-        }
         // Sequence numbers go on from here even if the lane has no other segment.
-        let first_sequence = if MutationPoint::TailSequence.is_active() {
-            cache.lane(self.lane).lock().first_sequence_behind_tail()
-        } else {
-            self.segment.first_sequence
-        };
+        let first_sequence = cache.lane(self.lane).lock().first_sequence_behind_tail();
         if cache.base().region().check_stores(MutationPoint::TailStoreCheck).is_err() {
             return false;
         }
@@ -240,9 +231,7 @@ impl Victim {
             return false;
         }
         // 2. The segment leaves the lane, and goes to the pool when its last reader is done.
-        if MutationPoint::TailBeforeRelease.is_active() {
-            self.release(cache);
-        }
+        self.release(cache);
         rare::count(&cache.base().rare().segments_reclaimed);
         true
     }
@@ -256,7 +245,7 @@ impl Victim {
     /// space.
     fn carry_quarantines<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let relies = cache.carry_damage(self.lane, self.segment.ordinal);
-        self.needs_mark |= relies == Some(true) && MutationPoint::QuarantineMark.is_active();
+        self.needs_mark |= relies == Some(true);
         relies.is_some()
     }
 }

@@ -1,19 +1,25 @@
-//! Names of the mutation points: each fence, each write-back, each validation of data that was read, each
-//! step whose position in an order matters.
+//! Names of the mutation points: each fence, each write-back, each sync, each check of stores, each validation of data that was
+//! read.
 //!
 //! Invariants: in an ordinary build every mutation point is active, and the query is a constant without a
 //! cost. With the feature `mutants`, in a build made for it, the environment variable `CBD_MUTANT` names one
 //! that is left out, and the tests must detect this: see `docs/mutants.md`.
 //!
 //! Elsewhere: the code at a mutation point (where it is used), their removal one by one (`cargo xtask
-//! mutants`).
+//! mutants`), mutants of all other steps, of which the product knows nothing (`xtask/mutants/written`).
 //!
 //! The method is mutation testing, but with mutants chosen by hand: each is a mistake that has occurred in
 //! systems like this one.
 
+#[cfg(feature = "mutants")]
+mod chosen;
 pub mod generated;
 mod list;
+#[cfg(feature = "mutants")]
+mod written;
 
+#[cfg(feature = "mutants")]
+pub use chosen::is_mutant;
 #[cfg(any(test, feature = "mutants"))]
 pub use generated::generated;
 pub use list::MutationPoint;
@@ -39,11 +45,11 @@ impl MutationPoint {
     /// Whether the mutation point is active; `CBD_MUTANT` may name one that is not.
     ///
     /// # Panics
-    /// When the variable names no mutation point.
+    /// When the variable names no mutant.
     #[cfg(feature = "mutants")]
     #[must_use]
     pub fn is_active(self) -> bool {
-        removed::get() != Some(self)
+        !chosen::is_removed(self)
     }
 
     /// A validation: whether `condition` holds, or the mutation point is removed.
@@ -51,24 +57,6 @@ impl MutationPoint {
     #[must_use]
     pub fn holds(self, condition: bool) -> bool {
         condition || !self.is_active()
-    }
-}
-
-#[cfg(feature = "mutants")]
-mod removed {
-    use super::MutationPoint;
-    use std::sync::OnceLock;
-
-    static REMOVED: OnceLock<Option<MutationPoint>> = OnceLock::new();
-
-    pub(super) fn get() -> Option<MutationPoint> {
-        *REMOVED.get_or_init(|| {
-            let name = std::env::var("CBD_MUTANT").ok().filter(|name| !name.is_empty())?;
-            Some(
-                MutationPoint::from_name(&name)
-                    .unwrap_or_else(|| panic!("CBD_MUTANT={name} is no mutation point")),
-            )
-        })
     }
 }
 

@@ -4,6 +4,8 @@
 //! attributes, macros), nothing that belongs to tests, and no mutation point, which has a switch already. A mutant may
 //! still not compile: the build drops those.
 
+use crate::mutants::places::has_let;
+use crate::mutants::rewrite::{Change, Form};
 use crate::tidy::is_for_tests;
 use std::ops::Range;
 use syn::spanned::Spanned;
@@ -43,19 +45,6 @@ impl Kind {
     }
 }
 
-/// How the switch of a mutant is written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
-    /// `(if SWITCH { mutated } else { original })`.
-    Expression,
-    /// `if SWITCH {} else { original }`.
-    Statement,
-    /// `!SWITCH && original`, where `original` is a `let` in a condition.
-    Guard,
-    /// `if SWITCH { mutated }` at an empty range.
-    Insertion,
-}
-
 /// A mutant of a file.
 #[derive(Clone, Debug)]
 pub struct Candidate {
@@ -63,14 +52,8 @@ pub struct Candidate {
     pub kind: Kind,
     /// The function, with its type: `Log::append`.
     pub function: String,
-    /// How its switch is written.
-    pub form: Form,
-    /// The bytes of the source that the switch encloses.
-    pub node: Range<usize>,
-    /// The bytes that are replaced, inside `node`.
-    pub edit: Range<usize>,
-    /// What replaces them.
-    pub with: String,
+    /// What it changes.
+    pub change: Change,
     /// The lines around the change, with single spaces.
     pub original: String,
     /// The same lines after the change.
@@ -119,10 +102,7 @@ impl Finder<'_> {
         self.found.push(Candidate {
             kind,
             function,
-            form,
-            node,
-            edit,
-            with: with.to_owned(),
+            change: Change { form, node, edit, with: with.to_owned() },
             original,
             mutated,
         });
@@ -424,17 +404,6 @@ fn is_removable(expression: &syn::Expr) -> bool {
         },
         // An assignment to a variable may be its first.
         syn::Expr::Assign(assignment) => !matches!(*assignment.left, syn::Expr::Path(_)),
-        _ => false,
-    }
-}
-
-/// Whether a condition binds something.
-fn has_let(condition: &syn::Expr) -> bool {
-    match condition {
-        syn::Expr::Let(_) => true,
-        syn::Expr::Binary(binary) if matches!(binary.op, syn::BinOp::And(_)) => {
-            has_let(&binary.left) || has_let(&binary.right)
-        }
         _ => false,
     }
 }

@@ -7,9 +7,8 @@
 //!
 //! Elsewhere: the mutation points, which are chosen by hand (`mutants`).
 
-mod candidates;
+pub mod candidates;
 mod reach;
-mod rewrite;
 mod scratch;
 mod survivors;
 mod trials;

@@ -4,15 +4,15 @@
 //! build ends without errors, or with one that no mutant explains.
 
 use super::candidates::{self, Candidate};
-use super::rewrite::{self, Place};
-use crate::mutants::suite::{self, BUILD_LIMIT, Program};
-use crate::shell::{self, Stream};
+use crate::mutants::copy::{self, Copy};
+use crate::mutants::rewrite::{self, Change, Place};
+use crate::mutants::suite::{self, Program};
 use crate::tidy::tree;
 use crate::workspace;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The crates whose sources are changed.
@@ -32,6 +32,9 @@ const PACKAGES: [&str; 8] = [
 
 /// The environment of all tests: models play fewer schedules, since most mutants need none that is rare.
 pub const SHORT: (&str, &str) = ("CBD_SCHEDULES", "100");
+
+/// The function that reads a switch.
+const SWITCH: &str = "::cbd_types::mutation::generated";
 
 /// More builds than mutants of one kind can spoil one after the other.
 const ROUNDS: usize = 40;
@@ -58,10 +61,7 @@ impl Mutant {
 pub struct Scratch {
     /// The directory with everything of generated mutants.
     pub directory: PathBuf,
-    /// The root of the copy.
-    root: PathBuf,
-    /// The directory into which cargo builds it.
-    target: PathBuf,
+    copy: Copy,
     /// All mutants that can be written; the index is the number of the switch.
     pub mutants: Vec<Mutant>,
     /// Those that do not compile.
@@ -80,8 +80,7 @@ impl Scratch {
     pub fn new() -> Result<Self, String> {
         let directory = workspace::target_directory()?.join("mutants/generated");
         let mut scratch = Self {
-            root: directory.join("tree"),
-            target: directory.join("target"),
+            copy: Copy::new(&directory),
             directory,
             mutants: Vec::new(),
             rejected: BTreeSet::new(),
@@ -91,8 +90,7 @@ impl Scratch {
         let mut version = DefaultHasher::new();
         let paths = tree::paths()?;
         for path in &paths {
-            let from = workspace::root().join(path);
-            let bytes = std::fs::read(&from).map_err(|error| format!("{}: {error}", from.display()))?;
+            let bytes = copy::read(path)?;
             if path.starts_with("crates/") || path.starts_with("Cargo.") {
                 (path, &bytes).hash(&mut version);
             }
@@ -100,10 +98,10 @@ impl Scratch {
                 let text = String::from_utf8(bytes).map_err(|error| format!("{path}: {error}"))?;
                 scratch.sources.insert(path.clone(), text);
             } else {
-                write(&scratch.root.join(path), &adapted(path, bytes))?;
+                scratch.copy.write(path, &adapted(path, bytes))?;
             }
         }
-        scratch.remove_others(&paths)?;
+        scratch.copy.remove_others(&paths)?;
         scratch.find()?;
         (scratch.mutants.iter().map(|mutant| mutant.id).collect::<Vec<_>>(), SHORT).hash(&mut version);
         scratch.version = version.finish();
@@ -134,13 +132,13 @@ impl Scratch {
     fn write_sources(&self) -> Result<BTreeMap<String, Vec<Place>>, String> {
         let mut places = BTreeMap::new();
         for (file, source) in &self.sources {
-            let mutants: Vec<(u32, &Candidate)> = (0..)
+            let mutants: Vec<(u32, &Change)> = (0..)
                 .zip(&self.mutants)
                 .filter(|(number, mutant)| mutant.file == *file && !self.rejected.contains(number))
-                .map(|(number, mutant)| (number, &mutant.candidate))
+                .map(|(number, mutant)| (number, &mutant.candidate.change))
                 .collect();
-            let rewritten = rewrite::rewrite(source, &mutants);
-            write(&self.root.join(file), rewritten.text.as_bytes())?;
+            let rewritten = rewrite::rewrite(source, &mutants, SWITCH);
+            self.copy.write(file, rewritten.text.as_bytes())?;
             places.insert(file.clone(), rewritten.places);
         }
         Ok(places)
@@ -155,7 +153,7 @@ impl Scratch {
         for _ in 0..ROUNDS {
             let places = self.write_sources()?;
             let mut command = if is_checked { self.tests() } else { self.check() };
-            let (is_success, messages) = self.run(&mut command);
+            let (is_success, messages) = self.copy.run(&mut command);
             if is_success && !is_checked {
                 is_checked = true;
                 continue;
@@ -183,28 +181,12 @@ impl Scratch {
         for name in CRATES {
             command.args(["--package", &format!("cbd-{name}")]);
         }
-        command.args(["--features", "cbd-types/mutants", "--target-dir"]).arg(&self.target);
+        command.args(["--features", "cbd-types/mutants", "--target-dir"]).arg(&self.copy.target);
         command
     }
 
     fn tests(&self) -> Command {
-        suite::build_command(&self.target, &PACKAGES)
-    }
-
-    /// Runs cargo in the copy. Returns whether it succeeded, and the lines of its messages.
-    fn run(&self, command: &mut Command) -> (bool, Vec<String>) {
-        // What the copies of an expression look like is no concern of lints.
-        command.current_dir(&self.root).env("RUSTFLAGS", "--cap-lints=allow");
-        let mut messages = Vec::new();
-        let end = shell::run(command, BUILD_LIMIT, |stream, line| {
-            if stream == Stream::Output {
-                messages.push(line.to_owned());
-            }
-        });
-        if !end.is_success() && messages.is_empty() {
-            messages.push(format!("cargo: {end}"));
-        }
-        (end.is_success(), messages)
+        suite::build_command(&self.copy.target, &PACKAGES)
     }
 
     /// The mutants that did not compile in the last build of the same sources.
@@ -218,27 +200,7 @@ impl Scratch {
     fn write_rejected(&self) -> Result<(), String> {
         let ids: Vec<String> =
             self.rejected.iter().map(|number| self.mutants[*number as usize].id.to_string()).collect();
-        write(&self.directory.join("rejected"), ids.join("\n").as_bytes())
-    }
-
-    /// Removes sources of the copy that the workspace has no longer.
-    fn remove_others(&self, paths: &[String]) -> Result<(), String> {
-        let mut waiting = vec![self.root.join("crates")];
-        while let Some(directory) = waiting.pop() {
-            let entries =
-                std::fs::read_dir(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-            for path in entries.flatten().map(|entry| entry.path()) {
-                if path.is_dir() {
-                    waiting.push(path);
-                    continue;
-                }
-                let name = path.strip_prefix(&self.root).unwrap_or(&path).to_string_lossy().into_owned();
-                if paths.binary_search(&name).is_err() {
-                    std::fs::remove_file(&path).map_err(|error| format!("{name}: {error}"))?;
-                }
-            }
-        }
-        Ok(())
+        copy::write(&self.directory.join("rejected"), ids.join("\n").as_bytes())
     }
 }
 
@@ -261,17 +223,6 @@ fn adapted(path: &str, bytes: Vec<u8>) -> Vec<u8> {
         Ok(text) => text.into_bytes(),
         Err(error) => error.into_bytes(),
     }
-}
-
-/// Writes a file, unless it has this content.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    if std::fs::read(path).is_ok_and(|known| known == bytes) {
-        return Ok(());
-    }
-    let parent = path.parent().unwrap_or(path);
-    std::fs::create_dir_all(parent)
-        .and_then(|()| std::fs::write(path, bytes))
-        .map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// The mutants to which the compiler's errors lead: those in whose copy an error is, or to whose copy it refers, or else

@@ -10,6 +10,7 @@ mod harness;
 mod machines;
 mod memory;
 mod ublk;
+mod volumes;
 
 pub use memory::shipped;
 
@@ -50,6 +51,10 @@ const JOBS: &[(&str, Job)] = &[
     ("a_ublk_device_belongs_to_one_daemon", ublk::belongs_to_one_daemon),
     ("a_file_system_on_ublk_outlives_its_daemon", ublk::keeps_a_file_system),
     ("a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same", ublk::stops_over_what_hangs),
+    ("what_waits_for_space_on_a_ublk_device_ends_with_it", ublk::gives_up_what_waits),
+    ("volumes_over_a_disk_have_one_user_for_each_byte", volumes::over_a_disk),
+    ("volumes_over_a_file_belong_to_two_daemons_byte_by_byte", volumes::over_a_file),
+    ("volumes_of_other_types_have_one_user_for_each_byte", volumes::of_other_types),
     ("ext4_on_ublk_passes_what_file_systems_are_tested_with", file_systems::ext4),
     ("xfs_on_ublk_passes_what_file_systems_are_tested_with", file_systems::xfs),
     ("ext4_on_ublk_outlives_power_cuts", file_systems::ext4_after_cuts),
@@ -76,6 +81,8 @@ const LONG: &[&str] = &[
     "what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts",
     "a_file_system_on_ublk_outlives_its_daemon",
     "a_ublk_device_over_a_disk_that_hangs_is_stopped_all_the_same",
+    "what_waits_for_space_on_a_ublk_device_ends_with_it",
+    "volumes_of_other_types_have_one_user_for_each_byte",
     "ext4_on_ublk_passes_what_file_systems_are_tested_with",
     "xfs_on_ublk_passes_what_file_systems_are_tested_with",
     "ext4_on_ublk_outlives_power_cuts",

@@ -358,3 +358,68 @@ pub fn stops_over_what_hangs(host: &Host, _: &Given) -> Result<(), String> {
         ],
     )
 }
+
+/// Writes wait for space in a full cache. A forced stop answers them with errors, and the device is created again: from
+/// the first answer of the new device on, no write of the old one takes effect, when there is space again and at the end.
+pub fn gives_up_what_waits(host: &Host, _: &Given) -> Result<(), String> {
+    let script = format!(
+        "{BEGIN}
+        cbdctrl backend-start --path /dev/vda --cache-size 16M --start-dev >/dev/null
+        # Writeback makes no space.
+        cbdctrl set --backend 0 writeback_rate=1 >/dev/null
+        for letter in o n; do head -c 4096 /dev/zero | tr '\\0' $letter >/tmp/$letter; done
+        # The first chunk, and so the lane of the writes below, until no space is left: large writes, then small ones.
+        fill() {{ while dd if=/dev/zero of=/dev/cbd0 bs=$1 seek=$((1048576 / $1)) count=32 oflag=direct; do :; done 2>/dev/null; }}
+        written() {{ awk '{{ print $5 }}' /sys/block/ublkb0/stat; }}
+        fills=
+        for size in 65536 4096; do
+            fill $size &
+            fills=\"$fills $!\"
+            for each in $(seq 200); do
+                before=$(written)
+                sleep 1
+                if [ $(written) = $before ]; then break; fi
+            done
+        done
+        writers=
+        for block in 0 1 2 3 4 5 6 7; do
+            dd if=/tmp/o of=/dev/cbd0 bs=4k seek=$block count=1 oflag=direct 2>/dev/null &
+            writers=\"$writers $!\"
+        done
+        sleep 3
+        echo \"waiting: $(awk '{{ print $2 }}' /sys/block/ublkb0/inflight)\"
+        cbdctrl dev-stop --dev 0 --force
+        failed=0
+        for writer in $writers; do wait $writer || failed=$((failed + 1)); done
+        echo \"failed: $failed\"
+        wait $fills
+        cbdctrl dev-start --backend 0
+        blocks() {{ dd if=/dev/cbd0 of=/tmp/$1 bs=4k count=8 iflag=direct 2>/dev/null; }}
+        blocks first
+        cbdctrl set --backend 0 writeback_rate=auto >/dev/null
+        for block in 0 2 4 6; do
+            dd if=/tmp/n of=/dev/cbd0 bs=4k seek=$block count=1 oflag=direct conv=fsync 2>/dev/null
+            dd if=/tmp/n of=/tmp/first bs=4k seek=$block count=1 conv=notrunc 2>/dev/null
+        done
+        sleep 2
+        blocks later
+        cmp /tmp/first /tmp/later && echo nothing came later
+        cbdctrl drain --backend 0 >/dev/null 2>&1
+        blocks drained
+        cmp /tmp/first /tmp/drained && echo nothing came with the drain
+        cbdctrl backend-stop --backend 0
+        cmp -n 32768 /tmp/first /dev/vda && echo the disk has it"
+    );
+    let ran = Ran::of(host, &plan(&script, &[])?, None)?;
+    ran.expect(
+        Ended::Exited(0),
+        &[
+            "waiting: 10\n",
+            "failed: 8\n",
+            "/dev/cbd0\n",
+            "nothing came later",
+            "nothing came with the drain",
+            "the disk has it",
+        ],
+    )
+}

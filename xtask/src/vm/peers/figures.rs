@@ -100,7 +100,7 @@ pub fn read(stack: &Stack, amount: &Amount, output: &str) -> Result<Figures, Str
         notes.entry(run).or_default().push(note);
     }
     let mut figures = Figures::new();
-    for job in JOBS.iter().filter(|job| job.is_of(stack)) {
+    for job in amount.jobs_of(stack) {
         let requests = if job.is_full { amount.full } else { amount.requests };
         let mut figure = Figure { rounds: Vec::new(), idle: 0.0, written: 0.0 };
         for round in 1..=amount.rounds {
@@ -196,6 +196,21 @@ impl Limit {
     }
 }
 
+/// One job over another of a stack: the median of the ratios of each round, in which reclaim has the same to do for both.
+fn paired(
+    all: &BTreeMap<&'static str, Figures>,
+    stack: &str,
+    job: &str,
+    over: &str,
+) -> Option<(f64, String)> {
+    let figures = all.get(stack)?;
+    let (job, over) = (figures.get(job)?, figures.get(over)?);
+    let ratios: Vec<f64> = job.rounds.iter().zip(&over.rounds).map(|(job, over)| job / over).collect();
+    let absolute = format!("{:.0} against {:.0}", job.median(), over.median());
+    let each: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.3}")).collect();
+    Some((median(&ratios), format!("{absolute}; by rounds {}", each.join(", "))))
+}
+
 /// All figures as one object, with the comparisons for which there are enough figures.
 pub fn json(kernel: &str, amount: &Amount, all: &BTreeMap<&'static str, Figures>) -> Value {
     let mut vm = Map::new();
@@ -237,8 +252,8 @@ pub fn json(kernel: &str, amount: &Amount, all: &BTreeMap<&'static str, Figures>
     }) {
         DSYNC.put(&mut vm, value, 3, absolute);
     }
-    if let (Some(forced), Some(plain)) = (of(IN_PROCESS, "dsync_1"), of(IN_PROCESS, "write_1")) {
-        DSYNC_IN_PROCESS.put(&mut vm, forced / plain, 3, format!("{forced:.0} against {plain:.0}"));
+    if let Some((ratio, absolute)) = paired(all, IN_PROCESS, "dsync_1", "write_1") {
+        DSYNC_IN_PROCESS.put(&mut vm, ratio, 3, absolute);
     }
     let jobs: Vec<_> = JOBS.iter().map(|job| json!({"name": job.name, "what": job.title})).collect();
     vm.insert("jobs".to_owned(), jobs.into());
@@ -355,6 +370,11 @@ mod tests {
         // At depth 32 the null device adds nothing.
         assert_eq!(vm["dsync_extra_over_ublk"], 1.048);
         assert_eq!(vm["dsync_over_write_in_process"], 1.125);
+        let rounds = |rounds: [f64; 3]| Figure { rounds: rounds.to_vec(), idle: 0.0, written: 0.0 };
+        let figures =
+            [("write_1", rounds([100.0, 200.0, 300.0])), ("dsync_1", rounds([110.0, 210.0, 330.0]))];
+        let ratio = paired(&[(IN_PROCESS, figures.into())].into(), IN_PROCESS, "dsync_1", "write_1");
+        assert_eq!(ratio.expect("both are there").1, "210 against 200; by rounds 1.100, 1.050, 1.100");
         assert_eq!(vm["dsync_over_write_in_process_detail"]["met"], false);
         assert_eq!(vm["ublk_extra"]["read_32"], 1000.0);
         let text = table(&json("7", &QUICK, &all));

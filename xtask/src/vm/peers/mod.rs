@@ -21,7 +21,7 @@ use crate::shell;
 use crate::workspace::{self, cargo};
 use crate::{install, packages};
 use figures::Figures;
-use script::{Amount, QUICK, WHOLE};
+use script::{Amount, JOBS, QUICK, WHOLE};
 use serde_json::Value;
 use stacks::{Ours, STACKS, Stack};
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ struct Options {
 impl Options {
     fn parse(arguments: &[String]) -> Result<Self, Problem> {
         let mut options = Self { json: false, report: false, amount: WHOLE, names: Vec::new() };
-        let mut rounds = None;
+        let (mut rounds, mut only) = (None, WHOLE.jobs);
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             match argument.as_str() {
@@ -65,6 +65,7 @@ impl Options {
                             Problem::Usage("--rounds needs a number from 1 to 100".to_owned())
                         })?);
                 }
+                "--only" => only = jobs(rest.next().map_or("", String::as_str))?,
                 name if STACKS.iter().any(|stack| stack.name == name) => options.names.push(name.to_owned()),
                 other => {
                     let names: Vec<_> = STACKS.iter().map(|stack| stack.name).collect();
@@ -76,12 +77,29 @@ impl Options {
             }
         }
         options.amount.rounds = rounds.unwrap_or(options.amount.rounds);
+        options.amount.jobs = only;
+        if options.report && only != WHOLE.jobs {
+            return Err(Problem::Usage("--report needs all columns: leave --only out".to_owned()));
+        }
         Ok(options)
     }
 
     fn wants(&self, stack: &Stack) -> bool {
         self.names.is_empty() || self.names.iter().any(|name| name == stack.name)
     }
+}
+
+/// The jobs that are named in a list with commas.
+fn jobs(names: &str) -> Result<[bool; JOBS.len()], Problem> {
+    let wanted: Vec<_> = names.split(',').collect();
+    if let Some(unknown) = wanted.iter().find(|name| JOBS.iter().all(|job| job.name != **name)) {
+        let known: Vec<_> = JOBS.iter().map(|job| job.name).collect();
+        return Err(Problem::Usage(format!(
+            "--only needs columns with commas between them, and '{unknown}' is none; the columns are {}",
+            known.join(", ")
+        )));
+    }
+    Ok(std::array::from_fn(|place| wanted.contains(&JOBS[place].name)))
 }
 
 /// Measures, and prints the figures.
@@ -237,8 +255,24 @@ mod tests {
     }
 
     #[test]
+    fn only_the_named_columns_are_measured() {
+        let options = parse("cbd_in_process --only write_1,dsync_1").expect("both are known");
+        let named: Vec<_> = JOBS.iter().zip(options.amount.jobs).filter(|(_, is_run)| *is_run).collect();
+        assert_eq!(named.iter().map(|(job, _)| job.name).collect::<Vec<_>>(), ["write_1", "dsync_1"]);
+    }
+
+    #[test]
     fn what_is_unknown_is_refused() {
-        for line in ["zfs", "--fast", "--rounds", "--rounds 0", "--rounds x"] {
+        for line in [
+            "zfs",
+            "--fast",
+            "--rounds",
+            "--rounds 0",
+            "--rounds x",
+            "--only",
+            "--only write_2",
+            "--only write_1 --report",
+        ] {
             assert!(matches!(parse(line), Err(Problem::Usage(_))), "{line}");
         }
     }

@@ -163,7 +163,7 @@ pub const STACKS: [Stack; 7] = [
                 through=\"--filename=$(cbdctrl backend-start --path $disk --cache-size 512M --start-dev)\"
             }
             rest() { drained; }
-            work() { cbdctrl set --backend 0 writeback_rate=auto >/dev/null; }",
+            work() { written_back; }",
         is_cache: true,
     },
     Stack {
@@ -181,13 +181,13 @@ pub const STACKS: [Stack; 7] = [
                 through=\"--thread=1 --region=/mnt/region --filename=$disk\"
             }
             rest() { begin; drained; end; }
-            work() { begin; cbdctrl set --backend 0 writeback_rate=auto >/dev/null; end; }",
+            work() { begin; written_back; end; }",
         is_cache: true,
     },
 ];
 
 /// What stacks with a region share: `region` creates one, `begin` and `end` start and stop a daemon,
-/// `drained` writes everything back and holds writeback.
+/// `drained` writes everything back and holds writeback, which `written_back` continues.
 pub const REGION: &str = "
     begin() {
         cbdd --state-dir /var/lib/cbd >>/tmp/cbdd.log 2>&1 &
@@ -199,15 +199,20 @@ pub const REGION: &str = "
         wait $daemon || true
     }
     region() {
-        mkfs.ext4 -q -b 4096 /dev/pmem0
+        # Whole huge pages, so that the region is mapped in such pages: 5,000 page faults fall into one run of 6,000
+        # writes and none into the next one where a part of the file is not.
+        mkfs.ext4 -q -b 4096 -E stride=512,stripe_width=512 /dev/pmem0
         mount -t ext4 -o dax /dev/pmem0 /mnt
         begin
         cbdctrl tp-reg --path /mnt/region --size 560M --host guest --format >/dev/null
     }
+    written_back() { cbdctrl set --backend 0 writeback_rate=auto writeback_percent=10 >/dev/null; }
+    # The first requests, which are not counted, make 1 % dirty: then a batch is collected, which takes millions of
+    # instructions, and waits for the rate while the others are counted.
     drained() {
-        cbdctrl set --backend 0 writeback_rate=auto >/dev/null
+        written_back
         cbdctrl drain --backend 0 >/dev/null 2>&1
-        cbdctrl set --backend 0 writeback_rate=32K >/dev/null
+        cbdctrl set --backend 0 writeback_rate=32K writeback_percent=1 >/dev/null
     }
 ";
 

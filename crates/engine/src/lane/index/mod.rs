@@ -17,7 +17,7 @@ use crate::{
     position::{Location, NONE},
 };
 use alloc::{boxed::Box, vec::Vec};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, MutationPoint, SECTOR};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR};
 use core::{alloc::Layout, ops::RangeInclusive};
 pub(crate) use table::Lines;
 use table::{Entry, Table};
@@ -239,7 +239,7 @@ impl Index {
     pub(crate) fn remove_at(&mut self, key: u32, location: Location) {
         let Some(entry) = self.table.get(key) else { return };
         if !entry.is_in_parts() {
-            if MutationPoint::ReclaimOwn.holds(entry.location() == location) {
+            if entry.location() == location {
                 self.table.remove(key);
             }
             return;

@@ -16,7 +16,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind};
-use cbd_types::{ByteRange, LaneId, MutationPoint};
+use cbd_types::{ByteRange, LaneId};
 use core::ops::ControlFlow;
 
 /// Most records that one part of a batch is made of; bounds the memory that a batch takes.
@@ -51,11 +51,7 @@ impl Writeback {
     /// Who asks for room for what this batch finds damaged: while it does not go segment by segment, it leaves what is kept back.
     pub(super) fn asker_of_notes(&self) -> Asker {
         let is_of_parked = self.batch.as_ref().is_some_and(|batch| batch.target.is_none());
-        if self.by_segment.is_some() || is_of_parked || !MutationPoint::WritebackSettles.is_active() {
-            Asker::Essential
-        } else {
-            Asker::Frugal
-        }
+        if self.by_segment.is_some() || is_of_parked { Asker::Essential } else { Asker::Frugal }
     }
 
     /// Collects the next part of the batch from the logs: only the newest version of each block within it.
@@ -71,7 +67,7 @@ impl Writeback {
             let cleaned = &mut batch.cleaned[lane.index()];
             let scanned = part.scan_lane(cache, lane, &mut self.cursors[lane.index()], cleaned);
             batch.lacks_something |= !scanned.lost.is_empty();
-            if !MutationPoint::WritebackGiveUp.holds(note_gaps(cache, lane, scanned.lost, asker)) {
+            if !note_gaps(cache, lane, scanned.lost, asker) {
                 return self.give_up(cache);
             }
             if scanned.is_full {
@@ -132,7 +128,7 @@ impl Part {
                     return ControlFlow::Continue(());
                 }
             };
-            if !MutationPoint::WritebackTarget.holds(record.epoch.get() <= self.target) {
+            if record.epoch.get() > self.target {
                 return ControlFlow::Break(());
             }
             let Some(content) = content_of(record, location, lane) else { return ControlFlow::Continue(()) };
@@ -186,12 +182,8 @@ fn note_gaps<E: Environment>(cache: &Cache<E>, lane: LaneId, lost: Vec<(u64, Pla
     let mut noted = true;
     // The last one first: it marks bad all that those before it do, and is the only one that takes room.
     for (sequence, place) in lost.into_iter().rev() {
-        if MutationPoint::WritebackLost.is_active() {
-            noted &= cache.quarantine(lane, whole, sequence, place, asker);
-        }
-        if MutationPoint::WritebackDamageVoid.is_active() {
-            cache.base().epochs().void_until_now(cache.base().context());
-        }
+        noted &= cache.quarantine(lane, whole, sequence, place, asker);
+        cache.base().epochs().void_until_now(cache.base().context());
     }
     noted
 }

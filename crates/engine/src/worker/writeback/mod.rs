@@ -22,8 +22,8 @@ use crate::{
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
 use cbd_types::{
-    BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, MutationPoint, OpToken,
-    SpareBuffers, backing::BackingDone,
+    BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken, SpareBuffers,
+    backing::BackingDone,
 };
 
 mod allowance;
@@ -223,8 +223,7 @@ impl Writeback {
         self.done = done;
         let Some(batch) = &self.batch else {
             // What a batch that was given up left in flight comes back first: it must not meet its successor.
-            let waits = MutationPoint::WritebackGivenUp.is_active() && queue.in_flight() > 0;
-            return if waits { Progress::InFlight } else { self.begin(cache, now) };
+            return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
         };
         let (phase, target) = (batch.phase, batch.target);
         if phase == Phase::Flushing {
@@ -240,10 +239,10 @@ impl Writeback {
         if let Some(until) = self.submit(cache, queue, now, urgent) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
-        let Some(batch) = &mut self.batch else { return Progress::Busy };
-        let may_go_on =
-            if batch.complete { MutationPoint::WritebackFlushLast } else { MutationPoint::WritebackParts };
-        if !may_go_on.holds(queue.in_flight() == 0) {
+        if self.batch.is_none() {
+            return Progress::Busy;
+        }
+        if queue.in_flight() > 0 {
             return Progress::InFlight;
         }
         if self.park_refused(cache, now) {
@@ -272,7 +271,7 @@ impl Writeback {
     fn begin<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> Progress {
         // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
         // record of an epoch that is still open may appear behind the scan's back.
-        let mut closed = cache.base().epochs().covered() - 1;
+        let closed = cache.base().epochs().covered() - 1;
         if self.has_lost {
             self.has_lost = !cache.note_lost();
         }
@@ -289,9 +288,6 @@ impl Writeback {
             return Progress::Busy;
         }
         let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
-        if !MutationPoint::WritebackClosedFirst.is_active() {
-            closed = cache.base().epochs().covered() - 1;
-        }
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
@@ -299,15 +295,15 @@ impl Writeback {
         if !self.is_urgent(cache, oldest) && now < due {
             return Progress::Nothing(Some(due));
         }
-        if !MutationPoint::WritebackComplete.holds(oldest <= closed) {
+        if oldest > closed {
             // Only epochs that are not known to be complete are dirty. Closing the open one is always legal.
             cache.close_epoch();
             return Progress::Busy;
         }
         let consistency = cache.settings().consistency;
-        let alone = consistency == Consistency::Strict && MutationPoint::WritebackOldest.is_active();
+        let alone = consistency == Consistency::Strict;
         let target = if alone { oldest } else { closed };
-        if (target > oldest || consistency == Consistency::None) && MutationPoint::WritebackVoid.is_active() {
+        if target > oldest || consistency == Consistency::None {
             // 1. Before anything of a batch of several epochs is written, it is durable that the backing device alone is
             //    no crash state until the batch is through.
             cache.base().epochs().void_until_epoch(cache.base().context(), target);
@@ -325,9 +321,7 @@ impl Writeback {
         if cache.has_parked() {
             return Progress::Nothing(Some(self.parked.due_ms()));
         }
-        if void_until <= cache.drained_epoch().0
-            || !MutationPoint::WritebackRestDamage.holds(!cache.has_damage())
-        {
+        if void_until <= cache.drained_epoch().0 || cache.has_damage() {
             return Progress::Nothing(None);
         }
         if closed < void_until {
@@ -365,10 +359,7 @@ impl Writeback {
         queue: &mut Q,
         now: u64,
     ) -> Progress {
-        let is_last = self.batch.as_ref().is_none_or(|batch| batch.complete);
-        let flushes = MutationPoint::WritebackFlush.is_active()
-            && (is_last || MutationPoint::WritebackSettleFlush.is_active());
-        if !self.geometry.volatile_cache || !flushes {
+        if !self.geometry.volatile_cache {
             self.flushed(cache, now);
             return Progress::Busy;
         }
@@ -395,9 +386,7 @@ impl Writeback {
 
     /// Lost without evidence, parked records and quarantines would look like writes that were never acknowledged.
     fn mark_what_is_relied_on<E: Environment>(cache: &Cache<E>, batch: &Batch) {
-        if batch.has_parked && MutationPoint::ParkedMark.is_active()
-            || batch.lacks_something && MutationPoint::QuarantineMark.is_active()
-        {
+        if batch.has_parked || batch.lacks_something {
             cache.close_epoch();
         }
     }
@@ -428,11 +417,7 @@ impl Writeback {
         // the last batch ended has at most the present epoch.
         let lacks_something = cache.has_damage() || cache.has_parked();
         let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
-        let void_until = if lacked_something && MutationPoint::WritebackDamageStays.is_active() {
-            cache.base().epochs().present()
-        } else {
-            0
-        };
+        let void_until = if lacked_something { cache.base().epochs().present() } else { 0 };
         self.lacked_something = lacks_something;
         cache.base().epochs().reach(cache.base().context(), target, void_until);
         self.by_segment = None;
@@ -450,7 +435,7 @@ impl Writeback {
     /// until reclaim has had a chance to free a segment. What was noted stays noted in either case.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
         let target = self.batch.as_ref().and_then(|batch| batch.target);
-        if self.by_segment.is_none() && target.is_some() && MutationPoint::WritebackSettles.is_active() {
+        if self.by_segment.is_none() && target.is_some() {
             self.by_segment = target;
             self.failing.forget_batch();
             self.batch = None;

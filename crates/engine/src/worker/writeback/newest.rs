@@ -7,7 +7,7 @@
 use super::{Content, Piece};
 use crate::rangemap::RangeMap;
 use alloc::vec::Vec;
-use cbd_types::{ByteRange, MutationPoint, heap_sort_by_key};
+use cbd_types::{ByteRange, heap_sort_by_key};
 
 /// What the records of a part hold, each with its number in the order in which they were found: of two that overlap the later
 /// one is the newer.
@@ -42,7 +42,7 @@ impl Found {
             rest = others;
             match these {
                 [_] => newest.push((first, content)),
-                [.., (_, _, last)] if are_same && MutationPoint::WritebackNewest.is_active() => {
+                [.., (_, _, last)] if are_same => {
                     newest.push((first, *last));
                 }
                 _ => newest_of_overlapping(these, &mut newest),
@@ -56,8 +56,7 @@ fn newest_of_overlapping(these: &mut [(ByteRange, u32, Content)], newest: &mut V
     heap_sort_by_key(these, |(_, number, _)| *number);
     let mut map: RangeMap<Content> = RangeMap::default();
     for (range, _, content) in these {
-        let is_data = matches!(content, Content::Data { .. });
-        map.insert(*range, *content, |_| is_data && !MutationPoint::WritebackNewest.is_active());
+        map.insert(*range, *content, |_| false);
     }
     newest.extend(map.iter());
 }

@@ -10,7 +10,7 @@
 use super::{Batch, Content, Piece, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, lane::Outcome};
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, MutationPoint, heap_sort_by_key};
+use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, heap_sort_by_key};
 
 /// What is parked is tried again after this time, doubled each time that the device takes none of it, up to the limit.
 const RETRY_FIRST_MS: u64 = 30_000;
@@ -101,7 +101,7 @@ impl Writeback {
             return false;
         }
         let refused = self.failing.refused().iter().map(|(range, content)| (*range, content.refused()));
-        if !MutationPoint::ParkedLimit.holds(cache.can_park(refused)) {
+        if !cache.can_park(refused) {
             self.failing.too_much(now, REQUEST_MAX);
             return true;
         }
@@ -112,9 +112,6 @@ impl Writeback {
         }
         let mut refused: VecDeque<Piece> = together(self.failing.take_refused()).into();
         while let Some((range, content)) = refused.pop_front() {
-            if !MutationPoint::WritebackParks.is_active() {
-                continue;
-            }
             match cache.park(range, content.refused()) {
                 Outcome::Done => self.failing.parked(range),
                 // It is loaded again, and quarantined.

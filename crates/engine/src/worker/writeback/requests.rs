@@ -8,13 +8,8 @@
 //! Left to others: trying again what was refused (`failing`).
 
 use super::{Content, REQUEST_MAX, Writeback};
-use crate::{
-    Cache, Environment,
-    base::Asker,
-    position::{Location, Place},
-    worker::failing::Flight,
-};
-use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, MutationPoint, OpToken, backing::BackingDone};
+use crate::{Cache, Environment, base::Asker, position::Location, worker::failing::Flight};
+use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
 
 /// Zeroes are written, and space is given back, in pieces of at most this many bytes.
 const ZERO_MAX: u64 = 64 << 20;
@@ -97,7 +92,7 @@ impl Writeback {
         let range = flight.range()?;
         match flight.pieces.first()?.1 {
             Content::Data { .. } => {}
-            Content::Discard if MutationPoint::WritebackZeroes.holds(self.geometry.discard_zeroes) => {
+            Content::Discard if self.geometry.discard_zeroes => {
                 return Some(BackingOp::Discard { range });
             }
             // Old data must not come back where the device does not promise zeroes.
@@ -118,9 +113,7 @@ impl Writeback {
                     return None;
                 }
             };
-            if MutationPoint::WritebackDamageVoid.is_active() {
-                cache.base().epochs().void_until_now(cache.base().context());
-            }
+            cache.base().epochs().void_until_now(cache.base().context());
             // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
             let batch = self.batch.as_mut()?;
             batch.lacks_something = true;
@@ -164,10 +157,8 @@ impl Writeback {
             }
             (Err(error), BackingOp::Flush) => {
                 // The device may have dropped everything since its last good flush: all of it is dirty again.
-                if MutationPoint::WritebackFlushFailed.is_active() {
-                    self.failing.flush_failed(now);
-                    self.begin_again(cache, &error);
-                }
+                self.failing.flush_failed(now);
+                self.begin_again(cache, &error);
             }
             (Err(error), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
@@ -178,9 +169,7 @@ impl Writeback {
                     return;
                 }
                 cache.backing().note_failure(cache.base().environment(), &error);
-                if let Some(flight) = flight
-                    && MutationPoint::WritebackRetry.is_active()
-                {
+                if let Some(flight) = flight {
                     self.failing.add(flight, &cache.settings(), now);
                 }
             }
@@ -203,26 +192,10 @@ fn load_for_writeback<E: Environment>(
     let record = match cache.base().load_record(location) {
         Ok(record) if record.range().contains(&piece) => record,
         _ => {
-            return Err(quarantine_found(cache, lane, piece, sequence, place, asker).then_some(piece));
+            return Err(cache.quarantine(lane, piece, sequence, place, asker).then_some(piece));
         }
     };
     cache.base().load_data(location, &record, piece, out).map_err(|damage| {
-        quarantine_found(cache, lane, damage.range, record.sequence.get(), place, asker)
-            .then_some(damage.range)
+        cache.quarantine(lane, damage.range, record.sequence.get(), place, asker).then_some(damage.range)
     })
-}
-
-/// Quarantines what writeback found damaged. `false` when that was not possible: then the batch is given up.
-fn quarantine_found<E: Environment>(
-    cache: &Cache<E>,
-    lane: LaneId,
-    range: ByteRange,
-    sequence: u64,
-    place: Place,
-    asker: Asker,
-) -> bool {
-    if !MutationPoint::WritebackQuarantine.is_active() {
-        return true;
-    }
-    MutationPoint::WritebackGiveUp.holds(cache.quarantine(lane, range, sequence, place, asker))
 }

@@ -3,12 +3,34 @@
 //! A mutant's copy of an expression contains no other switch: only one mutant is switched on at a time, so the text
 //! grows with the depth of expressions, not with the number of combinations.
 
-use super::candidates::{Candidate, Form};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// The function that reads a switch.
-const SWITCH: &str = "::cbd_types::mutation::generated";
+/// How the switch of a mutant is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// `(if SWITCH { mutated } else { original })`.
+    Expression,
+    /// `if SWITCH { mutated } else { original }`, where `mutated` may be nothing.
+    Statement,
+    /// `!SWITCH && original`, where `original` is a `let` in a condition.
+    Guard,
+    /// `if SWITCH { mutated }` at an empty range.
+    Insertion,
+}
+
+/// What a mutant changes in a source.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// How its switch is written.
+    pub form: Form,
+    /// The bytes of the source that the switch encloses.
+    pub node: Range<usize>,
+    /// The bytes that are replaced, inside `node`.
+    pub edit: Range<usize>,
+    /// What replaces them.
+    pub with: String,
+}
 
 /// A source with switches.
 #[derive(Debug)]
@@ -33,24 +55,25 @@ pub struct Place {
 /// A range of the source with its mutants and with the ranges in it.
 struct Node<'a> {
     range: Range<usize>,
-    mutants: Vec<(u32, &'a Candidate)>,
+    mutants: Vec<(u32, &'a Change)>,
     inner: Vec<Node<'a>>,
 }
 
-/// Writes the switches of `mutants`, which have numbers.
-pub fn rewrite(source: &str, mutants: &[(u32, &Candidate)]) -> Rewritten {
+/// Writes the switches of `mutants`, which have numbers; `switch` is the path of the function that reads one.
+pub fn rewrite(source: &str, mutants: &[(u32, &Change)], switch: &str) -> Rewritten {
     let mut sorted = mutants.to_vec();
     sorted.sort_by_key(|(number, mutant)| (mutant.node.start, Reverse(mutant.node.end), *number));
     let mut rest = sorted.into_iter().peekable();
     let nodes = nodes(&mut rest, source.len());
-    let mut out = Rewritten { text: String::with_capacity(source.len() * 4), places: Vec::new() };
-    out.range(source, 0..source.len(), &nodes);
-    out
+    let text = String::with_capacity(source.len() * 4);
+    let mut writer = Writer { source, switch, out: Rewritten { text, places: Vec::new() } };
+    writer.range(0..source.len(), &nodes);
+    writer.out
 }
 
 /// The nodes that end at `end` or before.
 fn nodes<'a>(
-    rest: &mut std::iter::Peekable<std::vec::IntoIter<(u32, &'a Candidate)>>,
+    rest: &mut std::iter::Peekable<std::vec::IntoIter<(u32, &'a Change)>>,
     end: usize,
 ) -> Vec<Node<'a>> {
     let mut found: Vec<Node<'a>> = Vec::new();
@@ -67,7 +90,7 @@ fn nodes<'a>(
 }
 
 fn nodes_within<'a>(
-    rest: &mut std::iter::Peekable<std::vec::IntoIter<(u32, &'a Candidate)>>,
+    rest: &mut std::iter::Peekable<std::vec::IntoIter<(u32, &'a Change)>>,
     range: &Range<usize>,
 ) -> Vec<Node<'a>> {
     match rest.peek() {
@@ -76,54 +99,65 @@ fn nodes_within<'a>(
     }
 }
 
-impl Rewritten {
-    fn range(&mut self, source: &str, range: Range<usize>, nodes: &[Node<'_>]) {
+struct Writer<'a> {
+    source: &'a str,
+    switch: &'a str,
+    out: Rewritten,
+}
+
+impl Writer<'_> {
+    fn range(&mut self, range: Range<usize>, nodes: &[Node<'_>]) {
         let mut at = range.start;
         for node in nodes {
-            self.text.push_str(&source[at..node.range.start]);
-            self.node(source, node);
+            self.out.text.push_str(&self.source[at..node.range.start]);
+            self.node(node);
             at = node.range.end;
         }
-        self.text.push_str(&source[at..range.end]);
+        self.out.text.push_str(&self.source[at..range.end]);
     }
 
-    fn node(&mut self, source: &str, node: &Node<'_>) {
-        let begin = self.text.len();
-        let first = self.places.len();
+    fn node(&mut self, node: &Node<'_>) {
+        let switch = self.switch;
+        let begin = self.out.text.len();
+        let first = self.out.places.len();
         let form = node.mutants[0].1.form;
         if form == Form::Expression {
-            self.text.push('(');
+            self.out.text.push('(');
         }
         for (number, mutant) in &node.mutants {
             let is_first = *number == node.mutants[0].0;
             if form == Form::Guard {
-                self.text.push_str(&format!("!{SWITCH}({number}) && "));
-                self.places.push(Place { number: *number, copy: begin..self.text.len(), whole: 0..0 });
+                self.out.text.push_str(&format!("!{switch}({number}) && "));
+                self.out.places.push(Place {
+                    number: *number,
+                    copy: begin..self.out.text.len(),
+                    whole: 0..0,
+                });
                 continue;
             }
             let otherwise = if is_first || form == Form::Insertion { "" } else { " else " };
-            self.text.push_str(&format!("{otherwise}if {SWITCH}({number}) {{ "));
-            let copied = self.text.len();
-            self.text.push_str(&source[node.range.start..mutant.edit.start]);
-            self.text.push_str(&mutant.with);
-            self.text.push_str(&source[mutant.edit.end..node.range.end]);
-            self.places.push(Place { number: *number, copy: copied..self.text.len(), whole: 0..0 });
-            self.text.push_str(" }");
+            self.out.text.push_str(&format!("{otherwise}if {switch}({number}) {{ "));
+            let copied = self.out.text.len();
+            self.out.text.push_str(&self.source[node.range.start..mutant.edit.start]);
+            self.out.text.push_str(&mutant.with);
+            self.out.text.push_str(&self.source[mutant.edit.end..node.range.end]);
+            self.out.places.push(Place { number: *number, copy: copied..self.out.text.len(), whole: 0..0 });
+            self.out.text.push_str(" }");
         }
         match form {
             Form::Expression | Form::Statement => {
-                self.text.push_str(" else { ");
-                self.range(source, node.range.clone(), &node.inner);
-                self.text.push_str(" }");
+                self.out.text.push_str(" else { ");
+                self.range(node.range.clone(), &node.inner);
+                self.out.text.push_str(" }");
             }
-            Form::Guard | Form::Insertion => self.range(source, node.range.clone(), &node.inner),
+            Form::Guard | Form::Insertion => self.range(node.range.clone(), &node.inner),
         }
         if form == Form::Expression {
-            self.text.push(')');
+            self.out.text.push(')');
         }
-        let whole = begin..self.text.len();
+        let whole = begin..self.out.text.len();
         // The inner nodes have set theirs.
-        for place in self.places[first..].iter_mut().filter(|place| place.whole.is_empty()) {
+        for place in self.out.places[first..].iter_mut().filter(|place| place.whole.is_empty()) {
             place.whole = whole.clone();
         }
     }
@@ -131,7 +165,7 @@ impl Rewritten {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::{Kind, find};
+    use super::super::generated::candidates::{Kind, find};
     use super::*;
 
     /// The mutants of a source: kind, original, mutated.
@@ -152,15 +186,15 @@ mod tests {
     /// The rewritten source, which must parse, with the switch as `on`.
     fn rewritten(source: &str) -> String {
         let candidates = find(source).expect("it parses");
-        let numbered: Vec<_> = (0..).zip(&candidates).collect();
-        let out = rewrite(source, &numbered);
+        let numbered: Vec<_> = (0..).zip(candidates.iter().map(|candidate| &candidate.change)).collect();
+        let out = rewrite(source, &numbered, "on");
         for place in &out.places {
             let copy = &out.text[place.copy.clone()];
             assert!(place.whole.start <= place.copy.start && place.copy.end <= place.whole.end, "{copy}");
         }
         assert_eq!(out.places.len(), candidates.len());
         syn::parse_file(&out.text).unwrap_or_else(|error| panic!("{error}: {}", out.text));
-        out.text.replace(SWITCH, "on")
+        out.text
     }
 
     #[test]
