@@ -129,7 +129,8 @@ on_media! {
 }
 
 on_media! {
-    /// A continuation line of a record: checksums of its second and later blocks, or a map of the sectors that a quarantine marks bad.
+    /// A continuation line of a record: checksums of its second and later blocks, or a map of the sectors that a quarantine
+    /// marks bad.
     pub struct ChecksumLine, size 64 {
         /// CRC32C over the segment's salt and number, the slot, and the bytes behind this field.
         0 crc: U32,

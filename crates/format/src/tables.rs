@@ -83,7 +83,7 @@ on_media! {
         64 writeback_rate: U64,
         /// Bit 0: data checksums.
         72 features: U32,
-        /// [`MODE_WRITEBACK`] or [`MODE_MOVED`]; a program refuses a backend whose mode it does not know.
+        /// [`MODE_WRITEBACK`] or [`MODE_MOVED`]; a program refuses a backend with a mode that it does not support.
         76 cache_mode: U32,
         /// Bytes of `path` in use.
         80 path_length: U32,

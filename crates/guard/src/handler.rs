@@ -24,7 +24,7 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
             .caused_by(error)
     };
     let mut before = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: `before` has room for what the call writes.
+    // SAFETY: `before` is as large as the structure that the call writes.
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) } != 0 {
         return Err(refused(io::Error::last_os_error()));
     }
@@ -148,13 +148,13 @@ fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut lib
             }
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the flag says that the handler that was installed takes three arguments.
+            // SAFETY: the flag states that the installed handler takes three arguments.
             let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
                 unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);
         }
         handler => {
-            // SAFETY: without the flag the handler that was installed takes the number of the signal.
+            // SAFETY: without the flag the installed handler takes only the number of the signal.
             let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
             handler(signal);
         }

@@ -7,11 +7,11 @@
 //! relies on the copy. The memory of virtual machines uses this method, because the crates that process its rings cannot
 //! handle faults.
 //!
-//! Invariants: there is one handler in the process. It handles only faults that the kernel itself raised, at
-//! an address inside registered memory, and in memory of routines only at an instruction of the routines;
-//! every other SIGBUS goes to the former handler of the signal, or ends the process as without this crate.
-//! The handler allocates nothing, takes no lock and accesses no memory except the statics of this crate,
-//! `errno`, and the signal information and context that it was passed.
+//! Invariants: there is one handler in the process. It handles only faults that the kernel itself raised, at an address
+//! inside registered memory, and in memory of routines only at an instruction of the routines. Every other SIGBUS is passed
+//! to the previous handler of the signal, or ends the process as without this crate. The handler allocates nothing, takes no
+//! lock and accesses no memory except the statics of this crate, `errno`, and the signal information and context that it was
+//! passed.
 //!
 //! Elsewhere: the meaning of the failure (`cbd-pmem`, `cbd-vhost`).
 

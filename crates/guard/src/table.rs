@@ -139,7 +139,7 @@ impl Slot {
         if before % 2 == 1 || self.changes.load(Ordering::Relaxed) != before || end == 0 {
             return None;
         }
-        // SAFETY: it is null or was made of a reference with a static lifetime.
+        // SAFETY: the pointer is null or was created from a reference with a static lifetime.
         let kind = unsafe { routines.as_ref() }.map_or(Kind::Zeroes, Kind::Routines);
         Some(Seen { start, end, kind })
     }

@@ -5,8 +5,8 @@
 //! x86 that instruction waits until those lines have arrived. After a plain store the processor continues
 //! with the next request meanwhile: this saves a quarter of the overhead over the bare copy of 4 KiB.
 //!
-//! The cost is paid by a thread that has to sleep: it first makes every thread of the process pass a barrier
-//! (`membarrier`), which takes some microseconds.
+//! A thread that has to sleep pays the cost: it first makes every thread of the process execute a barrier (`membarrier`),
+//! which takes some microseconds.
 //!
 //! Invariants: the lock has one holder at a time, to which all changes of earlier holders are visible; a sleeping thread is
 //! woken (`protocol`).

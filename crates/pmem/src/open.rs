@@ -391,7 +391,7 @@ fn map_file(path: &Path, file: &File, length: u64) -> Result<(Memory, bool)> {
     let not_mapped = |error: io::Error| from_io(&error, format!("cannot map the region {}", path.display()));
     match Memory::of_file(file.as_fd(), size, Sharing::Synchronous) {
         Ok(memory) => return Ok((memory?, true)),
-        // Kernels that do not know the flag return EINVAL.
+        // Kernels that do not support the flag return EINVAL.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {}
         Err(error) => return Err(not_mapped(error)),
     }

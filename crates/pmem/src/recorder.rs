@@ -54,7 +54,7 @@ fn note_on_the_way(at: *mut u8, length: usize) {
 
 unsafe extern "C" fn store_past(to: *mut u8, from: *const u8, lines: usize) -> Outcome {
     note_on_the_way(to, lines * LINE);
-    // SAFETY: the caller promises that many bytes on both sides.
+    // SAFETY: the caller ensures that many bytes on both sides.
     unsafe { plain(to, from, lines * LINE) }
 }
 

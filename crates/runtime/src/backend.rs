@@ -82,8 +82,9 @@ impl RunningBackend {
     /// returns notes for the user.
     ///
     /// # Errors
-    /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`], [`ErrorKind::Exchanged`](cbd_types::ErrorKind::Exchanged)
-    /// for a backend that a rescue has moved, and when the system refuses a thread.
+    /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`],
+    /// [`ErrorKind::Exchanged`](cbd_types::ErrorKind::Exchanged) for a backend that a rescue has moved, and a system error if
+    /// no thread can be started.
     pub fn start(
         transport: &Transport<ProcessEnvironment>,
         environment: &Arc<ProcessEnvironment>,
