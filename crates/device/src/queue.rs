@@ -543,3 +543,6 @@ fn advance<E: Environment>(
 fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {
     done.push(Completion { id: request.id, result, buffer: request.buffer });
 }
+
+#[cfg(test)]
+mod tests;

@@ -96,45 +96,4 @@ impl LaneMap {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::{collections::BTreeSet, vec::Vec};
-
-    #[test]
-    fn each_block_has_one_lane_and_a_number_of_its_own_there() {
-        for lanes in [1, 2, 16] {
-            let map = LaneMap { lanes };
-            let mut seen = BTreeSet::new();
-            for chunk in 0..300u64 {
-                for block in [0, 1, BLOCKS_PER_CHUNK - 1] {
-                    let at = chunk * CHUNK + block * CHECKSUM_BLOCK;
-                    assert!(map.lane_of(at).0 < lanes);
-                    assert!(seen.insert((map.lane_of(at), map.key(at))));
-                    assert_eq!(map.offset_of(map.lane_of(at), map.key(at)), at);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_parts_of_all_lanes_make_up_the_range() {
-        let map = LaneMap { lanes: 8 };
-        let range = ByteRange { start: 5 * CHUNK + 512, end: 77 * CHUNK + 1024 };
-        let mut parts: Vec<_> =
-            (0..8).flat_map(|lane| map.of_lane(LaneId(lane), range).collect::<Vec<_>>()).collect();
-        parts.sort();
-        assert_eq!(parts, range.split_at_multiples(CHUNK).collect::<Vec<_>>());
-        for end in [range.start, range.start + 1, 8 * CHUNK, 9 * CHUNK, 16 * CHUNK, range.end] {
-            let range = ByteRange { end, ..range };
-            for lane in (0..8).map(LaneId) {
-                let bytes = map.of_lane(lane, range).map(|part| part.len()).sum::<u64>();
-                assert_eq!(map.bytes_of(lane, range), bytes, "{range} in lane {lane}");
-            }
-        }
-        for lane in 0..8 {
-            for part in map.of_lane(LaneId(lane), range) {
-                assert_eq!(map.lane_of(part.start), LaneId(lane));
-            }
-        }
-    }
-}
+mod tests;

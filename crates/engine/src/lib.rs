@@ -28,6 +28,8 @@ mod repair;
 mod settings;
 mod slots;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod transport;
 mod worker;
 

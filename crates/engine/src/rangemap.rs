@@ -77,3 +77,6 @@ impl<V: Copy> RangeMap<V> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

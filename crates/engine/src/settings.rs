@@ -151,3 +151,6 @@ impl Settings {
         Ok(self)
     }
 }
+
+#[cfg(test)]
+mod tests;

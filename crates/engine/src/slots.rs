@@ -209,3 +209,6 @@ impl<T: SlotContent> TwoSlots<T> {
         region.store(self.at[0], &zeroes).and(region.store(self.at[1], &zeroes))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,8 @@ pub struct Place {
     pub copy: Range<usize>,
     /// The bytes of the whole switch, with the original and other mutants of it.
     pub whole: Range<usize>,
+    /// It leaves out the end of a borrow: `drop(guard);`.
+    pub is_drop: bool,
 }
 
 /// A range of the source with its mutants and with the ranges in it.
@@ -121,6 +123,8 @@ impl Writer<'_> {
         let begin = self.out.text.len();
         let first = self.out.places.len();
         let form = node.mutants[0].1.form;
+        let is_drop = form == Form::Statement && self.source[node.range.clone()].starts_with("drop(");
+        let place = |number, copy| Place { number, copy, whole: 0..0, is_drop };
         if form == Form::Expression {
             self.out.text.push('(');
         }
@@ -128,11 +132,7 @@ impl Writer<'_> {
             let is_first = *number == node.mutants[0].0;
             if form == Form::Guard {
                 self.out.text.push_str(&format!("!{switch}({number}) && "));
-                self.out.places.push(Place {
-                    number: *number,
-                    copy: begin..self.out.text.len(),
-                    whole: 0..0,
-                });
+                self.out.places.push(place(*number, begin..self.out.text.len()));
                 continue;
             }
             let otherwise = if is_first || form == Form::Insertion { "" } else { " else " };
@@ -141,7 +141,7 @@ impl Writer<'_> {
             self.out.text.push_str(&self.source[node.range.start..mutant.edit.start]);
             self.out.text.push_str(&mutant.with);
             self.out.text.push_str(&self.source[mutant.edit.end..node.range.end]);
-            self.out.places.push(Place { number: *number, copy: copied..self.out.text.len(), whole: 0..0 });
+            self.out.places.push(place(*number, copied..self.out.text.len()));
             self.out.text.push_str(" }");
         }
         match form {
@@ -290,10 +290,24 @@ mod tests {
             "fn a() -> u8 { match b { 1..=2 => c, _ => d } }",
             "enum A { B = 1 + 2 }",
             "fn a() -> u8 { rare::count(b); c }",
+            "fn a() -> u8 { if b > 1 { rare::count(&b.c); } d }",
+            "fn a() -> u8 { b.prefetch(c + d * 64); e }",
+            "fn a() -> u8 { if b == c && d < e { let f = g(b + 1); h.prefetch(f); } i }",
+            "fn a() -> u8 { core::hint::spin_loop(); b }",
+            "impl Table { fn ask_node(&self) { if b > 1 { c(); } } }",
         ] {
             assert_eq!(found(source), [], "{source}");
         }
         assert_eq!(found("#[cfg(not(target_os = \"none\"))] fn a() -> u8 { b(c + d) }").len(), 1);
+    }
+
+    #[test]
+    fn a_branch_with_an_effect_is_changed_although_it_prefetches_too() {
+        assert_eq!(mutated("fn a() -> u8 { if b() { c.prefetch(d); e() } f }", Kind::Branch).len(), 2);
+        assert_eq!(
+            mutated("fn a() -> u8 { if b() { c.prefetch(d); } else { e() } f }", Kind::Branch).len(),
+            2
+        );
     }
 
     #[test]

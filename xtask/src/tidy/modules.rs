@@ -42,7 +42,7 @@ pub fn measure(files: &[File]) -> Vec<Measure> {
     let mut measures: Vec<Measure> =
         LAYERS.iter().copied().flatten().map(|module| Measure::none(&MODULE, *module)).collect();
     for file in files {
-        let Some(path) = file.path.strip_prefix(ENGINE) else { continue };
+        let Some(path) = file.path.strip_prefix(ENGINE).filter(|_| !file.is_test()) else { continue };
         let module = path.split(['/', '.']).next().unwrap_or_default();
         let Some(measure) = measures.iter_mut().find(|measure| measure.subject == module) else {
             let mut measure = Measure::none(&MODULE, module);

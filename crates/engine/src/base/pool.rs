@@ -128,3 +128,6 @@ impl<E: Environment> Pool<E> {
         self.has_waiters.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests;

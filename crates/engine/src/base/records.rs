@@ -130,3 +130,6 @@ impl<E: Environment> Base<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

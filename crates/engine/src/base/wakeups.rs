@@ -45,4 +45,10 @@ impl<E: Environment> Wakeups<E> {
             self.wake();
         }
     }
+
+    /// Whether the background worker has announced its sleep and was not woken since.
+    #[cfg(test)]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.is_asleep.load(Ordering::SeqCst)
+    }
 }

@@ -108,3 +108,6 @@ impl<E: Environment> BackingHealth<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

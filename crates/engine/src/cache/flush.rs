@@ -128,3 +128,6 @@ fn touches(map: LaneMap, range: ByteRange, lane: LaneId) -> bool {
         None => map.of_lane(lane, range).next().is_some(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -76,3 +76,6 @@ impl<E: Environment> ParkedCounters<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

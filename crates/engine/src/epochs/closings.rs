@@ -79,6 +79,7 @@ impl Closings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
 
     #[test]
     fn an_epoch_has_the_time_of_the_last_closing_that_is_known_for_it() {
@@ -122,5 +123,90 @@ mod tests {
             assert!(dated + 2500 > 1000 + epoch, "epoch {epoch} is dated {dated}");
         }
         assert_eq!(closings.take(100_000), Some(101_000));
+    }
+
+    #[test]
+    fn of_two_closings_at_one_time_the_earlier_epoch_is_known() {
+        let mut closings = Closings::new();
+        closings.note(3, 100);
+        closings.note(4, 100);
+        closings.note(5, 100);
+        assert_eq!(closings.known, [(3, 100)]);
+        closings.note(5, 101);
+        closings.note(5, 102);
+        assert_eq!(closings.known, [(3, 100), (5, 101)]);
+    }
+
+    #[test]
+    fn what_was_taken_for_an_epoch_is_kept_and_what_is_earlier_is_dropped() {
+        let mut closings = Closings::new();
+        [(3, 100), (5, 200), (8, 300)].into_iter().for_each(|(epoch, at)| closings.note(epoch, at));
+        assert_eq!(closings.take(6), Some(200));
+        assert_eq!(closings.known, [(5, 200), (8, 300)]);
+        assert_eq!(closings.take(8), Some(300));
+        assert_eq!(closings.known, [(8, 300)]);
+    }
+
+    #[test]
+    fn of_entries_that_are_later_than_a_clock_that_was_set_back_the_earliest_stays() {
+        let mut closings = Closings::new();
+        for (epoch, at) in [(3, 100), (4, 200), (5, 300), (6, 200)] {
+            closings.note(epoch, at);
+        }
+        assert_eq!(closings.known, [(3, 100), (4, 200)]);
+        closings.note(7, 200);
+        assert_eq!(closings.known, [(3, 100), (4, 200)]);
+        closings.note(8, 201);
+        assert_eq!(closings.known, [(3, 100), (4, 200), (8, 201)]);
+    }
+
+    #[test]
+    fn entries_are_dropped_only_beyond_the_limit_and_those_left_are_equally_far_apart() {
+        let mut closings = Closings::new();
+        (1..=KNOWN_MAX as u64).for_each(|epoch| closings.note(epoch, 10 * epoch));
+        assert_eq!(closings.known.len(), KNOWN_MAX);
+        closings.note(257, 2570);
+        // A sixty-fourth of 2560 ms and one more.
+        let times: Vec<u64> = closings.known.iter().map(|(_, at)| *at).collect();
+        let expected: Vec<u64> = (0..).map(|number| 10 + 40 * number).take_while(|at| *at <= 2570).collect();
+        assert_eq!(times, expected);
+        assert!(closings.known.iter().all(|(epoch, at)| epoch * 10 == *at));
+    }
+
+    #[test]
+    fn the_last_entry_stays_however_close_it_is() {
+        let mut closings = Closings::new();
+        (1..=KNOWN_MAX as u64).for_each(|epoch| closings.note(epoch, 1000 * epoch));
+        closings.note(257, 256_001);
+        assert_eq!(closings.known.first(), Some(&(1, 1000)));
+        assert_eq!(closings.known.last(), Some(&(257, 256_001)));
+    }
+
+    #[test]
+    fn each_entry_that_is_left_is_the_last_within_a_sixty_fourth_of_the_time() {
+        let mut random = 5_u64;
+        for round in 0..50 {
+            let mut closings = Closings::new();
+            let mut all = Vec::new();
+            let mut at = 1000;
+            for epoch in 1..=KNOWN_MAX as u64 + 1 {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                // Most are close, some are far apart.
+                at += 1 + (random >> 33) % if random >> 60 == 0 { 40_000 } else { 30 + round };
+                closings.note(epoch, at);
+                all.push(at);
+            }
+            let space = (all[KNOWN_MAX] - all[0]) / 64 + 1;
+            let mut expected = vec![0];
+            for number in 1..all.len() {
+                let begin = all[expected[expected.len() - 1]];
+                if all.get(number + 1).is_none_or(|next| *next > begin + space) {
+                    expected.push(number);
+                }
+            }
+            let expected: Vec<_> = expected.iter().map(|number| (*number as u64 + 1, all[*number])).collect();
+            assert_eq!(closings.known, expected, "round {round}");
+        }
     }
 }

@@ -353,3 +353,6 @@ impl<E: Environment> Lane<E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

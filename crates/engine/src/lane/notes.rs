@@ -162,4 +162,61 @@ mod tests {
         assert_eq!(closed(damaged.to_vec(), 1), [ByteRange { start: 0, end: 31 }]);
         assert_eq!(closed(damaged.to_vec(), 9), damaged);
     }
+
+    #[test]
+    fn a_map_is_made_only_where_records_would_take_more_slots() {
+        for (count, maps, taken) in [(1, 0, 1), (2, 0, 2), (3, 1, 2), (100, 1, 2), (193, 1, 3)] {
+            let notes = of(&every_other(7, count), 112);
+            let with_map = notes.iter().filter(|note| !note.map.is_empty()).count();
+            assert_eq!((with_map, slots(&notes)), (maps, taken), "{count} parts");
+        }
+        // As many records as the map and its lines take are no more.
+        let apart = [0, 500 * SECTOR, 900 * SECTOR].map(|at| ByteRange::at(at, SECTOR));
+        assert_eq!(of(&apart, 112).len(), 3);
+    }
+
+    #[test]
+    fn parts_share_a_map_up_to_the_last_byte_of_their_chunk() {
+        let last = ByteRange { start: 3 * CHUNK - SECTOR, end: 3 * CHUNK };
+        let mut damaged = every_other(2, 30);
+        damaged.push(last);
+        damaged.extend(every_other(3, 30));
+        let notes = of(&damaged, 112);
+        assert_eq!(notes.iter().filter(|note| !note.map.is_empty()).count(), 2, "{notes:?}");
+        assert_eq!(parts(&notes), damaged);
+        assert!(is_in_one_chunk(&ByteRange::at(2 * CHUNK, 1), &last));
+        assert!(!is_in_one_chunk(&last, &ByteRange::at(3 * CHUNK, SECTOR)));
+        let far = 5000 * CHUNK;
+        assert!(is_in_one_chunk(&ByteRange::at(far, 1), &ByteRange::at(far + SECTOR, SECTOR)));
+        assert!(!is_in_one_chunk(&ByteRange::at(far - SECTOR, SECTOR), &ByteRange::at(far, SECTOR)));
+    }
+
+    #[test]
+    fn of_gaps_that_are_equally_wide_the_first_ones_stay() {
+        let damaged: Vec<_> = (0..6).map(|number| ByteRange::at(number * 10, 5)).collect();
+        for count in 1..6_u64 {
+            let mut expected: Vec<_> = damaged[..count as usize].to_vec();
+            expected[count as usize - 1].end = 55;
+            assert_eq!(closed(damaged.clone(), count as usize), expected);
+        }
+        assert_eq!(closed(damaged.clone(), 6), damaged);
+        assert_eq!(closed(damaged.clone(), 0), [ByteRange { start: 0, end: 55 }]);
+        assert_eq!(closed(vec![], 3), []);
+        // A wider gap and one of three that are alike.
+        let mixed = [(0, 1), (3, 4), (6, 7), (20, 21), (23, 24)].map(|(start, end)| ByteRange { start, end });
+        let expected = [(0, 1), (3, 7), (20, 24)].map(|(start, end)| ByteRange { start, end });
+        assert_eq!(closed(mixed.to_vec(), 3), expected);
+    }
+
+    #[test]
+    fn the_parts_of_a_map_end_with_its_range() {
+        let range = ByteRange { start: 4 * SECTOR, end: 6 * SECTOR + 100 };
+        let parts = |map: &[u32]| parts_of(range, map);
+        assert_eq!(parts(&[0b111]), [range]);
+        assert_eq!(parts(&[0b101]), [ByteRange::at(4 * SECTOR, SECTOR), ByteRange::at(6 * SECTOR, 100)]);
+        assert_eq!(parts(&[u32::MAX]), [range], "what stands behind it is no part");
+        assert_eq!(parts(&[]), []);
+        let long = ByteRange::at(0, 40 * SECTOR);
+        assert_eq!(parts_of(long, &[1 << 31, 1]), [ByteRange::at(31 * SECTOR, 2 * SECTOR)]);
+    }
 }

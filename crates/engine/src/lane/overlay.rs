@@ -196,4 +196,126 @@ mod tests {
             }
         }
     }
+
+    /// What an array knows of each byte: meaning, place and the segment that notes it.
+    type Model = [Option<(Meaning, Place, u64)>; 64];
+
+    /// One random change of both.
+    fn change(overlay: &mut Overlay, model: &mut Model, next: &mut dyn FnMut(u64) -> u64) {
+        let start = next(60);
+        let range = ByteRange::at(start, 1 + next(64 - start));
+        let bytes = &mut model[range.start as usize..range.end as usize];
+        let place = (1 + next(4), next(3) as u32);
+        match next(9) {
+            0 | 1 => {
+                let meaning = if next(2) == 0 { Meaning::Damaged } else { Meaning::Zeroes };
+                overlay.insert(range, meaning, place);
+                for byte in bytes {
+                    let is_same = meaning == Meaning::Damaged
+                        && byte.is_some_and(|(known, at, _)| (known, at) == (meaning, place));
+                    if !is_same && byte.is_none_or(|(_, at, _)| at <= place) {
+                        *byte = Some((meaning, place, 0));
+                    }
+                }
+            }
+            2 => {
+                let ordinal = 1 + next(9);
+                overlay.insert_noted(range, place, ordinal);
+                for byte in bytes.iter_mut().filter(|byte| byte.is_none_or(|(_, at, _)| at <= place)) {
+                    *byte = Some((Meaning::Damaged, place, ordinal));
+                }
+            }
+            3 => {
+                let ordinal = 1 + next(9);
+                overlay.note(range, ordinal, |damage| damage.place == place);
+                for (meaning, at, noted) in bytes.iter_mut().flatten() {
+                    if *meaning == Meaning::Damaged && *at == place {
+                        *noted = ordinal;
+                    }
+                }
+            }
+            4 => {
+                overlay.forget_zeroes(range, place);
+                forget(bytes, |meaning, at| meaning == Meaning::Zeroes && at == place);
+            }
+            5 => {
+                overlay.heal_at(range, place);
+                forget(bytes, |meaning, at| meaning == Meaning::Damaged && at == place);
+            }
+            6 => {
+                overlay.heal(range);
+                forget(bytes, |meaning, _| meaning == Meaning::Damaged);
+            }
+            7 => {
+                overlay.forget_segment(place.0);
+                forget(model, |meaning, at| meaning == Meaning::Zeroes && at.0 == place.0);
+            }
+            _ if next(2) == 0 => {
+                overlay.forget_all_zeroes();
+                forget(model, |meaning, _| meaning == Meaning::Zeroes);
+            }
+            _ => {}
+        }
+    }
+
+    fn forget(bytes: &mut [Option<(Meaning, Place, u64)>], goes: impl Fn(Meaning, Place) -> bool) {
+        for byte in bytes {
+            *byte = byte.filter(|(meaning, at, _)| !goes(*meaning, *at));
+        }
+    }
+
+    fn compare(overlay: &Overlay, model: &Model, place: Place, range: ByteRange) {
+        assert_eq!(overlay.is_empty(), model.iter().all(Option::is_none));
+        let mut later = [None; 64];
+        for (part, meaning) in overlay.later_than(range, Some(place)) {
+            later[part.start as usize..part.end as usize].fill(Some(meaning));
+        }
+        let mut damaged = [None; 64];
+        for (part, damage) in overlay.damaged_in(range) {
+            damaged[part.start as usize..part.end as usize].fill(Some((damage.place, damage.noted)));
+        }
+        let mut all = [None; 64];
+        for (part, damage) in overlay.damaged() {
+            all[part.start as usize..part.end as usize].fill(Some((damage.place, damage.noted)));
+        }
+        for (number, byte) in model.iter().enumerate() {
+            let is_inside = range.contains(&ByteRange::at(number as u64, 1));
+            let expected = byte.filter(|(meaning, at, _)| match meaning {
+                Meaning::Zeroes => *at > place,
+                Meaning::Damaged => *at >= place,
+            });
+            assert_eq!(later[number], expected.filter(|_| is_inside).map(|(meaning, ..)| meaning));
+            let damage = byte.filter(|(meaning, ..)| *meaning == Meaning::Damaged);
+            let damage = damage.map(|(_, at, noted)| (at, noted));
+            assert_eq!(all[number], damage);
+            assert_eq!(damaged[number], damage.filter(|_| is_inside));
+        }
+    }
+
+    #[test]
+    fn what_is_noted_healed_and_forgotten_agrees_with_an_array() {
+        let mut random = 9u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for _ in 0..60 {
+            let (mut overlay, mut model) = (Overlay::default(), [None; 64]);
+            for _ in 0..50 {
+                change(&mut overlay, &mut model, &mut next);
+                let start = next(60);
+                let range = ByteRange::at(start, 1 + next(64 - start));
+                compare(&overlay, &model, (1 + next(4), next(3) as u32), range);
+            }
+        }
+    }
+
+    #[test]
+    fn damage_that_was_noted_before_it_was_found_is_listed() {
+        let mut overlay = Overlay::default();
+        assert_eq!(overlay.damaged().count(), 0);
+        overlay.insert_noted(ByteRange::at(3, 4), (2, 1), 5);
+        let known = Damage { place: (2, 1), noted: 5 };
+        assert_eq!(overlay.damaged().collect::<Vec<_>>(), [(ByteRange::at(3, 4), known)]);
+    }
 }

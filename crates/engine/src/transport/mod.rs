@@ -434,3 +434,6 @@ fn not_opened(error: Error) -> Error {
 fn read_table<P: Pmem, T: SlotContent>(region: &Region<P>, area: u64, rows: u32) -> Vec<TwoSlots<T>> {
     (0..rows).map(|row| TwoSlots::read(region, Layout::slots::<T>(area, rows, row), u64::from(row))).collect()
 }
+
+#[cfg(test)]
+mod tests;

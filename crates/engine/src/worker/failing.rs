@@ -331,3 +331,6 @@ impl Failing {
         parts
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,9 +63,23 @@ pub struct Candidate {
 /// Calls whose arguments are hints about sizes: a wrong one costs time or memory only.
 const HINTS: [&str; 4] = ["with_capacity", "reserve", "try_reserve", "try_reserve_exact"];
 
-/// Calls that have no effect in a product: prefetches, moments at which a model schedules, counters of rare paths that
-/// only the simulator reads.
-const WITHOUT_EFFECT: [&str; 3] = ["prefetch", "before_shared_access", "count"];
+/// Calls that have no effect in a product: prefetches, pauses while spinning, moments at which a model schedules, counters of
+/// rare paths that only the simulator reads.
+const WITHOUT_EFFECT: [&str; 8] =
+    ["prefetch", "before_shared_access", "count", "ask", "ask_further", "ask_node", "spin_loop", "black_box"];
+
+/// Functions that only prefetch: what they do is a hint to the processor, and nothing depends on it.
+const PREFETCHES: [&str; 9] = [
+    "Cache::approach",
+    "Index::ask",
+    "Index::ask_further",
+    "Index::touch_all",
+    "Lines::ask",
+    "Table::ask_further",
+    "Table::ask_node",
+    "Table::peek",
+    "Table::touch_all",
+];
 
 /// Finds the mutants of a source.
 ///
@@ -150,6 +164,9 @@ impl Finder<'_> {
         }
         let name = signature.ident.to_string();
         let name = if self.owner.is_empty() { name } else { format!("{}::{name}", self.owner) };
+        if PREFETCHES.contains(&name.as_str()) {
+            return;
+        }
         let outer = self.function.replace(name);
         let begin = block.brace_token.span.open().byte_range().end;
         if !block.stmts.is_empty() {
@@ -253,6 +270,12 @@ impl Visit<'_> for Finder<'_> {
     fn visit_expr(&mut self, expression: &syn::Expr) {
         match expression {
             syn::Expr::Binary(binary) => self.operator(binary),
+            // Whether something without an effect is done has none either.
+            syn::Expr::If(branch)
+                if branch.else_branch.is_none() && is_without_effect(&branch.then_branch) =>
+            {
+                return;
+            }
             syn::Expr::If(branch) => {
                 self.condition(&branch.cond, false);
                 self.visit_expr(&branch.cond);
@@ -289,7 +312,7 @@ impl Visit<'_> for Finder<'_> {
             syn::Expr::Call(call) => {
                 if let syn::Expr::Path(function) = &*call.func
                     && let Some(name) = function.path.segments.last()
-                    && (HINTS.contains(&name.ident.to_string().as_str()))
+                    && is_hint(&name.ident)
                 {
                     return;
                 }
@@ -301,7 +324,7 @@ impl Visit<'_> for Finder<'_> {
                 }
                 return;
             }
-            syn::Expr::MethodCall(call) if HINTS.contains(&call.method.to_string().as_str()) => {
+            syn::Expr::MethodCall(call) if is_hint(&call.method) => {
                 return self.visit_expr(&call.receiver);
             }
             _ => {}
@@ -390,10 +413,28 @@ fn attributes(expression: &syn::Expr) -> &[syn::Attribute] {
     }
 }
 
+/// Whether a call of this function costs time or memory only.
+fn is_hint(name: &syn::Ident) -> bool {
+    let name = name.to_string();
+    HINTS.contains(&name.as_str()) || WITHOUT_EFFECT.contains(&name.as_str())
+}
+
+/// Whether a block does nothing but calls without an effect, and what leads to their arguments.
+fn is_without_effect(block: &syn::Block) -> bool {
+    let is_call = |statement: &syn::Stmt| match statement {
+        syn::Stmt::Expr(expression @ (syn::Expr::Call(_) | syn::Expr::MethodCall(_)), _) => {
+            !is_removable(expression)
+        }
+        _ => false,
+    };
+    block.stmts.iter().any(is_call)
+        && block.stmts.iter().all(|statement| matches!(statement, syn::Stmt::Local(_)) || is_call(statement))
+}
+
 fn is_removable(expression: &syn::Expr) -> bool {
     match expression {
         syn::Expr::Try(tried) => is_removable(&tried.expr),
-        syn::Expr::MethodCall(_) => true,
+        syn::Expr::MethodCall(call) => !WITHOUT_EFFECT.contains(&call.method.to_string().as_str()),
         syn::Expr::Call(call) => match &*call.func {
             syn::Expr::Path(function) => function
                 .path

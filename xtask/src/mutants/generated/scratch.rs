@@ -226,7 +226,8 @@ fn adapted(path: &str, bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// The mutants to which the compiler's errors lead: those in whose copy an error is, or to whose copy it refers, or else
-/// all of the switch in which it is.
+/// all of the switch in which it is, or else those between the error's places that leave out a `drop`: what is dropped
+/// only if a switch is off is borrowed to the end of its block.
 ///
 /// # Errors
 /// The text of an error that leads to none.
@@ -260,6 +261,8 @@ fn rejected(messages: &[String], places: &BTreeMap<String, Vec<Place>>) -> Resul
             found.insert(place.number);
         } else if let Some((file, place)) = smallest(|place| &place.whole) {
             found.extend(file.iter().filter(|other| other.whole == place.whole).map(|other| other.number));
+        } else if let Some(drops) = drops_between(&spans, places) {
+            found.extend(drops);
         } else if !spans.is_empty() {
             unexplained.get_or_insert(message["rendered"].as_str().unwrap_or(line).to_owned());
         }
@@ -271,13 +274,26 @@ fn rejected(messages: &[String], places: &BTreeMap<String, Vec<Place>>) -> Resul
     }
 }
 
+/// The mutants between the first and the last of an error's places that leave out a `drop`; `None` if there is none.
+fn drops_between(spans: &[&Value], places: &BTreeMap<String, Vec<Place>>) -> Option<Vec<u32>> {
+    let file = spans.iter().find_map(|span| span["file_name"].as_str())?;
+    let at = |span: &&Value| {
+        let is_here = span["file_name"].as_str() == Some(file);
+        span["byte_start"].as_u64().filter(|_| is_here).and_then(|at| usize::try_from(at).ok())
+    };
+    let (first, last) = (spans.iter().filter_map(at).min()?, spans.iter().filter_map(at).max()?);
+    let between = |place: &&Place| place.is_drop && (first..last).contains(&place.whole.start);
+    let drops: Vec<u32> = places.get(file)?.iter().filter(between).map(|place| place.number).collect();
+    (!drops.is_empty()).then_some(drops)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
     fn places() -> BTreeMap<String, Vec<Place>> {
-        let place = |number, copy, whole| Place { number, copy, whole };
+        let place = |number, copy, whole| Place { number, copy, whole, is_drop: false };
         BTreeMap::from([(
             "a.rs".to_owned(),
             vec![place(0, 10..20, 0..90), place(1, 40..50, 30..80), place(2, 55..60, 30..80)],
@@ -306,6 +322,15 @@ mod tests {
     #[test]
     fn an_error_elsewhere_in_a_switch_rejects_all_mutants_of_it() {
         assert_eq!(rejected(&[error(&[(70, true)])], &places()), Ok(BTreeSet::from([1, 2])));
+    }
+
+    #[test]
+    fn an_error_around_a_drop_that_is_left_out_rejects_its_mutant() {
+        let mut places = places();
+        let drop = Place { number: 7, copy: 110..110, whole: 105..120, is_drop: true };
+        places.get_mut("a.rs").expect("it is there").push(drop);
+        assert_eq!(rejected(&[error(&[(130, true), (95, false)])], &places), Ok(BTreeSet::from([7])));
+        assert!(rejected(&[error(&[(100, true), (95, false)])], &places).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The index against a map, and what it does with memory.
 
 use super::*;
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, vec::Vec};
 
 fn at(segment: u32, slot: u32) -> Location {
     Location { segment, slot }
@@ -100,4 +100,88 @@ fn side_entries_that_were_given_back_are_used_before_new_ones_are_made() {
     index.clear();
     fill(&mut index);
     assert_eq!(index.bytes(), bytes, "what was forgotten is used again");
+}
+
+#[test]
+fn what_a_segment_holds_is_forgotten_and_nothing_else() {
+    let mut index = Index::new(64, 7);
+    index.set_whole(1, at(3, 10), [None].into_iter());
+    index.set_whole(2, at(4, 10), [None].into_iter());
+    index.set_parts(3, 0, 4, at(3, 11));
+    index.set_parts(3, 4, 8, at(4, 11));
+    index.set_parts(4, 2, 3, at(3, 12));
+    index.set_parts(5, 2, 3, at(4, 12));
+    index.remove_segment(3);
+    let mut left: Vec<u32> = index.iter().map(|(key, _)| key).collect();
+    left.sort_unstable();
+    assert_eq!(left, [2, 3, 5]);
+    let Some(Found::Parts(parts)) = index.get(3) else { panic!("it is in parts") };
+    assert_eq!(*parts, [[NONE; 4], [at(4, 11); 4]].concat()[..]);
+}
+
+#[test]
+fn a_block_was_read_if_it_was_since_it_was_written() {
+    let mut index = Index::new(64, 7);
+    let data = BlockData { offset: 4096, sum: 5 };
+    index.set_whole(1, at(3, 11), [Some(data)].into_iter());
+    index.set_whole(2, at(3, 12), [None].into_iter());
+    assert!(!index.was_read(1) && !index.was_read(9));
+    assert_eq!(index.read_whole(1), Some((at(3, 11), data)));
+    assert_eq!(index.read_whole(2), None, "where its data are is not known");
+    assert!(index.was_read(1) && !index.was_read(2));
+    index.note_read(2);
+    index.note_read(9);
+    assert!(index.was_read(2) && index.live() == 2);
+    assert_eq!((index.get(1), index.get(2)), (Some(Found::Whole(at(3, 11))), Some(Found::Whole(at(3, 12)))));
+    index.set_whole(1, at(4, 1), [Some(data)].into_iter());
+    assert!(!index.was_read(1));
+    index.note_read(1);
+    index.set_parts(1, 0, 1, at(5, 1));
+    assert!(!index.was_read(1) && index.read_whole(1).is_none());
+    let Some(Found::Parts(parts)) = index.get(1) else { panic!("it is in parts") };
+    assert_eq!((parts[0], parts[1], parts[7]), (at(5, 1), at(4, 1), at(4, 1)));
+}
+
+#[test]
+fn its_memory_is_that_of_buckets_and_slabs() {
+    let (page, nodes) = (SIDE_SLAB * size_of::<Parts>(), table::SLAB * size_of::<table::Node>());
+    assert_eq!((page, nodes), (4096, 24 << 10));
+    let mut index = Index::new(300, 7);
+    assert_eq!(index.bytes(), 100 * 64);
+    assert_eq!([0, 48, 49, 51].map(|blocks| Index::new(blocks, 7).bytes()), [16, 16, 17, 17].map(|n| n * 64));
+    index.reserve(1);
+    let reserved = index.bytes();
+    assert_eq!(reserved, 100 * 64 + page + nodes);
+    // The reserve is for what is to come: 62 blocks in parts leave room for two more.
+    (0..62).for_each(|key| index.set_parts(key, 0, 1, at(0, key)));
+    index.reserve(1);
+    assert_eq!(index.bytes(), reserved);
+    index.set_parts(62, 0, 1, at(0, 62));
+    index.reserve(1);
+    assert_eq!(index.bytes(), reserved + page);
+    index.reserve(table::SLAB + 1);
+    assert!(index.bytes() >= reserved + page + nodes);
+}
+
+#[test]
+fn thousands_of_blocks_in_chains_and_in_parts_are_found() {
+    let mut index = Index::new(1, 7);
+    for key in 0..3000_u32 {
+        index.set_parts(key, (key % 8) as usize, 8, at(key % 5, key));
+    }
+    for key in 0..3000_u32 {
+        let Some(Found::Parts(parts)) = index.get(key) else { panic!("block {key} is in parts") };
+        let first = (key % 8) as usize;
+        assert!(parts[first..].iter().all(|part| *part == at(key % 5, key)));
+        assert!(parts[..first].iter().all(|part| *part == NONE));
+    }
+    assert_eq!((index.live(), index.iter().count()), (3000, 3000));
+}
+
+#[test]
+fn blocks_are_cut_at_their_borders_and_numbered_in_sectors() {
+    let cut = |start: u64, end: u64| -> Vec<_> { blocks(ByteRange { start, end }).collect() };
+    assert_eq!(cut(0, 4096), [(0, 0, 8)]);
+    assert_eq!(cut(4096 + 512, 3 * 4096 + 1024), [(1, 1, 8), (2, 0, 8), (3, 0, 2)]);
+    assert_eq!(cut(3584, 4608), [(0, 7, 8), (1, 0, 1)]);
 }

@@ -89,4 +89,47 @@ mod tests {
         allowance.earn(1000, 4001);
         assert_eq!(allowance.due_ms(1000, 4001), None);
     }
+
+    #[test]
+    fn what_is_earned_and_not_sent_is_saved_up_to_a_second_or_a_request() {
+        for (rate, most) in [(1000, REQUEST_MAX), (4 * REQUEST_MAX, 4 * REQUEST_MAX)] {
+            let mut allowance = Allowance::new(0);
+            allowance.earn(rate, 1_000_000_000);
+            allowance.spend(most - 1);
+            assert_eq!(allowance.due_ms(rate, 1_000_000_000), None, "a byte is left");
+            allowance.spend(1);
+            assert_eq!(allowance.due_ms(rate, 1_000_000_000), Some(1_000_000_001));
+        }
+    }
+
+    #[test]
+    fn the_next_look_is_when_what_is_owed_has_been_earned() {
+        let mut allowance = Allowance::new(500);
+        assert_eq!(allowance.due_ms(1000, 500), Some(501));
+        allowance.spend(100);
+        assert_eq!(allowance.due_ms(1000, 500), Some(601));
+        allowance.earn(1000, 600);
+        assert_eq!(allowance.due_ms(1000, 600), Some(601), "nothing is left");
+        allowance.earn(1000, 601);
+        assert_eq!(allowance.due_ms(1000, 601), None);
+        allowance.spend(1_000_000);
+        assert_eq!(allowance.due_ms(1000, 601), Some(1601), "the rate may change meanwhile");
+    }
+
+    #[test]
+    fn parts_of_bytes_are_not_lost() {
+        let mut allowance = Allowance::new(0);
+        (1..=1000).for_each(|now| allowance.earn(1, now));
+        assert_eq!(allowance.due_ms(1, 1000), None);
+        allowance.spend(1);
+        assert_eq!(allowance.due_ms(1, 1000), Some(1001));
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_earns_nothing() {
+        let mut allowance = Allowance::new(1000);
+        allowance.earn(1 << 20, 1000);
+        allowance.earn(1 << 20, 999);
+        assert!(allowance.due_ms(1 << 20, 1000).is_some());
+    }
 }

@@ -1,0 +1,301 @@
+//! A small cache on memory in a vector, in front of a disk in a vector.
+
+use super::std::sync::Mutex;
+use super::{Bell, Ram, Still, bell};
+use crate::{
+    Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport, ZeroProgress,
+};
+use alloc::{collections::VecDeque, sync::Arc, vec, vec::Vec};
+use cbd_types::{
+    BackendId, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Region,
+    Result, backing::BackingDone,
+};
+use core::task::Waker;
+
+pub(crate) const SECTOR: u64 = 512;
+
+pub(crate) const SEGMENT: u64 = 64 << 10;
+
+/// What the disk was asked to do, without the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asked {
+    Read(ByteRange),
+    Write(ByteRange),
+    Zeroes(ByteRange),
+    Discard(ByteRange),
+    Flush,
+}
+
+/// What a disk holds, and what it refuses.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) asked: Vec<Asked>,
+    /// Changes that touch one of these fail.
+    pub(crate) unwritable: Vec<ByteRange>,
+    pub(crate) refuses_flushes: bool,
+    /// Completes nothing while it is set.
+    pub(crate) is_slow: bool,
+    /// The most operations that were in flight at a time.
+    pub(crate) deepest: usize,
+}
+
+/// A disk in a vector; what is submitted is complete at the next poll.
+#[derive(Clone, Default)]
+pub(crate) struct Disk(pub(crate) Arc<Mutex<State>>);
+
+impl Disk {
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut self.0.lock().expect("no panic"))
+    }
+
+    /// What it was asked since the last call.
+    pub(crate) fn take_asked(&self) -> Vec<Asked> {
+        self.with(|state| core::mem::take(&mut state.asked))
+    }
+
+    fn execute(&self, op: &mut BackingOp) -> Result<()> {
+        self.with(|state| {
+            let (asked, range) = match &*op {
+                BackingOp::Read { offset, buffer } => {
+                    let range = ByteRange::at(*offset, buffer.len() as u64);
+                    (Asked::Read(range), None)
+                }
+                BackingOp::Write { offset, buffer } => {
+                    let range = ByteRange::at(*offset, buffer.len() as u64);
+                    (Asked::Write(range), Some(range))
+                }
+                BackingOp::WriteZeroes { range } => (Asked::Zeroes(*range), Some(*range)),
+                BackingOp::Discard { range } => (Asked::Discard(*range), Some(*range)),
+                BackingOp::Flush => (Asked::Flush, None),
+            };
+            state.asked.push(asked);
+            let is_refused = match range {
+                Some(range) => state.unwritable.iter().any(|bad| bad.overlaps(&range)),
+                None => asked == Asked::Flush && state.refuses_flushes,
+            };
+            if is_refused {
+                return Err(Error::new(ErrorKind::Backing, "the disk refuses it"));
+            }
+            match op {
+                BackingOp::Read { offset, buffer } => {
+                    let length = buffer.len();
+                    buffer.copy_from_slice(&state.bytes[*offset as usize..][..length]);
+                }
+                BackingOp::Write { offset, buffer } => {
+                    state.bytes[*offset as usize..][..buffer.len()].copy_from_slice(buffer);
+                }
+                BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => {
+                    state.bytes[range.start as usize..range.end as usize].fill(0);
+                }
+                BackingOp::Flush => {}
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A queue of it.
+pub(crate) struct Queue {
+    disk: Disk,
+    submitted: VecDeque<(OpToken, BackingOp)>,
+    depth: usize,
+}
+
+impl BackingQueue for Queue {
+    fn submit(&mut self, token: OpToken, op: BackingOp) {
+        self.submitted.push_back((token, op));
+        let count = self.submitted.len();
+        self.disk.with(|state| state.deepest = state.deepest.max(count));
+    }
+
+    fn poll(&mut self, done: &mut Vec<BackingDone>) {
+        if self.disk.with(|state| state.is_slow) {
+            return;
+        }
+        for (token, mut op) in self.submitted.drain(..) {
+            let result = self.disk.execute(&mut op);
+            done.push(BackingDone { token, op, result });
+        }
+    }
+
+    fn wait(&mut self, done: &mut Vec<BackingDone>) {
+        self.poll(done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.submitted.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+}
+
+/// How a rig is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Options {
+    pub(crate) device: u64,
+    pub(crate) lanes: u32,
+    /// With the state segment.
+    pub(crate) segments: u64,
+    pub(crate) data_crc: bool,
+    pub(crate) settings: Settings,
+    pub(crate) discard_zeroes: bool,
+    pub(crate) volatile_cache: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            device: 4 << 20,
+            lanes: 1,
+            segments: 9,
+            data_crc: true,
+            settings: Settings::default(),
+            discard_zeroes: true,
+            volatile_cache: true,
+        }
+    }
+}
+
+/// The cache and what is around it.
+pub(crate) struct Rig {
+    pub(crate) environment: Arc<Still>,
+    pub(crate) transport: Arc<Transport<Still>>,
+    pub(crate) backend: BackendId,
+    pub(crate) cache: Arc<Cache<Still>>,
+    pub(crate) worker: BackgroundWorker<Still, Queue>,
+    pub(crate) disk: Disk,
+    pub(crate) room: Arc<Bell>,
+    pub(crate) waker: Waker,
+    pub(crate) options: Options,
+}
+
+impl Rig {
+    pub(crate) fn new(options: Options) -> Self {
+        let environment = Arc::new(Still::default());
+        let size = (options.segments + 4) * SEGMENT + (256 << 10);
+        let format = FormatOptions {
+            segment_size: Some(SEGMENT),
+            force: true,
+            host_rows: 4,
+            backend_rows: 4,
+            blkdev_rows: 4,
+        };
+        let region = Ram::region(size as usize);
+        let transport = Transport::format(Arc::clone(&environment), region, &format).expect("there is room");
+        let host = transport.register_host("host", None).expect("there is room");
+        let spec = BackendSpec {
+            host,
+            path: "/dev/vector".into(),
+            identity: "vector".into(),
+            size: options.device,
+            sector: SECTOR as u32,
+            cache_bytes: Some(options.segments * SEGMENT),
+            lanes_max: options.lanes,
+            handlers: 1,
+            data_crc: options.data_crc,
+            settings: options.settings,
+        };
+        let backend = transport.create_backend(&spec).expect("there is room");
+        let disk = Disk::default();
+        disk.with(|state| state.bytes = (0..options.device).map(|at| (at / SECTOR) as u8 | 128).collect());
+        Self::open(environment, transport, backend, disk, options)
+    }
+
+    fn open(
+        environment: Arc<Still>,
+        transport: Arc<Transport<Still>>,
+        backend: BackendId,
+        disk: Disk,
+        options: Options,
+    ) -> Self {
+        let cache = transport.open_cache(backend).expect("it opens");
+        let geometry = BackingGeometry {
+            size: options.device,
+            sector: SECTOR as u32,
+            physical_sector: 4096,
+            rotational: false,
+            volatile_cache: options.volatile_cache,
+            discard_zeroes: options.discard_zeroes,
+            discard_granularity: 512,
+        };
+        let queue = Queue { disk: disk.clone(), submitted: VecDeque::new(), depth: 8 };
+        let worker = BackgroundWorker::new(Arc::clone(&cache), queue, geometry);
+        let (room, waker) = bell();
+        Self { environment, transport, backend, cache, worker, disk, room, waker, options }
+    }
+
+    /// The next process: it finds the memory as it is.
+    pub(crate) fn reopened(self) -> Self {
+        let Self { environment, transport, backend, cache, worker, disk, options, .. } = self;
+        let memory = transport.region().memory().copy();
+        drop((worker, cache, transport));
+        let transport = Transport::open(Arc::clone(&environment), Region::new(memory)).expect("it opens");
+        Self::open(environment, transport, backend, disk, options)
+    }
+
+    /// Another process in the memory as it is now, which changes nothing of this one.
+    pub(crate) fn recovered(&self) -> Arc<Cache<Still>> {
+        let region = Region::new(self.transport.region().memory().copy());
+        let transport = Transport::open(Arc::new(Still::default()), region).expect("it opens");
+        transport.open_cache(self.backend).expect("it opens")
+    }
+
+    /// Writes bytes of `value`; false without space.
+    pub(crate) fn write(&self, range: ByteRange, value: u8) -> bool {
+        let data = vec![value; range.len() as usize];
+        matches!(self.cache.write(range, &data, &self.waker).expect("it runs"), Admission::Done(_))
+    }
+
+    /// Zeroes; false without space.
+    pub(crate) fn zero(&self, range: ByteRange, discard: bool) -> bool {
+        let zeroed = self.cache.zero(range, discard, &mut ZeroProgress::default(), &self.waker);
+        matches!(zeroed.expect("it runs"), Admission::Done(_))
+    }
+
+    /// Reads; what is missed comes from the disk and is given to the cache.
+    pub(crate) fn read(&self, range: ByteRange) -> Vec<u8> {
+        let (mut bytes, mut misses) = (vec![0xee; range.len() as usize], Vec::new());
+        self.cache.read(range, &mut bytes, &mut misses).expect("nothing is damaged");
+        for miss in misses {
+            let (start, end) = (miss.range.start as usize, miss.range.end as usize);
+            let data = self.disk.with(|state| state.bytes[start..end].to_vec());
+            let at = start - range.start as usize;
+            bytes[at..at + data.len()].copy_from_slice(&data);
+            self.cache.complete_fill(miss, &data);
+        }
+        bytes
+    }
+
+    /// One step of the background worker, and the wait that it asks for.
+    pub(crate) fn step(&mut self) -> Step {
+        let step = self.worker.step();
+        if let Step::Idle { until_ms: Some(until) } = step {
+            self.environment.set_monotonic(until);
+        }
+        step
+    }
+
+    /// Runs the background worker until it has nothing to do.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..20_000 {
+            if self.step() == (Step::Idle { until_ms: None }) {
+                return;
+            }
+        }
+        panic!("the background worker never becomes idle: {:?}", self.cache.status());
+    }
+
+    pub(crate) fn drain(&mut self) {
+        self.cache.request_drain();
+        self.settle();
+    }
+
+    /// The same without moving the clock.
+    pub(crate) fn drain_without_clock(&mut self) {
+        self.cache.request_drain();
+        while matches!(self.worker.step(), Step::Busy | Step::WaitBacking) {}
+    }
+}
