@@ -412,7 +412,7 @@ impl Unverified<ChecksumLine> {
     }
 }
 
-/// The bytes of a slot in a page of slots that was loaded at once.
+/// The bytes of a slot in a loaded page of slots.
 #[must_use]
 pub fn line_at(page: &[u8], slot_in_page: usize) -> Option<&[u8; 64]> {
     <[u8; 64]>::ref_from_bytes(page.get(slot_in_page * 64..slot_in_page * 64 + 64)?).ok()

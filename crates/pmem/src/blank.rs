@@ -1,8 +1,8 @@
 //! Checks whether a region that will be formatted holds data.
 //!
-//! Invariants: nothing is changed. Holes are not read. Both ends, where partition tables and many file
-//! systems have their signatures, and samples all over the region are always read; the rest is read as far as
-//! the timeout permits, so a huge region costs seconds.
+//! Invariants: nothing is changed. Holes are not read. Both ends, where partition tables and many file systems have their
+//! signatures, are always read. Samples all over the region, and then the rest, are read as far as the timeout permits, so a
+//! huge region costs seconds.
 //!
 //! Elsewhere: the reaction to data that was found.
 

@@ -1,5 +1,5 @@
-//! Records the calls of the routines, for tests: a program cannot observe whether a line reaches memory, but
-//! this module records whether it was written back, and fenced.
+//! Records the calls of the routines, for tests. A program cannot observe whether a line reaches memory, but this module
+//! records whether the line was written back and fenced.
 //!
 //! Invariants: this module is compiled for tests only.
 

@@ -1,4 +1,4 @@
-//! One error type: a small stable kind, a text with the object and the remedy, and the error beneath.
+//! One error type: a small stable kind, a text with the object and the remedy, and the underlying error.
 //!
 //! The kind determines the errno that a client receives: [`ErrorKind::errno`] is the only table from kinds to the numbers of
 //! NBD, FUSE, virtio and ublk. The text is for users: it names the fault, the object and the remedy.

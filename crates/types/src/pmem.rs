@@ -181,7 +181,7 @@ impl<P: Pmem> Region<P> {
         Self { memory, has_sync_failed: AtomicBool::new(false) }
     }
 
-    /// The memory beneath.
+    /// The underlying memory.
     pub const fn memory(&self) -> &P {
         &self.memory
     }

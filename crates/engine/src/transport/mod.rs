@@ -96,7 +96,7 @@ struct Tables<E: Environment> {
     open: Vec<(BackendId, User<E>)>,
 }
 
-/// The user of a cache; it no longer counts when the referenced object was dropped.
+/// The user of a cache. An entry is removed after the referenced object was dropped.
 enum User<E: Environment> {
     /// Recovery is running, without the lock of the tables.
     Opening(Weak<()>),
@@ -192,7 +192,7 @@ impl<E: Environment> Transport<E> {
         Self::open(environment, region)
     }
 
-    /// Refuses a region that holds a transport, or other data in the pages of a transport's superblocks.
+    /// Refuses a region that holds a transport, the tables of one, or other data in its first page.
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`] and [`ErrorKind::Foreign`].
@@ -394,7 +394,8 @@ impl<E: Environment> Tables<E> {
     }
 }
 
-/// Refuses a region that holds any data, unless the caller forces the format.
+/// Refuses a region that holds a transport, the tables of one, or other data in its first page. It is called unless the
+/// caller forces the format.
 fn refuse_used<P: Pmem>(region: &Region<P>) -> Result<()> {
     if remnants::holds_rows(region) {
         return Err(Error::new(

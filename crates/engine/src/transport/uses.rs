@@ -141,7 +141,7 @@ impl<E: Environment> Transport<E> {
         if notes {
             self.note_opening(&mut tables, id)?;
         }
-        // The entry in `open` counts until this function returns, even with an error.
+        // The entry in `open` is valid until this function returns, even with an error.
         let opening = Arc::new(());
         tables.open.push((id, User::Opening(Arc::downgrade(&opening))));
         drop(tables);
