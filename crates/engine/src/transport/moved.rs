@@ -97,8 +97,9 @@ impl<E: Environment> Transport<E> {
     }
 
     /// Reverts [`move_backend`](Self::move_backend): the other disk has received no data that the former one lacks. `entry`
-    /// is the backend's entry before the move. That disk stays recorded: it counts as a former one only if the backend has
-    /// another disk.
+    /// is the backend's entry before the move. The disk in `entry` stays recorded: it counts as a former disk only if the
+    /// backend has another disk.
+    ///
     /// # Errors
     /// As [`move_backend`](Self::move_backend).
     pub fn move_backend_back(&self, entry: &super::BackendEntry) -> Result<()> {
