@@ -1,9 +1,8 @@
-//! A blkdev: requests of any size, split into pieces that the cache accepts, executed to completion or
-//! parked.
+//! A blkdev: requests of any size are split into pieces that the cache accepts, and executed to completion or parked.
 //!
-//! Invariants: the thread that submits a request executes it as far as possible; a request that has to wait,
-//! for space or for the backing device, is parked in that thread's [`Queue`] and continues in
-//! [`Queue::poll`]; no code sleeps and retries. A request completes once, and returns its buffer.
+//! Invariants: the thread that submits a request executes it as far as possible. A request that has to wait for space or for
+//! the backing device is parked in that thread's [`Queue`], and continues in [`Queue::poll`]; no code sleeps and retries. A
+//! request completes once, and its completion returns its buffer.
 //!
 //! Elsewhere: the execution of a piece (`cbd-engine`), protocols and descriptors (exports).
 #![no_std]
@@ -37,12 +36,12 @@ impl<E: Environment> Device<E> {
         Self { cache: None, backing }
     }
 
-    /// The cache, if there is one.
+    /// The cache, if the blkdev has one.
     pub const fn cache(&self) -> Option<&Arc<Cache<E>>> {
         self.cache.as_ref()
     }
 
-    /// The state of `range`, in order and without holes, for block status.
+    /// The cache state of `range`, in order and without holes, for block status.
     pub fn extents(&self, range: ByteRange) -> Vec<CachedState> {
         match &self.cache {
             Some(cache) => cache.extents(range),
@@ -50,8 +49,8 @@ impl<E: Environment> Device<E> {
         }
     }
 
-    /// The geometry that exports report to their clients. The size is the recorded one of the cache: a
-    /// backing device that has grown does not grow the blkdev.
+    /// The geometry that exports report to their clients. The size is the recorded one of the cache: if the backing device
+    /// grows, the blkdev does not.
     pub fn geometry(&self) -> Geometry {
         let backing = &self.backing;
         let (size, atomic_unit, physical) = match &self.cache {
@@ -66,7 +65,7 @@ impl<E: Environment> Device<E> {
             discard: backing.discard_zeroes,
             discard_granularity: backing.discard_granularity.max(backing.sector),
             rotational: backing.rotational && self.cache.is_none(),
-            // A record in the cache. A disk may write every sector.
+            // Zeroing is a record in the cache. A disk may write every sector.
             fast_zeroes: self.cache.is_some(),
         }
     }

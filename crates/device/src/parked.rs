@@ -1,4 +1,4 @@
-//! Requests that wait, and their operations on the backing device.
+//! Parked requests, and their operations on the backing device.
 
 use alloc::vec::Vec;
 use cbd_engine::{Miss, ZeroProgress};
@@ -17,12 +17,12 @@ pub(crate) struct Parked {
 /// The progress of a request that changes the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Progress {
-    /// Everything up to this byte of the device is written.
+    /// All bytes of the device range before this offset are written.
     Written(u64),
     Zeroed(ZeroProgress),
-    /// Waits for the backing device only.
+    /// The request waits only for the backing device.
     Reading,
-    /// Waits for the flush of its FUA.
+    /// The request waits for the flush of its FUA.
     Forcing,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct InFlightOp {
     /// Index of its request among the parked ones.
     pub(crate) parked: usize,
     pub(crate) range: ByteRange,
-    /// The misses of it that may be cached.
+    /// Its misses that may be cached.
     pub(crate) misses: Vec<Miss>,
 }
 

@@ -14,8 +14,7 @@ use core::task::Waker;
 
 /// Adjacent misses are read from the backing device in one operation of at most this many bytes.
 const READ_MAX: u64 = 1 << 20;
-/// The longest write that is held back for a batch: for a longer one the cost of a fence is small in
-/// comparison.
+/// The longest write that is held back for a batch: for longer writes the cost of a fence is relatively small.
 const PLUGGED_BYTES_MAX: u64 = 16 << 10;
 /// Bytes of buffers kept for later reads of the backing device.
 const SPARE_BYTES: usize = 16 << 20;
@@ -29,12 +28,12 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     ops: Slab<InFlightOp>,
     /// Requests that wait for space, in order of submission.
     waiting: VecDeque<usize>,
-    /// Data that was read for an answered request: cached after the answers have been sent.
+    /// Data that was read for a completed request; it is cached after the completions have been sent.
     fills: Vec<(Vec<Miss>, ByteRange, AlignedBuffer)>,
     spare: SpareBuffers,
     misses: Vec<Miss>,
     finished: Vec<BackingDone>,
-    /// Short writes that are executed as a batch, when no more come.
+    /// Short writes that are held back, to be executed as a batch when no more requests arrive.
     plugged: Vec<Request>,
     /// The results of the present batch; empty between batches.
     results: Vec<Option<Result<Admission>>>,
@@ -60,7 +59,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// The queue of the backing device, to wait on.
+    /// The queue of the backing device, so that the caller can wait on it.
     pub const fn backing(&self) -> &Q {
         &self.backing
     }
@@ -82,9 +81,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         parked + self.plugged.len()
     }
 
-    /// Cancels, with an error, each request that the backing device does not have: those that were held back,
-    /// and those that wait for space, of which some pieces may be written. For the requests of a client that
-    /// is gone; [`poll`](Self::poll) still completes the operations that the backing device has.
+    /// Cancels, with an error, each request that the backing device does not have: requests that were held back, and requests
+    /// that wait for space, of which some pieces may be written. Used when a client has disconnected; [`poll`](Self::poll)
+    /// still completes the operations that the backing device has.
     pub fn give_up(&mut self, done: &mut Vec<Completion>) {
         for request in self.plugged.drain(..) {
             complete(request, Err(given_up()), done);
@@ -99,8 +98,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// As [`submit`](Self::submit) for a request after which the client has submitted more: a write may be
-    /// held back until [`unplug`](Self::unplug), to be executed in a batch.
+    /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
+    /// until [`unplug`](Self::unplug), to be executed in a batch.
     pub fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
         if self.is_short(&request) {
             self.plugged.push(request);
@@ -127,7 +126,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.plugged = plugged;
     }
 
-    /// Whether the request is a short write that the engine executes in one piece.
+    /// Whether the request is a short write that the engine executes as one piece.
     fn is_short(&self, request: &Request) -> bool {
         request.operation == Operation::Write
             && !request.range.is_empty()
@@ -136,7 +135,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && self.device.cache().is_some_and(|cache| cache.pieces(request.range).nth(1).is_none())
     }
 
-    // Out of line: with one request `unplug` calls `submit`, which needs more stack.
+    // Out of line: for a single request `unplug` calls `submit`, which needs more stack.
     #[inline(never)]
     fn write_together(
         &mut self,
@@ -197,9 +196,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// Writes the caller's bytes, without an intermediate copy if nothing has to be waited for: the result is
-    /// then returned at once. Otherwise a copy of them is parked as request `id`, and [`poll`](Self::poll)
-    /// completes it.
+    /// Writes the caller's bytes, without an intermediate copy if the write need not wait: the result is then returned at
+    /// once. Otherwise a copy of the bytes is parked as request `id`, and [`poll`](Self::poll) completes it.
     pub fn write_from(&mut self, id: u64, range: ByteRange, data: &[u8], fua: bool) -> Option<Result<()>> {
         if let Err(error) = self.check(Operation::Write, range, data.len()) {
             return Some(Err(error));
@@ -221,9 +219,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         result
     }
 
-    /// Reads into the caller's memory, without an intermediate copy if all of it is in the cache: the result
-    /// is then returned at once. Otherwise request `id` is parked, and [`poll`](Self::poll) completes it with
-    /// a buffer that has all the bytes.
+    /// Reads into the caller's memory, without an intermediate copy if the whole range is in the cache: the result is then
+    /// returned at once. Otherwise request `id` is parked, and [`poll`](Self::poll) completes it with a buffer that holds all
+    /// bytes.
     pub fn read_into(&mut self, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
         if let Err(error) = self.check(Operation::Read, range, out.len()) {
             return Some(Err(error));
@@ -260,12 +258,12 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             }
         }
         if !self.fills.is_empty() {
-            // The answers are sent first; the wakeup brings the thread back.
+            // The completions are sent first; the wakeup makes the thread poll again.
             self.waker.wake_by_ref();
         }
     }
 
-    /// Gives the cache what was read for misses whose requests are answered. Out of line: `poll` calls what needs more stack.
+    /// Passes data that was read for completed misses to the cache. Out of line: the rest of `poll` needs more stack.
     #[inline(never)]
     fn complete_fills(&mut self, cache: &Arc<Cache<E>>) {
         for (misses, range, buffer) in core::mem::take(&mut self.fills) {
@@ -278,7 +276,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// Takes what the backing device has finished. Out of line as [`complete_fills`](Self::complete_fills).
+    /// Processes operations that the backing device has completed. Out of line as [`complete_fills`](Self::complete_fills).
     #[inline(never)]
     fn take_finished(&mut self, done: &mut Vec<Completion>) {
         let mut finished = core::mem::take(&mut self.finished);
@@ -381,7 +379,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     fn read_backing(&mut self, place: usize, misses: Vec<Miss>) {
         let (Some(first), Some(last)) = (misses.first(), misses.last()) else { return };
         let range = ByteRange { start: first.range.start, end: last.range.end };
-        // A buffer of the queue: no client can change data that becomes a record.
+        // The data is read into a buffer of the queue: no client can change data that becomes a record.
         let buffer = self.spare.take(range.len() as usize);
         self.send(place, range, misses, BackingOp::Read { offset: range.start, buffer });
     }
@@ -458,7 +456,7 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
     fn drop(&mut self) {
         let Some(cache) = self.device.cache() else { return };
         cache.stop_waiting(&self.waker);
-        // The operations themselves end with the queue of the backing device.
+        // The operations themselves are dropped with the queue of the backing device.
         for place in 0.. {
             if self.ops.len() == 0 {
                 break;
@@ -477,7 +475,7 @@ fn given_up() -> Error {
     Error::new(ErrorKind::Stopped, "the request was given up: its client is gone")
 }
 
-/// A request that changes the device, wherever its bytes are.
+/// A request that changes the device; its bytes are in its own buffer or in the caller's memory.
 struct Change<'a> {
     operation: Operation,
     range: ByteRange,
@@ -492,7 +490,7 @@ impl<'a> Change<'a> {
     }
 }
 
-/// Reads the part of `range` that the cache has; the rest is in `misses`, which is empty after an error.
+/// Reads the part of `range` that the cache holds, and adds the rest to `misses`, which is empty after an error.
 fn look_up<E: Environment>(
     cache: &Cache<E>,
     range: ByteRange,
@@ -509,8 +507,8 @@ fn look_up<E: Environment>(
     Ok(())
 }
 
-/// Executes a write, a discard or zeroing as far as there is space. `None` when it has to wait; its waker is
-/// registered then.
+/// Executes a write, a discard or zeroing as far as space permits. `None` if it has to wait for space; its waker is then
+/// registered.
 fn advance<E: Environment>(
     cache: &Cache<E>,
     change: &Change<'_>,

@@ -18,10 +18,10 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     by_table(bytes)
 }
 
-/// CRC32C of two adjacent ranges from the checksums of both; the second has `length` bytes.
+/// CRC32C of two adjacent ranges, from the checksum of each; the second range has `length` bytes.
 #[must_use]
 pub const fn crc32c_joined(first: u32, second: u32, length: u64) -> u32 {
-    // `first` times x to the power of the second's bits, by the bits of its length.
+    // Multiplies `first` by x to the power of the number of bits of the second range, one bit of `length` at a time.
     let (mut shifted, mut rest, mut bit) = (first, length, 0);
     while rest > 0 {
         if rest & 1 > 0 {
@@ -33,7 +33,7 @@ pub const fn crc32c_joined(first: u32, second: u32, length: u64) -> u32 {
     shifted ^ second
 }
 
-/// The product of two polynomials modulo the polynomial; the highest bit is the lowest power.
+/// The product of two polynomials modulo the CRC polynomial; the most significant bit is the lowest power.
 const fn times(a: u32, mut b: u32) -> u32 {
     let (mut product, mut bit) = (0, 32);
     while bit > 0 {
@@ -44,7 +44,7 @@ const fn times(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// x to the power of the bits of 1, 2, 4... bytes.
+/// x to the power of the number of bits in 1, 2, 4... bytes.
 const BYTES: [u32; 64] = {
     let mut powers = [1 << 23; 64];
     let mut number = 1;
@@ -62,7 +62,7 @@ fn by_table(bytes: &[u8]) -> u32 {
         let mut table = [0; 256];
         let mut byte = 0;
         while byte < table.len() {
-            // x to the power of 8, times the byte.
+            // x to the power of 8, multiplied by the byte.
             table[byte] = times(byte as u32, 1 << 23);
             byte += 1;
         }

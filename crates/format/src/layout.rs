@@ -79,7 +79,7 @@ pub const TABLE_ROWS_MAX: u32 = 4096;
 /// The segment area begins at a multiple of this.
 const SEGMENT_AREA_ALIGNMENT: u64 = 64 << 10;
 
-/// The layout of a region; computed from five numbers, so a superblock with other offsets is invalid.
+/// The layout of a region. It is computed from five numbers, so a superblock with other offsets is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Bytes of the region that are used: whole pages.
@@ -148,8 +148,8 @@ impl Layout {
                 ),
             )
         };
-        // The size of the table and the number of segments depend on each other: begin with the number that fits
-        // without a table, and decrease it until both fit.
+        // The size of the table and the number of segments depend on each other: start with the number that fits without a
+        // table, and decrease it until both fit.
         let room = region_size.checked_sub(segment_table + PAGE).ok_or_else(too_small)?;
         let mut count = u32::try_from(room / segment_size).unwrap_or(u32::MAX - 1);
         loop {
@@ -177,7 +177,7 @@ impl Layout {
         }
     }
 
-    /// The segment size that the tools choose for a region.
+    /// The default segment size for a region.
     #[must_use]
     pub const fn default_segment_size(region_size: u64) -> u64 {
         if region_size < 1 << 30 {
@@ -189,7 +189,7 @@ impl Layout {
         }
     }
 
-    /// Offset of the second superblock: the last page, so that only the region's size is needed to find it.
+    /// Offset of the second superblock: it is the last page, so that the region's size suffices to find it.
     #[must_use]
     pub const fn second_superblock(region_size: u64) -> u64 {
         region_size / PAGE * PAGE - PAGE
@@ -201,7 +201,7 @@ impl Layout {
         self.segment_area + segment.0 as u64 * self.segment_size
     }
 
-    /// How a segment of this region is divided.
+    /// The layout of a segment of this region.
     #[must_use]
     pub const fn segment_shape(&self) -> SegmentShape {
         SegmentShape { size: self.segment_size }
@@ -217,7 +217,7 @@ impl Layout {
     }
 }
 
-/// Bytes of a table: all first slots, then, from a page boundary on, all second slots.
+/// Bytes of a table: all first slots, then all second slots from a page boundary on.
 const fn table_bytes<T: SlotContent>(rows: u32) -> u64 {
     2 * (rows as u64 * T::SLOT_SIZE as u64).next_multiple_of(PAGE)
 }
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_region_holds_as_many_segments_as_fit() {
-        // Three tables of two pages each behind the first superblock, and the rows of segments from page 7 on.
+        // Three tables of two pages each after the first superblock; the segment table begins at page 7.
         let head = 7 * PAGE;
         let of = |size| Layout::new(size, SEGMENT_SIZE_MIN, 4, 4, 4);
         for count in [1, 2, 15, 64, 65, 4096] {

@@ -1,12 +1,12 @@
-//! The format of all data on media: meaning, encoding and validation. No I/O.
+//! The format of all data on media: its meaning, encoding and validation. No I/O.
 //!
-//! Always true here:
+//! Invariants:
 //! - little-endian, fixed width, naturally aligned, explicit zeroed padding; sizes and offsets are asserted at compile
 //!   time and compared with `docs/format.md` by a test;
-//! - decoding takes any bytes and never panics: bytes that were read are [`Unverified`] until `verify` gives a value;
+//! - decoding accepts any bytes and never panics: bytes that were read are [`Unverified`] until `verify` returns a value;
 //! - all updates in place use one implementation of "two slots, newest valid wins" ([`slot`]).
 //!
-//! Left to others: the order of stores and fences (`cbd-engine`), and their execution (`cbd-pmem`).
+//! Elsewhere: the order of stores and fences (`cbd-engine`), and their execution (`cbd-pmem`).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -32,21 +32,21 @@ pub use superblock::Superblock;
 pub use tables::{BackendEntry, BlkdevEntry, HostEntry, SegmentEntry};
 pub use unverified::Unverified;
 
-/// Version of the format that this program writes, and the first that every later program opens. Regions of version 0
-/// were created before the format was final.
+/// Version of the format that this program writes; every later program can open it. Regions of version 0 were created before
+/// the format was final.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Copies are in different units of this size: a failed page destroys one copy at most.
+/// Copies of a structure are in different units of this size: a failed page destroys one copy at most.
 pub const PAGE: u64 = 4096;
 
 /// A cache line: the unit in which a processor writes memory, and the size of a record.
 pub const LINE: u64 = 64;
 
-/// Sequence numbers, ordinals, epochs and runs stay below this. No machine reaches it; a region with larger numbers is
-/// damaged or forged, and counting from there would overflow.
+/// Sequence numbers, ordinals, epochs and runs stay below this limit. No machine reaches it; a region with larger numbers is
+/// damaged or forged, and counting from them would overflow.
 pub const COUNTER_END: u64 = 1 << 62;
 
-/// Every structure with fields that has a page in `docs/format.md`.
+/// The description of every structure with fields in `docs/format.md`.
 #[must_use]
 pub fn structures() -> [StructLayout; 13] {
     [

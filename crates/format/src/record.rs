@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 /// Checksums in one continuation line.
 pub const CHECKSUMS_PER_LINE: usize = 12;
 
-/// Most continuation lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, of which the
-/// record holds the first checksum.
+/// Maximum number of continuation lines of a record: 1 MiB that begins and ends inside a block covers 257 blocks, and the
+/// record itself holds the checksum of the first.
 pub const MAX_CHECKSUM_LINES: u32 = 256u32.div_ceil(CHECKSUMS_PER_LINE as u32);
 
 /// Type byte of a continuation line with checksums.
@@ -84,14 +84,14 @@ impl RecordKind {
         matches!(self, Self::Write | Self::WriteZeroes | Self::Discard)
     }
 
-    /// Whether the backing device does not have it, whatever *drained* is.
+    /// Whether the backing device lacks it, regardless of *drained*.
     #[must_use]
     pub const fn is_parked(self) -> bool {
         matches!(self, Self::ParkedWrite | Self::ParkedZeroes)
     }
 }
 
-/// Bit of [`Record::flags`]: its checksums of data are valid; without it data is not checked.
+/// Bit of [`Record::flags`]: its data checksums are valid; without this bit data is not verified.
 pub const FLAG_DATA_CRC: u8 = 1;
 
 on_media! {
@@ -129,7 +129,8 @@ on_media! {
 }
 
 on_media! {
-    /// A continuation line of a record: checksums of its second and later blocks, or a map of the sectors that a quarantine marks bad.
+    /// A continuation line of a record: checksums of its second and later blocks, or a map of the sectors that a quarantine
+    /// marks bad.
     pub struct ChecksumLine, size 64 {
         /// CRC32C over the segment's salt and number, the slot, and the bytes behind this field.
         0 crc: U32,
@@ -148,7 +149,7 @@ on_media! {
     }
 }
 
-/// The position of a line, which seeds its checksum.
+/// The line's position, which seeds its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordPlace {
     /// Salt of the segment.
@@ -169,7 +170,7 @@ impl RecordPlace {
         seeded[..8].copy_from_slice(&self.salt.to_le_bytes());
         seeded[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
         seeded[12..16].copy_from_slice(&self.slot.to_le_bytes());
-        // In two parts: a load of a word that spans two stores would wait for both.
+        // Copied in two parts: a load of a word that spans two stores would wait for both stores.
         seeded[16..72].copy_from_slice(&line[4..60]);
         seeded[72..].copy_from_slice(&line[60..]);
         crc32c(seeded)
@@ -238,7 +239,7 @@ impl Record {
         ByteRange::at(self.offset.get(), self.length.get())
     }
 
-    /// Slots that it takes with its continuation lines.
+    /// Number of slots that it occupies, including its continuation lines.
     #[must_use]
     pub const fn slots(&self) -> u32 {
         1 + self.lines as u32
@@ -250,7 +251,7 @@ impl Record {
         self.flags & FLAG_DATA_CRC != 0
     }
 
-    /// Index of the checksum block of the record with byte `at` of the device.
+    /// Index of the checksum block of the record that contains byte `at` of the device.
     #[must_use]
     pub fn block_of(&self, at: u64) -> usize {
         (at / CHECKSUM_BLOCK - self.offset.get() / CHECKSUM_BLOCK) as usize
@@ -281,7 +282,8 @@ pub const fn checksum_lines(range: ByteRange) -> u32 {
     (blocks_in(range).saturating_sub(1)).div_ceil(CHECKSUMS_PER_LINE) as u32
 }
 
-/// Number of continuation lines for a map of the sectors of `range`; more than [`MAX_CHECKSUM_LINES`] where it is too long for one.
+/// Number of continuation lines for a map of the sectors of `range`; more than [`MAX_CHECKSUM_LINES`] if the range is too
+/// long for a map.
 #[must_use]
 pub const fn map_lines(range: ByteRange) -> u32 {
     let lines = range.len().div_ceil(SECTOR).div_ceil(SECTORS_PER_LINE);
@@ -289,9 +291,9 @@ pub const fn map_lines(range: ByteRange) -> u32 {
 }
 
 impl Unverified<Record> {
-    /// The record, if it has this position and generation and is consistent: its kind is known, its range does not
-    /// wrap, its data and its lines lie inside a segment of `size` bytes, and its lines are as many as its
-    /// blocks need. The caller checks that its range is inside the device.
+    /// The record, if it has this position and generation and is consistent: its kind is known, its range does not wrap, its
+    /// data and its lines lie inside a segment of `size` bytes, and the number of lines is the one that its blocks need. The
+    /// caller checks that its range is inside the device.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, generation: u32, size: u64) -> Option<Record> {
         Unverified::new(&self.claim(|record| *record)).verify(place, generation, size).copied()
@@ -376,13 +378,13 @@ impl ChecksumLine {
 }
 
 impl Unverified<ChecksumLine> {
-    /// The line of checksums, if it is the `index`-th of the record `sequence` at this place.
+    /// The checksum line, if it is the `index`-th one of the record `sequence` at this position.
     #[must_use]
     pub fn verify(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<ChecksumLine> {
         self.verify_kind(CHECKSUM_LINE, place, index, sequence)
     }
 
-    /// The line of a map, if it is the `index`-th of the quarantine `sequence` at this place.
+    /// The map line, if it is the `index`-th one of the quarantine `sequence` at this position.
     #[must_use]
     pub fn verify_map(&self, place: &RecordPlace, index: u8, sequence: u64) -> Option<ChecksumLine> {
         self.verify_kind(MAP_LINE, place, index, sequence)
@@ -410,7 +412,7 @@ impl Unverified<ChecksumLine> {
     }
 }
 
-/// The bytes of a slot in a page of slots that was loaded at once.
+/// The bytes of a slot in a loaded page of slots.
 #[must_use]
 pub fn line_at(page: &[u8], slot_in_page: usize) -> Option<&[u8; 64]> {
     <[u8; 64]>::ref_from_bytes(page.get(slot_in_page * 64..slot_in_page * 64 + 64)?).ok()

@@ -1,4 +1,4 @@
-//! A segment of a cache: a header at both ends, records from the front in pairs of pages, data from the back.
+//! A segment of a cache: a header at both ends, records in pairs of pages from the front, data from the back.
 
 use crate::{LINE, PAGE, Unverified, checksum::crc32c, layout::on_media};
 use cbd_types::{MutationPoint, SegmentId};
@@ -28,7 +28,7 @@ on_media! {
         32 lane: U32,
         /// Number of lanes of the cache.
         36 lanes: U32,
-        /// Place in the history of the lane.
+        /// Position of the segment in the history of the lane.
         40 ordinal: U64,
         /// Number of the owner that opened it.
         48 ownership: U64,
@@ -38,7 +38,7 @@ on_media! {
         64 cut: U64,
         /// Sequence number of its first record.
         72 first_sequence: U64,
-        /// The epoch when it was opened: no later segment holds records of an earlier epoch.
+        /// The epoch at which the segment was opened: no later segment holds records of an earlier epoch.
         80 epoch: U64,
         /// Zero.
         88 reserved: [u8; 40],
@@ -53,7 +53,7 @@ impl SegmentHeader {
         self
     }
 
-    /// The structure in the first bytes of a page; `None` when there are too few.
+    /// The structure in the first bytes of a page; `None` if there are too few bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
         Some(Unverified::new(Self::read_from_prefix(bytes).ok()?.0))
@@ -65,13 +65,13 @@ impl SegmentHeader {
 }
 
 impl Unverified<SegmentHeader> {
-    /// The unverified generation of any header. Only for the choice of a higher one.
+    /// The unverified generation of any header, valid or not. Only for choosing a higher one.
     #[must_use]
     pub fn claimed_generation(&self) -> u32 {
         self.claim(|header| header.generation.get())
     }
 
-    /// The header, if it is one of `segment` and of the cache `cache_id` with `lanes` lanes.
+    /// The header, if it belongs to `segment` and to the cache `cache_id` with `lanes` lanes.
     #[must_use]
     pub fn verify(&self, segment: SegmentId, cache_id: u64, lanes: u32) -> Option<SegmentHeader> {
         let header = self
@@ -93,10 +93,10 @@ impl Unverified<SegmentHeader> {
     }
 }
 
-/// How a segment is divided, in bytes from its base.
+/// The layout of a segment, in bytes from its base.
 ///
-/// Page 0 holds the header, the last page its copy. Slots of 64 bytes fill pages 1, 3, 5 ..., each with its
-/// mirror in the page behind it. Data grows down from the last page.
+/// Page 0 holds the header, the last page its copy. Slots of 64 bytes fill pages 1, 3, 5 ..., each with its mirror in the
+/// next page. Data grows down from the last page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentShape {
     /// Bytes of the segment.
@@ -133,7 +133,7 @@ impl SegmentShape {
         PAGE + slots.div_ceil(Self::SLOTS_PER_PAGE) as u64 * 2 * PAGE
     }
 
-    /// The most slots that any segment of this size can have; a slot number at or above it is invalid.
+    /// Maximum number of slots in any segment of this size; a slot number at or above it is invalid.
     #[must_use]
     pub const fn slots_max(&self) -> u32 {
         ((self.size - 2 * PAGE) / (2 * PAGE)) as u32 * Self::SLOTS_PER_PAGE
@@ -145,7 +145,7 @@ impl SegmentShape {
         length.next_multiple_of(LINE)
     }
 
-    /// Whether `slots` more slots and `length` bytes of data fit behind `next_slot` and below `data_low`.
+    /// Whether `slots` more slots from `next_slot` on and `length` more bytes of data below `data_low` fit.
     #[must_use]
     pub const fn fits(&self, next_slot: u32, data_low: u64, slots: u32, length: u64) -> bool {
         self.records_end(next_slot + slots) + Self::data_bytes(length) <= data_low

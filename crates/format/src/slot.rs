@@ -1,9 +1,9 @@
-//! Two slots, newest valid wins: the one way in which anything is updated in place.
+//! Two slots, the newest valid one wins: the only method of updating anything in place.
 //!
-//! An object has two slots in different pages. An update writes the slot that does not hold the newest valid
-//! content, with a sequence number one higher, and is durable with one fence. A crash at any moment leaves
-//! the old or the new content. The checksum covers the sequence number and the object's place, so a slot that
-//! was copied elsewhere, or belongs to another kind of object, does not count.
+//! An object has two slots in different pages. An update writes the slot that does not hold the newest valid content, with a
+//! sequence number that is higher by one, and is durable after one fence. A crash at any moment leaves the old or the new
+//! content. The checksum covers the sequence number and the object's place, so a slot that was copied to another place, or
+//! belongs to another kind of object, is invalid.
 
 use crate::{Unverified, checksum::crc32c, layout::on_media};
 use alloc::vec::Vec;
@@ -13,11 +13,11 @@ use zerocopy::{
 };
 
 on_media! {
-    /// What stands in front of the content of every slot.
+    /// The header of every slot, before the content.
     pub struct SlotHeader, size 16 {
         /// CRC32C over kind, place, and all bytes of the slot behind this field.
         0 crc: U32,
-        /// Which content type follows; see [`SlotContent::KIND`].
+        /// The type of the content; see [`SlotContent::KIND`].
         4 kind: U32,
         /// Raised by one with every update; the larger of two valid slots is the newest.
         8 sequence: U64,
@@ -26,12 +26,12 @@ on_media! {
 
 /// A content that lives in two slots.
 pub trait SlotContent: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {
-    /// Tells the types apart on media.
+    /// Distinguishes the types on media.
     const KIND: u32;
-    /// Bytes of a slot, header included; what the content does not fill is zero.
+    /// Bytes of a slot, header included; bytes after the content are zero.
     const SLOT_SIZE: usize;
 
-    /// Whether its numbers can be; a content that is not plausible does not count, whatever its checksum says.
+    /// Whether its numbers are possible; an implausible content is invalid even with a valid checksum.
     fn is_plausible(&self) -> bool {
         true
     }
@@ -40,22 +40,22 @@ pub trait SlotContent: FromBytes + IntoBytes + Immutable + KnownLayout + Unalign
 /// A content with its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot<T> {
-    /// How often the object was updated.
+    /// Number of updates of the object.
     pub sequence: u64,
-    /// What it says.
+    /// The content.
     pub content: T,
 }
 
 impl<T: SlotContent> Slot<T> {
     const HEADER: usize = size_of::<SlotHeader>();
 
-    /// The slot's bytes for the object at `place` (its row, its lane).
+    /// The slot's bytes for the object at `place` (its row or its lane).
     #[must_use]
     pub fn encode(&self, place: u64) -> Vec<u8> {
         Self::encode_content(self.sequence, &self.content, place)
     }
 
-    /// As [`encode`](Self::encode), for a content that is elsewhere.
+    /// As [`encode`](Self::encode), for a borrowed content.
     #[must_use]
     pub fn encode_content(sequence: u64, content: &T, place: u64) -> Vec<u8> {
         let mut bytes = alloc::vec![0; T::SLOT_SIZE];
@@ -70,16 +70,16 @@ impl<T: SlotContent> Slot<T> {
     /// The same for a slot of one line, without an allocation.
     ///
     /// # Panics
-    /// When a slot of `T` is not a line.
+    /// If a slot of `T` is not a line.
     #[must_use]
     pub fn encode_line(&self, place: u64) -> [u8; 64] {
         Self::encode_content_line(self.sequence, &self.content, place)
     }
 
-    /// As [`encode_line`](Self::encode_line), for a content that is elsewhere.
+    /// As [`encode_line`](Self::encode_line), for a borrowed content.
     ///
     /// # Panics
-    /// When a slot of `T` is not a line.
+    /// If a slot of `T` is not a line.
     #[must_use]
     pub fn encode_content_line(sequence: u64, content: &T, place: u64) -> [u8; 64] {
         assert!(T::SLOT_SIZE == 64 && size_of::<T>() == 48, "slots of one line only");
@@ -92,7 +92,7 @@ impl<T: SlotContent> Slot<T> {
         bytes
     }
 
-    /// What the bytes of a slot say, if they are a valid slot of this type at this place.
+    /// The slot in `bytes`, if it is a valid slot of this type at this place.
     #[must_use]
     pub fn decode(place: u64, bytes: &[u8]) -> Option<Self> {
         Self::decode_in_place(place, bytes)
@@ -115,7 +115,7 @@ impl<T: SlotContent> Slot<T> {
     }
 
     fn sum(place: u64, bytes: &[u8]) -> u32 {
-        // A line is the common case and must not allocate; longer slots are summed in two steps.
+        // A line is the common case and must not allocate; the checksum of a longer slot is computed in two steps.
         let mut seeded = [0u8; 12 + 60];
         seeded[..4].copy_from_slice(&T::KIND.to_le_bytes());
         seeded[4..12].copy_from_slice(&place.to_le_bytes());
@@ -130,7 +130,7 @@ impl<T: SlotContent> Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Which of two slots counts: 0 or 1 with its value, the newer valid one.
+    /// The newer valid one of two slots: its index, 0 or 1, and its value.
     #[must_use]
     pub fn newest(first: Option<Self>, second: Option<Self>) -> Option<(usize, Self)> {
         match (first, second) {
@@ -174,7 +174,7 @@ mod tests {
         let line = Slot { sequence: 9, content: tail(77) }.encode_line(7);
         let expected = crc32c(&[&seed(LaneTail::KIND)[..], &line[4..]].concat());
         assert_eq!(line[..4], expected.to_le_bytes());
-        // Of a longer slot it is of the checksum of what follows.
+        // The checksum of a longer slot covers the checksum of the bytes after the field.
         let long = Slot { sequence: 9, content: FormerDisk::new_zeroed() }.encode(7);
         let body = crc32c(&long[4..]).to_le_bytes();
         let expected = crc32c(&[&seed(FormerDisk::KIND)[..], &body].concat());
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// The bytes of a slot after `change`, with the right checksum.
+    /// The bytes of a slot after `change`, with a matching checksum.
     fn forged(sequence: u64, content: LaneTail, change: impl Fn(&mut [u8])) -> Vec<u8> {
         let mut bytes = Slot { sequence, content }.encode(3);
         change(&mut bytes);

@@ -1,8 +1,8 @@
 //! The state block of a cache: its drained epoch, and each lane's tail and mark.
 //!
-//! It is in a separate segment. Page 0 and the last page hold the segment's header; pages 1 and 2 the two slots of
-//! [`Drained`], and from byte 1024 of each the two slots of [`FormerDisk`]; then, each from a page border on, all first
-//! slots of the lanes' tails, all second ones, all first slots of their marks, all second ones.
+//! It has a segment of its own. Page 0 and the last page hold the segment's header. Pages 1 and 2 hold the two slots of
+//! [`Drained`], and from byte 1024 of each the two slots of [`FormerDisk`]. After them come four areas, each from a page
+//! boundary on: all first slots of the lanes' tails, all second ones, all first slots of their marks, all second ones.
 
 use crate::{COUNTER_END, PAGE, layout::on_media, slot::SlotContent};
 use cbd_types::LaneId;
@@ -19,8 +19,8 @@ on_media! {
         16 wall_ms: U64,
         /// Number of the owner that wrote it.
         24 ownership: U64,
-        /// The recovery point, in milliseconds since 1970 UTC: every write that completed before this time is of `epoch` or an
-        /// earlier one. 0 where it is not known.
+        /// The recovery point, in milliseconds since 1970 UTC: every write that completed before this time belongs to `epoch`
+        /// or an earlier one. 0 if it is not known.
         32 closed_ms: U64,
         /// Zero.
         40 reserved: [u8; 8],
@@ -47,11 +47,11 @@ on_media! {
     pub struct LaneMark, size 48 {
         /// All records up to this sequence number were durable when it was written.
         0 lane_sequence: U64,
-        /// The lane's last record had this epoch or an earlier one.
+        /// The lane's last record belonged to this epoch or an earlier one.
         8 epoch: U64,
         /// Number of the owner that wrote it.
         16 ownership: U64,
-        /// `run` of the segment that holds the record `lane_sequence`; 0 where it is not known.
+        /// `run` of the segment that holds the record `lane_sequence`; 0 if it is not known.
         24 run: U64,
         /// Zero.
         32 reserved: [u8; 16],
@@ -134,7 +134,7 @@ impl StateShape {
         [PAGE, 2 * PAGE]
     }
 
-    /// Most [`FormerDisk`]s, each in two slots.
+    /// Maximum number of [`FormerDisk`]s, each in two slots.
     pub const FORMER_DISKS: u64 = 3;
 
     /// The two slots of the [`FormerDisk`] with this index, which is below [`FORMER_DISKS`](Self::FORMER_DISKS). Their

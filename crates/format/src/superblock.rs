@@ -1,9 +1,9 @@
 //! The superblock: two copies, in the first page and in the last.
 //!
-//! Always true here: of feature bits only incompatible ones are ever added to a superblock, and none is removed; so the
-//! features of a region are those of both copies together.
+//! Invariants: only incompatible feature bits are ever added to a superblock, and none is removed; so the features of a
+//! region are those of both copies together.
 //!
-//! Left to others: the order in which the copies are stored, so that one of them is valid at any moment (`cbd-engine`).
+//! Elsewhere: the order in which the copies are stored, so that one of them is valid at any moment (`cbd-engine`).
 
 use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
 use alloc::{format, string::String, vec::Vec};
@@ -13,9 +13,9 @@ use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 /// First bytes of every region: "CBDtrans".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"CBDtrans");
 
-/// Incompatible feature 0: rows of backends can record in which boot of the machine their cache is used, and how. A
-/// program that ignores these records leaves stale ones behind, which would make a later program empty a cache with
-/// dirty data, or recover a mixture of pages.
+/// Incompatible feature 0: backend rows can record in which boot of the machine their cache is used, and how. A program that
+/// ignores these records leaves stale ones behind. A later program would then empty a cache with dirty data, or recover a
+/// mixture of pages.
 pub const FEATURE_USE_NOTES: u64 = 1 << 0;
 
 /// Incompatible features that this program supports. An unknown compatible feature is ignored, an unknown read-only
@@ -29,15 +29,15 @@ on_media! {
     pub struct Superblock, size 192 {
         /// [`MAGIC`].
         0 magic: U64,
-        /// CRC32C over all bytes of the structure behind this field, seeded with nothing.
+        /// CRC32C over all bytes of the structure behind this field, without a seed.
         8 crc: U32,
         /// [`FORMAT_VERSION`] of the program that created it.
         12 version: U32,
-        /// Feature bits that may be ignored.
+        /// Feature bits that a program may ignore.
         16 compatible: U64,
-        /// Feature bits that must be known to write.
+        /// Feature bits that a program must support to write.
         24 read_only_compatible: U64,
-        /// Feature bits that must be known to open.
+        /// Feature bits that a program must support to open the region.
         32 incompatible: U64,
         /// Random identity of the transport.
         40 uuid: [u8; 16],
@@ -120,7 +120,7 @@ impl Superblock {
         self.with_incompatible(u64::MAX) == other.with_incompatible(u64::MAX)
     }
 
-    /// The structure in the first bytes of a page; `None` when there are too few.
+    /// The structure in the first bytes of a page; `None` if there are too few bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
         Some(Unverified::new(Self::read_from_prefix(bytes).ok()?.0))
@@ -206,12 +206,12 @@ impl Unverified<Superblock> {
     }
 }
 
-/// The superblock of a region, from the results of [`Unverified::verify`] for its two copies: the first valid one, with
-/// the features of both if both are of one transport. A valid copy that this program must not open takes precedence:
-/// the other one is older, and the features that it lacks may be in use.
+/// The superblock of a region, from the results of [`Unverified::verify`] for its two copies: the first valid one, with the
+/// features of both if both belong to one transport. If one copy is valid but this program must not open it, that error takes
+/// precedence: the other copy is older, and features that it lacks may be in use.
 ///
 /// # Errors
-/// As [`Unverified::verify`]. Where one copy is ours, its error is returned instead of [`ErrorKind::Foreign`].
+/// As [`Unverified::verify`]. If one copy is CBD's, its error is returned instead of [`ErrorKind::Foreign`].
 pub fn of_both_copies(
     first: Result<(Superblock, Layout)>,
     second: Result<(Superblock, Layout)>,

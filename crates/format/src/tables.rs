@@ -1,4 +1,4 @@
-//! Rows of the tables of hosts, backends, blkdevs and segments. Each row is two slots.
+//! Rows of the tables of hosts, backends, blkdevs and segments. Each row has two slots.
 
 use crate::{layout::on_media, slot::SlotContent};
 use alloc::{borrow::ToOwned, format, string::String};
@@ -12,9 +12,9 @@ pub const STATE_FREE: u32 = 0;
 
 /// Writeback: the backing device is updated after the cache.
 pub const MODE_WRITEBACK: u32 = 0;
-/// As [`MODE_WRITEBACK`], and the backend was moved to another backing device by a rescue: `path` and `identity` are
-/// those of that device, the former one is in the state block ([`FormerDisk`](crate::FormerDisk)), and the backend is
-/// not served before the user confirms it.
+/// As [`MODE_WRITEBACK`], and a rescue has moved the backend to another backing device: `path` and `identity` are those of
+/// that device, the former one is recorded in the state block ([`FormerDisk`](crate::FormerDisk)), and the backend is not
+/// served before the user confirms it.
 pub const MODE_MOVED: u32 = 1;
 
 /// Row of a segment without an owner.
@@ -83,7 +83,7 @@ on_media! {
         64 writeback_rate: U64,
         /// Bit 0: data checksums.
         72 features: U32,
-        /// [`MODE_WRITEBACK`] or [`MODE_MOVED`]; a program refuses a backend whose mode it does not know.
+        /// [`MODE_WRITEBACK`] or [`MODE_MOVED`]; a program refuses a backend with a mode that it does not support.
         76 cache_mode: U32,
         /// Bytes of `path` in use.
         80 path_length: U32,
@@ -175,7 +175,7 @@ pub const FEATURE_DATA_CRC: u32 = 1;
 /// Encodes a text for a fixed field: its length and its bytes.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when it does not fit; `what` says which text it is.
+/// [`ErrorKind::InvalidArgument`] if the text does not fit; the error names it as `what`.
 pub fn encode_text<const N: usize>(what: &str, text: &str) -> Result<(U32, [u8; N])> {
     let mut field = [0; N];
     field
@@ -193,7 +193,7 @@ pub fn encode_text<const N: usize>(what: &str, text: &str) -> Result<(U32, [u8; 
 /// Decodes the text of a fixed field, if its length and its bytes are valid.
 ///
 /// # Errors
-/// [`ErrorKind::Damaged`]; `what` says which text it is.
+/// [`ErrorKind::Damaged`]; the error names the text as `what`.
 pub fn decode_text(what: &str, length: U32, field: &[u8]) -> Result<String> {
     field
         .get(..length.get() as usize)

@@ -1,4 +1,4 @@
-//! Values that were read and are not verified yet.
+//! Values that were read from media and are not verified yet.
 
 use cbd_types::MutationPoint;
 

@@ -1,4 +1,4 @@
-//! The handler: assigns a fault to a registration, and reacts to it.
+//! The signal handler: finds the registration of a fault, and handles the fault.
 
 use crate::Routines;
 use crate::table::{self, Changes, Kind, Place, Seen};
@@ -8,13 +8,13 @@ use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-/// The kernel raised the signal, and could not report the address.
+/// `si_code` of a signal that the kernel raised without an address.
 const SI_KERNEL: i32 = 0x80;
 
-/// The former handler of the signal.
+/// The previous handler of the signal.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Installs the handler once; other threads wait meanwhile.
+/// Installs the handler once; concurrent callers wait until it is installed.
 pub(crate) fn install(_held: &Changes) -> Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());
@@ -24,7 +24,7 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
             .caused_by(error)
     };
     let mut before = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: `before` has room for what the call writes.
+    // SAFETY: `before` is as large as the structure that the call writes.
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) } != 0 {
         return Err(refused(io::Error::last_os_error()));
     }
@@ -33,7 +33,7 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut ours: libc::sigaction = unsafe { zeroed() };
     ours.sa_sigaction = on_bus_error as *const () as usize;
-    // On the alternate stack, where std provides one: the thread's own stack may be the failing memory.
+    // On the alternate stack, if std provides one: the thread's own stack may be the failing memory.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // Set before the handler can run.
     let _ = BEFORE.set(before);
@@ -47,20 +47,20 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a siginfo to a SA_SIGINFO handler, which lives until it returns.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // SAFETY: and so does the context.
+    // SAFETY: the same applies to the context.
     if !unsafe { answer(code, address, context) } {
         pass_on(signal, code, info, context);
     }
 }
 
-/// Handles a fault, if it is one of registered memory; returns false if it is not.
+/// Handles a fault in registered memory; returns false for any other fault.
 ///
 /// # Safety
 /// `context` is the one that was passed to the handler.
 unsafe fn answer(code: i32, address: usize, context: *mut libc::c_void) -> bool {
     if code == SI_KERNEL {
         return table::all().any(|(_, seen)| match seen.kind {
-            // SAFETY: the caller promises it.
+            // SAFETY: the caller ensures it.
             Kind::Routines(routines) => unsafe { leave(routines, 0, context) },
             Kind::Zeroes => false,
         });
@@ -69,12 +69,12 @@ unsafe fn answer(code: i32, address: usize, context: *mut libc::c_void) -> bool 
     match code {
         libc::BUS_ADRALN | libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => {
             table::all().find(here).is_some_and(|(place, seen)| match seen.kind {
-                // SAFETY: the caller promises it.
+                // SAFETY: the caller ensures it.
                 Kind::Routines(routines) => unsafe { leave(routines, address, context) },
                 Kind::Zeroes => put_zeroes(place, seen),
             })
         }
-        // Early notice of a page that no thread accesses now; a later access gets the error.
+        // Advance notice of a page that no thread accesses at this moment; a later access gets the error.
         libc::BUS_MCEERR_AO => table::all().any(|found| here(&found)),
         _ => false,
     }
@@ -129,7 +129,7 @@ fn put_zeroes(place: Place, seen: Seen) -> bool {
     }
 }
 
-/// Applies the former reaction to the signal.
+/// Applies the previous action of the signal.
 fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(before) = BEFORE.get() else { return };
     let sent = code <= 0;
@@ -148,13 +148,13 @@ fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut lib
             }
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the flag says that the handler that was installed takes three arguments.
+            // SAFETY: the flag states that the installed handler takes three arguments.
             let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
                 unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);
         }
         handler => {
-            // SAFETY: without the flag the handler that was installed takes the number of the signal.
+            // SAFETY: without the flag the installed handler takes only the number of the signal.
             let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
             handler(signal);
         }

@@ -1,17 +1,17 @@
-//! Mapped memory that fails: the SIGBUS of a poisoned page, or of a truncated file, ends neither the process
-//! nor unrelated work in it.
+//! Handling of failing mapped memory: the SIGBUS of a poisoned page, or of a truncated file, ends neither the process nor
+//! unrelated work in it.
 //!
-//! The code that maps memory registers it, with one of two methods. A fault in memory of *routines* ends the
-//! routine that caused it, which then reports it to its caller: regions use this method. A fault in memory of
-//! *zeroes* replaces all of the memory by zeroes and sets a mark, which the code that copied from it checks
-//! before it relies on the copy: the memory of virtual machines uses this method, because the crates that
-//! process its rings cannot handle faults.
+//! The code that maps memory registers it, with one of two methods. A fault in memory of *routines* ends the routine that
+//! caused it, and the routine reports the fault to its caller: regions use this method. A fault in memory of *zeroes*
+//! replaces all of the memory by zeroes and sets a mark. The code that copied from the memory checks this mark before it
+//! relies on the copy. The memory of virtual machines uses this method, because the crates that process its rings cannot
+//! handle faults.
 //!
-//! Invariants: there is one handler in the process. It handles only faults that the kernel itself raised, at
-//! an address inside registered memory, and in memory of routines only at an instruction of the routines;
-//! every other SIGBUS goes to the former handler of the signal, or ends the process as without this crate.
-//! The handler allocates nothing, takes no lock and accesses no memory except the statics of this crate,
-//! `errno`, and the signal information and context that it was passed.
+//! Invariants: there is one handler in the process. It handles only faults that the kernel itself raised, at an address
+//! inside registered memory, and in memory of routines only at an instruction of the routines. Every other SIGBUS is passed
+//! to the previous handler of the signal, or ends the process as without this crate. The handler allocates nothing, takes no
+//! lock and accesses no memory except the statics of this crate, `errno`, and the signal information and context that it was
+//! passed.
 //!
 //! Elsewhere: the meaning of the failure (`cbd-pmem`, `cbd-vhost`).
 
@@ -21,7 +21,7 @@ mod table;
 use cbd_types::Result;
 use table::{Kind, LOSSES, Place};
 
-/// Code that ends with an error at a fault in registered memory.
+/// Code that returns with an error after a fault in registered memory.
 #[derive(Debug)]
 pub struct Routines {
     begin: *const u8,
@@ -35,8 +35,8 @@ unsafe impl Sync for Routines {}
 unsafe impl Send for Routines {}
 
 impl Routines {
-    /// The instructions from `begin` up to `end`. After a fault in them execution continues at `landing`,
-    /// with 1 in `rax` and the failed address in `rdx`, 0 where the kernel cannot report it.
+    /// The instructions from `begin` up to `end`. After a fault in them execution continues at `landing`, with 1 in `rax` and
+    /// the failed address in `rdx`, 0 if the kernel cannot report it.
     ///
     /// # Safety
     /// At each instruction in between, continuing at `landing` with those two registers changed must be
@@ -54,24 +54,23 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Registers `length` bytes from `start`: a fault there ends the running one of `routines`. On processors
-    /// other than x86-64 it is not handled.
+    /// Registers `length` bytes from `start`: a fault in them ends the running one of `routines`. On processors other than
+    /// x86-64 faults are not handled.
     ///
     /// # Errors
-    /// When the system refuses the handler, or too many regions are mapped.
+    /// If the system refuses the handler, or too many regions are mapped.
     pub fn of_routines(start: usize, length: usize, routines: &'static Routines) -> Result<Self> {
         Self::new(Kind::Routines(routines), start, length)
     }
 
-    /// Registers `length` bytes from `start`: a fault there replaces all of them by zeroes; their content is
-    /// lost.
+    /// Registers `length` bytes from `start`: a fault in them replaces all of them by zeroes; their content is lost.
     ///
     /// # Safety
     /// They are a mapping that outlives this value, that no other code replaces, into which no reference
     /// exists, and whose bytes may change at any time.
     ///
     /// # Errors
-    /// When the system refuses the handler, or too many pieces are registered.
+    /// If the system refuses the handler, or too many pieces are registered.
     pub unsafe fn of_zeroes(start: usize, length: usize) -> Result<Self> {
         Self::new(Kind::Zeroes, start, length)
     }
@@ -82,7 +81,7 @@ impl Registration {
         Ok(Self { place: changes.take(kind, start, length)? })
     }
 
-    /// Whether memory of zeroes was lost: it reads as zeroes since then.
+    /// Whether memory of zeroes was lost: since then it reads as zeroes.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.place.is_lost()
@@ -95,8 +94,8 @@ impl Drop for Registration {
     }
 }
 
-/// Number of losses of memory of zeroes since the process began: one load shows whether any occurred since
-/// the last check.
+/// Number of losses of memory of zeroes since the process started. One load shows whether a loss occurred since the last
+/// check.
 #[must_use]
 pub fn losses() -> u64 {
     LOSSES.load(std::sync::atomic::Ordering::Acquire)

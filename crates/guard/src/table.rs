@@ -1,7 +1,7 @@
 //! The registrations: a table that the handler reads at any moment, without a lock.
 //!
-//! Invariants: the handler sees an entry in its state before a change or after it, or not at all. Regions and
-//! the memory of virtual machines have entries of their own, so that neither can exhaust those of the other.
+//! Invariants: the handler reads an entry in its state before a change or after it, or skips it. Regions and the memory of
+//! virtual machines have separate entries, so that neither can exhaust those of the other.
 
 use crate::Routines;
 use cbd_types::{Error, ErrorKind, Result};
@@ -14,16 +14,16 @@ const OF_ROUTINES: Range<usize> = 0..256;
 const OF_ZEROES: Range<usize> = 256..PLACES;
 const PLACES: usize = 256 + 1024;
 
-/// The reaction to a fault.
+/// The handling of a fault.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
-    /// The routine that caused it ends.
+    /// The routine that caused the fault ends.
     Routines(&'static Routines),
     /// Zeroes replace the memory.
     Zeroes,
 }
 
-/// The handler's view of an entry.
+/// An entry as the handler reads it.
 #[derive(Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) start: usize,
@@ -56,7 +56,7 @@ static CHANGES: Mutex<()> = Mutex::new(());
 /// Number of losses of memory, in all entries.
 pub(crate) static LOSSES: AtomicU64 = AtomicU64::new(0);
 
-/// A used entry of the table.
+/// The number of a used entry of the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place(usize);
 
@@ -65,8 +65,8 @@ impl Place {
         SLOTS[self.0].lost.load(Ordering::Acquire)
     }
 
-    /// Marks the memory as lost. Called before its bytes change: a thread that reads a zero from then on, and
-    /// checks the marks after that, sees them.
+    /// Marks the memory as lost. Called before its bytes change: a thread that then reads a zero, and checks the marks after
+    /// that, observes the loss.
     pub(crate) fn lose(self) {
         SLOTS[self.0].lost.store(true, Ordering::SeqCst);
         LOSSES.fetch_add(1, Ordering::SeqCst);
@@ -117,7 +117,7 @@ impl Changes {
 }
 
 impl Slot {
-    /// Only with the right to change the table.
+    /// The caller holds the right to change the table.
     fn set(&self, start: usize, end: usize, routines: *mut Routines) {
         let before = self.changes.load(Ordering::Relaxed);
         self.changes.store(before.wrapping_add(1), Ordering::Relaxed);
@@ -129,8 +129,8 @@ impl Slot {
         self.changes.store(before.wrapping_add(2), Ordering::Release);
     }
 
-    /// The registration of this entry. No thread accesses memory while it is being registered or
-    /// unregistered, so an entry that changes has nothing to do with a fault.
+    /// The registration in this entry; `None` if it is unused or being changed. No thread accesses memory while it is being
+    /// registered or unregistered, so a changing entry cannot belong to a fault.
     fn see(&self) -> Option<Seen> {
         let before = self.changes.load(Ordering::Acquire);
         let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
@@ -139,7 +139,7 @@ impl Slot {
         if before % 2 == 1 || self.changes.load(Ordering::Relaxed) != before || end == 0 {
             return None;
         }
-        // SAFETY: it is null or was made of a reference with a static lifetime.
+        // SAFETY: the pointer is null or was created from a reference with a static lifetime.
         let kind = unsafe { routines.as_ref() }.map_or(Kind::Zeroes, Kind::Routines);
         Some(Seen { start, end, kind })
     }

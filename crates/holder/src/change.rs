@@ -1,8 +1,8 @@
 //! Changes of a file since it was opened: deleted, truncated, or renamed.
 //!
-//! Always true here: a reported change was observed; a file that cannot be checked has no change.
+//! Invariants: a reported change was observed; a file that cannot be checked has no change.
 //!
-//! Left to others: a thread that may block: a check queries the file's server, which may hang.
+//! Elsewhere: a thread that may block: a check queries the file's server, which may hang.
 
 use crate::descriptor::status_at;
 use crate::{name_now, path_of};
@@ -16,20 +16,20 @@ use std::path::{Path, PathBuf};
 /// A change of a file that this process has open.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It has no name any more: its data exists as long as a process has it open.
+    /// It no longer has a name: its data exists as long as a process has it open.
     Deleted {
         /// The name that it had.
         path: PathBuf,
         /// The name under which other processes can still read it.
         descriptor: PathBuf,
     },
-    /// It has, or had in between, fewer bytes than when it was opened.
+    /// It has, or had at some time, fewer bytes than when it was opened.
     Short {
         /// Its name.
         path: PathBuf,
         /// The required length in bytes.
         expected: u64,
-        /// The least length in bytes that was seen.
+        /// The smallest length in bytes that was observed.
         found: u64,
     },
     /// Its former name was removed, and it has other hard links. The kernel reports their number, not their names.
@@ -40,16 +40,16 @@ pub enum Change {
         links: u32,
         /// Its inode number.
         inode: u64,
-        /// Another file has the name that it had.
+        /// Another file now has the name that it had.
         replaced: bool,
     },
-    /// It is complete, under another name.
+    /// It is complete, and has another name.
     Moved {
         /// The name that it had.
         path: PathBuf,
         /// The name that it has.
         now: PathBuf,
-        /// Another file has the name that it had.
+        /// Another file now has the name that it had.
         replaced: bool,
     },
 }
@@ -61,7 +61,7 @@ impl Change {
         matches!(self, Self::Deleted { .. } | Self::Short { .. })
     }
 
-    /// What happened to the file, in three or four words for a table.
+    /// A description of the change in three or four words, for a table.
     #[must_use]
     pub const fn in_short(&self) -> &'static str {
         match self {
@@ -121,7 +121,7 @@ pub fn of_open(file: BorrowedFd<'_>, path: &Path, expected: u64) -> Option<Chang
     let deleted = || Change::Deleted { path: path.to_owned(), descriptor: path_of(file) };
     let status = match status_at(file, c"", AtFlags::EMPTY_PATH) {
         Ok(status) => status,
-        // A network file system reports a deleted file so.
+        // A network file system reports a deleted file with this error.
         Err(error) if error.raw_os_error() == Some(Errno::STALE.raw_os_error()) => return Some(deleted()),
         Err(_) => return None,
     };

@@ -1,6 +1,6 @@
-//! One open descriptor of a process, as `/proc` describes it.
+//! One open descriptor of a process, from `/proc`.
 //!
-//! Always true here: the open file itself is not queried. Only a device node is, and only if its file system is the
+//! Invariants: the open file itself is not queried. Only a device node is queried, and only if its file system is the
 //! kernel's own or on a local disk.
 
 use cbd_sys::mounts::Mount;
@@ -33,7 +33,7 @@ impl Inode {
         })
     }
 
-    /// From a line of `fdinfo`: `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 0 EOF`.
+    /// Parses a line of `fdinfo`: `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 0 EOF`.
     fn of_lock(line: &str) -> Option<Self> {
         let place =
             line.strip_prefix("lock:")?.split_whitespace().find(|word| word.split(':').count() == 3)?;
@@ -53,7 +53,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// The descriptor of an entry of a process's folder `fd`; `None` if it is not accessible, or closed by now.
+    /// The descriptor of an entry of a process's directory `fd`; `None` if it is not accessible, or already closed.
     pub fn new(entry: &fs::DirEntry) -> Option<Self> {
         let path = entry.path();
         let target = fs::read_link(&path).ok()?;
@@ -73,12 +73,12 @@ impl Descriptor {
         })
     }
 
-    /// The files that this open description has locks on.
+    /// The files on which this open file description holds locks.
     pub fn locks(&self) -> impl Iterator<Item = Inode> {
         self.information().lines().filter_map(Inode::of_lock)
     }
 
-    /// The number of the block device that is open, if it is one.
+    /// The number of the block device, if the descriptor is that of a block device.
     pub fn block_device(&self, mounts: &Mounts) -> Option<(u32, u32)> {
         if !self.target.is_absolute() {
             return None;
@@ -93,7 +93,7 @@ impl Descriptor {
     }
 }
 
-/// The mounts that a thread sees, read on demand.
+/// The mounts that are visible to a thread, read on demand.
 #[derive(Debug)]
 pub(crate) struct Mounts {
     thread: PathBuf,
@@ -111,7 +111,7 @@ impl Mounts {
     }
 }
 
-/// Whether a file system of this type is served by another machine or process. Unknown types count as such.
+/// Whether another machine or process serves file systems of this type. Unknown types count as such.
 fn may_wait(kind: &str) -> bool {
     const LOCAL: [&str; 12] = [
         "devtmpfs", "tmpfs", "ramfs", "rootfs", "overlay", "ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs",
@@ -125,7 +125,8 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }
 
-/// The type, inode number, links and size of `path` in `folder`. Queries its server unless the flags forbid it.
+/// The type, inode number, number of links and size of `path` in the directory `folder`. Queries the file's server unless the
+/// flags prevent it.
 pub(crate) fn status_at(folder: impl AsFd, path: impl Arg, flags: AtFlags) -> io::Result<Statx> {
     let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::NLINK | StatxFlags::SIZE;
     Ok(statx(folder, path, flags, wanted)?)

@@ -1,11 +1,12 @@
-//! Files that are in use: the process that has a file locked or open, so that a refusal can name it, and changes of an
+//! Files that are in use: the process that has a file locked or open, so that an error message can name it, and changes of an
 //! open file ([`change`]).
 //!
-//! Always true of a search: no open file of another process is queried, so a file whose server hangs (FUSE, NFS) does
+//! Invariants of a search: no open file of another process is queried, so a file whose server hangs (FUSE, NFS) does
 //! not block a search. A search reads only data of the kernel itself: links and `fdinfo` below `/proc`, and the table
 //! of mounts. It ends after [`SEARCH_LIMIT`] without a result.
 //!
-//! Left to others: messages for users. A process of another user or another container is not visible, and is not found.
+//! Elsewhere: messages for users. A process of another user or another container is not visible, so a search does not find
+//! it.
 #![forbid(unsafe_code)]
 
 pub mod change;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 pub use change::Change;
 
-/// The longest time that one search takes: a machine may have millions of open files.
+/// Time limit of one search: a machine may have millions of open files.
 pub const SEARCH_LIMIT: Duration = Duration::from_secs(2);
 
 /// The process that has a lock on `file`, as "process 12 (cbdd)". `None` if the kernel does not show it: a process of
@@ -42,7 +43,7 @@ pub fn of_file(path: &Path) -> Option<String> {
     find(|descriptor, _| descriptor.target() == path)
 }
 
-/// The first process with a descriptor for which `is_it` is true.
+/// The first process with a descriptor for which `is_it` returns true.
 fn find(is_it: impl Fn(&Descriptor, &Mounts) -> bool) -> Option<String> {
     let (own, end) = (std::process::id().to_string(), Instant::now() + SEARCH_LIMIT);
     for process in processes() {
@@ -63,8 +64,8 @@ fn find(is_it: impl Fn(&Descriptor, &Mounts) -> bool) -> Option<String> {
     None
 }
 
-/// The folders that list the descriptors of a process: its own, which is that of its first thread; or, if that thread
-/// has ended or lists none, those of its other threads.
+/// The directories that list the descriptors of a process: its own directory, which is that of its first thread; or, if that
+/// thread has ended or lists none, those of its other threads.
 fn with_descriptors(process: &Path) -> Vec<PathBuf> {
     if entries(&process.join("fd")).next().is_some() {
         return vec![process.to_owned()];
@@ -76,14 +77,14 @@ fn entries(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
     fs::read_dir(folder).into_iter().flatten().flatten()
 }
 
-/// The folders of all processes below `/proc`.
+/// The directories of all processes in `/proc`.
 pub fn processes() -> impl Iterator<Item = PathBuf> {
     let is_process =
         |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
     fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process).map(|entry| entry.path())
 }
 
-/// The process with this folder below `/proc`, as "process 12 (cbdd)"; `more` is appended to its name.
+/// The process with this directory in `/proc`, as "process 12 (cbdd)"; `more` is appended to its name.
 #[must_use]
 pub fn name_of(process: &Path, more: &str) -> String {
     let number = process.file_name().unwrap_or_default().to_string_lossy();
@@ -94,14 +95,14 @@ pub fn name_of(process: &Path, more: &str) -> String {
     }
 }
 
-/// The number of this descriptor as a path of this process, for a message: `/proc/PID/fd/N`.
+/// The number of this descriptor as a path in this process, for a message: `/proc/PID/fd/N`.
 #[must_use]
 pub fn path_of(file: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
 }
 
-/// The current path of this descriptor's file, from the kernel without a query of the file system. The path of a file
-/// without a name ends in " (deleted)".
+/// The current path of this descriptor's file, from the kernel, without a query to the file system. The path of a deleted
+/// file ends in " (deleted)".
 #[must_use]
 pub fn name_now(file: BorrowedFd<'_>) -> Option<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()

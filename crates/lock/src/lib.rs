@@ -5,14 +5,14 @@
 //! x86 that instruction waits until those lines have arrived. After a plain store the processor continues
 //! with the next request meanwhile: this saves a quarter of the overhead over the bare copy of 4 KiB.
 //!
-//! The cost is paid by a thread that has to sleep: it first makes every thread of the process pass a barrier
-//! (`membarrier`), which takes some microseconds.
+//! A thread that has to sleep pays the cost: it first makes every thread of the process execute a barrier (`membarrier`),
+//! which takes some microseconds.
 //!
-//! Invariants: one holder at a time, which sees all changes of earlier holders; a sleeping thread is woken
-//! (`protocol`).
+//! Invariants: the lock has one holder at a time, to which all changes of earlier holders are visible; a sleeping thread is
+//! woken (`protocol`).
 //!
-//! Not here: fairness. A running thread can acquire the lock before a sleeping one, and while a woken thread
-//! has not yet acquired it, each unlock wakes it again (a system call).
+//! Not provided: fairness. A running thread can acquire the lock before a sleeping one. While a woken thread has not yet
+//! acquired the lock, each unlock wakes it again (a system call).
 
 mod linux;
 mod protocol;

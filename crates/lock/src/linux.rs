@@ -1,29 +1,28 @@
 //! The lock on Linux: futexes, and barriers by `membarrier`.
 //!
-//! Invariants: once the process has registered, the light barrier binds the compiler alone and the heavy one
-//! reaches all threads; if the system later refuses it, a sleeping thread checks the lock every millisecond.
-//! Before the registration, and where the system refuses it from the beginning, the light barrier is a full
-//! one.
+//! Invariants: once the process has registered, the light barrier is a compiler barrier only, and the heavy one reaches all
+//! threads. If the system later refuses the heavy barrier, a sleeping thread checks the lock every millisecond. Before the
+//! registration, and if the system refuses it from the beginning, the light barrier is a full one.
 
 use crate::protocol::Platform;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence, fence};
 use rustix::thread::futex::{Flags, Timespec};
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 
-/// The system was not queried yet.
+/// The process has not tried to register yet.
 const UNKNOWN: u8 = 0;
 /// Heavy barriers reach all threads.
 const REGISTERED: u8 = 1;
-/// The system has no such barrier, or forbids it.
+/// The system has no such barrier, or does not permit it.
 const REFUSED: u8 = 2;
 
-/// The result of the query; it changes once.
+/// The result of the registration; it changes once.
 static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Sleep time of a thread whose heavy barrier was refused, before it checks the lock again.
+/// Timeout of a sleep after a refused heavy barrier; the thread then checks the lock again.
 const SHORT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// Maximum sleep time: a system that reports that all threads have passed a barrier may be wrong (an
-/// emulator, a sandbox).
+/// Timeout of any other sleep: a system that reports that all threads have passed a barrier may be wrong (an emulator, a
+/// sandbox).
 const LONG: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 #[derive(Debug)]
@@ -35,8 +34,8 @@ impl Linux {
     pub(crate) const FREE: AtomicU32 = AtomicU32::new(0);
 }
 
-/// Registers the process for barriers that reach all threads, which makes an unlock inexpensive. A process
-/// calls it once, early; otherwise the first thread that sleeps for a lock does.
+/// Registers the process for barriers that reach all threads, which makes an unlock inexpensive. A process should call it
+/// once, early; otherwise the first thread that sleeps on a lock registers.
 pub fn prepare() {
     way();
 }
@@ -45,7 +44,7 @@ fn way() -> u8 {
     match WAY.load(Ordering::SeqCst) {
         UNKNOWN => {
             let way = if register() { REGISTERED } else { REFUSED };
-            // Threads that query at the same time get the same answer.
+            // Concurrent registrations get the same result.
             match WAY.compare_exchange(UNKNOWN, way, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => way,
                 Err(found) => found,
@@ -55,7 +54,7 @@ fn way() -> u8 {
     }
 }
 
-/// Whether the unlocking thread has to pass a full barrier, since no other thread can cause one.
+/// Whether the unlocking thread must execute a full barrier, since no other thread can cause one in it.
 const fn light_is_full(way: u8) -> bool {
     way != REGISTERED
 }
@@ -71,7 +70,7 @@ fn reach_all() -> bool {
 impl Platform for Linux {
     type Word = AtomicU32;
 
-    // A few microseconds; a lane spins itself before that.
+    // A few microseconds; a lane spins before this itself.
     const LOOKS: u32 = 100;
 
     #[inline]
@@ -104,24 +103,24 @@ impl Platform for Linux {
 
     fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
-        // A forked child may start without its parent's registration.
+        // A forked child may start without its parent's registration, so it may have to register again.
         way() == REFUSED || reach_all() || (register() && reach_all())
     }
 
     fn sleep(word: &AtomicU32, has_barrier: bool) {
-        // Woken, interrupted, timed out or not asleep at all: the caller checks again.
+        // Woken, interrupted, timed out, or not put to sleep at all: in each case the caller checks again.
         let _ = futex::wait(word, Flags::PRIVATE, 1, Some(if has_barrier { &LONG } else { &SHORT }));
     }
 
     #[cold]
     fn wake(word: &AtomicU32) {
-        // Fails only for an invalid address.
+        // An error is possible only for an invalid address.
         let _ = futex::wake(word, Flags::PRIVATE, 1);
     }
 
     fn pause() {
-        // `sched_yield` would give the processor to another runnable thread, for milliseconds; a sleeping
-        // thread is back sooner.
+        // `sched_yield` would give the processor to another runnable thread, for milliseconds; a sleeping thread resumes
+        // sooner.
         core::hint::spin_loop();
     }
 }
@@ -148,13 +147,13 @@ mod tests {
             forbid::forbid(libc::SYS_membarrier);
             Linux::heavy_barrier()
         });
-        // Where the system never had them, no thread relies on them.
+        // If the system never had heavy barriers, no thread relies on them.
         assert_eq!(refused.join().expect("no panic"), !has_barriers);
     }
 
     #[test]
     fn a_sleeping_thread_is_woken_before_its_timeout() {
-        // Long enough for the other thread to sleep; if it has not, another round sees it.
+        // Long enough for the other thread to sleep; if it has not slept in one round, another round covers this.
         const ROUNDS: u32 = 5;
         let begun = Instant::now();
         for _ in 0..ROUNDS {

@@ -1,8 +1,8 @@
 //! Locking, unlocking, sleeping.
 //!
-//! The lock has two words: whether it is held, and how many threads sleep for it or are about to. The only
-//! danger is that a holder unlocks and sees no sleeper, while that sleeper sees the lock held and sleeps
-//! forever. Each of the two stores one word and then loads the other:
+//! The lock has two words: whether it is held, and the number of threads that sleep on it or are about to. The only hazard is
+//! a lost wakeup: the holder unlocks and reads no sleeper, while a sleeper reads that the lock is held and sleeps forever.
+//! Each of the two stores one word and then loads the other:
 //!
 //! ```text
 //! unlock                      sleep
@@ -11,14 +11,13 @@
 //!   sleepers == 0? done         held == 1? sleep, until woken
 //! ```
 //!
-//! With a full barrier on both sides one of them sees the other's store. A heavy barrier is a full one, and
-//! it causes one in every other thread of the process, whatever that thread executes; so the light one only
-//! has to keep the compiler from reordering. Where the system lacks heavy barriers the light one is a full
-//! barrier as well; the tests explore all executions of this variant.
+//! With a full barrier on both sides, at least one of them reads the other's store. A heavy barrier is a full one, and it
+//! causes one in every other thread of the process, whatever that thread executes; so the light one only has to prevent
+//! reordering by the compiler. On a system without heavy barriers the light one is a full barrier as well; the tests explore
+//! all executions of this variant.
 //!
-//! Invariants: the changes of a holder happen before those of the next one (`Release` and `Acquire` of
-//! `held`); a sleeper is counted until it holds the lock, so every thread that has acquired the lock since
-//! then sees it.
+//! Invariants: the changes of a holder happen before those of the next one (`Release` and `Acquire` of `held`); a sleeper is
+//! counted until it holds the lock, so its count is visible to every thread that acquires the lock meanwhile.
 
 use core::sync::atomic::Ordering;
 
@@ -27,18 +26,18 @@ pub(crate) trait Platform {
     /// A number that threads share.
     type Word;
 
-    /// How often a thread that finds the lock held checks it again before it sleeps.
+    /// Number of checks by a thread that finds the lock held, before it sleeps.
     const LOOKS: u32;
 
     fn load(word: &Self::Word, order: Ordering) -> u32;
     fn store(word: &Self::Word, value: u32, order: Ordering);
-    /// Adds `value`, which wraps.
+    /// Adds `value`, with wrapping.
     fn add(word: &Self::Word, value: u32);
-    /// Sets `word` from 0 to 1; returns whether it did. Then everything before the store of 0 is visible.
+    /// Sets `word` from 0 to 1; returns whether it did. If so, everything before the store of 0 is visible.
     fn take(word: &Self::Word) -> bool;
-    /// Between the store and the load of an unlock.
+    /// The barrier between the store and the load of an unlock.
     fn light_barrier();
-    /// Between the store and the load of a sleep. False if the system refused it.
+    /// The barrier between the store and the load of a sleep. False if the system refused it.
     fn heavy_barrier() -> bool;
     /// Sleeps if `word` is 1, until woken; may return spuriously, and returns after a short time if the
     /// heavy barrier was refused.

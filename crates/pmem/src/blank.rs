@@ -1,10 +1,10 @@
 //! Checks whether a region that will be formatted holds data.
 //!
-//! Invariants: nothing is changed. Holes are not read. Both ends, where partition tables and many file
-//! systems have their signatures, and samples all over the region are always read; the rest is read as far as
-//! the timeout permits, so a huge region costs seconds.
+//! Invariants: nothing is changed. Holes are not read. Both ends, where partition tables and many file systems have their
+//! signatures, are always read. Samples all over the region, and then the rest, are read as far as the timeout permits, so a
+//! huge region costs seconds.
 //!
-//! Elsewhere: the reaction to found data.
+//! Elsewhere: the reaction to data that was found.
 
 use crate::mapping::Mapping;
 use cbd_types::Pmem;
@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Look {
     /// The offset of the first byte found that is not zero.
     pub data_at: Option<u64>,
-    /// Whether all of the region was read.
+    /// Whether the whole region was read.
     pub whole: bool,
 }
 
@@ -45,7 +45,7 @@ impl Mapping {
             }
         }
         let Some(extents) = self.extents() else {
-            // Many holes: the bytes between them are only sampled.
+            // A file with very many holes: the bytes between them are only sampled.
             return self.sample(0..length).map_or(Look { data_at: None, whole: false }, found);
         };
         for extent in &extents {
@@ -95,7 +95,7 @@ impl Mapping {
         None
     }
 
-    /// The offset of the first byte in the range that is not zero. Failing memory holds nothing that
+    /// The offset of the first byte in the range that is not zero. Unreadable memory counts as empty: it holds nothing that
     /// formatting could destroy.
     fn data_in(&self, range: Range<u64>) -> Option<u64> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
@@ -103,8 +103,8 @@ impl Mapping {
         bytes.iter().position(|byte| *byte != 0).map(|at| range.start + at as u64)
     }
 
-    /// The extents of the file that hold data; all of it where the file system does not report them. `None`
-    /// for a file with very many extents.
+    /// The extents of the file that hold data; the whole file if the file system does not report them. `None` for a file with
+    /// very many extents.
     fn extents(&self) -> Option<Vec<Range<u64>>> {
         const MOST: usize = 65536;
         let all = || Some(std::iter::once(0..self.len()).collect());
@@ -113,7 +113,7 @@ impl Mapping {
         while at < self.len() {
             let start = match seek(&**file, SeekFrom::Data(at)) {
                 Ok(start) => start,
-                // No more data.
+                // The file has no more data.
                 Err(Errno::NXIO) => break,
                 Err(_) => return all(),
             };
@@ -158,7 +158,7 @@ mod tests {
     fn one_byte_anywhere_is_found() {
         for at in [0, 5000, (11 << 20) + 7, (33 << 20) + 4097, LENGTH - 512, LENGTH - 1] {
             assert_eq!(look(&[(at, b"x")]).data_at, Some(at), "byte {at}");
-            // In the middle of written zeroes too, where no hole leads to it.
+            // Also in the middle of written zeroes, where no hole is adjacent.
             let zeroes = vec![0; LENGTH as usize];
             assert_eq!(look(&[(0, &zeroes), (at, b"x")]).data_at, Some(at), "byte {at}");
         }

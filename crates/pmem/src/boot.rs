@@ -1,14 +1,14 @@
 //! The boot of the machine.
 //!
-//! Invariants: the answer is the same for the life of the process, and differs between boots.
+//! Invariants: the identifier is the same for the life of the process, and differs between boots.
 
 use cbd_types::BootId;
 use std::sync::OnceLock;
 
 const FILE: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The identifier of the boot in which this process runs, from the kernel. Where it cannot be read, a random
-/// one: then no note of another process matches this boot.
+/// The kernel's identifier of the boot in which this process runs. If it cannot be read, a random identifier: then no use
+/// record of another process matches this boot.
 #[must_use]
 pub fn this_boot() -> BootId {
     static BOOT: OnceLock<BootId> = OnceLock::new();

@@ -1,7 +1,7 @@
 //! Measures the fastest copy method for each size.
 //!
-//! Invariants: only bytes that hold no data are measured on; every figure is that of a durable copy, its
-//! fence included, to memory that is in no cache.
+//! Invariants: measurements overwrite only bytes that hold no data; every figure is that of a durable copy with its fence, to
+//! memory that is in no cache.
 //!
 //! Elsewhere: reporting the figures (`mapping`).
 
@@ -32,15 +32,14 @@ pub(crate) struct Figures {
 const COPIES: [usize; CLASS_SIZES.len()] = [160, 128, 96, 10, 1];
 /// Rounds, so that each method has several chances of an undisturbed measurement.
 const ROUNDS: usize = 4;
-/// After this time the remaining methods are measured once.
+/// After this time each remaining method is measured only once.
 const ENOUGH: Duration = Duration::from_millis(25);
-/// A later method must be this much better: noise must not decide, and scratch memory, which is smaller than
-/// a region and nearer in the page tables, favours stores through the caches (by a quarter for a single
-/// line).
+/// A later method must be better by this factor: noise must not decide. Also, scratch memory, which is smaller than a region
+/// and nearer in the page tables, favours stores through the caches (by a quarter for a single line).
 const CLEARLY: f64 = 0.8;
 
-/// Measures all methods on the bytes of `memory` from `start`, which are overwritten. Memory that fails, or
-/// that is smaller than 2 MiB, is not measured: the caller uses the usually fastest methods then.
+/// Measures all methods on the bytes of `memory` from `start`, which are overwritten. Memory that fails, or that is smaller
+/// than 2 MiB, is not measured: the caller then uses the methods that are usually the fastest.
 pub(crate) fn calibrate(
     available: &Available,
     memory: &Memory,
@@ -63,8 +62,7 @@ pub(crate) fn calibrate(
         let mut bench =
             Bench { available, memory, source: &source, usual, places: &mut places, class, begin };
 
-        // The portable method is the write-back method with a slower copy; where it is the only one it is
-        // already chosen.
+        // The portable method is the write-back method with a slower copy. If it is the only one, it is already chosen.
         let candidates: Vec<_> =
             available.stores.iter().filter(|store| store.method != CopyMethod::Portable).collect();
         let fastest = bench.fastest(candidates.len(), size, |candidate, memory, at| {
@@ -104,9 +102,9 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The candidate whose copies of `size` bytes take the least time, and the nanoseconds of one copy with
-    /// its fence: `Some(None)` where there is no candidate, `None` where memory failed. The candidates take
-    /// turns, so that a disturbance affects all of them equally.
+    /// The candidate whose copies of `size` bytes take the least time, and the nanoseconds of one copy with its fence:
+    /// `Some(None)` without candidates, `None` if memory failed. The candidates take turns, so that a disturbance affects all
+    /// of them equally.
     #[allow(clippy::option_option, reason = "failing memory is not the same as having no candidate")]
     fn fastest(
         &mut self,
@@ -141,8 +139,8 @@ impl Bench<'_> {
         )
     }
 
-    /// Evicts the target lines from the caches. Then it writes another range: a line that is still in flight
-    /// to memory would return sooner than one from memory.
+    /// Evicts the target lines from the caches. Then it writes another range: a line that is still in flight to memory would
+    /// be loaded faster than one from memory.
     fn evict<'p>(&mut self, places: impl Iterator<Item = &'p u64>, size: usize) -> Option<()> {
         for &at in places {
             copy::evict(self.memory, self.available, at, size).ok()?;
@@ -154,7 +152,7 @@ impl Bench<'_> {
     }
 }
 
-/// Offsets all over the memory, the same ones in each process.
+/// Offsets all over the memory, the same in each process.
 struct Places {
     state: u64,
     start: u64,

@@ -1,13 +1,13 @@
 //! Huge pages for memory that is already in use.
 //!
-//! A memory file has its content in small pages. Collapsed into huge pages, as a DAX device maps its memory
-//! by itself, a random access needs a fraction of the time for the page walk. The hint alone does not
-//! collapse them: neither pages that were allocated before it, nor any where the administrator left huge
-//! pages of shared memory at `never`, their default.
+//! The content of a memory file is in small pages. After they are collapsed into huge pages, such as a DAX device uses
+//! without this, the page walk of a random access takes a fraction of the time. The hint alone does not collapse them: it
+//! affects neither pages that were allocated before it, nor any pages if the administrator left huge pages of shared memory
+//! at `never`, their default.
 //!
-//! Invariants: only the end of the mapping waits for the thread, for one piece at most. (The synchronous
-//! variant, `collapse_now`, has a timeout.) It changes no byte, and the kernel reports failing memory as an
-//! error, not as a signal.
+//! Invariants: only the end of the mapping waits for the thread, for one piece at most. (The synchronous variant,
+//! `collapse_now`, has a timeout.) The thread changes no byte, and the kernel reports failing memory as an error, not as a
+//! signal.
 //!
 //! Elsewhere: the choice of the memory.
 
@@ -19,18 +19,18 @@ use std::time::{Duration, Instant};
 
 /// Bytes collapsed at a time: some 25 ms of work.
 const PIECE: usize = 8 << 20;
-/// The process that has just opened the region reads it first.
+/// Delay before the first piece: the process that has just opened the region reads it first.
 const HEAD_START: Duration = Duration::from_secs(1);
 /// After this time the remaining pages stay small.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Below every thread that clients wait for.
+/// Lower priority than every thread for which clients wait.
 const NICE: i32 = 10;
 
-/// The same limit where the opener waits for it.
+/// The timeout of `collapse_now`, for which the opening thread waits.
 const TIMEOUT_NOW: Duration = Duration::from_secs(3);
 
-/// Collapses the memory synchronously: for memory that is used right away, such as that of a benchmark. It
-/// stops at the timeout.
+/// Collapses the memory synchronously: for memory that is used immediately, such as that of a benchmark. It stops at the
+/// timeout.
 pub(crate) fn collapse_now(memory: &Memory) {
     let begun = Instant::now();
     for start in (0..memory.len()).step_by(PIECE) {
@@ -46,13 +46,13 @@ pub(crate) fn collapse_now(memory: &Memory) {
 pub(crate) struct Collapse {
     shared: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
-    /// A forked child has a copy of the handle, but no thread.
+    /// The process that started the thread: a forked child has a copy of the handle, but no thread.
     process: u32,
 }
 
 impl Collapse {
-    /// Begins with `memory`; the caller drops the returned handle before it unmaps the memory. If no thread
-    /// can be started, the pages stay small.
+    /// Starts the thread for `memory`; the caller drops the returned handle before it unmaps the memory. If no thread can be
+    /// started, the pages stay small.
     pub fn begin(memory: &Memory) -> Self {
         let shared = Arc::new((Mutex::new(false), Condvar::new()));
         let theirs = Arc::clone(&shared);
@@ -65,8 +65,8 @@ impl Collapse {
             }
             for start in (0..length).step_by(PIECE) {
                 let piece = PIECE.min(length - start);
-                // The range stays mapped while this thread runs: its owner drops the `Collapse` before it unmaps the
-                // range. If the kernel has no huge page, this piece and the rest stay small.
+                // The range stays mapped while this thread runs: its owner drops the `Collapse` before it unmaps the range.
+                // If the kernel has no huge page, this piece and the remaining ones stay small.
                 if is_over(&theirs, Duration::ZERO)
                     || collapse(base + start, piece).is_err()
                     || begun.elapsed() > TIMEOUT
@@ -99,7 +99,7 @@ impl Drop for Collapse {
     }
 }
 
-/// Whether the mapping ends, now or within `timeout`.
+/// Whether the end of the mapping was requested, now or within `timeout`.
 fn is_over((is_over, changed): &(Mutex<bool>, Condvar), timeout: Duration) -> bool {
     let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
     if timeout.is_zero() {

@@ -1,8 +1,8 @@
 //! Copies into a region and out of it, at any alignment and length.
 //!
-//! Invariants: every source byte is loaded once, and checksums are of the bytes that were stored. After a
-//! successful store, a fence by the same thread makes the bytes durable. No locked instruction is used: one
-//! would drain the stores before it.
+//! Invariants: every source byte is loaded once, and checksums are computed over the bytes that were stored. After a
+//! successful store, a fence by the same thread makes the bytes durable. No locked instruction is used: it would wait until
+//! the earlier stores have drained.
 //!
 //! Elsewhere: bounds (`memory`), recording a failure (`mapping`), fences.
 
@@ -16,10 +16,10 @@ const LINE: usize = 64;
 const STEP: usize = 256;
 const BLOCK: usize = CHECKSUM_BLOCK as usize;
 
-/// Why a copy failed.
+/// The reason for a failed copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// The bytes are not all inside the region.
+    /// Not all bytes are inside the region.
     Outside,
     /// Memory failed.
     Failed(Failure),
@@ -53,7 +53,7 @@ unsafe fn store_lines(methods: &Methods, to: *mut u8, from: *const u8, length: u
         return Ok(());
     }
     let store = &methods.stores[class_of(length)];
-    // SAFETY: the caller's; a routine is in `methods` only if the processor can run it.
+    // SAFETY: as the caller ensures; a routine is in `methods` only if the processor can run it.
     unsafe {
         (store.lines)(to, from, length / LINE).result()?;
         if !store.written_back {
@@ -82,7 +82,7 @@ unsafe fn store_ragged(methods: &Methods, to: *mut u8, from: &[u8]) -> Result<()
 /// # Safety
 /// `to` has room for `from`.
 unsafe fn store_bytes(methods: &Methods, to: *mut u8, from: &[u8]) -> Result<(), Failure> {
-    // SAFETY: the caller's.
+    // SAFETY: as the caller ensures.
     unsafe {
         (methods.bytes)(to, from.as_ptr(), from.len()).result()?;
         back(methods, to, from.len())
@@ -93,7 +93,7 @@ unsafe fn store_bytes(methods: &Methods, to: *mut u8, from: &[u8]) -> Result<(),
 /// `length` bytes are mapped at `at`.
 #[inline]
 unsafe fn back(methods: &Methods, at: *mut u8, length: usize) -> Result<(), Failure> {
-    // SAFETY: the caller's; a routine is in `methods` only if the processor can run it.
+    // SAFETY: as the caller ensures; a routine is in `methods` only if the processor can run it.
     unsafe { back_with(methods.back, at, length) }
 }
 
@@ -104,7 +104,7 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
         return Ok(());
     }
     let skew = at as usize % LINE;
-    // SAFETY: lines do not cross pages, so the whole of a line of which one byte is mapped is mapped.
+    // SAFETY: lines do not cross pages, so if one byte of a line is mapped, the whole line is mapped.
     unsafe { routine(at.sub(skew), at, (skew + length).div_ceil(LINE)).result()? };
     Ok(())
 }
@@ -113,18 +113,18 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
 pub(crate) fn write_back(memory: &Memory, methods: &Methods, at: u64, length: u64) -> Result<(), Fault> {
     let length = usize::try_from(length).map_err(|_| Fault::Outside)?;
     let start = memory.pointer(at, length).ok_or(Fault::Outside)?;
-    // SAFETY: the bytes are mapped; a write-back changes none.
+    // SAFETY: the bytes are mapped; a write-back changes no byte.
     Ok(unsafe { back(methods, start, length) }?)
 }
 
-/// Evicts the lines of a range from the caches, where the processor can.
+/// Evicts the lines of a range from the caches, if the processor supports it.
 pub(crate) fn evict(memory: &Memory, available: &Available, at: u64, length: usize) -> Result<(), Fault> {
     let start = memory.pointer(at, length).ok_or(Fault::Outside)?;
     // SAFETY: the bytes are mapped; a routine is in `available` only if the processor can run it.
     Ok(unsafe { back_with(available.evict, start, length) }?)
 }
 
-/// Stores `from` at `at`, and the checksum of each block of it in `checksums`; the first block has `first` bytes.
+/// Stores `from` at `at`, and stores the checksum of each block in `checksums`; the first block has `first` bytes.
 #[inline]
 pub(crate) fn store_summed(
     memory: &Memory,
@@ -152,7 +152,7 @@ pub(crate) fn store_summed(
         if rest.is_empty() {
             return Ok(());
         }
-        // SAFETY: more follows, so the pointer stays inside.
+        // SAFETY: more blocks follow, so the pointer stays inside.
         to = unsafe { to.add(block.len()) };
         (block, rest) = rest.split_at(rest.len().min(BLOCK));
     }
@@ -162,18 +162,18 @@ pub(crate) fn store_summed(
 /// `to` has room for `from`.
 #[inline]
 unsafe fn store_block(methods: &Methods, way: &Sum, to: *mut u8, from: &[u8]) -> Result<u32, Failure> {
-    // SAFETY: the caller's.
+    // SAFETY: as the caller ensures.
     unsafe {
         let stepped = if (to as usize).is_multiple_of(LINE) { from.len() / STEP * STEP } else { 0 };
         let sum = sum(way, to, from.as_ptr(), from.len(), stepped)?;
-        // The steps write their lines back themselves; the bytes after them went through the caches.
+        // The steps write their lines back themselves; the bytes after them were stored through the caches.
         back(methods, to.add(stepped), from.len() - stepped)?;
         Ok(sum)
     }
 }
 
-/// For processors that cannot copy and sum in one pass: the checksum is that of a private copy, which no
-/// other thread can change.
+/// For processors that cannot copy and compute a checksum in one pass: the checksum is that of a private copy, which no other
+/// thread can change.
 ///
 /// # Safety
 /// `to` has room for `from`.
@@ -211,7 +211,7 @@ unsafe fn sum(
     stepped: usize,
 ) -> Result<u32, Failure> {
     let mut state = u32::MAX;
-    // SAFETY: the caller's.
+    // SAFETY: as the caller ensures.
     unsafe {
         if stepped > 0 {
             state = (way.steps)(to, from, stepped / STEP, u64::from(state), &raw const KEYS).result()?;
@@ -250,8 +250,8 @@ pub(crate) fn load_summed(
     Ok(unsafe { sum(way, into.as_mut_ptr(), from, into.len(), into.len() / STEP * STEP)? })
 }
 
-/// For processors that cannot copy and sum in one pass: the checksum is that of a private copy, which no
-/// other thread can change. The client may change `into` at any time.
+/// For processors that cannot copy and compute a checksum in one pass: the checksum is that of a private copy, which no other
+/// thread can change. The client may change `into` at any time.
 ///
 /// # Safety
 /// As many bytes are readable at `from` as `into` has.
@@ -288,10 +288,10 @@ mod tests {
         static CLIENT: std::cell::Cell<*mut u8> = const { std::cell::Cell::new(std::ptr::null_mut()) };
     }
 
-    /// A copy after which a client changes its buffer at once.
+    /// A copy after which a client changes its buffer immediately.
     unsafe extern "C" fn load_beside_a_client(to: *mut u8, from: *const u8, length: usize) -> Outcome {
         let routine = Available::detect().bytes;
-        // SAFETY: the caller's.
+        // SAFETY: as the caller ensures.
         let outcome = unsafe { routine(to, from, length) };
         let client = CLIENT.get();
         if !client.is_null() {
@@ -354,8 +354,8 @@ mod tests {
         assert!(tried > 0);
     }
 
-    /// Asserts that the lines of `memory` need only a fence to be durable, after a store and after a
-    /// write-back. Returns them.
+    /// Asserts that the lines of `memory` need only a fence to be durable, after a store and after a write-back. Returns
+    /// them.
     fn on_the_way(memory: &Memory, length: usize) -> Vec<usize> {
         let lines = memory.base() / LINE..(memory.base() + length).div_ceil(LINE);
         let record = recorder::take();

@@ -1,14 +1,14 @@
-//! Locks of a character device that hold whichever node it was opened through.
+//! Locks of a character device that hold for every node through which it is opened.
 //!
-//! A lock of a file is one of its inode, and each `mknod` creates another inode for the same device. So two
-//! more files are locked besides the opened node: the node that the kernel created itself (the name in the
-//! device's `uevent`, below `/dev`), and the file `resource` of the device below `/sys`, which only root may
-//! open. A user who may not open the device can take neither.
+//! A file lock belongs to an inode, and each `mknod` creates another inode for the same device. So two more files are locked
+//! besides the opened node: the node that the kernel itself created (the name in the device's `uevent`, in `/dev`), and the
+//! file `resource` of the device in `/sys`, which only root may open. A user who may not open the device cannot lock either
+//! file.
 //!
 //! Invariants: no owner locks an inode twice; a file that is missing or cannot be opened is left out.
 //!
-//! Elsewhere: the lock of the node itself (`file`). Containers with a `/dev` and a network namespace of their
-//! own see another inode of either: a device is given to one container, not to two.
+//! Elsewhere: the lock of the node itself (`file`). Containers with their own `/dev` and their own network namespace have
+//! other inodes for both files: a device must be given to one container only.
 
 use crate::file;
 use crate::sysfs;
@@ -19,13 +19,14 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// One of the locks of a device. As with the lock of the node itself, the drop releases it, except in a
-/// forked child, which has only a copy.
+/// One of the locks of a device. As with the lock of the node itself, the drop releases it, except in a forked child, which
+/// has only a copy.
 #[derive(Debug)]
 pub(crate) struct DeviceLock {
     file: File,
     process: u32,
-    /// A node takes a lock of the open file description; a file that may only be read takes the other kind.
+    /// The lock of a node belongs to the open file description; a file that can only be opened for reading has the other kind
+    /// of lock.
     is_node: bool,
 }
 
@@ -38,7 +39,7 @@ impl DeviceLock {
 impl Drop for DeviceLock {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // If the unlock fails, the lock ends with the descriptor.
+            // If the unlock fails, the lock ends when the descriptor is closed.
             let _ = if self.is_node {
                 file::lock_as(&self.file, Lock::None)
             } else {
@@ -48,8 +49,8 @@ impl Drop for DeviceLock {
     }
 }
 
-/// Locks the files that stand for the character device whose open node has this metadata; a file that another
-/// owner has locked is returned as the inner error.
+/// Locks the files that represent the character device whose open node has this metadata. If another owner has locked one of
+/// them, the inner error is that file.
 pub(crate) fn take(
     (sys, dev): (&Path, &Path),
     node: &Metadata,
@@ -78,7 +79,7 @@ pub(crate) fn take(
     Ok(Ok(locks))
 }
 
-/// The node that the kernel created for the device, unless it is the one that is open.
+/// The node that the kernel created for the device, unless it is the opened node.
 fn own_node(directory: &Path, dev: &Path, node: &Metadata, exclusive: bool) -> Option<File> {
     let event = fs::read_to_string(directory.join("uevent")).ok()?;
     let name = event.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
@@ -101,7 +102,7 @@ mod tests {
     use crate::file::Locked;
     use std::process::Command;
 
-    /// A second node of a device, which is deleted with its folder.
+    /// A second node of a device; it is deleted with its directory.
     fn second_node(folder: &Path, name: &str) -> File {
         let path = folder.join(name);
         let made = Command::new("mknod").arg(&path).args(["c", "1", "7"]).status();

@@ -1,11 +1,11 @@
 //! Converts system errors to the project's errors.
 //!
-//! Invariants: the kind is determined by the errno alone, in one function.
+//! Invariants: the errno alone determines the kind, in one function.
 
 use cbd_types::{Error, ErrorKind};
 use std::io;
 
-/// `text` names the failed operation and its object.
+/// Converts `error`; `text` names the failed operation and its object.
 pub(crate) fn from_io(error: &io::Error, text: impl core::fmt::Display) -> Error {
     let kind = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => ErrorKind::NotFound,

@@ -1,4 +1,4 @@
-//! Operations on files that std does not have.
+//! Operations on files that std does not provide.
 //!
 //! Invariants: a call returns the system's result; this module makes no decision.
 //!
@@ -20,21 +20,20 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// A file that is locked completely while this value lives. However the process ends, the lock ends with the
-/// last descriptor of this open file description. The drop unlocks explicitly, since a child process that is
-/// being started, or was forked to stay, has a copy of the descriptor. In a forked child the drop releases
-/// nothing: the lock belongs to the parent.
+/// A file that is completely locked while this value lives. However the process ends, the lock ends with the last descriptor
+/// of this open file description. The drop unlocks explicitly, since a child process that is being started, or was forked to
+/// stay, has a copy of the descriptor. In a forked child the drop releases nothing: the lock belongs to the parent.
 #[derive(Debug)]
 pub(crate) struct Locked {
     file: File,
     process: u32,
-    /// Of a device, whichever node it was opened through.
+    /// Locks of a device that hold for every node of it.
     _device: Vec<DeviceLock>,
 }
 
 impl Locked {
-    /// Locks the whole file for writing, for this open file description alone. If another owner has it, the
-    /// inner error is the locked file: this one, or, of a device, another one that stands for it.
+    /// Locks the whole file for writing, for this open file description alone. If another owner has the lock, the inner error
+    /// is the locked file: this one, or for a device another file that represents it.
     pub fn take(file: File) -> io::Result<Result<Self, File>> {
         Self::take_as(file, Lock::Exclusive)
     }
@@ -72,7 +71,7 @@ impl Deref for Locked {
 impl Drop for Locked {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // If the unlock fails, the lock ends with the descriptor.
+            // If the unlock fails, the lock ends when the descriptor is closed.
             let _ = lock_as(&self.file, Lock::None);
         }
     }
@@ -96,8 +95,7 @@ pub(crate) fn lock_as(file: &File, kind: Lock) -> io::Result<bool> {
     }
 }
 
-/// Allocates the first `length` bytes; the file is at least that long afterwards, and its bytes are
-/// unchanged.
+/// Allocates the first `length` bytes; afterwards the file is at least this long, and its bytes are unchanged.
 pub(crate) fn allocate(file: &File, length: u64) -> io::Result<()> {
     if length > i64::MAX as u64 {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
@@ -105,7 +103,7 @@ pub(crate) fn allocate(file: &File, length: u64) -> io::Result<()> {
     Ok(retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, length))?)
 }
 
-/// A file without a name, in memory.
+/// An unnamed file in memory.
 pub(crate) fn unnamed(name: &CStr) -> io::Result<File> {
     Ok(memfd_create(name, MemfdFlags::CLOEXEC)?.into())
 }
@@ -131,7 +129,7 @@ pub(crate) fn file_system(file: &File) -> io::Result<FileSystem> {
     Ok(FileSystem { magic: answer.f_type as u64, block, free })
 }
 
-/// Whether the file's pages are the medium's own (DAX), as its file system reports.
+/// Whether the file's pages are those of the medium itself (DAX), as its file system reports.
 pub(crate) fn is_dax(file: &File) -> bool {
     statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty())
         .is_ok_and(|status| status.stx_attributes.contains(StatxAttributes::DAX))
@@ -167,11 +165,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let open = || File::options().read(true).write(true).open(file.path()).expect("it opens");
         let ours = Locked::take(open()).expect("asked").expect("free");
-        // SAFETY: the child drops a file and ends; it takes no lock that another thread may have held.
+        // SAFETY: the child drops a file and exits; it takes no lock that another thread may have held.
         match unsafe { libc::fork() } {
             0 => {
                 drop(ours);
-                // SAFETY: it ends the child here.
+                // SAFETY: this ends the child.
                 unsafe { libc::_exit(0) }
             }
             child => {

@@ -1,10 +1,10 @@
-//! The layers under a path, so that a caller can refuse a region, a backing file or a log on a device that
-//! this daemon serves: requests to it would wait for themselves.
+//! The layers under a path, so that a caller can refuse a region, a backing file or a log on a device that this daemon
+//! serves: requests to it would wait for themselves.
 //!
-//! Invariants: the answer describes the system at that moment. Layers that cannot be resolved (a network file
+//! Invariants: the result describes the system at the time of the call. Layers that cannot be resolved (a network file
 //! system, a FUSE file system) end the chain.
 //!
-//! Elsewhere: the decision what is refused.
+//! Elsewhere: the decision to refuse a path.
 
 use crate::sysfs::{self, SYS};
 use crate::{errors, file};
@@ -25,7 +25,7 @@ pub struct Identity {
     pub inode: u64,
     /// The type of that file system.
     pub file_system: String,
-    /// Block devices under it, and under the files that those are made of: the nearest first, each once.
+    /// Block devices under it, and under the files that back those devices: the nearest first, each once.
     pub layers: Vec<Layer>,
 }
 
@@ -40,10 +40,10 @@ pub struct Layer {
     pub file: Option<PathBuf>,
 }
 
-/// The directory of device nodes. It is the kernel's own file system, so queries to it do not block.
+/// The directory of device nodes. Its file system is the kernel's own, so queries to it do not block.
 const NODES: &str = "/dev";
 
-/// A bound above any realistic number of layers.
+/// An upper bound above any realistic number of layers.
 const LAYERS: usize = 64;
 
 /// The layers under `path`. A path that does not exist yet has the layers of its directory.
@@ -95,8 +95,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The device under a file system is the one with its number, or, where that number is virtual (btrfs,
-    /// overlay), the one that it was mounted from.
+    /// The device under a file system is the one with its device number. If that number is virtual (btrfs, overlay), it is
+    /// the device from which the file system was mounted.
     fn push_file_system(&mut self, device: DeviceNumber) {
         if device.major != 0 {
             self.next.push_back(device);
@@ -107,8 +107,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The file behind a loop device may be on a foreign file system, which may not answer: only its path is
-    /// evaluated.
+    /// The file behind a loop device may be on a foreign file system, which may not respond: only its path is evaluated.
     fn push_file_of_others(&mut self, path: &Path) {
         if path.starts_with(NODES) {
             return self.push_block_device(path);
@@ -118,8 +117,8 @@ impl Walk<'_> {
         }
     }
 
-    /// A path outside `/dev` is not queried: it may be on any file system, and is no block device that a file
-    /// system is mounted from.
+    /// A path outside `/dev` is not queried: it may be on any file system, and it is not a block device from which a file
+    /// system is mounted.
     fn push_block_device(&mut self, path: &Path) {
         if path.starts_with(NODES)
             && let Ok(metadata) = fs::metadata(path)
@@ -137,7 +136,7 @@ impl Walk<'_> {
             self.push_file_of_others(file);
         }
         self.layers.push(Layer { number, name, file });
-        // The components of device mapper and md devices; and the disk of a partition.
+        // The components of device mapper and md devices, and the disk of a partition.
         for slave in fs::read_dir(directory.join("slaves")).into_iter().flatten().flatten() {
             self.push_directory(&slave.path());
         }

@@ -1,9 +1,9 @@
 //! The constants that fold a message into its CRC32C by carry-less multiplication.
 //!
-//! Invariants: everything is computed at compile time from the polynomial; no table is copied from another
-//! source. The arithmetic is that of Intel's "Fast CRC Computation Using PCLMULQDQ" for bit-reflected
-//! checksums: 128 bits that are `distance` bits before others, multiplied by x to the distance modulo the
-//! polynomial (in two halves), can be added to those others.
+//! Invariants: everything is computed at compile time from the polynomial; no table is copied from another source. The
+//! arithmetic is that of Intel's "Fast CRC Computation Using PCLMULQDQ" for bit-reflected checksums: 128 bits that are
+//! `distance` bits before others can be added to them after a multiplication by x to the distance modulo the polynomial (in
+//! two halves).
 //!
 //! Elsewhere: the folding itself (`x86/guarded.s`, which relies on the offsets in [`Keys`]).
 
@@ -26,7 +26,7 @@ const fn power_of_x(power: u32) -> u64 {
     (remainder.reverse_bits() as u64) << 1
 }
 
-/// The two factors for a distance in bits: of the low half, which is 64 bits further away, and of the high.
+/// The two factors for a distance in bits: for the low half, which is 64 bits further away, and for the high half.
 const fn pair(distance: u32) -> [u64; 2] {
     [power_of_x(distance + 32), power_of_x(distance - 32)]
 }
@@ -39,7 +39,7 @@ const fn four(pair: [u64; 2]) -> [[u64; 2]; 4] {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Keys {
-    /// A step of 256 bytes.
+    /// For a step of 256 bytes.
     step: [[u64; 2]; 4],
     /// From the first of four accumulators of 64 bytes to the last.
     first: [[u64; 2]; 4],
@@ -47,7 +47,7 @@ pub struct Keys {
     second: [[u64; 2]; 4],
     /// From the third; also a step of 64 bytes for accumulators of 16.
     third: [[u64; 2]; 4],
-    /// From each lane of 16 bytes to the last one, which needs none.
+    /// From each lane of 16 bytes to the last one, which needs no factor.
     lanes: [[u64; 2]; 4],
 }
 

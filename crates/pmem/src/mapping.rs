@@ -1,8 +1,8 @@
 //! A mapped region: the persistent memory that the engine stores into.
 //!
-//! Invariants: while a [`Mapping`] lives, its region is locked against other daemons. A store whose memory
-//! fails is recorded permanently ([`Mapping::failed`]): from then on a fence of this mapping proves nothing,
-//! and code that completes requests because of a fence must check this first.
+//! Invariants: while a [`Mapping`] lives, its region is locked against other daemons. A failed store is recorded permanently
+//! ([`Mapping::failed`]): from then on a fence of this mapping proves nothing, and code that completes requests after a fence
+//! must check this first.
 //!
 //! Elsewhere: opening (`open`), copying (`copy`), the content (the engine).
 
@@ -43,7 +43,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name in status.
+    /// The name in the output of `status`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -63,9 +63,9 @@ pub struct SizeMethod {
     pub size: usize,
     /// The method of stores.
     pub store: CopyMethod,
-    /// The method of stores with a checksum in one pass; `None` where the checksum is computed over a copy.
+    /// The method of stores with a checksum in one pass; `None` if the checksum is computed over a copy.
     pub store_summed: Option<CopyMethod>,
-    /// Nanoseconds of a durable store with its fence; `None` where the method was not chosen by measuring.
+    /// Nanoseconds of a durable store with its fence; `None` if the method was not chosen by measurement.
     pub store_ns: Option<f64>,
     /// Nanoseconds of a durable store with checksum and fence.
     pub store_summed_ns: Option<f64>,
@@ -92,18 +92,17 @@ pub struct Info {
     pub warnings: Vec<String>,
 }
 
-/// No store has failed.
+/// The value of `failed` while no store has failed.
 const NONE: u64 = u64::MAX;
 
 /// A region, locked and mapped.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Ends before the memory is unmapped: fields are dropped in their order.
+    /// Dropped before the memory is unmapped: fields are dropped in their order.
     _collapse: Option<Collapse>,
     memory: Memory,
     methods: Methods,
-    /// The offset of the first failed store. Written by plain stores: this path must not use a locked
-    /// instruction.
+    /// The offset of the first failed store. Written with plain stores: this path must not use a locked instruction.
     failed: AtomicU64,
     kind: Kind,
     durability: Durability,
@@ -122,7 +121,7 @@ pub(crate) fn available() -> &'static Available {
     AVAILABLE.get_or_init(Available::detect)
 }
 
-/// Measured once, on memory of this process.
+/// The result of one measurement, on memory of this process.
 fn calibrated() -> Option<&'static Calibration> {
     static CALIBRATED: OnceLock<Option<Calibration>> = OnceLock::new();
     const SCRATCH: usize = 8 << 20;
@@ -140,9 +139,9 @@ impl Mapping {
     /// Opens, locks and maps the region at `path`: a file or a device-DAX device.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when another daemon has it; [`ErrorKind::NoSpace`] when its space cannot be
-    /// allocated; [`ErrorKind::InvalidArgument`] for objects that cannot be a region (a block device, a
-    /// directory), or are too small; and system errors. The file is unchanged then.
+    /// [`ErrorKind::Busy`] if another daemon has it; [`ErrorKind::NoSpace`] if its space cannot be allocated;
+    /// [`ErrorKind::InvalidArgument`] for objects that cannot be a region (a block device, a directory), or are too small;
+    /// and system errors. The file is then unchanged.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let forced = CopyMethod::from_environment()?.or(options.copy);
         let methods = choose(forced)?;
@@ -154,18 +153,18 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// A region of `size` bytes in memory, gone with the process.
+    /// A region of `size` bytes in memory; it is freed when the process ends.
     ///
     /// # Errors
-    /// When the memory cannot be allocated.
+    /// If the memory cannot be allocated.
     pub fn anonymous(size: u64) -> Result<Self> {
         Self::anonymous_with(size, None)
     }
 
-    /// As [`anonymous`](Self::anonymous), copying with `method` where one is given.
+    /// As [`anonymous`](Self::anonymous), with the copy method `method` if one is given.
     ///
     /// # Errors
-    /// When the memory cannot be allocated, or the processor lacks the method.
+    /// If the memory cannot be allocated, or the processor lacks the method.
     pub fn anonymous_with(size: u64, method: Option<CopyMethod>) -> Result<Self> {
         let methods = choose(CopyMethod::from_environment()?.or(method))?;
         Ok(Self::new(open::anonymous(size)?, methods))
@@ -181,7 +180,7 @@ impl Mapping {
             durability: opened.durability,
             opening: opened.opening,
             boot: this_boot(),
-            // Memory without a file on a disk is lost with the machine, or keeps every store.
+            // Memory without a file on a disk is either lost with the machine, or keeps every store.
             mixes_pages: opened.durability != Durability::PowerFail
                 && matches!(opened.kind, Kind::File | Kind::DaxFile),
             file_system: opened.file_system,
@@ -191,9 +190,8 @@ impl Mapping {
         }
     }
 
-    /// The change of the region's file, which was opened as `path`: deleted or moved. Queries its file
-    /// system, which may take long to answer. A truncation is not reported here: an access to the missing
-    /// part reports it.
+    /// The change of the region's file, which was opened as `path`: deleted or moved. This queries the file's file system,
+    /// which may respond slowly. A truncation is not reported here: an access to the missing part reports it.
     #[must_use]
     pub fn change(&self, path: &Path) -> Option<Change> {
         cbd_holder::change::of(self.file.as_ref()?.as_fd(), path, 0)
@@ -204,17 +202,16 @@ impl Mapping {
         &self.memory
     }
 
-    /// The mapped file, where there is one.
+    /// The mapped file, if the mapping has one.
     pub(crate) fn file(&self) -> Option<&Locked> {
         self.file.as_ref()
     }
 
-    /// Measures the methods again on this memory, in a range of at least 2 MiB without data, which is
-    /// overwritten. It takes some tens of milliseconds.
+    /// Measures the methods again on this memory, in a range of at least 2 MiB without data, which is overwritten. This takes
+    /// some tens of milliseconds.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] when the range is not inside or too small; [`ErrorKind::Media`] when memory
-    /// fails.
+    /// [`ErrorKind::OutOfRange`] if the range is not inside the region or is too small; [`ErrorKind::Media`] if memory fails.
     pub fn calibrate(&mut self, free: Range<u64>) -> Result<()> {
         let length = free.end.saturating_sub(free.start);
         if free.end > self.len() || length < 2 << 20 {
@@ -242,15 +239,15 @@ impl Mapping {
         Ok(())
     }
 
-    /// The offset of the first failed store or write-back. Data fenced since then may not be durable: code
-    /// that completes requests checks this after the fence and before the completion. It costs one load.
+    /// The offset of the first failed store or write-back. Data that was fenced since then may not be durable: code that
+    /// completes requests checks this after the fence and before the completion. It costs one load.
     #[inline]
     pub fn failed(&self) -> Option<u64> {
         let at = self.failed.load(Ordering::Relaxed);
         (at != NONE).then_some(at)
     }
 
-    /// Stores and fences with the fastest method and nothing else: the bound that benchmarks compare with.
+    /// Stores and fences with the fastest method and without any other work: benchmarks use this as the bound.
     #[inline]
     pub fn bare_copy(&self, at: u64, from: &[u8]) {
         self.store(at, from);
@@ -324,7 +321,7 @@ fn choose(forced: Option<CopyMethod>) -> Result<Chosen> {
     if let Some(calibration) = calibrated() {
         return Ok((calibration.methods, Some(calibration.figures)));
     }
-    // Not measured, for lack of memory: the usually fastest methods.
+    // Not measured, for lack of memory: use the method that is usually the fastest.
     let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
     Ok((available().forced(first)?, None))
 }

@@ -1,7 +1,7 @@
 //! A range of mapped memory: mapped, advised, unmapped.
 //!
-//! Invariants: the memory stays mapped while its [`Memory`] lives, and no Rust reference to its bytes is ever
-//! created: other processes may change them. A pointer is returned only after a bounds check.
+//! Invariants: the memory stays mapped while its [`Memory`] lives, and no Rust reference to its bytes is ever created,
+//! because other processes may change them. A pointer is returned only after a bounds check.
 //!
 //! Elsewhere: the choice of the file (`open`), copying (`copy`).
 
@@ -26,7 +26,7 @@ pub(crate) struct Memory {
 const HUGE_PAGE: usize = 2 << 20;
 
 impl Memory {
-    /// Maps the first `length` bytes of a file, at an address where huge pages fit.
+    /// Maps the first `length` bytes of a file, at an address that is suitable for huge pages.
     pub fn of_file(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
         Mapped::file(file, 0, length, sharing, place_for_huge_pages(length)).map(Self::register)
     }
@@ -56,7 +56,7 @@ impl Memory {
         self.mapped.base().as_ptr() as usize
     }
 
-    /// A pointer to `length` mapped bytes, if all of them are inside.
+    /// A pointer to `length` mapped bytes, if all of them are inside the range.
     #[inline]
     pub fn pointer(&self, at: u64, length: usize) -> Option<*mut u8> {
         self.mapped.pointer(at, length)
@@ -77,8 +77,8 @@ impl Memory {
     }
 }
 
-/// A free address for `length` bytes that begins with a huge page, or 0. Another mapping can take it before it is used;
-/// the kernel then chooses the address, and the pages are small.
+/// A free address for `length` bytes, aligned to a huge page, or 0. Another mapping can occupy it before it is used; the
+/// kernel then chooses the address, and the pages are small.
 fn place_for_huge_pages(length: usize) -> usize {
     let longer = length.checked_add(HUGE_PAGE).filter(|_| length >= HUGE_PAGE);
     let free = longer.and_then(|longer| Mapped::reserved(longer).ok());

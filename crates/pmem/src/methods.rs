@@ -1,7 +1,7 @@
-//! The copy methods, by name, and the set of them that a mapping uses.
+//! The copy methods by name, and the set of methods that a mapping uses.
 //!
-//! Invariants: a routine is in a list only if this processor can run it; that makes calling it safe. The
-//! lists begin with the usually fastest method.
+//! Invariants: a routine is in a list only if this processor can run it; this makes calling it safe. Each list begins with
+//! the method that is usually the fastest.
 //!
 //! Elsewhere: measuring (`calibrate`), pointers (`memory`).
 
@@ -25,7 +25,7 @@ pub enum CopyMethod {
     Movdir64b,
     /// Stores through the caches, each line written back at once.
     WriteBack,
-    /// The platform's copy of bytes; then the lines are written back, if an instruction for that is known.
+    /// The platform's copy of bytes; then the lines are written back, if a write-back instruction is known.
     Portable,
 }
 
@@ -47,7 +47,7 @@ impl CopyMethod {
         }
     }
 
-    /// The method of that name, as [`name`](Self::name) gives it.
+    /// The method with this [`name`](Self::name).
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|method| method.name() == name)
@@ -56,7 +56,7 @@ impl CopyMethod {
     /// The method that the environment variable `CBD_COPY` requests, if it is set and not empty.
     ///
     /// # Errors
-    /// When its value is no method.
+    /// If its value does not name a method.
     pub fn from_environment() -> Result<Option<Self>> {
         let Some(value) = std::env::var_os("CBD_COPY").filter(|value| !value.is_empty()) else {
             return Ok(None);
@@ -85,11 +85,11 @@ impl fmt::Display for CopyMethod {
 pub(crate) struct Store {
     pub method: CopyMethod,
     pub lines: StoreLines,
-    /// Whether a fence alone makes the lines durable; otherwise they have to be written back first.
+    /// Whether a fence alone makes the lines durable; otherwise they must be written back first.
     pub written_back: bool,
 }
 
-/// A method of copying with a checksum in one pass; absent where checksums are computed over a copy.
+/// A method of copying with a checksum in one pass; absent if checksums are computed over a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sum {
     pub method: CopyMethod,
@@ -97,7 +97,7 @@ pub(crate) struct Sum {
     pub bytes: SumBytes,
 }
 
-/// Lengths that share a method; each is measured at one size.
+/// The measured sizes; the lengths of a class share a method.
 pub(crate) const CLASS_SIZES: [usize; 5] = [64, 512, 4096, 64 << 10, 1 << 20];
 const CLASS_LIMITS: [usize; 4] = [128, 1024, 16 << 10, 256 << 10];
 
@@ -139,11 +139,11 @@ pub(crate) struct Available {
 }
 
 impl Available {
-    /// The set that uses `method` for everything, or the nearest one where it has no routine: only
-    /// [`CopyMethod::Portable`] computes checksums over a copy where the processor can do better.
+    /// The set that uses `method` for everything, or the nearest method if it has no routine for an operation. Only
+    /// [`CopyMethod::Portable`] computes checksums over a copy on a processor that can compute them in one pass.
     ///
     /// # Errors
-    /// When this processor lacks the method.
+    /// If this processor lacks the method.
     pub fn forced(&self, method: CopyMethod) -> Result<Methods> {
         let Some(store) = self.stores.iter().find(|store| store.method == method) else {
             let names: Vec<_> = self.stores.iter().map(|store| store.method.name()).collect();
@@ -259,13 +259,13 @@ unsafe extern "C" fn x86_portable_lines(
     from: *const u8,
     lines: usize,
 ) -> crate::routines::Outcome {
-    // SAFETY: the caller promises that many bytes on both sides.
+    // SAFETY: the caller ensures that many bytes on both sides.
     unsafe { crate::x86::bytes_movsb(to, from, lines * 64) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Available {
-    /// No feature of this processor is known.
+    /// No feature of this kind of processor is known.
     pub fn detect() -> Self {
         use crate::portable;
         let store = Store { method: CopyMethod::Portable, lines: portable::store_lines, written_back: false };

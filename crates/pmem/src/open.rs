@@ -1,8 +1,8 @@
 //! Regions by path: the permitted types, the lock, the size, and the durability.
 //!
-//! Invariants: when an open fails, the file is unchanged: its bytes, its size, and whether it exists. Space
-//! is allocated before it is mapped, so that a store never meets a full file system. A region that another
-//! daemon holds is not mapped.
+//! Invariants: if an open fails, the file is unchanged: its bytes, its size, and whether it exists. Space is allocated before
+//! it is mapped, so that no store fails for lack of space in the file system. A region that another daemon holds is not
+//! mapped.
 //!
 //! Elsewhere: the system calls (`file`), the mapping itself (`memory`), copying.
 
@@ -35,15 +35,15 @@ pub struct OpenOptions {
     /// existing file is always mapped completely, so that a later open without a size sees the same region: a
     /// larger one keeps its size, a smaller one grows if `create` is set and is refused if not.
     pub size: Option<u64>,
-    /// Create the file if there is none, and grow it if it is too small.
+    /// Create the file if it does not exist, and extend it if it is too small.
     pub create: bool,
     /// Touch every page now, so that no later store takes a page fault.
     pub populate: bool,
-    /// Use this as the boot identifier of the machine, and treat the region as one whose pages a crash of the
-    /// machine mixes, whatever it is stored on: for tests of the next boot's behaviour. `None`: the kernel's
-    /// identifier, and the properties of the file.
+    /// Use this as the boot identifier of the machine, and treat the region as one whose pages a crash of the machine mixes,
+    /// whatever stores it: for tests of the behaviour after a reboot. `None`: the kernel's identifier, and the properties of
+    /// the file.
     pub boot: Option<BootId>,
-    /// Refuse a file that a user other than this one or root owns or may write to.
+    /// Refuse a file if a user other than this one or root owns it or may write to it.
     pub only_own: bool,
     /// Copy with this method instead of the fastest; `CBD_COPY` in the environment overrides it.
     pub copy: Option<CopyMethod>,
@@ -52,9 +52,9 @@ pub struct OpenOptions {
 /// The duration of opening a region.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Opening {
-    /// Until the file was found and locked.
+    /// Time until the file was found and locked.
     pub lock: Duration,
-    /// From then on until its space was allocated and mapped.
+    /// Time after that until its space was allocated and mapped.
     pub map: Duration,
 }
 
@@ -63,7 +63,7 @@ pub struct Opening {
 pub(crate) struct Opened {
     pub opening: Opening,
     pub memory: Memory,
-    /// `None` where no other process can open it.
+    /// `None` if no other process can open the memory.
     pub file: Option<Locked>,
     pub kind: Kind,
     pub durability: Durability,
@@ -137,7 +137,7 @@ pub(crate) fn check_type(path: &Path, metadata: &Metadata) -> Result<()> {
     ))
 }
 
-/// A user who may write the file can change it under the daemon, and truncate it.
+/// A user who may write to the file can change it while the daemon uses it, and truncate it.
 fn refuse_foreign(path: &Path, metadata: &Metadata) -> Result<()> {
     const OTHERS_WRITE: u32 = 0o022;
     if !metadata.is_file() {
@@ -166,7 +166,8 @@ fn refuse_foreign(path: &Path, metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// The kernel maps a block device through its page cache, even that of an NVDIMM: no store would be durable.
+/// The error for a block device: the kernel maps it through its page cache, even that of an NVDIMM, so no store would be
+/// durable.
 fn block_device(path: &Path, number: DeviceNumber) -> Error {
     let region = path.display();
     let directory = sysfs::of_block_device(Path::new(SYS), number);
@@ -195,7 +196,7 @@ fn open_existing(path: &Path) -> Result<File> {
     fs::OpenOptions::new()
         .read(true)
         .write(true)
-        // Opening a device that waits for a carrier must not block.
+        // The open must not block on a device that waits for a carrier.
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)
         .map_err(|error| from_io(&error, format!("cannot open the region {} for writing", path.display())))
@@ -240,8 +241,7 @@ fn create(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
     let file = hold(path, file)?;
     let opened = open_file(path, file, options, flush);
     if opened.is_err() {
-        // This open created the file, and no other process can use it. If the removal fails, an empty file
-        // stays.
+        // This open created the file, and no other process can use it. If the removal fails, an empty file remains.
         let _ = fs::remove_file(path);
     }
     opened
@@ -276,7 +276,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         ));
     }
     check_minimum(path, looked.len().max(wanted))?;
-    // An existing file is never made longer than requested; a partial page at its end is not used.
+    // An existing file is never extended beyond the requested size; a partial page at its end is not used.
     let length = if looked.len() < wanted {
         wanted.checked_next_multiple_of(page).ok_or_else(|| {
             refuse(ErrorKind::InvalidArgument, format!("{wanted} bytes are too many for the region {region}"))
@@ -311,8 +311,8 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         Kind::DaxFile => {
             let device = DeviceNumber::from_stat(looked.dev());
             let directory = sysfs::of_block_device(Path::new(SYS), device);
-            // A synchronous mapping is a promise of the file system; only the platform's own statement goes
-            // further.
+            // A synchronous mapping is only a guarantee of the file system; power-failure durability requires the platform's
+            // own statement.
             let keeps = directory.map_or(PowerFailure::NotStated, |place| sysfs::power_failure(&place));
             set_durability(&mut opened, keeps, flush);
         }
@@ -332,7 +332,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
     Ok(opened)
 }
 
-/// Allocates the space of the region, or leaves the file unchanged.
+/// Allocates the space of the region; on an error the file is unchanged.
 fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Option<u64>) -> Result<()> {
     let region = path.display();
     let missing = length.saturating_sub(looked.blocks().saturating_mul(512));
@@ -340,8 +340,8 @@ fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Opti
         return Ok(());
     }
     if let Some(free) = free.filter(|&free| missing > free) {
-        // Refused beforehand, since a file system that fills up until the allocation fails disturbs all its
-        // users.
+        // Refused before the allocation: if the allocation filled up the file system and then failed, it would disturb all
+        // its users.
         return Err(refuse(
             ErrorKind::NoSpace,
             format!(
@@ -372,7 +372,7 @@ fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Opti
     })
 }
 
-/// For file systems that allocate only written blocks.
+/// Writes the blocks, for file systems that allocate only written blocks.
 fn write_zeroes(file: &File, length: u64) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     let zeroes = vec![0; 1 << 20];
@@ -391,7 +391,7 @@ fn map_file(path: &Path, file: &File, length: u64) -> Result<(Memory, bool)> {
     let not_mapped = |error: io::Error| from_io(&error, format!("cannot map the region {}", path.display()));
     match Memory::of_file(file.as_fd(), size, Sharing::Synchronous) {
         Ok(memory) => return Ok((memory?, true)),
-        // Kernels that do not know the flag return EINVAL.
+        // Kernels that do not support the flag return EINVAL.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {}
         Err(error) => return Err(not_mapped(error)),
     }
@@ -458,7 +458,7 @@ pub(crate) fn device_length(path: &Path, looked: &Metadata) -> Result<(PathBuf, 
     })
 }
 
-/// Promises durability only where the platform ensures it.
+/// Reports durability only if the platform ensures it.
 fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
     if flush == Flush::None {
         opened.warnings.push(
@@ -484,10 +484,10 @@ fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
     }
 }
 
-/// Hints; a kernel that lacks one of them behaves as without it.
+/// Gives hints to the kernel; a kernel that does not support one behaves as without it.
 fn advise(opened: &mut Opened, options: &OpenOptions) {
     let memory = &opened.memory;
-    // A core dump of the daemon does not need the user's data, and a child does not need the region.
+    // The user's data is not needed in a core dump of the daemon, and a child process does not need the region.
     let _ = memory.advise(Hint::DontDump);
     let _ = memory.advise(Hint::DontFork);
     if matches!(opened.kind, Kind::Tmpfs | Kind::Memfd) {
@@ -497,7 +497,7 @@ fn advise(opened: &mut Opened, options: &OpenOptions) {
         return;
     }
     let advice = match opened.kind {
-        // Touching for writing would make every page of a file on a disk dirty.
+        // Populating for writing would make every page of a file on a disk dirty.
         Kind::File => Hint::PopulateForReading,
         _ => Hint::Populate,
     };
@@ -508,7 +508,7 @@ fn advise(opened: &mut Opened, options: &OpenOptions) {
     }
 }
 
-/// A region in a memory file without a name; it ends with the process.
+/// A region in an unnamed memory file; it is freed with the process.
 pub(crate) fn anonymous(size: u64) -> Result<Opened> {
     let path = Path::new("(memory)");
     check_minimum(path, size)?;

@@ -1,8 +1,8 @@
 //! The routines for processors without a specific implementation.
 //!
-//! Invariants: bytes are copied by the compiler's copy. Stores survive the process (they are in the page
-//! cache), not a power failure, since no instruction is known that writes a line back to memory; and failing
-//! memory ends the process, since no handler is installed.
+//! Invariants: bytes are copied by the compiler's copy. Stores survive the end of the process (they are in the page cache),
+//! but not a power failure, since no instruction is known that writes a line back to memory. Failing memory ends the process,
+//! since no handler is installed.
 //!
 //! Elsewhere: reporting this to the user (`open`).
 
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn bytes(to: *mut u8, from: *const u8, length: usize) -> O
     Outcome::DONE
 }
 
-/// No write-back instruction is known.
+/// Does nothing: no write-back instruction is known.
 ///
 /// # Safety
 /// Always safe; it has the type of the unsafe ones.
@@ -41,15 +41,15 @@ pub fn fence() {
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
 }
 
-/// No hint is known.
+/// Does nothing: no prefetch instruction is known.
 #[inline]
 pub fn prefetch(_at: *const u8) {}
 
-/// Failures are not handled.
+/// Failures of memory are not handled.
 pub mod guard {
     use cbd_types::Result;
 
-    /// Takes the place of the handler's registration on other processors.
+    /// Replaces the handler's registration on other processors.
     #[derive(Debug)]
     pub struct Registration;
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a feature is reported only if the processor has it and the system permits its use.
 //!
-//! Elsewhere: the choice of the fastest (`calibrate`).
+//! Elsewhere: the choice of the fastest method (`calibrate`).
 
 use core::fmt;
 
@@ -15,7 +15,7 @@ pub enum Flush {
     Clflushopt,
     /// CLFLUSH: the line leaves the cache; these instructions are ordered with each other.
     Clflush,
-    /// No instruction is known for this processor: stores survive the process, not a power failure.
+    /// No instruction is known for this processor: stores survive the end of the process, but not a power failure.
     None,
 }
 

@@ -1,8 +1,7 @@
-//! A region opened for reading only: mapped without the right to store.
+//! A region that is opened for reading only: mapped without write permission.
 //!
-//! Invariants: nothing of the region changes: no byte, not its size, not its holes. Other readers may open it
-//! at the same time; no daemon can open the region meanwhile, and one that has it is not disturbed: the open
-//! is refused.
+//! Invariants: nothing in the region changes: no byte, not its size, not its holes. Other readers may open it at the same
+//! time. No daemon can open the region meanwhile. If a daemon has it, the open is refused, and the daemon is not disturbed.
 //!
 //! Elsewhere: the meaning of the bytes.
 
@@ -74,12 +73,12 @@ impl Reader {
         let memory = Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::ReadOnly)
             .map_err(|error| from_io(&error, format!("cannot map the region {region}")))??;
         let _ = memory.advise(Hint::DontDump);
-        // Only loads are used, which all stores share: nothing is measured.
+        // Only loads are used, and all store methods share them: nothing is measured.
         let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
         Ok(Self { memory, methods: available().forced(first)?, _file: file })
     }
 
-    /// The identifier of the boot in which the region is read.
+    /// The boot identifier of the machine that reads the region.
     #[must_use]
     pub fn boot(&self) -> BootId {
         this_boot()
@@ -91,16 +90,16 @@ impl Reader {
         self.memory.len() as u64
     }
 
-    /// Whether the region has no byte.
+    /// Whether the size of the region is 0.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies from the region; failing memory becomes an error.
+    /// Copies from the region; unreadable memory becomes an error.
     ///
     /// # Errors
-    /// The offset at which the memory could not be read, or which is outside.
+    /// The offset at which the memory could not be read, or which is outside of the region.
     pub fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
         copy::load(&self.memory, &self.methods, at, into).map_err(|fault| self.media_error(fault, at))
     }
@@ -108,7 +107,7 @@ impl Reader {
     /// As [`load`](Self::load), and returns the CRC32C of the bytes that were copied.
     ///
     /// # Errors
-    /// The offset at which the memory could not be read, or which is outside.
+    /// The offset at which the memory could not be read, or which is outside of the region.
     pub fn load_summed(&self, at: u64, into: &mut [u8]) -> core::result::Result<u32, MediaError> {
         copy::load_summed(&self.memory, &self.methods, at, into).map_err(|fault| self.media_error(fault, at))
     }

@@ -1,5 +1,5 @@
-//! Records the calls of the routines, for tests: a program cannot observe whether a line reaches memory, but
-//! this module records whether it was written back, and fenced.
+//! Records the calls of the routines, for tests. A program cannot observe whether a line reaches memory, but this module
+//! records whether the line was written back and fenced.
 //!
 //! Invariants: this module is compiled for tests only.
 
@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 
 const LINE: usize = 64;
 
-/// Lines by their number, from the address 0.
+/// Lines, by their number from address 0.
 #[derive(Default, Debug)]
 pub(crate) struct Record {
-    /// Stored through the caches and not written back since.
+    /// Lines that were stored through the caches and not written back since.
     pub(crate) cached: BTreeSet<usize>,
-    /// In flight to memory: they need only a fence.
+    /// Lines in flight to memory: they need only a fence.
     pub(crate) on_the_way: BTreeSet<usize>,
     pub(crate) fences: usize,
 }
@@ -54,7 +54,7 @@ fn note_on_the_way(at: *mut u8, length: usize) {
 
 unsafe extern "C" fn store_past(to: *mut u8, from: *const u8, lines: usize) -> Outcome {
     note_on_the_way(to, lines * LINE);
-    // SAFETY: the caller promises that many bytes on both sides.
+    // SAFETY: the caller ensures that many bytes on both sides.
     unsafe { plain(to, from, lines * LINE) }
 }
 

@@ -1,6 +1,6 @@
 //! The types of the routines that access a region, for all processors.
 //!
-//! Invariants: a routine completes its whole task, or reports that memory failed and at which address.
+//! Invariants: a routine completes all of its work, or reports that memory failed and at which address.
 //!
 //! Elsewhere: the routines (`x86`, `portable`), their selection (`methods`).
 
@@ -20,11 +20,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Complete.
+    /// The routine has completed.
     #[cfg(not(target_arch = "x86_64"))]
     pub const DONE: Self = Self { failed: 0, value: 0 };
 
-    /// The checksum, where the routine computes one; otherwise the failure.
+    /// The checksum, if the routine computes one; the failure if memory failed.
     #[inline]
     pub const fn result(self) -> Result<u32, Failure> {
         if self.failed == 0 { Ok(self.value as u32) } else { Err(Failure { address: self.value }) }
@@ -34,7 +34,7 @@ impl Outcome {
 /// A failure of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// The address that could not be accessed; 0 where the system does not know it.
+    /// The address that could not be accessed; 0 if the system does not report it.
     pub address: usize,
 }
 
@@ -42,8 +42,8 @@ pub struct Failure {
 /// `written_back` is set.
 pub type StoreLines = unsafe extern "C" fn(to: *mut u8, from: *const u8, lines: usize) -> Outcome;
 
-/// Copies `steps` times 256 bytes, at least one step, and continues the checksum `seed` (neither inverted at
-/// the beginning nor at the end).
+/// Copies `steps` times 256 bytes, at least one step, and continues the checksum `seed` (inverted neither at the beginning
+/// nor at the end).
 pub type ChecksumSteps =
     unsafe extern "C" fn(to: *mut u8, from: *const u8, steps: usize, seed: u64, keys: *const Keys) -> Outcome;
 

@@ -1,6 +1,6 @@
 //! Properties of devices in /sys.
 //!
-//! Invariants: a file that is missing or malformed is "unknown", never an error and never a panic.
+//! Invariants: a missing or malformed file means "unknown", never an error and never a panic.
 //!
 //! Elsewhere: the consequences (`open`, `identity`).
 
@@ -18,8 +18,8 @@ pub(crate) fn read_line(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.lines().next()?.trim().to_owned())
 }
 
-/// The path of the backing file of the loop device with this directory below `/sys`. A name may be any bytes,
-/// blanks at its end too: the kernel ends it with one line feed.
+/// The path of the backing file of the loop device with this directory in `/sys`. A name may contain any bytes, including
+/// blanks at its end; the kernel appends one line feed.
 pub(crate) fn loop_backing(directory: &Path) -> Option<PathBuf> {
     let mut path = fs::read(directory.join("loop/backing_file")).ok()?;
     if path.last() == Some(&b'\n') {
@@ -55,7 +55,7 @@ pub(crate) struct DeviceDax {
     pub align: u64,
 }
 
-/// The properties of a device if it is a device-DAX device.
+/// The properties of the device, if it is a device-DAX device.
 pub(crate) fn device_dax(directory: &Path) -> Option<DeviceDax> {
     let subsystem = fs::canonicalize(directory.join("subsystem")).ok()?;
     if subsystem.file_name()? != "dax" {
@@ -66,20 +66,19 @@ pub(crate) fn device_dax(directory: &Path) -> Option<DeviceDax> {
     Some(DeviceDax { size, align: align.unwrap_or(2 << 20) })
 }
 
-/// The platform's statement about the memory at a power failure.
+/// The platform's statement on the memory's content after a power failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PowerFailure {
     /// Data that has left the processor's caches is kept.
     Kept,
-    /// The memory is managed as persistent, but the platform does not state that it keeps it: memory set
-    /// aside with `memmap=`, a firmware table without the flags.
+    /// The memory is managed as persistent, but the platform does not state that it keeps data: memory set aside with
+    /// `memmap=`, a firmware table without the flags.
     NotStated,
     /// The memory is volatile.
     Lost,
 }
 
-/// The power-failure behaviour of the memory of the device in `directory`: its NVDIMM region states it, if it
-/// has one.
+/// The power-failure behaviour of the memory of the device in `directory`, as its NVDIMM region states it, if it has one.
 pub(crate) fn power_failure(directory: &Path) -> PowerFailure {
     let mut known = PowerFailure::Lost;
     for ancestor in directory.ancestors() {

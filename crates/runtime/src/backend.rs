@@ -1,9 +1,8 @@
 //! A running backend: its backing device, its cache, the background worker of the cache, and the device for clients.
 //!
-//! Always true here: a backing device is used only if it is the recorded disk; whatever ends a run, dirty data stays in
-//! the region.
+//! Invariants: a backing device is used only if it is the recorded disk; however a run ends, dirty data stays in the region.
 //!
-//! Left to others: the set of backends and the requests to start them, and the exports of their devices.
+//! Elsewhere: the set of backends and the requests to start them, and the exports of their devices.
 
 use crate::drain::{DrainProgress, NotDrained, until_drained};
 use crate::region::with_tools;
@@ -47,7 +46,7 @@ pub struct Recovered {
 
 /// The parts of a running backend.
 pub struct RunningBackend {
-    // Owners of the cache are dropped before owners of the backing device, which may hang when it is closed.
+    // The cache's owners are dropped before the backing device's owners: the close of the device may block.
     worker: Mutex<Option<Worker>>,
     cache: Option<Arc<Cache<ProcessEnvironment>>>,
     rounds: Arc<Rounds>,
@@ -64,7 +63,7 @@ impl std::fmt::Debug for RunningBackend {
     }
 }
 
-/// A note to the user on the origin of a cache's pages, if any is needed.
+/// A note to the user on the state of a cache's pages, if one is needed.
 fn note_of(pages: Pages, path: &str) -> Option<String> {
     match pages {
         Pages::Unknown => Some(format!(
@@ -79,12 +78,13 @@ fn note_of(pages: Pages, path: &str) -> Option<String> {
 }
 
 impl RunningBackend {
-    /// Opens the backing device at `path`, checks that it is the one that `entry` records, and starts its cache. Also
+    /// Opens the backing device at `path`, verifies that it is the one that `entry` records, and starts its cache. Also
     /// returns notes for the user.
     ///
     /// # Errors
-    /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`], [`ErrorKind::Exchanged`](cbd_types::ErrorKind::Exchanged)
-    /// for a backend that a rescue has moved, and when the system refuses a thread.
+    /// Those of [`BackingFile::open_recorded`] and [`Transport::open_cache`],
+    /// [`ErrorKind::Exchanged`](cbd_types::ErrorKind::Exchanged) for a backend that a rescue has moved, and a system error if
+    /// no thread can be started.
     pub fn start(
         transport: &Transport<ProcessEnvironment>,
         environment: &Arc<ProcessEnvironment>,
@@ -127,7 +127,7 @@ impl RunningBackend {
         &*self.backing
     }
 
-    /// The oldest operation of the backing device that has no answer.
+    /// The oldest operation in flight to the backing device.
     #[must_use]
     pub fn oldest_operation(&self) -> Option<Oldest> {
         self.outstanding.oldest()
@@ -179,7 +179,7 @@ impl RunningBackend {
         }
     }
 
-    /// Ends the background worker and marks the cache; dirty data stays in the region.
+    /// Stops the background worker and stores marks of the cache; dirty data stays in the region.
     pub fn stop(&self) {
         if let Some(mut worker) = self.worker.lock().take() {
             worker.stop();

@@ -1,7 +1,7 @@
-//! How many of something exist, for a thread that waits until there are none.
+//! A counter of existing objects, for a thread that waits until none is left.
 //!
-//! Invariants: a [`Counted`] counts from its creation to its drop; a thread that waits for none wakes when the last one
-//! is dropped.
+//! Invariants: a [`Counted`] is counted from its creation to its drop; a thread that waits for none is woken when the last
+//! one is dropped.
 
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
@@ -14,25 +14,25 @@ struct State {
     none: Condvar,
 }
 
-/// How many [`Counted`] of it exist. Its clones count the same ones.
+/// The number of its [`Counted`] objects. Clones share the number.
 #[derive(Clone, Default)]
 pub struct Count(Arc<State>);
 
 impl Count {
-    /// Adds one.
+    /// Adds an object.
     #[must_use]
     pub fn add(&self) -> Counted {
         *self.0.existing.lock() += 1;
         Counted(Arc::clone(&self.0))
     }
 
-    /// How many exist at this moment.
+    /// The current number of objects.
     #[must_use]
     pub fn get(&self) -> usize {
         *self.0.existing.lock()
     }
 
-    /// Waits until none exists, without `end` for as long as that takes; false if some still exist at `end`.
+    /// Waits until no object exists, without a limit if `end` is `None`; false if some still exist at `end`.
     pub fn wait_for_none(&self, end: Option<Instant>) -> bool {
         let mut existing = self.0.existing.lock();
         let exist = |existing: &mut usize| *existing > 0;
@@ -52,7 +52,7 @@ impl fmt::Debug for Count {
     }
 }
 
-/// One of a [`Count`].
+/// An object that a [`Count`] counts.
 pub struct Counted(Arc<State>);
 
 impl fmt::Debug for Counted {

@@ -1,6 +1,6 @@
-//! Backing devices and the backend table of a transport: finding the row of a disk, and creating the row of a new one.
+//! Backing devices and the backend table of a transport: the row of a disk, and the creation of a row for a new one.
 //!
-//! Left to others: identifying a disk (`cbd-backing`), the table (`cbd-engine`).
+//! Elsewhere: identifying a disk (`cbd-backing`), the table (`cbd-engine`).
 
 use crate::ProcessEnvironment;
 use cbd_backing::{Backing, BackingFile, Identity, Options};
@@ -12,10 +12,10 @@ use std::path::Path;
 /// Bytes of a page of a region; each of its superblocks is one page.
 const PAGE: u64 = 4096;
 
-/// Many lanes, so that two threads seldom contend for the same one.
+/// Enough lanes that two threads seldom contend for the same one.
 const LANES_PER_PROCESSOR: u32 = 16;
 
-/// Default for the queues of a backend: one for each processor, at most this many.
+/// Default number of queues of a backend: one for each processor, at most this many.
 const HANDLERS_MAX: u32 = 8;
 
 /// Properties of a disk that was inspected.
@@ -58,8 +58,8 @@ impl Disk {
     }
 }
 
-/// Whether the first or the last page of the disk holds a superblock of a transport. A page that cannot be read counts
-/// as none.
+/// Whether the first or the last page of the disk holds a superblock of a transport. An unreadable page counts as one without
+/// a superblock.
 fn holds_superblock(file: &BackingFile) -> Result<bool> {
     let pages = file.geometry().size / PAGE;
     let mut queue = file.open_queue(2)?;
@@ -83,11 +83,11 @@ fn holds_superblock(file: &BackingFile) -> Result<bool> {
     Ok(done.iter().any(|one| one.result.is_ok() && is_ours(&one.op)))
 }
 
-/// Refuses a disk that shares bytes with the disk of an existing row: a file and a loop device over it, a disk and its
-/// partition.
+/// Refuses a disk that shares bytes with the disk of an existing row: a loop device over the same file, a partition of the
+/// same disk.
 ///
 /// # Errors
-/// [`ErrorKind::AlreadyExists`] with the row.
+/// [`ErrorKind::AlreadyExists`], which names the row.
 pub fn refuse_overlap(path: &str, disk: &Disk, entries: &[BackendEntry]) -> Result<()> {
     let overlaps = |entry: &&BackendEntry| {
         Identity::parse(&entry.identity).is_ok_and(|recorded| recorded.overlaps(&disk.identity))
@@ -110,11 +110,11 @@ pub struct NewBackend {
     pub host: HostId,
     /// Path of the disk.
     pub path: String,
-    /// Bytes of its cache; none for a backend without one.
+    /// Bytes of its cache; `None` for a backend without a cache.
     pub cache_bytes: Option<u64>,
     /// Number of queues that serve it.
     pub handlers: u32,
-    /// Whether data has checksums.
+    /// Whether data is checksummed.
     pub data_crc: bool,
     /// Settings.
     pub settings: Settings,
@@ -151,8 +151,8 @@ impl NewBackend {
     }
 }
 
-/// The rows of the backend table, read one by one, so that a damaged row hides no other; and descriptions of the
-/// damage.
+/// The rows of the backend table, and descriptions of damaged ones. The rows are read one by one, so that a damaged row does
+/// not hide others.
 #[must_use]
 pub fn entries<P: Pmem + 'static>(
     transport: &Transport<ProcessEnvironment<P>>,
@@ -169,7 +169,7 @@ pub fn entries<P: Pmem + 'static>(
     (entries, damaged)
 }
 
-/// Default for the queues of a backend.
+/// Default number of queues of a backend.
 #[must_use]
 pub fn default_handlers() -> u32 {
     processors().min(HANDLERS_MAX)
@@ -183,13 +183,13 @@ fn processors() -> u32 {
 /// Settings that a start requests of an existing backend; `None` accepts the existing value.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct RequestedSettings {
-    /// Whether data has checksums.
+    /// Whether data is checksummed.
     pub data_crc: Option<bool>,
     /// Bytes of its cache.
     pub cache_bytes: Option<u64>,
     /// Number of queues that serve it.
     pub handlers: Option<u32>,
-    /// How the backing device catches up.
+    /// Consistency of the backing device: strict, checkpoint or none.
     pub consistency: Option<cbd_engine::Consistency>,
 }
 
@@ -197,7 +197,7 @@ impl RequestedSettings {
     /// Refuses settings that differ from those that the backend was created with.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] with the existing value.
+    /// [`ErrorKind::InvalidArgument`], with the existing value.
     pub fn check(&self, entry: &BackendEntry, segment_size: u64) -> Result<()> {
         let differs = |what: &str, was: String| {
             Err(Error::new(
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_cache_has_sixteen_lanes_for_each_processor_where_its_segments_suffice() {
         let environment = Arc::new(ProcessEnvironment::new());
-        // Eight segments a lane for more lanes than any machine has here.
+        // Eight segments a lane, for more lanes than any test machine has.
         let region = Region::new(Mapping::anonymous(256 << 20).unwrap());
         let options = FormatOptions { segment_size: Some(64 << 10), ..FormatOptions::default() };
         let transport = Transport::format(environment, region, &options).unwrap();

@@ -1,9 +1,8 @@
 //! Waiting until writeback has reached an epoch, with progress reports and a timeout.
 //!
-//! Always true here: a drain succeeds only when the backing device has all data up to the epoch: no range is parked and
-//! none is quarantined; the background worker wakes the waiting thread; a wait ends when the epoch is on the backing
-//! device, when there was no progress for the caller's timeout, or when the caller cancels it; no dirty data is dropped
-//! in any case.
+//! Invariants: a drain succeeds only when the backing device has all data up to the epoch: no range is parked and none is
+//! quarantined. The background worker wakes the waiting thread. A wait ends when the epoch is on the backing device, when
+//! there was no progress for the caller's timeout, or when the caller cancels it. No dirty data is dropped in any case.
 
 use crate::Rounds;
 use crate::size::typed_size;
@@ -12,15 +11,15 @@ use cbd_types::{BackendId, ByteRange, Epoch, Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// Longest time between two reports to the caller.
+/// Longest time between two calls of `report`.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The least `writeback_rate` that a user can set, in bytes a second. Below it the largest request takes longer than half of
-/// the timeout that a drain has by default, so that no drain and no stop could be relied on to end. Regions that hold a
-/// lower rate are served with it.
+/// The minimum `writeback_rate` that a user can set, in bytes a second. At a lower rate the largest request takes longer than
+/// half of the default timeout of a drain, so that no drain and no stop would reliably end. Regions that hold a lower rate
+/// are served with it.
 pub const WRITEBACK_RATE_MIN: u64 = 32 << 10;
 
-/// Most ranges that an error names.
+/// Maximum number of ranges that an error lists.
 const NAMED_MAX: usize = 8;
 
 /// Progress of a wait.
@@ -54,7 +53,7 @@ pub enum NotDrained {
         missing_bytes: u64,
         /// The current error of the backing device.
         trouble: Option<String>,
-        /// The operation of the backing device that has had no answer for long.
+        /// The operation of the backing device that has not completed for a long time.
         silence: Option<String>,
         /// The setting `writeback_rate` in bytes a second, if one request at this rate takes as long as the timeout.
         limit: Option<u64>,
@@ -63,9 +62,9 @@ pub enum NotDrained {
     Ended(Error),
 }
 
-/// Waits until the background worker, whose `rounds` these are, has written everything up to `epoch` to the backing
-/// device; returns the bytes that were written meanwhile. `silence` names an operation of the disk that has had no answer
-/// for long. `report` is called after each round, and at least every 200 ms.
+/// Waits until the background worker with these `rounds` has written everything up to `epoch` to the backing device; returns
+/// the bytes that were written meanwhile. `silence` names an operation of the disk that has not completed for a long time.
+/// `report` is called after each round, and at least every 200 ms.
 ///
 /// # Errors
 /// [`NotDrained`] with the reason.
@@ -85,12 +84,12 @@ pub fn until_drained<E: Environment>(
         (start.dirty_bytes, start.written_back_bytes, start.drained_epoch);
     loop {
         let round = rounds.ended();
-        // Read before the status: ranges that a batch found damaged are quarantined before the batch counts as drained.
+        // Read before the status: a batch quarantines the ranges that it found damaged before it counts as drained.
         let is_drained = cache.is_drained(epoch);
         let status = cache.status();
         let written_bytes = status.written_back_bytes.saturating_sub(start.written_back_bytes);
         if is_drained {
-            // The request to drain makes the worker retry parked ranges; here the retry is over.
+            // The drain request makes the worker retry parked ranges; here the retry has ended.
             if status.parked.is_empty() || status.parked_attempts > start.parked_attempts {
                 return if status.parked.is_empty() && status.quarantined_bytes == 0 {
                     Ok(written_bytes)
@@ -99,8 +98,8 @@ pub fn until_drained<E: Environment>(
                 };
             }
         }
-        // Written bytes count as progress only while the disk does not fail, since retries of failing writes count as
-        // written, too.
+        // Written bytes count as progress only while writes to the disk succeed, since retries of failing writes count as
+        // written too.
         let writes = status.written_back_bytes > written && status.backing_trouble.is_none();
         if status.drained_epoch > drained || status.dirty_bytes < least_dirty || writes {
             progressed = Instant::now();
@@ -131,17 +130,17 @@ pub fn until_drained<E: Environment>(
     }
 }
 
-/// The limit `rate` of writeback, 0 for none, if a timeout without progress can be due to it: a request waits until the rate allows
-/// all bytes of the one before.
+/// The limit `rate` of writeback (0 for none), if it can cause a timeout without progress: a request waits until the rate
+/// permits all bytes of the previous one.
 fn limit_that_delays(rate: u64, timeout: Duration, dirty_bytes: u64) -> Option<u64> {
     let allowed = u128::from(rate) * timeout.as_millis() / 1000;
     (rate > 0 && allowed <= u128::from(REQUEST_MAX) && dirty_bytes > 0).then_some(rate)
 }
 
-/// Refuses a limit of writeback with which no drain could end; 0 is no limit.
+/// Refuses a limit of writeback with which no drain could end; 0 means no limit.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] with the value and the least one.
+/// [`ErrorKind::InvalidArgument`], with the value and the minimum.
 pub fn check_writeback_rate(rate: u64) -> Result<(), Error> {
     if rate == 0 || rate >= WRITEBACK_RATE_MIN {
         return Ok(());
@@ -158,7 +157,7 @@ pub fn check_writeback_rate(rate: u64) -> Result<(), Error> {
 }
 
 impl NotDrained {
-    /// The error of backend `id`; `give_up` describes how the user can give up this many bytes, if that is possible.
+    /// The error of backend `id`; `give_up` describes how the user can discard this many bytes, if that is possible.
     pub fn into_error(self, id: BackendId, give_up: impl FnOnce(u64) -> String) -> Error {
         match self {
             Self::Ended(error) => error,
@@ -210,7 +209,7 @@ impl NotDrained {
     }
 }
 
-/// Descriptions of the data that a drained backing device lacks, and what the user can do.
+/// Descriptions of the data that a drained backing device lacks, and the actions that the user can take.
 #[must_use]
 pub fn lacking(status: &CacheStatus) -> Vec<String> {
     let mut lacking = Vec::new();

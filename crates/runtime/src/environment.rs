@@ -69,7 +69,7 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
             for _ in 1..processors.min(count) {
                 let helper = std::thread::Builder::new().name("cbd-recovery".to_owned());
                 if helper.spawn_scoped(scope, work_on).is_err() {
-                    // The threads that were created do all the work.
+                    // The threads that were created execute all jobs.
                     break;
                 }
             }
@@ -78,12 +78,13 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
     }
 }
 
-/// Milliseconds since 1970, as of the kernel's last tick: up to 10 ms ago, and never ahead of the clock, so that it
-/// dates what has completed by now. Each FUA write reads it, and it costs a quarter of reading the clock itself.
+/// Milliseconds since 1970, as of the kernel's last tick: up to 10 ms ago, and never ahead of the clock, so that it is a
+/// valid time for everything that has completed before the call. Each FUA write reads it, and it costs a quarter of reading
+/// the clock itself.
 #[must_use]
 pub fn wall_ms() -> u64 {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::RealtimeCoarse);
-    // Before 1970 there is no time.
+    // A time before 1970 counts as 0.
     let (seconds, nanoseconds) = (u64::try_from(tv_sec).unwrap_or(0), u64::try_from(tv_nsec).unwrap_or(0));
     seconds.saturating_mul(1000).saturating_add(nanoseconds / 1_000_000)
 }

@@ -1,11 +1,12 @@
 //! The engine in a process: its environment, regions and backing devices by path, the background worker of a cache, and
-//! queues that a thread can sleep on. The daemon, the library, the tools and the benchmarks all run the engine with
-//! this crate.
+//! queues that a thread can wait on. The daemon, the library, the tools and the benchmarks all run the engine through this
+//! crate.
 //!
-//! Always true here: a region that one of these programs created can be opened by another, since the same code creates
-//! and opens it; the end of a run leaves dirty data in the region.
+//! Invariants: a region that one of these programs created can be opened by the others, since the same code creates and opens
+//! it; the end of a run leaves dirty data in the region.
 //!
-//! Left to others: the execution of requests (`cbd-device`, `cbd-engine`), which backends run (`cbd-daemon`, `libcbd`).
+//! Elsewhere: the execution of requests (`cbd-device`, `cbd-engine`), the choice of the backends to run (`cbd-daemon`,
+//! `libcbd`).
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -1,6 +1,6 @@
-//! Backends that a rescue has moved to another disk: messages for the user, and refused disks.
+//! Backends that a rescue has moved to another disk: messages for the user, and the disks to refuse.
 //!
-//! Always true here: the disk to which a backend was moved is not served before the user confirms it; a former disk of
+//! Invariants: the disk to which a backend was moved is not served before the user confirms it; a former disk of
 //! the backend lacks data, and is refused as long as the region has the backend.
 
 use crate::disk::Disk;
@@ -23,7 +23,7 @@ fn moved_from(entry: &BackendEntry, former: &str) -> String {
     format!("a rescue has moved backend {} from {former} to {}", entry.id, entry.path)
 }
 
-/// Refuses a moved backend if the user has not confirmed yet that it is to be served from its new disk.
+/// Refuses a moved backend until the user has confirmed that it is to be served from its new disk.
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
@@ -42,8 +42,8 @@ pub fn refuse_moved(transport: &Tables, entry: &BackendEntry) -> Result<()> {
     ))
 }
 
-/// Refuses a disk from which a rescue has moved a backend, even if the backend was moved again since or is served
-/// already: the disk lacks data that only the new one received.
+/// Refuses a disk from which a rescue has moved a backend, even if the backend was moved again since or is being served
+/// already: the disk lacks data that only the new one has received.
 ///
 /// # Errors
 /// [`ErrorKind::Exchanged`].
@@ -51,8 +51,8 @@ pub fn refuse_former<P: Pmem + 'static>(transport: &Tables<P>, found: &Disk, pat
     refuse_former_but(transport, found, path, None)
 }
 
-/// As [`refuse_former`], but for the former disk that the user says is gone or is used as another disk, by its path or
-/// its identity.
+/// As [`refuse_former`], but accepts the former disk with the path or identity `forgotten`, which according to the user is
+/// gone or is used as another disk.
 fn refuse_former_but<P: Pmem + 'static>(
     transport: &Tables<P>,
     found: &Disk,
@@ -84,8 +84,8 @@ fn refuse_former_but<P: Pmem + 'static>(
     Ok(())
 }
 
-/// Refuses `found`, at `path`, as the disk to which a rescue moves `entry`: a region, the disk of another backend, and a
-/// disk from which a rescue has moved a backend, except `forgotten`, by its path or identity.
+/// Refuses `found`, at `path`, as the disk to which a rescue moves `entry` if it is a region, the disk of another backend, or
+/// a disk from which a rescue has moved a backend. The former disk with the path or identity `forgotten` is accepted.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a region, [`ErrorKind::Exchanged`] for another disk that has its own data.
@@ -126,16 +126,16 @@ pub fn refuse_target<P: Pmem + 'static>(
     refuse_former_but(transport, found, path, forgotten)
 }
 
-/// Whether `found` is a disk that a backend had before it was moved, or shows bytes of it.
+/// Whether `found` is a disk that a backend had before it was moved, or shares bytes with it.
 fn is_former(former: &FormerDisk, found: &Disk) -> bool {
     Identity::parse(&former.identity)
         .is_ok_and(|former| former.same_disk(&found.identity).is_ok() || former.overlaps(&found.identity))
 }
 
-/// Confirms the disk at `path`, which the user named: if `entry` was moved there, its mark as moved is cleared.
+/// Confirms the disk at `path`, which the user named: if `entry` was moved there, its moved mode is cleared.
 ///
 /// # Errors
-/// [`ErrorKind::Exchanged`] when `path` is another disk, and those of [`Disk::inspect`] and [`Transport::settle_backend`].
+/// [`ErrorKind::Exchanged`] if `path` is another disk, and those of [`Disk::inspect`] and [`Transport::settle_backend`].
 pub fn settle(transport: &Tables, entry: &mut BackendEntry, path: &str) -> Result<()> {
     if !entry.is_moved {
         return Ok(());
@@ -198,13 +198,13 @@ mod tests {
             let error = refused(&disk(identity), None).expect_err(identity);
             assert!(error.contains(words), "{identity}: {error}");
         };
-        // A loop device and a partition over it, for which no row has this identity.
+        // A loop device and a partition over it; no row has their identity.
         expect("block;size=1048576;inode=12;born=1.5;boot=x;seq=1", "is the disk of backend 1");
         expect("block;size=4096;inode=12;born=1.5;slice=1@8", "is the disk of backend 1");
         assert_eq!(refused(&disk("file;size=1048576;inode=13;born=1.5"), None), Ok(()));
         let region = Disk { is_region: true, ..disk("file;size=1048576;inode=14;born=1.5") };
         assert!(refused(&region, None).unwrap_err().contains("holds a CBD transport"));
-        // Its own disk is none that it is moved to, whatever else shows its bytes.
+        // The backend's own disk is not a target of a move, whatever else shares its bytes.
         assert_eq!(refused(&Disk { is_region: true, ..disk("block;size=1048576;wwid=naa.1") }, None), Ok(()));
 
         transport.move_backend(BackendId(0), "/copy", "block;size=1048576;wwid=naa.2").unwrap();

@@ -1,11 +1,11 @@
 //! The adapter between a device of the engine and exports.
 //!
-//! Always true here: a queue and the backing queue beneath it belong to one thread; the descriptors that a thread waits
-//! on are signalled whenever [`RequestQueue::poll`] can make progress with a waiting request: by the backing device
-//! when an operation completed, by the engine when a request that waited for space may continue. Plugged requests are
-//! not signalled: their thread unplugs or polls before it waits.
+//! Invariants: a queue and the backing queue beneath it belong to one thread. A descriptor that a thread waits on is
+//! signalled whenever [`RequestQueue::poll`] can make progress with a waiting request: by the backing device when an
+//! operation has completed, by the engine when a request that waited for space may continue. Plugged requests are not
+//! signalled: their thread unplugs or polls before it waits.
 //!
-//! Left to others: the execution of requests (`cbd-device`).
+//! Elsewhere: the execution of requests (`cbd-device`).
 
 use crate::{Count, Counted};
 use cbd_backing::{Backing, PollableQueue};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Wake;
 use std::time::Instant;
 
-/// Most operations of one queue in flight to the backing device.
+/// Maximum number of operations of one queue in flight to the backing device.
 const DEPTH: usize = 64;
 
 /// Adapts an event to the waker that the engine calls.
@@ -38,7 +38,7 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Requests that were answered with an error of the medium or the backing device. Only a failing request accesses it.
+/// Requests that completed with an error of the medium or the backing device. Only a failing request accesses it.
 #[derive(Default, Debug)]
 pub struct Failures {
     count: AtomicU64,
@@ -74,7 +74,7 @@ impl Failures {
 
 /// A device with its backing device, for exports.
 pub struct ServedDevice<E: Environment> {
-    // Declared before the backing device, which may hang when it is closed: the cache is closed before it.
+    // Declared before the backing device, whose close may block: the cache is closed first.
     device: Arc<Device<E>>,
     backing: Arc<dyn Backing>,
     queues: Count,
@@ -100,14 +100,14 @@ impl<E: Environment> ServedDevice<E> {
         &self.failures
     }
 
-    /// Number of queues. A queue with requests that wait for the backing device outlives an export that was stopped by
-    /// force, and executes them when it can.
+    /// Number of queues. A queue with requests that wait for the backing device outlives an export that was stopped by force,
+    /// and executes them when the device responds.
     #[must_use]
     pub fn queues(&self) -> usize {
         self.queues.get()
     }
 
-    /// Waits until all queues are closed, without `end` for as long as that takes; false if one is still open at `end`.
+    /// Waits until all queues are closed, without a limit if `end` is `None`; false if one is still open at `end`.
     pub fn wait_for_queues(&self, end: Option<Instant>) -> bool {
         self.queues.wait_for_none(end)
     }
@@ -115,7 +115,7 @@ impl<E: Environment> ServedDevice<E> {
     /// A queue for the calling thread.
     ///
     /// # Errors
-    /// When the system refuses what a queue needs (a ring, a descriptor).
+    /// If the system refuses a resource of the queue (a ring, a descriptor).
     pub fn device_queue(&self) -> Result<DeviceQueue<E>> {
         let event = Event::new()?;
         let waker = Arc::new(TaskWaker(event.waker())).into();
@@ -155,7 +155,7 @@ pub struct DeviceQueue<E: Environment> {
     event: Event,
     backing_descriptor: RawFd,
     failures: Arc<Failures>,
-    /// Behind the queue, so that it goes last.
+    /// Declared after the queue, so that it is dropped last.
     _counted: Counted,
 }
 

@@ -1,8 +1,8 @@
 //! Regions by path: opening and formatting a transport, and the error messages for users.
 //!
-//! Always true here: a region that could not be formatted is unchanged, including its file.
+//! Invariants: a region that could not be formatted is unchanged, including its file.
 //!
-//! Left to others: locks and durability of a region (`cbd-pmem`); its tables (`cbd-engine`).
+//! Elsewhere: locks and durability of a region (`cbd-pmem`); its tables (`cbd-engine`).
 
 use crate::ProcessEnvironment;
 use cbd_engine::{Environment, FormatOptions, Transport};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long to wait for a region that an ending process held: the kernel releases its locks one after the other.
+/// How long to wait for a region that a terminating process holds: the kernel releases its locks one after the other.
 pub const REGION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Formats the region at `path` if `format` is given, else opens the transport in it.
@@ -75,11 +75,11 @@ pub fn require_persistent(path: &str, info: &Info) -> Result<()> {
     ))
 }
 
-/// How long to wait for threads that still use a cache that has ended.
+/// How long to wait for threads that still use a stopped cache.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Syncs the pages of a region in an ordinary file to its disk and records that, so that its caches are recovered after
-/// a restart of the machine. All caches have ended; threads that still use one are waited for some seconds.
+/// Syncs the pages of a region in an ordinary file to its disk and records that, so that its caches are recovered after a
+/// restart of the machine. The caller has stopped all caches; the function waits some seconds for threads that still use one.
 ///
 /// # Errors
 /// Errors of the disk, or [`ErrorKind::Busy`], each with the consequence for the user.
@@ -117,7 +117,7 @@ pub fn sync_region_at_end<E: Environment>(transport: &Transport<E>, path: &str) 
     }
 }
 
-/// Adds to an error of a damaged region the commands that can help.
+/// Adds to the error of a damaged region the commands that can help.
 #[must_use]
 pub fn with_tools(error: Error, region: &str) -> Error {
     match error.kind() {
@@ -149,10 +149,10 @@ pub fn with_tools(error: Error, region: &str) -> Error {
     }
 }
 
-/// Checks a host's name: it must fit in the table and be printable in a log line.
+/// Validates a host's name: it must fit in the table and be printable in a log line.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] with the rules for names.
+/// [`ErrorKind::InvalidArgument`], with the rules for names.
 pub fn check_host_name(name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
@@ -181,8 +181,8 @@ impl Before {
         self.0.as_ref().filter(|before| before.is_file()).map(std::fs::Metadata::len)
     }
 
-    /// Reverts the change of the region's file by opening it for a format: removes it if it was created, or truncates
-    /// it if it was extended.
+    /// Reverts the change that opening for a format made to the region's file: removes the file if it was created, or
+    /// truncates it if it was extended.
     pub fn restore(&self, path: &str) {
         let result = match &self.0 {
             None if Path::new(path).exists() => std::fs::remove_file(path),

@@ -1,10 +1,10 @@
 //! The background worker of one cache: a thread for writeback, reclaim, and marks of idle lanes.
 //!
-//! Always true here: the thread sleeps until the backing device, the engine or a timeout wakes it; stopping it leaves
-//! dirty data in the region. If it panics and the process continues, the cache refuses all requests, including waiting
-//! ones: no request waits for space that no thread frees.
+//! Invariants: the thread sleeps until the backing device, the engine or a timeout wakes it; stopping it leaves dirty data in
+//! the region. If it panics and the process continues, the cache refuses all requests, including waiting ones: no request
+//! waits for space that no thread can free.
 //!
-//! Left to others: the thread's scheduling and signals (`prepare`).
+//! Elsewhere: the thread's scheduling and signals (`prepare`).
 
 use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};
@@ -18,24 +18,24 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Most operations of writeback in flight to the backing device.
+/// Maximum number of writeback operations in flight to the backing device.
 const DEPTH: usize = 64;
 
-/// Tells threads that a background worker has drained an epoch or has nothing left to do.
+/// Notifies threads when a background worker has drained an epoch or has no work left.
 #[derive(Debug, Default)]
 pub struct Rounds {
-    /// While no thread watches, the end of a round costs a fence and a load.
+    /// While no thread watches, a round ends with only a fence and a load.
     watching: AtomicUsize,
     ended: Mutex<u64>,
     changed: Condvar,
 }
 
 impl Rounds {
-    /// Counts rounds from here on, for a thread that waits for them.
+    /// Starts to count rounds, for a thread that waits for them.
     #[must_use]
     pub fn watch(&self) -> RoundsWatch<'_> {
         self.watching.fetch_add(1, Ordering::SeqCst);
-        // What a round that does not see this has changed is seen by the thread that watches.
+        // If a round does not read this increment, its changes are visible to the thread that watches.
         fence(Ordering::SeqCst);
         RoundsWatch(self)
     }
@@ -49,7 +49,7 @@ impl Rounds {
     }
 }
 
-/// Counts the rounds of a background worker while it lives.
+/// Makes the background worker count its rounds while this value lives.
 #[derive(Debug)]
 pub struct RoundsWatch<'a>(&'a Rounds);
 
@@ -86,7 +86,7 @@ impl Worker {
     /// Starts the thread of `cache`; it calls `prepare` first.
     ///
     /// # Errors
-    /// When the system refuses a thread, a descriptor or a ring.
+    /// If the system refuses a thread, a descriptor or a ring.
     pub fn start<E: Environment>(
         name: &str,
         environment: Arc<E>,
@@ -129,13 +129,13 @@ impl Worker {
         Ok(Self { stop, waker, rounds, thread: Some(thread) })
     }
 
-    /// What tells threads that its work has advanced.
+    /// The notifier of the worker's progress.
     #[must_use]
     pub const fn rounds(&self) -> &Arc<Rounds> {
         &self.rounds
     }
 
-    /// Stops the thread and waits for it, at most for its operations in flight.
+    /// Stops the thread and waits for it; it waits only for its operations in flight.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.waker.wake();
@@ -349,7 +349,7 @@ mod tests {
             for _ in 0..400 {
                 let mut worker =
                     Worker::start("test", Arc::clone(&environment), &cache, &backing, || ()).unwrap();
-                // Keeps the worker busy, so that the stop occurs at any point of its loop.
+                // Keeps the worker busy, so that the stop can occur at any point of its loop.
                 for _ in 0..200 {
                     worker.waker.wake();
                 }

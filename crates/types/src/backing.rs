@@ -70,7 +70,7 @@ pub struct BackingGeometry {
     pub volatile_cache: bool,
     /// Whether a discarded range reads as zeroes from then on.
     pub discard_zeroes: bool,
-    /// Granularity of discards in bytes; 0 where there are none.
+    /// Granularity of discards in bytes; 0 if the device supports none.
     pub discard_granularity: u32,
 }
 

@@ -10,7 +10,7 @@ struct Page([u8; 4096]);
 
 /// A buffer that begins at a page boundary and whose capacity is whole pages, as direct I/O requires.
 ///
-/// Its holder owns it: no client can access it while the engine or a disk works on it.
+/// The holder owns the buffer: no client can access it while the engine or a disk works on it.
 #[derive(Default)]
 pub struct AlignedBuffer {
     pages: Vec<Page>,
@@ -34,8 +34,8 @@ impl AlignedBuffer {
         buffer
     }
 
-    /// Makes the buffer `length` bytes long. Existing capacity is kept and not cleared: newly visible bytes
-    /// have their former content.
+    /// Makes the buffer `length` bytes long. Existing capacity is kept and not cleared: newly visible bytes have their former
+    /// content.
     pub fn resize(&mut self, length: usize) {
         let pages = length.div_ceil(size_of::<Page>());
         if pages > self.pages.len() {
@@ -73,14 +73,14 @@ impl core::fmt::Debug for AlignedBuffer {
 
 /// Buffers that one thread reuses.
 ///
-/// Invariants: no more bytes are kept than the limit; the content of a buffer is not cleared.
+/// Invariants: the capacity of the kept buffers does not exceed the limit; the content of a buffer is not cleared.
 ///
-/// Elsewhere: freeing all of them when the thread is idle ([`trim`](Self::trim)).
+/// Elsewhere: the decision to free all buffers when the thread is idle ([`trim`](Self::trim)).
 #[derive(Debug)]
 pub struct SpareBuffers {
-    /// The one that was returned last is the last.
+    /// In order of return: the last element was returned last.
     free: Vec<AlignedBuffer>,
-    /// Their bytes, and the limit.
+    /// The capacity of all free buffers in bytes, and its limit.
     held: usize,
     limit: usize,
 }
@@ -95,8 +95,8 @@ impl SpareBuffers {
         Self { free: Vec::new(), held: 0, limit }
     }
 
-    /// A buffer of `length` bytes of any content: the smallest sufficient one of those that were returned
-    /// last, or a new one.
+    /// A buffer of `length` bytes with undefined content: the smallest sufficient one of the buffers that were returned last,
+    /// or a new one.
     pub fn take(&mut self, length: usize) -> AlignedBuffer {
         let looked = self.free.len().saturating_sub(Self::LOOKS);
         let fits = self.free[looked..].iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
@@ -109,7 +109,7 @@ impl SpareBuffers {
         buffer
     }
 
-    /// Returns a buffer. If the limit is exceeded, those that were returned first are freed.
+    /// Returns a buffer. If the limit is exceeded, the buffers that were returned first are freed.
     pub fn give(&mut self, buffer: AlignedBuffer) {
         if buffer.capacity() == 0 || buffer.capacity() > self.limit {
             return;
@@ -126,12 +126,12 @@ impl SpareBuffers {
         self.free.drain(..first);
     }
 
-    /// Frees all of them.
+    /// Frees all buffers.
     pub fn trim(&mut self) {
         *self = Self::new(self.limit);
     }
 
-    /// Bytes that are kept.
+    /// Capacity of all free buffers in bytes.
     #[must_use]
     pub const fn held(&self) -> usize {
         self.held

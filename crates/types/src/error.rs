@@ -1,8 +1,7 @@
-//! One error type: a small stable kind, a text with the object and the remedy, and the error beneath.
+//! One error type: a small stable kind, a text with the object and the remedy, and the underlying error.
 //!
-//! The kind determines what a client sees: [`ErrorKind::errno`] is the only table from kinds to the numbers
-//! of NBD, FUSE, virtio and ublk. The text is for people: what was wrong, with which object, and what to do
-//! about it.
+//! The kind determines the errno that a client receives: [`ErrorKind::errno`] is the only table from kinds to the numbers of
+//! NBD, FUSE, virtio and ublk. The text is for users: it names the fault, the object and the remedy.
 
 use crate::ByteRange;
 use alloc::{borrow::Cow, boxed::Box, string::String};
@@ -29,7 +28,7 @@ pub enum ErrorKind {
     OutOfRange,
     /// The object is read-only.
     ReadOnly,
-    /// Memory failed, or a checksum shows that its content is damaged. Nothing was returned.
+    /// Memory failed, or a checksum shows that its content is damaged. No data was returned.
     Media,
     /// The backing device failed.
     Backing,
@@ -54,7 +53,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The Linux errno that a client of an export sees.
+    /// The Linux errno that a client of an export receives.
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
@@ -100,19 +99,19 @@ impl ErrorKind {
     }
 }
 
-/// An error: kind, text, where it happened, and cause.
+/// An error: kind, text, path and bytes concerned, and cause.
 ///
-/// `{}` and [`line`](Self::line) print its text and those of its causes, so that every log line and message contains everything; `{:#}`
-/// prints its own text alone, for a reporter that walks the causes by [`source`](core::error::Error::source).
+/// `{}` and [`line`](Self::line) print its text and those of its causes, so that every log line and message is complete.
+/// `{:#}` prints only its own text, for a reporter that follows the causes through [`source`](core::error::Error::source).
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     text: Cow<'static, str>,
-    /// Most errors have neither.
+    /// Boxed and optional: most errors have no details.
     details: Option<Box<Details>>,
 }
 
-/// What an error knows besides its kind and text.
+/// The fields of an error besides its kind and text.
 #[derive(Default, Debug)]
 struct Details {
     path: Option<String>,
@@ -121,57 +120,57 @@ struct Details {
 }
 
 impl Error {
-    /// An error of `kind` with `text`: what was wrong, with which object, and what to do about it.
+    /// An error of `kind` with `text`, which names the fault, the object and the remedy.
     pub fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, text: text.into(), details: None }
     }
 
-    /// The same error with its cause, which is printed behind the text.
+    /// The same error with its cause, which is printed after the text.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn core::error::Error + Send + Sync>>) -> Self {
         self.details.get_or_insert_default().source = Some(source.into());
         self
     }
 
-    /// The same error with the path of the file or device that it is about.
+    /// The same error with the path of the file or device concerned.
     #[must_use]
     pub fn at_path(mut self, path: impl Into<String>) -> Self {
         self.details.get_or_insert_default().path = Some(path.into());
         self
     }
 
-    /// The same error with the bytes that it is about.
+    /// The same error with the bytes concerned.
     #[must_use]
     pub fn at_range(mut self, range: ByteRange) -> Self {
         self.details.get_or_insert_default().range = Some(range);
         self
     }
 
-    /// The kind; that of the deepest cause unless a caller chose another one.
+    /// The kind: that of the deepest cause, unless a caller has set another one.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The errno that a client sees.
+    /// The errno that a client receives.
     #[must_use]
     pub const fn errno(&self) -> i32 {
         self.kind.errno()
     }
 
-    /// The path of the file or device that the error, or the nearest cause that knows one, is about.
+    /// The path of the file or device concerned: that of this error, or of its nearest cause with a path.
     #[must_use]
     pub fn path(&self) -> Option<&str> {
         self.find(|details| details.path.as_deref())
     }
 
-    /// The bytes that the error, or the nearest cause that knows them, is about.
+    /// The bytes concerned: those of this error, or of its nearest cause with a range.
     #[must_use]
     pub fn range(&self) -> Option<ByteRange> {
         self.find(|details| details.range)
     }
 
-    /// The first thing that `get` finds in the details of this error and of its causes.
+    /// The first value that `get` returns for the details of this error or of its causes, in this order.
     fn find<'a, T>(&'a self, get: impl Fn(&'a Details) -> Option<T>) -> Option<T> {
         let mut next = Some(self);
         while let Some(error) = next {
@@ -184,13 +183,13 @@ impl Error {
         None
     }
 
-    /// The same error with the failed operation in front.
+    /// The same error, prefixed with the failed operation.
     #[must_use]
     pub fn while_doing(self, text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(self.kind, text).caused_by(self)
     }
 
-    /// All texts from the outermost to the cause, in one line.
+    /// All texts from the outermost error to the deepest cause, in one line.
     #[must_use]
     pub fn line(&self) -> String {
         alloc::format!("{self}")
@@ -216,7 +215,7 @@ impl core::error::Error for Error {
 
 /// Adds the failed operation to an error.
 pub trait Context<T> {
-    /// The same result; the text of an error begins with the failed operation.
+    /// The same result; the text of an error is prefixed with the failed operation.
     fn context(self, text: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! Newtypes for numbers that could be confused, and the text of a UUID.
+//! Newtypes for numbers that could be confused with each other, and the text form of a UUID.
 
 use alloc::{format, string::String};
 use core::fmt;
@@ -65,7 +65,7 @@ number!(
     Epoch(u64)
 );
 
-/// A boot of a machine: the kernel's random identifier of it.
+/// A boot of a machine, as the kernel's random identifier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct BootId(pub [u8; 16]);
 

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 pub enum Durability {
     /// A power failure: the region is mapped persistent memory.
     PowerFail,
-    /// The death of the process, not of the machine: page cache, tmpfs, anonymous memory.
+    /// The end of the process, but not a crash of the machine: page cache, tmpfs, anonymous memory.
     ProcessCrash,
 }
 
@@ -42,7 +42,7 @@ impl From<MediaError> for Error {
     }
 }
 
-/// Bytes that are addressed, stored and fenced: implemented by a mapping or a simulator.
+/// Memory that is addressed in bytes, stored to and fenced; a mapping or a simulator implements it.
 ///
 /// All offsets are from the first byte of the region. Callers check their offsets against [`len`](Self::len)
 /// first; an access outside of it is a [`MediaError`] of a load and a panic of a store, never an access to
@@ -51,7 +51,7 @@ pub trait Pmem: Send + Sync {
     /// Size of the region in bytes.
     fn len(&self) -> u64;
 
-    /// Whether the region has no byte.
+    /// Whether the size of the region is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -95,8 +95,8 @@ pub trait Pmem: Send + Sync {
         let _ = at;
     }
 
-    /// The offset of the first failed store, ever: from then on a fence proves nothing. Inexpensive; checked
-    /// after every fence that leads to an acknowledgement.
+    /// The offset of the first store that has ever failed: from then on a fence proves nothing. Inexpensive; checked after
+    /// every fence that leads to an acknowledgement.
     fn failed_at(&self) -> Option<u64> {
         None
     }
@@ -152,7 +152,7 @@ impl InFlight {
 pub struct Durable(());
 
 impl Durable {
-    /// The same for another one of the requests that one fence made durable.
+    /// A second token for another request that the same fence made durable.
     #[must_use]
     pub const fn share(&self) -> Self {
         Self(())
@@ -181,7 +181,7 @@ impl<P: Pmem> Region<P> {
         Self { memory, has_sync_failed: AtomicBool::new(false) }
     }
 
-    /// The memory beneath.
+    /// The underlying memory.
     pub const fn memory(&self) -> &P {
         &self.memory
     }
@@ -196,7 +196,7 @@ impl<P: Pmem> Region<P> {
         self.memory.durability()
     }
 
-    /// A token without a store, where a fence is optional.
+    /// A token without a store, for code in which a fence is optional.
     pub const fn nothing_in_flight(&self) -> InFlight {
         InFlight(())
     }
@@ -278,15 +278,15 @@ impl<P: Pmem> Region<P> {
         self.memory.sync(at, length).inspect_err(|_| self.has_sync_failed.store(true, Ordering::Relaxed))
     }
 
-    /// Whether a [`sync`](Self::sync) has failed. The kernel then considers pages clean that are not on the disk, also pages
-    /// outside of the range of that sync, and a later sync leaves them out although it succeeds.
+    /// Whether a [`sync`](Self::sync) has failed. The kernel then considers pages clean that are not on the disk, including
+    /// pages outside of the range of that sync. A later sync omits them although it succeeds.
     pub fn has_sync_failed(&self) -> bool {
         self.has_sync_failed.load(Ordering::Relaxed)
     }
 
-    /// Stores one line of each page again with its content, so that the next [`sync`](Self::sync) writes the page whatever became of
-    /// earlier ones. No other thread may store to these pages meanwhile. Unreadable pages are left out, and blank ones, which may be
-    /// holes of a file. In flight until the caller fences.
+    /// Stores one line of each page again, unchanged, so that the next [`sync`](Self::sync) writes the page regardless of the
+    /// results of earlier ones. No other thread may store to these pages meanwhile. Unreadable pages are left out. Blank
+    /// pages, which may be holes of a file, are left out too. In flight until the caller fences.
     pub fn touch_pages(&self, point: MutationPoint, at: u64, length: u64) -> InFlight {
         if !point.is_active() || !self.memory.mixes_pages() {
             return InFlight(());
@@ -307,7 +307,7 @@ impl<P: Pmem> Region<P> {
     /// Reads bytes; see [`Pmem::load`].
     ///
     /// # Errors
-    /// [`ErrorKind::Media`] where the memory fails.
+    /// [`ErrorKind::Media`] if the memory fails.
     pub fn load(&self, at: u64, into: &mut [u8]) -> Result<()> {
         Ok(self.memory.load(at, into)?)
     }
@@ -315,18 +315,18 @@ impl<P: Pmem> Region<P> {
     /// Reads bytes with a checksum; see [`Pmem::load_summed`].
     ///
     /// # Errors
-    /// [`ErrorKind::Media`] where the memory fails.
+    /// [`ErrorKind::Media`] if the memory fails.
     pub fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32> {
         Ok(self.memory.load_summed(at, into)?)
     }
 
     /// # Errors
-    /// [`ErrorKind::Media`] once a store to the region has failed: nothing may be acknowledged any more.
+    /// [`ErrorKind::Media`] once a store to the region has failed: from then on nothing may be acknowledged.
     pub fn check_stores(&self, point: MutationPoint) -> Result<()> {
         if point.is_active() { self.store_failure().map_or(Ok(()), Err) } else { Ok(()) }
     }
 
-    /// The first failed store, if there is one, for status.
+    /// The first failed store, if any, for status.
     pub fn store_failure(&self) -> Option<Error> {
         self.memory.failed_at().map(|at| {
             Error::new(

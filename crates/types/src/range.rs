@@ -30,13 +30,13 @@ impl ByteRange {
         self.start >= self.end
     }
 
-    /// Whether the two have a byte in common.
+    /// Whether the two ranges have a byte in common.
     #[must_use]
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// The common bytes, if any.
+    /// The bytes that both ranges contain, if any.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let both = Self { start: self.start.max(other.start), end: self.end.min(other.end) };

@@ -9,8 +9,8 @@ pub enum Operation {
     Read,
     /// Write the request's buffer.
     Write,
-    /// Everything that completed before this was submitted is durable, and nothing later reaches the backing
-    /// device before it.
+    /// Everything that completed before this was submitted becomes durable, and nothing that was submitted later reaches the
+    /// backing device before it.
     Flush,
     /// Discard the range; it reads as zeroes from now on.
     Discard,
@@ -27,10 +27,10 @@ pub struct Request {
     pub operation: Operation,
     /// The range, in whole logical sectors; empty for a flush.
     pub range: ByteRange,
-    /// A FUA request: durable at its completion, and nothing later reaches the backing device before it.
-    /// Writes, zeroing and discards only.
+    /// A FUA request: durable at its completion, and nothing later reaches the backing device before it. Only for writes,
+    /// zeroing and discards.
     pub fua: bool,
-    /// As long as `range` for reads and writes, empty otherwise. The completion returns it.
+    /// As long as `range` for reads and writes, empty otherwise. The completion returns the buffer.
     pub buffer: AlignedBuffer,
 }
 
@@ -39,7 +39,7 @@ pub struct Request {
 pub struct Completion {
     /// The identifier of the request.
     pub id: u64,
-    /// Whether all of it was executed.
+    /// Success only if all of the request was executed.
     pub result: Result<()>,
     /// The request's buffer; filled after a successful read.
     pub buffer: AlignedBuffer,
@@ -50,19 +50,18 @@ pub struct Completion {
 pub struct Geometry {
     /// Size in bytes, whole logical sectors.
     pub size: u64,
-    /// Logical sector in bytes: every request is whole sectors.
+    /// Logical sector in bytes: every request consists of whole sectors.
     pub sector: u32,
-    /// Physical sector in bytes: the unit that is best not written in part.
+    /// Physical sector in bytes: writing a part of it is inefficient.
     pub physical_sector: u32,
-    /// A write of at most this many bytes inside one 4 MiB-aligned chunk is recovered completely or not at
-    /// all.
+    /// A write of at most this many bytes inside one 4 MiB-aligned chunk is recovered completely or not at all.
     pub atomic_unit: u32,
     /// Whether discards are supported.
     pub discard: bool,
-    /// Granularity of discards in bytes; the sector where the device has no larger one.
+    /// Granularity of discards in bytes; the sector if the device has no larger one.
     pub discard_granularity: u32,
-    /// Whether seeks of the device beneath are expensive.
+    /// Whether seeks of the backing device are expensive.
     pub rotational: bool,
-    /// Whether zeroing a range costs no more than writing one block, whatever its length.
+    /// Whether zeroing a range of any length costs no more than writing one block.
     pub fast_zeroes: bool,
 }

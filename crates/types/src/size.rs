@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Bytes in the largest unit of which they are a whole number, so that nothing is rounded.
+/// A number of bytes, printed in the largest unit of which it is a whole multiple, so that nothing is rounded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub u64);
 

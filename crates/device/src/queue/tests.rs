@@ -1,10 +1,10 @@
-//! A queue without a cache: which operations a request becomes, and which requests are refused.
+//! A queue without a cache: the operations that a request is converted to, and the requests that are refused.
 
 use super::*;
 use alloc::vec;
 use cbd_types::{BackingGeometry, Durability, MediaError, Pmem};
 
-/// No cache uses it.
+/// Not used by any cache.
 struct NoMemory;
 
 impl Pmem for NoMemory {
@@ -44,7 +44,7 @@ impl Environment for NoEnvironment {
     }
 }
 
-/// Completes each operation at the next poll; writes from `bad` on fail.
+/// Completes each operation at the next poll; writes from offset `bad` on fail.
 struct Disk {
     submitted: Vec<(OpToken, BackingOp)>,
     asked: Vec<(&'static str, u64, u64)>,
@@ -114,7 +114,7 @@ fn request(operation: Operation, start: u64, length: u64, fua: bool) -> Request 
     Request { id: 9, operation, range: ByteRange::at(start, length), fua, buffer }
 }
 
-/// Polls until nothing is parked; the completions, and what the disk was asked.
+/// Polls until no request is parked; returns the completions, and the operations that the disk received.
 fn run(queue: &mut Tested, mut done: Vec<Completion>) -> (Vec<Completion>, Vec<(&'static str, u64, u64)>) {
     for _ in 0..4 {
         queue.poll(&mut done);

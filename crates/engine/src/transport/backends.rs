@@ -1,7 +1,7 @@
-//! Backends of a transport, and how their caches get segments.
+//! Backends of a transport, and the allocation of segments to their caches.
 //!
-//! In crash order a backend is made by naming its segments, then its state block, then its row: the row is the
-//! commit point, and taking the row away frees everything at once.
+//! A backend is created in crash order: its segments name the cache, then its state block is stored, then its row. The row is
+//! the commit point, and removing the row frees all segments at once.
 
 use super::{
     Tables, Transport,
@@ -17,21 +17,21 @@ use cbd_format::{
 };
 use cbd_types::{BackendId, Error, ErrorKind, HostId, MutationPoint, Result};
 
-/// What makes a backend's row durable.
+/// The mutation points of storing a backend's row durably.
 pub(super) const ROW: InBoth = InBoth {
     first_fence: MutationPoint::BackendRowFirstFence,
     second: MutationPoint::BackendRowSecond,
     fence: MutationPoint::BackendRowFence,
 };
 
-/// What a new backend is to be.
+/// The properties of a new backend.
 #[derive(Clone, Debug)]
 pub struct BackendSpec {
     /// The host that owns it.
     pub host: HostId,
     /// Path of the backing device.
     pub path: String,
-    /// What the backing device is known by besides its path.
+    /// Identity of the backing device besides its path.
     pub identity: String,
     /// Size of the backing device in bytes.
     pub size: u64,
@@ -49,10 +49,10 @@ pub struct BackendSpec {
     pub settings: Settings,
 }
 
-/// A backend as the table has it.
+/// A backend, decoded from its row.
 #[derive(Clone, Debug)]
 pub struct BackendEntry {
-    /// Its row.
+    /// The number of its row.
     pub id: BackendId,
     /// The host that owns it.
     pub host: HostId,
@@ -60,7 +60,7 @@ pub struct BackendEntry {
     pub uuid: [u8; 16],
     /// Path of the backing device.
     pub path: String,
-    /// What the backing device is known by besides its path.
+    /// Identity of the backing device besides its path.
     pub identity: String,
     /// Size of the backing device in bytes, as it was recorded.
     pub size: u64,
@@ -76,7 +76,8 @@ pub struct BackendEntry {
     pub data_crc: bool,
     /// Settings.
     pub settings: Settings,
-    /// A rescue has moved it to the disk that is recorded here, and nobody has said yet that it is to be served there.
+    /// A rescue has moved it to the disk that is recorded here, and the user has not confirmed yet that it is to be served
+    /// from there.
     pub is_moved: bool,
 }
 
@@ -90,11 +91,11 @@ impl BackendEntry {
 }
 
 impl<E: Environment> Transport<E> {
-    /// Makes a backend, and its cache if it has one.
+    /// Creates a backend, and its cache if it has one.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] when the cache is larger than the free space or smaller than the smallest one, or the table is
-    /// full; [`ErrorKind::InvalidArgument`] for a spec that is out of its ranges.
+    /// [`ErrorKind::NoSpace`] if the cache is larger than the free space or smaller than the minimum, or the table is full;
+    /// [`ErrorKind::InvalidArgument`] for a spec that is out of its ranges.
     pub fn create_backend(&self, spec: &BackendSpec) -> Result<BackendId> {
         let settings = spec.settings.validated()?;
         if !(512..=4096).contains(&spec.sector) || !spec.sector.is_power_of_two() {
@@ -126,7 +127,7 @@ impl<E: Environment> Transport<E> {
             // 1. and 2.
             self.place_cache(&mut tables, row as u32, plan, cache_id)?;
         }
-        // 3. The row: now the backend is there.
+        // 3. The row: from now on the backend exists.
         let ownership = tables.backends[row].content().map_or(1, |old| old.ownership.get() + 1);
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.environment.random().to_le_bytes());
@@ -172,7 +173,7 @@ impl<E: Environment> Transport<E> {
     /// All backends.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`] for a row whose checksum is right and whose content is not.
+    /// [`ErrorKind::Damaged`] for a row with a valid checksum and invalid content.
     pub fn backends(&self) -> Result<Vec<BackendEntry>> {
         let tables = self.tables.lock();
         rows(&tables.backends, |row| row.state.get()).map(|(id, row)| backend_entry(id, row)).collect()
@@ -181,7 +182,7 @@ impl<E: Environment> Transport<E> {
     /// One backend.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or [`ErrorKind::Damaged`] as in [`backends`](Self::backends) and where both copies of the row
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Damaged`] as in [`backends`](Self::backends) and if both copies of the row
     /// are lost.
     pub fn backend(&self, id: BackendId) -> Result<BackendEntry> {
         let mut tables = self.tables.lock();
@@ -198,8 +199,8 @@ impl<E: Environment> Transport<E> {
         row.content().map_or_else(|| Err(no_such("backend", id.index())), |row| backend_entry(id.0, row))
     }
 
-    /// Keeps settings for the next start; a cache that is open is changed by
-    /// [`Cache::set_settings`](crate::Cache::set_settings).
+    /// Stores settings for the next start. [`Cache::set_settings`](crate::Cache::set_settings) changes the settings of an
+    /// open cache.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a value out of its range.
@@ -215,7 +216,7 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// Keeps the path by which the backing device was found last, for the next start.
+    /// Stores the path at which the backing device was found last, for the next start.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a path that is too long.
@@ -227,10 +228,11 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// Removes a backend; its segments are free. What its cache holds is dropped: the caller has drained it, or means to.
+    /// Removes a backend and frees its segments. The content of its cache is dropped: the caller has drained it, or drops it
+    /// intentionally.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or [`ErrorKind::Busy`] while its cache is open or a blkdev stands on it.
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Busy`] while its cache is open or a blkdev uses it.
     pub fn remove_backend(&self, id: BackendId) -> Result<()> {
         if let Some(blkdev) = self.blkdevs().iter().find(|blkdev| blkdev.backend == id) {
             return Err(Error::new(

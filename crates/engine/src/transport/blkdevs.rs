@@ -15,43 +15,43 @@ use cbd_format::{
 };
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Result};
 
-/// What makes a blkdev's row durable.
+/// The mutation points of storing a blkdev's row durably.
 const ROW: InBoth = InBoth {
     first_fence: MutationPoint::BlkdevRowFirstFence,
     second: MutationPoint::BlkdevRowSecond,
     fence: MutationPoint::BlkdevRowFence,
 };
 
-/// What a new blkdev is to be.
+/// The properties of a new blkdev.
 #[derive(Clone, Debug)]
 pub struct BlkdevSpec {
-    /// The backend it stands on.
+    /// The backend that it uses.
     pub backend: BackendId,
     /// The host that serves it.
     pub host: HostId,
-    /// How it is reached, as the user asked for it.
+    /// The export, as the user requested it.
     pub export: String,
 }
 
-/// A blkdev as the table has it.
+/// A blkdev, decoded from its row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BlkdevEntry {
-    /// Its row.
+    /// The number of its row.
     pub id: BlkdevId,
-    /// The backend it stands on.
+    /// The backend that it uses.
     pub backend: BackendId,
     /// The host that serves it.
     pub host: HostId,
-    /// How it is reached.
+    /// The export, as the user requested it.
     pub export: String,
 }
 
 impl<E: Environment> Transport<E> {
-    /// Makes a blkdev on a backend.
+    /// Creates a blkdev on a backend.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for the backend, [`ErrorKind::Busy`] when one stands on it, [`ErrorKind::NoSpace`] when the
-    /// table is full.
+    /// [`ErrorKind::NotFound`] for the backend, [`ErrorKind::Busy`] if the backend has a blkdev already,
+    /// [`ErrorKind::NoSpace`] if the table is full.
     pub fn create_blkdev(&self, spec: &BlkdevSpec) -> Result<BlkdevId> {
         self.backend(spec.backend)?;
         if let Some(blkdev) = self.blkdevs().iter().find(|blkdev| blkdev.backend == spec.backend) {
@@ -84,7 +84,7 @@ impl<E: Environment> Transport<E> {
         Ok(BlkdevId(row as u32))
     }
 
-    /// All blkdevs whose backend is still the one they were made on.
+    /// All blkdevs whose backend is still the one on which they were created.
     pub fn blkdevs(&self) -> Vec<BlkdevEntry> {
         let tables = self.tables.lock();
         rows(&tables.blkdevs, |row| row.state.get())
@@ -102,7 +102,7 @@ impl<E: Environment> Transport<E> {
             .collect()
     }
 
-    /// Rows that a blkdev may have had, and of which both copies are damaged.
+    /// Rows that a blkdev may have used, and of which both copies are damaged.
     pub fn lost_blkdevs(&self) -> Vec<BlkdevId> {
         let tables = self.tables.lock();
         let rows = (0..).map(BlkdevId).zip(&tables.blkdevs);

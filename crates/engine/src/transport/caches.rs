@@ -1,8 +1,8 @@
-//! Making caches: which segments they get, and what stands in them before the first write.
+//! Creating caches: the choice of their segments, and their content before the first write.
 //!
-//! Always true here: nothing relies on what is stored before a row says that the cache is there, or in use.
+//! Invariants: nothing relies on the stored content before a row records that the cache exists or is in use.
 //!
-//! Left to others: the row (`backends`), opening (`uses`).
+//! Elsewhere: the row (`backends`), opening (`uses`).
 
 use super::{BackendSpec, SEGMENTS_PER_LANE, Tables, Transport};
 use crate::{Environment, lane_map::LaneMap, slots::TwoSlots};
@@ -13,14 +13,15 @@ use cbd_format::{
 };
 use cbd_types::{Error, ErrorKind, InFlight, LaneId, MutationPoint, Result, SegmentId, Size};
 
-/// What a new cache consists of.
+/// The segments and the number of lanes of a new cache.
 pub(super) struct CachePlan {
-    /// The state segment first.
+    /// The first one is the state segment.
     pub segments: Vec<SegmentId>,
     pub lanes: u32,
 }
 
-/// What an emptied cache adds to the highest epoch that its pages still show: newer ones may never have reached the disk.
+/// Added to the highest epoch that the pages of an emptied cache still show: pages with higher epochs may never have reached
+/// the disk.
 const EPOCHS_SKIPPED: u64 = 1 << 32;
 
 impl<E: Environment> Transport<E> {
@@ -72,7 +73,8 @@ impl<E: Environment> Transport<E> {
         Ok(CachePlan { segments, lanes })
     }
 
-    /// Stores the state block of an empty cache whose epochs up to `drained_epoch` are over. In flight until the caller fences.
+    /// Stores the state block of an empty cache in which all epochs up to `drained_epoch` are drained. In flight until the
+    /// caller fences.
     fn initialise_state(
         &self,
         segment: SegmentId,
@@ -106,7 +108,7 @@ impl<E: Environment> Transport<E> {
         let mut stored = region.store(base, bytes_of(&header)).and(region.store(copy, bytes_of(&header)));
         for lane in (0..lanes).map(LaneId) {
             let place = u64::from(lane.0);
-            // A mark of an earlier cache would say that records are missing.
+            // A mark of an earlier cache would make recovery report missing records.
             let mut mark = TwoSlots::<LaneMark>::empty(absolute(state.mark(lane)), place);
             stored = stored.and(mark.clear(region));
             let mut tail = TwoSlots::<LaneTail>::empty(absolute(state.tail(lane)), place);
@@ -130,7 +132,7 @@ impl<E: Environment> Transport<E> {
         stored.and(drained.fill(region, MutationPoint::BackendDrainedSecond, first))
     }
 
-    /// Gives the segments of `plan` to the cache `cache_id` of the backend in `row`, and makes it an empty one.
+    /// Assigns the segments of `plan` to the cache `cache_id` of the backend in `row`, and initialises it as an empty cache.
     pub(super) fn place_cache(
         &self,
         tables: &mut Tables<E>,
@@ -138,8 +140,8 @@ impl<E: Environment> Transport<E> {
         plan: &CachePlan,
         cache_id: u64,
     ) -> Result<()> {
-        // 1. The segments name the cache. Without a row they are free all the same.
-        //    Both slots of an entry, so that one failed page gives none back to an earlier cache.
+        // 1. The segments name the cache. They remain free until a row names it too.
+        //    Both slots of an entry are stored, so that one failed page returns no segment to an earlier cache.
         let fences = [MutationPoint::BackendSegmentsFirstFence, MutationPoint::BackendSegmentsFence];
         let entry = SegmentEntry {
             backend: row.into(),
@@ -156,19 +158,19 @@ impl<E: Environment> Transport<E> {
             self.region.fence(fence, stored);
             self.region.sync(MutationPoint::BackendSegmentsSync, self.layout.segment_table, table)?;
         }
-        // 2. The state block of an empty cache. Nothing relies on it before the row.
+        // 2. The state block of an empty cache. Nothing relies on it before the row is stored.
         let stored = self.initialise_state(plan.segments[0], plan.lanes, cache_id, (0, 0));
         self.region.fence(MutationPoint::BackendStateFence, stored);
         Ok(())
     }
 
-    /// Empties a cache that is not open, in which nothing is dirty. It can crash and begin again, as long as the row
-    /// still says that the cache is to be emptied.
+    /// Empties a cache that is not open and holds nothing dirty. After a crash it can be repeated, as long as the row still
+    /// records that the cache must be emptied.
     pub(super) fn empty_cache(&self, segments: &[SegmentId], state: SegmentId, lanes: u32, cache_id: u64) {
-        // When its epoch was closed stays a lower bound.
+        // The recorded time of closing remains a lower bound.
         let (epoch, closed_ms) = self.highest_epoch(state, lanes);
         let drained = (epoch.saturating_add(EPOCHS_SKIPPED), closed_ms);
-        // 1. No segment holds a log.
+        // 1. Clear the headers, so that no segment holds a log.
         let nothing = [0; size_of::<SegmentHeader>()];
         let mut stored = self.region.nothing_in_flight();
         for segment in segments.iter().filter(|segment| **segment != state) {
@@ -176,12 +178,12 @@ impl<E: Environment> Transport<E> {
             let copy = base + self.layout.segment_shape().header_copy();
             stored = stored.and(self.region.store(base, &nothing)).and(self.region.store(copy, &nothing));
         }
-        // 2. The state of an empty cache.
+        // 2. Store the state of an empty cache.
         let stored = stored.and(self.initialise_state(state, lanes, cache_id, drained));
         self.region.fence(MutationPoint::BackendStateFence, stored);
     }
 
-    /// The highest epoch of which the state block says that it was used, and when the last drained one was closed.
+    /// The highest epoch that the state block records, and the time at which the last drained epoch was closed.
     fn highest_epoch(&self, state: SegmentId, lanes: u32) -> (u64, u64) {
         let shape = StateShape { lanes };
         let base = self.layout.segment_base(state);

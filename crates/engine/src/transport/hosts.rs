@@ -12,28 +12,28 @@ use cbd_format::{
 };
 use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Result};
 
-/// What makes a host's row durable.
+/// The mutation points of storing a host's row durably.
 const ROW: InBoth = InBoth {
     first_fence: MutationPoint::HostRowFirstFence,
     second: MutationPoint::HostRowSecond,
     fence: MutationPoint::HostRowFence,
 };
 
-/// A host as the table has it.
+/// A host, decoded from its row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostEntry {
-    /// Its row.
+    /// The number of its row.
     pub id: HostId,
     /// Its name.
     pub name: String,
 }
 
 impl<E: Environment> Transport<E> {
-    /// Registers a host: takes the row that has its name, the row `wanted`, or the first free one.
+    /// Registers a host: uses the row that has its name, the row `wanted`, or the first free one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a name that does not fit or a row that does not exist, [`ErrorKind::Busy`] when the row
-    /// has another name, [`ErrorKind::NoSpace`] when the table is full.
+    /// [`ErrorKind::InvalidArgument`] for a name that does not fit or a row that does not exist, [`ErrorKind::Busy`] if the
+    /// row has another name, [`ErrorKind::NoSpace`] if the table is full.
     pub fn register_host(&self, name: &str, wanted: Option<HostId>) -> Result<HostId> {
         if name.is_empty() || name.chars().any(|c| c.is_control() || c == '/') {
             return Err(Error::new(
@@ -119,7 +119,7 @@ impl<E: Environment> Transport<E> {
         rows(&tables.hosts, |row| row.state.get())
             .map(|(id, row)| HostEntry {
                 id: HostId(id),
-                // A name that is damaged is no reason to hide the host.
+                // A host is listed even if its name is damaged.
                 name: decode_text("host name", row.name_length, &row.name).unwrap_or_default(),
             })
             .collect()

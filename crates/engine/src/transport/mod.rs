@@ -1,8 +1,8 @@
-//! A transport: the superblock and the tables of a region, and how backends get their segments.
+//! A transport: the superblock and the tables of a region, and the allocation of segments to backends.
 //!
-//! Always true here: a backend's row is the commit point. Segments name the cache that they were given to, and count only
-//! while a row names the same cache; so a crash while a backend is made or removed leaves free segments, never
-//! a half one.
+//! Invariants: a backend's row is the commit point. A segment names the cache that it was assigned to, and belongs to it only
+//! while a row names the same cache. So a crash while a backend is created or removed leaves free segments, never a partial
+//! backend.
 
 mod backends;
 mod blkdevs;
@@ -39,13 +39,13 @@ use cbd_format::{
 };
 use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Pmem, Region, Result, SegmentId, Size};
 
-/// Segments that each lane is to have at least.
+/// Minimum number of segments for each lane.
 const SEGMENTS_PER_LANE: u32 = 8;
 
-/// Bytes of the smallest cache that any region can have: one lane and the state segment, of the smallest segments.
+/// Bytes of the smallest cache in any region: one lane and the state segment, with the smallest segment size.
 pub const CACHE_SIZE_MIN: u64 = (SEGMENTS_PER_LANE as u64 + 1) * cbd_format::layout::SEGMENT_SIZE_MIN;
 
-/// How a region is formatted.
+/// Options for formatting a region.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
     /// Bytes of a segment; chosen by the region's size if `None`.
@@ -66,7 +66,7 @@ impl Default for FormatOptions {
     }
 }
 
-/// What a transport is.
+/// The properties of a transport.
 #[derive(Clone, Debug)]
 pub struct TransportInfo {
     /// First eight bytes of the region as a number.
@@ -79,11 +79,11 @@ pub struct TransportInfo {
     pub uuid: [u8; 16],
     /// When it was formatted, in milliseconds since 1970 UTC.
     pub created_ms: u64,
-    /// Where everything lies.
+    /// The offsets and sizes of all areas.
     pub layout: Layout,
     /// Bytes of a row's slot in the host, backend, blkdev and segment tables.
     pub bytes_per_row: [u32; 4],
-    /// Segments that belong to nobody.
+    /// Segments that belong to no backend.
     pub free_segments: u32,
 }
 
@@ -96,9 +96,9 @@ struct Tables<E: Environment> {
     open: Vec<(BackendId, User<E>)>,
 }
 
-/// Who uses a cache; it does no more when what it names is gone.
+/// The user of a cache. An entry is removed after the referenced object was dropped.
 enum User<E: Environment> {
-    /// Recovery is under way, without the lock of the tables.
+    /// Recovery is running, without the lock of the tables.
     Opening(Weak<()>),
     Open(Weak<Cache<E>>),
 }
@@ -112,10 +112,10 @@ impl<E: Environment> User<E> {
     }
 }
 
-/// The error of a region that holds no cache, with the size of the smallest one that does.
+/// The error for a region that is too small for a cache, with the size of the smallest sufficient one.
 fn too_small(size: u64, segment_size: u64, layout_of: impl Fn(u64) -> Result<Layout>) -> Error {
     let minimum = u64::from(SEGMENTS_PER_LANE + 1);
-    // The tables take the space of some segments.
+    // The tables occupy the space of some segments.
     let sizes = (minimum..minimum + 256).map(|segments| segments * segment_size);
     let holds_a_cache =
         |size: &u64| layout_of(*size).is_ok_and(|layout| layout.segment_count > SEGMENTS_PER_LANE);
@@ -138,11 +138,11 @@ pub struct Transport<E: Environment> {
 }
 
 impl<E: Environment> Transport<E> {
-    /// Makes a transport of a region.
+    /// Creates a transport in a region.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`] when it holds one, or the tables of one, [`ErrorKind::Foreign`] when it holds other data,
-    /// all unless `force`; [`ErrorKind::NoSpace`] when it is too small for one cache.
+    /// [`ErrorKind::AlreadyExists`] if the region holds a transport or the tables of one, [`ErrorKind::Foreign`] if it holds
+    /// other data, both unless `force` is set; [`ErrorKind::NoSpace`] if it is too small for one cache.
     pub fn format(
         environment: Arc<E>,
         region: Region<E::Memory>,
@@ -161,7 +161,7 @@ impl<E: Environment> Transport<E> {
         if !options.force {
             refuse_used(&region)?;
         }
-        // 1. No superblock: from here on a crash leaves no transport.
+        // 1. Erase the superblocks: a crash from here on leaves no transport.
         let second = Layout::second_superblock(layout.region_size);
         let nothing = vec![0; PAGE as usize];
         let stored = region.store(0, &nothing).and(region.store(second, &nothing));
@@ -180,7 +180,7 @@ impl<E: Environment> Transport<E> {
         region.fence(MutationPoint::FormatBlankFence, stored);
         let tables = layout.segment_area - layout.host_area;
         region.sync(MutationPoint::FormatBlankSync, layout.host_area, tables)?;
-        // 3. Both superblocks: the transport is there.
+        // 3. Both superblocks: from now on the transport exists.
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&environment.random().to_le_bytes());
@@ -188,11 +188,11 @@ impl<E: Environment> Transport<E> {
         let superblock = Superblock::new(&layout, uuid, environment.wall_ms()).with_incompatible(features);
         let stored = region.store(0, bytes_of(&superblock)).and(region.store(second, bytes_of(&superblock)));
         region.fence(MutationPoint::FormatSuperblockFence, stored);
-        // It brings them to the disk of an ordinary file.
+        // Opening also syncs them to the disk of an ordinary file.
         Self::open(environment, region)
     }
 
-    /// Refuses a region that holds a transport, or other data where a transport's superblocks would stand.
+    /// Refuses a region that holds a transport, the tables of one, or other data in its first page.
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`] and [`ErrorKind::Foreign`].
@@ -203,8 +203,8 @@ impl<E: Environment> Transport<E> {
     /// Opens the transport of a region.
     ///
     /// # Errors
-    /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with what is wrong with both superblocks.
-    /// A region that has none, and tables of a transport, is damaged. What the system says of the disk, where a crash of the machine
+    /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with the errors of both superblocks. A
+    /// region without a superblock that has the tables of a transport is damaged. A system error if a crash of the machine
     /// mixes pages and the superblocks and tables cannot be synced.
     pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
         let superblocks = Superblocks::read(&region).map_err(|error| match error.kind() {
@@ -221,7 +221,7 @@ impl<E: Environment> Transport<E> {
         &self.region
     }
 
-    /// What the transport is.
+    /// The properties of the transport.
     pub fn info(&self) -> TransportInfo {
         let tables = self.tables.lock();
         let superblock = tables.superblocks.block();
@@ -248,7 +248,7 @@ impl<E: Environment> Transport<E> {
 }
 
 impl<E: Environment> Tables<E> {
-    /// Reads the tables and makes them durable and whole.
+    /// Reads the tables, makes them durable, and completes rows of which one slot is outdated.
     #[inline(never)]
     fn read(superblocks: Superblocks, region: &Region<E::Memory>) -> Result<Arc<Mutex<E, Self>>> {
         let layout = superblocks.layout();
@@ -267,14 +267,14 @@ impl<E: Environment> Tables<E> {
         Ok(tables)
     }
 
-    /// Makes durable what was just read, on the disk of an ordinary file too.
+    /// Makes the superblocks and rows that were just read durable, including on the disk of an ordinary file.
     ///
-    /// A predecessor that merely died may have left it in a processor's cache, or in the kernel's cache of a file; nothing may be
-    /// acknowledged on the strength of a row that a power cut would take back, and no superblock may be stored while the disk may be
-    /// writing the other one.
+    /// After a mere process crash they may be only in a processor's cache, or in the kernel's page cache of a file. Nothing
+    /// may be acknowledged that relies on a row that a power failure would revert. No superblock may be stored while the disk
+    /// may still be writing the other one.
     ///
     /// # Errors
-    /// What the system says of the disk.
+    /// The system error.
     fn keep_what_was_read(&self, region: &Region<E::Memory>) -> Result<()> {
         let mut relied_on = self.superblocks.write_back(region);
         for row in &self.hosts {
@@ -297,10 +297,11 @@ impl<E: Environment> Tables<E> {
         self.sync_rows(region, MutationPoint::OpenSync)
     }
 
-    /// Stores each row of which a crash left one slot durably into the other slot too, also on the disk of an ordinary file.
+    /// For each row of which a crash left one slot outdated, stores the content durably into that slot too, including on the
+    /// disk of an ordinary file.
     ///
     /// # Errors
-    /// What the system says of the disk.
+    /// The system error.
     fn complete(&mut self, region: &Region<E::Memory>) -> Result<()> {
         let is_behind = any_behind(&self.hosts)
             || any_behind(&self.backends)
@@ -329,7 +330,7 @@ impl<E: Environment> Tables<E> {
         region.sync(point, layout.host_area, length).map_err(not_opened)
     }
 
-    /// The owner of a segment, if its row and the backend's agree.
+    /// The owner of a segment, if its row and the backend's row agree.
     fn owner(&self, segment: usize) -> Option<BackendId> {
         let entry = self.segments[segment].content()?;
         let backend = entry.backend.get();
@@ -345,16 +346,17 @@ impl<E: Environment> Tables<E> {
         self.open.iter().any(|(open, _)| *open == backend)
     }
 
-    /// Whether a segment may hold data of a backend whose row is lost, or of nobody knows whom.
+    /// Whether a segment may hold data of a backend whose row is lost, or the segment's own row is lost, so that its owner is
+    /// unknown.
     fn is_of_somebody_lost(&self, segment: usize) -> bool {
         let entry = &self.segments[segment];
         let row = entry.content().and_then(|entry| self.backends.get(entry.backend.get() as usize));
         entry.is_lost() || row.is_some_and(TwoSlots::is_lost)
     }
 
-    /// Whether both copies of the row of a backend are lost, and something shows that there was one: a segment or a blkdev that names
-    /// it, or so many lost rows of segments that all of a cache may be among them. A row that nothing names was never used, or had no
-    /// cache and no blkdev.
+    /// Whether both copies of the row of a backend are lost and there is evidence that the backend existed: a segment or a
+    /// blkdev that names it, or so many lost segment rows that all segments of a cache may be among them. A row that nothing
+    /// names was never used, or was that of a backend without a cache and without a blkdev.
     fn is_backend_lost(&self, backend: usize) -> bool {
         if !self.backends.get(backend).is_some_and(TwoSlots::is_lost) {
             return false;
@@ -392,7 +394,8 @@ impl<E: Environment> Tables<E> {
     }
 }
 
-/// A region that holds anything is formatted only by force.
+/// Refuses a region that holds a transport, the tables of one, or other data in its first page. It is called unless the
+/// caller forces the format.
 fn refuse_used<P: Pmem>(region: &Region<P>) -> Result<()> {
     if remnants::holds_rows(region) {
         return Err(Error::new(

@@ -1,11 +1,12 @@
 //! Backends that a rescue has moved to another disk.
 //!
-//! Always true here: from the moment at which the other disk may have got anything that the former one lacks, the row names the other disk,
-//! durably; so the former one is never served as if it were complete, whatever is cut off. Until the user has said so the other one is
-//! not served either: somebody may have used it without its cache since. Each disk that the backend had is known until the backend is
-//! removed, or the user says that it is gone: a move for which there is no room is refused.
+//! Invariants: before the other disk can receive data that the former one lacks, the row durably names the other disk. So the
+//! former disk is never served as if it were complete, at whatever point a crash occurs. The other disk is not served before
+//! the user confirms it: it may have been used without its cache since. The region records each disk that the backend had
+//! until the backend is removed, or the user declares that the disk is gone: a move without space for one more record is
+//! refused.
 //!
-//! Left to others: which disk it is, and when a backend is moved (the tools).
+//! Elsewhere: identifying the disk, and the decision to move a backend (the tools).
 
 use super::{Transport, rows::active_row};
 use crate::{Environment, slots::TwoSlots};
@@ -19,24 +20,24 @@ use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId, h
 /// A disk that a backend had before it was moved.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FormerDisk {
-    /// Its path then.
+    /// Its path at that time.
     pub path: String,
-    /// What it is known by besides its path.
+    /// Its identity besides its path.
     pub identity: String,
     /// When the backend was moved, in milliseconds since 1970 UTC.
     pub moved_ms: u64,
-    /// Raised by one with every move: the largest one is of the last move.
+    /// Incremented with every move: the largest number is that of the last move.
     number: u64,
 }
 
 impl<E: Environment> Transport<E> {
-    /// Moves a backend to another disk: from now on `path` and `identity` are its disk, and the present one is its former disk. It
-    /// is to be called before anything is written to the other one.
+    /// Moves a backend to another disk: from now on `path` and `identity` name its disk, and the present disk is its former
+    /// disk. The caller calls this before it writes anything to the other disk.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for a backend without a cache, which holds nothing that could be moved, and
-    /// for texts that are too long; [`ErrorKind::NoSpace`] when there is no room for one more former disk;
-    /// [`ErrorKind::Media`] when the region takes no stores.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for a backend without a cache, which holds nothing to move,
+    /// and for texts that are too long; [`ErrorKind::NoSpace`] if there is no space for one more former disk;
+    /// [`ErrorKind::Media`] if stores to the region have failed.
     pub fn move_backend(&self, id: BackendId, path: &str, identity: &str) -> Result<()> {
         let (path_length, path) = encode_text("path", path)?;
         let (identity_length, identity) = encode_text("identity of the backing device", identity)?;
@@ -46,9 +47,9 @@ impl<E: Environment> Transport<E> {
         let Some(row) = row.content().copied().filter(has_cache) else {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("backend {id} has no cache to move")));
         };
-        // 1. Where it was: durable before the row says that it is there no longer.
+        // 1. The present disk is recorded as a former one, durably, before the row names the other disk.
         self.keep_former(id, &row)?;
-        // 2. The row, all at once.
+        // 2. The row, in one update.
         self.update_row(&mut tables, id, |row| {
             row.cache_mode = MODE_MOVED.into();
             row.path_length = path_length;
@@ -58,7 +59,7 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// Makes the disk that the row names durable as a former one, where no other former disk is.
+    /// Records the disk that the row names durably as a former disk, in a slot pair that no other former disk occupies.
     fn keep_former(&self, id: BackendId, row: &BackendRow) -> Result<()> {
         let places = self.former_places(row);
         let known: Vec<_> = places.iter().map(|at| self.read_former(row, *at)).collect();
@@ -82,7 +83,7 @@ impl<E: Environment> Transport<E> {
         };
         let mut former = known[index];
         let stored = if is_same(&former) {
-            // One of the two slots stays as it is until the other one is durable.
+            // One of the two slots stays unchanged until the other one is durable.
             former.store(&self.region, content)
         } else {
             former = TwoSlots::empty(places[index], row.cache_id.get());
@@ -95,8 +96,9 @@ impl<E: Environment> Transport<E> {
         Ok(())
     }
 
-    /// Takes back [`move_backend`](Self::move_backend): nothing has reached the other disk that the former one lacks. `entry` is what
-    /// the table had before. That disk stays noted: it counts as a former one only when the backend has another one.
+    /// Reverts [`move_backend`](Self::move_backend): the other disk has received no data that the former one lacks. `entry`
+    /// is the backend's entry before the move. The disk in `entry` stays recorded: it counts as a former disk only if the
+    /// backend has another disk.
     ///
     /// # Errors
     /// As [`move_backend`](Self::move_backend).
@@ -112,7 +114,8 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// The user says that the disk to which a backend was moved is to be served, with what the cache holds of it.
+    /// Confirms, at the user's request, that the disk to which a backend was moved is served, together with the content of
+    /// its cache.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], [`ErrorKind::Media`].
@@ -120,37 +123,37 @@ impl<E: Environment> Transport<E> {
         self.update_backend(id, |row| row.cache_mode = MODE_WRITEBACK.into())
     }
 
-    /// Empties the cache of a backend, which is not open and holds nothing dirty nor damaged: from now on its disk can be
-    /// written without it. A cache that this process or its crash leaves half empty is not served: the row says that the
-    /// backend was moved.
+    /// Empties the cache of a backend, which is not open and holds nothing dirty or damaged: from now on its disk can be
+    /// written without the cache. If this process fails or crashes while the cache is partly emptied, the backend is not
+    /// served: the row records it as moved.
     ///
     /// # Errors
-    /// As [`open_cache`](Self::open_cache); [`ErrorKind::Media`] when the region takes no stores.
+    /// As [`open_cache`](Self::open_cache); [`ErrorKind::Media`] if stores to the region have failed.
     pub fn empty_backend(&self, id: BackendId) -> Result<()> {
         let entry = self.backend(id)?;
         let has_former = !self.former_disks(id).is_empty();
         let mut tables = self.tables.lock();
         let found = self.find_cache(&mut tables, id, &entry)?;
-        // 1. Durable before any of the log is gone; what a crash of the machine brings back is refused.
+        // 1. Durable before any part of the log is erased; the state that a crash of the machine can restore is refused.
         self.note_opening(&mut tables, id)?;
         self.update_row(&mut tables, id, |row| row.cache_mode = MODE_MOVED.into())?;
-        // 2. What crashes now can begin again.
+        // 2. After a crash from here on the operation can be repeated.
         self.empty_found(&found);
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
-        // 3. The backend can be served, unless it was moved to another disk. Without a former disk the mark is that of step 1, by
-        //    a process that crashed before this step.
+        // 3. The backend can be served, unless it was moved to another disk. If there is no former disk, a process that
+        //    crashed before this step has set the moved mode in step 1.
         let is_moved = entry.is_moved && has_former;
         let mode = if is_moved { MODE_MOVED } else { MODE_WRITEBACK };
         self.update_row(&mut tables, id, |row| row.cache_mode = mode.into())
     }
 
-    /// The disk that a backend had before it was moved last, if it was and if that can be read.
+    /// The disk that a backend had before its last move, if there was a move and the record can be read.
     pub fn former_disk(&self, id: BackendId) -> Option<FormerDisk> {
         self.former_disks(id).into_iter().next()
     }
 
-    /// All disks that a backend had before it was moved, and that may lack data, the last one first. The disk that it has now is none
-    /// of them, although it may have been one.
+    /// All disks that a backend had before it was moved, and that may lack data, in order from the last move. The present
+    /// disk is left out, even if it was a former one.
     pub fn former_disks(&self, id: BackendId) -> Vec<FormerDisk> {
         let tables = self.tables.lock();
         let row = tables.backends.get(id.index()).and_then(|row| row.content());
@@ -158,12 +161,12 @@ impl<E: Environment> Transport<E> {
         row.map_or_else(Vec::new, |row| self.former_disks_of(row))
     }
 
-    /// The user says that a former disk of a backend is gone or will be used for something else: from now on it is a disk like any other.
-    /// `name` is its path or its identity.
+    /// Removes the record of a former disk of a backend, because the user declares that the disk is gone or will be used for
+    /// something else: from now on it is accepted as any other disk. `name` is its path or its identity.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] where no former disk had this path or has this identity; [`ErrorKind::InvalidArgument`] where several had
-    /// this path, with the identity of each; [`ErrorKind::Media`] when the region takes no stores.
+    /// [`ErrorKind::NotFound`] if no former disk had this path or has this identity; [`ErrorKind::InvalidArgument`] if
+    /// several had this path, with the identity of each; [`ErrorKind::Media`] if stores to the region have failed.
     pub fn forget_former_disk(&self, id: BackendId, name: &str) -> Result<()> {
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
@@ -189,7 +192,7 @@ impl<E: Environment> Transport<E> {
         slots.into_iter().map(|(_, former)| former).collect()
     }
 
-    /// The former disks, each with its two slots. The present disk is left out, although it can have been one.
+    /// The former disks, each with its two slots. The present disk is left out, even if it was a former one.
     fn former_slots_of(&self, row: &BackendRow) -> Vec<([u64; 2], FormerDisk)> {
         let places = self.former_places(row).into_iter();
         places
@@ -206,7 +209,7 @@ impl<E: Environment> Transport<E> {
         TwoSlots::read(&self.region, at, row.cache_id.get())
     }
 
-    /// Where former disks stand, in the state block of the cache; nowhere without one.
+    /// The offsets of the records of former disks, in the state block of the cache; empty for a backend without a cache.
     fn former_places(&self, row: &BackendRow) -> Vec<[u64; 2]> {
         let segment = row.state_segment.get();
         if row.cache_id.get() == 0 || segment >= self.layout.segment_count {

@@ -1,15 +1,15 @@
-//! A region without a superblock: whether it was a transport.
+//! Checks whether a region without a superblock was a transport.
 //!
-//! Always true here: nothing is changed, and nothing is guessed. The first tables of every transport begin at the second page, and a
-//! row counts by its own checksum, kind and place.
+//! Invariants: nothing is changed, and nothing is guessed. The first tables of every transport begin at the second page, and
+//! a row is valid only with its own checksum, kind and place.
 //!
-//! Left to others: making use of what is found; without a superblock nothing says where the caches lie.
+//! Elsewhere: using the result; without a superblock the offsets of the caches are unknown.
 
 use super::{FormatOptions, read_table};
 use cbd_format::{BackendEntry, BlkdevEntry, HostEntry, Layout, SlotContent, layout::SEGMENT_SIZE_MIN};
 use cbd_types::{Error, ErrorKind, Pmem, Region};
 
-/// What is wrong with a region of which no superblock was found.
+/// The error for a region in which no superblock was found.
 pub(super) fn without_superblock<P: Pmem>(region: &Region<P>) -> Error {
     if holds_rows(region) {
         return Error::new(
@@ -25,7 +25,8 @@ pub(super) fn without_superblock<P: Pmem>(region: &Region<P>) -> Error {
     )
 }
 
-/// Whether rows of hosts, backends or blkdevs stand where the tools put them, whatever the size of the region was.
+/// Whether there are rows of hosts, backends or blkdevs at the offsets that the tools use, whatever the size of the region
+/// was.
 pub(super) fn holds_rows<P: Pmem>(region: &Region<P>) -> bool {
     let rows = FormatOptions::default();
     let layout =

@@ -1,4 +1,4 @@
-//! Rows of tables: which are in use, which are free.
+//! Rows of tables: active rows and free rows.
 
 use crate::slots::TwoSlots;
 use alloc::format;

@@ -1,12 +1,13 @@
-//! The two superblocks of a transport, and the features that it gets after it was formatted.
+//! The two superblocks of a transport, and features that are added after the format.
 //!
-//! Always true here:
-//! - at any moment of a change one copy is whole and durable, and on the disk of an ordinary file;
-//! - when a feature was required, every copy that a program can open the region by names it, durably; so an earlier program refuses
-//!   the region before it finds anything in it that it does not understand;
-//! - a feature is never taken away.
+//! Invariants:
+//! - at any moment of a change one copy is complete and durable, including on the disk of an ordinary file;
+//! - once a feature was required, every copy from which a program can open the region names it, durably. So an earlier
+//!   program refuses the region before it reads anything that it does not support;
+//! - a feature is never removed.
 //!
-//! Left to others: what a superblock says and which copy counts (`cbd-format`), who requires what (the users of a feature).
+//! Elsewhere: the content of a superblock and the choice of the valid copy (`cbd-format`), the decision to require a feature
+//! (the modules that use it).
 
 use super::Transport;
 use crate::Environment;
@@ -18,7 +19,7 @@ use cbd_format::{
 };
 use cbd_types::{Error, ErrorKind, InFlight, MutationPoint, Pmem, Region, Result};
 
-/// What stands in the place of a copy.
+/// The content of the page of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Copy {
     /// The superblock of the transport with all its features.
@@ -29,27 +30,28 @@ enum Copy {
     Unreadable,
 }
 
-/// Both superblocks.
+/// Both superblocks, and their offsets.
 #[derive(Debug)]
 pub(super) struct Superblocks {
-    /// What they say together.
+    /// The merged content of both.
     block: Superblock,
     layout: Layout,
     at: [u64; 2],
     copies: [Copy; 2],
-    /// A copy that is whole and durable for certain.
+    /// Index of a copy that is known to be complete and durable.
     whole: usize,
 }
 
 impl Superblocks {
-    /// Reads both.
+    /// Reads both copies.
     ///
     /// # Errors
-    /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with what is wrong with them.
+    /// [`ErrorKind::Foreign`], [`ErrorKind::Damaged`] or [`ErrorKind::Unsupported`] with the errors of both.
     pub(super) fn read<P: Pmem>(region: &Region<P>) -> Result<Self> {
         let size = region.size();
         let first = verify(region, 0);
-        // The second is found by the size of what is mapped; where that has grown, only the first says where it is.
+        // The mapped size determines the offset of the second copy. If the mapping has grown since, only the first copy has
+        // the original size.
         let used = first.as_ref().map_or(size, |(_, layout)| layout.region_size);
         let second = if used < 2 * PAGE {
             Err(Error::new(ErrorKind::Foreign, "the region is too small for a second superblock"))
@@ -70,18 +72,18 @@ impl Superblocks {
         Ok(Self { block, layout, at, copies: at.map(copy), whole })
     }
 
-    /// What they say together.
+    /// The merged content of both copies.
     pub(super) const fn block(&self) -> &Superblock {
         &self.block
     }
 
-    /// Where everything lies.
+    /// The layout that the superblocks describe.
     pub(super) const fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Writes back what was read: after a mere process crash it may be only in a processor's cache. In flight until the caller
-    /// fences.
+    /// Writes back the copies that were read: after a mere process crash they may be only in a processor's cache. In flight
+    /// until the caller fences.
     pub(super) fn write_back<P: Pmem>(&self, region: &Region<P>) -> InFlight {
         let [first, second] = self.at;
         region.write_back(MutationPoint::OpenSuperblockWriteBack, first, PAGE).and(region.write_back(
@@ -91,11 +93,12 @@ impl Superblocks {
         ))
     }
 
-    /// Brings both copies to the disk of an ordinary file as they were read: a predecessor may have been killed between a store and its
-    /// sync. Only then is the disk writing neither while the other one changes, and has what was read.
+    /// Syncs both copies to the disk of an ordinary file, unchanged: an earlier process may have been killed between a store
+    /// and its sync. Only after this the disk has the content that was read, and is writing neither copy when the other one
+    /// changes.
     ///
     /// # Errors
-    /// What the system says of the disk.
+    /// The system error.
     pub(super) fn sync<P: Pmem>(&self, region: &Region<P>) -> Result<()> {
         for at in self.at {
             let stored = region.touch_pages(MutationPoint::SyncAgain, at, PAGE);
@@ -105,12 +108,12 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Sees to it that the transport has these incompatible features: when it returns, earlier programs refuse the region, also after
-    /// any crash. It costs nothing where that is so already.
+    /// Ensures that the transport has these incompatible features: when this returns, earlier programs refuse the region,
+    /// even after a crash. It costs nothing if the transport has them already.
     ///
     /// # Errors
-    /// [`ErrorKind::Media`] where a copy cannot be read or the region takes no stores, and what the system says of the disk. Then
-    /// nothing that needs the features may be stored.
+    /// [`ErrorKind::Media`] if a copy cannot be read or stores to the region have failed, and system errors of the disk. Then
+    /// the caller must not store anything that needs the features.
     pub(super) fn require<P: Pmem>(&mut self, region: &Region<P>, features: u64) -> Result<()> {
         let has_it = self.block.has_incompatible(features);
         if has_it && !self.copies.contains(&Copy::Other) {
@@ -123,7 +126,7 @@ impl Superblocks {
             return Err(unreadable_copy(self.at[unreadable]));
         }
         let wanted = self.block.with_incompatible(features);
-        // 1. The copy of which it is not certain that it is whole, durably. 2. The other one.
+        // 1. The copy that is not known to be complete, durably. 2. The other one.
         let last = self.whole;
         let names = [
             (1 - last, MutationPoint::FeatureFirstFence, MutationPoint::FeatureFirstSync),
@@ -134,7 +137,7 @@ impl Superblocks {
             if is_there {
                 continue;
             }
-            // What stands there is not known until all of this has succeeded.
+            // The content of this copy is unknown until all steps have succeeded.
             self.copies[copy] = Copy::Other;
             let stored = region.store(self.at[copy], bytes_of(&wanted));
             region.fence(fence, stored);
@@ -149,12 +152,14 @@ impl Superblocks {
 }
 
 impl<E: Environment> Transport<E> {
-    /// Sees to it that the transport has these incompatible features (bits of [`cbd_format::superblock`]) before its caller stores what
-    /// only programs that know them understand: when it returns, other programs refuse the region, also after any crash.
+    /// Ensures that the transport has these incompatible features (bits of [`cbd_format::superblock`]). The caller calls this
+    /// before it stores data that only programs with support for them understand: when this returns, other programs refuse
+    /// the region, even after a crash.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a feature that this program does not know; [`ErrorKind::Media`] where a superblock cannot be read
-    /// or the region takes no stores, and what the system says of the disk. Then nothing that needs the features may be stored.
+    /// [`ErrorKind::Unsupported`] for a feature that this program does not support; [`ErrorKind::Media`] if a superblock
+    /// cannot be read or stores to the region have failed, and system errors of the disk. Then the caller must not store
+    /// anything that needs the features.
     pub fn require_feature(&self, features: u64) -> Result<()> {
         let unknown = features & !INCOMPATIBLE_KNOWN;
         if unknown != 0 {

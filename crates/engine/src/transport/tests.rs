@@ -1,4 +1,4 @@
-//! The tables: what each call stores, which arguments it refuses, and what it says of damaged rows.
+//! Tests of the tables: the stores of each call, the arguments that it refuses, and its results for damaged rows.
 
 mod moved;
 mod uses;
@@ -30,7 +30,7 @@ fn transport() -> Tested {
     formatted(false)
 }
 
-/// The same memory in the next process.
+/// Opens the same memory as the next process would.
 fn reopened(transport: &Tested) -> Tested {
     let region = Region::new(transport.region.memory().copy());
     Transport::open(Arc::new(Still::default()), region).expect("it opens")
@@ -66,12 +66,12 @@ fn ops(transport: &Tested) -> Vec<Op> {
     transport.region.memory().take_ops()
 }
 
-/// The places of both slots of a row.
+/// The offsets of both slots of a row.
 fn slots<T: SlotContent>(area: u64, rows: u32, row: u32) -> [u64; 2] {
     Layout::slots::<T>(area, rows, row)
 }
 
-/// Stores and fences that keep a row of `length` bytes in both slots, the second one first if `is_later`.
+/// The stores and fences of an update of a row of `length` bytes in both slots, the second slot first if `is_later`.
 fn kept(slots: [u64; 2], length: u64, is_later: bool) -> Vec<Op> {
     let [a, b] = if is_later { [slots[1], slots[0]] } else { slots };
     vec![Op::Store(a, length), Op::Fence, Op::Store(b, length), Op::Fence]
@@ -185,7 +185,7 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!([row.state_segment, row.reserved].map(u32::from), [0, 0]);
     let numbers = [row.ownership, row.cache_id, row.size, row.writeback_rate, row.created_ms];
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
-    // A random number for the salt of the state segment comes between.
+    // Between them a random number is used for the salt of the state segment.
     assert_eq!(row.uuid.to_vec(), [(first + 4).to_le_bytes(), (first + 6).to_le_bytes()].concat());
     assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 96]));
     let entry = transport.backend(id).expect("it is good");
@@ -477,7 +477,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     let row = *transport.tables.lock().blkdevs[0].content().expect("it is there");
     assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 200]));
     assert!(transport.lost_blkdevs().is_empty());
-    // A blkdev of a backend that was made again is stale.
+    // A blkdev of a backend that was created again is stale.
     transport.update_backend(BackendId(1), |row| row.uuid = [9; 16]).expect("it is there");
     assert_eq!(transport.blkdevs().len(), 1);
 }
@@ -512,7 +512,7 @@ fn no_row_counts_after_a_store_that_failed() {
     }
 }
 
-/// Makes both slots of a row unreadable as what they are.
+/// Makes both slots of a row invalid.
 fn lose<T: SlotContent>(transport: &Tested, area: u64, rows: u32, row: u32) {
     for at in slots::<T>(area, rows, row) {
         let _ = transport.region.store(at + 20, &[0xff; 4]);
@@ -533,7 +533,7 @@ fn a_lost_backend_is_named_as_such_while_anything_shows_that_there_was_one() {
     assert_eq!(found.info().free_segments, layout.segment_count - 9, "its segments are kept");
     let next = found.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
     assert_eq!(next, BackendId(2), "lost rows are not used again");
-    // So many lost rows of segments that all of a cache may be among them.
+    // With so many lost segment rows, all segments of a cache may be among them.
     for (lost, expected) in [(8, ErrorKind::NotFound), (9, ErrorKind::Damaged)] {
         let transport = reopened(&transport);
         (0..lost).for_each(|row| {

@@ -1,25 +1,26 @@
-//! Opening caches, and what is noted of their use on an ordinary file.
+//! Opening caches, and the use records of caches in an ordinary file.
 //!
-//! A crash of the machine leaves a mixture of old and new pages of such a file. A cache must not be recovered from a mixture:
-//! old dirty data would be written over a newer disk. So each backend's row notes how its cache is used, and in which boot.
+//! A crash of the machine leaves a mixture of old and new pages of such a file. Recovery must not use a mixture: it would
+//! write old dirty data over a newer disk. So each backend's row records how its cache is used, and in which boot.
 //!
-//! Always true here, where [`Pmem::mixes_pages`](cbd_types::Pmem::mixes_pages):
-//! - the superblocks name `FEATURE_USE_NOTES` before a row has a note: an earlier program, which would leave stale notes behind,
-//!   refuses the region from then on;
+//! Invariants where [`Pmem::mixes_pages`](cbd_types::Pmem::mixes_pages):
+//! - the superblocks name `FEATURE_USE_NOTES` before any row has a use record: an earlier program, which would leave stale
+//!   records behind, refuses the region from then on;
 //! - `USE_DIRTY` with this boot is on the disk before the first store into a cache that is opened;
-//! - `USE_CLEAN` stands only while nothing in the cache is dirty, and `USE_DIRTY` is on the disk again before the first write
-//!   is acknowledged;
-//! - `USE_SYNCED` stands only when all pages of the cache were on the disk, and nobody can change them;
-//! - `USE_UNSURE` counts as `USE_DIRTY`; it stands from a sync that failed to one that succeeded after all pages of the cache were
-//!   stored again: the kernel considers pages clean that a failed sync has not written.
+//! - a row has `USE_CLEAN` only while nothing in the cache is dirty, and `USE_DIRTY` is on the disk again before the first
+//!   write is acknowledged;
+//! - a row has `USE_SYNCED` only if all pages of the cache were on the disk while no thread could change them;
+//! - `USE_UNSURE` counts as `USE_DIRTY`. It is set by a failed sync and remains until all pages of the cache were stored
+//!   again and a later sync has succeeded: the kernel considers pages clean that a failed sync has not written.
 //!
-//! Then a cache in use in another boot is emptied if nothing in it can have been dirty, and refused if something can.
-//! Tables are on the disk with each change (`TwoSlots::keep_in_both`), so they are no mixture.
+//! With these records, a cache that was in use in another boot is emptied if nothing in it can have been dirty. It is refused
+//! if it can have held dirty data.
+//! Each change of a table reaches the disk at once (`TwoSlots::keep_in_both`), so the tables are no mixture.
 //!
-//! Recovery runs without the lock of the tables, so that the first write of another cache does not wait for it. A cache that is being
-//! opened counts as open: it is not opened again, nor removed, nor noted as synced.
+//! Recovery runs without the lock of the tables, so that the first write of another cache does not wait for it. A cache that
+//! is being opened counts as open: it cannot be opened again, removed, or recorded as synced.
 //!
-//! Left to others: what is on the disk when (`cbd-pmem`), telling the user (`cbd-runtime`).
+//! Elsewhere: when data is on the disk (`cbd-pmem`), messages to the user (`cbd-runtime`).
 
 use super::{SEGMENTS_PER_LANE, Tables, Transport, User, backends::ROW, rows::no_such};
 use crate::{
@@ -36,46 +37,47 @@ use cbd_format::{
 };
 use cbd_types::{BackendId, BootId, Error, ErrorKind, InFlight, MutationPoint, Region, Result, SegmentId};
 
-/// Whether the pages of a cache are those that its last user left.
+/// Whether all pages of a cache are those that its last user stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pages {
-    /// They are.
+    /// All of them are.
     Whole,
-    /// Nothing says in which boot it was used last: an earlier program used it, or it was copied from memory that keeps every
-    /// store. It is recovered.
+    /// No boot is recorded: an earlier program used the cache last, or it was copied from memory that keeps every store. The
+    /// cache is recovered.
     Unknown,
-    /// Old and new ones, but nothing in the cache was dirty: it is emptied.
+    /// A mixture of old and new pages, but nothing in the cache was dirty: the cache is emptied.
     MixedClean,
-    /// Old and new ones, and the cache can have held dirty data: it is refused.
+    /// A mixture of old and new pages, and the cache can have held dirty data: the cache is refused.
     MixedDirty,
 }
 
-/// What to do about a cache of [`Pages::MixedDirty`].
+/// The action for a cache of [`Pages::MixedDirty`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Mixed {
     /// Refuse to open it.
     #[default]
     Refuse,
-    /// Open it to look at it, and leave the note as it is: it will be refused again.
+    /// Open it for inspection, and leave its use record unchanged: the next open refuses it again.
     Look,
-    /// Recover it as it is, because the user said so. Old data may be written over newer.
+    /// Recover it as it is, because the user requested this. Old data may be written over newer data.
     Recover,
 }
 
-/// Where a cache is and what it consists of, checked against the region.
+/// The location and parts of a cache, checked against the region.
 pub(super) struct Found {
-    /// What its row says of its use.
+    /// The pages of the cache, according to the use record in its row.
     pages: Pages,
     boot: BootId,
     identity: Identity,
     state_segment: SegmentId,
-    /// Those of the log.
+    /// The segments of the log.
     segments: Vec<SegmentId>,
     settings: crate::Settings,
 }
 
 impl<E: Environment> Transport<E> {
-    /// What the row of a new backend says of the use of its cache. The superblocks name the feature when this returns.
+    /// The use record for the row of a new backend. When this returns, the superblocks name the feature if the record needs
+    /// it.
     ///
     /// # Errors
     /// As [`Transport::require_feature`].
@@ -88,7 +90,7 @@ impl<E: Environment> Transport<E> {
         }
     }
 
-    /// Whether the pages of a backend's cache are those that its last user left.
+    /// Whether all pages of a backend's cache are those that its last user stored.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -109,17 +111,18 @@ impl<E: Environment> Transport<E> {
         }
     }
 
-    /// Opens the cache of a backend and recovers what its log holds.
+    /// Opens the cache of a backend and recovers it from its log.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::InvalidArgument`] for a backend without a cache, [`ErrorKind::Busy`] when it is open,
-    /// [`ErrorKind::Damaged`] when the row contradicts the region, [`ErrorKind::Torn`] when the machine crashed while it was in use
-    /// and could hold dirty data.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for a backend without a cache; [`ErrorKind::Busy`] if the
+    /// cache is open; [`ErrorKind::Damaged`] if the row contradicts the region; [`ErrorKind::Torn`] if the machine crashed
+    /// while the cache was in use and could hold dirty data.
     pub fn open_cache(&self, id: BackendId) -> Result<Arc<Cache<E>>> {
         self.open_cache_if(id, Mixed::Refuse)
     }
 
-    /// As [`open_cache`](Self::open_cache); `mixed` says what to do where that would answer [`ErrorKind::Torn`].
+    /// As [`open_cache`](Self::open_cache); `mixed` determines the action where that function would return
+    /// [`ErrorKind::Torn`].
     ///
     /// # Errors
     /// As [`open_cache`](Self::open_cache).
@@ -138,7 +141,7 @@ impl<E: Environment> Transport<E> {
         if notes {
             self.note_opening(&mut tables, id)?;
         }
-        // It ends with this function, whatever ends that.
+        // The entry in `open` is valid until this function returns, even with an error.
         let opening = Arc::new(());
         tables.open.push((id, User::Opening(Arc::downgrade(&opening))));
         drop(tables);
@@ -214,8 +217,8 @@ impl<E: Environment> Transport<E> {
         })
     }
 
-    /// Notes that the cache is in use, before anything is stored into it. On memory of which nothing has to be noted what another
-    /// memory noted, from which the region was copied, is taken back.
+    /// Records that the cache is in use, before any store into it. On memory that does not mix pages this clears a use record
+    /// that is left from the memory from which the region was copied.
     pub(super) fn note_opening(&self, tables: &mut Tables<E>, id: BackendId) -> Result<()> {
         let Some(row) = tables.backends[id.index()].content() else { return Ok(()) };
         let state = row.use_state.get();
@@ -226,12 +229,12 @@ impl<E: Environment> Transport<E> {
                 note(tables, &self.region, id, USE_UNKNOWN, BootId::UNKNOWN)
             };
         }
-        // Also where the row says so already: after a sync that failed it can be in memory only, and another sync that succeeds does
-        // not bring it to the disk unless it is stored again.
+        // Stored even if the row has this record already: after a failed sync the record can be in memory only, and a later
+        // successful sync does not write it to the disk unless it is stored again.
         note(tables, &self.region, id, USE_DIRTY, self.region.boot())
     }
 
-    /// Notes what recovery has found: a cache in which nothing is dirty is noted as such until its first write.
+    /// Records the result of recovery: a cache in which nothing is dirty is recorded as clean until its first write.
     fn note_opened(&self, tables: &mut Tables<E>, id: BackendId, cache: &Cache<E>) -> Result<()> {
         let is_unsure =
             tables.backends[id.index()].content().is_some_and(|row| row.use_state.get() == USE_UNSURE);
@@ -247,18 +250,18 @@ impl<E: Environment> Transport<E> {
         Ok(())
     }
 
-    /// Brings the region to the disk and notes that its caches were synced, so that another boot recovers them. Caches that somebody still
-    /// has open are left out; how many that are is the result. On memory that needs no such note nothing happens.
+    /// Syncs the region to the disk and records that its caches were synced, so that another boot recovers them. Caches that
+    /// are still open are left out; returns their number. Does nothing on memory that does not mix pages.
     ///
     /// # Errors
-    /// What the system says of the disk; then nothing is noted.
+    /// The system error; then nothing is recorded as synced.
     pub fn sync(&self) -> Result<usize> {
         if !self.region.mixes_pages() {
             return Ok(0);
         }
         let mut guard = self.tables.lock();
         let tables = &mut *guard;
-        // 1. Nobody can open a cache from here on, and whoever has one keeps it from being noted.
+        // 1. The lock of the tables prevents any cache from being opened from here on. A cache that is open is not recorded.
         tables.open.retain(|(_, user)| user.is_there());
         let open: Vec<BackendId> = tables.open.iter().map(|(id, _)| *id).collect();
         let boot = self.region.boot();
@@ -266,7 +269,7 @@ impl<E: Environment> Transport<E> {
             row.content().is_some_and(|row| {
                 row.state.get() == STATE_ACTIVE
                     && matches!(row.use_state.get(), USE_CLEAN | USE_DIRTY | USE_UNSURE)
-                    // What another boot left is a mixture, on the disk too.
+                    // The pages that another boot left are a mixture, on the disk too.
                     && boot == BootId(row.use_boot)
             })
         });
@@ -275,7 +278,7 @@ impl<E: Environment> Transport<E> {
         if closed.is_empty() {
             return Ok(open.len());
         }
-        // 2. All pages are on the disk before a row says so.
+        // 2. All pages are on the disk before a row records that.
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         let mut stored = self.region.nothing_in_flight();
         for id in &closed {
@@ -293,8 +296,8 @@ impl<E: Environment> Transport<E> {
         Ok(open.len())
     }
 
-    /// Stores the pages of a closed cache again where a sync has failed since it was opened, in this process or in a former one. In flight
-    /// until the caller fences.
+    /// Stores the pages of a closed cache again if a sync has failed since it was opened, in this process or in an earlier
+    /// one. In flight until the caller fences.
     fn store_unsure_again(&self, tables: &Tables<E>, id: BackendId) -> InFlight {
         let is_unsure =
             tables.backends[id.index()].content().is_some_and(|row| row.use_state.get() == USE_UNSURE);
@@ -311,7 +314,7 @@ impl<E: Environment> Transport<E> {
     }
 }
 
-/// After a failed sync: notes of each cache in use that its pages have to be stored again, for the next process.
+/// After a failed sync: records for the next process that the pages of each cache in use must be stored again.
 #[cold]
 #[inline(never)]
 fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory>) {
@@ -323,14 +326,14 @@ fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory
             && boot == BootId(content.use_boot);
         if is_in_use {
             content.use_state = USE_UNSURE.into();
-            // Where this fails, too, the row stays as it is: no slot may change while the other one is not on the disk.
+            // If this fails too, the row stays unchanged: no slot may change while the other one is not on the disk.
             let _ = row.keep_in_both(region, ROW, content);
         }
     }
 }
 
-/// Stores what is noted of the use of a cache, and brings it to the disk; a note only in a region that earlier programs refuse.
-/// In its boot `USE_UNSURE` stays, unless the new note is of no boot.
+/// Stores the use record of a cache, and syncs it to the disk. Requires the feature first, so that earlier programs refuse
+/// the region. `USE_UNSURE` of the same boot stays, unless the new record names no boot.
 #[inline(never)]
 fn note<E: Environment>(
     tables: &mut Tables<E>,

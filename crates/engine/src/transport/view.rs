@@ -1,4 +1,4 @@
-//! The tables as tools look at them.
+//! Queries of the tables by tools.
 
 use super::Transport;
 use crate::{Environment, slots::TwoSlots};
@@ -6,15 +6,15 @@ use cbd_format::{BackendEntry as BackendRow, Drained, StateShape};
 use cbd_types::{BackendId, Epoch, SegmentId};
 
 impl<E: Environment> Transport<E> {
-    /// The segments that belong to a backend, its state segment among them; none where it has no cache.
+    /// The segments that belong to a backend, including its state segment; empty if the backend has no cache.
     pub fn segments_of(&self, id: BackendId) -> alloc::vec::Vec<SegmentId> {
         let tables = self.tables.lock();
         let row = tables.backends.get(id.index()).and_then(|row| row.content());
         row.map_or_else(alloc::vec::Vec::new, |_| tables.segments_of(id))
     }
 
-    /// How far a backend is drained as its state block says, and its recovery point in milliseconds since 1970 UTC, 0 where that is not
-    /// known; `None` without a cache, and where neither copy can be read. The cache is not opened.
+    /// The drained epoch that a backend's state block records, and its recovery point in milliseconds since 1970 UTC, 0 if it
+    /// is not known. `None` without a cache, or if neither copy can be read. The cache is not opened.
     pub fn drained(&self, id: BackendId) -> Option<(Epoch, u64)> {
         let row = self.backend_row(id).filter(|row| row.cache_id.get() != 0)?;
         let segment = row.state_segment.get();
@@ -27,7 +27,7 @@ impl<E: Environment> Transport<E> {
         slots.content().map(|drained| (Epoch(drained.epoch.get()), drained.closed_ms.get()))
     }
 
-    /// The row of a backend as it stands on the medium, if it can be read: also where what it says is impossible.
+    /// The row of a backend as it is stored on the medium, if it can be read, even if its values are impossible.
     pub fn backend_row(&self, id: BackendId) -> Option<BackendRow> {
         self.tables.lock().backends.get(id.index())?.content().copied()
     }

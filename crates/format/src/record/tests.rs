@@ -1,4 +1,4 @@
-//! Tests of records: at which place, with which numbers and with how many lines one counts.
+//! Tests of records: the position, numbers and lines with which a record is valid.
 
 use super::*;
 use alloc::vec::Vec;

@@ -1,5 +1,5 @@
-//! All executions of a few threads, under the memory model of the language: with full barriers on both sides,
-//! as on a system without heavy barriers.
+//! All executions of a few threads, under the memory model of the language: with full barriers on both sides, as on a system
+//! without heavy barriers.
 
 use super::*;
 use loom::sync::atomic::{AtomicU32, fence};
@@ -18,7 +18,7 @@ fn word() -> Word {
     Word { value: AtomicU32::new(0), queue: Mutex::new(()), bell: Condvar::new() }
 }
 
-/// The platform of the model; `LIGHT` and `HEAVY` tell whether the barriers have an effect.
+/// The platform of the model; `LIGHT` and `HEAVY` determine whether the barriers have an effect.
 struct Model<const LIGHT: bool, const HEAVY: bool>;
 
 impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
@@ -81,8 +81,8 @@ fn add_up<const LIGHT: bool, const HEAVY: bool>(threads: usize, preemptions: Opt
             Rc::new((Protocol::<Model<LIGHT, HEAVY>>::new(word(), word()), loom::cell::UnsafeCell::new(0)));
         let work = |shared: &(Protocol<Model<LIGHT, HEAVY>>, loom::cell::UnsafeCell<usize>)| {
             shared.0.lock();
-            // SAFETY: the lock is held; the model checks that no other thread is here, and that all earlier
-            // changes are seen.
+            // SAFETY: the lock is held; the model checks that no other thread accesses the number, and that all earlier
+            // changes are visible.
             #[allow(unsafe_code)]
             shared.1.with_mut(|number| unsafe { *number += 1 });
             shared.0.unlock();

@@ -1,5 +1,5 @@
-//! The routines, disassembled: a program cannot observe whether a line has reached memory, but it can check
-//! whether the routine contains the instructions for that.
+//! Tests of the disassembled routines: a program cannot observe whether a line has reached memory, but it can check whether
+//! the routine contains the instructions for that.
 
 use super::*;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 /// The instructions of a routine up to its end.
 fn instructions(routine: *const ()) -> Vec<Instruction> {
-    /// No routine is longer.
+    /// An upper bound of the length of a routine in bytes.
     const LENGTH: usize = 1024;
-    // SAFETY: it is code of this program, which is mapped readable; behind the routines there is more of it.
+    // SAFETY: the bytes are code of this program, which is mapped readable; more code follows the routines.
     let code = unsafe { core::slice::from_raw_parts(routine.cast::<u8>(), LENGTH) };
     let mut found = Vec::new();
     for instruction in Decoder::with_ip(64, code, routine as u64, DecoderOptions::NONE) {

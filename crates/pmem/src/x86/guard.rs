@@ -1,5 +1,4 @@
-//! Failing memory becomes a result: a fault in a registered mapping ends only the routine of `guarded.s` that
-//! caused it.
+//! Converts failing memory to a result: a fault in a registered mapping ends only the routine of `guarded.s` that caused it.
 //!
 //! Elsewhere: the handler (`cbd-guard`), the meaning of the failure (`memory`, `mapping`).
 
@@ -14,8 +13,8 @@ unsafe extern "C" {
     safe static cbd_pmem_guarded_landing: u8;
 }
 
-// SAFETY: the routines between the two use no stack and save nothing, and a caller first checks the value
-// that they leave in `rax`; the landing is their common return.
+// SAFETY: the routines between the two addresses use no stack and save no registers. A caller first checks the value that
+// they leave in `rax`. The landing is their common return.
 static ROUTINES: Routines = unsafe {
     Routines::new(
         &raw const cbd_pmem_guarded_begin,

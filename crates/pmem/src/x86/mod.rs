@@ -52,8 +52,7 @@ routines! {
     back_clflush = "cbd_pmem_back_clflush" (at: *mut u8, unused: *const u8, lines: usize);
 }
 
-/// After this, everything that the calling thread stored past the caches or wrote back is in the persistence
-/// domain.
+/// When this returns, everything that the calling thread stored past the caches or wrote back is in the persistence domain.
 #[inline]
 pub fn fence() {
     // SAFETY: the instruction is part of every x86-64 and touches neither memory nor registers.
@@ -64,7 +63,7 @@ pub fn fence() {
 /// Hints that the line at `at` will be used soon.
 #[inline]
 pub fn prefetch(at: *const u8) {
-    // SAFETY: a prefetch faults at no address.
+    // SAFETY: a prefetch does not fault at any address.
     unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast()) };
 }
 
