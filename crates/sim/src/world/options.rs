@@ -119,7 +119,7 @@ pub struct Happened {
     pub power_cuts: u64,
     /// Crashes while the engine recovered.
     pub crashes_in_recovery: u64,
-    /// Proper stops.
+    /// Clean shutdowns.
     pub stops: u64,
     /// Drains completed.
     pub drains: u64,
