@@ -58,7 +58,7 @@ impl TestFailures {
         }
     }
 
-    /// One line for each.
+    /// One line for each test.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let failed = self.failed.iter().map(|name| format!("failed: {name}"));
         failed.chain(self.slow.iter().map(|name| format!("did not end: {name}")))
@@ -70,7 +70,7 @@ impl TestFailures {
 pub struct Report {
     begun: Instant,
     total: Count,
-    /// Printed behind the table, where the end of a long log shows them.
+    /// Lines that are printed after the table, so that they are visible at the end of a long log.
     notes: Vec<String>,
     steps: Vec<(&'static str, Duration, Count)>,
 }
@@ -94,7 +94,7 @@ impl Report {
         self.steps.push((name, begun.elapsed(), count));
     }
 
-    /// Adds lines that are printed behind the table of the steps.
+    /// Adds lines that are printed after the table of the steps.
     pub fn note(&mut self, lines: impl IntoIterator<Item = String>) {
         self.notes.extend(lines);
     }
