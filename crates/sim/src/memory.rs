@@ -156,7 +156,7 @@ impl CrashMemory {
         }
     }
 
-    /// Sets the kind of the memory; it stays across crashes.
+    /// Sets the kind of the memory; the kind persists across crashes.
     pub fn set_kind(&self, kind: MemoryKind) {
         self.state.lock().kind = kind;
     }

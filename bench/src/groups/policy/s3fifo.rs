@@ -1,4 +1,4 @@
-//! S3-FIFO, as in Yang and others, "FIFO Queues are All You Need for Cache Eviction" (SOSP 2023), algorithm
+//! S3-FIFO, as in Yang et al., "FIFO Queues are All You Need for Cache Eviction" (SOSP 2023), algorithm
 //! 1.
 
 use super::Policy;

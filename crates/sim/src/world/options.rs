@@ -1,4 +1,4 @@
-//! The options of worlds, and counts of what happened in them.
+//! The options of worlds, and counts of the events in them.
 
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
@@ -104,7 +104,7 @@ impl WorldOptions {
     }
 }
 
-/// Counts of what happened in a world, so that a test can require activity.
+/// Counts of the events in a world, so that a test can require activity.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Happened {
     /// Requests completed.
