@@ -32,11 +32,11 @@ pub enum Problem {
 /// Options of `test` and `nightly`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TestFlags {
-    /// Leave out what needs root, without an error.
+    /// Leave out the steps that need root, without an error.
     pub no_system: bool,
     /// Run only these steps; empty means all.
     pub only: Vec<String>,
-    /// Leave out the steps that need root, without an error.
+    /// Run only the tests whose name contains this.
     pub filter: Option<String>,
 }
 

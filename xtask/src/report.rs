@@ -1,4 +1,4 @@
-//! The report of a task: its steps with their times, and what passed and failed.
+//! The report of a task: its steps with their times, and the numbers of passed and failed checks.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

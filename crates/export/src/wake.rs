@@ -116,7 +116,7 @@ impl WaitSet {
         };
     }
 
-    /// Waits until a descriptor is ready, at most for `timeout`. Returns the number of ready descriptors; 0 on timeout.
+    /// Waits until a descriptor is ready, for at most `timeout`. Returns the number of ready descriptors; 0 on timeout.
     ///
     /// # Errors
     /// The system call failed.
@@ -158,7 +158,7 @@ impl WaitSet {
     }
 }
 
-/// Waits until one of `descriptors` is readable, at most for `timeout`; returns its index.
+/// Waits until one of `descriptors` is readable, for at most `timeout`; returns its index.
 ///
 /// # Errors
 /// The system call failed.

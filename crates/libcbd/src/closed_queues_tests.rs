@@ -109,7 +109,7 @@ fn requests_that_wait_for_space_when_their_queue_is_closed_are_never_executed() 
     let mut queue = device.queue().unwrap();
     let waiting = fill(&device, &mut queue);
     assert!(waiting > 8, "there is a cache");
-    // A write of several pieces, a zeroing and a discard wait behind it; no piece of them is executed.
+    // A write of several pieces, a zeroing and a discard follow it and wait, too; no piece of them is executed.
     submit(&mut queue, Operation::Write, waiting + 1, 300, 1);
     submit(&mut queue, Operation::WriteZeroes, 0, 1, 0);
     submit(&mut queue, Operation::Discard, 1, 1, 0);
