@@ -198,7 +198,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(bound.used(), OTHERS + Model::sum(&model.0), "what is counted is not what is there");
     }
     drop(front_end);
-    // How the connection ended follows from the script.
+    // The script determines how the connection ends.
     let _ = server.join().expect("the server does not fail");
     assert_eq!(bound.used(), OTHERS, "removed pieces are still counted");
 }

@@ -37,7 +37,7 @@ impl Count {
     }
 }
 
-/// Which tests failed, and which did not end, by the lines of the Rust test harness.
+/// The tests that failed or did not end, according to the lines of the Rust test harness.
 #[derive(Default, Debug)]
 pub struct TestFailures {
     failed: BTreeSet<String>,

@@ -109,7 +109,7 @@ impl Device {
         Self { stripes, running, id, path: path.to_owned(), warnings }
     }
 
-    /// Its row on the region.
+    /// The row of its backend on the region.
     #[must_use]
     pub const fn id(&self) -> BackendId {
         self.id

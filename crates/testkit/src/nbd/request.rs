@@ -59,7 +59,7 @@ pub enum Command<'a> {
     Trim {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
         /// Complete when durable.
         fua: bool,
@@ -68,7 +68,7 @@ pub enum Command<'a> {
     WriteZeroes {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
         /// Complete when durable.
         fua: bool,
@@ -81,14 +81,14 @@ pub enum Command<'a> {
     Cache {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
     },
     /// Block status of the range.
     BlockStatus {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
         /// Only the first extent (REQ_ONE).
         one: bool,
@@ -102,7 +102,7 @@ pub struct BlockStatus {
     pub context: &'static str,
     /// First byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: u32,
     /// Flags of the extent: [`status_flag`](cbd_nbd::status_flag).
     pub flags: u32,
