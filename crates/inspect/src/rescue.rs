@@ -350,8 +350,8 @@ fn one(
     rescued.add_status(status);
     result?;
     if parked_bytes == 0 {
-        // 7. The disk is a plain disk now. Older data in the cache must not hide what is written to the disk from
-        //    here on. Only the cache records which data is damaged, so that record stays.
+        // 7. The disk is a plain disk now. What is written to it from here on must not be hidden by older data in the cache.
+        //    Only the cache knows what is damaged: that stays.
         if rescued.damaged.is_empty() && MutationPoint::RescueEmpties.is_active() {
             drop(cache);
             transport.empty_backend(entry.id)?;
