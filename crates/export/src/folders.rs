@@ -31,8 +31,9 @@ const STICKY: u32 = 0o1000;
 /// Creates the folder at `path` and its missing parents, and ensures that it belongs to this user or to root, and that
 /// only its owner may write to it. Returns its path without symbolic links.
 ///
-/// # Errors [`ErrorKind::Permission`] if another user owns a link in the path or the folder;
-/// [`ErrorKind::InvalidArgument`] for a file that is no folder; and errors of the system.
+/// # Errors
+/// [`ErrorKind::Permission`] if another user owns a link in the path or the folder; [`ErrorKind::InvalidArgument`] for a file
+/// that is no folder; and errors of the system.
 pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
     let (folder, resolved) = walk(path, mode)?;
     let found = File::from(folder);

@@ -19,7 +19,8 @@ pub const BACKLOG: i32 = 128;
 
 /// Listens at `path`; returns the non-blocking socket and its file. Errors name the expected `clients`.
 ///
-/// # Errors [`ErrorKind::Busy`] if a running server listens, [`ErrorKind::AlreadyExists`] if another file has the name,
+/// # Errors
+/// [`ErrorKind::Busy`] if a running server listens, [`ErrorKind::AlreadyExists`] if another file has the name,
 /// [`ErrorKind::InvalidArgument`] for a path that no socket can have, and errors of the system.
 pub fn listen(path: &Path, clients: &str) -> Result<(OwnedFd, SocketFile)> {
     let refused = |error: io::Error| {

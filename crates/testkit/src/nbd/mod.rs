@@ -74,8 +74,9 @@ impl Client {
 
     /// Connects to the server at `listen`.
     ///
-    /// # Errors [`ErrorKind::NotFound`] if no server listens there or it has no such export, [`ErrorKind::Foreign`] if
-    /// the peer is no NBD server, [`ErrorKind::TimedOut`], and errors of the system.
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if no server listens there or it has no such export, [`ErrorKind::Foreign`] if the peer is no NBD
+    /// server, [`ErrorKind::TimedOut`], and errors of the system.
     pub fn connect_with(listen: &Listen, options: &ClientOptions) -> Result<Self> {
         if options.export_name.len() > STRING_MAX {
             let text = format!("the name of an NBD export has at most {STRING_MAX} bytes");
