@@ -1,6 +1,6 @@
 //! The budgets of the figures: one table that the benchmarks check and the report shows.
 //!
-//! Invariants: a missed budget says nothing about correctness; a figure from a noisy machine decides nothing.
+//! Invariants: a missed budget is no evidence of incorrect behaviour; a figure from a noisy machine decides nothing.
 
 /// The bound of a figure.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -98,12 +98,12 @@ pub fn budget(path: &str) -> Option<&'static Budget> {
 pub enum Verdict {
     /// It is within its bound.
     Met,
-    /// It is not.
+    /// It is outside its bound.
     Missed,
 }
 
 impl Bound {
-    /// Whether `value` is within the bound; none without a bound.
+    /// Whether `value` is within the bound; `None` without a bound.
     pub fn check(self, value: f64) -> Option<Verdict> {
         let met = match self {
             Self::AtMost(limit) => value <= limit,

@@ -1,9 +1,9 @@
 //! An allocator that can count, so that memory is measured and not estimated.
 //!
-//! Invariants: until [`start`] is called, nothing is counted and no locked instruction is executed; speed is
+//! Invariants: until [`start`] is called, the allocator counts nothing and executes no atomic read-modify-write. Speed is
 //! measured before that.
 //!
-//! The count is of the requested bytes, without the overhead of the system's allocator.
+//! The count contains the requested bytes, without the overhead of the system's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -33,8 +33,8 @@ fn count(bytes: usize, sign: i64) {
     }
 }
 
-// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract; counting
-// neither allocates nor accesses the memory.
+// SAFETY: every call is passed on unchanged to the system's allocator, which meets the contract. Counting neither allocates nor
+// accesses the memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);

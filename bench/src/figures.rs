@@ -1,7 +1,7 @@
-//! The figures of a run: shown as soon as they are known, stored in a tree, and compared with their budgets.
+//! The figures of a run: shown as soon as they are measured, stored in a tree, and compared with their budgets.
 //!
-//! Invariants: a figure is at the path by which the budgets refer to it. A figure that was compared or has a
-//! budget also has `{name}_detail` with its components, its spread, and the verdict.
+//! Invariants: a figure is at the path by which the budgets refer to it. A figure that was compared or has a budget also has
+//! `{name}_detail` with its components, its spread, and the verdict.
 
 use crate::budgets::{self, Verdict};
 use crate::statistics::{Summary, rounded};
@@ -19,7 +19,7 @@ pub struct Checked {
     pub bound: String,
     /// Whether it is within the bound.
     pub verdict: Verdict,
-    /// Whether the machine was too noisy to be sure of that.
+    /// Whether the machine was too noisy for a reliable verdict.
     pub is_uncertain: bool,
 }
 
@@ -42,8 +42,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// No figures yet. With `json` they are shown on standard error, otherwise on standard output: with
-    /// `json`, standard output is for the result.
+    /// Creates an empty set of figures. They are shown on standard output, or with `json` on standard error: standard output then
+    /// holds only the result.
     pub fn new(json: bool) -> Self {
         let (values, checked, noisy) = (Map::new(), Vec::new(), Vec::new());
         Self { section: String::new(), json, values, checked, noisy }
@@ -59,7 +59,7 @@ impl Figures {
         self.add_detailed(&name.into(), value, Map::new(), None);
     }
 
-    /// Adds a figure with its components, and its certainty if that is known.
+    /// Adds a figure with its components, and its certainty if it was determined.
     pub fn add_detailed(
         &mut self,
         name: &str,
@@ -123,8 +123,7 @@ impl Figures {
         self.add_detailed(name, rounded(in_us(median), 3), detail, Some(certainty));
     }
 
-    /// Shows at the end which budgets are missed and which figures are uncertain, and adds both to the
-    /// figures.
+    /// Shows the missed budgets and the uncertain figures, and adds both to the figures. Called at the end.
     pub fn summarize(&mut self) {
         self.enter("summary");
         let with = |verdict: Verdict| self.checked.iter().filter(move |checked| checked.verdict == verdict);
@@ -194,7 +193,7 @@ fn counts(found: &Comparison) -> Map<String, Value> {
     detail
 }
 
-/// The times of both, for the report.
+/// The times of both contestants, for the report.
 fn in_ns(found: &Comparison) -> Value {
     json!(format!("{:.0} ns against {:.0} ns", found.a.median, found.b.median))
 }

@@ -18,17 +18,17 @@ const AGE: u64 = 2;
 /// Fills a new cache in the first `region` bytes of `mapping`.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn rig(mapping: &Arc<Mapping>, region: u64) -> Result<Rig> {
     let mut rig = Rig::new(Window::new(Arc::clone(mapping), 0, region), SPREAD * region)?;
     let sources = Sources::new(4096);
     let mut random = SmallRng::seed_from_u64(4);
     let mut places = |count| random_places(&mut random, SPREAD * region, 4096, count);
-    // In pieces, since memory is counted, and the offsets themselves must not be.
+    // Offsets are generated in pieces, because memory is counted, and the offsets must not be part of the count.
     for _ in 0..AGE * region / 4096 / PIECE as u64 {
         rig.write_all(&places(PIECE), &sources)?;
     }
-    // Then until it is full.
+    // Then writes until the cache is full.
     loop {
         for (number, &place) in places(PIECE).iter().enumerate() {
             if !rig::write(rig.cache(), place, sources.get(number))? {

@@ -17,7 +17,7 @@ use cbd_types::Result;
 pub struct Group {
     /// Its name.
     pub name: &'static str,
-    /// What it measures and how long that takes, for the help text, split into lines.
+    /// A description of the measurement and its duration, for the help text, split into lines.
     pub what: &'static str,
     /// Runs the measurement.
     pub run: fn(&Options, &mut Figures) -> Result<()>,
@@ -55,7 +55,7 @@ pub const GROUPS: [Group; 7] = [
         what: "the slowest of 4 KiB writes while writeback and reclaim run, against the copy's slowest (20 s)",
         run: tail::run,
     },
-    // Last, since every allocation is counted from then on.
+    // The last group, because every allocation is counted from then on.
     Group {
         name: "memory",
         what: "the index of a full cache, and a daemon with two devices after mixed requests, as root (40 s)",

@@ -1,6 +1,6 @@
-//! A backing device that completes everything at once: it stores nothing and reads as zeroes.
+//! A backing device that completes every operation at once: it stores nothing and reads as zeroes.
 //!
-//! For measurements of the engine alone, in which the disk must play no role.
+//! It is for measurements of the engine alone, on which the disk must have no influence.
 
 use cbd_backing::{Backing, Identity, PollableQueue};
 use cbd_export::Event;
@@ -16,7 +16,7 @@ pub struct InstantDisk {
 }
 
 impl InstantDisk {
-    /// A device of `size` bytes.
+    /// Creates a device of `size` bytes.
     ///
     /// # Errors
     /// None for a size that a disk can have.

@@ -1,4 +1,4 @@
-//! A cache as a daemon runs it: its background worker runs beside the clients.
+//! A cache as a daemon runs it: its background worker runs concurrently with the clients.
 
 use crate::instant_disk::InstantDisk;
 use crate::rig;
@@ -12,10 +12,10 @@ use std::task::{Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// A write that waits longer for space has failed.
+/// A write that waits longer than this for space has failed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A cache with its background worker, in front of a disk that completes everything at once.
+/// A cache with its background worker, in front of a disk that completes every operation at once.
 pub struct Live<P: Pmem + 'static> {
     /// The cache.
     pub cache: Arc<Cache<ProcessEnvironment<P>>>,
@@ -33,11 +33,11 @@ impl Wake for Sleeper {
 }
 
 impl<P: Pmem + 'static> Live<P> {
-    /// Creates a cache in the whole `memory`, in front of a device of `device` bytes; its background worker
-    /// begins with `prepare`. Only the calling thread may write to it.
+    /// Creates a cache in the whole `memory`, in front of a device of `device` bytes. Its background worker begins with
+    /// `prepare`. Only the calling thread may write to the cache.
     ///
     /// # Errors
-    /// Those of the engine and of the system.
+    /// The errors of the engine and of the system.
     pub fn new(memory: P, device: u64, prepare: impl FnOnce() + Send + 'static) -> Result<Self> {
         let surroundings = Arc::new(ProcessEnvironment::new());
         let cache = rig::format(&surroundings, memory, device, rig::lanes_of_a_daemon())?;
@@ -47,10 +47,10 @@ impl<P: Pmem + 'static> Live<P> {
         Ok(Self { cache, waker, _worker: worker })
     }
 
-    /// One write; false if it had to wait for space.
+    /// Executes one write; returns false if it had to wait for space.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn write(&self, place: u64, data: &[u8]) -> Result<bool> {
         let range = ByteRange::at(place, data.len() as u64);
         if let Admission::Done(_) = self.cache.write(range, data, &self.waker)? {
@@ -66,15 +66,15 @@ impl<P: Pmem + 'static> Live<P> {
         Err(Error::new(ErrorKind::TimedOut, "background work frees no space"))
     }
 
-    /// Waits until enough segments are free that a few writes need not wait for one.
+    /// Waits until enough segments are free for a few writes that do not wait.
     ///
     /// # Errors
-    /// When that takes too long.
+    /// When the wait takes too long.
     pub fn wait_for_space(&self) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < TIMEOUT {
             let status = self.cache.status();
-            // The reserve has one segment for each lane; each lane may need another, and reclaim some.
+            // The reserve has one segment for each lane. Each lane may need another one, and reclaim may need some.
             if status.free_segments > 4 * status.lanes {
                 return Ok(());
             }
@@ -86,7 +86,7 @@ impl<P: Pmem + 'static> Live<P> {
     /// Writes `bytes` to random blocks of 4 KiB of a device of `device` bytes, with some flushes.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn age(&self, random: &mut SmallRng, device: u64, bytes: u64) -> Result<()> {
         const BETWEEN_FLUSHES: usize = 4096;
         let sources = Sources::new(4096);

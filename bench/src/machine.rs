@@ -1,4 +1,4 @@
-//! Describes the machine of the figures.
+//! Describes the machine on which the figures were measured.
 
 use serde_json::{Value, json};
 use std::fs;

@@ -1,7 +1,7 @@
-//! `cbd-bench`: how far CBD is from the limit that the machine itself sets.
+//! `cbd-bench`: measures the distance of CBD from the limit that the machine itself sets.
 //!
-//! Invariants: compared figures come from turns in one run on one machine, the figures are medians, and each
-//! ratio is shown with the absolute figures and their spread.
+//! Invariants: compared figures come from turns in one run on one machine, the figures are medians, and each ratio is shown with
+//! the absolute figures and their spread.
 //!
 //! Elsewhere: whether CBD is correct (the tests); a missed budget is not a failure.
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures, or reads earlier figures, and shows and writes what was requested.
+/// Measures, or reads earlier figures, and shows and writes the requested output.
 fn run(options: &Options) -> Result<(), String> {
     if let Some(region) = &options.restart_of {
         println!("{}", groups::restart::restart(region).map_err(|error| error.line())?);

@@ -47,8 +47,7 @@ pub struct Options {
     pub seed: u64,
     /// Percentage of writes among the requests of a trace.
     pub write_percent: u8,
-    /// Only open this region, and print how long that takes: for the group `recovery`, which starts such a
-    /// process.
+    /// Only open this region, and print the duration. The group `recovery` starts a process with this option.
     pub restart_of: Option<PathBuf>,
     /// Show the usage.
     pub help: bool,
@@ -76,7 +75,7 @@ impl Options {
     /// Reads the options.
     ///
     /// # Errors
-    /// What is wrong with them, as text.
+    /// A description of the error, as text.
     pub fn parse(arguments: &[String]) -> Result<Self, String> {
         let mut options = Self::default();
         let mut rest = arguments.iter();
@@ -116,12 +115,12 @@ impl Options {
         Ok(options)
     }
 
-    /// Whether a group is to run.
+    /// Whether a group is selected.
     pub fn wants(&self, group: &str) -> bool {
         self.groups.is_empty() || self.groups.iter().any(|wanted| wanted == group)
     }
 
-    /// Turns of each side.
+    /// Number of turns of each side.
     pub fn rounds(&self) -> usize {
         self.rounds.unwrap_or(if self.quick { 20 } else { 400 })
     }

@@ -1,4 +1,4 @@
-//! Threads that are pinned to processors, and begin at the same moment.
+//! Threads that are pinned to processors and begin at the same moment.
 
 use cbd_types::{Error, ErrorKind, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -25,12 +25,12 @@ impl Processors {
         Ok(Self { allowed, numbers })
     }
 
-    /// Their number.
+    /// The number of processors.
     pub fn count(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Pins the calling thread to one of them.
+    /// Pins the calling thread to one of the processors.
     ///
     /// # Errors
     /// When the system refuses it.
@@ -40,7 +40,7 @@ impl Processors {
         sched_setaffinity(None, &only).map_err(refused)
     }
 
-    /// Lets the calling thread run on all of them.
+    /// Allows the calling thread to run on all of the processors.
     ///
     /// # Errors
     /// When the system refuses it.
@@ -53,8 +53,8 @@ fn refused(error: rustix::io::Errno) -> Error {
     Error::new(ErrorKind::System, format!("the processors of a thread: {error}"))
 }
 
-/// Lets two threads, each on a processor of its own, begin at the same moment. It spins: a wakeup would take
-/// a tenth of a turn.
+/// A barrier at which two threads, each on a processor of its own, begin at the same moment. It spins: a wakeup would take a
+/// tenth of a turn.
 #[derive(Debug, Default)]
 pub struct Gate(AtomicUsize);
 
@@ -89,7 +89,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for round in 0..1000 {
-                        // Both have passed all earlier rounds, or are between this count and their gate.
+                        // Both threads have passed all earlier rounds, or are between this count and their gate.
                         let seen = passed.load(Ordering::SeqCst);
                         assert!((2 * round..=2 * round + 1).contains(&seen), "{round} {seen}");
                         gate.meet().expect("the other one arrives");

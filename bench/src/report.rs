@@ -1,9 +1,9 @@
 //! The report: the figures in `docs/performance.md`, and plots beside it.
 //!
-//! Invariants: what people wrote on the page stays as it is; only the text between the marks of a measured
-//! part is replaced, and a page without marks is refused.
+//! Invariants: text that people wrote on the page stays unchanged. Only the text between the markers of a measured part is
+//! replaced, and a page without markers is refused.
 //!
-//! Elsewhere: what the figures mean (the page).
+//! Elsewhere: the meaning of the figures (the page).
 
 mod peers;
 mod plots;
@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 const PAGE: &str = "performance.md";
 /// The directory of plots, beside the page.
 const PLOTS: &str = "performance";
-/// The mark before the replaced text.
+/// The marker before the replaced text.
 const BEGIN: &str = "<!-- figures: what follows is written by `cargo xtask bench --report` -->";
-/// The mark after it.
+/// The marker after the replaced text.
 const END: &str = "<!-- end of figures -->";
 
 /// The documentation of the project that this program was built from.
@@ -30,7 +30,7 @@ pub fn docs_of_the_project() -> PathBuf {
 /// Reads the figures of an earlier run.
 ///
 /// # Errors
-/// What is wrong with the file, as text.
+/// A description of the problem with the file.
 pub fn read(file: &Path) -> Result<Value, String> {
     let text =
         std::fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
@@ -42,7 +42,7 @@ pub fn read(file: &Path) -> Result<Value, String> {
 /// Writes the report into `docs`.
 ///
 /// # Errors
-/// When the page lacks its marks, or something cannot be written, as text.
+/// When the page lacks its markers, or a file cannot be written, as text.
 pub fn write(figures: &Value, docs: &Path) -> Result<(), String> {
     let page = docs.join(PAGE);
     let fail =
@@ -68,7 +68,7 @@ pub fn write(figures: &Value, docs: &Path) -> Result<(), String> {
     std::fs::write(&page, text).map_err(|error| fail("write", &page, error))
 }
 
-/// The page with another section between these marks; none if it has no marks.
+/// The page with another section between these markers; `None` if it lacks them.
 fn replace(page: &str, (begin, end): (&str, &str), section: &str) -> Option<String> {
     let (before, rest) = page.split_once(begin)?;
     let (_, after) = rest.split_once(end)?;
@@ -80,7 +80,7 @@ fn shown(plots: &[plots::Plot]) -> String {
     plots.iter().map(|plot| format!("\n![{}]({PLOTS}/{})\n", plot.title, plot.file)).collect()
 }
 
-/// The text between the marks.
+/// The text between the markers.
 fn section(figures: &Value, plots: &[plots::Plot]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -117,7 +117,7 @@ fn machine(figures: &Value) -> String {
     )
 }
 
-/// The line of one budget; none if it was not measured.
+/// The line of one budget; `None` if its figure was not measured.
 fn row(figures: &Value, budget: &Budget) -> Option<String> {
     let value = number(figures, budget.path)?;
     let detail = |name: &str| figures.pointer(&format!("{}_detail/{name}", pointer(budget.path)));

@@ -36,7 +36,7 @@ pub struct Held {
 /// Operations that writeback keeps in flight on the disk: as many as in a daemon.
 const DEPTH: usize = 64;
 
-/// Background work that takes longer has failed.
+/// Background work that takes longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A cache with its background worker.
@@ -48,11 +48,11 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Formats `memory` and creates a cache in all of it, in front of a device of `device` bytes, with as
-    /// many lanes as a daemon would give it.
+    /// Formats `memory` and creates a cache in all of it, in front of a device of `device` bytes, with as many lanes as a daemon
+    /// would use.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn new(memory: Memory, device: u64) -> Result<Self> {
         Self::with_lanes(memory, device, lanes_of_a_daemon())
     }
@@ -60,7 +60,7 @@ impl Rig {
     /// As [`new`](Self::new), with at most `lanes_max` lanes.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn with_lanes(memory: Memory, device: u64, lanes_max: u32) -> Result<Self> {
         Self::before(memory, Arc::new(InstantDisk::new(device)?), lanes_max)
     }
@@ -68,7 +68,7 @@ impl Rig {
     /// As [`new`](Self::new), in front of a backing device.
     ///
     /// # Errors
-    /// Those of the engine and of the device.
+    /// The errors of the engine and of the device.
     pub fn before(memory: Memory, disk: Arc<dyn Backing>, lanes_max: u32) -> Result<Self> {
         let log = memory.log();
         let surroundings = Arc::new(ProcessEnvironment::new());
@@ -76,10 +76,10 @@ impl Rig {
         Self::over(cache, disk, log)
     }
 
-    /// Opens what [`new`](Self::new) created, which recovers it.
+    /// Opens a cache that [`new`](Self::new) created; opening recovers it.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn reopen(memory: Memory) -> Result<Self> {
         let log = memory.log();
         let transport = Transport::open(Arc::new(Surroundings::new()), Region::new(memory))?;
@@ -93,7 +93,7 @@ impl Rig {
         Ok(Self { cache, worker, disk, log })
     }
 
-    /// The cache alone, as it was filled.
+    /// Returns the filled cache without its background worker.
     pub fn without_worker(self) -> Arc<Cache<Surroundings>> {
         self.cache
     }
@@ -103,7 +103,7 @@ impl Rig {
         &self.cache
     }
 
-    /// The cache, for other threads. They must have finished before background work runs.
+    /// A reference to the cache for other threads. They must have finished before background work runs.
     pub fn share(&self) -> Arc<Cache<Surroundings>> {
         Arc::clone(&self.cache)
     }
@@ -123,10 +123,10 @@ impl Rig {
         Arc::clone(&self.log)
     }
 
-    /// Writes to all `places` in order, and does the necessary background work in between.
+    /// Writes to all `places` in order, and runs the necessary background work in between.
     ///
     /// # Errors
-    /// Those of the engine, and when background work frees no space.
+    /// The errors of the engine, and an error if background work frees no space.
     pub fn write_all(&mut self, places: &[u64], sources: &Sources) -> Result<()> {
         for (number, &place) in places.iter().enumerate() {
             let mut attempts = 0;
@@ -149,8 +149,8 @@ impl Rig {
         records
     }
 
-    /// The blocks of 4 KiB that were written whole, each with the offset of its newest data: the last record
-    /// of each in its lane's log. No thread may write meanwhile.
+    /// The blocks of 4 KiB that were written whole, each with the offset of its newest data: the last record of the block in the
+    /// log of its lane. No thread may write during the call.
     pub fn held_blocks(&self) -> Vec<Held> {
         let mut newest = HashMap::new();
         self.visit(|segment, record| {
@@ -174,10 +174,10 @@ impl Rig {
         }
     }
 
-    /// Closes the epoch, and runs writeback and reclaim until nothing is left to do.
+    /// Closes the epoch, and runs writeback and reclaim until both are idle.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn settle(&mut self) -> Result<()> {
         let epoch = self.cache.request_drain();
         let deadline = Instant::now() + TIMEOUT;
@@ -187,7 +187,7 @@ impl Rig {
                 Step::WaitBacking => {
                     wait_any(&[self.worker.queue().wait_descriptor()], Some(TIMEOUT))?;
                 }
-                // Nothing here waits for time, so what is idle now stays idle.
+                // No work here depends on time, so an idle worker stays idle.
                 Step::Idle { .. } if self.cache.is_drained(epoch) => return Ok(()),
                 Step::Idle { .. } => break,
             }
@@ -199,7 +199,7 @@ impl Rig {
 /// Formats `memory` and creates a cache in all of it, in front of a device of `device` bytes.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn format<P: Pmem + 'static>(
     surroundings: &Arc<ProcessEnvironment<P>>,
     memory: P,
@@ -219,7 +219,7 @@ pub fn format<P: Pmem + 'static>(
         lanes_max,
         handlers: 1,
         data_crc: true,
-        // What is written between two rests finds space without reclaim.
+        // Writes between two rests find space without reclaim.
         settings: Settings { gc_percent: 70, ..Settings::default() },
     })?;
     transport.open_cache(backend)
@@ -230,16 +230,16 @@ pub fn lanes_of_a_daemon() -> u32 {
     16 * std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
 }
 
-/// One write; false if there is no space.
+/// Executes one write; returns false if there is no space.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn write(cache: &Cache<Surroundings>, place: u64, data: &[u8]) -> Result<bool> {
     let range = ByteRange::at(place, data.len() as u64);
     Ok(matches!(cache.write(range, data, Waker::noop())?, Admission::Done(_)))
 }
 
-/// The error of a turn without space.
+/// The error of a turn that found no space.
 pub fn no_space() -> Error {
     Error::new(
         ErrorKind::NoSpace,

@@ -1,6 +1,6 @@
-//! Many writes to one file at a time, as an asynchronous program submits them.
+//! Many concurrent writes to one file, as an asynchronous program submits them.
 //!
-//! Invariants: nothing is in flight when a call returns, so no buffer is freed while the kernel uses it.
+//! Invariants: no write is in flight when a call returns, so no buffer is freed while the kernel uses it.
 
 use crate::scale::Sources;
 use crate::turns::since;
@@ -21,20 +21,19 @@ pub struct FileRing {
 }
 
 impl FileRing {
-    /// A ring for `file`.
+    /// Creates a ring for `file`.
     ///
     /// # Errors
-    /// When the system refuses one.
+    /// When the system refuses the ring.
     pub fn new(file: File) -> Result<Self> {
         let ring = IoUring::new(DEPTH_MAX).map_err(|error| system("no ring for a client", &error))?;
         Ok(Self { ring, file })
     }
 
-    /// Writes 4 KiB to each of `places`, with at most `depth` writes in flight; records the time of each in
-    /// nanoseconds.
+    /// Writes 4 KiB to each of `places`, with at most `depth` writes in flight; records the time of each in nanoseconds.
     ///
     /// # Errors
-    /// The first error of a write; those in flight have completed by then.
+    /// The first error of a write; the writes in flight have completed by then.
     pub fn write(
         &mut self,
         places: &[u64],
@@ -81,8 +80,8 @@ impl FileRing {
             .offset(place)
             .build()
             .user_data(number);
-        // SAFETY: the bytes are borrowed by `write`, which returns when nothing is in flight; if the ring
-        // itself fails before, the kernel only reads from pages that it has pinned.
+        // SAFETY: the bytes are borrowed by `write`, which returns when no write is in flight. If the ring itself fails before
+        // that, the kernel only reads from pages that it has pinned.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| Error::new(ErrorKind::System, "a ring is full although it was counted"))
     }

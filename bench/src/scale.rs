@@ -8,7 +8,7 @@ use rand::{Rng, RngCore, SeedableRng};
 /// Sizes in bytes and counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// The region of each contestant; far above any last-level cache.
+    /// The region of each contestant, far larger than any last-level cache.
     pub region: u64,
     /// The cached device.
     pub device: u64,
@@ -19,16 +19,16 @@ pub struct Scale {
     pub turns_between_rests: usize,
     /// The device behind an export, and the memory that holds it.
     pub export_size: u64,
-    /// Operations of each contestant in the measurement of the slowest.
+    /// Operations of each contestant in the measurement of the slowest operations.
     pub tail_operations: usize,
     /// The region that is filled completely, to measure its index and its recovery.
     pub full_region: u64,
-    /// The region that is opened again as after a kill; less if the machine has too little memory.
+    /// The region that is opened again as after a kill; smaller if the machine has too little memory.
     pub restart_region: u64,
 }
 
 impl Scale {
-    /// Operations of `length` bytes in a turn. Small ones cost nearly as much as those of a page.
+    /// Operations of `length` bytes in a turn. A small operation costs nearly as much as one of a page.
     pub const fn turn(&self, length: u64) -> usize {
         let length = if length < 4096 { 4096 } else { length };
         (self.turn_bytes / length) as usize
@@ -63,8 +63,8 @@ impl Scale {
     }
 }
 
-/// The data that is written: as many pages as a client has in flight, in the processor's cache, as data is
-/// that a client has just produced. Both contestants copy from the same pages.
+/// The data that is written: as many pages as a client has in flight. They are in the processor's cache, like data that a client
+/// has just produced. Both contestants copy from the same pages.
 #[derive(Debug)]
 pub struct Sources(Vec<AlignedBuffer>);
 
@@ -72,7 +72,7 @@ impl Sources {
     /// Random pages of `length` bytes.
     pub fn new(length: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
-        // At most half of a small second-level cache.
+        // The pages take at most half of a small second-level cache.
         let count = ((512 << 10) / length).clamp(8, 64);
         Self(
             (0..count)

@@ -1,4 +1,4 @@
-//! Medians, and how far samples scatter.
+//! Medians, and the scatter of samples.
 
 /// The median of some samples, and the range that holds most of them.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -12,7 +12,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarizes samples; all zero if there is none.
+    /// Summarizes samples; all values are zero if there are no samples.
     pub fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -38,8 +38,8 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[below.min(last)] * (1.0 - part) + sorted[above.min(last)] * part
 }
 
-/// The smallest sample that is at least as large as `share` of all sorted samples: an observed value, for
-/// small numbers of samples. Zero if there is none.
+/// The smallest sample that is at least as large as `share` of all sorted samples: an observed value, for small numbers of
+/// samples. Zero if there are no samples.
 pub fn percentile(sorted: &[u32], share: f64) -> u32 {
     let place = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(place.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)

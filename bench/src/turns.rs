@@ -1,8 +1,8 @@
 //! Contestants in turns: A B A B ..
 //!
-//! Invariants: a ratio is computed from turns that follow each other, so what slows the machine for longer
-//! than a turn slows both sides and cancels out; turns are short and many; and a turn in which the thread
-//! lost its processor does not count, nor does its partner.
+//! Invariants: a ratio is computed from consecutive turns, so a disturbance of the machine that lasts longer than a turn slows
+//! both contestants and cancels out. Turns are short and many. A turn in which the thread lost its processor does not count, nor
+//! does the turn that is paired with it.
 
 use crate::figures::Certainty;
 use crate::statistics::{Summary, median_range};
@@ -12,10 +12,10 @@ use std::time::Instant;
 /// A ratio whose median has a wider range than this share is reported as uncertain.
 const NOISY: f64 = 0.06;
 
-/// A thread that ran for less than this share of the time shared its processor.
+/// A thread that ran for less than this share of the time has shared its processor.
 const ALONE: f64 = 0.98;
 
-/// Maximum number of turns that are run for each that counts.
+/// Maximum number of turns that are run for each turn that counts.
 const ATTEMPTS: usize = 8;
 
 /// The time of a turn.
@@ -28,10 +28,10 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Measures `work`, which does this many operations.
+    /// Measures `work`, which executes this many operations.
     ///
     /// # Errors
-    /// That of the work.
+    /// The error of `work`.
     pub fn measure<E>(operations: usize, work: impl FnOnce() -> Result<(), E>) -> Result<Self, E> {
         let processor = processor_nanoseconds();
         let begun = Instant::now();
@@ -71,7 +71,7 @@ pub struct Rounds<const CONTESTANTS: usize> {
 }
 
 impl<const CONTESTANTS: usize> Rounds<CONTESTANTS> {
-    /// A figure of each round.
+    /// Computes a figure of each round.
     pub fn each(&self, figure: impl Fn(&[f64; CONTESTANTS]) -> f64) -> Vec<f64> {
         self.figures.iter().map(figure).collect()
     }
@@ -92,7 +92,7 @@ pub struct Comparison {
     pub difference: Summary,
     /// The 95 % confidence range of the median of the difference.
     pub difference_range: (f64, f64),
-    /// Number of turns of each that counted.
+    /// Number of turns of each contestant that counted.
     pub rounds: usize,
     /// Number of turns that were left out because another thread used the processor.
     pub disturbed: usize,
@@ -135,7 +135,7 @@ pub fn is_noisy(figure: Summary, range: (f64, f64)) -> bool {
 /// Runs two contestants in turns; see [`play`].
 ///
 /// # Errors
-/// That of a contestant; it ends the comparison.
+/// The error of a contestant; it ends the comparison.
 pub fn compare<E>(
     rounds: usize,
     mut a: impl FnMut() -> Result<Turn, E>,
@@ -144,11 +144,11 @@ pub fn compare<E>(
     Ok(Comparison::of(&play(rounds, [&mut a, &mut b])?))
 }
 
-/// Runs all contestants in turns until `rounds` turns of each were undisturbed, after one turn each that does
-/// not count. If the machine is too busy for that, the disturbed ones count, too.
+/// Runs all contestants in turns until `rounds` turns of each were undisturbed, after one turn of each that does not count. If
+/// the machine is too busy for that, the disturbed turns count, too.
 ///
 /// # Errors
-/// That of a contestant; it ends the comparison.
+/// The error of a contestant; it ends the comparison.
 pub fn play<const CONTESTANTS: usize, E>(
     rounds: usize,
     mut contestants: [&mut dyn FnMut() -> Result<Turn, E>; CONTESTANTS],

@@ -1,11 +1,11 @@
-//! Two contestants in one mapping, and a record of where the first one stored its data.
+//! Two contestants in one mapping, and a record of the offsets at which the first one stored its data.
 //!
-//! A copy that is to be the limit of an engine must use the offsets that the engine chose, since a sequential
-//! and a random sequence of destinations differ in cost. The engine's half of the mapping can therefore
-//! record its data stores during a turn that is not timed, and the copy repeats them in the other half.
+//! A copy that is to be the limit of an engine must use the offsets that the engine chose, since a sequential and a random
+//! sequence of destinations differ in cost. The engine's half of the mapping can therefore record its data stores during a turn
+//! that is not timed, and the copy repeats them in the other half.
 //!
-//! Invariants: while nothing is recorded, a store through a window costs one addition and one plain load more
-//! than the store itself.
+//! Invariants: while no stores are recorded, a store through a window costs one addition and one plain load more than the store
+//! itself.
 
 use cbd_types::pmem::MediaError;
 use cbd_types::{Durability, Pmem};
@@ -38,7 +38,7 @@ pub struct Store {
 }
 
 impl StoreLog {
-    /// Records the stores that are made while `work` runs.
+    /// Records the stores that are executed while `work` runs.
     pub fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Store>) {
         self.on.store(true, Ordering::Relaxed);
         let done = work();
@@ -53,10 +53,10 @@ impl StoreLog {
 }
 
 impl<M: Pmem> Window<M> {
-    /// The `length` bytes of `memory` at `base`.
+    /// Creates a window of the `length` bytes of `memory` at `base`.
     ///
     /// # Panics
-    /// If the window reaches past the end of the memory, which is a bug of the benchmark.
+    /// If the window extends past the end of the memory, which is a bug of the benchmark.
     pub fn new(memory: Arc<M>, base: u64, length: u64) -> Self {
         assert!(base + length <= memory.len(), "a window lies inside its memory");
         Self { memory, base, length, log: Arc::default() }

@@ -1,11 +1,11 @@
-//! The engine, devices and the format as a kernel would build them: without std.
+//! The engine, devices and the format, built without std as a kernel would build them.
 //!
-//! `cargo xtask test` builds this crate for `x86_64-unknown-none` (the step `freestanding`), or for this machine where that target
-//! cannot be installed. The functions below are the entry points of a host; together they instantiate the generic code of the engine, so that its machine code exists and the stack
-//! frames of its functions can be measured.
+//! `cargo xtask test` builds this crate for `x86_64-unknown-none` (the step `freestanding`), or for this machine if that target
+//! cannot be installed. The functions below are the entry points of a host. Together they instantiate the generic code of the
+//! engine, so that its machine code exists and the stack frames of its functions can be measured.
 //!
-//! Invariants: memory, backing device and clock are behind trait objects, so the compiler cannot omit engine code because of what
-//! a host does.
+//! Invariants: memory, backing device and clock are behind trait objects, so the compiler cannot omit engine code because of the
+//! behaviour of a host.
 //!
 //! Elsewhere: hosts with threads (`cbd-runtime`).
 #![no_std]
@@ -31,7 +31,7 @@ pub trait Host: Send + Sync {
     fn random(&self) -> u64;
     /// Milliseconds since 1970 UTC.
     fn wall_ms(&self) -> u64;
-    /// Milliseconds since some moment.
+    /// Milliseconds since an arbitrary moment.
     fn monotonic_ms(&self) -> u64;
 }
 
@@ -104,8 +104,8 @@ impl Pmem for Memory {
 #[derive(Debug)]
 pub struct Spinlock(AtomicBool);
 
-// SAFETY: only the thread that changed the flag from false to true holds the lock, and only `unlock`, which the contract restricts
-// to the holder, changes it back.
+// SAFETY: only the thread that changed the flag from false to true holds the lock. Only `unlock` changes the flag back, and its
+// contract restricts it to the holder.
 #[allow(unsafe_code)]
 unsafe impl lock_api::RawMutex for Spinlock {
     // An initial value, copied into each new mutex.
@@ -174,7 +174,7 @@ impl BackingQueue for Disk {
     }
 }
 
-/// The entry points of the data path, one call of a queue each.
+/// The entry points of the data path; each makes one call of a queue.
 pub mod data_path {
     use super::{ByteRange, Completion, Disk, Kernel, Queue, Request, Result, Vec};
 
@@ -187,19 +187,19 @@ pub mod data_path {
         queue.submit(request, done);
     }
 
-    /// Submits a request that may be executed with others.
+    /// Submits a request that may be executed in a batch with others.
     #[inline(never)]
     pub fn submit_plugged(queue: &mut HostQueue, request: Request, done: &mut Vec<Completion>) {
         queue.submit_plugged(request, done);
     }
 
-    /// Executes what was held back.
+    /// Executes the requests that were held back.
     #[inline(never)]
     pub fn unplug(queue: &mut HostQueue, done: &mut Vec<Completion>) {
         queue.unplug(done);
     }
 
-    /// Writes without a request of its own.
+    /// Writes directly from a buffer, without a [`Request`].
     #[inline(never)]
     pub fn write_from(
         queue: &mut HostQueue,
@@ -211,13 +211,13 @@ pub mod data_path {
         queue.write_from(id, range, data, fua)
     }
 
-    /// Reads without a request of its own.
+    /// Reads directly into a buffer, without a [`Request`].
     #[inline(never)]
     pub fn read_into(queue: &mut HostQueue, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
         queue.read_into(id, range, out)
     }
 
-    /// Continues what waited.
+    /// Continues the requests that waited.
     #[inline(never)]
     pub fn poll(queue: &mut HostQueue, done: &mut Vec<Completion>) {
         queue.poll(done);
@@ -231,7 +231,7 @@ pub mod background {
     /// Writeback and reclaim.
     pub type Worker = BackgroundWorker<Kernel, Disk>;
 
-    /// A worker of a cache.
+    /// The background worker of a cache.
     #[inline(never)]
     pub fn worker(cache: Arc<Cache<Kernel>>, queue: Disk, geometry: BackingGeometry) -> Worker {
         Worker::new(cache, queue, geometry)
@@ -246,7 +246,7 @@ pub mod background {
     /// Formats a region.
     ///
     /// # Errors
-    /// Those of [`Transport::format`].
+    /// The errors of [`Transport::format`].
     #[inline(never)]
     pub fn format(
         environment: Arc<Kernel>,
@@ -259,7 +259,7 @@ pub mod background {
     /// Opens a region.
     ///
     /// # Errors
-    /// Those of [`Transport::open`].
+    /// The errors of [`Transport::open`].
     #[inline(never)]
     pub fn open(environment: Arc<Kernel>, region: Region<Memory>) -> Result<Arc<Transport<Kernel>>> {
         Transport::open(environment, region)
@@ -268,37 +268,37 @@ pub mod background {
     /// Brings a backing device onto a transport.
     ///
     /// # Errors
-    /// Those of [`Transport::create_backend`].
+    /// The errors of [`Transport::create_backend`].
     #[inline(never)]
     pub fn create_backend(transport: &Transport<Kernel>, spec: &BackendSpec) -> Result<BackendId> {
         transport.create_backend(spec)
     }
 
-    /// Syncs the region's file, where the region is one.
+    /// Syncs the file of the region, if the region is a file.
     ///
     /// # Errors
-    /// Those of [`Transport::sync`].
+    /// The errors of [`Transport::sync`].
     #[inline(never)]
     pub fn sync(transport: &Transport<Kernel>) -> Result<usize> {
         transport.sync()
     }
 
-    /// Opens a cache: recovery.
+    /// Opens a cache, which recovers it.
     ///
     /// # Errors
-    /// Those of [`Transport::open_cache`].
+    /// The errors of [`Transport::open_cache`].
     #[inline(never)]
     pub fn open_cache(transport: &Arc<Transport<Kernel>>, id: BackendId) -> Result<Arc<Cache<Kernel>>> {
         transport.open_cache(id)
     }
 
-    /// Status of a cache.
+    /// The status of a cache.
     #[inline(never)]
     pub fn status(cache: &Cache<Kernel>) -> CacheStatus {
         cache.status()
     }
 
-    /// Requests that everything be drained.
+    /// Requests a drain of all dirty data.
     #[inline(never)]
     pub fn request_drain(cache: &Cache<Kernel>) -> Epoch {
         cache.request_drain()
@@ -307,7 +307,7 @@ pub mod background {
     /// Changes settings.
     ///
     /// # Errors
-    /// Those of [`Cache::set_settings`].
+    /// The errors of [`Cache::set_settings`].
     #[inline(never)]
     pub fn set_settings(cache: &Cache<Kernel>, settings: Settings) -> Result<()> {
         cache.set_settings(settings)

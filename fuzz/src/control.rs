@@ -1,11 +1,10 @@
 //! The control socket: HTTP and JSON as a client sends them, to the daemon's own router and a running manager.
 //!
-//! An input is text: lines of a method, a path and a body; or, after a `!`, bytes that go to the HTTP server
-//! unchanged.
+//! An input is text: lines of a method, a path and a body; or, after a `!`, bytes that go to the HTTP server unchanged.
 //!
-//! Invariants: whatever a request contains, the manager gets only paths below a directory of its own, exports only
-//! unix sockets there, and makes regions of a bounded size (`Confined`). Each request has an answer, and an error is
-//! one line of JSON.
+//! Invariants: whatever a request contains, the manager gets only paths below a directory of its own, exports only unix sockets
+//! in that directory, and creates regions of a bounded size (`Confined`). Each request has an answer, and an error is one line of
+//! JSON.
 
 use axum::Router;
 use axum::body::Body;
@@ -46,8 +45,8 @@ const REGION_MAX: u64 = 4 << 20;
 /// Longest wait that a request may specify, in seconds.
 const WAIT_MAX_S: u64 = 1;
 
-/// An answer takes milliseconds, or as long as the wait that the request specifies; an answer that takes longer
-/// counts as lost.
+/// An answer takes milliseconds, or as long as the wait that the request specifies. An answer that takes longer than this counts
+/// as lost.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A daemon in a directory of its own; it stops when dropped.
@@ -180,7 +179,7 @@ impl Control for Confined {
     }
 }
 
-/// Panics so far, on any thread: to a client, a panic of a control thread looks like a daemon that stops.
+/// Number of panics so far, on any thread: to a client, a panic of a control thread looks like a daemon that stops.
 fn panics() -> u64 {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     static WATCH: OnceLock<()> = OnceLock::new();
@@ -227,7 +226,7 @@ pub fn run(data: &[u8]) {
             .block_on(async { tokio::time::timeout(TIMEOUT, talk).await })
             .unwrap_or_else(|_| panic!("no answer within {TIMEOUT:?}"));
     }
-    // The second daemon restores everything that was created, or an error gives the reason.
+    // The second daemon restores every object that was created, or an error gives the reason.
     if directory.path().join("state").join("transports.json").exists() {
         let again =
             Daemon::start(directory.path()).unwrap_or_else(|error| panic!("no second daemon: {error}"));
@@ -276,7 +275,7 @@ async fn talk_bytes(router: Router, bytes: &[u8]) {
     let service = TowerToHyperService::new(router);
     let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), service);
     let server = tokio::spawn(async move {
-        // A client that sends invalid data gets an error, or is disconnected.
+        // A client that sends invalid data gets an error, or the server disconnects it.
         let _ = serving.await;
     });
     let _ = ours.write_all(bytes).await;

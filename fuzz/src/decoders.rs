@@ -15,7 +15,7 @@ use cbd_types::{ErrorKind, LaneId, SegmentId};
 use std::fmt::Debug;
 use zerocopy::FromBytes;
 
-/// Decoders by the first byte of the input.
+/// The decoders. The first byte of the input selects one.
 const DECODERS: [fn(&mut Input<'_>); 11] = [
     superblock,
     layout,
@@ -30,7 +30,7 @@ const DECODERS: [fn(&mut Input<'_>); 11] = [
     record,
 ];
 
-/// One decoder, one input.
+/// Runs one decoder on one input.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let choice = usize::from(input.u8());
@@ -133,7 +133,7 @@ fn slot<T: SlotContent + Debug + PartialEq>(input: &mut Input<'_>) {
     let decoded = Slot::<T>::decode(place, &sealed);
     assert!(decoded.is_none_or(|decoded| decoded == Slot { sequence, content }));
     assert_eq!(Slot::<T>::decode(place ^ 1, &sealed), None, "a slot of another row");
-    // The texts of tables are the only fields with a decoder.
+    // Only the text fields of tables have a decoder of their own.
     let (length, field) = sealed.split_at(4.min(sealed.len()));
     if let Ok(length) = cbd_format_u32(length) {
         let _ = decode_text("field", length.into(), field);

@@ -27,7 +27,7 @@ const READ: u32 = 15;
 const WRITE: u32 = 16;
 const FALLOCATE: u32 = 43;
 
-/// The calls that exist, and some that do not.
+/// Existing calls, and some that do not exist.
 const CALLS: [u32; 24] = [
     READ,
     WRITE,
@@ -116,7 +116,7 @@ impl Message {
         Self { bytes, opcode, offset, size: u64::from(size as u32), fill, orderly }
     }
 
-    /// Checks an answer without an error, as far as the model knows it.
+    /// Checks an answer without an error, as far as the model can predict it.
     fn check(&self, body: &[u8], model: &mut Model) {
         let whole = ByteRange::at(0, SIZE);
         match self.opcode {
@@ -140,7 +140,7 @@ impl Message {
     }
 }
 
-/// One connection with all its messages.
+/// Runs one connection with all its messages.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let read_only = input.u8() & 0x81 == 0x81;
@@ -171,10 +171,10 @@ struct Answer {
     body: Vec<u8>,
 }
 
-/// Compares the answers with a model. All messages are sent before the first answer is read, so the order of the
-/// answers is not the order of the effects: a write that waits for the fence of its batch is answered after a read
-/// that saw it. One thread accepts the messages in the order in which they were sent, and the device in memory
-/// executes each one when it is submitted. The model does the same.
+/// Compares the answers with a model. All messages are sent before the first answer is read, so the order of the answers is not
+/// the order of the effects: a write that waits for the fence of its batch is answered after a read that saw its data. One thread
+/// accepts the messages in the order in which they were sent, and the device in memory executes each one when it is submitted.
+/// The model does the same.
 fn check(messages: &[Message], socket: &Socket) {
     let answers = read_answers(messages, socket);
     for (message, answer) in messages.iter().zip(&answers) {
@@ -187,7 +187,7 @@ fn check(messages: &[Message], socket: &Socket) {
         if message.orderly {
             message.check(body, &mut model);
         } else if matches!(message.opcode, WRITE | FALLOCATE) {
-            // The message changed data in a way that the model cannot know.
+            // The message changed data in a way that the model cannot predict.
             return;
         }
     }
@@ -229,7 +229,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             message[8] = 16;
         }
         if call > 3 {
-            // Arguments that are long enough for any call, with a name among them.
+            // Arguments that are long enough for any call, including a name.
             message[1] = 4;
             message[3] = 90;
             let mut own = vec![0; 90];

@@ -1,9 +1,9 @@
-//! Tables of guest memory: a front end that shares, adds and removes memory with sizes, addresses, offsets and files
-//! that the input chooses, over the connection of a virtual machine.
+//! Tables of guest memory: a front end that shares, adds and removes memory, with sizes, addresses, offsets and files that the
+//! input chooses, over the connection of a virtual machine.
 //!
-//! Invariants: the server accepts a message exactly if the model allows it: the file has the bytes, no two pieces
-//! overlap, and the limits of one front end and of all front ends are kept. The budget counts the sum of the present
-//! pieces, and nothing after the connection has ended.
+//! Invariants: the server accepts a message exactly if the model allows it: the file has the bytes, no two pieces overlap, and
+//! the limits of one front end and of all front ends are kept. The budget counts the sum of the present pieces, and 0 bytes after
+//! the connection has ended.
 
 use crate::input::{Input, corner};
 use crate::wires::device;
@@ -20,7 +20,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 /// Maximum number of bytes that one front end may share.
 const EACH: u64 = 1 << 40;
-/// Maximum number of bytes that all front ends may share; others use some of it already.
+/// Maximum number of bytes that all front ends may share; other front ends use some of it already.
 const ALL: u64 = 7 << 38;
 const OTHERS: u64 = 1 << 38;
 /// Messages of one input.
@@ -32,7 +32,7 @@ const PROTOCOL: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
 /// Sizes of the files.
 const FILES: [u64; 4] = [0, PAGE, 64 << 10, 1 << 41];
-/// A connection that ends takes microseconds.
+/// Time limit for the end of a connection, which takes microseconds.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,7 +139,7 @@ fn change(front_end: &mut Frontend, files: &[File], model: &mut Model, input: &m
             expected
         }
         _ => {
-            // Mostly a present piece.
+            // Usually a present piece.
             let at = usize::from(choice >> 2);
             let piece = match model.0.get(at % model.0.len().max(1)) {
                 Some(piece) if choice & 0x80 == 0 => *piece,
@@ -164,11 +164,10 @@ fn files() -> Vec<File> {
     FILES.iter().map(file).collect()
 }
 
-/// One front end.
+/// Runs one front end.
 ///
 /// # Panics
-/// When the server accepts a change that it must reject, or rejects one that it must accept, or the budget's count is
-/// wrong.
+/// When the server accepts a change that it must reject, or rejects one that it must accept, or the budget's count is wrong.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let bound = Budget::new(ALL);
@@ -199,7 +198,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(bound.used(), OTHERS + Model::sum(&model.0), "what is counted is not what is there");
     }
     drop(front_end);
-    // How the connection ended follows from the script.
+    // The script determines how the connection ends.
     let _ = server.join().expect("the server does not fail");
     assert_eq!(bound.used(), OTHERS, "removed pieces are still counted");
 }
@@ -236,7 +235,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         vec![1, SMALL | 2, 3, 128, 1, 1],
         vec![1, SMALL | 4, 1, 3, 128, 1],
         vec![1, SMALL | 8, 1, 1, 3, 128],
-        // An empty file, no bytes, and memory that is not present.
+        // An empty file, a size of zero, and memory that is not present.
         vec![1, 0, 1, 1, 1],
         vec![1, SMALL, 1, 0, 1],
         vec![0x83, SMALL, 1, 1, 1],

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Longest payload of a request from this target.
 const PAYLOAD_MAX: usize = 8 << 10;
 
-/// A connection that ends takes microseconds; one that takes longer counts as hanging.
+/// Time limit for the end of a connection, which takes microseconds; a connection that takes longer counts as hanging.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 const OPTION_MAGIC: &[u8] = b"IHAVEOPT";
@@ -85,7 +85,7 @@ impl Script {
         while !input.is_empty() {
             let (command, flags, fill) = (input.u8(), u16::from(input.u8()), input.u8());
             let (offset, length) = (u64::from(input.u16()), u32::from(input.u16()));
-            // Mostly whole sectors, sometimes offsets past the end and extreme numbers.
+            // Usually whole sectors, sometimes offsets past the end and extreme numbers.
             let offset = if command & 0x40 != 0 { offset << 48 | offset } else { offset << 7 & !511 };
             let length = if command & 0x80 != 0 { length << 17 | length } else { length << 7 & !511 };
             let command = u16::from(command & 0x0f);
@@ -139,7 +139,7 @@ impl Script {
     }
 }
 
-/// One connection.
+/// Runs one connection.
 pub fn run(data: &[u8]) {
     let script = Script::read(data);
     let (served, heard) = converse(&script.says);
@@ -150,7 +150,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Sends everything to a server; returns how the connection ended, and the received bytes.
+/// Sends all bytes to a server; returns the result of the server, and the received bytes.
 fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
     let pair = Socket::pair(Domain::UNIX, Type::STREAM, None);
     let (ours, theirs) = pair.unwrap_or_else(|error| panic!("no sockets: {error}"));
@@ -177,7 +177,7 @@ fn converse(says: &[u8]) -> (cbd_types::Result<()>, Vec<u8>) {
         let served = serve_connected(device(), theirs.into(), options);
         let heard = listener.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         speaker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // A connection that the server closes with unread bytes is reset: then the received bytes are not checked.
+        // A connection that the server closes with unread bytes is reset; the received bytes are not checked in that case.
         (served, heard.unwrap_or_default())
     })
 }
@@ -205,9 +205,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Parses the greeting and the options of a server; none if they violate the protocol. The returned reader is
-/// at the first reply: the data of simple replies ends where the next reply begins, so only a caller that
-/// knows the requests can parse them.
+/// Parses the greeting and the options of a server; `None` if they violate the protocol. The returned reader is at the first
+/// reply: the data of simple replies ends where the next reply begins, so only a caller that has the requests can parse them.
 fn replies(heard: &[u8]) -> Option<Reader<'_>> {
     let mut reader = Reader(heard);
     (reader.bytes(16)? == b"NBDMAGICIHAVEOPT").then_some(())?;

@@ -1,25 +1,25 @@
 //! The reader of caches that dm-pcache left, on forged or damaged images.
 //!
-//! An input is a list of acts: append key sets with any numbers, set tails and generations, store and flip bytes,
-//! make pages unreadable, cut off the end. Checksums are valid unless an act breaks them.
+//! An input is a list of acts: append key sets with any numbers, set tails and generations, store and flip bytes, make pages
+//! unreadable, cut off the end. Checksums are valid unless an act breaks them.
 //!
-//! Invariants: an image ends in an error or in an answer. The answer does not depend on the amount of memory. The
-//! offsets of the extracted data ascend and lie within keys. If data has checksums and the log was only damaged, the
-//! reader extracts at an offset only data that was written there.
+//! Invariants: an image ends in an error or in an answer. The answer does not depend on the amount of memory. The offsets of the
+//! extracted data ascend and lie within keys. If data has checksums and the log was only damaged, the reader extracts at an
+//! offset only data that was written at that offset.
 
 use crate::input::{Input, corner};
 use cbd_pcache::{Cache, Image, Options, Scanned, Sink};
 use cbd_testkit::pcache::{Sample, SampleKey};
 use cbd_types::Result;
 
-/// Segments of an image; an act may move its end.
+/// Segments of an image; an act may change the end of the image.
 const SEGMENTS: u32 = 6;
 /// Maximum number of acts of an input.
 const ACTS_MAX: usize = 60;
 /// Bytes of a key of a valid write.
 const BLOCK: usize = 4096;
 
-/// One input.
+/// Runs one input.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.u8();
@@ -144,7 +144,7 @@ impl Forged {
     }
 }
 
-/// Small numbers, and those at which arithmetic fails.
+/// Small numbers, and numbers at which arithmetic fails.
 fn any_u32(input: &mut Input<'_>) -> u32 {
     match input.u8() % 3 {
         0 => u32::from(input.u8()),

@@ -10,7 +10,7 @@ pub fn directories(target: &str) -> [PathBuf; 2] {
     [root.join("corpus").join(target), root.join("regressions").join(target)]
 }
 
-/// The files in `directory`, in the order of their names; none if there is no directory.
+/// The files in `directory`, in the order of their names; an empty list if the directory does not exist.
 ///
 /// # Errors
 /// The error of the system.

@@ -1,11 +1,10 @@
-//! A hostile guest: a small memory with descriptors, rings, heads and data at offsets that the input chooses, and a
-//! ring that is served from it.
+//! A hostile guest: a small memory with descriptors, rings, heads and data at offsets that the input chooses, and a ring that is
+//! served from it.
 //!
-//! Invariants, for any contents of the guest's memory: the ring ends; nothing outside the guest's memory changes; the
-//! device receives only requests for whole sectors of its own, which are durable at completion if the guest cannot
-//! flush. If the device's answers cannot change the requests, the target also checks (`Expected`): only the requests
-//! change the device, in their order; bytes of the guest change only in its buffers for answers and in the used ring;
-//! and each request is answered once.
+//! Invariants, for any contents of the guest's memory: the ring ends; no memory outside the guest's changes; the device receives
+//! only requests for whole sectors of its own, which are durable at completion if the guest cannot flush. If the device's answers
+//! cannot change the requests, the target also checks (`Expected`): only the requests change the device, in their order; bytes of
+//! the guest change only in its buffers for answers and in the used ring; and each request is answered once.
 
 use crate::input::{Input, corner};
 use crate::wires::{Model, SECTOR, SIZE, device};
@@ -76,7 +75,7 @@ impl Guest {
         };
         let mut guest = Self { memory: vec![0; MEMORY], ring };
         if features & 0x80 != 0 {
-            // At any offset, overlapping, or outside the memory.
+            // Rings at any offset, overlapping, or outside the memory.
             guest.ring.size = input.u16();
             guest.ring.descriptors = address(&mut input, features & 0x40 != 0);
             guest.ring.available = address(&mut input, features & 0x20 != 0);
@@ -109,7 +108,7 @@ impl Guest {
         self.put(AVAILABLE + 2, &index.wrapping_add(1).to_le_bytes());
     }
 
-    /// Places one object.
+    /// Stores one object in the memory.
     fn lay(&mut self, input: &mut Input<'_>) {
         match input.u8() % 8 {
             // A descriptor, of the ring's table or of an indirect one.
@@ -237,7 +236,7 @@ type Run = std::ops::Range<usize>;
 struct Expected {
     /// The heads, up to the first request that violates the rules.
     heads: Vec<u16>,
-    /// Of each request.
+    /// The changes of each request.
     changes: Vec<Vec<Change>>,
     /// The used ring.
     used: Run,
@@ -452,10 +451,10 @@ fn file_of(memory: &[u8]) -> File {
     file
 }
 
-/// One guest.
+/// Runs one guest.
 ///
 /// # Panics
-/// When the guest obtains something that it must not have.
+/// When the guest violates an invariant.
 pub fn run(data: &[u8]) {
     let guest = Guest::read(data);
     let device = device();
@@ -517,7 +516,7 @@ fn content_of(watched: &Watched) -> Vec<u8> {
 /// Compares the recorded changes and the guest's memory with the requests.
 fn check(guest: &Guest, asked: &Expected, memory: &[u8], noted: &[Change], went_well: bool) {
     assert!(is_interleaved(noted, &asked.changes), "{noted:?} came of {:?}", asked.changes);
-    // A guest may start at any index.
+    // A guest may start at any ring index.
     let first = word(&guest.memory, USED + 2);
     let answered = usize::from(word(memory, USED + 2).wrapping_sub(first));
     assert!(answered <= asked.heads.len(), "{answered} answers to {:?}", asked.heads);
@@ -528,7 +527,7 @@ fn check(guest: &Guest, asked: &Expected, memory: &[u8], noted: &[Change], went_
             "a request is left out"
         );
     }
-    // In any order: a request that the device parks is answered later than a request that needs no device.
+    // Answers may have any order: a request that the device parks is answered later than a request that needs no device.
     let mut heads = asked.heads.clone();
     for slot in 0..answered as u16 {
         let at = USED + 4 + 8 * usize::from(first.wrapping_add(slot) % guest.ring.size);
@@ -545,9 +544,9 @@ fn check(guest: &Guest, asked: &Expected, memory: &[u8], noted: &[Change], went_
     }
 }
 
-/// Whether requests that began in their order, and made their own changes in order, can have made the changes `noted`
-/// together. A request with several ranges executes one after the other, and later requests begin meanwhile: a queue
-/// does not order requests in flight.
+/// Whether the changes `noted` can come from requests that began in their order, each making its own changes in order. A request
+/// with several ranges executes one range after the other, and later requests begin meanwhile: a queue does not order requests in
+/// flight.
 fn is_interleaved(noted: &[Change], requests: &[Vec<Change>]) -> bool {
     let requests: Vec<&[Change]> = requests.iter().map(Vec::as_slice).filter(|one| !one.is_empty()).collect();
     // The possible numbers of completed changes of each request: equal changes give several possibilities.
@@ -588,8 +587,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         &[0, 0, NEXT as u8, 0, 0x30, 128, 0, 200, 4, 0],
         &[0, 0, INDIRECT as u8, 0, 0, 128, 0, 0, 4, 0],
         &[0, 0, INDIRECT as u8, 0, 0x10, 129, 0, 0, 4, 0],
-        // Memory outside the guest, an index offered twice, more than the ring has, a head that does not
-        // exist.
+        // Memory outside the guest, an index offered twice, more indexes than the ring has, a head that does not exist.
         &[0, 1, 0x80 | 2, 3, 0, 0, 2, 4, 1],
         &[4, 0, 4, 0],
         &[7, 0, 9],
@@ -625,7 +623,7 @@ mod tests {
             let asked = Expected::of(&Guest::read(seed), true).filter(Expected::is_fixed);
             changes += asked.expect("the usual rings").changes.iter().flatten().count();
         }
-        // Two writes, a discard and a zeroing; those with indirect tables only if that was agreed on.
+        // Two writes, a discard and a zeroing; requests with indirect tables only if that feature was negotiated.
         assert!(changes >= 16, "{changes} changes are too few for a test");
         let over = &[5, 7, 0, 4, WRITE as u8, 0, 0, 0, 64, 5, 4, 4];
         assert!(!Expected::of(&Guest::read(over), true).expect("the usual rings").is_fixed());

@@ -1,4 +1,4 @@
-//! What the protocol targets share: a small device in memory, and a model of its content.
+//! The parts that the protocol targets share: a small device in memory, and a model of its content.
 
 use cbd_export::{BlockDevice, MemoryDevice};
 use cbd_sim::CrashMemory;
@@ -11,7 +11,7 @@ pub const SIZE: u64 = 64 << 10;
 /// Bytes of a sector.
 pub const SECTOR: u32 = 512;
 
-/// A device of zeroes.
+/// Creates a device of zeroes.
 ///
 /// # Panics
 /// Never: the device accepts the sector size.
@@ -20,7 +20,7 @@ pub fn device() -> Arc<dyn BlockDevice> {
     Arc::new(device.unwrap_or_else(|error| panic!("no device: {error}")))
 }
 
-/// The content of the device, by the replies to its clients.
+/// The content of the device, derived from the replies to its clients.
 #[derive(Debug)]
 pub struct Model(Vec<u8>);
 
@@ -29,7 +29,7 @@ impl Model {
         Self(vec![0; SIZE as usize])
     }
 
-    /// The content of `range`; none if a part of it is outside the device.
+    /// The content of `range`; `None` if a part of it is outside the device.
     pub fn get(&mut self, range: ByteRange) -> Option<&mut [u8]> {
         self.0.get_mut(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
     }

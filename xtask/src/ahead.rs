@@ -1,18 +1,18 @@
-//! Builds that later steps need, which run at the lowest priority while the tests run: most tests wait for something,
-//! and leave processors idle.
+//! Builds in advance for later steps. They run at the lowest priority while the tests run: most tests wait for an event and leave
+//! processors idle.
 //!
-//! Invariants: nothing depends on such a build. The step that needs it runs the same command, which has nothing left
-//! to do or shows what is wrong.
+//! Invariants: no step depends on such a build. The step that needs the result runs the same command, which then has nothing to
+//! do or reports the error.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The limit of each build, which others slow down.
+/// Time limit of each build; the tests that run at the same time slow the build down.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// The builds that run at present.
+/// The builds in progress.
 #[derive(Debug)]
 pub struct Ahead(Option<JoinHandle<()>>);
 
@@ -28,10 +28,10 @@ impl Ahead {
         })))
     }
 
-    /// Waits for their end.
+    /// Waits until all builds have ended.
     pub fn finish(&mut self) {
         if let Some(builds) = self.0.take() {
-            // A panic there is a build that failed.
+            // A panic of the thread means that a build failed.
             let _ = builds.join();
         }
     }
@@ -43,8 +43,8 @@ impl Drop for Ahead {
     }
 }
 
-/// Whether the command ends with success within `limit`. It is killed at the limit: unlike [`crate::shell::run`], which
-/// kills all that runs then, the tests included.
+/// Whether the command ends with success within `limit`. It is killed at the limit. [`crate::shell::run`] would kill all
+/// descendants of this process, the tests included.
 fn runs_within(command: &mut Command, limit: Duration) -> bool {
     let Ok(mut build) = command.spawn() else { return false };
     let end = Instant::now() + limit;
@@ -53,7 +53,7 @@ fn runs_within(command: &mut Command, limit: Duration) -> bool {
             Ok(Some(status)) => return status.success(),
             Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(100)),
             _ => {
-                // It may have ended meanwhile.
+                // The build may have ended meanwhile.
                 let _ = build.kill();
                 let _ = build.wait();
                 return false;

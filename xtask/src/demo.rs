@@ -1,5 +1,4 @@
-//! Checks the demo: `cbdctrl demo --json` must end in its time, and its JSON must be complete and report
-//! success.
+//! Checks the demo: `cbdctrl demo --json` must end within its time limit, and its JSON must be complete and report success.
 
 use crate::shell::{self, Stream};
 use serde_json::Value;
@@ -7,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The time that the documentation promises to users.
+/// The maximum duration that the documentation promises to users.
 const PROMISED: Duration = Duration::from_secs(120);
 
 /// After this time the demo counts as hanging.
@@ -53,7 +52,7 @@ fn shown_text(shown: &Value, field: &str) -> String {
     shown.get(field).map_or_else(|| "(missing)".to_owned(), Value::to_string)
 }
 
-/// What the JSON lacks or reports wrongly.
+/// The fields that the JSON lacks, and the failures that it reports.
 fn check(shown: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     if !shown.get("path").is_some_and(Value::is_string) {

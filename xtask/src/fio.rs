@@ -1,27 +1,26 @@
 //! Builds the engine for fio against the headers of the installed fio.
 //!
-//! Invariants: the engine is built for exactly the version of fio that loads it, since the structures that
-//! both share differ between versions; any other version is refused. Debian has no package of fio's headers:
-//! they come from the source package of the installed version, through apt, which verifies it, or from a tree
-//! that the caller names.
+//! Invariants: the engine is built for exactly the version of fio that loads it, since the structures that both share differ
+//! between versions; any other version is refused. Debian has no package of fio's headers. They come from the source package of
+//! the installed version, through apt, which verifies it, or from a tree that the caller names.
 //!
-//! Elsewhere: what the engine does (`crates/libcbd/fio`).
+//! Elsewhere: the engine itself (`crates/libcbd/fio`).
 
 use crate::workspace;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Debian's own keys, with which apt verifies the sources.
+/// Debian's keys, with which apt verifies the sources.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The file name of the engine, by fio's convention.
 pub const ENGINE: &str = "libfio_cbd.so";
 
-/// The headers of the installed fio: in `source` if that is given, else fetched to a folder below `target`.
+/// The headers of the installed fio: in `source` if the caller gives it, otherwise fetched into a folder below `target`.
 ///
 /// # Errors
-/// What is missing, as text.
+/// A description of the missing part.
 pub fn headers(source: Option<&Path>, target: &Path) -> Result<PathBuf, String> {
     let given = source.map(version_of).transpose()?;
     let version = installed_version()?;
@@ -42,7 +41,7 @@ pub fn headers(source: Option<&Path>, target: &Path) -> Result<PathBuf, String> 
     Ok(headers)
 }
 
-/// Builds the engine beside the library in `built`.
+/// Builds the engine in `built`, beside the library.
 ///
 /// # Errors
 /// The compiler's messages.
@@ -75,7 +74,7 @@ pub fn build(headers: &Path, built: &Path) -> Result<PathBuf, String> {
     Ok(engine)
 }
 
-/// The version of the fio on the path, such as `fio-3.33`.
+/// The version of the fio in `PATH`, such as `fio-3.33`.
 fn installed_version() -> Result<String, String> {
     output(Command::new("fio").arg("--version"), "fio --version")
 }
@@ -91,7 +90,7 @@ fn version_of(source: &Path) -> Result<String, String> {
         .ok_or_else(|| format!("{} does not say its version", file.display()))
 }
 
-/// The source of the installed fio, fetched through apt unless it is in `place` already.
+/// The source of the installed fio, fetched through apt unless the folder `place` already holds it.
 fn fetched(place: &Path) -> Result<PathBuf, String> {
     let tree = place.join("source");
     if version_of(&tree).is_ok() {
@@ -110,7 +109,7 @@ fn fetched(place: &Path) -> Result<PathBuf, String> {
     for folder in [lists.join("partial"), unpacked.clone()] {
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     }
-    // Uses the system's own sources, with source packages enabled; the system's configuration stays as it is.
+    // apt reads the system's list of sources, with source packages enabled. The system's configuration does not change.
     let targets = output(
         Command::new("apt-get").args([
             "indextargets",
@@ -175,7 +174,7 @@ fn fetched(place: &Path) -> Result<PathBuf, String> {
     Ok(tree)
 }
 
-/// Runs a command whose output matters only when it fails.
+/// Runs a command, and uses its output only if it fails.
 fn run(command: &mut Command, what: &str) -> Result<(), String> {
     output(command, what).map(drop)
 }

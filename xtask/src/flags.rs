@@ -18,7 +18,7 @@ pub const STEPS: [&str; 12] = [
     "vm",
 ];
 
-/// Why a task did not complete.
+/// The reason for which a task did not complete.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Problem {
     /// The arguments were wrong: exit code 2.
@@ -32,7 +32,7 @@ pub enum Problem {
 /// Options of `test` and `nightly`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TestFlags {
-    /// Leave out what needs root, without an error.
+    /// Leave out the steps that need root, without an error.
     pub no_system: bool,
     /// Run only these steps; empty means all.
     pub only: Vec<String>,
@@ -69,7 +69,7 @@ impl TestFlags {
         Ok(flags)
     }
 
-    /// Whether a step is to run. A filter selects tests, so with only a filter only the tests run.
+    /// Whether a step is selected. A filter selects tests, so if only a filter is given, only the tests run.
     pub fn wants(&self, step: &str) -> bool {
         if !self.only.is_empty() {
             return self.only.iter().any(|wanted| wanted == step);

@@ -1,11 +1,12 @@
-//! `cargo xtask stack`: the engine built without std, and the stack frames of its functions.
+//! `cargo xtask stack`: builds the engine without std, and measures the stack frames of its functions.
 //!
-//! Chains of calls from the entry points of the data path and of the background worker are added up (`chain`).
+//! It also adds up chains of calls from the entry points of the data path and of the background worker (`chain`).
 //!
 //! Invariants: the sizes come from the machine code, as objdump (binutils) prints it: pushes, subtractions from the stack
-//! pointer and the return address. Every function of the measured crates counts, with what they instantiate of `core` and `alloc`.
+//! pointer, and the return address. Every function of the measured crates counts, with the functions of `core` and `alloc` that
+//! they instantiate.
 //!
-//! Not here: frames of what a host passes in, and of compiler built-ins such as memcpy.
+//! Not measured: frames of functions that a host passes in, and of compiler built-ins such as memcpy.
 
 mod chain;
 
@@ -23,37 +24,37 @@ use std::time::Duration;
 /// The target without an operating system.
 const TARGET: &str = "x86_64-unknown-none";
 
-/// The crates whose functions are measured: as cargo names their libraries.
+/// The crates whose functions are measured, under the names that cargo gives their libraries.
 const MEASURED: [&str; 5] = ["cbd_types", "cbd_format", "cbd_engine", "cbd_device", "cbd_freestanding"];
 
 /// The largest stack frame of a function, in bytes.
 const FRAME_MAX: usize = 1024;
 
-/// The largest frame of a function that neither the data path nor the background worker reaches: opening and administration move
-/// rows of tables, of which the largest has 1008 bytes, and superblocks as values.
+/// The largest frame of a function that neither the data path nor the background worker reaches. Opening and administration move
+/// superblocks and rows of tables as values; the largest row has 1008 bytes.
 const OPENING_FRAME_MAX: usize = 1536;
 
 /// Functions of administration with a larger limit: a part of the name, bytes, and the reason.
 const EXCEPTIONS: [(&str, usize, &str); 1] =
     [("create_backend", 2688, "it builds a row of the table with its two texts as values")];
 
-/// Chains of calls: name, part of the symbols of their entry points, and the limit in bytes.
+/// Chains of calls: the name, a part of the symbols of their entry points, and the limit in bytes.
 const CHAINS: [(&str, &str, usize); 2] = [
     ("data_path", "cbd_freestanding9data_path", 4096),
     ("background_worker", "cbd_freestanding10background4step", 8192),
 ];
 
-/// Frames that `cargo xtask stack` lists.
+/// Number of frames that `cargo xtask stack` lists.
 const LISTED: usize = 20;
 
-/// Limit of each command here.
+/// Time limit of each command of this module.
 const LIMIT: Duration = Duration::from_secs(1200);
 
-/// Builds the engine for a target without an operating system and checks the stack frames of its functions. True if none
-/// exceeds the limit, or if that target cannot be installed and none was checked.
+/// Builds the engine for a target without an operating system, and checks the stack frames of its functions. Returns true if no
+/// frame exceeds its limit, or if the target cannot be installed and no frame was checked.
 ///
 /// # Errors
-/// When it cannot be built or disassembled.
+/// When the engine cannot be built or disassembled.
 pub fn run(arguments: &[String]) -> Result<bool, Problem> {
     let json = match arguments {
         [] => false,
@@ -81,11 +82,11 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
         eprintln!("stack: the deepest chain of {name} has {} bytes; the limit is {limit}", chain.bytes);
         is_good = false;
     }
-    // Another target has other frames.
+    // On the fallback target the frames have other sizes, so their limits are not enforced.
     Ok(is_good || target.is_none())
 }
 
-/// A function's frame.
+/// The stack frame of a function.
 struct Frame {
     name: String,
     bytes: usize,
@@ -94,7 +95,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// The limit of its bytes.
+    /// The largest size that the frame may have.
     fn limit(&self) -> usize {
         if self.is_on_path {
             return FRAME_MAX;
@@ -104,9 +105,9 @@ impl Frame {
     }
 }
 
-/// What was measured.
+/// The measurements.
 struct Found {
-    /// Largest first: the listed ones, and all that exceed their limits. Not empty.
+    /// The frames, largest first: the listed ones, and all that exceed their limits. Not empty.
     frames: Vec<Frame>,
     /// The deepest chain of calls below each group of entry points, with its limit in bytes.
     chains: Vec<(&'static str, usize, Chain)>,
@@ -157,8 +158,8 @@ impl Found {
     }
 }
 
-/// The target without an operating system. None, with a warning, where it cannot be installed: then the crates are built for this machine,
-/// which shows less, and has other frames.
+/// The target without an operating system. Returns `None`, with a warning, if it cannot be installed. The crates are then built
+/// for this machine, which is a weaker check, and the frames have other sizes.
 fn target() -> Option<&'static str> {
     let installed = install_target();
     installed
@@ -169,7 +170,7 @@ fn target() -> Option<&'static str> {
         .map(|()| TARGET)
 }
 
-/// Frames and chains of the measured crates.
+/// The frames and chains of the measured crates.
 fn measure(target: Option<&str>) -> Result<Found, String> {
     let graph = Graph::read(&build(target)?, &sysroot(target)?)?;
     let mut chains = Vec::new();
@@ -211,7 +212,7 @@ fn measure(target: Option<&str>) -> Result<Found, String> {
     }
 }
 
-/// What objdump prints of a library.
+/// The output of objdump for a library.
 fn objdump(library: &str, arguments: &[&str]) -> Result<String, String> {
     let mut objdump = Command::new("objdump");
     objdump.args(arguments).arg(library);
@@ -242,7 +243,7 @@ fn target_libraries(target: Option<&str>) -> Result<PathBuf, String> {
     Ok(PathBuf::from(folder.trim()))
 }
 
-/// Installs the target's library through rustup where it is missing.
+/// Installs the target's library through rustup if it is missing.
 fn install_target() -> Result<(), String> {
     if target_libraries(Some(TARGET))?.is_dir() {
         return Ok(());
@@ -252,7 +253,7 @@ fn install_target() -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the crates; the paths of their libraries.
+/// Builds the crates, and returns the paths of their libraries.
 fn build(target: Option<&str>) -> Result<Vec<String>, String> {
     let mut command = cargo_with_lock(["build", "--release", "--package", "cbd-freestanding"]);
     command.args(["--message-format", "json-render-diagnostics"]);
@@ -268,7 +269,7 @@ fn build(target: Option<&str>) -> Result<Vec<String>, String> {
     }
 }
 
-/// The libraries of the measured crates that cargo's messages name.
+/// The libraries of the measured crates that the messages of cargo name.
 fn libraries_in(messages: &str) -> Vec<String> {
     let mut libraries = Vec::new();
     for line in messages.lines() {

@@ -1,12 +1,12 @@
-//! A stress test for file systems: several threads create, link, move and remove files and folders at random,
-//! and each knows what must be there.
+//! A stress test for file systems: several threads create, link, move and remove files and folders at random. Each thread
+//! compares the result with the expected state.
 //!
-//! It follows the `fsstress` that SGI wrote for XFS and that has since been used to test file systems; no
-//! Debian package holds it. It differs in its checks: each thread has a folder of its own and a model of it
-//! in memory, with which the folder is compared.
+//! It follows the `fsstress` that SGI wrote for XFS and that has since been used to test file systems; no Debian package holds
+//! it. It differs in its checks: each thread has a folder of its own and a model of it in memory, with which the folder is
+//! compared.
 //!
-//! Invariants: the same seed gives each thread the same operations, and a difference is reported with the
-//! seed and the last operations.
+//! Invariants: the same seed gives each thread the same operations, and a difference is reported with the seed and the last
+//! operations.
 
 use crate::fsx::{Random, change_allocation};
 use rustix::fs::FallocateFlags;
@@ -23,7 +23,7 @@ const HISTORY: usize = 40;
 const NAMES: usize = 150;
 const LONGEST: u64 = 192 << 10;
 
-/// What is stressed, and for how long.
+/// The parameters of a stress test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// A folder; each thread creates a folder of its own in it, which must not exist yet.
@@ -36,7 +36,7 @@ pub struct Plan {
     pub threads: u64,
 }
 
-/// What a name refers to.
+/// The object to which a name refers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Node {
     Folder,
@@ -57,7 +57,7 @@ struct Worker {
     history: VecDeque<String>,
 }
 
-/// Runs the plan. At the end everything is compared with the model, and stays.
+/// Runs the plan. At the end, each thread compares its folder with the model, and leaves the files in place.
 ///
 /// # Errors
 /// The first difference or failed operation of any thread, as text.
@@ -183,7 +183,7 @@ impl Worker {
         Ok(())
     }
 
-    /// To a free name, or to that of another file; a folder moves with everything in it.
+    /// Renames to an unused name, or to the name of another file. A folder moves with all its contents.
     fn rename(&mut self) -> Result<(), String> {
         let Some(from) = self.a_name() else { return Ok(()) };
         let over = self.a_file().map(|(name, _)| name);
@@ -197,7 +197,7 @@ impl Worker {
         }
         self.note(format!("rename {} {}", from.display(), to.display()));
         fs::rename(self.at(&from), self.at(&to)).map_err(|error| format!("rename: {error}"))?;
-        // Two names of one file: the call then does nothing, as POSIX specifies.
+        // Both names refer to one file: rename then does nothing, as POSIX specifies.
         if self.names.get(&to).is_some_and(|node| *node == self.names[&from]) {
             return Ok(());
         }
@@ -314,7 +314,7 @@ impl Worker {
         }
     }
 
-    /// A free name in a random folder, and its number.
+    /// An unused name in a random folder, and its number.
     fn new_name(&mut self) -> (PathBuf, u64) {
         let folders: Vec<_> = self
             .names
@@ -342,7 +342,7 @@ impl Worker {
         Some((name.clone(), id))
     }
 
-    /// Any name but the root.
+    /// Any name except the root.
     fn a_name(&mut self) -> Option<PathBuf> {
         let number = self.random.index(self.names.len() - 1);
         self.names.keys().nth(1 + number).cloned()
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(first, names());
     }
 
-    /// A worker that has a file of a page, a link, and a folder with another file.
+    /// A worker with a file of one page, a link, and a folder that contains another file.
     fn worker(folder: &Path) -> Worker {
         let root = folder.join("root");
         fs::create_dir_all(root.join("b")).expect("a folder");

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// Number of operations that are shown after a difference.
 const HISTORY: usize = 40;
 
-/// What is exercised, and for how long.
+/// The parameters of the exerciser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// A file, created if missing and overwritten, or a block device.
@@ -28,7 +28,7 @@ pub struct Plan {
     pub operations: u64,
     /// The largest size of a file, or the part of a device that is used, in bytes.
     pub size: u64,
-    /// The alignment of all operations, for direct I/O; none for any byte, through the page cache.
+    /// The alignment of all operations, for direct I/O. `None` allows any offset, and the I/O goes through the page cache.
     pub direct: Option<u64>,
 }
 
@@ -269,8 +269,8 @@ impl Exerciser {
     }
 }
 
-/// Changes a file's allocation. Returns false if this kind of file does not support the operation. A hole
-/// that cannot be punched is a difference, because the following comparisons would fail.
+/// Changes a file's allocation. Returns false if this kind of file does not support the operation. A failure to punch a hole is a
+/// difference, because the following comparisons would fail.
 pub fn change_allocation(file: &File, flags: FallocateFlags, at: u64, length: u64) -> Result<bool, String> {
     match fallocate(file, flags, at, length) {
         Ok(()) => Ok(true),
@@ -335,7 +335,7 @@ impl Random {
         self.next() % limit.max(1)
     }
 
-    /// The same for indices.
+    /// An index below the limit; 0 if the limit is 0.
     pub fn index(&mut self, limit: usize) -> usize {
         usize_of(self.below(limit as u64))
     }

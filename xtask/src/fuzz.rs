@@ -1,11 +1,11 @@
 //! `cargo xtask fuzz`: the coverage-guided fuzzer over all targets or one.
 //!
-//! It uses libFuzzer and the coverage instrumentation of the stable compiler, so neither a nightly compiler
-//! nor a cargo plugin is needed. The first build takes minutes and has a target directory of its own.
+//! It uses libFuzzer and the coverage instrumentation of the stable compiler, so neither a nightly compiler nor a cargo plugin is
+//! needed. The first build takes minutes and has a target directory of its own.
 //!
-//! Invariants: an input that breaks something is kept in `fuzz/regressions`, where every later test replays
-//! it, and a command that replays only this input is printed; only inputs that reach something new enter the
-//! corpus, and the corpus is reduced to those afterwards. As many targets run at once as there are processors.
+//! Invariants: an input that fails is kept in `fuzz/regressions`, where every later test replays it, and a command that replays
+//! only this input is printed. Only inputs that increase the coverage enter the corpus, and the corpus is reduced to those
+//! afterwards. The number of targets that run at once is the number of processors.
 //!
 //! Elsewhere: the targets (`cbd-fuzz`).
 
@@ -23,12 +23,12 @@ use std::time::Duration;
 pub const TARGETS: [&str; 8] =
     ["recovery", "decoders", "nbd", "virtqueue", "guest_memory", "fuse", "pcache", "control"];
 
-/// The compiler flags with which libFuzzer sees which code an input reaches and which numbers it compares.
+/// The compiler flags that tell libFuzzer which code an input reaches, and which numbers that code compares.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing";
 
-/// For a build from scratch, on two cores.
+/// Time limit of a build from scratch on two cores.
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Time beyond the limit in which the fuzzer finishes its last input and prints its figures.
@@ -37,14 +37,14 @@ const GRACE: Duration = Duration::from_secs(120);
 /// An input that takes longer counts as a hang.
 const INPUT_LIMIT_S: u64 = 40;
 
-/// What is fuzzed, and for how long.
+/// The parameters of a fuzz run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The names of the targets.
     pub targets: Vec<String>,
     /// Seconds for each target.
     pub seconds: u64,
-    /// Whether inputs that reach something new are added to the corpus in the tree.
+    /// Whether inputs that increase the coverage are added to the corpus in the tree.
     pub extends_corpus: bool,
 }
 
@@ -91,10 +91,10 @@ impl Plan {
     }
 }
 
-/// Builds the fuzzer and runs it on each target of the plan. True if nothing was found.
+/// Builds the fuzzer and runs it on each target of the plan. Returns true if no input failed.
 ///
 /// # Errors
-/// When it cannot be built or started.
+/// When the fuzzer cannot be built or started.
 pub fn run(plan: &Plan) -> Result<bool, Problem> {
     if let Err(text) = packages::install_compiler() {
         return Err(Problem::Failed(text));
@@ -114,7 +114,7 @@ pub fn run(plan: &Plan) -> Result<bool, Problem> {
     outcomes.into_iter().try_fold(true, |sound, outcome| Ok(sound & outcome?))
 }
 
-/// Runs the targets of the plan from the number `next` on that no other thread runs.
+/// Runs targets of the plan that no other thread has taken, beginning with number `next`.
 fn run_next(place: &Place, plan: &Plan, next: &AtomicUsize) -> Vec<Result<bool, Problem>> {
     let mut outcomes = Vec::new();
     while let Some(target) = plan.targets.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -128,12 +128,12 @@ fn run_next(place: &Place, plan: &Plan, next: &AtomicUsize) -> Vec<Result<bool, 
 /// The command that builds the fuzzer.
 ///
 /// # Errors
-/// When cargo does not say where it builds, and for which machine.
+/// When cargo does not report its target directory or the host triple.
 pub fn build_command() -> Result<Command, Problem> {
     Ok(Place::find()?.build())
 }
 
-/// Where the fuzzer is built.
+/// The directory in which the fuzzer is built.
 struct Place {
     directory: PathBuf,
     triple: String,
@@ -156,7 +156,7 @@ impl Place {
             "--features",
             "libfuzzer",
         ]);
-        // With a named target the flags apply only to what is fuzzed, not to build scripts.
+        // With an explicit target, the flags apply only to the fuzzed code, not to build scripts.
         command.args(["--bin", "fuzz", "--target", &self.triple]).arg("--target-dir").arg(&self.directory);
         command.env("RUSTFLAGS", COVERAGE);
         command
@@ -167,11 +167,11 @@ impl Place {
 struct Fuzzer<'a> {
     program: PathBuf,
     target: &'a str,
-    /// The inputs that reached something new, kept between runs.
+    /// The inputs that increased the coverage, kept between runs.
     found: PathBuf,
-    /// The part of them that is in the tree.
+    /// The part of these inputs that is in the tree.
     corpus: PathBuf,
-    /// Inputs that broke something.
+    /// Inputs that failed.
     broken: PathBuf,
 }
 
@@ -215,13 +215,13 @@ impl<'a> Fuzzer<'a> {
             "-verbosity=1".to_owned(),
         ]);
         if !extends_corpus {
-            // The inputs of a check do not depend on chance; the nightly run searches for new ones.
+            // A check uses a fixed seed; the nightly run searches for new inputs.
             command.arg("-seed=1");
         }
         let limit = Duration::from_secs(seconds) + GRACE;
         let mut log = Vec::new();
         let end = shell::run(&mut command, limit, |_, line| log.push(line.to_owned()));
-        // Other targets print, too: what belongs together is printed at once.
+        // Several targets run at once and print to the same log, so the output of a target is printed at once.
         let mut shown = vec![format!("{}: {seconds} s", self.target)];
         if end.is_success() {
             shown.extend(figures(&log).map(|line| format!("    {line}")));
@@ -267,7 +267,7 @@ impl<'a> Fuzzer<'a> {
             .ok_or_else(|| Problem::Failed(format!("there is no target {}", self.target)))
     }
 
-    /// Adds the inputs that reach something which the corpus in the tree does not: the fewest and smallest.
+    /// Adds the inputs with coverage that the corpus in the tree lacks: as few and as small as possible.
     fn reduce(&self) -> Result<String, Problem> {
         let count = |folder: &Path| files(folder).len();
         let had = count(&self.corpus);
@@ -285,7 +285,7 @@ impl<'a> Fuzzer<'a> {
     }
 }
 
-/// The program that knows the targets, as the tests build it.
+/// The program that lists and replays the targets, as the tests build it.
 fn replay() -> Command {
     cargo(["run", "--quiet", "--package", "cbd-fuzz", "--bin", "replay", "--"])
 }

@@ -1,7 +1,7 @@
-//! Installs what programs link against: the library, its header, its pkg-config file, and the engine for fio.
+//! Installs the files that programs link against: the library, its header, its pkg-config file, and the engine for fio.
 //!
-//! Invariants: what is installed was just built from this tree; nothing outside the prefix is changed, and
-//! nothing inside it before everything that was requested is built.
+//! Invariants: every installed file was just built from this tree. Nothing outside the prefix changes, and nothing inside it
+//! changes before everything that was requested is built.
 
 use crate::fio;
 use crate::flags::Problem;
@@ -9,14 +9,14 @@ use crate::workspace::{self, cargo};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The name that programs are linked against. It changes when programs that were built before would no longer
-/// work. The build script of the library uses the same name.
+/// The name that programs are linked against. It changes when existing programs would no longer work with the library. The build
+/// script of the library uses the same name.
 const SONAME: &str = "libcbd.so.0";
 
 /// The system libraries that the static library needs.
 const SYSTEM_LIBRARIES: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
-/// What is to be installed, and where.
+/// The files to install, and the prefix.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     prefix: PathBuf,
@@ -57,7 +57,7 @@ impl Plan {
 /// Builds and installs, and prints the installed files.
 ///
 /// # Errors
-/// When something cannot be built or written.
+/// When a file cannot be built or written.
 pub fn run(plan: &Plan) -> Result<bool, Problem> {
     for place in install(plan)? {
         println!("{}", place.display());
@@ -65,10 +65,10 @@ pub fn run(plan: &Plan) -> Result<bool, Problem> {
     Ok(true)
 }
 
-/// Builds the engine for fio and installs it in `prefix`, beside the library; returns where it is.
+/// Builds the engine for fio and installs it in `prefix`, beside the library. Returns the path of the engine.
 ///
 /// # Errors
-/// When something cannot be built or written.
+/// When a file cannot be built or written.
 pub fn engine(prefix: &Path) -> Result<PathBuf, Problem> {
     let plan = Plan { prefix: prefix.to_owned(), fio: true, ..Plan::default() };
     install(&plan)?;
@@ -104,7 +104,7 @@ fn install(plan: &Plan) -> Result<Vec<PathBuf>, Problem> {
     Ok(places)
 }
 
-/// Copies what cargo has built into `prefix`.
+/// Copies the output of cargo into `prefix`.
 fn place_library(built: &Path, prefix: &Path) -> Result<(), String> {
     let source = workspace::root().join("crates/libcbd");
     let library = prefix.join("lib");
@@ -140,7 +140,7 @@ fn package_description(prefix: &Path, version: &str) -> String {
     )
 }
 
-/// Copies to a new file: running programs keep the old one.
+/// Copies to a new file, so that running programs keep the old one.
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let _ = fs::remove_file(to);
     fs::copy(from, to)
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// The error for `source` as the source of fio; nothing may have been written.
+    /// The error for `source` as the source of fio. Checks that no file was written.
     fn refused(source: &Path) -> String {
         let place = tempfile::tempdir().expect("a directory");
         let prefix = place.path().join("prefix");
@@ -194,7 +194,7 @@ mod tests {
         let version = source.path().join("FIO-VERSION-GEN");
         fs::write(&version, "GVF=FIO-VERSION-FILE\n").expect("written");
         assert!(refused(source.path()).contains("does not say its version"));
-        // Without any fio, the error says that.
+        // If no fio is installed, the error states that.
         fs::write(&version, "DEF_VER=fio-0.1\n").expect("written");
         let text = refused(source.path());
         assert!(text.contains("is the source of fio-0.1") || text.contains("fio --version"), "{text}");

@@ -1,7 +1,7 @@
-//! Checks what tests must not leave behind: processes, mounts and loop devices.
+//! Checks for processes, mounts and loop devices that tests left behind.
 //!
-//! Invariants: only files in the tests' own directory are considered, so another CBD on the same machine is
-//! neither reported nor touched.
+//! Invariants: only files in the tests' own directory are considered, so another CBD on the same machine is neither reported nor
+//! touched.
 
 use crate::processes;
 use rustix::process::{Pid, test_kill_process};
@@ -23,10 +23,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates the directory, after removing those of runs that were killed.
+    /// Creates the directory, after removing the directories of runs that were killed.
     ///
     /// # Errors
-    /// Why it cannot be created, as text.
+    /// The reason for which it cannot be created, as text.
     pub fn new() -> Result<Self, String> {
         let parent = std::env::temp_dir();
         sweep(&parent);
@@ -68,7 +68,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed (a stuck mount) has been reported; the next run tries again.
+        // A directory that cannot be removed (because of a stuck mount) has been reported; the next run tries again.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

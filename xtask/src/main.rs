@@ -3,7 +3,7 @@
 //! Invariants: every command has a time limit, and a task ends with exit code 0 only if everything that was
 //! requested was done and succeeded.
 //!
-//! Elsewhere: what is tested (the crates), what is measured (`bench`).
+//! Elsewhere: the tests (the crates), the measurements (`bench`).
 #![forbid(unsafe_code)]
 
 mod ahead;

@@ -73,31 +73,31 @@ pub fn search_path() -> OsString {
 /// Installs the missing programs that the system tests run.
 ///
 /// # Errors
-/// The programs that are still missing, and what to do.
+/// The programs that are still missing, and instructions for the user.
 pub fn install() -> Result<(), String> {
     install_of(&TOOLS, |_| true)
 }
 
-/// Installs those of these programs that are missing, if system tests run them.
+/// Installs the programs among these that are missing, if system tests run them.
 ///
 /// # Errors
-/// The programs that are still missing, and what to do.
+/// The programs that are still missing, and instructions for the user.
 pub fn install_programs(programs: &[&str]) -> Result<(), String> {
     install_of(&TOOLS, |tool| programs.contains(&tool.program))
 }
 
-/// Installs what is missing to build the fuzzer.
+/// Installs the missing programs that the build of the fuzzer needs.
 ///
 /// # Errors
-/// The programs that are still missing, and what to do.
+/// The programs that are still missing, and instructions for the user.
 pub fn install_compiler() -> Result<(), String> {
     install_of(&COMPILER, |_| true)
 }
 
-/// Installs what is missing to set up the peers in guests.
+/// Installs the missing programs that the setup of the peers in guests needs.
 ///
 /// # Errors
-/// The programs that are still missing, and what to do.
+/// The programs that are still missing, and instructions for the user.
 pub fn install_peers() -> Result<(), String> {
     install_of(&PEERS, |_| true)
 }
@@ -186,7 +186,7 @@ mod tests {
         );
     }
 
-    /// In a process of its own, whose output can be captured.
+    /// Runs in a process of its own, so that the output can be captured.
     #[test]
     fn standard_output_is_the_callers() {
         const TEST: &str = "packages::tests::standard_output_is_the_callers";
@@ -198,7 +198,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().expect("a folder");
         let fake = folder.path().join("apt-get");
-        // It prints a line for each list and each package, and installs nothing.
+        // The fake program prints a line for each list and each package, and installs nothing.
         std::fs::write(&fake, "#!/bin/sh\necho apt says $*\n").expect("a program");
         std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("ours");
         for is_ci in [false, true] {
@@ -254,7 +254,7 @@ mod tests {
         let named = starts.into_iter().flat_map(behind).filter_map(|rest| rest.split_once('"'));
         let is_name =
             |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte));
-        // Other absolute paths are meant to be missing.
+        // Other absolute paths are missing on purpose.
         let names = named.map(|(name, _)| name.trim_start_matches("/usr/bin/"));
         names.filter(|name| is_name(name)).collect()
     }
@@ -282,7 +282,7 @@ mod tests {
             for program in programs_of(&text) {
                 found += 1;
                 let is_listed = TOOLS.iter().any(|tool| tool.program == program);
-                // Whoever has no rustup does without: the step `freestanding` says what it could not check.
+                // rustup is optional: without it, the step `freestanding` reports the checks that it skipped.
                 if !(is_listed || BARE.contains(&program) || program == "rustup") {
                     unknown.push(format!("{}: {program}", file.display()));
                 }

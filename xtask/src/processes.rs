@@ -1,7 +1,7 @@
-//! The processes that a command started, and how they are ended.
+//! The processes that a command started, and their termination.
 //!
-//! Invariants: this program adopts its orphans, so a daemon that a test left running is still among its
-//! descendants, whatever its session or group.
+//! Invariants: this program adopts its orphans, so a daemon that a test left running is still among its descendants, whatever its
+//! session or group.
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use std::fs;

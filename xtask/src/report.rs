@@ -1,4 +1,4 @@
-//! The report of a task: its steps with their times, and what passed and failed.
+//! The report of a task: its steps with their times, and the numbers of passed and failed checks.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ impl Count {
     }
 }
 
-/// Which tests failed, and which did not end, by the lines of the Rust test harness.
+/// The tests that failed or did not end, according to the lines of the Rust test harness.
 #[derive(Default, Debug)]
 pub struct TestFailures {
     failed: BTreeSet<String>,
@@ -58,7 +58,7 @@ impl TestFailures {
         }
     }
 
-    /// One line for each.
+    /// One line for each test.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let failed = self.failed.iter().map(|name| format!("failed: {name}"));
         failed.chain(self.slow.iter().map(|name| format!("did not end: {name}")))
@@ -70,7 +70,7 @@ impl TestFailures {
 pub struct Report {
     begun: Instant,
     total: Count,
-    /// Printed behind the table, where the end of a long log shows them.
+    /// Lines that are printed after the table, so that they are visible at the end of a long log.
     notes: Vec<String>,
     steps: Vec<(&'static str, Duration, Count)>,
 }
@@ -94,7 +94,7 @@ impl Report {
         self.steps.push((name, begun.elapsed(), count));
     }
 
-    /// Adds lines that are printed behind the table of the steps.
+    /// Adds lines that are printed after the table of the steps.
     pub fn note(&mut self, lines: impl IntoIterator<Item = String>) {
         self.notes.extend(lines);
     }

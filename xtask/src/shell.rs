@@ -1,7 +1,7 @@
 //! Runs a command under a time limit and passes its output on line by line.
 //!
-//! Invariants: a command that exceeds its time is killed with all that it started, after its processes have
-//! been listed; a pipe that an orphaned grandchild holds open delays nothing.
+//! Invariants: a command that exceeds its time limit is killed with all its descendants, after these have been listed. A pipe
+//! that an orphaned grandchild holds open delays nothing.
 
 use crate::processes;
 use std::io::{BufRead, BufReader, Read};
@@ -65,7 +65,7 @@ pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, 
     })
 }
 
-/// The same; if `line` breaks, only the command, not what it started, is killed at once.
+/// As [`run`]; if `line` breaks, only the command is killed at once, and not the processes that it started.
 pub fn run_until(
     command: &mut Command,
     limit: Duration,
@@ -126,7 +126,7 @@ pub fn run_until(
 /// Runs `command` and returns its standard output; the lines of standard error are passed through.
 ///
 /// # Errors
-/// How it ended, if not with success.
+/// The end of the command, if it is not a success.
 pub fn output_of(command: &mut Command, limit: Duration) -> Result<String, End> {
     let mut output = String::new();
     let end = run(command, limit, |stream, line| match stream {
@@ -204,8 +204,7 @@ mod tests {
         assert!(waited < Duration::from_secs(25), "{waited:?}");
     }
 
-    /// In a process of its own: it kills everything that the process started, and other tests start programs,
-    /// too.
+    /// Runs in a process of its own: the test kills all descendants of its process, and other tests start programs, too.
     #[test]
     fn a_command_that_exceeds_its_time_is_killed_with_what_it_started() {
         const INSIDE: &str = "CBD_XTASK_ALONE";

@@ -8,17 +8,17 @@ use std::process::Command;
 /// Builds the benchmarks and runs them, with the given arguments and this program's standard output.
 ///
 /// # Errors
-/// When they cannot be built or started.
+/// When the benchmarks cannot be built or started.
 pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
     build("cbd-bench")?;
-    // The group that measures a daemon; without arguments every group runs.
+    // This group measures a daemon; without arguments every group runs.
     if arguments.iter().any(|argument| argument == "memory")
         || !arguments.iter().any(|argument| !argument.starts_with('-'))
     {
         build("cbdctrl")?;
     }
     let mut command = Command::new(program("cbd-bench")?);
-    // Unless the caller has set the variable.
+    // A value that the caller has set is kept.
     let (name, value) = ALLOCATOR;
     if std::env::var_os(name).is_none() {
         command.env(name, value);
@@ -26,28 +26,27 @@ pub fn bench(arguments: &[String]) -> Result<bool, Problem> {
     start(command.args(arguments))
 }
 
-/// Huge pages under the index of the engine in this process: docs/performance.md says what they bring. The daemon whose memory is measured
-/// does not inherit it.
+/// Backs the index of the engine in this process with huge pages; docs/performance.md states the effect. The daemon whose memory
+/// is measured does not inherit the variable.
 const ALLOCATOR: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=16777216",
 );
 
-/// Builds the explorer of crash states and runs it, with the given arguments and this program's standard
-/// output.
+/// Builds the explorer of crash states and runs it, with the given arguments and this program's standard output.
 ///
 /// # Errors
-/// When it cannot be built or started.
+/// When the explorer cannot be built or started.
 pub fn sim(arguments: &[String]) -> Result<bool, Problem> {
     build("cbd-sim")?;
     start(Command::new(program("cbd-sim")?).args(arguments))
 }
 
-/// Builds the models and plays their scenes, with the given arguments and this program's standard output.
-/// They are built as the tests are: with the engine's assertions.
+/// Builds the models and plays their scenes, with the given arguments and this program's standard output. They are built as the
+/// tests are: with the engine's assertions.
 ///
 /// # Errors
-/// When they cannot be built or started.
+/// When the models cannot be built or started.
 pub fn models(arguments: &[String]) -> Result<bool, Problem> {
     if !start(&mut cargo(["build", "--quiet", "--package", "cbd-models"]))? {
         return Err(Problem::Failed("cbd-models does not build".to_owned()));

@@ -1,7 +1,7 @@
-//! `cargo xtask test` and `nightly`: what must hold before a change lands.
+//! `cargo xtask test` and `nightly`: the checks that a change must pass before it is merged.
 //!
-//! Invariants: after a failed step the later ones still run, except those that need what it builds; what
-//! could not run is listed and fails the task, unless the caller chose to leave it out.
+//! Invariants: after a failed step the later ones still run, except those that need its output. Checks that could not run are
+//! listed and fail the task, unless the caller chose to leave them out.
 
 use crate::ahead::Ahead;
 use crate::flags::{Problem, TestFlags};
@@ -26,8 +26,8 @@ pub enum Length {
 /// The variable that enables the tests which need root and foreign programs.
 const SYSTEM_TESTS: &str = "CBD_SYSTEM_TESTS";
 
-/// The limit of each step but the tests, for a build from scratch on two cores that others use, too; without
-/// other load the tests are built in six minutes.
+/// The time limit of each step except the tests: a build from scratch on two cores that other processes use, too. Without other
+/// load the tests are built in six minutes.
 const BUILD_LIMIT: Duration = Duration::from_secs(2400);
 
 /// Seconds for each fuzz target in a nightly run.
@@ -36,7 +36,7 @@ const FUZZ_SECONDS: u64 = 1200;
 /// Seconds for each fuzz target before every change, from its corpus.
 const FUZZ_SECONDS_SHORT: u64 = 10;
 
-/// Power cuts of a guest in a nightly run; the disk of that test is full before twice as many.
+/// Power cuts of a guest in a nightly run; twice as many would fill the disk of that test.
 const NIGHTLY_CUTS: usize = 30;
 
 /// The program as users build it.
@@ -59,8 +59,8 @@ const PROGRESS: [&str; 10] = [
     "Fresh ",
 ];
 
-/// Runs the steps that `flags` selects. True if all of them succeeded and none was left out without a
-/// request.
+/// Runs the steps that `flags` selects. Returns true if all of them succeeded and only steps that the caller excluded were left
+/// out.
 ///
 /// # Errors
 /// When a step cannot begin at all.
@@ -108,7 +108,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
             task(mutants::run_generated())
         });
     }
-    // Without root it would depend on an installed C++ compiler.
+    // Without root, the step would depend on an installed C++ compiler.
     if system && length == Length::Short && flags.wants("fuzz") {
         let plan = fuzz::Plan::check(FUZZ_SECONDS_SHORT);
         report.step("fuzz", "every target for some seconds, coverage-guided", || task(fuzz::run(&plan)));
@@ -127,7 +127,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     if let Some(program) = program.filter(|_| flags.wants("demo")) {
         report.step("demo", "cbdctrl demo --json", || show(&program));
     }
-    // Needs no root, but Debian's packages.
+    // The step needs Debian's packages, but not root.
     if flags.wants("vm") && !flags.no_system {
         report.step("vm", "cargo xtask vm test: jobs in guests", || guests(length));
     }
@@ -168,7 +168,7 @@ fn check_source(flags: &TestFlags, report: &mut Report) {
     }
 }
 
-/// The builds of the steps behind the tests.
+/// The builds of the steps that follow the tests.
 fn builds_ahead(flags: &TestFlags, length: Length, system: bool) -> Vec<Command> {
     let mut builds = Vec::new();
     if flags.wants("release") || flags.wants("demo") {
@@ -183,7 +183,7 @@ fn builds_ahead(flags: &TestFlags, length: Length, system: bool) -> Vec<Command>
     builds
 }
 
-/// Lists what was not run without root, or because the caller left it out.
+/// Lists the steps that did not run without root, or that the caller left out.
 fn list_left_out(flags: &TestFlags) {
     if workspace::is_root() || flags.no_system {
         println!("\nleft out by --no-system: the tests behind {SYSTEM_TESTS} in");
@@ -201,7 +201,7 @@ fn list_left_out(flags: &TestFlags) {
     }
 }
 
-/// All tests of the workspace, each crate's even if an earlier one failed.
+/// All tests of the workspace. A failed crate does not stop the tests of the later ones.
 fn tests(
     filter: Option<&str>,
     system: bool,
@@ -252,7 +252,7 @@ fn tests(
         // A test program did not compile, or died before it printed how many of its tests failed.
         count.failed = count.failed.max(1);
     }
-    // Their processes are not leftovers.
+    // The processes of these builds are not leftovers.
     ahead.finish();
     for left in scratch.leftovers() {
         println!("    left behind: {left}");
@@ -261,8 +261,7 @@ fn tests(
     count
 }
 
-/// Explores crash states: a small number for a change, ten million and a million flipped bits in a nightly
-/// run.
+/// Explores crash states: a small number for a change; ten million crash states and a million flipped bits in a nightly run.
 fn explore(length: Length) -> Count {
     let built = check(cargo_with_lock(SIM));
     if built.failed > 0 {
@@ -304,7 +303,7 @@ fn explore(length: Length) -> Count {
     count
 }
 
-/// Runs the demo and checks its output and what it leaves behind.
+/// Runs the demo, and checks its output and its leftovers.
 fn show(program: &Path) -> Count {
     let scratch = match Scratch::new() {
         Ok(scratch) => scratch,

@@ -1,4 +1,4 @@
-//! Paths, and how cargo is called.
+//! Paths, and calls of cargo.
 
 use crate::shell;
 use serde_json::Value;
@@ -50,7 +50,7 @@ pub fn target_directory() -> Result<PathBuf, String> {
         .ok_or_else(|| "cargo metadata does not say where the target directory is".to_owned())
 }
 
-/// The compiler's name of the machine that it runs on.
+/// The host triple of the compiler.
 ///
 /// # Errors
 /// The error of the compiler, as text.

@@ -1,8 +1,7 @@
 //! The engine in process, against the bare persistent copy.
 //!
-//! Invariants: engine and copy work in two halves of one mapping and copy from the same sources, and the copy
-//! uses the offsets at which the engine stored the same writes; background work runs between the turns, not
-//! in them.
+//! Invariants: the engine and the copy use two halves of one mapping and copy from the same sources. The copy uses the offsets at
+//! which the engine stored the same writes. Background work runs between the turns, not in them.
 
 mod copy;
 mod flushes;
@@ -19,7 +18,7 @@ use cbd_types::Result;
 use pair::Pair;
 use std::sync::Arc;
 
-/// Measures.
+/// Runs the measurements.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
     let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
@@ -29,7 +28,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("device_bytes", scale.device);
     figures.add("lanes", pair.rig.status().lanes);
     figures.add("overwrites_share", pair.overwrites_share());
-    // In order, from what leaves the aged cache as it is to what changes it most.
+    // In this order: the measurements that change the aged cache least come first.
     writes::pages(&mut pair, figures)?;
     reads::measure(&mut pair, figures)?;
     scaling::measure(&mut pair, figures)?;

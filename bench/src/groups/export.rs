@@ -1,9 +1,8 @@
-//! Exports: each over CBD against itself over a bare persistent copy, 4 KiB writes at depth 1 and 16.
+//! Each export over CBD against the same export over a bare persistent copy: 4 KiB writes at depth 1 and 16.
 //!
-//! Invariants: both devices have the same size and lie in one mapping; both get the same offsets in the same
-//! order from the same client, and threads with the same setup serve them. Background work of the cache runs
-//! between the turns, not in them. A turn's figure is the median of its requests, so interruptions of a few
-//! of them do not change it.
+//! Invariants: both devices have the same size and lie in one mapping. Both get the same offsets in the same order from the same
+//! client, and threads with the same setup serve them. Background work of the cache runs between the turns, not in them. The
+//! figure of a turn is the median of its requests, so interruptions of a few requests do not change it.
 
 mod client;
 mod fuse;
@@ -35,9 +34,9 @@ struct Depth {
     depth: usize,
     /// Requests in a turn.
     requests: usize,
-    /// The processor that serves; the client is on the first. The same or another processor makes a factor of
-    /// two, so it is fixed, to the faster choice: a client that waits for each answer loses by a change of
-    /// the processor, one that does not wait gains.
+    /// The processor of the server; the client runs on the first processor. Whether both run on one processor or on two makes a
+    /// factor of two, so the benchmark uses the faster choice for each depth. A client that waits for each answer loses by a
+    /// change of the processor; a client that does not wait gains.
     server: usize,
 }
 
@@ -45,13 +44,13 @@ struct Depth {
 const DEPTHS: [Depth; 2] =
     [Depth { depth: 1, requests: 512, server: 0 }, Depth { depth: 16, requests: 2048, server: 1 }];
 
-/// A turn takes some milliseconds, so there are fewer than of the engine.
+/// Divisor of the number of turns: a turn takes some milliseconds, so there are fewer turns than for the engine.
 const FEWER: usize = 4;
 
 /// The share of the cache that is written between two rests, in which background work cleans and reclaims it.
 const SHARE_BETWEEN_RESTS: u64 = 8;
 
-/// Serves a device and connects to it; `name` distinguishes its paths from those of others.
+/// Serves a device and connects to it; `name` distinguishes its paths from those of other devices.
 type Open = fn(exports: &Exports, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn ExportClient>>;
 
 /// An export to measure.
@@ -72,10 +71,10 @@ const TARGETS: [Target; 4] = [
     Target { name: "vhost", open: vhost::open, polls: true },
 ];
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
-/// Those of the engine; an export that the system refuses is reported and left out.
+/// The errors of the engine. An export that the system refuses is reported and left out.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
     let size = scale.export_size;
@@ -89,7 +88,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
                 .and_then(|cached| Ok((cached, open(&exports, Arc::clone(&contest.bare), "bare")?)));
             match opened {
                 Ok((mut cached, mut bare)) => {
-                    // Only here: a new thread inherits the processors of the thread that starts it.
+                    // Pinned only at this point, because a new thread inherits the processors of the thread that starts it.
                     exports.processors.pin(0)?;
                     let rounds = options.rounds().div_ceil(FEWER);
                     let found = contest.play(&mut *cached, &mut *bare, &depth, rounds);
@@ -137,8 +136,8 @@ struct Contest {
 }
 
 impl Contest {
-    /// A cache and bare memory of `size` bytes each, both written completely; the cached device has the size
-    /// of the memory.
+    /// Creates a cache and bare memory of `size` bytes each, and writes both completely. The cached device has the size of the
+    /// memory.
     fn new(mapping: &Arc<Mapping>, size: u64) -> Result<Self> {
         let bare = Window::new(Arc::clone(mapping), size, size);
         bare.fill();
@@ -157,7 +156,7 @@ impl Contest {
         Arc::clone(&self.served)
     }
 
-    /// Both serve the same requests in turns.
+    /// Both devices serve the same requests in turns.
     fn play(
         &mut self,
         cached: &mut dyn ExportClient,

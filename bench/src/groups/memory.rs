@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Measures the index, and a daemon.
 ///
 /// # Errors
-/// Those of the engine and of the system.
+/// The errors of the engine and of the system.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     index(options, figures)?;
     daemon::run(options, figures)
@@ -42,7 +42,7 @@ fn index(options: &Options, figures: &mut Figures) -> Result<()> {
     detail.insert("bytes_by_its_own_account".to_owned(), json!(status.index_bytes));
     let share = held / status.index_blocks as f64;
     figures.add_detailed("index_bytes_per_block", rounded(share, 2), detail, None);
-    // A smaller region in a quick run is extrapolated to the size of the budget.
+    // The figure of a smaller region in a quick run is extrapolated to the size of the budget.
     figures.add("index_bytes_4gib", (held * ((4_u64 << 30) as f64 / region as f64)).round());
     Ok(())
 }

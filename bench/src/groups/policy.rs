@@ -1,10 +1,10 @@
 //! Hit ratio: the engine against LRU, ARC and S3-FIFO on the same traces.
 //!
-//! Invariants: all policies see the same requests in the same order, begin empty, and every request counts;
-//! the same seed gives the same figures on every machine. The others have as many blocks of 4 KiB as the
-//! cache has bytes: the cache's headers, records, free segments and segments that are being filled hold no
-//! blocks and count against it, and `space` has the share of each of them. The figures named `same_blocks`
-//! compare it with policies that hold only as many blocks as it does.
+//! Invariants: all policies get the same requests in the same order and begin empty, and every request counts. The same seed
+//! gives the same figures on every machine. The other policies have as many blocks of 4 KiB as fit in the bytes of the cache. The
+//! headers, records, free segments and segments being filled of the cache hold no blocks and count against it; `space` has the
+//! share of each of them. The figures named `same_blocks` compare the cache with policies that hold only as many blocks as the
+//! cache does.
 
 mod arc;
 mod least_recent;
@@ -22,7 +22,7 @@ use s3fifo::S3Fifo;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use trace::{Request, TRACES, Trace};
 
-/// Below this hit ratio there is no division by it.
+/// A hit ratio below this value is not used as a divisor.
 const NEXT_TO_NOTHING: f64 = 0.01;
 
 /// The other policies.
@@ -34,10 +34,10 @@ trait Policy {
     fn access(&mut self, block: u32) -> bool;
 }
 
-/// Measures.
+/// Runs the comparison.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("seed", options.seed);
     figures.add("write_percent", options.write_percent);
@@ -75,11 +75,11 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
 /// The hit ratios of reads.
 struct Found {
     hit: f64,
-    /// With as many blocks as the cache has bytes.
+    /// The policies with as many blocks as fit in the bytes of the cache.
     others: [f64; 3],
-    /// With as many blocks as the cache held.
+    /// The policies with as many blocks as the cache held.
     same_blocks: [f64; 3],
-    /// The number of held blocks as a share of the blocks that the cache has bytes for.
+    /// The number of held blocks as a share of the blocks that fit in the bytes of the cache.
     held: f64,
     /// The use of its bytes at the end.
     space: Space,
@@ -115,7 +115,7 @@ fn compare(trace: &Trace, options: &Options) -> Result<Found> {
     let requests = trace.requests(capacity, options.seed, options.write_percent);
     let Served { hit, held } = rig.serve(&requests)?;
     let space = rig.space();
-    // Its memory is no longer needed.
+    // The memory of the rig is no longer needed.
     drop(rig);
     let others = |capacity: usize| {
         [

@@ -1,7 +1,7 @@
-//! How fast recovery rebuilds the index from the logs of a full aged cache.
+//! The speed at which recovery rebuilds the index from the logs of a full aged cache.
 //!
-//! Invariants: the rate is per second of processor time, on all processors of the process together; the
-//! elapsed time is shown, too.
+//! Invariants: the rate is per second of processor time, summed over all processors of the process; the elapsed time is shown,
+//! too.
 
 use crate::figures::{Certainty, spread};
 use crate::options::Options;
@@ -21,10 +21,10 @@ use std::time::Instant;
 /// Number of recoveries. Each finds the same state: recovery changes nothing in an intact cache.
 const TIMES: usize = 9;
 
-/// Measures.
+/// Runs the measurement.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let region = Scale::of(options).full_region;
     let mapping = Arc::new(Mapping::anonymous(region)?);

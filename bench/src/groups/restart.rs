@@ -1,7 +1,7 @@
-//! How long the clients of a killed daemon wait, over a region in shared memory with a full cache.
+//! The time that the clients of a killed daemon wait, over a region in shared memory with a full cache.
 //!
-//! Invariants: a process of its own opens the region, as the next daemon would, so its caches are cold; the
-//! time ends with the answer to the first request of a client.
+//! Invariants: a new process opens the region, as the next daemon would, so its processor caches are cold. The measured time ends
+//! with the answer to the first request of a client.
 //!
 //! Elsewhere: the time that a service manager takes to start a process.
 
@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 const TIMES: usize = 5;
 /// The folder of the region.
 const FOLDER: &str = "/dev/shm";
-/// The parts of the time, in their order.
+/// The parts of the time, in order.
 const PARTS: [&str; 5] = ["calibrate_ms", "lock_ms", "map_ms", "replay_ms", "exports_ms"];
 
-/// Measures.
+/// Runs the measurement.
 ///
 /// # Errors
-/// Those of the engine, and of the measured process.
+/// The errors of the engine, and of the measured process.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let failed = |error: std::io::Error| Error::new(ErrorKind::System, format!("{FOLDER}: {error}"));
     let folder = tempfile::Builder::new().prefix("cbd-bench-").tempdir_in(FOLDER).map_err(failed)?;
@@ -81,7 +81,7 @@ fn in_a_process(region: &Path) -> Result<Value> {
 /// Opens the region as the next daemon would, until a client has an answer; returns the times of the parts.
 ///
 /// # Errors
-/// Those of the engine and of the export.
+/// The errors of the engine and of the export.
 pub fn restart(region: &Path) -> Result<Value> {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let begun = Instant::now();

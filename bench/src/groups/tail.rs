@@ -1,9 +1,8 @@
-//! The slowest 4 KiB writes while writeback and reclaim run beside them, against the slowest of bare copies
-//! in turns.
+//! The slowest 4 KiB writes while writeback and reclaim run, against the slowest bare copies, in turns.
 //!
-//! Invariants: the background worker works during the turns of both, on another processor if there is one;
-//! the disk completes everything at once, so the worker never rests; no write waits for space, or the wait is
-//! counted and reported. Every operation is timed, on both sides alike.
+//! Invariants: the background worker runs during the turns of both contestants, on another processor if there is one. The disk
+//! completes every operation at once, so the worker is never idle. No write waits for space, or the wait is counted and reported.
+//! Every operation is timed, for both contestants alike.
 
 use crate::figures::{Certainty, Figures};
 use crate::live::Live;
@@ -23,19 +22,19 @@ use std::time::Instant;
 /// Operations in a turn.
 const TURN: usize = 2048;
 
-/// Number of parts of the run, to see how much the figure scatters.
+/// Number of parts of the run, from which the scatter of the figure is computed.
 const PARTS: usize = 10;
 
-/// The shown part of the distribution: shares of the operations that are faster.
+/// The part of the distribution that is shown: shares of faster operations.
 const SHARES: [f64; 7] = [0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 1.0];
 
 /// A ratio of the slowest operations with a wider range than this share is reported as uncertain.
 const NOISY: f64 = 0.5;
 
-/// Measures.
+/// Runs the measurement.
 ///
 /// # Errors
-/// Those of the engine and of the system.
+/// The errors of the engine and of the system.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
     let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
@@ -43,7 +42,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let memory = Window::new(Arc::clone(&mapping), 0, scale.region);
     let (log, processors) = (memory.log(), Arc::new(Processors::new()?));
     let theirs = Arc::clone(&processors);
-    // If it cannot be kept there, it runs wherever the system schedules it.
+    // If the thread cannot be pinned, it runs wherever the system schedules it.
     let live = Live::new(memory, scale.device, move || drop(theirs.pin(1)))?;
     let mut random = SmallRng::seed_from_u64(6);
     live.age(&mut random, scale.device, 2 * scale.region)?;
@@ -76,7 +75,7 @@ fn turns(
 ) -> Result<Found> {
     let sources = Sources::new(4096);
     let operations = scale.tail_operations / TURN * TURN;
-    // Written before the measurement, so that no turn includes page faults.
+    // The arrays are written before the measurement, so that no turn includes page faults.
     let (mut writes, mut copies) = (vec![1; operations], vec![1; operations]);
     let mut waited_for_space = 0;
     let mut destinations = stores.iter().cycle();

@@ -1,9 +1,9 @@
-//! How fast adjacent dirty blocks drain to a disk, against the disk's own sequential rate.
+//! The rate at which adjacent dirty blocks are written back to a disk, against the sequential rate of the disk.
 //!
-//! Invariants: both sides write the same range of the same model of a disk, which takes its time and stores
-//! nothing, and end with a flush; the blocks were written in random order, one by one. The budget is for the
-//! worse of the typical disks behind a cache: a hard disk and a SATA flash disk. A faster disk, and one that
-//! completes everything at once, show the limits of writeback itself.
+//! Invariants: both contestants write the same range of the same disk model, which delays operations and stores nothing, and both
+//! end with a flush. The blocks were written in random order, one by one. The budget applies to the worse of the typical disks
+//! behind a cache: a hard disk and a SATA flash disk. A faster disk, and a disk that completes every operation at once, show the
+//! limits of writeback itself.
 
 use crate::figures::Certainty;
 use crate::instant_disk::InstantDisk;
@@ -68,10 +68,10 @@ const DISKS: [Disk; 4] = [
     Disk { name: "instant", parameters: ThrottleParameters::NONE, drain: 256, turns: 9, has_budget: false },
 ];
 
-/// Measures.
+/// Runs the measurement.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let scale = Scale::of(options);
     let mapping = Arc::new(Mapping::anonymous(scale.region)?);

@@ -1,14 +1,14 @@
 //! The peers' part of the page: the output of `cargo xtask vm peers --json`, as a table.
 //!
-//! Invariants: only figures that were measured are shown; a job that a stack cannot run stays empty.
+//! Invariants: only measured figures are shown; the cell of a job that a stack cannot run stays empty.
 
 use super::{pointer, short};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// The mark before the replaced text.
+/// The marker before the replaced text.
 pub const BEGIN: &str = "<!-- peers: what follows is written by `cargo xtask vm peers --report` -->";
-/// The mark after it.
+/// The marker after the replaced text.
 pub const END: &str = "<!-- end of peers -->";
 
 /// The comparisons that have a limit, by their paths.
@@ -24,7 +24,7 @@ pub fn has(figures: &Value) -> bool {
     !list(figures, "stacks").is_empty()
 }
 
-/// The text between the marks.
+/// The text between the markers.
 pub fn section(figures: &Value) -> String {
     let mut text = String::new();
     let vm = &figures["vm"];
@@ -74,12 +74,12 @@ fn row(what: &str, jobs: &[&Value], figure: impl Fn(&str) -> Option<f64>, text: 
     let _ = writeln!(text, "| {what} |{figures}");
 }
 
-/// The differences to which the page refers, so that its text need not name numbers.
+/// The differences to which the page refers, so that its text need not contain numbers.
 fn differences(stacks: &[Value], jobs: &[&Value], text: &mut String) {
     let figure = |name: &str, job: &str| of(stacks.iter().find(|stack| words(&stack["name"]) == name)?, job);
     let between = |more: &str, less: &str, job: &str| Some(figure(more, job)? - figure(less, job)?);
     let of_dsync = |name: &str, job: &str| {
-        // Above the same work without it.
+        // The difference to the same job without O_DSYNC.
         let plain = job.strip_prefix("dsync").map(|depth| format!("write{depth}"))?;
         Some(figure(name, job)? - figure(name, &plain)?)
     };

@@ -1,7 +1,7 @@
 //! The plots: figures against their budgets, the tail of writes, exports.
 //!
-//! Invariants: the colours have enough contrast on light and on dark pages, and there is no background; what
-//! was not measured has no plot.
+//! Invariants: the colours have enough contrast on light and on dark pages, and the background is transparent. A group that was
+//! not measured has no plot.
 
 use super::{number, peers};
 use crate::budgets::{BUDGETS, Bound};
@@ -28,10 +28,10 @@ pub struct Plot {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// All plots for which there are figures.
+/// All plots for which figures exist.
 ///
 /// # Errors
-/// When one cannot be drawn, as text.
+/// When a plot cannot be drawn, as text.
 pub fn all(figures: &Value) -> Result<Vec<Plot>, String> {
     let mut plots = Vec::new();
     let ratios = ratios(figures);
@@ -58,7 +58,7 @@ pub fn all(figures: &Value) -> Result<Vec<Plot>, String> {
 /// The plots of the peers' part.
 ///
 /// # Errors
-/// When one cannot be drawn, as text.
+/// When a plot cannot be drawn, as text.
 pub fn peers(figures: &Value) -> Result<Vec<Plot>, String> {
     let mut bars = Vec::new();
     for (job, group) in
@@ -105,7 +105,7 @@ fn text() -> TextStyle<'static> {
     ("sans-serif", 16).into_font().color(&TEXT)
 }
 
-/// Each figure with the share of its budget that it takes.
+/// Each figure as a share of its budget.
 fn ratios(figures: &Value) -> Vec<(&'static str, f64)> {
     let share = |bound: Bound, value: f64| match bound {
         Bound::AtMost(limit) => Some(value / limit),
@@ -160,7 +160,7 @@ fn draw_bars(area: &Area<'_>, title: &str, bars: &[Bar], line: Option<f64>) -> D
         rectangle
     }))?;
     chart.draw_series(bars.iter().zip(0..).map(|(bar, number)| {
-        // Not over the line, where it would be hard to read.
+        // The label is not placed over the line, where it would be hard to read.
         let beside = line.filter(|line| (line * 0.85..*line).contains(&bar.value)).unwrap_or(bar.value);
         let place = (beside, SegmentValue::CenterOf(last - number));
         EmptyElement::at(place) + Text::new(bar.label.clone(), (4, -6), text())

@@ -2,11 +2,11 @@
 //!
 //! A group of users, such as the clients of one export, can have a [`Guarantee`]: shares that no other group can take.
 //!
-//! Always true here: the sum of all shares and of all unused guaranteed shares never exceeds the limit; guarantees take
-//! half of it at most; a share is returned when it is dropped; nothing waits, so a caller that is refused has to go on
-//! without, or to refuse its own client.
+//! Invariants: the sum of all shares and of all unused guaranteed shares never exceeds the limit. Guarantees take at most half of
+//! it. A share is freed when it is dropped. No call waits, so a caller that is refused must continue without the share, or refuse
+//! its own client.
 //!
-//! Left to others: what is accounted, and the consequence of a refusal.
+//! Elsewhere: the objects that are accounted, and the consequence of a refusal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -53,7 +53,7 @@ impl Budget {
         self.take_beside(bytes, 0)
     }
 
-    /// Takes `bytes`, if `rest` bytes remain free; otherwise the refusal is counted.
+    /// Takes `bytes`, if `rest` bytes then remain free; otherwise the refusal is counted.
     fn take_beside(self: &Arc<Self>, bytes: u64, rest: u64) -> Option<Share> {
         if !self.reserve(bytes, rest) {
             self.refusals.fetch_add(1, Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl Budget {
         Some(Share { budget: Arc::clone(self), bytes, guarantee: None })
     }
 
-    /// Takes `bytes` if `rest` bytes remain free.
+    /// Takes `bytes`, if `rest` bytes then remain free.
     fn reserve(&self, bytes: u64, rest: u64) -> bool {
         let fits = |used: u64| {
             let after = used.checked_add(bytes)?;
@@ -72,7 +72,7 @@ impl Budget {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
-    /// Reserves `bytes` for a guarantee, if all guarantees together then have half of the limit at most.
+    /// Reserves `bytes` for a guarantee, if all guarantees together then take at most half of the limit.
     fn reserve_guaranteed(&self, bytes: u64) -> bool {
         let fits = |all: u64| all.checked_add(bytes).filter(|all| *all <= self.limit / 2);
         if self.guaranteed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
@@ -86,7 +86,7 @@ impl Budget {
     }
 }
 
-/// A number of shares of one size that a group of users has for itself: no other group can take them.
+/// A number of shares of one size that a group of users has to itself: no other group can take them.
 #[derive(Debug)]
 pub struct Guarantee {
     budget: Arc<Budget>,
@@ -94,20 +94,20 @@ pub struct Guarantee {
     bytes: u64,
     /// Shares that were reserved.
     count: usize,
-    /// Those of them that are not in use.
+    /// Reserved shares that are not in use.
     free: AtomicUsize,
 }
 
 impl Guarantee {
-    /// Reserves `count` shares of `bytes` each in `budget`, or as many as are free and leave half of the limit to
-    /// shares that are not guaranteed: possibly none.
+    /// Reserves `count` shares of `bytes` each in `budget`. Reserves fewer, possibly none, if fewer are free or if half of the
+    /// limit would not remain for shares that are not guaranteed.
     #[must_use]
     pub fn new(budget: &Arc<Budget>, bytes: u64, count: usize) -> Arc<Self> {
         let count = (0..count).take_while(|_| budget.reserve_guaranteed(bytes)).count();
         Arc::new(Self { budget: Arc::clone(budget), bytes, count, free: AtomicUsize::new(count) })
     }
 
-    /// The budget that the shares are part of.
+    /// The budget to which the shares belong.
     #[must_use]
     pub const fn budget(&self) -> &Arc<Budget> {
         &self.budget
@@ -119,8 +119,8 @@ impl Guarantee {
         self.count
     }
 
-    /// A share for one more user of the group: a guaranteed one, or when all are in use one of the budget, if `rest`
-    /// bytes remain free besides. A refusal is counted.
+    /// A share for one more user of the group. It is a guaranteed one, or if all of these are in use, one of the budget, provided
+    /// that `rest` bytes then remain free. A refusal is counted.
     #[must_use]
     pub fn take(self: &Arc<Self>, rest: u64) -> Option<Share> {
         let one = |free: usize| free.checked_sub(1);
@@ -134,7 +134,7 @@ impl Guarantee {
 
 impl Drop for Guarantee {
     fn drop(&mut self) {
-        // A share in use holds its guarantee, so that none is in use here.
+        // A share in use holds a reference to its guarantee, so no share is in use here.
         let bytes = self.bytes * self.count as u64;
         self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
         self.budget.guaranteed.fetch_sub(bytes, Ordering::Relaxed);
@@ -146,7 +146,7 @@ impl Drop for Guarantee {
 pub struct Share {
     budget: Arc<Budget>,
     bytes: u64,
-    /// Where the share returns to, if it is a guaranteed one.
+    /// The guarantee to which the share returns, if it is a guaranteed share.
     guarantee: Option<Arc<Guarantee>>,
 }
 
@@ -157,13 +157,13 @@ impl Share {
         self.bytes
     }
 
-    /// Bytes that are guaranteed, which the share never becomes smaller than.
+    /// The guaranteed bytes: the share never becomes smaller than this.
     fn guaranteed(&self) -> u64 {
         self.guarantee.as_ref().map_or(0, |guarantee| guarantee.bytes)
     }
 
-    /// Changes the share to `bytes`, or to what is guaranteed if that is more. It grows only if `rest` bytes remain free;
-    /// false if it did not grow.
+    /// Changes the share to `bytes`, or to the guaranteed bytes if they are more. The share grows only if `rest` bytes then
+    /// remain free; returns false if it did not grow.
     pub fn resize(&mut self, bytes: u64, rest: u64) -> bool {
         let bytes = bytes.max(self.guaranteed());
         if let Some(more) = bytes.checked_sub(self.bytes)

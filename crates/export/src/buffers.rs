@@ -1,12 +1,12 @@
-//! Buffers of one connection or queue that are reused, so that a steady load allocates nothing.
+//! Buffers of one connection or queue that are reused, so that a steady load allocates no memory.
 //!
-//! Always true here: capacities are powers of two of at least a page; the previous contents of a buffer never reach a
-//! client (a failed read sends no data), so buffers are not cleared.
+//! Invariants: capacities are powers of two of at least a page. The previous contents of a buffer never reach a client (a failed
+//! read sends no data), so buffers are not cleared.
 
 use cbd_types::AlignedBuffer;
 
 const SMALLEST: usize = 4096;
-/// Powers of two from [`SMALLEST`]; more than the longest request needs.
+/// Number of powers of two from [`SMALLEST`]; more than the longest request needs.
 const CLASSES: usize = 20;
 
 /// Free buffers by capacity.

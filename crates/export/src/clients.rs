@@ -1,17 +1,19 @@
 //! The clients of an export, and the rule for clients that reconnect.
 //!
-//! A broken connection can leave requests behind: some wait for space, some are in flight to the backing device. A
-//! client that reconnects does not identify itself as the previous one. So an export answers the first request of a new
-//! client only when no request of a client that had disconnected by then can change the device any more. Otherwise a
-//! write of the old connection could overwrite data that was acknowledged on the new one.
+//! A broken connection can leave requests behind: some wait for space, some are in flight to the backing device. A client that
+//! reconnects does not identify itself as the previous one. So an export answers the first request of a new client only when no
+//! request of a client that had disconnected by then can change the device any more. Otherwise a write of the old connection
+//! could overwrite data that was acknowledged on the new one.
 //!
-//! Always true here: a new client waits for a disconnected client until the latter's [`Client`] is dropped, even if the
-//! thread that serves it has not noticed the end of the connection; that thread is notified of the wait. A client that
-//! disconnected before its own first request was seen is not waited for: it may not begin any more. No client waits for
-//! one that was still connected when the waiting client began, so two clients never wait for each other. There are as
-//! many entries as clients.
+//! Invariants:
+//! - A new client waits for a disconnected client until the latter's [`Client`] is dropped, even if the thread that serves it has
+//!   not noticed the end of the connection; that thread is notified of the wait.
+//! - No client waits for a client that disconnected before its own first request was seen: the disconnected client may not begin
+//!   any more.
+//! - No client waits for one that was still connected when the waiting client began, so two clients never wait for each other.
+//! - There are as many entries as clients.
 //!
-//! Left to others: giving up requests that have not begun and completing the others
+//! Elsewhere: giving up requests that have not begun and completing the other ones
 //! ([`RequestQueue::give_up`](crate::RequestQueue::give_up)), and the waiting itself (the exports' threads).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,13 +39,13 @@ struct State {
 struct Entry {
     is_gone: IsGone,
     notify: Notify,
-    /// Its first request was seen.
+    /// The first request of the client was seen.
     begun: bool,
-    /// No further request of it is read.
+    /// No further request of the client is read.
     leaving: bool,
-    /// Another client waits for its end.
+    /// Another client waits for the end of this one.
     awaited: bool,
-    /// Numbers of the clients that it waits for.
+    /// Numbers of the clients that this client waits for.
     waits_for: BTreeSet<u64>,
 }
 
@@ -66,7 +68,7 @@ impl fmt::Debug for Client {
 }
 
 impl Clients {
-    /// No clients.
+    /// Creates an empty set of clients.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -95,9 +97,9 @@ impl Clients {
 }
 
 impl Client {
-    /// Records that the first request of this client arrived: from now on it waits for all disconnected clients, and
-    /// each of their threads is notified. False if this client has disconnected itself and another client has begun
-    /// since: then none of its requests may begin.
+    /// Records that the first request of this client arrived: from now on it waits for all disconnected clients, and the thread
+    /// of each of them is notified. Returns false if this client has disconnected itself and another client has begun since: then
+    /// none of its requests may begin.
     #[must_use]
     pub fn begin(&self) -> bool {
         let mut state = self.clients.state();
@@ -117,8 +119,8 @@ impl Client {
         !entry.awaited
     }
 
-    /// Number of disconnected clients that this client still waits for. Its first request may be executed when it is 0;
-    /// the client's thread is notified then.
+    /// Number of disconnected clients that this client still waits for. When the number becomes 0, the first request of this
+    /// client may be executed, and its thread is notified.
     #[must_use]
     pub fn waits_for(&self) -> usize {
         let state = self.clients.state();

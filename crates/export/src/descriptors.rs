@@ -1,10 +1,9 @@
 //! The descriptors of the process, which all exports and the control socket share.
 //!
-//! A client takes some descriptors: its socket, and what its queue to the device needs. A client that would leave fewer
-//! than a reserve is refused at once, so that the control socket still answers while clients use up all others.
+//! A client uses some descriptors: its socket, and those of its queue to the device. A client that would leave fewer than a
+//! reserve is refused at once, so that the control socket still answers while clients use up all other descriptors.
 //!
-//! Always true here: a listening socket never stays readable because the process has no descriptor to accept with
-//! ([`Spare`]).
+//! Invariants: a listening socket never stays readable because the process has no descriptor to accept with ([`Spare`]).
 
 use cbd_types::{Error, ErrorKind, Result};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -15,10 +14,10 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// Descriptors that clients of exports cannot use, if the limit is high enough.
 const RESERVE: u64 = 32;
-/// Most descriptors of a client with one queue besides its socket.
+/// Maximum number of descriptors of a client with one queue, besides its socket.
 const PER_CLIENT: u64 = 6;
 
-/// Refuses a client if few descriptors are left. `socket` is the client's.
+/// Refuses a client if few descriptors are left. `socket` is the socket of the client.
 ///
 /// # Errors
 /// [`ErrorKind::NoSpace`] with the limit.
@@ -38,7 +37,7 @@ fn few(limit: u64) -> Error {
     )
 }
 
-/// The number that the next descriptor gets: all below it are in use.
+/// The number of the next descriptor: all lower numbers are in use.
 fn lowest_free(any: &impl AsFd) -> Option<u64> {
     u64::try_from(fcntl_dupfd_cloexec(any, 0).ok()?.as_raw_fd()).ok()
 }
@@ -58,8 +57,8 @@ impl Default for Spare {
 }
 
 impl Spare {
-    /// Accepts the next client of `listener` with the spare descriptor and closes it. False if there is no spare one:
-    /// then the client waits until another descriptor is free.
+    /// Accepts the next client of `listener` with the spare descriptor and closes it. Returns false if there is no spare
+    /// descriptor: the client then waits until another descriptor is free.
     pub fn turn_away(&mut self, listener: &Socket) -> bool {
         let Some(spare) = self.0.take() else {
             *self = Self::default();

@@ -1,10 +1,10 @@
 //! Folders that CBD owns: created with their modes, never reached through a link of another user.
 //!
-//! Always true here: each component of a path is opened by its name in the folder before it, never by the whole path; a
-//! symbolic link counts only if root or this user made it. A folder that CBD owns belongs to this user or to root, and
-//! no other user may write to it, whatever the umask is.
+//! Invariants: each component of a path is opened by its name in the parent folder, never by the whole path. A symbolic link is
+//! followed only if root or this user created it. A folder that CBD owns belongs to this user or to root, and no other user may
+//! write to it, whatever the umask is.
 //!
-//! Left to others: the names of the folders.
+//! Elsewhere: the names of the folders.
 
 use crate::system_error;
 use cbd_types::{Error, ErrorKind, Result};
@@ -19,20 +19,21 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Most symbolic links in one path, as in the kernel.
+/// Maximum number of symbolic links in one path, as in the kernel.
 const LINKS_MAX: u32 = 40;
 /// The mode of parent folders that are created.
 const PARENT_MODE: u32 = 0o755;
 /// The write bits of group and others.
 const OTHERS_WRITE: u32 = 0o022;
-/// The sticky bit: every user may create files in the folder, and remove only files that he owns.
+/// The sticky bit: every user may create files in the folder, but may remove only files that he owns.
 const STICKY: u32 = 0o1000;
 
 /// Creates the folder at `path` and its missing parents, and ensures that it belongs to this user or to root, and that
 /// only its owner may write to it. Returns its path without symbolic links.
 ///
-/// # Errors [`ErrorKind::Permission`] if another user owns a link in the path or the folder;
-/// [`ErrorKind::InvalidArgument`] for a file that is no folder; and errors of the system.
+/// # Errors
+/// [`ErrorKind::Permission`] if another user owns a link in the path or the folder; [`ErrorKind::InvalidArgument`] for a file
+/// that is no folder; and errors of the system.
 pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
     let (folder, resolved) = walk(path, mode)?;
     let found = File::from(folder);
@@ -57,7 +58,8 @@ pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
             );
             return Err(Error::new(ErrorKind::Permission, text));
         }
-        // It was created with another umask. Changed by its descriptor, so that it is the folder that was checked.
+        // The folder was created with another umask. The mode is changed through the descriptor, so that the change applies to
+        // the folder that was checked.
         let by_descriptor = format!("/proc/self/fd/{}", found.as_raw_fd());
         let narrow = std::fs::Permissions::from_mode(metadata.mode() & 0o7777 & !OTHERS_WRITE);
         std::fs::set_permissions(by_descriptor, narrow).map_err(failed)?;
@@ -65,24 +67,23 @@ pub fn own_folder(path: &Path, mode: u32) -> Result<PathBuf> {
     Ok(resolved)
 }
 
-/// Whether the folder belongs to root and only the group of this process may write to it, besides root: an
-/// administrator prepares it so for a daemon of another user.
+/// Whether the folder belongs to root, and only root and the group of this process may write to it. An administrator prepares
+/// such a folder for a daemon of another user.
 fn is_of_own_group(metadata: &Metadata) -> bool {
     let group = rustix::process::getegid().as_raw();
     metadata.uid() == 0 && user_id() != 0 && metadata.gid() == group && metadata.mode() & 0o002 == 0
 }
 
-/// Creates the folder at `path` and its missing parents, without a check of who may write to existing ones: for folders
-/// that the user names. Returns its path without symbolic links.
+/// Creates the folder at `path` and its missing parents, without a check of the users that may write to existing ones: for
+/// folders that the user names. Returns its path without symbolic links.
 ///
 /// # Errors
-/// As [`own_folder`], but for the folder's owner.
+/// As [`own_folder`], except for the folder's owner.
 pub fn reach_folder(path: &Path) -> Result<PathBuf> {
     walk(path, PARENT_MODE).map(|(_, resolved)| resolved)
 }
 
-/// Creates the folder `name` in `parent`, a path of own folders without links; an existing `name` must be an own
-/// folder.
+/// Creates the folder `name` in `parent`, a path of own folders without links. An existing `name` must be an own folder.
 ///
 /// # Errors
 /// As [`own_folder`]; a link is refused even if this user owns it.
@@ -104,8 +105,8 @@ pub fn own_subfolder(parent: &Path, name: &OsStr) -> Result<PathBuf> {
     }
 }
 
-/// Opens a file in an own folder: a regular file of this user or root with one name, not a file that another user put
-/// in its place. Opening never blocks.
+/// Opens a file in an own folder. The file must be a regular file of this user or root with one name, and not one that another
+/// user created under this name. Opening never blocks.
 ///
 /// # Errors
 /// Errors of the system; [`io::ErrorKind::PermissionDenied`] for any other kind of file.

@@ -1,13 +1,11 @@
-//! Code that all exports share: the device that an export serves, the queues that it submits requests to, events to
-//! wait on, the socket for its clients, and for block devices of the kernel the link to the device and the processes
-//! that use it.
+//! Code that all exports share: the device that an export serves, the queues that it submits requests to, events to wait on, the
+//! socket for its clients, and for block devices of the kernel the link to the device and the processes that use it.
 //!
-//! An export translates between its protocol and [`Request`]; [`BlockDevice`] executes requests. So the same export
-//! serves a cached device, an uncached one and plain memory, and a comparison between these measures only the
-//! difference of the devices.
+//! An export translates between its protocol and [`Request`]; [`BlockDevice`] executes requests. So the same export serves a
+//! cached device, an uncached one and plain memory, and a comparison between these measures only the difference of the devices.
 //!
-//! Always true here: a [`RequestQueue`] belongs to one thread, which completes a request inside
-//! [`RequestQueue::submit`] or parks it and continues; no call of a queue blocks.
+//! Invariants: a [`RequestQueue`] belongs to one thread, which completes a request inside [`RequestQueue::submit`] or parks it
+//! and continues; no call of a queue blocks.
 #![forbid(unsafe_code)]
 
 pub mod budget;
@@ -35,7 +33,7 @@ use std::thread::JoinHandle;
 /// Starts a thread of an export.
 ///
 /// # Errors
-/// [`ErrorKind::System`] when there can be no more threads.
+/// [`ErrorKind::System`] when the system cannot create another thread.
 pub fn start_thread<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -51,10 +49,10 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// The geometry of the device; constant while it exists.
     fn geometry(&self) -> Geometry;
 
-    /// A queue for the calling thread.
+    /// Opens a queue for the calling thread.
     ///
     /// # Errors
-    /// When the system refuses what a queue needs (a ring, a descriptor).
+    /// When the system refuses a resource of the queue (a ring, a descriptor).
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>>;
 
     /// The extents of `range`, in order and without holes, for block status. The default is one extent of data.
@@ -71,7 +69,7 @@ pub trait BlockDevice: Send + Sync + 'static {
 pub struct Extent {
     /// The range.
     pub range: ByteRange,
-    /// Their state.
+    /// The state of the range.
     pub state: ExtentState,
 }
 
@@ -80,9 +78,9 @@ pub struct Extent {
 pub struct ExtentState {
     /// Reads as zeroes and takes no space.
     pub hole: bool,
-    /// Its newest bytes are in the cache.
+    /// The newest data of the range is in the cache.
     pub cached: bool,
-    /// They are not on the backing device yet.
+    /// The newest data of the range is not on the backing device yet.
     pub dirty: bool,
 }
 
@@ -92,8 +90,8 @@ pub trait RequestQueue: Send {
     /// parked, and a later [`poll`](Self::poll) completes it.
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>);
 
-    /// As [`submit`](Self::submit) for a request after which the client has submitted more; it may be held back until
-    /// [`unplug`](Self::unplug), to be executed in a batch with those.
+    /// As [`submit`](Self::submit), for a request after which the client has already submitted more. The queue may hold the
+    /// request back until [`unplug`](Self::unplug), to execute it in a batch with those.
     fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
         self.submit(request, done);
     }
@@ -114,14 +112,14 @@ pub trait RequestQueue: Send {
         self.parked()
     }
 
-    /// Completes with an error each request that need not happen any more because it has not begun, or waits for space
-    /// between two of its pieces: its client is gone. [`poll`](Self::poll) still completes the operations that the
-    /// backing device has.
+    /// Completes with an error each request that has not begun, or that waits for space between two of its pieces: its client has
+    /// disconnected, so the request need not be executed any more. [`poll`](Self::poll) still completes the operations that were
+    /// submitted to the backing device.
     fn give_up(&mut self, done: &mut Vec<Completion>) {
         let _ = done;
     }
 
-    /// Frees memory that is kept for later requests: the queue is idle.
+    /// Frees memory that is kept for later requests. Called when the queue is idle.
     fn trim(&mut self) {}
 
     /// Descriptors, at least one of which is readable when [`poll`](Self::poll) can make progress. Constant while the

@@ -1,7 +1,7 @@
 //! The link `/dev/cbdN` to a block device of the kernel.
 //!
-//! Always true here: only a symbolic link to a loop or ublk device is ever replaced or removed, and none to another
-//! device that exists; a link is created and changed atomically.
+//! Invariants: only a symbolic link to a loop or ublk device is ever replaced or removed, and no link to another device that
+//! exists. A link is created and changed atomically.
 
 use crate::system_error;
 use cbd_types::{Error, ErrorKind, Result};
@@ -16,15 +16,15 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates a link from `path` to `target`, replacing a link that points to no device any more.
+    /// Creates a link from `path` to `target`. Replaces a link whose device does not exist any more.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`] if another file exists there.
+    /// [`ErrorKind::AlreadyExists`] if another file exists at `path`.
     pub fn create(path: &Path, target: &Path) -> Result<Self> {
         may_be_made(path, Some(target))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let temporary = path.with_file_name(format!(".{name}.{}", std::process::id()));
-        // A file of this name can only be a remnant of an ended process with the same id.
+        // A file of this name can only be left over from an ended process with the same id.
         let _ = fs::remove_file(&temporary);
         std::os::unix::fs::symlink(target, &temporary).and_then(|()| fs::rename(&temporary, path)).map_err(
             |error| {
@@ -50,11 +50,11 @@ impl Link {
     }
 }
 
-/// Checks that a link can be created at `path`: no file exists there, or a link to an unused loop or ublk device, or
-/// one to `target` itself.
+/// Checks that a link can be created at `path`: no file exists at `path`, or a link to an unused loop or ublk device, or one to
+/// `target` itself.
 ///
 /// # Errors
-/// [`ErrorKind::AlreadyExists`] if another file exists there.
+/// [`ErrorKind::AlreadyExists`] if another file exists at `path`.
 pub fn may_be_made(path: &Path, target: Option<&Path>) -> Result<()> {
     let taken = |what: String| {
         let text = format!("{} exists already and {what}; remove it or choose another name", path.display());
@@ -80,7 +80,7 @@ pub fn may_be_made(path: &Path, target: Option<&Path>) -> Result<()> {
     if lives { taken(format!("points to {}, which is used", there.display())) } else { Ok(()) }
 }
 
-/// N of exactly `prefixN`, such as `/dev/loopN`.
+/// The number N in a path of exactly the form `prefixN`, such as `/dev/loopN`.
 #[must_use]
 pub fn number(path: &Path, prefix: &str) -> Option<u32> {
     let digits = path.to_str()?.strip_prefix(prefix)?;

@@ -1,11 +1,11 @@
 //! A block device over plain persistent memory, as the reference for measurements of exports.
 //!
-//! A write stores and fences, a read loads; there is no index, no log, no checksum. The cost of an export over this
-//! device is the export's own, so the difference to the same export over a cached device is the cost of the cache.
+//! A write stores and fences, a read loads; there is no index, no log, no checksum. The cost of an export over this device is the
+//! export's own, so the difference to the same export over a cached device is the cost of the cache.
 //!
-//! Always true here: a request outside the memory, or with a buffer that does not fit its range, is refused and
-//! changes nothing; a write is fenced before it completes: when `submit` returns, or `unplug` after plugged writes.
-//! Not promised: atomic writes. A crash may leave part of one.
+//! Invariants: a request outside the memory, or with a buffer that does not fit its range, is refused and changes no data. A
+//! write is fenced before it completes: when `submit` returns, or `unplug` after plugged writes. Writes are not atomic: a crash
+//! may leave part of one.
 
 use crate::{BlockDevice, RequestQueue};
 use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Operation, Pmem, Request, Result};
@@ -78,7 +78,7 @@ impl<P: Pmem + ?Sized> MemoryQueue<P> {
                 static ZERO: [u8; ZEROES] = [0; ZEROES];
                 let mut at = start;
                 while at < end {
-                    // At most the length of the piece, so the conversion keeps the value.
+                    // The length is at most that of the piece, so the conversion keeps the value.
                     let length = (end - at).min(ZEROES as u64) as usize;
                     self.memory.store(at, &ZERO[..length]);
                     at += length as u64;

@@ -1,6 +1,6 @@
 //! The mounts of this process's namespace, with errors for users.
 //!
-//! Invariants: as of [`cbd_sys::mounts`].
+//! Invariants: those of [`cbd_sys::mounts`].
 
 use crate::system_error;
 use cbd_types::Result;

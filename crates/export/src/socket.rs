@@ -1,9 +1,9 @@
 //! A listening unix socket, and the creation and removal of its file.
 //!
-//! Always true here: no client can connect before the socket's mode is 0600; the file of a server that has ended is
-//! replaced, that of a running one never; only the file that this process created is removed.
+//! Invariants: no client can connect before the socket's mode is 0600. The file of a server that has ended is replaced; the file
+//! of a running server is never replaced. Only the file that this process created is removed.
 //!
-//! Left to others: which clients are accepted, and the protocol.
+//! Elsewhere: which clients are accepted, and the protocol.
 
 use cbd_types::{Error, ErrorKind, Result};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -14,12 +14,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Most connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 pub const BACKLOG: i32 = 128;
 
 /// Listens at `path`; returns the non-blocking socket and its file. Errors name the expected `clients`.
 ///
-/// # Errors [`ErrorKind::Busy`] if a running server listens, [`ErrorKind::AlreadyExists`] if another file has the name,
+/// # Errors
+/// [`ErrorKind::Busy`] if a running server listens, [`ErrorKind::AlreadyExists`] if another file has the name,
 /// [`ErrorKind::InvalidArgument`] for a path that no socket can have, and errors of the system.
 pub fn listen(path: &Path, clients: &str) -> Result<(OwnedFd, SocketFile)> {
     let refused = |error: io::Error| {
@@ -44,7 +45,8 @@ pub fn listen(path: &Path, clients: &str) -> Result<(OwnedFd, SocketFile)> {
     Ok((socket.into(), file))
 }
 
-/// Whether a client could not be accepted only because it went away again, or was none: the next one can.
+/// Whether `accept` failed only because the client disconnected again, or because no client waited. The next client can be
+/// accepted.
 #[must_use]
 pub fn is_momentary(error: &io::Error) -> bool {
     matches!(
@@ -128,8 +130,8 @@ fn clear_the_way(path: &Path) -> Result<()> {
     }
 }
 
-/// Serializes the start of servers, so that two of them do not find the same stale file and remove each other's new
-/// one: a mutex in this process, and a lock on the directory among processes, which leaves no file behind.
+/// Serializes the start of servers, so that two of them do not find the same stale file and remove each other's new one. It
+/// consists of a mutex in this process, and of a lock on the directory among processes, which leaves no file behind.
 struct Exclusive {
     _directory: Option<File>,
     _process: std::sync::MutexGuard<'static, ()>,

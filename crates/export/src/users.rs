@@ -1,7 +1,7 @@
 //! The users of a block device, so that a refused stop can name them.
 //!
-//! Always true here: a search changes nothing and accesses no file system that may hang. Its result may be out of date;
-//! the kernel's own exclusion decides in the end.
+//! Invariants: a search changes no state and accesses no file system that may hang. Its result may be out of date; the kernel's
+//! own exclusion decides in the end.
 
 use crate::mounts::{self, Mount};
 use cbd_types::Result;
@@ -34,10 +34,10 @@ impl BlockNode {
     }
 }
 
-/// A sentence that names a mount of the device or a device stacked on it, as far as this process sees them.
+/// A sentence that names a mount of the device or a device stacked on it, if this process can see one.
 ///
 /// # Errors
-/// The system does not report them.
+/// When the system does not report them.
 pub fn mounted_or_held(device: &BlockNode, link: Option<&Path>) -> Result<Option<String>> {
     let name = link.unwrap_or(&device.path).display();
     if let Some(mount) = mount_of(&mounts::list()?, device, link) {

@@ -1,9 +1,9 @@
 //! An event that one thread signals and another waits for, and a wait for any of several descriptors.
 //!
-//! Always true here: a signal is never lost (it stays until it is cleared), an interrupted wait continues for the rest
-//! of its time, and no call allocates once a [`WaitSet`] has its descriptors.
+//! Invariants: a signal is never lost (it stays until it is cleared), an interrupted wait continues for the rest of its time, and
+//! no call allocates once a [`WaitSet`] has its descriptors.
 //!
-//! Left to others: what the descriptors mean.
+//! Elsewhere: the meaning of the descriptors.
 
 use cbd_sys::event::{Signal, poll};
 use cbd_types::{Error, ErrorKind, Result};
@@ -64,9 +64,9 @@ impl Waker {
 /// The condition that is waited for on a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interest {
-    /// None, not even that the other end was closed.
+    /// None; the wait does not even report that the peer closed its end.
     Nothing,
-    /// Only that the other end was closed: see [`WaitSet::failed`].
+    /// Only that the peer closed its end: see [`WaitSet::failed`].
     HangUp,
     /// Readable.
     Read,
@@ -93,8 +93,8 @@ impl WaitSet {
         Self(Vec::new())
     }
 
-    /// Adds a descriptor and returns its index in the set. The set does not own it: while it holds a closed descriptor,
-    /// waits report that this one failed.
+    /// Adds a descriptor and returns its index in the set. The set does not own it: if the descriptor is closed while it is in
+    /// the set, waits report that it failed.
     pub fn add(&mut self, descriptor: RawFd, interest: Interest) -> usize {
         self.0.push(libc::pollfd { fd: descriptor, events: 0, revents: 0 });
         let index = self.0.len() - 1;
@@ -116,7 +116,7 @@ impl WaitSet {
         };
     }
 
-    /// Waits until a descriptor is ready, at most for `timeout`. Returns the number of ready descriptors; 0 on timeout.
+    /// Waits until a descriptor is ready, for at most `timeout`. Returns the number of ready descriptors; 0 on timeout.
     ///
     /// # Errors
     /// The system call failed.
@@ -151,14 +151,14 @@ impl WaitSet {
         self.0[index].revents & libc::POLLOUT != 0
     }
 
-    /// Whether the other end of `index` was closed at the last wait, or the descriptor is invalid.
+    /// Whether the peer had closed its end of `index` at the last wait, or the descriptor is invalid.
     #[must_use]
     pub fn failed(&self, index: usize) -> bool {
         self.0[index].revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
     }
 }
 
-/// Waits until one of `descriptors` is readable, at most for `timeout`; returns its index.
+/// Waits until one of `descriptors` is readable, for at most `timeout`; returns its index.
 ///
 /// # Errors
 /// The system call failed.
@@ -171,14 +171,14 @@ pub fn wait_any(descriptors: &[RawFd], timeout: Option<Duration>) -> Result<Opti
     Ok((0..descriptors.len()).find(|&index| set.readable(index) || set.failed(index)))
 }
 
-/// Whether the other end of a socket has closed it, or at least shut down its sending half.
+/// Whether the peer of a socket has closed it, or at least shut down its sending half.
 #[must_use]
 pub fn is_closed_by_peer(socket: RawFd) -> bool {
     let mut entry = [libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
     poll(&mut entry, 0).is_ok() && entry[0].revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// Rounded up, so that no thread wakes just before its deadline and waits again.
+/// The timeout in milliseconds, rounded up, so that no thread wakes just before its deadline and waits again.
 fn milliseconds(timeout: Option<Duration>) -> i32 {
     timeout.map_or(-1, |timeout| i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX))
 }

@@ -8,12 +8,12 @@ pub trait Bytes: Send + Sync {
     /// The number of bytes.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The boot identifier of the machine in which they are read, where it matters.
+    /// The boot identifier of the machine on which the bytes are read, if it matters.
     fn boot(&self) -> BootId {
         BootId::UNKNOWN
     }

@@ -1,13 +1,12 @@
-//! Tools for offline recovery: the content of a region, its damage, the repairable part of the damage, and
-//! writing dirty data to the backing device on a machine without a daemon and its configuration.
+//! Tools for offline recovery: the content of a region, its damage, the repairable part of the damage, and writing dirty data to
+//! the backing device on a machine without a daemon and its configuration.
 //!
 //! Invariants:
-//! - the result of recovery is determined by the engine's own recovery, over a private copy of the region
-//!   ([`PrivateMemory`]); the meaning of a structure, by `cbd-format`'s decoders. No tool has a second
-//!   implementation of either;
-//! - [`check`](check::check) and [`dump`] change nothing, not even in the region's memory: it is mapped
-//!   read-only;
-//! - a region that a daemon serves is refused, and for stores one whose file a loop device uses;
+//! - the engine's own recovery, over a private copy of the region ([`PrivateMemory`]), determines the result of recovery; the
+//!   decoders of `cbd-format` determine the meaning of a structure. No tool has a second implementation of either;
+//! - [`check`](check::check) and [`dump`] change nothing, not even in the region's memory: it is mapped read-only;
+//! - the tools refuse a region that a daemon serves. Tools that store also refuse a region whose file is the backing file of a
+//!   loop device;
 //! - the tools accept any bytes, in time that is bounded by the region's size.
 //!
 //! Elsewhere: printing (`cbdctrl`).
@@ -36,6 +35,6 @@ pub struct Progress {
     pub doing: &'static str,
     /// The completed part, in the unit of `of`.
     pub done: u64,
-    /// The whole.
+    /// The total.
     pub of: u64,
 }

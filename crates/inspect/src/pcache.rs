@@ -1,13 +1,11 @@
-//! Writes the dirty data of a cache device of Linux's dm-pcache to the backing device, or to a block device
-//! that replaces it.
+//! Writes the dirty data of a cache device of Linux's dm-pcache to the backing device, or to a block device that replaces it.
 //!
-//! Invariants: the cache device is only read, and locked meanwhile; a disk gets no data that could not be
-//! read or whose checksum is wrong, and nothing at all if it is too small to be the backing device; written
-//! data is flushed and then read back. The operation can be interrupted and repeated: it writes the same data
-//! again.
+//! Invariants: the cache device is only read, and locked during the operation. A disk gets no data that could not be read or
+//! whose checksum is wrong, and no data at all if it is too small to be the backing device. Written data is flushed and then read
+//! back. The operation can be interrupted and repeated: it writes the same data again.
 //!
-//! Elsewhere: the content of the cache device (`cbd-pcache`); the choice of the disk, which nothing on the
-//! cache device identifies (the user).
+//! Elsewhere: the content of the cache device (`cbd-pcache`); the choice of the disk, which the cache device does not identify
+//! (the user).
 
 use crate::Progress;
 use cbd_backing::{
@@ -22,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// Writes in flight.
 const DEPTH: usize = 32;
-/// Read at a time for sequential reads.
+/// Bytes that are read at a time in a sequential stream.
 const AHEAD: usize = 1 << 20;
 /// Failing memory fails in blocks of at most this size.
 const PAGE: u64 = 4096;
@@ -70,7 +68,7 @@ pub struct Rescued {
     pub is_harmed: bool,
     /// The destination.
     pub disk: Option<String>,
-    /// Why it cannot be used.
+    /// The reason for which the destination cannot be used.
     pub disk_error: Option<String>,
     /// Bytes that were written, flushed, and read back.
     pub written_bytes: u64,
@@ -89,7 +87,7 @@ pub struct Failed {
     pub error: String,
 }
 
-/// Reports what would be rescued; changes nothing.
+/// Reports the data that a rescue would write; changes nothing.
 ///
 /// # Errors
 /// When the cache device cannot be opened. An error of the disk is in the result.
@@ -106,8 +104,8 @@ pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
 /// Writes the dirty data to the disk.
 ///
 /// # Errors
-/// When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that it refuses
-/// are in the result.
+/// When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that the disk refuses are in the
+/// result.
 pub fn rescue(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
     let (cache, survey) = opened(options, progress)?;
     let to = options.to.as_ref();
@@ -226,7 +224,7 @@ impl Disk {
     }
 }
 
-/// Writes data with many requests in flight: they never overlap.
+/// Writes data with many requests in flight. The requests never overlap.
 struct Writer {
     disk: Disk,
     /// Requests in flight.
@@ -309,12 +307,12 @@ impl Sink for Comparer<'_> {
     }
 }
 
-/// A cache device or a file with its content, locked and only read. With direct I/O where possible: dm-pcache
-/// bypasses the page cache too.
+/// A cache device or a file with its content, locked and only read. It is read with direct I/O if possible, because dm-pcache
+/// bypasses the page cache, too.
 struct CacheDevice {
     size: u64,
     reader: RefCell<Reader>,
-    /// Held as long as this value lives.
+    /// The lock is held as long as this value lives.
     _file: BackingFile,
 }
 

@@ -1,7 +1,7 @@
 //! A private copy of a region: stores stay in this process.
 //!
-//! Invariants: the bytes beneath are never changed. Modified pages are held beside them, so a copy takes
-//! memory only for modified pages; recovery modifies very few.
+//! Invariants: the original bytes never change. Modified pages are stored beside them, so a copy takes memory only for modified
+//! pages; recovery modifies very few.
 
 use crate::Bytes;
 use cbd_format::PAGE;
@@ -16,7 +16,7 @@ type Page = Box<[u8; PAGE as usize]>;
 struct Shared {
     beneath: Arc<dyn Bytes>,
     changed: RwLock<BTreeMap<u64, Page>>,
-    /// Whether a page was ever modified: loads search for modified pages only then.
+    /// Whether a page was ever modified: only then do loads search for modified pages.
     any: AtomicBool,
 }
 
@@ -54,8 +54,8 @@ impl PrivateMemory {
     }
 }
 
-/// Splits `length` bytes at `at` at page boundaries: page, first byte in it, first byte of the part, its
-/// length.
+/// Splits `length` bytes at `at` at page boundaries. The items are the page, the first byte in the page, the first byte of the
+/// part, and the length of the part.
 fn parts(at: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {

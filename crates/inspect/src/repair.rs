@@ -1,10 +1,10 @@
-//! Repair: restores second copies. No other repair is safe, and no other one is done.
+//! Repair: restores second copies. No other repair is safe, so the tool makes no other one.
 //!
 //! Invariants:
-//! - a store only overwrites a copy that is damaged, or a version older than its other copy; never the only
-//!   good one. So a crash between any two stores leaves the former state, or a better one;
-//! - a repaired region recovers to exactly the former result: every repair is first applied to a private
-//!   copy, recovery runs over that copy, and if its result differs nothing is stored;
+//! - a store only overwrites a copy that is damaged, or a version older than its other copy; never the only good one. So a crash
+//!   between any two stores leaves the former state, or a better one;
+//! - a repaired region recovers to exactly the former result: every repair is first applied to a private copy, and recovery runs
+//!   over that copy. If its result differs, the tool stores nothing;
 //! - each store is fenced and read back.
 //!
 //! Elsewhere: asking for confirmation (`cbdctrl`).
@@ -23,9 +23,9 @@ use std::sync::Arc;
 /// The steps of a repair and its effect.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The findings before.
+    /// The findings before the repair.
     pub before: Report,
-    /// The findings afterwards.
+    /// The findings after the repair.
     pub after: Report,
     /// The steps, in this order.
     pub repairs: Vec<Repair>,
@@ -41,8 +41,7 @@ impl Plan {
 /// Plans a repair, and tries it on a private copy.
 ///
 /// # Errors
-/// [`ErrorKind::Damaged`] when recovery of the repaired region would have another result; the repair must not
-/// be applied then.
+/// [`ErrorKind::Damaged`] when recovery of the repaired region would have another result. The repair must then not be applied.
 pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Result<Plan> {
     let before = check(Arc::clone(bytes), DataChecked::Dirty, progress);
     let repairs = before.repairs.clone();

@@ -4,16 +4,16 @@ use crate::finding::{Finding, Repair, Severity};
 use cbd_types::ByteRange;
 use serde::Serialize;
 
-/// Findings that are listed individually at most; all are counted, and all are repaired.
+/// Maximum number of findings that are listed individually; all findings are counted, and all are repaired.
 const LISTED_MAX: usize = 10_000;
 
 /// The outcome of a check; the numbers are exit codes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Nothing is wrong.
+    /// No damage was found.
     Clean = 0,
-    /// Damage without loss; second copies serve.
+    /// Damage without loss: second copies are valid.
     Corrected = 1,
     /// Data is affected.
     Affected = 2,
@@ -113,13 +113,13 @@ pub struct BackendSummary {
     /// Whether the backing device without the cache is in a state that a plain disk could have after a power
     /// failure.
     pub backing_is_consistent: bool,
-    /// Why it is not.
+    /// The reason for which it is not in such a state.
     pub void_reason: Option<String>,
-    /// Ranges whose reads fail; only the first ones of very many.
+    /// Ranges whose reads fail; if there are very many, only the first ones.
     pub damaged: Vec<RangeSummary>,
-    /// Ranges that the backing device refused and that stay in the cache; only the first ones of very many.
+    /// Ranges that the backing device refused and that stay in the cache; if there are very many, only the first ones.
     pub parked: Vec<RangeSummary>,
-    /// Why the cache cannot be opened.
+    /// The reason for which the cache cannot be opened.
     pub error: Option<String>,
 }
 
@@ -207,7 +207,7 @@ impl Report {
 
     /// Folds a number into the fingerprint.
     pub(crate) const fn note_recovered(&mut self, value: u64) {
-        // FNV-1a over whole numbers: only for comparing two reports of the same program.
+        // FNV-1a over whole numbers, which is only used to compare two reports of the same program.
         self.fingerprint = (self.fingerprint ^ value).wrapping_mul(0x0100_0000_01b3).rotate_left(23) ^ value;
     }
 }

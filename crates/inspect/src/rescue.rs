@@ -1,10 +1,9 @@
 //! Rescue: writes the dirty data of a region to its backing devices, without a daemon and its configuration.
 //!
-//! Invariants: the engine's own recovery and writeback do the work, in the configured consistency mode of the
-//! backend, so a daemon or the next rescue can continue with the region at any moment. A disk gets no data
-//! unless it is the recorded one, or the user names it as its replacement. Before another disk than the
-//! recorded one gets any data, the region durably records that the backend was moved there. Damaged data is
-//! not written but listed.
+//! Invariants: the engine's own recovery and writeback do the work, in the configured consistency mode of the backend, so a
+//! daemon or the next rescue can continue with the region at any moment. A disk gets no data unless it is the recorded one, or
+//! the user names it as its replacement. Before a disk other than the recorded one gets any data, the region durably records that
+//! the backend was moved to that disk. Damaged data is not written but listed.
 //!
 //! Elsewhere: previewing the result (`check` reports it); asking for confirmation (`cbdctrl`).
 
@@ -39,8 +38,8 @@ pub struct Options {
     pub to: Option<PathBuf>,
     /// That disk replaces the recorded one although its identity differs: it is a copy.
     pub other_disk: bool,
-    /// When the backend is moved, stop refusing this former disk of it: it is gone, or was reused as another
-    /// disk.
+    /// A former disk of the backend that is not refused any more after the move, because it does not exist any more or was reused
+    /// as another disk.
     pub forget_disk: Option<PathBuf>,
     /// Recover a cache although the machine crashed while it was in use, and some of its pages may be old.
     pub after_crash: bool,
@@ -68,7 +67,7 @@ impl Options {
         self.backend.is_none_or(|only| only.0 == backend)
     }
 
-    /// Opens and locks the disk of a backend, which must be the right one.
+    /// Opens and locks the disk of a backend, and checks that it is the right one.
     ///
     /// # Errors
     /// As [`BackingFile::open_recorded`]; [`ErrorKind::Exchanged`] for another disk.
@@ -78,7 +77,7 @@ impl Options {
             DiskOptions { read_only, sector: disk.sector, size: Some(disk.size), ..DiskOptions::default() };
         if self.other_disk && self.to.is_some() {
             let file = BackingFile::open(path, options).map_err(|error| match error.kind() {
-                // For the disk itself, the text says that it has shrunk.
+                // `open` words this error for the recorded disk: it reports that the disk has shrunk.
                 ErrorKind::OutOfRange => Error::new(
                     ErrorKind::InvalidArgument,
                     format!(
@@ -119,7 +118,7 @@ impl Options {
         Ok(warnings)
     }
 
-    /// Refuses `disk`, to which `entry` would be moved, if it has its own data or is known to lack data.
+    /// Refuses `disk`, to which `entry` would be moved, if it has data of its own or is recorded as lacking data.
     ///
     /// # Errors
     /// As [`refuse_target`].
@@ -185,7 +184,7 @@ pub struct Rescued {
     pub damaged: Vec<RangeSummary>,
     /// Ranges that the disk refuses; they stay in the region.
     pub parked: Vec<RangeSummary>,
-    /// Why it is not complete.
+    /// The reason for which the rescue is not complete.
     pub error: Option<String>,
     /// Warnings for the user.
     pub warnings: Vec<String>,
@@ -207,8 +206,7 @@ impl Rescued {
 /// Writes the dirty data of `region` to the backing devices.
 ///
 /// # Errors
-/// When the transport cannot be opened, or lacks the selected backend. An error of one backend is in its
-/// [`Rescued`].
+/// When the transport cannot be opened, or lacks the selected backend. An error of one backend is in its [`Rescued`].
 pub fn rescue(
     region: Mapping,
     options: &Options,
@@ -255,7 +253,7 @@ fn absolute(path: &Path) -> Result<String> {
     absolute.into_os_string().into_string().map_err(|_| malformed("it is not UTF-8".to_owned()))
 }
 
-/// The name by which the tables know the former disk `gone`: its identity, or a path.
+/// The name under which the tables record the former disk `gone`: its identity, or a path.
 fn forgotten_name<P: Pmem + 'static>(
     transport: &Transport<ProcessEnvironment<P>>,
     backend: BackendId,
@@ -266,7 +264,8 @@ fn forgotten_name<P: Pmem + 'static>(
     named.map_or_else(|| absolute(gone), Ok)
 }
 
-/// Records the move to `disk`, if it is one. The path of the disk from which the backend was moved, now or before.
+/// Records the move to `disk`, if the backend moves. Returns the path of the disk from which the backend was moved, now or
+/// before.
 fn record_move(
     transport: &Transport<ProcessEnvironment>,
     entry: &BackendEntry,
@@ -303,8 +302,8 @@ fn one(
         (rescued.opened, rescued.backing_is_consistent, rescued.dirty_bytes) = (true, true, Some(0));
         return Ok(());
     }
-    // 1. The disk first: writes that a killed predecessor left in the kernel have completed when it is
-    //    locked.
+    // 1. Open the disk first: once it is locked, the writes that a killed predecessor left in the kernel have
+    //    completed.
     let (disk, warnings) = after_predecessor(DISK_TIMEOUT, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
     options.refuse_target(transport, entry, &disk)?;
@@ -320,8 +319,8 @@ fn one(
     let cache = transport.open_cache_if(entry.id, mixed)?;
     rescued.opened = true;
     let drained = cache.drained_epoch();
-    // 3. What writeback needs, so that it cannot fail for this once the region records a move. A rate limit
-    //    protects clients, of which there are none; the region keeps the setting.
+    // 3. Allocate the resources of writeback first, so that it cannot fail for lack of them once the region
+    //    records a move. A rate limit protects clients, and a rescue has none; the region keeps the setting.
     cache.set_settings(Settings { writeback_rate: 0, ..cache.settings() })?;
     let queue = disk.open_queue(DEPTH)?;
     let descriptor = queue.wait_descriptor();
@@ -341,8 +340,8 @@ fn one(
     let status = cache.status();
     let is_all_in_region = status.drained_epoch == drained && status.rare.segments_reclaimed == 0;
     if moves && result.is_err() && is_all_in_region {
-        // Whatever the other disk has, the region still holds all data that the recorded one lacks: also data
-        // that was parked, or written in part.
+        // Whatever the other disk contains, the region still holds all data that the recorded disk lacks, including data that was
+        // parked, or written in part.
         transport.move_backend_back(entry)?;
         rescued.moved_from = None;
     }

@@ -40,17 +40,17 @@
 #define CBD_CONSISTENCY_STRICT 1
 
 /*
- Many epochs in one batch: valid between batches.
+ Many epochs in one batch: the disk is a valid crash state between batches.
  */
 #define CBD_CONSISTENCY_CHECKPOINT 2
 
 /*
- By address, at once: the disk is consistent only when everything is drained.
+ At once, in the order of addresses: the disk is consistent only when all data is drained.
  */
 #define CBD_CONSISTENCY_NONE 3
 
 /*
- Nothing later is written to a disk that has refused a write for long.
+ No later data is written to a disk that has refused a write for a long time.
  */
 #define CBD_ON_WRITE_ERROR_STOP 0
 
@@ -80,7 +80,7 @@
 #define CBD_STATUS_DISK_FAILS 4
 
 /*
- Writes fail if the cache has no space, because the disk has refused writes for long.
+ Writes fail if the cache has no space, because the disk has refused writes for a long time.
  */
 #define CBD_STATUS_STALLED 8
 
@@ -95,7 +95,7 @@
 #define CBD_REGION_FORMAT 1
 
 /*
- With `CBD_REGION_FORMAT`: even if it holds a transport or other data.
+ With `CBD_REGION_FORMAT`: format even if the region holds a transport or other data.
  */
 #define CBD_REGION_FORCE 2
 
@@ -120,8 +120,8 @@ typedef struct cbd_queue cbd_queue;
 typedef struct cbd_region cbd_region;
 
 /*
- How a disk is attached to a region. All zeroes: a new disk gets a cache of all free space, an attached one
- is opened unchanged.
+ The parameters with which a disk is attached to a region. All zeroes: a new disk gets a cache of all free space, an attached
+ one is opened unchanged.
  */
 typedef struct cbd_device_options {
   /*
@@ -300,7 +300,7 @@ typedef struct cbd_completion {
 } cbd_completion;
 
 /*
- How a region is opened. All zeroes: an existing region, unchanged.
+ The parameters with which a region is opened. All zeroes: an existing region, unchanged.
  */
 typedef struct cbd_region_options {
   /*
@@ -416,18 +416,17 @@ extern "C" {
 const char *cbd_version(void);
 
 /*
- The error of the last failed call of this thread: the object, and the remedy. It is valid until the next
- failed call of this thread, and empty before the first.
+ The error of the last failed call of this thread: the object, and the remedy. The text is valid until the next failed call of
+ this thread, and empty before the first.
  */
 const char *cbd_last_error(void);
 
 /*
- Attaches the disk at `path` to the region, or opens the backend that the region has of it, whichever
+ Attaches the disk at `path` to the region. If the region already has a backend of this disk, the call opens it, whichever
  process created it. `options` may be NULL.
 
  # Safety
- `region` is open or NULL; `path` is text or NULL; `options` leads to options or is NULL; `device` can be
- written or is NULL.
+ `region` is open or NULL; `path` is text or NULL; `options` points to options or is NULL; `device` can be written or is NULL.
  */
 int cbd_device_attach(const struct cbd_region *region,
                       const char *path,
@@ -453,18 +452,18 @@ int cbd_device_open(const struct cbd_region *region, uint32_t id, struct cbd_dev
 int cbd_device_close(struct cbd_device *device);
 
 /*
- Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its
- data. Fails after `timeout_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
- device is closed, and unchanged otherwise.
+ Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its data. Fails after
+ `timeout_s` seconds without progress (0: 60). After a failure `*device` is NULL if the device is closed, and unchanged
+ otherwise.
 
  # Safety
- `device` leads to an open device, or to NULL, or is NULL; no other thread uses the device.
+ `device` points to an open device, or to NULL, or is NULL; no other thread uses the device.
  */
 int cbd_device_detach(struct cbd_device **device, uint32_t timeout_s);
 
 /*
- Writes everything that was written before to the disk. Fails after `timeout_s` seconds without progress
- (0: 60): the dirty data stays in the region then.
+ Writes all data that was written before the call to the disk. Fails after `timeout_s` seconds without progress (0: 60): the
+ dirty data then stays in the region.
 
  # Safety
  `device` is open or NULL.
@@ -488,15 +487,15 @@ int cbd_device_geometry(const struct cbd_device *device, struct cbd_geometry *ge
 int cbd_device_settings(const struct cbd_device *device, struct cbd_settings *settings);
 
 /*
- Replaces all settings, now and for later openers of the region. Query the present ones first.
+ Replaces all settings, for this process and for later openers of the region. Query the present ones first.
 
  # Safety
- `device` is open or NULL; `settings` leads to settings or is NULL.
+ `device` is open or NULL; `settings` points to settings or is NULL.
  */
 int cbd_device_set_settings(const struct cbd_device *device, const struct cbd_settings *settings);
 
 /*
- Counters since the device was opened, and its present state. Without a cache all of it is 0.
+ Counters since the device was opened, and its present state. Without a cache all fields are 0.
 
  # Safety
  `device` is open or NULL; `status` can be written or is NULL.
@@ -521,12 +520,11 @@ int cbd_device_warnings(const struct cbd_device *device, char *buffer, size_t ca
 int cbd_read(const struct cbd_device *device, void *buffer, size_t length, uint64_t offset);
 
 /*
- Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when this
- returns 0. `flags`: 0 or `CBD_FUA`.
+ Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when the call returns 0.
+ `flags`: 0 or `CBD_FUA`.
 
  # Safety
- `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them
- meanwhile.
+ `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them during the call.
  */
 int cbd_write(const struct cbd_device *device,
               const void *data,
@@ -677,11 +675,11 @@ int cbd_queue_descriptors(const struct cbd_queue *queue, int *descriptors, size_
 /*
  Opens, locks and maps the region at `path`, and formats it on request. `options` may be NULL.
 
- -EBUSY: another process has it; `cbd_last_error` names it. -ENOENT: there is none. -EEXIST: the region to
- be formatted holds data. -EIO: it is damaged, or no region.
+ -EBUSY: another process has the region open; `cbd_last_error` names that process. -ENOENT: the region does not exist. -EEXIST:
+ the region to be formatted holds data. -EIO: the region is damaged, or the file is not a region.
 
  # Safety
- `path` is text or NULL; `options` leads to options or is NULL; `region` can be written or is NULL.
+ `path` is text or NULL; `options` points to options or is NULL; `region` can be written or is NULL.
  */
 int cbd_region_open(const char *path, const struct cbd_region_options *options, struct cbd_region **region);
 
@@ -703,8 +701,8 @@ int cbd_region_close(struct cbd_region *region);
 int cbd_region_get_info(const struct cbd_region *region, struct cbd_region_info *info);
 
 /*
- The warnings of the region, one per line. As much as fits is in `buffer`, which ends with a zero byte; the
- result is the length of all of it, without that byte.
+ The warnings of the region, one per line. `buffer` receives as much as fits, and ends with a zero byte. The result is the
+ length of the whole text, without that byte.
 
  # Safety
  `region` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.

@@ -1,5 +1,4 @@
-//! Queues that are closed with requests in flight: none of these is executed after a reply to the next user
-//! of the device.
+//! Queues that are closed with requests in flight: no such request is executed after a reply to the next user of the device.
 
 use super::*;
 use crate::{AlignedBuffer, ByteRange, Completion, DeviceOptions, Operation, Queue, Request};
@@ -110,7 +109,7 @@ fn requests_that_wait_for_space_when_their_queue_is_closed_are_never_executed() 
     let mut queue = device.queue().unwrap();
     let waiting = fill(&device, &mut queue);
     assert!(waiting > 8, "there is a cache");
-    // A write of several pieces, zeroing and a discard wait behind it; no piece of them is executed.
+    // A write of several pieces, a zeroing and a discard follow it and wait, too; no piece of them is executed.
     submit(&mut queue, Operation::Write, waiting + 1, 300, 1);
     submit(&mut queue, Operation::WriteZeroes, 0, 1, 0);
     submit(&mut queue, Operation::Discard, 1, 1, 0);
@@ -130,7 +129,7 @@ fn requests_that_wait_for_space_when_their_queue_is_closed_are_never_executed() 
     assert_eq!(read(&device, waiting + 2), [2; BLOCK as usize]);
     drop(next);
 
-    // Nor are they executed when the device is opened again.
+    // They are not executed either when the device is opened again.
     device.close().unwrap();
     let device = place.region.open_device(place.id).unwrap();
     assert!(blocks.map(|block| read(&device, block)) == before);
@@ -144,7 +143,7 @@ fn a_device_that_was_closed_with_a_full_cache_reopens_without_the_waiting_reques
     let (device, disk) = place.open_stalled();
     let mut queue = device.queue().unwrap();
     let waiting = fill(&device, &mut queue);
-    // The device is closed first: it ends with the queue.
+    // The device is closed first: it ends with its last queue.
     assert_eq!(device.close().unwrap_err().kind(), ErrorKind::Busy);
     // The background worker ends when the disk has completed its writes in flight. Writes that fail free no space.
     disk.set(vec![all_writes(Fault::Fail)]);

@@ -1,8 +1,7 @@
 //! Devices: synchronous calls from any number of threads; draining, settings, and closing.
 //!
-//! Invariants: a call whose data is in the cache makes no system call and only one copy; up to [`STRIPES`]
-//! threads write no shared state on the way except the engine's lanes; after a panic in a request the device
-//! refuses all later requests.
+//! Invariants: a call whose data is in the cache makes no system call and only one copy. Up to [`STRIPES`] threads write no
+//! shared state except the engine's lanes. After a panic in a request the device refuses all later requests.
 //!
 //! Elsewhere: queues with more than one request in flight ([`crate::Queue`]).
 
@@ -26,7 +25,7 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of stripes that hold idle queues of synchronous calls.
 const STRIPES: usize = 16;
 
-/// Aligned to cache lines, so that threads do not share one by chance.
+/// Aligned to cache lines, so that threads do not share a line by chance.
 #[repr(align(128))]
 struct Stripe(Mutex<Vec<Waiting>>);
 
@@ -38,7 +37,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// After a panic in a request no later request is executed, and nothing is marked.
+    /// Fails the device after a panic in a request: no later request is executed, and no mark is written.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::SeqCst);
         if let Some(cache) = self.run.cache() {
@@ -82,7 +81,7 @@ impl Drop for Running {
 
 /// A disk behind its cache, open in this process.
 pub struct Device {
-    // Before `running`: the queues end first.
+    // Declared before `running`, so that the queues end first.
     stripes: Box<[Stripe]>,
     running: Arc<Running>,
     id: BackendId,
@@ -110,7 +109,7 @@ impl Device {
         Self { stripes, running, id, path: path.to_owned(), warnings }
     }
 
-    /// Its row on the region.
+    /// The row of its backend on the region.
     #[must_use]
     pub const fn id(&self) -> BackendId {
         self.id
@@ -122,7 +121,7 @@ impl Device {
         &self.path
     }
 
-    /// Size, sectors, and the atomic unit.
+    /// The size, the sectors, and the atomic unit of the device.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         use cbd_export::BlockDevice;
@@ -162,13 +161,13 @@ impl Device {
         self.running.run.cache().map_or_else(Settings::default, |cache| cache.settings())
     }
 
-    /// Changes settings, now and for later openers of the region.
+    /// Changes settings, for this process and for later openers of the region.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a value out of its range, or without a cache.
     pub fn set_settings(&self, settings: Settings) -> Result<()> {
         let cache = self.running.run.cache().ok_or_else(|| self.has_no_cache())?;
-        // A rate that an earlier version stored does not prevent a change of something else.
+        // A rate that an earlier version stored does not prevent a change of another setting.
         if settings.writeback_rate != cache.settings().writeback_rate {
             check_writeback_rate(settings.writeback_rate)?;
         }
@@ -185,9 +184,9 @@ impl Device {
     /// Reads from `offset` into `buffer`, in whole sectors.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] and [`ErrorKind::InvalidArgument`] for a range that is not whole sectors of
-    /// the device; [`ErrorKind::Media`] for a damaged range; [`ErrorKind::Backing`] when the disk fails. The
-    /// content of `buffer` is undefined then.
+    /// [`ErrorKind::OutOfRange`] and [`ErrorKind::InvalidArgument`] for a range that is not whole sectors of the device;
+    /// [`ErrorKind::Media`] for a damaged range; [`ErrorKind::Backing`] when the disk fails. After an error the content of
+    /// `buffer` is undefined.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let range = range_at(offset, buffer.len())?;
         self.with_queue(|queue| match queue.queue.read_into(0, range, buffer) {
@@ -200,18 +199,17 @@ impl Device {
         })
     }
 
-    /// Writes `data` to `offset`, in whole sectors. It is durable in the region when this returns; a write of
-    /// up to [`Geometry::atomic_unit`] inside 4 MiB of the device is recovered completely or not at all.
+    /// Writes `data` to `offset`, in whole sectors. The data is durable in the region when the call returns. A write of up to
+    /// [`Geometry::atomic_unit`] inside 4 MiB of the device is recovered completely or not at all.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at); the range may hold any mix of old and new sectors then.
-    /// [`ErrorKind::Backing`] when there is no space and the disk refuses writes.
+    /// As [`read_at`](Self::read_at); after an error the range may hold any mix of old and new sectors. [`ErrorKind::Backing`]
+    /// when there is no space and the disk refuses writes.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
         self.write_with(data, offset, false)
     }
 
-    /// As [`write_at`](Self::write_at), as a FUA write: nothing that is written later reaches the disk before
-    /// it.
+    /// As [`write_at`](Self::write_at), as a FUA write: no later write reaches the disk before it.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -227,8 +225,7 @@ impl Device {
         })
     }
 
-    /// A write barrier: nothing written after this reaches the disk before the earlier writes. Writes are
-    /// durable without it.
+    /// A write barrier: no later write reaches the disk before the earlier ones. Writes are durable without it.
     ///
     /// # Errors
     /// When the cache was stopped, or a device without a cache fails.
@@ -270,18 +267,18 @@ impl Device {
         Ok(Queue::new(Waiting::new(&self.running)?, Arc::clone(&self.running)))
     }
 
-    /// The number of its open queues.
+    /// The number of open queues of the device.
     #[must_use]
     pub fn queues_open(&self) -> usize {
         Arc::strong_count(&self.running) - 1
     }
 
-    /// Writes everything that was written before to the disk; returns the number of bytes. `progress` is
-    /// called at least every 200 ms, and can end the wait with its own error.
+    /// Writes all data that was written before the call to the disk; returns the number of bytes. `progress` is called at least
+    /// every 200 ms, and can end the wait with an error of its own.
     ///
     /// # Errors
-    /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when there was no progress for `timeout`, or the
-    /// disk refuses ranges permanently. Dirty data stays in the region then.
+    /// [`ErrorKind::Backing`] or [`ErrorKind::TimedOut`] when there was no progress for `timeout`, or the disk refuses ranges
+    /// permanently. The dirty data then stays in the region.
     pub fn drain(
         &self,
         timeout: Duration,
@@ -296,12 +293,12 @@ impl Device {
         })
     }
 
-    /// Closes it: dirty data stays in the region, marked, for the next process that opens it. A drop has the
-    /// same effect, but cannot report an error.
+    /// Closes the device: dirty data stays in the region, marked, for the next process that opens it. A drop has the same effect,
+    /// but cannot report an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while queues of it are open: it is closed with the last of them.
-    /// [`ErrorKind::Media`] when the region's memory fails.
+    /// [`ErrorKind::Busy`] while queues of the device are open: it is closed with the last of them. [`ErrorKind::Media`] when the
+    /// region's memory fails.
     pub fn close(self) -> Result<()> {
         let held = Arc::clone(&self.running.held);
         match self.queues_open() {
@@ -319,9 +316,8 @@ impl Device {
     /// Drains the device and removes the disk from the region: it is a plain disk again, with all its data.
     ///
     /// # Errors
-    /// Those of [`drain`](Self::drain), and [`ErrorKind::Busy`] while queues of it are open; the device is
-    /// returned then, and stays usable. If its row cannot be removed, the device is closed, and the region
-    /// still has the row.
+    /// The errors of [`drain`](Self::drain), and [`ErrorKind::Busy`] while queues of the device are open. The device is then
+    /// returned, and stays usable. If its row cannot be removed, the device is closed, and the region still has the row.
     pub fn detach(self, timeout: Duration) -> std::result::Result<(), (Option<Self>, Error)> {
         let queues = self.queues_open();
         if queues > 0 {
@@ -336,7 +332,7 @@ impl Device {
         held.remove(id).map_err(|error| (None, error))
     }
 
-    /// Runs `work` with a queue that no other thread uses meanwhile.
+    /// Runs `work` with a queue that no other thread uses at the same time.
     fn with_queue<T>(&self, work: impl FnOnce(&mut Waiting) -> Result<T>) -> Result<T> {
         self.running.guarded(|| {
             let stripe = &self.stripes[stripe_of_this_thread()];

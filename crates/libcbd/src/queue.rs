@@ -1,8 +1,8 @@
 //! Queues: many requests at a time from one thread.
 //!
-//! Invariants: a request whose data is in the cache is complete when its submission returns; the others make
-//! progress in `poll` and `wait`. A request completes once. Dropping a queue cancels the requests in flight:
-//! a write may or may not have happened, as after a crash.
+//! Invariants: a request whose data is in the cache is complete when its submission returns; the other requests make progress in
+//! `poll` and `wait`. A request completes once. Dropping a queue cancels the requests in flight: a write may or may not have
+//! happened, as after a crash.
 //!
 //! Elsewhere: the execution of requests (`cbd-device`).
 
@@ -57,7 +57,7 @@ impl Waiting {
 /// A queue to a device. It may move between threads; one thread at a time may use it.
 pub struct Queue {
     waiting: Waiting,
-    // Last: the device ends with the last queue.
+    // Declared last: the device ends with its last queue.
     running: Arc<Running>,
 }
 
@@ -84,8 +84,8 @@ impl Queue {
         })
     }
 
-    /// Writes `data` to `offset`, without an intermediate copy if the cache has space at once. Its
-    /// completion, with an empty buffer in that case, comes from [`poll`](Self::poll).
+    /// Writes `data` to `offset`, without an intermediate copy if the cache has space at once. The completion comes from
+    /// [`poll`](Self::poll); in that case its buffer is empty.
     ///
     /// # Errors
     /// As [`submit`](Self::submit), and for a range past the end of any device.
@@ -100,8 +100,8 @@ impl Queue {
         })
     }
 
-    /// Reads into `buffer`, if all data is in the cache: the completion then has no buffer. Otherwise its
-    /// buffer has the data.
+    /// Reads into `buffer` if all data is in the cache; the completion then has no buffer. Otherwise the buffer of the completion
+    /// holds the data.
     pub(crate) fn read_at(&mut self, id: u64, buffer: &mut [u8], offset: u64) -> Result<()> {
         let range = range_at(offset, buffer.len())?;
         let waiting = &mut self.waiting;

@@ -1,7 +1,7 @@
 //! Regions: opening and formatting, their content, attaching disks.
 //!
-//! Invariants: a region is locked as long as a [`Region`], a device or a queue of it lives; a disk that has a
-//! row never gets a second one, whichever path is used.
+//! Invariants: a region is locked as long as a [`Region`], a device or a queue of it lives. A disk that has a row never gets a
+//! second one, whichever path is used.
 //!
 //! Elsewhere: the implementation (`cbd-runtime`, `cbd-engine`).
 
@@ -23,12 +23,12 @@ use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-/// How a region is opened. The default opens an existing one.
+/// The parameters with which a region is opened. The default opens an existing one.
 #[derive(Clone, Default, Debug)]
 pub struct RegionOptions {
-    /// Format it with a new transport. Its content is lost.
+    /// Format the region with a new transport. Its content is lost.
     pub format: Option<Format>,
-    /// Its minimum size in bytes; a file that is created gets this size.
+    /// The minimum size of the region in bytes; a file that is created gets this size.
     pub size: Option<u64>,
     /// The host to act as: a daemon that will serve the same backends later needs the same name. `None`: the
     /// host of the region, or the machine's name if it has none yet.
@@ -37,12 +37,12 @@ pub struct RegionOptions {
     pub require_persistent: bool,
 }
 
-/// How a region is formatted.
+/// The parameters with which a region is formatted.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Format {
     /// Bytes of a segment, a power of two; `None`: derived from the region's size.
     pub segment_size: Option<u64>,
-    /// Even if it holds a transport or other data, which is lost then.
+    /// Format even if the region holds a transport or other data, which is then lost.
     pub force: bool,
 }
 
@@ -54,8 +54,8 @@ impl RegionOptions {
     }
 }
 
-/// How a disk is attached to a region. Options that are set must match those of a cache that the disk already
-/// has.
+/// The parameters with which a disk is attached to a region. Options that are set must match those of a cache that the disk
+/// already has.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct DeviceOptions {
     /// Bytes of its cache; 0 for none. `None`: all free space for a new disk.
@@ -95,13 +95,12 @@ pub(crate) struct Held {
     pub(crate) transport: Arc<Transport<ProcessEnvironment>>,
     environment: Arc<ProcessEnvironment>,
     path: String,
-    /// The process that has opened it.
+    /// The id of the process that opened the region.
     process: u32,
     host: HostId,
     mapping: Info,
     description: String,
-    /// The devices that are open in this process; locked while a disk is attached, so that one disk gets one
-    /// row.
+    /// The devices that are open in this process. The list is locked while a disk is attached, so that one disk gets one row.
     open: Mutex<OpenDevices>,
 }
 
@@ -120,10 +119,10 @@ impl Region {
     /// Opens, locks and maps the region at `path`, and formats it on request.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with the present owner, or the loop device that stands on the file; [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or
-    /// [`ErrorKind::Foreign`] when the region to be formatted holds data; [`ErrorKind::Damaged`];
-    /// [`ErrorKind::Unsupported`] for a region that does not survive a power failure and must;
-    /// [`ErrorKind::InvalidArgument`].
+    /// [`ErrorKind::Busy`] with the present owner, or the loop device that uses the file as its backing file;
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or [`ErrorKind::Foreign`] when the region to be formatted holds
+    /// data; [`ErrorKind::Damaged`]; [`ErrorKind::Unsupported`] for a region that does not survive a power failure although the
+    /// options require it; [`ErrorKind::InvalidArgument`].
     pub fn open(path: impl AsRef<Path>, options: &RegionOptions) -> Result<Self> {
         let path = text_of(path.as_ref())?;
         if let Some(host) = &options.host {
@@ -189,20 +188,20 @@ impl Region {
         }
     }
 
-    /// The disks that are recorded in the region, those of other hosts too. Unreadable rows are left out;
+    /// The disks that are recorded in the region, including those of other hosts. Unreadable rows are left out;
     /// [`info`](Self::info) warns of them.
     #[must_use]
     pub fn backends(&self) -> Vec<BackendEntry> {
         entries(&self.held.transport).0
     }
 
-    /// Attaches the disk at `path` to the region, or opens the backend that the region has of it, whichever
+    /// Attaches the disk at `path` to the region. If the region already has a backend of this disk, the call opens it, whichever
     /// process created it.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when the disk, or its cache, is in use; [`ErrorKind::Exchanged`] when another disk
-    /// is at the path of the recorded one; [`ErrorKind::NoSpace`] when the region has no room for the cache;
-    /// [`ErrorKind::InvalidArgument`] for options that differ from the recorded ones.
+    /// [`ErrorKind::Busy`] when the disk, or its cache, is in use; [`ErrorKind::Exchanged`] when another disk is at the path of
+    /// the recorded one; [`ErrorKind::NoSpace`] when the region has no space for the cache; [`ErrorKind::InvalidArgument`] for
+    /// options that differ from the recorded ones.
     pub fn attach(&self, path: impl AsRef<Path>, options: &DeviceOptions) -> Result<Device> {
         let path = text_of(path.as_ref())?;
         let mut open = self.held.open.lock();
@@ -217,7 +216,7 @@ impl Region {
             let mut entry = known.swap_remove(place);
             settle(&self.held.transport, &mut entry, &path)?;
             let device = self.take_up(&entry, &path, options, &mut open)?;
-            // Found under another path than the recorded one: record it for the next start.
+            // The disk has another path than the recorded one: record the new path for the next start.
             self.held.transport.update_path(entry.id, &path)?;
             return Ok(device);
         }
@@ -228,7 +227,7 @@ impl Region {
     /// Opens the backend `id`, with the disk at its recorded path.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], and those of [`attach`](Self::attach).
+    /// [`ErrorKind::NotFound`], and the errors of [`attach`](Self::attach).
     pub fn open_device(&self, id: BackendId) -> Result<Device> {
         let entry = self.held.transport.backend(id)?;
         self.take_up(&entry, &entry.path, &DeviceOptions::default(), &mut self.held.open.lock())
@@ -318,8 +317,7 @@ impl Region {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // No device or queue is left, since each holds a reference to this. In a forked child they belong to its
-        // parent.
+        // No device or queue is left, since each holds a reference to this value. In a forked child they belong to its parent.
         if self.process == std::process::id() {
             sync_region_at_end(&self.transport, &self.path);
         }
@@ -331,7 +329,7 @@ impl Held {
         RunningBackend::start(&self.transport, &self.environment, entry, path, RunOptions::plain(&self.path))
     }
 
-    /// The failure of the region's memory, if there is one.
+    /// The failure of the region's memory, if it has failed.
     pub(crate) fn failed(&self) -> Option<String> {
         self.transport.region().memory().failed().map(|at| {
             format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")

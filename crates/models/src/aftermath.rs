@@ -11,7 +11,7 @@ use cbd_sim::{CrashMemory, Keep, Oracle, Seeded, SimDisk, SimEnvironment, Violat
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
 use std::sync::Arc;
 
-/// Maximum number of rounds that a correct engine takes; far more than any scene needs.
+/// Maximum number of rounds that a correct engine takes; the limit is far above the need of any scene.
 const ROUNDS_MAX: u32 = 100_000;
 
 /// A process of one thread over a region and a disk.
@@ -85,7 +85,7 @@ impl Life {
         }
     }
 
-    /// Writes everything back, and continues until no work is left.
+    /// Writes all dirty data back, and continues until no work is left.
     pub(crate) fn drain(&mut self) {
         self.process.cache().request_drain();
         for _ in 0..ROUNDS_MAX {
@@ -105,7 +105,7 @@ impl Life {
 /// Ends a copy of the world and checks the recovered contents.
 ///
 /// # Panics
-/// When they are not legal.
+/// When the contents are not legal.
 pub(crate) fn check(
     memory: &CrashMemory,
     disk: &SimDisk,
@@ -138,7 +138,7 @@ pub(crate) fn check(
     }
     hold(settle(&mut oracle, &mut life));
     if !by_power {
-        // Recovery has made durable what it relied on: a power cut now loses none of it.
+        // Recovery has made all data durable that it relied on: a power cut at this moment loses none of it.
         let mut life = life.after_power_cut(seed);
         hold(settle(&mut oracle, &mut life));
     }

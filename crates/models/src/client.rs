@@ -40,7 +40,7 @@ impl Client {
         Self { stage: Arc::clone(stage), queue, disk_queue, bell }
     }
 
-    /// Writes a range with a content that no other write has.
+    /// Writes a range with a unique content.
     pub fn write(&mut self, range: ByteRange) -> Result<()> {
         self.ask(Operation::Write, range, false)
     }
@@ -155,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Does the work that remains after the answers: caches the data that was read.
+    /// Executes the work that remains after the answers: caches the data that was read.
     pub fn rest(&mut self) {
         while self.bell.take() {
             self.queue.poll(&mut Vec::new());

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 /// Work that is planned for a point.
 type Event = Box<dyn FnOnce()>;
-/// Work that is done at every step of the disk.
+/// Work that is executed at every step of the disk.
 type DiskCheck = Rc<dyn Fn()>;
 
 thread_local! {
@@ -19,7 +19,7 @@ thread_local! {
     static EVENTS: RefCell<Vec<(u64, Event)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Another thread may continue here.
+/// A point: another thread may continue here.
 pub fn point() {
     if !LIVE.get() || std::thread::panicking() {
         return;
@@ -41,14 +41,14 @@ pub(crate) fn spins() -> bool {
     SPINS.get()
 }
 
-/// Enables points, without any planned event.
+/// Enables points; no event is planned.
 pub(crate) fn begin() {
     COUNT.set(0);
     forget();
     LIVE.set(true);
 }
 
-/// Disables points. Returns how many there were.
+/// Disables points. Returns the number of points since [`begin`].
 pub(crate) fn end() -> u64 {
     LIVE.set(false);
     SPINS.set(false);
@@ -74,8 +74,8 @@ pub(crate) fn disk_step() {
     }
 }
 
-/// Plans `event` for the `number`-th point from the beginning, between two steps of the thread that runs
-/// then.
+/// Plans `event` for the `number`-th point from the beginning. The event runs between two steps of the thread that is running at
+/// that point.
 pub(crate) fn plan(number: u64, event: impl FnOnce() + 'static) {
     EVENTS.with_borrow_mut(|events| events.push((number, Box::new(event))));
 }

@@ -1,11 +1,10 @@
 //! The scheduler. One seed is one execution: it chooses a scheduling policy, and then every step.
 //!
-//! There are several policies, because each finds bugs that the others rarely meet. Uniform choice finds races with
-//! wide windows. Staying with one thread for a long time finds bugs that need many steps of another thread in between
-//! (a segment is reclaimed and reused during a fill). Priorities that change at few moments (probabilistic
-//! concurrency testing: Burckhardt et al., ASPLOS 2010) find a race of depth d with a probability that falls only
-//! polynomially with the number of steps. A sweep is exhaustive: it plays every schedule in which one thread is
-//! interrupted once where it could have continued.
+//! There are several policies, because each finds bugs that the others rarely find. Uniform choice finds races with wide windows.
+//! A policy that stays with one thread for a long time finds bugs that need many steps of another thread in between (a segment is
+//! reclaimed and reused during a fill). Priorities that change at few moments (probabilistic concurrency testing: Burckhardt et
+//! al., ASPLOS 2010) find a race of depth d with a probability that falls only polynomially with the number of steps. A sweep is
+//! exhaustive: it plays every schedule in which one thread is interrupted once at a step at which it could have continued.
 //!
 //! Invariants: a thread that spins does not prevent the other threads from running.
 
@@ -20,8 +19,8 @@ enum Policy {
     /// The same thread continues unless another one is chosen, with a probability of `permille` in a
     /// thousand.
     Switch { permille: u64 },
-    /// Each thread continues for as long as it can, in the order of their numbers or in the reverse order; at
-    /// one step another thread is chosen.
+    /// Each thread continues for as long as it can, in the order of the thread numbers or in the reverse order. At one step
+    /// another thread is chosen.
     Once { backwards: bool, at: u64, other: usize },
     /// The thread with the highest priority continues; at these steps the running thread gets the lowest one.
     Priorities { of: BTreeMap<usize, u64>, lowest: u64, changes: Vec<u64> },
@@ -38,7 +37,7 @@ pub(crate) struct Seeds {
     policy: Policy,
     /// The seed of the present execution.
     running: Rc<Cell<u64>>,
-    /// In a sweep: all schedules of [`Policy::Once`] one after the other, and the number of steps of the longest
+    /// In a sweep, which plays all schedules of [`Policy::Once`] one after the other: the number of steps of the longest
     /// execution so far.
     sweep: Option<u64>,
 }

@@ -1,7 +1,6 @@
-//! The world in which a scene begins: one thread makes it once with the engine itself, and each execution gets a
-//! copy.
+//! The world in which a scene begins: one thread creates it once with the engine itself, and each execution gets a copy.
 //!
-//! Invariants: nothing is open or in flight when a scene begins, and the oracle has recorded every operation.
+//! Invariants: no change is open and no request is in flight when a scene begins, and the oracle has recorded every operation.
 
 use crate::aftermath::{Life, offset_of};
 use cbd_engine::{BackendSpec, Consistency, FormatOptions, Settings, Transport};
@@ -43,31 +42,31 @@ impl Shape {
         dirty_target_percent: 10,
         consistency: Consistency::Strict,
     };
-    /// Four chunks, two lanes.
+    /// Four chunks and two lanes.
     pub const TWO_LANES: Self = Self { size: 16 << 20, lanes: 2, ..Self::ONE_LANE };
 
-    /// The same with reclaim above this share of used segments.
+    /// This shape, with reclaim above this share of used segments.
     #[must_use]
     pub const fn reclaiming_above(mut self, percent: u8) -> Self {
         self.gc_percent = percent;
         self
     }
 
-    /// The same without checksums of data: only the engine's order keeps a read from returning foreign bytes.
+    /// This shape without checksums of data: only the engine's order prevents a read from returning foreign bytes.
     #[must_use]
     pub const fn without_checksums(mut self) -> Self {
         self.data_crc = false;
         self
     }
 
-    /// The same with writeback that never waits for further writes to merge.
+    /// This shape, with writeback that never waits for further writes to merge.
     #[must_use]
     pub const fn in_a_hurry(mut self) -> Self {
         self.dirty_target_percent = 0;
         self
     }
 
-    /// The same with checkpoints instead of strict order.
+    /// This shape, with checkpoints instead of strict order.
     #[must_use]
     pub const fn checkpointed(mut self) -> Self {
         self.consistency = Consistency::Checkpoint;
@@ -135,7 +134,7 @@ impl Setup {
         }
     }
 
-    /// Writes `range` with a content that no other write has.
+    /// Writes `range` with a unique content.
     pub fn write(&mut self, range: ByteRange) {
         let content = self.oracle.fresh_content();
         let payload = self.oracle.payload(range, content);
@@ -156,7 +155,7 @@ impl Setup {
         must(self.life.ask(Operation::Read, range, &[]));
     }
 
-    /// Writes everything back to the backing device, and runs reclaim.
+    /// Writes all dirty data back to the backing device, and runs reclaim.
     pub fn drain(&mut self) {
         self.life.drain();
     }
@@ -184,7 +183,7 @@ impl Setup {
         self.life.status().free_segments
     }
 
-    /// Ends the process properly; returns the world in which a scene begins.
+    /// Shuts the process down cleanly, and returns the world in which a scene begins.
     #[must_use]
     pub fn finish(self) -> Start {
         let memory = self.life.memory().fork().power_cut(1, Keep::Nothing);

@@ -89,8 +89,9 @@ impl Stage {
         self.oracle.lock()
     }
 
-    /// Plans `crashes` ends of the world at random points of the execution, which usually has `usual` points. With
-    /// `looks`, the disk alone is checked at each of its steps: only `strict` gives a guarantee at every moment.
+    /// Plans `crashes` ends of the world at random points of the execution, which usually has `usual` points. If `looks` is set,
+    /// the content of the disk alone is checked at each step of the disk. Only a `strict` cache guarantees a consistent disk at
+    /// every moment.
     pub(crate) fn plan(self: &Arc<Self>, crashes: u64, looks: bool, usual: u64) {
         let mut random = Seeded::new(self.seed ^ 0x6375_7473);
         for _ in 0..crashes {
@@ -140,7 +141,7 @@ impl Stage {
         flushed.certain.extend(certain.into_iter().map(|(_, written)| written));
     }
 
-    /// A thread of the scene; `random` is its own.
+    /// Starts a thread of the scene; it has its own `random`.
     pub fn spawn(self: &Arc<Self>, work: impl FnOnce(&Arc<Self>, &mut Seeded) + Send + 'static) {
         let number = self.spawned.fetch_add(1, Ordering::Relaxed);
         let (stage, mut random) = (Arc::clone(self), Seeded::new(self.seed * 100 + number));
@@ -148,7 +149,7 @@ impl Stage {
         self.threads.lock().push(thread);
     }
 
-    /// A thread with a queue to the device.
+    /// Starts a thread with a queue to the device.
     pub fn client(self: &Arc<Self>, work: impl FnOnce(&mut Client, &mut Seeded) + Send + 'static) {
         self.spawn(move |stage, random| work(&mut Client::new(stage), random));
     }
@@ -174,7 +175,7 @@ impl Stage {
                         continue;
                     }
                     match until_ms {
-                        // Time passes, but a waiting client must never depend on it.
+                        // Time passes. A waiting client must never depend on that.
                         Some(until) if !self.cache.status().writers_waiting => {
                             let now = self.clock.clock_ms();
                             self.clock.advance(until.saturating_sub(now));
@@ -218,7 +219,7 @@ impl Stage {
         }
     }
 
-    /// Compares the world at rest with the oracle. Returns the number of checks in this execution.
+    /// Compares the world at rest with the oracle. Returns the number of checks of this execution.
     pub(crate) fn check_rest(&self) -> Checked {
         let status = self.cache.status();
         assert_eq!(status.dirty_records, 0, "the worker sleeps despite dirty data: {status:?}");
@@ -234,13 +235,13 @@ impl Stage {
         self.checked.lock().clone()
     }
 
-    /// The cache was stopped: checks that the next process finds what was acknowledged.
+    /// The cache was stopped: checks that the next process recovers all acknowledged data.
     pub(crate) fn check_stopped(&self) -> Checked {
         self.check_end(self.seed);
         self.checked.lock().clone()
     }
 
-    /// The world is at rest: checks that nothing is dirty, and that the damage from the beginning is known.
+    /// The world is at rest: checks that no data is dirty, and that the cache has recorded the damage from the beginning.
     pub(crate) fn check_damage(&self) -> Checked {
         let status = self.cache.status();
         assert_eq!(status.dirty_records, 0, "the worker sleeps despite dirty data: {status:?}");

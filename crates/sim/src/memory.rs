@@ -156,7 +156,7 @@ impl CrashMemory {
         }
     }
 
-    /// Sets the kind of the memory; it stays across crashes.
+    /// Sets the kind of the memory; the kind persists across crashes.
     pub fn set_kind(&self, kind: MemoryKind) {
         self.state.lock().kind = kind;
     }
@@ -189,8 +189,8 @@ impl CrashMemory {
         }
     }
 
-    /// Crashes the process in the `count`-th store, write-back or fence from now (1 is the next). A store is
-    /// then done in part, as `seed` decides; a fence not at all.
+    /// Crashes the process in the `count`-th store, write-back or fence from now (1 is the next). A store then takes effect in
+    /// part, as `seed` decides; a fence has no effect.
     pub fn crash_after(&self, count: u64, seed: u64) {
         let mut state = self.state.lock();
         state.crash_at = Some(state.events + count.max(1));
@@ -202,8 +202,7 @@ impl CrashMemory {
         self.state.lock().crash_at = None;
     }
 
-    /// The number of stores, fences, and write-backs that had something to do: the events in which
-    /// [`crash_after`](Self::crash_after) can crash.
+    /// The number of stores, fences, and effective write-backs: the events in which [`crash_after`](Self::crash_after) can crash.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.state.lock().events

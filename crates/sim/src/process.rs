@@ -285,7 +285,7 @@ impl Process {
         self.worker.step_if_woken(&self.disk, self.environment.clock_ms())
     }
 
-    /// What the process can do next.
+    /// The next possible action of the process.
     pub fn outlook(&self) -> Outlook {
         if (0..self.clients.len()).any(|client| self.client_has_work(client)) || self.worker_has_work() {
             return Outlook::Work;

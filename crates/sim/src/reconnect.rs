@@ -153,8 +153,7 @@ impl World {
             lanes_max: 1,
             ..WorldOptions::small(seed, consistency)
         };
-        // Without a cache, a power cut loses what was not flushed, so an acknowledged change need not be
-        // there.
+        // Without a cache, a power cut would lose unflushed data, so an acknowledged change could be missing.
         let geometry = BackingGeometry { volatile_cache: is_cached, ..SimDisk::ordinary(SIZE, SECTOR) };
         let disk = SimDisk::new(geometry, random.next());
         disk.set_latency(*random.pick(&[2, 6, 20]));

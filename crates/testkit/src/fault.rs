@@ -1,10 +1,12 @@
 //! A backing device that fails operations by rules.
 //!
-//! [`FaultRule`]s say which operations fail and how; a [`FaultHandle`] changes them while the device is in use.
+//! [`FaultRule`]s select the operations that fail, and the kind of failure; a [`FaultHandle`] changes the rules while the device
+//! is in use.
 //!
-//! Invariants: the first rule that matches decides; with the same rules and the same order of operations the same ones
-//! fail; a stalled operation completes once no rule stalls it any more, and not before: a queue that is dropped waits
-//! for its stalled operations, as a queue of a disk that hangs waits for the kernel.
+//! Invariants:
+//! - the first rule that matches decides; with the same rules and the same order of operations the same operations fail;
+//! - a stalled operation completes only when no rule stalls it any more. A queue that is dropped waits for its stalled
+//!   operations, as a queue of a disk that hangs waits for the kernel.
 //!
 //! Elsewhere: the reaction to errors.
 
@@ -21,14 +23,14 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How an operation fails.
+/// The kind of a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Nothing is executed, and an error reported.
+    /// The operation is not executed, and reports an error.
     Fail,
-    /// The whole operation is executed, and an error reported.
+    /// The whole operation is executed, and reports an error.
     FailAfter,
-    /// The first half is executed, and an error reported; as [`Fail`](Self::Fail) for reads and flushes.
+    /// The first half is executed, and the operation reports an error. Reads and flushes fail as with [`Fail`](Self::Fail).
     Partial,
     /// The operation does not complete until the rules allow it.
     Stall,
@@ -47,7 +49,7 @@ impl Fault {
     }
 }
 
-/// Which operations fail, and how.
+/// Selects the operations that fail, and the kind of failure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FaultRule {
     /// Kinds of operations; empty for all.
@@ -60,7 +62,7 @@ pub struct FaultRule {
     pub times: Option<u64>,
     /// Percentage of matching operations that fail.
     pub percent: u8,
-    /// How they fail.
+    /// The kind of failure.
     pub how: Fault,
     /// The error's kind.
     pub error: ErrorKind,
@@ -303,7 +305,7 @@ impl<B: Backing> Backing for Faulty<B> {
 /// An operation at the inner queue.
 struct Beneath {
     token: OpToken,
-    /// The error that replaces its result.
+    /// The error that replaces the result of the operation.
     error: Option<ErrorKind>,
     /// The submitted operation, if only a part of it was passed on.
     whole: Option<BackingOp>,
@@ -373,7 +375,7 @@ fn injected(kind: ErrorKind, op: &BackingOp) -> Error {
     Error::new(kind, format!("cannot {}: a fault was asked for", words_of(op)))
 }
 
-/// A descriptor that is readable when one of `descriptors` is.
+/// A descriptor that is readable when any of `descriptors` is.
 fn gather(descriptors: [RawFd; 2]) -> std::io::Result<OwnedFd> {
     let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for descriptor in descriptors {
@@ -402,7 +404,7 @@ impl BackingQueue for FaultyQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
-        // Cleared before the version is read: a later change signals it again.
+        // The signal is cleared before the version is read: a later change signals it again.
         self.signal.clear();
         let version = self.handle.state().version;
         if version != self.version {

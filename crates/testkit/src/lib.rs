@@ -1,9 +1,9 @@
-//! What tests, benchmarks and fuzz targets share. No product crate depends on it, except for its own tests.
+//! Code that tests, benchmarks and fuzz targets share. No product crate depends on it, except for its own tests.
 //!
-//! - [`Faulty`] and [`Traced`] are decorators of the [`Backing`](cbd_backing::Backing) trait; [`decorator`] builds them,
-//!   and the product's [`Throttle`](cbd_backing::Throttle), from text.
-//! - [`Client`] is an NBD client, for any server. Its constants come from the protocol's specification, not from
-//!   `cbd-nbd`, so that a wrong constant of the server fails its tests.
+//! - [`Faulty`] and [`Traced`] are decorators of the [`Backing`](cbd_backing::Backing) trait; [`decorator`] builds them, and the
+//!   product's [`Throttle`](cbd_backing::Throttle), from text.
+//! - [`Client`] is an NBD client, for any server. Its constants come from the protocol's specification, not from `cbd-nbd`, so
+//!   that a wrong constant of the server fails its tests.
 //! - [`pcache::Sample`] writes images in the layout of dm-pcache, valid or not.
 //!
 //! Elsewhere: the simulated memory and disks of the engine's tests (`cbd-sim`).

@@ -57,7 +57,7 @@ pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
     }
 }
 
-/// The operation as a text that follows "cannot".
+/// A text for the operation that can follow "cannot" in a message.
 pub(crate) fn words_of(op: &BackingOp) -> String {
     match OpKind::of(op) {
         OpKind::Flush => "flush the cache".to_owned(),

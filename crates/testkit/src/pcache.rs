@@ -1,8 +1,7 @@
-//! A writer of images in the layout of dm-pcache, for tests and the fuzzer. It writes any content, valid or
-//! not.
+//! A writer of images in the layout of dm-pcache, for tests and the fuzzer. It writes any content, valid or not.
 //!
-//! Its constants come from `docs/dm-pcache.md`, not from the reader (`cbd-pcache`), so that a wrong constant there
-//! fails the tests.
+//! Its constants come from `docs/dm-pcache.md`, not from the reader (`cbd-pcache`), so that a wrong constant of the reader fails
+//! the tests.
 //!
 //! Invariants: pages that were never written take no memory, so an image can have any size.
 //!
@@ -40,9 +39,9 @@ mod format {
     pub(super) const SMALL_SIZE: usize = 16;
     /// Bytes of a key set before its keys.
     pub(super) const SET_HEAD: usize = 24;
-    /// The magic of a superblock, behind checksum and flags.
+    /// The magic number of a superblock, after the checksum and the flags.
     pub(super) const SUPERBLOCK_MAGIC: u64 = 0x65B0_5EFA_96C5_96EF;
-    /// The magic of a key set.
+    /// The magic number of a key set.
     pub(super) const SET_MAGIC: u64 = 0x6768_94A6_4E16_4F1A;
     /// Flag of a cache info: the creation of the cache was completed.
     pub(super) const MADE: u32 = 1 << 1;
@@ -63,7 +62,7 @@ pub struct Sample {
     size: u64,
     pages: BTreeMap<u64, Box<[u8; PAGE as usize]>>,
     poisoned: BTreeSet<u64>,
-    /// The position of the next key set: segment and offset behind its header.
+    /// The position of the next key set: the segment, and the offset after its header.
     head: (u32, u32),
 }
 
@@ -78,7 +77,7 @@ pub struct SampleKey {
     pub flags: u32,
     /// The segment with the data.
     pub segment: u32,
-    /// The offset in the segment, behind its header.
+    /// The offset in the segment, counted from the end of its header.
     pub data_offset: u32,
     /// Generation of the segment.
     pub generation: u64,
@@ -113,19 +112,19 @@ impl Sample {
         sample
     }
 
-    /// The offset of a segment, with the chain in ascending order.
+    /// The offset of a segment. The chain has ascending order.
     #[must_use]
     pub const fn segment_at(number: u32) -> u64 {
         format::SEGMENTS_AT + number as u64 * format::SEGMENT_SIZE
     }
 
-    /// The offset of a segment's data, behind its header.
+    /// The offset of a segment's data, after its header.
     #[must_use]
     pub const fn data_at(number: u32) -> u64 {
         Self::segment_at(number) + format::SEGMENT_HEAD
     }
 
-    /// Stores bytes; those behind the end are dropped.
+    /// Stores bytes; bytes past the end of the image are dropped.
     pub fn store(&mut self, at: u64, bytes: &[u8]) {
         for (index, &byte) in bytes.iter().enumerate() {
             let at = at + index as u64;
@@ -172,8 +171,7 @@ impl Sample {
         }
     }
 
-    /// Stores an object with two copies and a sequence number: odd numbers in the second copy, as dm-pcache
-    /// begins.
+    /// Stores an object with two copies and a sequence number. Odd numbers go to the second copy, as in dm-pcache.
     fn copy(&mut self, at: [u64; 2], sequence: u8, bytes: &[u8]) {
         let mut bytes = bytes.to_vec();
         bytes[4] = sequence;
@@ -212,7 +210,7 @@ impl Sample {
         Self::data_at(self.head.0) + u64::from(self.head.1)
     }
 
-    /// Appends a key set, and zeroes behind it; returns its offset.
+    /// Appends a key set, and zeroes after it; returns its offset.
     pub fn append(&mut self, keys: &[SampleKey]) -> u64 {
         let at = self.head_at();
         let mut bytes = vec![0; 4];
@@ -233,7 +231,7 @@ impl Sample {
         at
     }
 
-    /// Ends the log's part in its segment; it continues in another one. Returns the offset of the end.
+    /// Ends the log's part in its segment; the log continues in another one. Returns the offset of the end.
     pub fn append_last(&mut self, next: u32) -> u64 {
         let at = self.head_at();
         self.store(Self::data_at(next), &[0; format::SET_HEAD]);
@@ -263,7 +261,7 @@ impl Sample {
     }
 }
 
-/// Two numbers behind a header.
+/// Two numbers after a header.
 fn small(first: u32, second: u32) -> [u8; format::SMALL_SIZE] {
     let mut bytes = [0; format::SMALL_SIZE];
     bytes[8..12].copy_from_slice(&first.to_le_bytes());

@@ -92,7 +92,7 @@ impl TraceHandle {
         self.memory().forgotten
     }
 
-    /// Clears the record; operations in flight are still known.
+    /// Clears the record; operations in flight are still tracked.
     pub fn clear(&self) {
         let mut memory = self.memory();
         memory.entries.clear();

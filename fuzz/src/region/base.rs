@@ -13,8 +13,8 @@ use std::sync::{Arc, OnceLock};
 /// Logical sector of the simulated disks.
 pub const SECTOR: u64 = 512;
 
-/// Size in bytes of the simulated disks: two chunks, so two lanes, the second of them short and not whole
-/// blocks.
+/// Size in bytes of the simulated disks: two chunks, so two lanes. The second chunk is short, and its size is not a multiple of a
+/// block.
 pub const DISK: u64 = CHUNK + (160 << 10) + 3 * SECTOR;
 
 /// The ranges that a broken disk refuses to write.
@@ -55,7 +55,7 @@ enum End {
     Killed,
     /// The power fails.
     PowerCut,
-    /// Everything is written back, then the process stops properly.
+    /// All dirty data is written back, then the process shuts down cleanly.
     Drained,
     /// A dirty record loses its data; the next process detects and records that, and is killed.
     Quarantined,
@@ -82,7 +82,7 @@ const SCRIPTS: [Script; 11] = [
     Script { requests: 500, steps: 8, end: End::PowerCut, ..ORDINARY },
     Script { requests: 100, steps: 4, end: End::Drained, ..ORDINARY },
     Script { data_crc: false, ..ORDINARY },
-    // Nothing is written back before the damage: clean data would be read again from the disk.
+    // No data is written back before the damage: clean data would be read again from the disk.
     Script { requests: 20, steps: 0, end: End::Quarantined, ..ORDINARY },
     Script { consistency: Consistency::Checkpoint, requests: 120, steps: 3, ..ORDINARY },
     // Records with continuation lines for checksums.
@@ -97,10 +97,10 @@ pub const fn count() -> usize {
     SCRIPTS.len()
 }
 
-/// The base with this number; made at the first call.
+/// The base with this number; created at the first call.
 ///
 /// # Panics
-/// When the engine refuses what it must do, which is a bug of its own.
+/// When the engine refuses a valid request, which is a bug of its own.
 #[must_use]
 pub fn base(number: usize) -> &'static Base {
     static BASES: [OnceLock<Base>; SCRIPTS.len()] = [const { OnceLock::new() }; SCRIPTS.len()];
@@ -179,7 +179,7 @@ impl Script {
         Ok(Base { memory: CrashMemory::from_image(left.image()), layout, data_crc: self.data_crc })
     }
 
-    /// One process: opens the backend, submits requests of clients, and runs the background worker.
+    /// Runs one process: opens the backend, submits requests of clients, and runs the background worker.
     fn live(
         self,
         environment: &Arc<SimEnvironment>,

@@ -1,7 +1,7 @@
-//! Changes to a region by an attacker who knows the format: any field of any structure, under a valid
-//! checksum, or damage that a checksum must detect.
+//! Changes to a region by an attacker with knowledge of the format: any field of any structure, under a valid checksum, or damage
+//! that a checksum must detect.
 //!
-//! Invariants: whatever the region holds, an edit changes bytes inside it or nothing.
+//! Invariants: whatever the region holds, an edit changes only bytes inside it, or no bytes.
 
 use crate::input::{Input, corner};
 use cbd_format::record::{FLAG_DATA_CRC, blocks_in, bytes_of, checksum_lines};
@@ -65,7 +65,7 @@ pub struct Edit {
     target: Target,
     /// The segment, lane or row.
     which: u8,
-    /// The record of the segment; the number behind the last record stands for a new one at the end.
+    /// The record of the segment; the number after the last record stands for a new record at the end.
     slot: u8,
     /// The field of the structure.
     field: u8,
@@ -89,7 +89,7 @@ impl Edit {
         Self { target, which, slot, field, how, more, value: own.u64() }
     }
 
-    /// The same edit of another record.
+    /// The same edit, applied to another record.
     #[cfg(test)]
     pub(super) const fn at(self, which: u8, slot: u8) -> Self {
         Self { which, slot, ..self }
@@ -202,7 +202,7 @@ impl Edit {
         }
     }
 
-    /// Forges the newer slot of an object, or both, or makes the older one the newer.
+    /// Forges the newer slot of an object, or both slots, or makes the older slot the newer one.
     fn slots<T: SlotContent + Described>(&self, memory: &CrashMemory, slots: [u64; 2], place: u64) {
         let (which, mut slot) = newest::<T>(memory, slots, place)
             .unwrap_or_else(|| (0, Slot { sequence: 1, content: T::new_zeroed() }));
@@ -259,8 +259,7 @@ impl Edit {
         }
     }
 
-    /// The slot and content of the chosen record, or of a new one behind the last with the next sequence
-    /// number.
+    /// The slot and content of the chosen record, or of a new record after the last one with the next sequence number.
     fn chosen(&self, memory: &CrashMemory, layout: &Layout) -> Option<(SegmentHeader, RecordPlace, Record)> {
         let (segment, header) = self.segment(memory, layout, false)?;
         let records = records(memory, layout, segment, &header);
@@ -306,7 +305,7 @@ impl Edit {
         put_line(memory, layout, place.segment, place.slot, &checksums.encode(&place), self.more % 4);
     }
 
-    /// Copies a record over another one, or behind the last, of the same segment or another.
+    /// Copies a record over another one, or to the slot after the last record, of the same segment or another.
     fn copy_record(&self, memory: &CrashMemory, layout: &Layout) {
         let Some((_, _, mut record)) = self.chosen(memory, layout) else { return };
         let other = Self { which: self.field, slot: self.how, ..*self };
@@ -342,7 +341,7 @@ impl Edit {
         }
     }
 
-    /// Damages data, but none of its checksums.
+    /// Damages data, but not its checksums.
     fn data(&self, memory: &CrashMemory, layout: &Layout) {
         let Some((_, place, record)) = self.chosen(memory, layout) else { return };
         if !record.kind().has_data() {
@@ -377,7 +376,7 @@ fn newest<T: SlotContent>(memory: &CrashMemory, slots: [u64; 2], place: u64) -> 
 /// Bytes of the region; zeroes where they cannot be read.
 pub fn load(memory: &CrashMemory, at: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    // Poison is allowed: the forger reads zeroes there.
+    // The load may fail because of poison; the forger then reads zeroes.
     let _ = memory.load(at, &mut bytes);
     bytes
 }
@@ -444,8 +443,8 @@ fn put_line(
     }
 }
 
-/// Computes the checksums of a record from the bytes that it refers to, with the number of continuation lines that it
-/// then needs.
+/// Computes the checksums of a record from the bytes that it refers to, with the number of continuation lines that it needs for
+/// them.
 fn sum_again(memory: &CrashMemory, layout: &Layout, place: RecordPlace, record: &mut Record) {
     let shape = layout.segment_shape();
     let (start, length) = (record.offset.get(), record.length.get());

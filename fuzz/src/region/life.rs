@@ -1,4 +1,4 @@
-//! Uses a region with any contents: opens it, reads everything, changes it, drains, stops, and opens it again.
+//! Uses a region with any contents: opens it, reads all data, changes it, drains, stops, and opens the region again.
 //!
 //! Invariants: every loop is bounded, and reaching a bound is a failure.
 
@@ -49,7 +49,7 @@ pub fn live_twice(memory: &CrashMemory, usage: Usage, acts: &[u8]) -> bool {
     live(&left, usage, None) || opened
 }
 
-/// A run with acts, or one that reads everything.
+/// A run with acts, or without acts one that reads all data.
 fn live(memory: &CrashMemory, usage: Usage, acts: Option<&[u8]>) -> bool {
     let environment = Arc::new(SimEnvironment::new(usage.seed, 0));
     let Ok(transport) = Transport::open(Arc::clone(&environment), Region::new(memory.clone())) else {

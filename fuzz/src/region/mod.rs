@@ -1,11 +1,10 @@
 //! Recovery and all later operations, over whole regions that are forged or damaged.
 //!
-//! An input names a base ([`base`]), edits to it ([`forge`]) and how the result is used ([`life`]). Checksums
-//! are recomputed unless an edit breaks them: a fuzzer of plain bytes would never pass them.
+//! An input names a base ([`base`]), edits to it ([`forge`]) and the use of the result ([`life`]). Checksums are recomputed
+//! unless an edit breaks them: a fuzzer of plain bytes would never pass them.
 //!
-//! Invariants: a forged region ends in an error or in a cache that works, without a panic, a hang, an access outside
-//! the region, or an operation that a disk does not support; and if data was only damaged, none of it is returned or
-//! written back.
+//! Invariants: a forged region ends in an error or in a cache that works, without a panic, a hang, an access outside the region,
+//! or an operation that a disk does not support. If data was only damaged, no damaged data is returned or written back.
 
 pub mod base;
 pub mod forge;
@@ -52,7 +51,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// One region, two runs.
+/// Runs one region twice.
 pub fn run(data: &[u8]) {
     let plan = Plan::read(data);
     let base = base::base(plan.base);

@@ -1,17 +1,18 @@
-//! Chains of calls: what the functions on the deepest path from an entry point take of the stack together.
+//! Chains of calls: the sum of the stack frames on the deepest path from an entry point.
 //!
-//! Invariants: every reference of a function to another one counts as a call, also that through a table of functions: so a closure
-//! counts where it is made. A jump at a function's end takes no frame beside that function's own. Recursion counts once, and is listed.
+//! Invariants: every reference from a function to another one counts as a call, including one through a table of functions. A
+//! closure therefore counts in the function that creates it. A tail call (a jump at a function's end) replaces the frame of its
+//! function. Recursion counts once, and is listed.
 //!
-//! Not here: what an indirect call reaches that no function on the path refers to, which is what a host passes in. The number of
-//! indirect calls is listed. What ends a thread (panics) is not followed.
+//! Not followed: an indirect call to a function that no function on the path refers to, such as one that a host passes in; the
+//! number of indirect calls is listed. Functions that end the thread (panics) are not followed either.
 
 use super::{LIMIT, objdump};
 use crate::shell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Parts of the symbols that end a thread.
+/// Parts of the symbols of functions that end the thread.
 const ENDS: [&str; 6] = [
     "9panicking",
     "unwrap_failed",
@@ -21,14 +22,14 @@ const ENDS: [&str; 6] = [
     "raw_vec12handle_error",
 ];
 
-/// A function's frame, and what it refers to.
+/// The frame of a function, and the functions that it refers to.
 #[derive(Default)]
 struct Node {
     frame: usize,
-    /// Whether it is of a measured crate.
+    /// Whether the function belongs to a measured crate.
     is_measured: bool,
     calls: BTreeSet<String>,
-    /// Jumps that end it.
+    /// Tail calls.
     tails: BTreeSet<String>,
     indirect: usize,
 }
@@ -43,7 +44,7 @@ pub struct Graph {
 /// The deepest chain of calls below some entry points.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// Bytes of all frames.
+    /// The sum of all frames in bytes.
     pub bytes: usize,
     /// The functions from the entry point down, with their frames.
     pub functions: Vec<(String, usize)>,
@@ -51,11 +52,11 @@ pub struct Chain {
     pub reached: BTreeSet<String>,
     /// Indirect calls in all functions that the entry points reach.
     pub indirect: usize,
-    /// Functions that call themselves, directly or through others.
+    /// Functions that call themselves, directly or through other functions.
     pub recursive: BTreeSet<String>,
 }
 
-/// What is known of a function while the deepest chain is searched.
+/// The state of a function during the search for the deepest chain.
 #[derive(Clone)]
 enum Depth {
     Open,
@@ -63,10 +64,10 @@ enum Depth {
 }
 
 impl Graph {
-    /// Reads the functions of the `measured` libraries, and those of `others`, which count in chains only.
+    /// Reads the functions of the `measured` libraries, and those of `others`, which count only in chains.
     ///
     /// # Errors
-    /// When they cannot be disassembled.
+    /// When a library cannot be disassembled.
     pub fn read(measured: &[String], others: &[String]) -> Result<Self, String> {
         let mut graph = Self::default();
         let measured = measured.iter().map(|library| (library, true));
@@ -111,7 +112,7 @@ impl Graph {
         let Some((function, mut node)) = function else { return };
         let (symbol, frame) = function.into_frame();
         node.frame = frame;
-        // Of two libraries' copies the larger one counts.
+        // If two libraries hold a copy of a function, the copy with the larger frame counts.
         let known = self.functions.entry(symbol).or_default();
         if known.frame <= node.frame {
             *known = node;
@@ -158,7 +159,7 @@ impl Graph {
         chain
     }
 
-    /// Bytes of the deepest chain from `symbol` down.
+    /// The size in bytes of the deepest chain that begins at `symbol`.
     fn depth(
         &self,
         symbol: &str,
@@ -191,7 +192,7 @@ impl Graph {
         best.0
     }
 
-    /// The functions that a reference means: itself, or those of a table.
+    /// The functions to which a reference resolves: the function itself, or those of a table.
     fn resolve<'a>(&'a self, target: &'a String) -> Vec<&'a String> {
         match self.tables.get(target) {
             Some(table) => table.iter().collect(),
@@ -200,7 +201,7 @@ impl Graph {
     }
 }
 
-/// Sections that hold tables of functions, and what their symbols begin with.
+/// The prefix of the sections that hold tables of functions, and of the symbols of these tables.
 const TABLES: &str = ".data.rel.ro.";
 
 /// Whether the operand of a call is a register or memory other than a relocated address.
@@ -216,10 +217,10 @@ fn symbol_of(relocation: &str) -> &str {
     [".text.unlikely.", ".text.", TABLES].iter().find_map(|part| symbol.strip_prefix(part)).unwrap_or(symbol)
 }
 
-/// The readable names of symbols, through c++filt (binutils).
+/// Demangles symbols through c++filt (binutils).
 ///
 /// # Errors
-/// When it can't be run.
+/// When c++filt cannot be run.
 pub fn readable(symbols: &[&str]) -> Result<Vec<String>, String> {
     if symbols.is_empty() {
         return Ok(Vec::new());
@@ -229,10 +230,10 @@ pub fn readable(symbols: &[&str]) -> Result<Vec<String>, String> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// What a function takes of the stack.
+/// The stack use of a function.
 struct Function {
     name: String,
-    /// Registers that it saves; a function saves each once on each path.
+    /// The registers that the function saves; it saves each register once on each path.
     saved: BTreeSet<String>,
     bytes: usize,
 }
@@ -251,7 +252,7 @@ impl Function {
         } else if name.starts_with("sub") && operands.ends_with(",%rsp") {
             self.bytes += hexadecimal(operands.trim_start_matches('$'));
         } else if name == "lea" && operands.ends_with("(%rsp),%r11") && operands.starts_with('-') {
-            // A loop probes the pages of a large frame, of which one is subtracted in it.
+            // The compiler probes the pages of a large frame in a loop. The subtraction in that loop counts one of the pages.
             self.bytes += hexadecimal(operands.trim_start_matches('-')).saturating_sub(4096);
         }
     }
@@ -261,7 +262,7 @@ impl Function {
     }
 }
 
-/// The number at the beginning of `text`, as in `0x1f8,%rsp`; 0 where there is none.
+/// The number at the beginning of `text`, as in `0x1f8,%rsp`; 0 if `text` does not begin with a number.
 fn hexadecimal(text: &str) -> usize {
     let digits = text.strip_prefix("0x").unwrap_or_default();
     let end = digits.find(|digit: char| !digit.is_ascii_hexdigit()).unwrap_or(digits.len());

@@ -31,7 +31,7 @@ pub const SYSTEM_CALL: Rule = Rule {
 /// The crate that wraps system calls.
 const SYSTEM_CRATE: &str = "crates/sys/";
 
-/// What was measured.
+/// The measurements.
 pub struct Code {
     /// The measurements of each subject.
     pub measures: Vec<Measure>,
@@ -203,7 +203,7 @@ fn lines(span: Span) -> RangeInclusive<usize> {
     span.start().line..=span.end().line
 }
 
-/// Finds what is compiled only for tests.
+/// Finds the code that is compiled only for tests.
 #[derive(Default)]
 struct Tests {
     ranges: Vec<RangeInclusive<usize>>,

@@ -26,7 +26,7 @@ fn width(file: &File) -> Measure {
     let mut measure = Measure::none(&WIDTH, &file.path);
     for (number, line) in prose(&file.text) {
         let is_table = line.trim_start().starts_with('|');
-        // A line that cannot be broken.
+        // A line without a space cannot be broken.
         let is_link = !line.trim_start().contains(' ');
         if !is_table && !is_link && line.chars().count() > COLUMNS {
             measure.add(|| format!("{}:{number}", file.path));
@@ -47,7 +47,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The anchors of a document: what may follow `#` in a link to it, as GitHub derives it from the headings.
+/// The anchors of a document: the fragments of links to it, as GitHub derives them from the headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (_, line) in prose(text) {

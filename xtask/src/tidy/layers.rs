@@ -1,4 +1,4 @@
-//! Which crate may depend on which.
+//! The dependencies that are allowed between crates.
 
 use super::{Measure, Rule};
 use crate::shell;
@@ -10,11 +10,11 @@ use std::time::Duration;
 pub const LAYER: Rule =
     Rule { name: "layer", about: "dependencies of a crate on its own or a higher layer", limit: 0 };
 
-/// What tests share. Any crate's tests may depend on it; no product crate may, except as an option that releases
-/// leave out.
+/// The crate that tests share. Any crate's tests may depend on it. No product crate may, except through an optional feature that
+/// releases leave out.
 const TESTKIT: &str = "cbd-testkit";
 
-/// Crates that users do not get.
+/// Crates that are not delivered to users.
 const PROOFS: [&str; 5] = ["cbd-sim", "cbd-models", "cbd-bench", "cbd-fuzz", "xtask"];
 
 /// The crates from the lowest layer to the highest. A crate depends only on crates of lower layers, tests
@@ -33,7 +33,7 @@ const LAYERS: [&[&str]; 12] = [
     &[TESTKIT],
     // Tools for regions without a daemon; the daemon; proofs.
     &["cbd-inspect", "cbd-daemon", "cbd-sim"],
-    // What users start or link.
+    // The programs and libraries that users start or link.
     &["cbd-demo", "libcbd", "cbd-models"],
     &["cbdctrl"],
     // Tools.

@@ -1,11 +1,10 @@
 //! `cargo xtask tidy`: rules about the tree that neither the compiler nor clippy checks.
 //!
-//! Each rule measures something of a named subject: lines of a function, uses of a word, sleeps in a file. A
-//! subject may reach the limit of its rule; `xtask/tidy.txt` lists those that may exceed it, by how much, and
-//! why.
+//! Each rule measures a property of a named subject: lines of a function, uses of a word, sleeps in a file. The value of a
+//! subject must not exceed the limit of its rule. `xtask/tidy.txt` lists the exceptions, each with its own limit and the reason.
 //!
-//! Invariants: a subject beyond its limit fails the task, and so does an exception that is no longer needed.
-//! `--update` only ever lowers a limit in `tidy.txt`.
+//! Invariants: a subject beyond its limit fails the task, and so does an exception that is no longer needed. `--update` only ever
+//! lowers a limit in `tidy.txt`.
 //!
 //! Elsewhere: format (`cargo fmt`), lints (clippy), links between items (rustdoc).
 
@@ -23,12 +22,12 @@ use exceptions::Exceptions;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A measurement of each of its subjects, and the value that none may exceed.
+/// A rule: the property that it measures for each subject, and the largest allowed value.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Its name in messages and in `tidy.txt`.
     pub name: &'static str,
-    /// What the value is.
+    /// A description of the value.
     pub about: &'static str,
     /// The largest value without an exception.
     pub limit: usize,
@@ -39,7 +38,7 @@ pub struct Rule {
 pub struct Measure {
     /// The rule.
     pub rule: &'static Rule,
-    /// What was measured: a path, a function, a word.
+    /// The measured subject: a path, a function, a word.
     pub subject: String,
     /// The value.
     pub value: usize,
@@ -53,7 +52,7 @@ impl Measure {
         Self { rule, subject: subject.into(), value: 0, at: Vec::new() }
     }
 
-    /// Adds one, at this location.
+    /// Adds one occurrence at this location.
     pub fn add(&mut self, at: impl FnOnce() -> String) {
         self.value += 1;
         if self.at.len() < SHOWN {
@@ -136,7 +135,7 @@ pub fn run(flags: &Flags) -> Result<bool, Problem> {
     Ok(problems.is_empty())
 }
 
-/// What `--json` prints: `house.*`, with the sum and the largest value of each rule.
+/// The output of `--json`: `house.*`, with the sum and the largest value of each rule.
 fn figures(
     code: &BTreeMap<&'static str, usize>,
     measures: &[Measure],

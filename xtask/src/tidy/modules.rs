@@ -1,4 +1,4 @@
-//! Which module of the engine may use which: a request goes down through them and never back.
+//! The uses that are allowed between modules of the engine: a request passes downwards through them and never back up.
 
 use super::tree::File;
 use super::{Measure, Rule};
@@ -20,11 +20,11 @@ const LAYERS: [&[&str]; 9] = [
     &["cache"],
     &["worker", "recovery"],
     &["transport"],
-    // What the crate exports.
+    // The root module, which contains the exports of the crate.
     &["lib"],
 ];
 
-/// What the root of the crate exports, and the module that it is from.
+/// The exports of the crate's root, each with the module that defines it.
 const EXPORTED: [(&str, &str); 9] = [
     ("Cache", "cache"),
     ("Miss", "cache"),
@@ -63,7 +63,7 @@ fn layer(module: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| layer.contains(&module))
 }
 
-/// The modules that a text names behind `crate::`, alone or in braces, and the numbers of the lines.
+/// The modules that a text names after `crate::`, alone or in braces, and the line numbers.
 fn used_modules(text: &str) -> Vec<(&str, usize)> {
     let mut found = Vec::new();
     for (at, path) in text.match_indices("crate::") {

@@ -29,7 +29,7 @@ impl File {
         self.path.contains("/tests/") || self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs")
     }
 
-    /// Whether it belongs to what users run or link: crates, except those that exist for proofs.
+    /// Whether it belongs to the product that users run or link: crates, except those that exist for proofs.
     pub fn is_product(&self) -> bool {
         self.path.starts_with("crates/")
             && self.path.contains("/src/")
@@ -38,7 +38,7 @@ impl File {
     }
 }
 
-/// Crates that are not part of what users get.
+/// Crates that are not part of the product.
 const PROOFS: [&str; 3] = ["crates/sim/", "crates/models/", "crates/testkit/"];
 
 /// Names of text files; all other files are data.
@@ -60,7 +60,7 @@ pub fn paths() -> Result<Vec<String>, String> {
     }
     let names = String::from_utf8(listed.stdout).map_err(|error| format!("git ls-files: {error}"))?;
     let mut paths: Vec<String> = names.split_terminator('\0').map(str::to_owned).collect();
-    // A file that was deleted, but not committed, is listed.
+    // git also lists a file that was deleted without a commit.
     paths.retain(|path| root.join(path).is_file());
     paths.sort();
     paths.dedup();

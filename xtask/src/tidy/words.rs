@@ -1,7 +1,6 @@
-//! Words that the project does not use, because the field has a standard term for what they mean here.
+//! Words that the project does not use, because the field has a standard term for their meaning here.
 //!
-//! Identifiers count, too: `NodeKeeper` and `node_keeper` contain the word "keeper". A phrase is found across
-//! line breaks.
+//! Identifiers count, too: `NodeKeeper` and `node_keeper` contain the word "keeper". A phrase is found across line breaks.
 
 use super::tree::File;
 use super::{Measure, Rule};
@@ -9,7 +8,7 @@ use super::{Measure, Rule};
 /// How often a word is used.
 pub const WORD: Rule = Rule { name: "word", about: "uses of a word that has a standard term", limit: 0 };
 
-/// Phrases, all forms of each, and what to write in their place.
+/// Phrases, all forms of each, and the standard terms to use instead.
 const WORDS: [(&[&str], &str); 29] = [
     (&["door", "doors"], "export, channel, importer"),
     (&["forced write", "forced writes"], "FUA write"),
@@ -42,8 +41,8 @@ const WORDS: [(&[&str], &str); 29] = [
     (&["is void", "are void", "be void"], "not crash-consistent"),
 ];
 
-/// Files that must name the words: this one, and the changelog, which has the former names of what was renamed. `tidy.txt` names
-/// them, too, but is not among the files that are read.
+/// Files that must name the words: this one, and the changelog, which lists the former names of renamed items. `tidy.txt` names
+/// the words, too, but this rule does not read it.
 const NAMES_THEM: [&str; 2] = ["xtask/src/tidy/words.rs", "CHANGELOG.md"];
 
 /// Counts each word over the tree.

@@ -8,7 +8,7 @@ use cbd_types::{Pmem, Result};
 /// Repeats `stores` in `memory`, each durable before the next begins.
 ///
 /// # Errors
-/// None.
+/// Returns no error.
 pub fn turn<M: Pmem>(memory: &Window<M>, sources: &Sources, stores: &[Store]) -> Result<Turn> {
     Turn::measure(stores.len(), || {
         for (number, store) in stores.iter().enumerate() {

@@ -8,13 +8,13 @@ use crate::turns::{Comparison, Turn, compare};
 use cbd_types::{ByteRange, Result};
 use std::cell::RefCell;
 
-/// Each flush closes an epoch to write back, so there are fewer turns.
+/// Divisor of the number of turns: each flush closes an epoch that must be written back, so there are fewer turns.
 const FEWER: usize = 4;
 
-/// Measures.
+/// Runs the measurement.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     figures.add("flush_lanes", pair.rig.status().lanes);
     let found = with_flush(pair, false)?;
@@ -24,7 +24,7 @@ pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// A write followed by a flush, or with FUA, against the write alone.
+/// A write followed by a flush, or a FUA write, against the write alone.
 fn with_flush(pair: &mut Pair, only_own_lanes: bool) -> Result<Comparison> {
     let sources = Sources::new(4096);
     let rounds = pair.rounds.div_ceil(FEWER);

@@ -33,7 +33,7 @@ impl Pair {
     /// Ages a new cache in the first half of `mapping`, with at most `lanes` lanes if given.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn new(mapping: &Arc<Mapping>, scale: Scale, rounds: usize, lanes: Option<u32>) -> Result<Self> {
         let bare = Window::new(Arc::clone(mapping), scale.region, scale.region);
         bare.fill();
@@ -64,10 +64,10 @@ impl Pair {
         random_places(&mut self.random, self.scale.device, length, turns * self.scale.turn(length))
     }
 
-    /// The offsets at which the engine stores writes of `length` bytes, for the copy to repeat.
+    /// The offsets at which the engine stores writes of `length` bytes; the copy repeats them.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn stores(&mut self, length: u64) -> Result<Vec<Store>> {
         let sources = Sources::new(length as usize);
         let places = self.places(length, self.scale.turns_between_rests);
@@ -75,15 +75,15 @@ impl Pair {
         let (written, stores) = log.record(|| self.rig.write_all(&places, &sources));
         written?;
         self.rest()?;
-        // Data that background work moved is not a client write.
+        // Background work also moves data; those stores are not client writes.
         Ok(stores.into_iter().filter(|store| store.length as u64 == length).collect())
     }
 
-    /// Call it before `turns` turns of writes: it runs background work when the free part of the cache may be
-    /// too small for them.
+    /// Runs background work if the free part of the cache may be too small for `turns` turns of writes. Call it before these
+    /// turns.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn rest_before(&mut self, turns: usize) -> Result<()> {
         if self.turns_since_rest + turns > self.scale.turns_between_rests {
             self.rest()?;
@@ -97,10 +97,10 @@ impl Pair {
         self.rig.settle()
     }
 
-    /// A turn of writes only.
+    /// A turn that consists only of writes.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn write_turn(&mut self, length: u64, sources: &Sources) -> Result<Turn> {
         self.rest_before(1)?;
         let places = self.places(length, 1);
@@ -111,7 +111,7 @@ impl Pair {
 /// Writes to all `places`, without background work.
 ///
 /// # Errors
-/// Those of the engine, and when there is no space.
+/// The errors of the engine, and an error if the cache has no space.
 pub fn write(cache: &Cache<Surroundings>, places: &[u64], sources: &Sources) -> Result<Turn> {
     Turn::measure(places.len(), || {
         for (number, &place) in places.iter().enumerate() {

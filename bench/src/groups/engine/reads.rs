@@ -1,4 +1,4 @@
-//! Random reads that hit, verified, against a plain copy from the same offsets with one checksum.
+//! Random reads that hit and are verified, against a plain copy from the same offsets with one checksum.
 
 use super::pair::Pair;
 use crate::Figures;
@@ -13,7 +13,7 @@ use std::hint::black_box;
 /// Reads of 4 KiB from the whole cache.
 ///
 /// # Errors
-/// Those of the engine, and when the cache does not hold what its log lists.
+/// The errors of the engine, and an error if the cache does not hold a block that its log lists.
 pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     pair.rig.settle()?;
     let mut hits = pair.rig.held_blocks();

@@ -17,7 +17,7 @@ use std::cell::RefCell;
 /// Writes of 4 KiB.
 ///
 /// # Errors
-/// Those of the engine and of the system.
+/// The errors of the engine and of the system.
 pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     let processors = Processors::new()?;
     if processors.count() < 2 {
@@ -31,7 +31,8 @@ pub fn measure(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Engine on one thread, copy on one, engine on two, copy on two; nanoseconds for an operation of one thread.
+/// The turns: the engine on one thread, the copy on one, the engine on two, the copy on two. The figures are nanoseconds for an
+/// operation of one thread.
 fn turns(pair: &mut Pair, processors: &Processors) -> Result<Rounds<4>> {
     let sources = Sources::new(4096);
     let stores = pair.stores(4096)?;
@@ -64,7 +65,7 @@ fn turns(pair: &mut Pair, processors: &Processors) -> Result<Rounds<4>> {
     )
 }
 
-/// Two turns at the same time: this thread's on the first processor, and another thread's on the second.
+/// Two turns at the same time: the calling thread's on the first processor, and another thread's on the second.
 fn together(
     processors: &Processors,
     ours: impl FnOnce() -> Result<Turn>,

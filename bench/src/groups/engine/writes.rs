@@ -11,7 +11,7 @@ use std::cell::RefCell;
 /// Writes of 4 KiB, and the number of bytes that they store.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn pages(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     let before = pair.rig.status();
     let found = against_copy(pair, 4096)?;
@@ -26,7 +26,7 @@ pub fn pages(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
 /// Writes of 512 bytes.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn sectors(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     let found = against_copy(pair, 512)?;
     figures.add_comparison("write_512", "copy", "copy_512", &found);
@@ -36,14 +36,14 @@ pub fn sectors(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
 /// Writes of 64 KiB.
 ///
 /// # Errors
-/// Those of the engine.
+/// The errors of the engine.
 pub fn large(pair: &mut Pair, figures: &mut Figures) -> Result<()> {
     let found = against_copy(pair, 64 << 10)?;
     figures.add_comparison("write_64k", "copy", "copy_64k", &found);
     Ok(())
 }
 
-/// Writes of `length` bytes against copies of the same number to the same offsets of the region.
+/// Writes of `length` bytes against the same number of copies to the same offsets of the region.
 fn against_copy(pair: &mut Pair, length: u64) -> Result<Comparison> {
     let sources = Sources::new(length as usize);
     let stores = pair.stores(length)?;

@@ -19,7 +19,7 @@ pub trait ExportClient {
     /// Ends the client and the export.
     ///
     /// # Errors
-    /// When something is left behind.
+    /// When a resource could not be released.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
@@ -33,7 +33,7 @@ pub struct Exports {
 }
 
 impl Exports {
-    /// A new directory.
+    /// Creates the directory.
     ///
     /// # Errors
     /// When the system refuses it.
@@ -44,7 +44,7 @@ impl Exports {
         Ok(Self { directory: Arc::new(directory), processors: Arc::new(Processors::new()?), server: 0 })
     }
 
-    /// The same, for exports whose threads are kept on a processor.
+    /// The same exports, with their threads pinned to processor `server`.
     pub fn serving_on(&self, server: usize) -> Self {
         Self { server, ..self.clone() }
     }
@@ -52,7 +52,7 @@ impl Exports {
     /// The setup of a thread that serves an export.
     pub fn thread_setup(&self) -> Arc<dyn Fn() + Send + Sync> {
         let (processors, server) = (Arc::clone(&self.processors), self.server);
-        // If it cannot be kept there, it runs wherever the system schedules it.
+        // If the thread cannot be pinned, it runs wherever the system schedules it.
         Arc::new(move || drop(processors.pin(server)))
     }
 

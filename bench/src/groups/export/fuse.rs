@@ -1,5 +1,4 @@
-//! The FUSE file, and the loop device over it, both with direct I/O: synchronous writes at depth 1, a ring at
-//! higher depths.
+//! The FUSE file, and the loop device over it. Both use direct I/O: synchronous writes at depth 1, a ring at higher depths.
 
 use super::client::{ExportClient, Exports};
 use crate::ring::FileRing;

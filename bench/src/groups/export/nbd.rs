@@ -19,7 +19,7 @@ struct Nbd {
 /// Serves `device` and connects to it.
 ///
 /// # Errors
-/// Those of the server and of the client.
+/// The errors of the server and of the client.
 pub fn open(exports: &Exports, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn ExportClient>> {
     let listen = Listen::Unix(exports.path(&format!("{name}.sock")));
     let options = Options { thread_setup: Some(exports.thread_setup()), ..Options::default() };

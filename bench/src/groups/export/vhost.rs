@@ -1,5 +1,5 @@
-//! vhost-user-blk, with the client that libblkio's driver is built on: one ring, event indexes, and polling
-//! for answers, as a guest with a polling driver does.
+//! vhost-user-blk, with the client library of libblkio's driver: one ring, event indexes, and polling for answers, as a guest
+//! with a polling driver does.
 
 use super::client::{ExportClient, Exports};
 use crate::scale::Sources;
@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 type Transport = VhostUser<VirtioBlkConfig, VirtioBlkReqBuf>;
 
 struct Vhost {
-    // In drop order: the ring uses the transport, and the device the memory.
+    // In drop order: the ring uses the transport, and the device uses the memory.
     queues: Vec<VirtioBlkQueue<'static, usize>>,
     transport: Box<Transport>,
     shared: MmapRegion,
@@ -39,7 +39,7 @@ struct Vhost {
 /// Serves `device` and connects to it.
 ///
 /// # Errors
-/// Those of the server and of the client.
+/// The errors of the server and of the client.
 pub fn open(exports: &Exports, device: Arc<dyn BlockDevice>, name: &str) -> Result<Box<dyn ExportClient>> {
     let path = exports.path(&format!("{name}.vhost"));
     let options = Options { thread_setup: Some(exports.thread_setup()), ..Options::default() };

@@ -1,8 +1,8 @@
 //! The memory of a daemon after mixed requests on two devices, and after all of them are stopped.
 //!
-//! Invariants: the program is `cbdctrl` beside this one, as a user runs it; however the measurement ends, the
-//! daemon is ended and its files are removed. The figure is the resident anonymous memory: the region does
-//! not belong to it.
+//! Invariants: the measured program is the `cbdctrl` in the directory of this program, as a user runs it. However the measurement
+//! ends, the daemon is ended and its files are removed. The figure is the resident anonymous memory, which does not include the
+//! region.
 
 use crate::options::Options;
 use crate::{Figures, rounded};
@@ -27,10 +27,10 @@ const REST: Duration = Duration::from_secs(3);
 /// A daemon that takes longer to start or to end has failed.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Measures, or reports why it could not.
+/// Runs the measurement, or reports why it is not possible.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of the system.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.enter("daemon");
     let (cache, seconds) = if options.quick { (128 * MIB, 2) } else { (1024 * MIB, 20) };
@@ -96,7 +96,7 @@ impl Daemon {
             .args([Path::new("--state-dir"), &at("state"), Path::new("--run-dir"), &at("run")])
             .args([Path::new("--dev-dir"), &at("dev"), Path::new("--socket"), &at("socket")])
             .args([Path::new("--config"), &at("config")])
-            // The allocator of this process is set up for the engine's figures, that of a daemon by the daemon.
+            // The allocator of this process is set up for the figures of the engine. A daemon sets up its own allocator.
             .env_remove("GLIBC_TUNABLES")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -216,7 +216,7 @@ impl Drop for Daemon {
         for number in 0..self.devices.len() {
             let _ = self.ask(&["dev-stop", "--force", "--dev", &number.to_string()]);
         }
-        // It ends within seconds of this signal, whatever hangs.
+        // The daemon ends within seconds of this signal, even if a request hangs.
         if let Ok(process) = i32::try_from(self.process.id()) {
             let process = rustix::process::Pid::from_raw(process);
             let _ =

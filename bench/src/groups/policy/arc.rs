@@ -5,8 +5,8 @@ use lru::LruCache;
 
 type List = LruCache<u32, ()>;
 
-/// Two lists of held blocks, those seen once recently and those seen more often, and the names of what was
-/// evicted from each.
+/// Two lists of held blocks: those seen once recently, and those seen more often. For each list also the names of the blocks that
+/// were evicted from it.
 pub struct Arc {
     capacity: usize,
     /// The target number of held blocks that were seen once.
@@ -96,16 +96,16 @@ mod tests {
     #[test]
     fn a_block_that_was_evicted_too_early_gives_its_list_more_space() {
         let mut arc = Arc::new(2);
-        // 1 is used often; 3 evicts 2 from those seen once; 2 returns: their target rises by one.
+        // 1 is used often; 3 evicts 2 from the blocks seen once; 2 returns, so their target rises by one.
         for block in [1, 1, 2, 3] {
             arc.access(block);
         }
         assert!(arc.once_gone.contains(&2) && arc.target == 0.0);
         assert!(!arc.access(2));
         assert_eq!(arc.target, 1.0);
-        // 3, alone among those seen once, was not above the target then: 1 was evicted.
+        // 3 was the only block seen once, and their number did not exceed the target then: 1 was evicted.
         assert!(arc.often.contains(&2) && arc.once.contains(&3) && arc.often_gone.contains(&1));
-        // 1 returns: the target falls by one.
+        // 1 returns, so the target falls by one.
         assert!(!arc.access(1));
         assert_eq!(arc.target, 0.0);
         assert!(arc.often.contains(&1) && arc.often.contains(&2) && arc.once_gone.contains(&3));

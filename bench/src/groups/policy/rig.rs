@@ -24,7 +24,7 @@ const REQUESTS_IN_A_MS: u64 = 50;
 const DEPTH: usize = 64;
 /// Requests between two samples of the number of held blocks.
 const SAMPLED: usize = 4096;
-/// Bounds against an endless loop.
+/// Limits against an endless loop.
 const ATTEMPTS: usize = 1000;
 const STEPS: usize = 1_000_000;
 
@@ -32,13 +32,13 @@ const STEPS: usize = 1_000_000;
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     region: u64,
-    /// The segment size; none for the tools' choice.
+    /// The segment size; `None` for the size that the tools choose.
     segment: Option<u64>,
     lanes_max: u32,
 }
 
 impl Scale {
-    /// 256 MiB as the tools create it on a machine with two processors, or less for a quick run.
+    /// 256 MiB, as the tools create it on a machine with two processors, or less for a quick run.
     pub const fn of(quick: bool) -> Self {
         if quick {
             Self { region: 32 << 20, segment: Some(64 << 10), lanes_max: 16 }
@@ -60,11 +60,11 @@ pub struct Served {
 pub struct Space {
     /// The newest data of blocks.
     pub blocks: f64,
-    /// Data of blocks whose newest data is elsewhere, or nowhere.
+    /// Data of blocks whose newest data is elsewhere or does not exist any more.
     pub overwritten: f64,
     /// Records and headers, both with their copies, and the state of the cache.
     pub records: f64,
-    /// Segments that are not full yet, and unused space in those that are.
+    /// Segments that are not full yet, and unused space in full segments.
     pub unused: f64,
     /// Free segments.
     pub free: f64,
@@ -93,7 +93,7 @@ impl Environment for Surroundings {
     }
 }
 
-/// Remembers that the background worker was woken.
+/// Records that the background worker was woken.
 #[derive(Default)]
 struct Wanted(AtomicBool);
 
@@ -117,10 +117,10 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// An empty cache.
+    /// Creates an empty cache.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn new(scale: Scale, seed: u64) -> Result<Self> {
         let surroundings = Arc::new(Surroundings {
             requests: AtomicU64::new(0),
@@ -153,7 +153,7 @@ impl Rig {
         Ok(Self { surroundings, cache, worker, wanted, capacity })
     }
 
-    /// Blocks of 4 KiB in as many bytes as the cache has.
+    /// The number of 4 KiB blocks that fit in the bytes of the cache.
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -161,7 +161,7 @@ impl Rig {
     /// Serves the trace. Misses are cached as a blkdev does it.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn serve(&mut self, requests: &[Request]) -> Result<Served> {
         let mut buffer = AlignedBuffer::zeroed(CHECKSUM_BLOCK as usize);
         let (mut reads, mut hits) = (0_u64, 0_u64);
@@ -188,14 +188,14 @@ impl Rig {
         })
     }
 
-    /// The present use of its bytes.
+    /// The present use of the bytes of the cache.
     pub fn space(&self) -> Space {
         let status = self.cache.status();
         let (shape, size) = (self.cache.segment_shape(), status.segment_size);
         let (mut records, mut data, mut unused) = (0, 0, 0);
         for lane in (0..status.lanes).map(LaneId) {
             for segment in self.cache.log_segments(lane) {
-                // Each record is of one block, and has no continuation lines.
+                // Each record describes one block, and has no continuation lines.
                 let of_data = u64::from(segment.slots) * CHECKSUM_BLOCK;
                 let of_records = shape.records_end(segment.slots) + (size - shape.data_top());
                 records += of_records;
@@ -216,7 +216,7 @@ impl Rig {
         }
     }
 
-    /// Reads; returns whether it hit.
+    /// Reads; returns whether the read hit.
     fn read(&self, range: ByteRange, buffer: &mut [u8]) -> Result<bool> {
         let mut misses = Vec::new();
         self.cache.read(range, buffer, &mut misses)?;

@@ -1,4 +1,4 @@
-//! S3-FIFO, as in Yang and others, "FIFO Queues are All You Need for Cache Eviction" (SOSP 2023), algorithm
+//! S3-FIFO, as in Yang et al., "FIFO Queues are All You Need for Cache Eviction" (SOSP 2023), algorithm
 //! 1.
 
 use super::Policy;
@@ -8,8 +8,8 @@ use std::collections::{HashMap, VecDeque};
 /// More uses than this are not counted.
 const USES_MAX: u8 = 3;
 
-/// A small queue for new blocks, a main queue for blocks that were used again, and the names of what was
-/// evicted from the small one.
+/// A small queue for new blocks, a main queue for blocks that were used again, and the names of the blocks that were evicted from
+/// the small queue.
 pub struct S3Fifo {
     capacity: usize,
     small_capacity: usize,
@@ -17,7 +17,7 @@ pub struct S3Fifo {
     uses: HashMap<u32, u8>,
     small: VecDeque<u32>,
     main: VecDeque<u32>,
-    /// Entries are never touched, only removed, so it is a queue.
+    /// Entries are only added and removed, and never touched, so the cache acts as a queue.
     gone: LruCache<u32, ()>,
 }
 
@@ -50,7 +50,7 @@ impl S3Fifo {
         while let Some(block) = self.small.pop_front() {
             if self.uses.get(&block).is_none_or(|uses| *uses <= 1) {
                 self.uses.remove(&block);
-                // As many names as the main queue holds blocks.
+                // The queue of names is as long as the main queue.
                 self.gone.put(block, ());
                 if self.gone.len() > self.main_capacity() {
                     self.gone.pop_lru();
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn new_blocks_without_another_use_are_evicted_first() {
-        // One slot for new blocks. 1 was used twice more and moves on; 2 to 5 pass.
+        // The small queue has one slot. 1 was used twice more and moves to the main queue; 2 to 5 pass.
         let mut queues = S3Fifo::new(3);
         for block in [1, 1, 1, 2, 3, 4, 5] {
             queues.access(block);

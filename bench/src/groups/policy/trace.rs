@@ -25,13 +25,13 @@ pub struct Request {
 pub struct Trace {
     /// Its name.
     pub name: &'static str,
-    /// Whether it is one of the four of which the worst counts.
+    /// Whether it is one of the four traces of which the worst counts for the budget.
     pub has_budget: bool,
-    /// Its blocks, for a cache of this many blocks and a seed.
+    /// Generates the blocks of the trace, for a cache of this many blocks and a seed.
     blocks: fn(u32, &mut SmallRng) -> Vec<u32>,
 }
 
-/// All kinds. The last two are difficult for a cache that does not admit what it has not seen before.
+/// All kinds. The last two are difficult for a cache that does not admit blocks at their first use.
 pub const TRACES: [Trace; 6] = [
     Trace { name: "uniform", has_budget: true, blocks: uniform },
     Trace { name: "zipf", has_budget: true, blocks: zipf },
@@ -52,7 +52,7 @@ impl Trace {
     }
 }
 
-/// All of twice as many blocks as fit have the same probability.
+/// Twice as many blocks as fit, all with the same probability.
 fn uniform(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     (0..LENGTH * capacity).map(|_| random.random_range(0..2 * capacity)).collect()
 }
@@ -77,9 +77,9 @@ fn zipf(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
         .collect()
 }
 
-/// A hot set of half as many blocks as fit, read at random, for four times as many requests as blocks fit.
-/// Then a scan over twice as many blocks as fit, each once, while every other request still goes to the hot
-/// set. This repeats with another scan over another part of the device.
+/// A hot set of half as many blocks as fit is read at random, for four times as many requests as blocks fit. Then a scan reads
+/// twice as many blocks as fit, each once, while every other request still reads the hot set. This repeats with another scan over
+/// another part of the device.
 fn scans(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
     let device = DEVICE * capacity;
     let places = shuffled(device, random);

@@ -13,7 +13,7 @@ use cbd_types::{LaneId, SegmentId};
 /// The state of a lane's log at the present position of the check.
 #[derive(Clone, Copy, Default)]
 pub(super) struct History {
-    /// The next expected sequence number; `None` where it is not known.
+    /// The next expected sequence number; `None` if it is unknown.
     pub(super) sequence: Option<u64>,
     /// The highest epoch so far.
     pub(super) epoch: u64,
@@ -22,7 +22,7 @@ pub(super) struct History {
 }
 
 impl Checker<'_> {
-    /// Checks all logs of a cache. `has_damage`: reads of some range of it fail.
+    /// Checks all logs of a cache. `has_damage` is set if reads of some range of it fail.
     pub(super) fn logs(
         &mut self,
         subject: &Subject<'_>,
@@ -149,7 +149,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks for missing records behind the last one, and for a record that recovery drops there.
+    /// Checks for missing records after the last one, and for a record that recovery drops at that position.
     #[expect(clippy::too_many_arguments, reason = "what is known at the end of a lane")]
     fn head(
         &mut self,
@@ -200,8 +200,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Segments of the cache that are not in a chain and whose header cannot be read: one of them may be the
-    /// missing one.
+    /// Segments of the cache that are not in a chain and whose header cannot be read: the missing segment may be one of them.
     fn segments_without_header(&self, subject: &Subject<'_>) -> String {
         let mut suspects = Vec::new();
         for segment in subject.transport.segments_of(subject.id) {
@@ -230,7 +229,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reports lost records, of which the ranges are lost too.
+    /// Reports lost records; their ranges are lost, too.
     pub(super) fn lost(&mut self, structure: Structure, place: Place, what: String, has_damage: bool) {
         if has_damage {
             self.add(

@@ -107,7 +107,7 @@ impl Checker<'_> {
             let good = good_copies(&*self.bytes, cache, segment, record, (slot, number));
             let (bad, what) = match good {
                 [Some(primary), Some(mirror)] if primary == mirror => continue,
-                // A power failure between the two stores of a record that overwrites a dropped one.
+                // The power failed between the two stores of a record that overwrites a dropped one.
                 [Some(_), Some(_)] => (1, "the mirror of a line is valid and differs from the primary"),
                 [Some(_), None] => (1, "the mirror of a line is damaged"),
                 [None, Some(_)] => (0, "the primary of a line is damaged"),

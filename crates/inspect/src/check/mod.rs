@@ -1,7 +1,7 @@
 //! Check: every structure of a region, every checksum, every chain, and the result of recovery.
 //!
-//! Invariants: the region is only read. `cbd-format` decodes structures; the engine, which recovers a private
-//! copy, determines which records are valid, which are dirty and which ranges cannot be read.
+//! Invariants: the region is only read. `cbd-format` decodes structures. The engine recovers a private copy and thereby
+//! determines which records are valid, which are dirty and which ranges cannot be read.
 //!
 //! Elsewhere: repairs (`repair`), printing (`cbdctrl`).
 
@@ -35,13 +35,13 @@ pub(crate) type PrivateCache = Cache<ProcessEnvironment<PrivateMemory>>;
 const REPAIR: &str = "cbdctrl repair restores it; a daemon would start on it as it is";
 /// The advice where no action is needed.
 const NOTHING_TO_DO: &str = "nothing";
-/// The cost where a second copy serves.
+/// The cost if a second copy is valid.
 const SECOND_COPY: &str = "nothing: the other copy serves";
 
 /// The data that a check verifies besides metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum DataChecked {
-    /// None except what recovery itself verifies.
+    /// None, except the data that recovery itself verifies.
     None,
     /// Data that the backing device does not have, which would be lost.
     #[default]

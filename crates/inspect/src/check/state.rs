@@ -81,8 +81,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The disks that a backend had before a rescue moved it. Where none can be read, only a backend that is
-    /// moved shows that there was one.
+    /// Checks the disks that a backend had before a rescue moved it. If no such record can be read, only the fact that the
+    /// backend is moved shows that there was a former disk.
     fn former_disks(&mut self, subject: &Subject<'_>, state: &StatePlace) {
         let seed = subject.row.cache_id.get();
         let is_moved = subject.row.cache_mode.get() == MODE_MOVED;
@@ -151,8 +151,8 @@ impl Checker<'_> {
         );
     }
 
-    /// Checks the header of the state segment and its copy. No program reads them: the backend's row locates
-    /// the state.
+    /// Checks the header of the state segment and its copy. No program reads them: the backend's row contains the location of the
+    /// state.
     fn state_header(&mut self, subject: &Subject<'_>) {
         let segment = SegmentId(subject.row.state_segment.get());
         let base = subject.layout.segment_base(segment);

@@ -7,7 +7,7 @@ use cbd_types::{Error, ErrorKind};
 
 /// The cost of a region without a superblock.
 const UNOPENABLE: &str = "the region cannot be opened, by a daemon neither";
-/// The advice for it.
+/// The advice for a region without a superblock.
 const WITHOUT_SUPERBLOCKS: &str = "keep a copy of the region (dd); then as docs/operations.md says under \"When both superblocks are \
      gone\": a superblock of an empty region of the same size on that copy, and cbdctrl check and rescue on it";
 
@@ -16,8 +16,8 @@ impl Checker<'_> {
     pub(super) fn superblocks(&mut self) -> bool {
         let size = self.bytes.len();
         let first = self.superblock(0);
-        // The second one is located by the size of the mapping; if that has grown, only the first one locates
-        // it.
+        // The offset of the second superblock follows from the size of the mapping. If the mapping has grown, only the first
+        // superblock gives that offset.
         let used = first.as_ref().map_or(size, |block| block.region_size.get());
         let places = [0, Layout::second_superblock(used.max(2 * cbd_format::PAGE))];
         let read = [first, self.superblock(places[1])];
@@ -41,7 +41,7 @@ impl Checker<'_> {
             [Err(first), Err(second)] => {
                 // If one copy is a CBD superblock, its error is more specific than "foreign".
                 let is_foreign = [first, second].iter().all(|error| error.kind() == ErrorKind::Foreign);
-                // The open of the transport determines whether it was one.
+                // The attempt to open the transport determines whether the region was one of CBD.
                 let opened = if is_foreign { open_private(&self.bytes).err() } else { None };
                 let (cost, advice) = match &opened {
                     Some(error) if error.kind() == ErrorKind::Damaged => (UNOPENABLE, WITHOUT_SUPERBLOCKS),
@@ -88,8 +88,8 @@ impl Checker<'_> {
         true
     }
 
-    /// Whether one of them was written by a newer program. That copy decides, whatever the other one
-    /// contains: the other one is older.
+    /// Whether one of the superblocks was written by a newer program. That copy decides, whatever the other one contains: the
+    /// other one is older.
     fn newer_superblock(&mut self, places: [u64; 2], read: &[Result<Superblock, Error>; 2]) -> bool {
         let mut is_newer = false;
         for (at, copy) in places.into_iter().zip(read) {
@@ -110,7 +110,7 @@ impl Checker<'_> {
         is_newer
     }
 
-    /// Both are valid and differ.
+    /// Reports two superblocks that are valid and differ.
     fn differing(&mut self, [first, second]: [u64; 2], blocks: [&Superblock; 2]) {
         let length = size_of::<Superblock>() as u32;
         let has_all_of = |one: usize| blocks[one].has_incompatible(blocks[1 - one].incompatible.get());

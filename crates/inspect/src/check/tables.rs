@@ -17,7 +17,7 @@ struct Table {
     noun: &'static str,
     /// The severity and the cost of losing both slots of a row that was in use.
     if_lost: (Severity, &'static str),
-    /// The cost if nothing indicates that it was in use.
+    /// The cost if no evidence indicates that the row was in use.
     if_unused: &'static str,
 }
 
@@ -153,7 +153,7 @@ impl Checker<'_> {
         );
     }
 
-    /// `is_used`: whether a row that lost both slots was in use, according to the other rows.
+    /// Checks a table. `is_used` returns whether a row that lost both slots was in use, according to the other rows.
     fn table<T: SlotContent>(&mut self, table: &Table, is_used: &dyn Fn(u32) -> bool) {
         for row in 0..table.rows {
             if row % 4096 == 0 {

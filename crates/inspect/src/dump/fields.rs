@@ -13,9 +13,9 @@ pub enum Field {
     Hexadecimal(u64),
     /// A text.
     Text(String),
-    /// Yes or no.
+    /// A truth value.
     Bool(bool),
-    /// Several.
+    /// A list of values.
     List(Vec<Field>),
 }
 
@@ -80,15 +80,14 @@ impl Item {
         self
     }
 
-    /// All fields of a structure from `bytes`; reserved ones only if they are not zero.
+    /// Adds all fields of a structure from `bytes`; reserved ones only if they are not zero.
     pub(super) fn raw(mut self, layout: &StructLayout, bytes: &[u8]) -> Self {
         for field in &layout.fields {
             let Some(bytes) = bytes.get(field.offset..field.offset + field.size) else { continue };
             if field.name.starts_with("reserved") && bytes.iter().all(|byte| *byte == 0) {
                 continue;
             }
-            // A header stores the number of its segment: a damaged one may differ from the segment that it is
-            // in.
+            // A header stores the number of its segment: in a damaged header it may differ from the actual number.
             let is_known = self.fields.iter().any(|(name, _)| *name == field.name);
             let name = if is_known { "stored_segment" } else { field.name };
             self.fields.push((name, value_of(field.name, bytes)));

@@ -1,7 +1,7 @@
 //! Dump: the content of a region, field by field.
 //!
-//! Invariants: damaged structures are shown too, unmodified, and marked as damaged. Records are those that
-//! recovery finds in a private copy.
+//! Invariants: damaged structures are shown, too, unmodified and marked as damaged. The records are those that recovery finds in
+//! a private copy.
 //!
 //! Elsewhere: printing (`cbdctrl`).
 
@@ -67,8 +67,8 @@ pub type Give<'a> = dyn FnMut(Item) -> ControlFlow<()> + 'a;
 /// Dumps the selected items.
 ///
 /// # Errors
-/// When the transport cannot be opened (its superblocks are shown anyway), or, for records, one of its
-/// caches.
+/// When the transport cannot be opened (its superblocks are shown anyway), or, for records, when one of its caches cannot be
+/// opened.
 pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give<'_>) -> Result<()> {
     if what == What::Superblock {
         let _ = structures::superblocks(&**bytes, give);
@@ -118,7 +118,7 @@ impl Dump<'_> {
     }
 }
 
-/// The offsets of the two superblocks, as far as they are inside.
+/// The offsets of the two superblocks, as far as they lie inside the region.
 fn superblock_places(size: u64) -> Vec<u64> {
     let length = size_of::<Superblock>() as u64;
     let second = if size >= 2 * cbd_format::PAGE { Some(Layout::second_superblock(size)) } else { None };

@@ -153,7 +153,7 @@ impl Dump<'_> {
         if let Some(slots) = slots {
             item = item.number("slots", slots);
         }
-        // The header of a free segment is that of its last use, if it had one.
+        // The header of a free segment is that of its last use, if it was ever used.
         let was_used = shown.0.is_some_and(|header| header.magic.get() == LOG_MAGIC || role == "state");
         if was_used || role != "free" { item.raw(&SegmentHeader::layout(), &shown.1) } else { item }
     }

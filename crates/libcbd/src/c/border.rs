@@ -13,14 +13,14 @@ thread_local! {
 }
 
 pub(super) fn last_error() -> *const c_char {
-    // The text lives as long as the thread, or until it is replaced.
+    // The text is valid until the next failed call of the thread, or until the thread ends.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Stores the text of an error for [`last_error`], and returns its number.
 pub(super) fn note(error: &Error) -> c_int {
     let text = error.line().replace('\0', "?");
-    // At the very end of a thread no code can query the text.
+    // While a thread is destroyed, no code of it can query the text.
     let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
     -error.errno()
 }
@@ -54,20 +54,20 @@ pub(super) fn invalid(text: String) -> Error {
 }
 
 /// # Safety
-/// A pointer that is not null leads to a `T` that no thread changes during `'a`.
+/// A pointer that is not null points to a `T` that no thread changes during `'a`.
 pub(super) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { pointer.as_ref() }.ok_or_else(|| is_null(what))
 }
 
 /// # Safety
-/// A pointer that is not null can be written with a `T`.
+/// A `T` can be written to a pointer that is not null.
 pub(super) unsafe fn give<T>(pointer: *mut T, what: &str, value: T) -> Result<()> {
     if pointer.is_null() {
         return Err(is_null(what));
     }
-    // SAFETY: it is not null, and the caller ensures that it can be written. The old value is not dropped: it
-    // may be uninitialized.
+    // SAFETY: the pointer is not null, and the caller guarantees that it can be written. The old value is not dropped: it may be
+    // uninitialized.
     unsafe { pointer.write(value) };
     Ok(())
 }
@@ -78,12 +78,12 @@ pub(super) fn wanted<T>(pointer: *mut T, what: &str) -> Result<()> {
 }
 
 /// # Safety
-/// A pointer that is not null leads to text that ends with a zero byte and lives through `'a`.
+/// A pointer that is not null points to text that ends with a zero byte and is valid during `'a`.
 pub(super) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str> {
     if pointer.is_null() {
         return Err(is_null(what));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|_| invalid(format!("{what} is not UTF-8")))
 }
@@ -106,7 +106,7 @@ pub(super) unsafe fn bytes<'a>(pointer: *const u8, length: usize, what: &str) ->
     if length == 0 {
         return Ok(&[]);
     }
-    // SAFETY: not null, no longer than any memory, and the rest is the caller's.
+    // SAFETY: the pointer is not null, the length does not exceed that of any memory, and the caller guarantees the rest.
     Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
 }
 
@@ -122,7 +122,7 @@ pub(super) unsafe fn bytes_mut<'a>(pointer: *mut u8, length: usize, what: &str) 
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
 }
 
-/// Writes as much of `text` as fits, with a zero byte behind it, and returns the length of all of it.
+/// Writes as much of `text` as fits, followed by a zero byte, and returns the length of the whole text.
 ///
 /// # Safety
 /// `capacity` bytes at a pointer that is not null can be written.
@@ -133,8 +133,7 @@ pub(super) unsafe fn give_text(text: &str, buffer: *mut c_char, capacity: usize)
         while !text.is_char_boundary(length) {
             length -= 1;
         }
-        // SAFETY: `length` is below `capacity`, which can be written; the text is Rust memory, so the two do
-        // not overlap.
+        // SAFETY: `length` is below `capacity`, which can be written; the text is Rust memory, so the two do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), length);
             buffer.add(length).write(0);
@@ -143,7 +142,7 @@ pub(super) unsafe fn give_text(text: &str, buffer: *mut c_char, capacity: usize)
     c_int::try_from(text.len()).map_err(|_| invalid("the text is too long".to_owned()))
 }
 
-/// A character array with `text`, as much of it as fits, and zero bytes behind it.
+/// A character array with as much of `text` as fits, filled up with zero bytes.
 pub(super) fn field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (place, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {

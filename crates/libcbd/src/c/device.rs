@@ -22,12 +22,12 @@ pub const CBD_DEVICE_NO_DATA_CRC: u32 = 2;
 pub const CBD_CONSISTENCY_DEFAULT: u32 = 0;
 /// Epoch by epoch: without the region, the disk is a valid crash state at any moment.
 pub const CBD_CONSISTENCY_STRICT: u32 = 1;
-/// Many epochs in one batch: valid between batches.
+/// Many epochs in one batch: the disk is a valid crash state between batches.
 pub const CBD_CONSISTENCY_CHECKPOINT: u32 = 2;
-/// By address, at once: the disk is consistent only when everything is drained.
+/// At once, in the order of addresses: the disk is consistent only when all data is drained.
 pub const CBD_CONSISTENCY_NONE: u32 = 3;
 
-/// Nothing later is written to a disk that has refused a write for long.
+/// No later data is written to a disk that has refused a write for a long time.
 pub const CBD_ON_WRITE_ERROR_STOP: u32 = 0;
 /// Blocks that the disk refuses stay in the cache, and everything else is written.
 pub const CBD_ON_WRITE_ERROR_PARK: u32 = 1;
@@ -41,13 +41,13 @@ pub const CBD_STATUS_CACHED: u32 = 1;
 pub const CBD_STATUS_DISK_IS_CONSISTENT: u32 = 2;
 /// The disk fails at this moment.
 pub const CBD_STATUS_DISK_FAILS: u32 = 4;
-/// Writes fail if the cache has no space, because the disk has refused writes for long.
+/// Writes fail if the cache has no space, because the disk has refused writes for a long time.
 pub const CBD_STATUS_STALLED: u32 = 8;
 /// A request waits for space.
 pub const CBD_STATUS_WRITERS_WAIT: u32 = 16;
 
-/// How a disk is attached to a region. All zeroes: a new disk gets a cache of all free space, an attached one
-/// is opened unchanged.
+/// The parameters with which a disk is attached to a region. All zeroes: a new disk gets a cache of all free space, an attached
+/// one is opened unchanged.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdDeviceOptions {
@@ -140,12 +140,11 @@ pub struct CbdStatus {
     pub reserved: [u64; 8],
 }
 
-/// Attaches the disk at `path` to the region, or opens the backend that the region has of it, whichever
+/// Attaches the disk at `path` to the region. If the region already has a backend of this disk, the call opens it, whichever
 /// process created it. `options` may be NULL.
 ///
 /// # Safety
-/// `region` is open or NULL; `path` is text or NULL; `options` leads to options or is NULL; `device` can be
-/// written or is NULL.
+/// `region` is open or NULL; `path` is text or NULL; `options` points to options or is NULL; `device` can be written or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_attach(
     region: *const CbdRegion,
@@ -155,14 +154,14 @@ pub unsafe extern "C" fn cbd_device_attach(
 ) -> c_int {
     call(|| {
         wanted(device, "device")?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let region = unsafe { shared(region, "region") }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let path = unsafe { text(path, "path") }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let options = unsafe { options.as_ref() }.map(options_of).transpose()?.unwrap_or_default();
         let opened = Box::into_raw(Box::new(CbdDevice(region.0.attach(path, &options)?)));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(device, "device", opened) }?;
         Ok(0)
     })
@@ -205,10 +204,10 @@ pub unsafe extern "C" fn cbd_device_open(
 ) -> c_int {
     call(|| {
         wanted(device, "device")?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let region = unsafe { shared(region, "region") }?;
         let opened = Box::into_raw(Box::new(CbdDevice(region.0.open_device(BackendId(id))?)));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(device, "device", opened) }?;
         Ok(0)
     })
@@ -223,10 +222,10 @@ pub unsafe extern "C" fn cbd_device_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_close(device: *mut CbdDevice) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let Some(open) = (unsafe { device.as_ref() }) else { return Ok(0) };
         refuse_with_queues(open)?;
-        // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
+        // SAFETY: the pointer came from `Box::into_raw`, and the caller does not use it any more.
         unsafe { Box::from_raw(device) }.0.close()?;
         Ok(0)
     })
@@ -242,23 +241,23 @@ fn refuse_with_queues(device: &CbdDevice) -> Result<()> {
     }
 }
 
-/// Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its
-/// data. Fails after `timeout_s` seconds without progress (0: 60). After a failure `*device` is NULL if the
-/// device is closed, and unchanged otherwise.
+/// Drains the device, closes it, and removes the disk from the region: it is a plain disk again, with all its data. Fails after
+/// `timeout_s` seconds without progress (0: 60). After a failure `*device` is NULL if the device is closed, and unchanged
+/// otherwise.
 ///
 /// # Safety
-/// `device` leads to an open device, or to NULL, or is NULL; no other thread uses the device.
+/// `device` points to an open device, or to NULL, or is NULL; no other thread uses the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_detach(device: *mut *mut CbdDevice, timeout_s: u32) -> c_int {
     call(|| {
         wanted(device, "device")?;
-        // SAFETY: not null, and the caller ensures that it leads to a handle.
+        // SAFETY: the pointer is not null, and the caller guarantees that it points to a handle.
         let handle = unsafe { *device };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         refuse_with_queues(unsafe { shared(handle, "the device") }?)?;
-        // SAFETY: as above; from here on the caller has no handle, whatever happens.
+        // SAFETY: as above. From this point on the caller has no handle, whatever happens.
         unsafe { device.write(std::ptr::null_mut()) };
-        // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
+        // SAFETY: the pointer came from `Box::into_raw`, and the caller does not use it any more.
         let taken = unsafe { Box::from_raw(handle) };
         match taken.0.detach(timeout(timeout_s)) {
             Ok(()) => Ok(0),
@@ -277,15 +276,15 @@ fn timeout(seconds: u32) -> Duration {
     if seconds == 0 { DRAIN_TIMEOUT } else { Duration::from_secs(u64::from(seconds)) }
 }
 
-/// Writes everything that was written before to the disk. Fails after `timeout_s` seconds without progress
-/// (0: 60): the dirty data stays in the region then.
+/// Writes all data that was written before the call to the disk. Fails after `timeout_s` seconds without progress (0: 60): the
+/// dirty data then stays in the region.
 ///
 /// # Safety
 /// `device` is open or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_drain(device: *const CbdDevice, timeout_s: u32) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let device = unsafe { shared(device, "device") }?;
         device.0.drain(timeout(timeout_s), &mut |_| ControlFlow::Continue(()))?;
         Ok(0)
@@ -299,7 +298,7 @@ pub unsafe extern "C" fn cbd_device_drain(device: *const CbdDevice, timeout_s: u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_geometry(device: *const CbdDevice, geometry: *mut CbdGeometry) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let device = unsafe { shared(device, "device") }?;
         let known = device.0.geometry();
         let answer = CbdGeometry {
@@ -312,7 +311,7 @@ pub unsafe extern "C" fn cbd_device_geometry(device: *const CbdDevice, geometry:
             reserved0: 0,
             reserved: [0; 4],
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(geometry, "geometry", answer) }?;
         Ok(0)
     })
@@ -325,7 +324,7 @@ pub unsafe extern "C" fn cbd_device_geometry(device: *const CbdDevice, geometry:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_settings(device: *const CbdDevice, settings: *mut CbdSettings) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let known = unsafe { shared(device, "device") }?.0.settings();
         let answer = CbdSettings {
             gc_percent: u32::from(known.gc_percent),
@@ -344,25 +343,25 @@ pub unsafe extern "C" fn cbd_device_settings(device: *const CbdDevice, settings:
             reserved0: 0,
             reserved: [0; 4],
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(settings, "settings", answer) }?;
         Ok(0)
     })
 }
 
-/// Replaces all settings, now and for later openers of the region. Query the present ones first.
+/// Replaces all settings, for this process and for later openers of the region. Query the present ones first.
 ///
 /// # Safety
-/// `device` is open or NULL; `settings` leads to settings or is NULL.
+/// `device` is open or NULL; `settings` points to settings or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_set_settings(
     device: *const CbdDevice,
     settings: *const CbdSettings,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let device = unsafe { shared(device, "device") }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let given = unsafe { shared(settings, "settings") }?;
         check_flags(given.reserved0, 0, &given.reserved)?;
         let percent = |value: u32, name: &str| {
@@ -387,14 +386,14 @@ pub unsafe extern "C" fn cbd_device_set_settings(
     })
 }
 
-/// Counters since the device was opened, and its present state. Without a cache all of it is 0.
+/// Counters since the device was opened, and its present state. Without a cache all fields are 0.
 ///
 /// # Safety
 /// `device` is open or NULL; `status` can be written or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_device_status(device: *const CbdDevice, status: *mut CbdStatus) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let known = unsafe { shared(device, "device") }?.0.status();
         let answer = known.map_or_else(CbdStatus::default, |known| {
             let flag = |is: bool, flag: u32| if is { flag } else { 0 };
@@ -419,7 +418,7 @@ pub unsafe extern "C" fn cbd_device_status(device: *const CbdDevice, status: *mu
                 reserved: [0; 8],
             }
         });
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(status, "status", answer) }?;
         Ok(0)
     })
@@ -436,9 +435,9 @@ pub unsafe extern "C" fn cbd_device_warnings(
     capacity: usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let warnings = unsafe { shared(device, "device") }?.0.warnings();
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give_text(&warnings.join("\n"), buffer, capacity) }
     })
 }
@@ -456,21 +455,20 @@ pub unsafe extern "C" fn cbd_read(
     offset: u64,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let device = unsafe { shared(device, "device") }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let buffer = unsafe { bytes_mut(buffer.cast(), length, "buffer") }?;
         device.0.read_at(buffer, offset)?;
         Ok(0)
     })
 }
 
-/// Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when this
-/// returns 0. `flags`: 0 or `CBD_FUA`.
+/// Writes `length` bytes at `data` to `offset`, in whole sectors. They are durable in the region when the call returns 0.
+/// `flags`: 0 or `CBD_FUA`.
 ///
 /// # Safety
-/// `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them
-/// meanwhile.
+/// `device` is open or NULL; `length` bytes at `data` can be read, or it is NULL; no thread changes them during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_write(
     device: *const CbdDevice,
@@ -480,10 +478,10 @@ pub unsafe extern "C" fn cbd_write(
     flags: u32,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let device = unsafe { shared(device, "device") }?;
         check_flags(flags, CBD_FUA, &[])?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let data = unsafe { bytes(data.cast(), length, "data") }?;
         device.0.write_with(data, offset, flags & CBD_FUA != 0)?;
         Ok(0)
@@ -498,7 +496,7 @@ pub unsafe extern "C" fn cbd_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_flush(device: *const CbdDevice) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { shared(device, "device") }?.0.flush()?;
         Ok(0)
     })
@@ -510,7 +508,7 @@ pub unsafe extern "C" fn cbd_flush(device: *const CbdDevice) -> c_int {
 /// `device` is open or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_discard(device: *const CbdDevice, offset: u64, length: u64) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     call(|| unsafe { change(device, Operation::Discard, offset, length, 0) })
 }
 
@@ -525,7 +523,7 @@ pub unsafe extern "C" fn cbd_write_zeroes(
     length: u64,
     flags: u32,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     call(|| unsafe { change(device, Operation::WriteZeroes, offset, length, flags) })
 }
 
@@ -538,7 +536,7 @@ unsafe fn change(
     length: u64,
     flags: u32,
 ) -> Result<c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     let device = unsafe { shared(device, "device") }?;
     check_flags(flags, CBD_FUA, &[])?;
     device.0.change(operation, offset, length, flags & CBD_FUA != 0)?;

@@ -1,8 +1,7 @@
 //! Queues in C: many requests at a time from one thread.
 //!
-//! Invariants: the buffer of a read is written by `cbd_queue_read` itself, or by the poll or wait that
-//! returns its completion, and never at another time; a queue that two threads use at once refuses the
-//! second.
+//! Invariants: only `cbd_queue_read` itself, or the poll or wait that returns its completion, writes the buffer of a read. A
+//! queue that two threads use at once refuses the second call.
 
 use super::border::{
     bytes, bytes_mut, call, check_flags, checked_length, give, invalid, note, shared, wanted,
@@ -36,8 +35,8 @@ struct Pending {
     length: usize,
 }
 
-// SAFETY: the pointers lead to memory that the caller has lent to the queue until the request completes,
-// whichever thread uses the queue.
+// SAFETY: the pointers point to memory that the caller has lent to the queue until the request completes, whichever thread uses
+// the queue.
 unsafe impl Send for Inside {}
 
 /// The completion of a request.
@@ -88,8 +87,8 @@ impl Inside {
             let Some(done) = self.ready.pop_front() else { break };
             let Some(pending) = self.requests.get(done.id as usize).copied() else { continue };
             if done.result.is_ok() && !pending.into.is_null() && done.buffer.len() == pending.length {
-                // SAFETY: the caller lent that many bytes to the request until now; the queue's buffer is
-                // separate memory.
+                // SAFETY: the caller lent that many bytes to the request until its completion; the queue's buffer is separate
+                // memory.
                 unsafe { std::ptr::copy_nonoverlapping(done.buffer.as_ptr(), pending.into, pending.length) };
             }
             self.take_back(done.id);
@@ -125,7 +124,7 @@ impl Inside {
 pub unsafe extern "C" fn cbd_queue_open(device: *const CbdDevice, queue: *mut *mut CbdQueue) -> c_int {
     call(|| {
         wanted(queue, "queue")?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let device = unsafe { shared(device, "device") }?;
         let inside = Inside {
             queue: device.0.queue()?,
@@ -135,7 +134,7 @@ pub unsafe extern "C" fn cbd_queue_open(device: *const CbdDevice, queue: *mut *m
             done: Vec::new(),
         };
         let opened = Box::into_raw(Box::new(CbdQueue(Mutex::new(inside))));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(queue, "queue", opened) }?;
         Ok(0)
     })
@@ -150,7 +149,7 @@ pub unsafe extern "C" fn cbd_queue_open(device: *const CbdDevice, queue: *mut *m
 pub unsafe extern "C" fn cbd_queue_close(queue: *mut CbdQueue) -> c_int {
     call(|| {
         if !queue.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
+            // SAFETY: the pointer came from `Box::into_raw`, and the caller does not use it any more.
             drop(unsafe { Box::from_raw(queue) });
         }
         Ok(0)
@@ -171,10 +170,10 @@ pub unsafe extern "C" fn cbd_queue_read(
     user_data: u64,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
         let into = buffer.cast::<u8>();
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let bytes = unsafe { bytes_mut(into, length, "buffer") }?;
         let id = inside.add(Pending { user_data, into, length });
         let taken = inside.queue.read_at(id, bytes, offset);
@@ -198,10 +197,10 @@ pub unsafe extern "C" fn cbd_queue_write(
     user_data: u64,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
         check_flags(flags, CBD_FUA, &[])?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let data = unsafe { bytes(data.cast(), length, "data") }?;
         let id = inside.add(Pending { user_data, into: std::ptr::null_mut(), length: 0 });
         let taken = inside.queue.write_at(id, data, offset, flags & CBD_FUA != 0);
@@ -216,7 +215,7 @@ pub unsafe extern "C" fn cbd_queue_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_queue_flush(queue: *const CbdQueue, user_data: u64) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
         inside.submit(user_data, Operation::Flush, ByteRange::at(0, 0), false)
     })
@@ -234,7 +233,7 @@ pub unsafe extern "C" fn cbd_queue_discard(
     user_data: u64,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
         inside.submit(user_data, Operation::Discard, ByteRange::at(offset, length), false)
     })
@@ -253,7 +252,7 @@ pub unsafe extern "C" fn cbd_queue_write_zeroes(
     user_data: u64,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
         check_flags(flags, CBD_FUA, &[])?;
         let range = ByteRange::at(offset, length);
@@ -273,7 +272,7 @@ pub unsafe extern "C" fn cbd_queue_poll(
     completions: *mut CbdCompletion,
     capacity: usize,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { cbd_queue_wait(queue, completions, capacity, 0, 0) }
 }
 
@@ -291,7 +290,7 @@ pub unsafe extern "C" fn cbd_queue_wait(
     timeout_ms: i64,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
         checked_length(completions, capacity, "completions")?;
         if least > capacity {
@@ -305,7 +304,7 @@ pub unsafe extern "C" fn cbd_queue_wait(
         let waited = if least == 0 { queue.poll(done) } else { queue.wait(done, least, timeout) };
         ready.extend(done.drain(..));
         waited?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { inside.give_out(completions, capacity) }
     })
 }
@@ -317,7 +316,7 @@ pub unsafe extern "C" fn cbd_queue_wait(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_queue_in_flight(queue: *const CbdQueue) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let inside = unsafe { shared(queue, "queue") }?.inside()?;
         let count = inside.queue.in_flight() + inside.ready.len();
         c_int::try_from(count).map_err(|_| invalid("too many requests".to_owned()))
@@ -338,12 +337,12 @@ pub unsafe extern "C" fn cbd_queue_descriptors(
     capacity: usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let inside = unsafe { shared(queue, "queue") }?.inside()?;
         checked_length(descriptors, capacity, "descriptors")?;
         let known = inside.queue.wait_descriptors();
         for (place, descriptor) in known.iter().take(capacity).enumerate() {
-            // SAFETY: `place` is below `capacity`, and the rest is the caller's.
+            // SAFETY: `place` is below `capacity`, and the caller guarantees the rest.
             unsafe { give(descriptors.add(place), "descriptors", *descriptor) }?;
         }
         c_int::try_from(known.len()).map_err(|_| invalid("too many descriptors".to_owned()))

@@ -9,12 +9,12 @@ pub struct CbdRegion(pub(super) Region);
 
 /// Format the region with a new transport; its content is lost.
 pub const CBD_REGION_FORMAT: u32 = 1;
-/// With `CBD_REGION_FORMAT`: even if it holds a transport or other data.
+/// With `CBD_REGION_FORMAT`: format even if the region holds a transport or other data.
 pub const CBD_REGION_FORCE: u32 = 2;
 /// Refuse a region that does not survive a power failure.
 pub const CBD_REGION_REQUIRE_PERSISTENT: u32 = 4;
 
-/// How a region is opened. All zeroes: an existing region, unchanged.
+/// The parameters with which a region is opened. All zeroes: an existing region, unchanged.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdRegionOptions {
@@ -79,11 +79,11 @@ pub struct CbdBackendInfo {
 
 /// Opens, locks and maps the region at `path`, and formats it on request. `options` may be NULL.
 ///
-/// -EBUSY: another process has it; `cbd_last_error` names it. -ENOENT: there is none. -EEXIST: the region to
-/// be formatted holds data. -EIO: it is damaged, or no region.
+/// -EBUSY: another process has the region open; `cbd_last_error` names that process. -ENOENT: the region does not exist. -EEXIST:
+/// the region to be formatted holds data. -EIO: the region is damaged, or the file is not a region.
 ///
 /// # Safety
-/// `path` is text or NULL; `options` leads to options or is NULL; `region` can be written or is NULL.
+/// `path` is text or NULL; `options` points to options or is NULL; `region` can be written or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_region_open(
     path: *const c_char,
@@ -92,16 +92,16 @@ pub unsafe extern "C" fn cbd_region_open(
 ) -> c_int {
     call(|| {
         wanted(region, "region")?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let path = unsafe { text(path, "path") }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let options = match unsafe { options.as_ref() } {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees it.
             Some(options) => unsafe { options_of(options) }?,
             None => RegionOptions::default(),
         };
         let opened = Box::into_raw(Box::new(CbdRegion(Region::open(path, &options)?)));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(region, "region", opened) }?;
         Ok(0)
     })
@@ -123,7 +123,7 @@ unsafe fn options_of(given: &CbdRegionOptions) -> crate::Result<RegionOptions> {
     };
     let host = match given.host.is_null() {
         true => None,
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         false => Some(unsafe { text(given.host, "host") }?.to_owned()),
     };
     Ok(RegionOptions {
@@ -142,7 +142,7 @@ unsafe fn options_of(given: &CbdRegionOptions) -> crate::Result<RegionOptions> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_region_close(region: *mut CbdRegion) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let Some(open) = (unsafe { region.as_ref() }) else { return Ok(0) };
         match open.0.users() {
             0 => {}
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn cbd_region_close(region: *mut CbdRegion) -> c_int {
                 return Err(Error::new(ErrorKind::Busy, text));
             }
         }
-        // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
+        // SAFETY: the pointer came from `Box::into_raw`, and the caller does not use it any more.
         drop(unsafe { Box::from_raw(region) });
         Ok(0)
     })
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn cbd_region_close(region: *mut CbdRegion) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_region_get_info(region: *const CbdRegion, info: *mut CbdRegionInfo) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let known = unsafe { shared(region, "region") }?.0.info();
         let answer = CbdRegionInfo {
             size: known.size,
@@ -176,14 +176,14 @@ pub unsafe extern "C" fn cbd_region_get_info(region: *const CbdRegion, info: *mu
             host: field(&known.host.1),
             reserved: [0; 8],
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give(info, "info", answer) }?;
         Ok(0)
     })
 }
 
-/// The warnings of the region, one per line. As much as fits is in `buffer`, which ends with a zero byte; the
-/// result is the length of all of it, without that byte.
+/// The warnings of the region, one per line. `buffer` receives as much as fits, and ends with a zero byte. The result is the
+/// length of the whole text, without that byte.
 ///
 /// # Safety
 /// `region` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
@@ -194,9 +194,9 @@ pub unsafe extern "C" fn cbd_region_warnings(
     capacity: usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let warnings = unsafe { shared(region, "region") }?.0.info().warnings;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { give_text(&warnings.join("\n"), buffer, capacity) }
     })
 }
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn cbd_region_backends(
     capacity: usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let region = &unsafe { shared(region, "region") }?.0;
         if capacity > 0 {
             wanted(backends, "backends")?;
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn cbd_region_backends(
                 path: field(&entry.path),
                 reserved: [0; 8],
             };
-            // SAFETY: `place` is below `capacity`, and the rest is the caller's.
+            // SAFETY: `place` is below `capacity`, and the caller guarantees the rest.
             unsafe { give(backends.add(place), "backends", answer) }?;
         }
         c_int::try_from(entries.len()).map_err(|_| invalid("too many backends".to_owned()))

@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// The condition that must hold when the threads of a scene have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// Everything is on the disk, without an explicit request.
+    /// All data is on the disk, without an explicit request.
     Rest,
-    /// Everything but the data that was damaged at the beginning is on the disk, and that damage is known.
+    /// All data is on the disk except the data that was damaged at the beginning, and the cache has recorded that damage.
     Damage,
     /// No thread waits; the next process finds all acknowledged data.
     Stopped,
@@ -35,7 +35,7 @@ pub struct Scene {
     pub shape: Shape,
     /// How often the world ends in an execution.
     pub crashes: u64,
-    /// Whether the disk alone is checked at each of its steps.
+    /// Whether the content of the disk alone is checked at each step of the disk.
     pub looks: bool,
     /// Whether data in the region is damaged when the scene begins.
     pub is_damaged: bool,
@@ -43,7 +43,7 @@ pub struct Scene {
     pub ending: Ending,
     /// Prepares the initial world.
     pub prepare: fn(&mut Setup),
-    /// Starts its threads.
+    /// Starts the threads of the scene.
     pub play: fn(&Arc<Stage>),
 }
 

@@ -93,7 +93,7 @@ pub(super) const WAITERS: Scene = Scene {
     ..Scene::USUAL
 };
 
-/// Accepts an error only if it is that of a stopped cache.
+/// Accepts an error only if it is the error of a stopped cache.
 fn unless_stopped(result: Result<()>) {
     if let Err(error) = result
         && error.kind() != ErrorKind::Stopped
@@ -136,8 +136,8 @@ pub(super) const SECOND_CHANCE: Scene = Scene {
         assert!(setup.is_cached(large(TAIL), true), "the tail is not where it was");
     },
     play: |stage| {
-        // Reclaim appends ranges of the oldest segment again that are read; the first write below opens a segment,
-        // and reclaim begins.
+        // Reclaim appends those ranges of the oldest segment again that were read. The first write below opens a segment, which
+        // starts reclaim.
         let mut reader = Client::new(stage);
         (0..2).for_each(|number| must(reader.read(large(TAIL + number))));
         for client in 0..2 {

@@ -31,7 +31,7 @@ pub struct Tally {
     pub points: u64,
     /// Moments of which every subset of the open lines was tried.
     pub points_exhausted: u64,
-    /// States that were recovered and compared, by the way in which they were produced.
+    /// States that were recovered and compared, by the method that produced them.
     pub states: Counts,
     /// States that were skipped because they differ from a tried state only in bytes that its recovery never read.
     pub equivalent_states: u64,

@@ -30,8 +30,8 @@ impl Pages {
         self.length
     }
 
-    /// Calls `each` for each page that `length` bytes at `at` touch: with its number, where the bytes begin
-    /// in it, and which of the bytes they are.
+    /// Calls `each` for each page that the `length` bytes at `at` touch, with the number of the page, the offset of the bytes in
+    /// the page, and their range within the `length` bytes.
     fn walk(at: u64, length: usize, mut each: impl FnMut(usize, usize, std::ops::Range<usize>)) {
         let (mut at, mut done) = (at as usize, 0);
         while done < length {

@@ -60,15 +60,15 @@ pub(super) enum Stage {
 pub(super) enum Event {
     /// The first request of the connection arrived.
     Begun,
-    /// Its first request may be carried out.
+    /// The server may execute the first request of the connection.
     Admitted,
-    /// Its client receives these answers.
+    /// The client of the connection receives these answers.
     Answers(Vec<Completion>),
-    /// The connection is gone.
+    /// The connection has ended.
     Over,
 }
 
-/// The process that serves.
+/// The server process.
 pub(super) struct Server {
     device: Arc<Device<SimEnvironment>>,
     disk: SimDisk,
@@ -80,7 +80,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Recovers the cache of `backend` in `memory`, if there is one, and serves it.
+    /// Recovers the cache of `backend` in `memory`, if the server has a cache, and serves it.
     pub(super) fn open(
         environment: &Arc<SimEnvironment>,
         cache: Option<(&CrashMemory, BackendId)>,
@@ -144,8 +144,8 @@ impl Server {
             .map(|connection| connection.number)
     }
 
-    /// Continues the thread of the connection at index `index`, with at most `most` requests; `notices` is whether
-    /// the thread notices the end of a closed connection. `None` if the thread has nothing to do.
+    /// Continues the thread of the connection at index `index`; the thread executes at most `most` requests. `notices` is true
+    /// if the thread notices that its connection was closed. Returns `None` if the thread has nothing to do.
     pub(super) fn step(&mut self, index: usize, most: usize, notices: bool) -> Option<Event> {
         let connection = &mut self.connections[index];
         act_as(1 + connection.number as u32 % 900);

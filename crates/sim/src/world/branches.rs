@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// Checks the moments since the last call against what the clients know now.
+    /// Checks the moments since the last call against the present knowledge of the clients.
     pub(super) fn check_points(&mut self) {
         if let Some(mut explorer) = self.explorer.take() {
             explorer.check(self);

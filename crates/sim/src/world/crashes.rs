@@ -96,14 +96,14 @@ impl World {
         self.expect(verdict);
     }
 
-    /// Stops the process properly.
+    /// Shuts the process down cleanly.
     pub fn stop(&mut self) {
         self.quiesce();
         self.happened.stops += 1;
         self.process().cache().stop();
     }
 
-    /// Stops the process properly, and starts the next one.
+    /// Shuts the process down cleanly, and starts the next one.
     pub fn stop_and_start(&mut self) {
         self.memory.never_crash();
         self.stop();

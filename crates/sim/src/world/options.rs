@@ -1,4 +1,4 @@
-//! The options of worlds, and counts of what happened in them.
+//! The options of worlds, and counts of the events in them.
 
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
@@ -104,7 +104,7 @@ impl WorldOptions {
     }
 }
 
-/// Counts of what happened in a world, so that a test can require activity.
+/// Counts of the events in a world, so that a test can require activity.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Happened {
     /// Requests completed.
@@ -119,7 +119,7 @@ pub struct Happened {
     pub power_cuts: u64,
     /// Crashes while the engine recovered.
     pub crashes_in_recovery: u64,
-    /// Proper stops.
+    /// Clean shutdowns.
     pub stops: u64,
     /// Drains completed.
     pub drains: u64,

@@ -1,7 +1,7 @@
-//! The client's half of the handshake, as far as GO.
+//! The client's half of the handshake, up to GO.
 //!
-//! Invariants: the length of an announced reply is checked before it is read, and an export size that no device can
-//! have is refused.
+//! Invariants: the length of an announced reply is checked before it is read, and an export size that no device can have is
+//! refused.
 
 use super::ClientOptions;
 use super::protocol::{
@@ -13,10 +13,10 @@ use std::io::{self, Read, Write};
 
 /// Longest reply to an option that the client accepts, in bytes.
 const REPLY_MAX: u32 = 64 << 10;
-/// Most replies to one option.
+/// Maximum number of replies to one option.
 const REPLIES_MAX: usize = 1024;
 
-/// What a server reported about its export.
+/// The properties of an export, as the server reported them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Export {
     pub(super) size: u64,
@@ -167,7 +167,7 @@ fn ask<S: Read + Write>(
 }
 
 fn put_string(out: &mut Vec<u8>, text: &str) {
-    // Checked against the protocol's bound when the client was asked to connect.
+    // `Client::connect_with` has checked the length against the limit of the protocol.
     out.extend_from_slice(&(text.len() as u32).to_be_bytes());
     out.extend_from_slice(text.as_bytes());
 }

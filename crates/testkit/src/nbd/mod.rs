@@ -1,10 +1,10 @@
 //! An NBD client: one connection, one caller, requests one by one or many in flight.
 //!
-//! [`Client::read`] and its like wait for their reply. [`Client::submit`] does not: up to any depth, and
-//! [`Client::complete`] gives the next reply, in the order in which the server sends them.
+//! [`Client::read`] and the similar methods wait for their reply. [`Client::submit`] does not, so any number of requests may be
+//! in flight. [`Client::complete`] returns the next reply, in the order in which the server sends them.
 //!
-//! Invariants: a reply without a matching request, or with bytes outside of the requested range, ends the connection;
-//! after that every call fails, and [`Client::outstanding`] lists the requests without a reply.
+//! Invariants: a reply without a matching request, or with bytes outside of the requested range, ends the connection. After that
+//! every call fails, and [`Client::outstanding`] lists the requests without a reply.
 
 mod connect;
 mod handshake;
@@ -29,7 +29,7 @@ use wire::{Sent, Wire};
 
 /// Longest chunk without data (errors, block status) that the client accepts, in bytes.
 const CHUNK_MAX: usize = 1 << 20;
-/// Most spare buffers.
+/// Maximum number of spare buffers.
 const SPARE_MAX: usize = 256;
 
 /// A request without its last reply.
@@ -74,15 +74,16 @@ impl Client {
 
     /// Connects to the server at `listen`.
     ///
-    /// # Errors [`ErrorKind::NotFound`] if no server listens there or it has no such export, [`ErrorKind::Foreign`] if
-    /// the peer is no NBD server, [`ErrorKind::TimedOut`], and errors of the system.
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if no server listens there or it has no such export, [`ErrorKind::Foreign`] if the peer is no NBD
+    /// server, [`ErrorKind::TimedOut`], and errors of the system.
     pub fn connect_with(listen: &Listen, options: &ClientOptions) -> Result<Self> {
         if options.export_name.len() > STRING_MAX {
             let text = format!("the name of an NBD export has at most {STRING_MAX} bytes");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let mut socket = connect::connect(listen)?;
-        // A timeout of zero would mean none.
+        // A timeout of zero would mean that the socket has no timeout.
         let timeout = options.timeout.max(Duration::from_millis(1));
         socket
             .set_read_timeout(Some(timeout))
@@ -106,7 +107,7 @@ impl Client {
         self.export.size
     }
 
-    /// What the export can do: [`transmission_flag`].
+    /// The features of the export: [`transmission_flag`].
     #[must_use]
     pub const fn flags(&self) -> u16 {
         self.export.flags
@@ -160,7 +161,7 @@ impl Client {
         self.run(Command::Flush).map(drop)
     }
 
-    /// Tells the server that the range's data is no longer needed.
+    /// Informs the server that the range's data is no longer needed.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -213,8 +214,8 @@ impl Client {
 
     // -- many in flight ---------------------------------------------------------------------------------------
 
-    /// Sends a request and returns the number by which its completion is recognised. Replies that arrive meanwhile
-    /// are queued for [`complete`](Self::complete).
+    /// Sends a request and returns the number that identifies its completion. Replies that arrive meanwhile are queued for
+    /// [`complete`](Self::complete).
     ///
     /// # Errors
     /// The connection is broken; the server may or may not have executed the request.
@@ -251,7 +252,7 @@ impl Client {
         }
     }
 
-    /// The next reply; waits for it. `None` when nothing is outstanding.
+    /// Waits for the next reply and returns it; `None` when no request is outstanding.
     ///
     /// # Errors
     /// The connection is broken. The result of a request is in its [`Completed`].
@@ -278,7 +279,7 @@ impl Client {
         self.outstanding.keys().copied()
     }
 
-    /// Reuses the buffer of a completion for a later read, which then allocates none.
+    /// Returns the buffer of a completion to the client; a later read uses it and need not allocate one.
     pub fn recycle(&mut self, data: Vec<u8>) {
         if data.capacity() > 0 && self.spare.len() < SPARE_MAX {
             self.spare.push(data);

@@ -1,9 +1,9 @@
 //! The constants and messages of the NBD protocol that a client needs.
 //!
-//! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`, whose names the constants
-//! have without their prefixes. All numbers on the wire are big-endian. The server has its own constants.
+//! They follow the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`. The constants have the names of the
+//! specification without their prefixes. All numbers on the wire are big-endian. The server has its own constants.
 //!
-//! Invariants: no I/O; decoding takes any bytes and never panics.
+//! Invariants: no I/O; decoding accepts any bytes and never panics.
 
 use cbd_types::{Error, ErrorKind, Result};
 
@@ -83,7 +83,7 @@ pub(crate) mod chunk {
 /// Longest name or other string that the protocol allows, in bytes.
 pub(crate) const STRING_MAX: usize = 4096;
 
-/// The head of a request.
+/// The header of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RequestHeader {
     pub(crate) flags: u16,
@@ -109,7 +109,7 @@ impl RequestHeader {
     }
 }
 
-/// Decodes numbers from the front of a slice; `None` if it is too short.
+/// Decodes numbers from the front of a slice; `None` if the slice is too short.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {

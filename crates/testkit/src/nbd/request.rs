@@ -1,7 +1,7 @@
 //! The requests and completions of a client, and the encoding of a request.
 //!
-//! Invariants: no I/O. Requests that a server refuses are encoded, too; only one whose reply could not be received is
-//! an error.
+//! Invariants: no I/O. Requests that a server refuses are encoded, too; the only error is a request whose reply could not be
+//! received.
 
 use super::protocol::{RequestHeader, command, command_flag};
 use cbd_types::{Error, ErrorKind, Result};
@@ -10,14 +10,14 @@ use std::time::Duration;
 /// Longest read, in bytes.
 const READ_MAX: u32 = 64 << 20;
 
-/// How a client connects.
+/// The parameters of a connection.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Which export; empty for the default one.
+    /// The name of the export; empty for the default one.
     pub export_name: String,
-    /// Negotiate structured replies: errors have a text, and block status is possible.
+    /// Whether to negotiate structured replies: errors then have a text, and block status is possible.
     pub structured: bool,
-    /// Negotiate the contexts of block status.
+    /// Whether to negotiate the contexts of block status.
     pub contexts: bool,
     /// Timeout for each reply of the server.
     pub timeout: Duration,
@@ -34,7 +34,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// One request. Offsets and lengths in bytes; servers take whole sectors only.
+/// One request. Offsets and lengths are in bytes; servers accept only whole sectors.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a> {
     /// Read `length` bytes.
@@ -59,7 +59,7 @@ pub enum Command<'a> {
     Trim {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
         /// Complete when durable.
         fua: bool,
@@ -68,7 +68,7 @@ pub enum Command<'a> {
     WriteZeroes {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
         /// Complete when durable.
         fua: bool,
@@ -81,14 +81,14 @@ pub enum Command<'a> {
     Cache {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
     },
     /// Block status of the range.
     BlockStatus {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: u32,
         /// Only the first extent (REQ_ONE).
         one: bool,
@@ -102,7 +102,7 @@ pub struct BlockStatus {
     pub context: &'static str,
     /// First byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: u32,
     /// Flags of the extent: [`status_flag`](cbd_nbd::status_flag).
     pub flags: u32,
@@ -111,7 +111,7 @@ pub struct BlockStatus {
 /// A completed request.
 #[derive(Debug)]
 pub struct Completed {
-    /// What [`Client::submit`](super::Client::submit) returned for it.
+    /// The number that [`Client::submit`](super::Client::submit) returned for it.
     pub cookie: u64,
     /// Its result.
     pub result: Result<()>,
@@ -128,7 +128,7 @@ pub(super) fn length_of(bytes: &[u8]) -> Result<u32> {
     })
 }
 
-/// The head of a request and what follows it.
+/// The header of a request, and the data that follows it.
 pub(super) fn encode(request: Command<'_>, cookie: u64) -> Result<(RequestHeader, &[u8])> {
     let flag = |set: bool, flag: u16| if set { flag } else { 0 };
     let fua_flag = |fua| flag(fua, command_flag::FUA);

@@ -1,7 +1,7 @@
 //! The client's socket: sends whole requests and receives replies in pieces; both end after the timeout.
 //!
-//! Invariants: while a request cannot be sent because the server waits for its replies to be read, the caller is
-//! told so, and so the two never wait for each other.
+//! Invariants: if a request cannot be sent because the server waits until its replies are read, the caller gets
+//! [`Sent::ReadFirst`]. The client and the server therefore never wait for each other.
 
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_types::{Error, ErrorKind, Result};
@@ -38,7 +38,7 @@ impl Wire {
         Self { socket, timeout, waits, bytes: vec![0; CAPACITY].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Sends `head` and `body` but for the first `sent` bytes of both together.
+    /// Sends `head` and `body`, except for the first `sent` bytes of both together.
     pub(super) fn send(&mut self, head: &[u8], body: &[u8], mut sent: usize) -> Result<Sent> {
         while sent < head.len() + body.len() {
             let (rest_of_head, rest_of_body) = match sent.checked_sub(head.len()) {
@@ -63,14 +63,14 @@ impl Wire {
         Ok(Sent::All)
     }
 
-    /// The next `N` bytes; waits for them.
+    /// Waits for the next `N` bytes and returns them.
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.fill(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Fills `into`; waits for what is missing.
+    /// Fills `into`, and waits for the missing bytes.
     pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<()> {
         let at_hand = into.len().min(self.end - self.start);
         into[..at_hand].copy_from_slice(&self.bytes[self.start..self.start + at_hand]);
