@@ -23,7 +23,7 @@ const SAMPLE_MAX: u32 = 64;
 /// Blocks among which a model chooses the one that goes.
 const WAYS: usize = 8;
 /// No block: a device is never so large that a lane has a block of this number.
-const NOBODY: u32 = u32::MAX;
+const NO_BLOCK: u32 = u32::MAX;
 
 /// A number that says nothing about the key.
 fn scatter(key: u32) -> u64 {
@@ -69,7 +69,10 @@ struct Model {
 impl Model {
     fn new(blocks: usize, is_strict: bool) -> Self {
         let blocks = blocks.next_multiple_of(WAYS);
-        Self { blocks: vec![NOBODY; blocks].into_boxed_slice(), names: is_strict.then(|| Names::new(blocks)) }
+        Self {
+            blocks: vec![NO_BLOCK; blocks].into_boxed_slice(),
+            names: is_strict.then(|| Names::new(blocks)),
+        }
     }
 
     /// Reads `key`: whether it was a hit.
@@ -81,7 +84,7 @@ impl Model {
             None => (false, WAYS - 1),
         };
         // While there is room everything is recorded.
-        if is_hit || set[place] == NOBODY || self.names.as_mut().is_none_or(|names| names.exchange(key)) {
+        if is_hit || set[place] == NO_BLOCK || self.names.as_mut().is_none_or(|names| names.exchange(key)) {
             set[..=place].rotate_right(1);
             set[0] = key;
         }
