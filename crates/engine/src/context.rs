@@ -1,4 +1,6 @@
 //! The context that every part of a cache needs and that is constant while the cache is open.
+//!
+//! Invariants: nothing here changes after recovery has assembled the cache.
 
 use crate::{Environment, lane_map::LaneMap};
 use alloc::sync::Arc;

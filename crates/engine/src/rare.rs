@@ -1,5 +1,5 @@
-//! Counters of rarely taken paths: for operators, whom they show what has happened to a region, and for tests, which must take
-//! each path at least once.
+//! Counters of rarely taken paths: they show operators what has happened to a region, and tests must take each path at least
+//! once.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,8 +1,8 @@
 //! Recovery: from the bytes of a region to a cache that serves requests.
 //!
 //! Invariants: before the cache serves a request, every line that recovery relied on and that may be only in a processor's
-//! cache is written back and fenced. This changes no byte, so recovery can crash and run again. Only afterwards recovery stores
-//! again the second copies of which the crash left one, and notes losses that no quarantine on media notes yet.
+//! cache is written back and fenced. This changes no byte, so recovery can crash and run again. Only afterwards does recovery
+//! restore the second copies of which the crash left one, and note losses that no quarantine on media notes yet.
 //!
 //! Elsewhere: the records of one lane (`lane::replay`).
 

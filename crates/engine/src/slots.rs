@@ -189,8 +189,8 @@ impl<T: SlotContent> TwoSlots<T> {
         true
     }
 
-    /// Stores `content` into both slots of an object on which nothing relies before a later fence: after a crash neither slot
-    /// may hold it. In flight until the caller fences.
+    /// Stores `content` into both slots of an object on which nothing relies before a later fence: a crash may leave neither
+    /// slot valid. In flight until the caller fences.
     pub(crate) fn fill<P: Pmem>(
         &mut self,
         region: &Region<P>,

@@ -36,9 +36,9 @@ const fn scaled(hash: u64, count: usize) -> usize {
     (((hash & 0xffff_ffff) * count as u64) >> 32) as usize
 }
 
-/// Names of blocks that were missed: hashes of a byte. Each name has one slot, in which the next name with the same slot
-/// replaces it; so a name is forgotten after about as many other names as there are slots. One name in 255 is mistaken for
-/// another's.
+/// Names of blocks that were missed: one-byte hashes. Each name has one slot, in which the next name with the same slot
+/// replaces it; so a name is forgotten after about as many other names as there are slots. One name in 255 is mistaken for that
+/// of another block.
 struct Names(Box<[u8]>);
 
 impl Names {
@@ -60,7 +60,7 @@ impl Names {
     }
 }
 
-/// The blocks that a lane would hold that reads only a sample of the blocks. In sets, the block that was read last in front.
+/// The blocks that a lane would hold if it read only a sample of the blocks: in sets, the block that was read last in front.
 struct Model {
     blocks: Box<[u32]>,
     /// The blocks that were missed once, if a single miss is not enough.

@@ -88,7 +88,7 @@ impl LaneState {
     }
 
     /// Notes `left`, the [`damage_to_carry`](Self::damage_to_carry), again. Everything that remains when the segment is
-    /// reclaimed is newer, so the new record marks `left` bad as older than that. The caller has set the lane's touched bit.
+    /// reclaimed is newer, so `left` is marked bad as older than all of that. The caller has set the lane's touched bit.
     /// `false` as for [`quarantine`](Self::quarantine).
     pub(crate) fn carry_damage<E: Environment>(
         &mut self,
@@ -148,7 +148,7 @@ impl LaneState {
     }
 
     /// The damaged ranges that contain any of the lane's own chunks. A loss of the lane may have been anywhere on the device,
-    /// so a damaged range can also contain chunks of other lanes, which are not the lane's concern.
+    /// so a damaged range can also contain chunks of other lanes, which do not concern this lane.
     fn damage_of<'a, E: Environment>(
         &'a self,
         base: &'a Base<E>,

@@ -105,8 +105,8 @@ impl LaneState {
         open.holds_dropped = false;
     }
 
-    /// Opens a segment. Crash order: both copies of the header are durable before a record can be stored behind them. Until
-    /// then recovery treats the segment as free.
+    /// Opens a segment. Crash order: both copies of the header are durable before a record can be stored after them. Until then
+    /// recovery treats the segment as free.
     fn open_segment<E: Environment>(&mut self, base: &Base<E>, segment: u32) {
         let runtime = base.segment(segment);
         let generation = runtime.generation().wrapping_add(1).max(1);

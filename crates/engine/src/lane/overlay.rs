@@ -1,7 +1,8 @@
 //! Ranges of a lane that have no data but a meaning: zeroes, or damage.
 //!
-//! A discard can cover a terabyte, and damage a whole lane. Therefore these are extents beside the index, each with its
-//! position in the log. A lookup of a block compares the position of its record with that of the extent: the later one counts.
+//! A discard can cover a terabyte, and damage can cover a whole lane. Therefore these are extents beside the index, each with
+//! its position in the log. A lookup of a block compares the position of its record with that of the extent: the later one
+//! counts.
 //!
 //! Invariants:
 //! - extents do not overlap; of two that were inserted for a range the later one stays;

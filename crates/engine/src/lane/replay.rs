@@ -81,8 +81,8 @@ pub(crate) struct Outcome {
 pub(crate) struct CaughtUp {
     /// Records of this epoch and of earlier ones are on the backing device, except those that are marked bad.
     pub drained: u64,
-    /// All of this epoch and of earlier ones is on the backing device. 0 while anything may be marked bad, which keeps the
-    /// backing device not crash-consistent.
+    /// All of this epoch and of earlier ones is on the backing device. 0 while anything may be marked bad: the backing device
+    /// alone is not crash-consistent then.
     pub complete: u64,
 }
 
@@ -147,7 +147,7 @@ struct Position {
 }
 
 impl Position {
-    /// Advances behind `count` records that were read; the last one is `record` in `slot`.
+    /// Advances past `count` records that were read; the last one is `record` in `slot`.
     fn read(&mut self, slot: u32, record: &Record, count: usize) {
         self.last = Some((Location { segment: self.log.segment, slot }, *record));
         self.slot = slot + record.slots();
@@ -230,7 +230,7 @@ impl LaneState {
         if marked >= next {
             // The mark proves further records: the head segment is lost.
             let place = (expected_ordinal.unwrap_or(1), 0);
-            // Nothing is known about the records behind the mark, so nothing is known to be clean.
+            // Nothing is known about the records after the mark, so nothing is known to be clean.
             self.lose(base, replay, Lost { sequence: marked, place }, None);
         }
         self.next_sequence = next.max(marked + 1);
@@ -318,7 +318,7 @@ impl LaneState {
     }
 
     /// Handles a slot that cannot be read where the next record is expected. If anything later proves that the record was
-    /// complete, the record is lost, and replay continues behind it. Breaks if the segment has no more records.
+    /// complete, the record is lost, and replay continues after it. Breaks if the segment has no more records.
     fn pass_damage<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -522,7 +522,7 @@ fn record_at<E: Environment>(base: &Base<E>, segment: u32, slot: u32) -> Option<
     base.find_record(Location { segment, slot })
 }
 
-/// The next record behind a damaged one: its slot and sequence number. If anything proves that more records follow, the whole
+/// The next record after a damaged one: its slot and sequence number. If anything proves that more records follow, the whole
 /// segment is searched. Otherwise the search covers only one failed pair of pages and a long record on either side of it, so
 /// that it finds the end of a log in bounded time.
 fn next_record<E: Environment>(
@@ -543,7 +543,7 @@ fn next_record<E: Environment>(
     })
 }
 
-/// Whether all data of a record matches its checksums, and whether a quarantine has its map.
+/// Whether all data of a record matches its checksums; for a quarantine, whether its map can be read.
 fn is_whole<E: Environment>(base: &Base<E>, location: Location, record: &Record) -> bool {
     if record.kind() == RecordKind::Quarantine {
         return base.load_map(location, record).is_ok();

@@ -4,8 +4,8 @@
 //! several records cover in parts has a side entry with one location for each 512 bytes. Side entries are allocated in slabs,
 //! so that no commit moves existing ones.
 //!
-//! An entry also holds what a read of the block needs, the offset of its data and their checksum, so that a hit does not wait
-//! for the record first. These are copies: if the data do not match the checksum, the read loads the record.
+//! An entry also holds what a read of the block needs, the offset and the checksum of its data, so that a hit does not wait for
+//! the record first. This is a copy: if the data does not match the checksum, the read loads the record.
 //!
 //! Invariants: a location in the index names a segment of this lane that is not retired. The index does not know which of two
 //! records is newer: callers apply records in the order of the log.
@@ -141,7 +141,7 @@ impl Index {
         self.table.lines().prefetch::<E>(keys);
     }
 
-    /// As [`prefetch`](Self::prefetch), for the lines that the commits visit behind those, once those have arrived. With
+    /// As [`prefetch`](Self::prefetch), for the lines that the commits visit after those, once those have arrived. With
     /// `in_parts` the commits may cover the first and the last block in part.
     #[inline]
     pub(crate) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>, in_parts: bool) {
@@ -193,7 +193,7 @@ impl Index {
         }
     }
 
-    /// Location and data of block `key`, if one record holds all of it and its data are known. Notes that the block was read.
+    /// Location and data of block `key`, if one record holds all of it and its data is known. Notes that the block was read.
     pub(crate) fn read_whole(&mut self, key: u32) -> Option<(Location, BlockData)> {
         let entry = self.table.get_mut(key)?;
         if entry.slot & (IN_PARTS | HAS_DATA) != HAS_DATA {

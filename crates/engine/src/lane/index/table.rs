@@ -98,7 +98,7 @@ pub(super) struct Table {
     used: u32,
     /// Free list of nodes, each with the numbers of further free nodes.
     free: u32,
-    /// How many numbers the first node of the free list holds; the nodes behind it hold as many as they can.
+    /// How many numbers the first node of the free list holds; the nodes after it hold as many as they can.
     free_noted: u32,
     live: u32,
 }
@@ -147,7 +147,7 @@ impl Table {
         Some(())
     }
 
-    /// Prefetches what commits of `keys`, which lie in one chunk, will visit behind their buckets ([`Lines::prefetch`]), once
+    /// Prefetches what commits of `keys`, which lie in one chunk, will visit after their buckets ([`Lines::prefetch`]), once
     /// those have arrived: the first node of each chain, and a free node for each full bucket.
     #[inline]
     pub(super) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>) {
