@@ -1,4 +1,4 @@
-//! What every part of a cache needs, and what is constant while it is open.
+//! The context that every part of a cache needs and that is constant while the cache is open.
 //!
 //! Invariants: nothing here changes after recovery has assembled the cache.
 
@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use cbd_format::SegmentShape;
 use cbd_types::{BackendId, Region};
 
-/// What a cache is: a value.
+/// The identity of a cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub backend: BackendId,
@@ -22,7 +22,8 @@ pub(crate) struct Identity {
     pub state_base: u64,
 }
 
-/// The surroundings of a cache, its identity, and the shape of its segments. Every request reads it; nothing writes it.
+/// The environment and region of a cache, its identity, and the shape of its segments. Every request reads it; nothing writes
+/// it.
 #[repr(C)]
 pub(crate) struct Context<E: Environment> {
     environment: Arc<E>,
@@ -59,7 +60,7 @@ impl<E: Environment> Context<E> {
         self.shape
     }
 
-    /// What it is.
+    /// The identity of the cache.
     #[inline]
     pub(crate) const fn identity(&self) -> &Identity {
         &self.identity

@@ -1,16 +1,17 @@
-//! Which lane a byte of the device belongs to.
+//! The map from bytes of the device to lanes.
 //!
 //! Invariants: each block has one lane and a number of its own there; the map is a value and never changes.
 
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, LaneId};
 use core::ops::RangeInclusive;
 
-/// Which lane a byte of the device belongs to, and the number of its block there.
+/// The lane of each byte of the device, and the number of its block there.
 ///
-/// Chunks go round the lanes in rows; each row begins at another lane, so that equal strides do not all meet in one.
+/// Chunks are assigned to the lanes in rows; each row starts at another lane, so that accesses of a constant stride do not all
+/// fall into one lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneMap {
-    /// A power of two: every request divides by it, and shifts where it can.
+    /// A power of two: every request divides by it, and uses a shift where possible.
     pub lanes: u32,
 }
 
@@ -68,7 +69,7 @@ impl LaneMap {
         } else {
             range.start / row_bytes..(range.end - 1) / row_bytes + 1
         };
-        // An only lane has all of it, in one part.
+        // A single lane has all of the range, in one part.
         let whole = (lanes == 1 && !range.is_empty()).then_some(range);
         whole.into_iter().chain(rows.filter_map(move |row| {
             let column = (u64::from(lane.0) + lanes - Self::turn(row) % lanes) % lanes;

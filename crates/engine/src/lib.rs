@@ -1,14 +1,14 @@
-//! The cache in front of a backing device: lanes with a log and an index each, reads, writes, flushes, discards,
-//! writeback, reclaim and recovery; and the tables of the transport that caches live on.
+//! The cache in front of a backing device: lanes with a log and an index each, reads, writes, flushes, discards, writeback,
+//! reclaim and recovery; and the tables of the transport on which caches are.
 //!
-//! Always true here:
-//! - nothing starts a thread, waits for time, or knows a descriptor: the outside comes in through
-//!   [`Environment`] and the ports in `cbd-types`, so a simulator runs the very same engine;
-//! - what acknowledges a request holds a [`Durable`](cbd_types::Durable), and only a fence makes one;
-//! - a lane's lock is taken before the pool's and after the flush pass's; besides, only leaves are locked inside it (the
-//!   settings, who is to be woken, what the backing device said last), under which nothing else is locked.
+//! Invariants:
+//! - the engine starts no thread, waits for no time and uses no descriptor: it reaches the outside through [`Environment`] and
+//!   the ports in `cbd-types`, so a simulator runs the very same engine;
+//! - code that acknowledges a request holds a [`Durable`](cbd_types::Durable), and only a fence makes one;
+//! - a lane's lock is taken before the pool's and after the flush pass's; besides, only leaf locks are taken inside it (the
+//!   settings, the waker of the background worker, the last result of the backing device), under which no other lock is taken.
 //!
-//! Left to others: bytes on media (`cbd-format`), requests that wait (`cbd-device`), threads (`cbd-daemon`).
+//! Elsewhere: bytes on media (`cbd-format`), requests that wait (`cbd-device`), threads (`cbd-daemon`).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -56,30 +56,30 @@ pub trait Environment: Send + Sync + 'static {
     /// The lock of lanes, pool and tables.
     type Lock: lock_api::RawMutex + Send + Sync + 'static;
 
-    /// A random number, for salts and identities. It need not be secret; it must not repeat.
+    /// A random number, for salts, identities and the seed of indexes. It must not repeat, and clients must not be able to predict it.
     fn random(&self) -> u64;
 
-    /// Milliseconds since 1970 UTC; only to tell people when something was. It may be set back.
+    /// Milliseconds since 1970 UTC; only to report to people when something happened. It may be set back.
     fn wall_ms(&self) -> u64;
 
-    /// Milliseconds since some moment, never going back.
+    /// Milliseconds since an arbitrary moment; never decreases.
     fn monotonic_ms(&self) -> u64;
 
-    /// Calls `work` with each number below `count` and returns when all of it is done: on several threads at once where the
-    /// environment has them.
+    /// Calls `work` with each number below `count` and returns when all calls have returned. Runs on several threads at once if
+    /// the environment has them.
     fn each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         (0..count).for_each(work);
     }
 
-    /// How often a client's request tries to lock a lane that another thread holds before it sleeps for it.
+    /// How often a client's request tries to lock a lane that another thread holds before it sleeps.
     const SPINS: u32 = 0;
 
-    /// Prefetches the line of ordinary memory at `at`. A hint: nothing waits for it.
+    /// Prefetches the line of ordinary memory at `at`. A hint: no instruction waits for it.
     #[inline(always)]
     fn prefetch(_at: *const u8) {}
 
-    /// Called before each access to a number that threads share without a lock. Here a model that schedules threads lets
-    /// another one go first; elsewhere it is nothing and costs nothing.
+    /// Called before each access to a number that threads share without a lock. A model that schedules threads lets another
+    /// thread run first here; in other environments it does nothing and costs nothing.
     #[inline(always)]
     fn before_shared_access() {}
 }

@@ -1,6 +1,6 @@
 //! Positions in the log of a lane.
 
-/// Where a record is: the cache's own number of its segment, and its slot.
+/// The location of a record: the number of its segment within the cache, and its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Location {
     pub segment: u32,
@@ -20,7 +20,7 @@ pub(crate) struct Cursor {
     pub slot: u32,
 }
 
-/// How far a lane is complete: what its mark says.
+/// Up to which record a lane is complete: the content of its mark.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reached {
     pub lane_sequence: u64,

@@ -1,4 +1,4 @@
-//! Values for ranges of bytes, without overlap, in order.
+//! A map from disjoint ranges of bytes to values, in order.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 use cbd_types::ByteRange;
@@ -19,7 +19,7 @@ impl<V: Copy> RangeMap<V> {
         self.extents.is_empty()
     }
 
-    /// Gives `range` the value, but for parts whose present value is to be kept.
+    /// Sets the value of `range`, except in parts whose present value `keep` accepts.
     pub(crate) fn insert(&mut self, range: ByteRange, value: V, keep: impl Fn(&V) -> bool) {
         let covered: Vec<_> = self.touching(range).collect();
         let mut start = range.start;
@@ -47,7 +47,7 @@ impl<V: Copy> RangeMap<V> {
         self.extents.iter().map(|(start, (end, value))| (ByteRange { start: *start, end: *end }, *value))
     }
 
-    /// Takes away the parts of `range` whose value is to go.
+    /// Removes the parts of `range` whose value `goes` accepts.
     pub(crate) fn remove(&mut self, range: ByteRange, goes: impl Fn(&V) -> bool) {
         if self.is_empty() {
             return;
@@ -59,7 +59,7 @@ impl<V: Copy> RangeMap<V> {
         }
     }
 
-    /// Takes `part`, which lies inside one range, out of it.
+    /// Removes `part`, which lies inside one extent, from it.
     fn cut(&mut self, part: ByteRange) {
         let Some((start, (end, value))) =
             self.extents.range(..=part.start).next_back().map(|(s, e)| (*s, *e))

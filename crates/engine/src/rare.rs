@@ -1,9 +1,9 @@
-//! How often paths are taken that are rarely taken: for operators, who learn from them what a region has been through,
-//! and for tests, which must not be content before each was taken.
+//! Counters of rarely taken paths: they show operators what has happened to a region, and tests must take each path at least
+//! once.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The counters, by what they count.
+/// Defines the counters.
 macro_rules! rare_paths {
     ($($(#[doc = $about:literal])+ $name:ident,)+) => {
         /// How often rare paths were taken since the cache was opened.
@@ -13,21 +13,20 @@ macro_rules! rare_paths {
         }
 
         impl RarePaths {
-            /// Both together.
+            /// The sums of both.
             #[must_use]
             pub const fn and(self, other: Self) -> Self {
                 Self { $($name: self.$name + other.$name,)+ }
             }
 
-            /// Each with its name.
+            /// Each counter with its name.
             #[must_use]
             pub fn named(&self) -> alloc::vec::Vec<(&'static str, u64)> {
                 alloc::vec![$((stringify!($name), self.$name),)+]
             }
         }
 
-        /// The counters behind [`RarePaths`]. Nothing depends on them, so they are not among the numbers that a model of
-        /// threads has to know of.
+        /// The counters behind [`RarePaths`]. Nothing depends on them, so a model that schedules threads need not know them.
         #[derive(Default)]
         pub(crate) struct RareCounters {
             $(pub(crate) $name: AtomicU64,)+
@@ -46,19 +45,19 @@ rare_paths! {
     torn_records_dropped,
     /// Records and lines of checksums that were read from their second copy.
     mirror_reads,
-    /// Segments that were reopened on top of former records.
+    /// Segments that were opened on top of former records.
     segment_reuses,
-    /// Segments that reclaim gave back.
+    /// Segments that reclaim freed.
     segments_reclaimed,
     /// Blocks that reclaim appended again because they had been read.
     second_chances,
-    /// Records whose epoch was closed while they were stored.
+    /// Records whose epoch was closed during their store.
     stragglers,
     /// Quarantines that were recorded.
     quarantine_records,
 }
 
-/// Counts one more.
+/// Increments a counter.
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,10 +1,10 @@
-//! Recovery: from the bytes of a region to a cache that serves.
+//! Recovery: from the bytes of a region to a cache that serves requests.
 //!
-//! Always true here: before anything is served, every line that was relied on and may be only in a processor's cache
-//! is written back and fenced. That changes no byte, so recovery can crash and run again. Only then what has two copies,
-//! of which the crash left one, gets the other back, and a loss that nothing on media notes yet is noted by a quarantine.
+//! Invariants: before the cache serves a request, every line that recovery relied on and that may be only in a processor's
+//! cache is written back and fenced. This changes no byte, so recovery can crash and run again. Only afterwards does recovery
+//! restore the second copies of which the crash left one, and note losses that no quarantine on media notes yet.
 //!
-//! Left to others: the records of one lane (`replay`).
+//! Elsewhere: the records of one lane (`lane::replay`).
 
 use crate::{
     Cache, Environment, Mutex, Settings,
@@ -24,31 +24,31 @@ use cbd_types::{
     CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId, heap_sort_by_key,
 };
 
-/// What the transport's tables say of a cache that is to be opened.
+/// The content of the transport's tables for a cache that is to be opened.
 pub(crate) struct Opening<E: Environment> {
     pub environment: Arc<E>,
     pub region: Arc<Region<E::Memory>>,
     pub layout: Layout,
     pub identity: Identity,
-    /// Its segments without the state segment.
+    /// The cache's segments without the state segment.
     pub segments: Vec<SegmentId>,
     pub settings: Settings,
 }
 
-/// What the slots of the state segment hold.
+/// The content of the slots of the state segment.
 struct StateSlots {
     drained: TwoSlots<Drained>,
     tails: Vec<TwoSlots<LaneTail>>,
     marks: Vec<TwoSlots<LaneMark>>,
 }
 
-/// What these slots prove of the logs.
+/// What these slots prove about the logs.
 struct Proved {
     caught_up: CaughtUp,
     is_drained_known: bool,
     /// Of each lane.
     marked: Vec<Marked>,
-    /// The highest epoch that a slot says was used.
+    /// The highest epoch that a slot proves to have been used.
     epoch: u64,
 }
 
@@ -64,7 +64,7 @@ struct SegmentsFound<E> {
 /// Opens the cache and recovers what its log holds, in five stages: read the state segment, read the headers of segments, replay
 /// the lanes, resume the counters and the pool, and make durable what the first stages relied on.
 pub(crate) fn recover<E: Environment>(opening: Opening<E>) -> Result<Arc<Cache<E>>> {
-    // Before anything is read: what is found has completed before this, but for what the clock was set back since.
+    // Read the clock before the region: everything that recovery finds completed earlier, unless the clock was set back since.
     let opened_ms = opening.environment.wall_ms();
     let slots = StateSlots::read(&opening);
     let proved = slots.proved();
@@ -78,7 +78,7 @@ pub(crate) fn recover<E: Environment>(opening: Opening<E>) -> Result<Arc<Cache<E
     Ok(cache)
 }
 
-/// Before the replay: a cache whose lanes hold nothing and whose pool has no segment.
+/// The state before replay: a cache whose lanes are empty and whose pool has no segment.
 #[inline(never)]
 fn with_empty_lanes<E: Environment>(
     opening: Opening<E>,
@@ -90,7 +90,7 @@ fn with_empty_lanes<E: Environment>(
         / (CHECKSUM_BLOCK + 128)
         / u64::from(identity.lanes.lanes);
     let seed = environment.random() as u32;
-    // Pushed one by one: a lane is large, and an iterator's closure keeps it on the stack twice.
+    // Pushed one by one: a lane is large, and the closure of an iterator keeps it on the stack twice.
     let mut empty = Vec::with_capacity(identity.lanes.lanes as usize);
     for lane in lanes(&identity) {
         empty.push(Lane::empty(lane, blocks_per_lane as usize, seed));
@@ -101,10 +101,10 @@ fn with_empty_lanes<E: Environment>(
 }
 
 /// The third stage: the records of each lane become its index, overlay and parked ranges. Lanes share nothing, so many are
-/// replayed at once. Returns the highest epoch that a slot or a record says was used, dropped records included.
+/// replayed at once. Returns the highest epoch that a slot or a record proves to have been used, dropped records included.
 ///
 /// # Errors
-/// [`ErrorKind::Damaged`] for a counter that no log can have reached.
+/// [`ErrorKind::Damaged`] for a counter value that no log can have reached.
 fn replay_lanes<E: Environment>(
     cache: &Cache<E>,
     chains: &[Vec<ChainSegment>],
@@ -132,12 +132,12 @@ fn replay_lanes<E: Environment>(
     for ((id, lane), marked) in lanes(base.identity()).zip(cache.lanes()).zip(&proved.marked) {
         let state = lane.lock();
         if state.reached().lane_sequence > marked.sequence {
-            // The next pass leaves the evidence that the last process did not come to leave.
+            // The next pass stores the mark that the last process did not store.
             lane.touch();
         }
         let highest = epoch.max(state.highest_counter());
         if highest >= COUNTER_END / 2 {
-            // Forged: counting on from here would soon write what no recovery can read.
+            // Forged: continuing from here would soon write values that no recovery accepts.
             return Err(Error::new(
                 ErrorKind::Damaged,
                 format!("lane {id} of the cache has counted to {highest}, which is not possible"),
@@ -147,7 +147,7 @@ fn replay_lanes<E: Environment>(
     Ok(epoch)
 }
 
-/// The fourth stage: the pool gets the `free` segments, and the epochs go on above drained and above `epoch`, which is the highest
+/// The fourth stage: the pool gets the `free` segments. The epochs continue above drained and above `epoch`, the highest one
 /// that was seen.
 fn resume<E: Environment>(
     cache: &Cache<E>,
@@ -166,30 +166,31 @@ fn resume<E: Environment>(
     cache.base().epochs().resume(epoch, last, opened_ms);
 }
 
-/// The end of the fifth stage, once everything that was relied on is durable: notes losses, a clock that was set back, and whether
-/// the backing device is not crash-consistent.
+/// The end of the fifth stage, once everything that recovery relied on is durable: notes losses, a clock that was set back, and
+/// that the backing device is not crash-consistent.
 fn note_what_was_found<E: Environment>(cache: &Cache<E>, is_drained_known: bool, opened_ms: u64) {
-    // Where there is no room for it, or the memory takes no stores, it stays known: it is noted when there is room, and by reclaim
-    // before the tail passes it. Until then each recovery finds it again, and the backing device is void.
+    // If there is no room to note a loss, or the memory takes no stores, the lane keeps the loss. It is noted when there is
+    // room, and by reclaim before the tail passes it. Until then each recovery finds it again, and the backing device is not
+    // crash-consistent.
     cache.note_lost();
     if opened_ms < cache.base().epochs().dated_ms() {
-        // The clock was set back: what is completed from now on looks older than the recovery point.
+        // The clock was set back: writes that complete from now on would appear older than the recovery point.
         cache.base().epochs().set_back(cache.base().context(), opened_ms);
     }
     if cache.has_damage() || !is_drained_known {
-        // The backing device lacks what is damaged, even once it is overwritten, until the overwrite is drained. And where
-        // it is not known how far it is drained, old epochs are about to be written over newer ones.
+        // The backing device lacks damaged data, even once it is overwritten, until the overwrite is drained. And if drained is
+        // not known, old epochs will be written over newer ones.
         cache.base().epochs().void_until_now(cache.base().context());
     }
 }
 
-/// A quarantine may have taken the last free segment before the crash. It is sealed now, and reclaim could carry no quarantine
-/// out of a tail: nothing would ever be free again. So a lane goes on in its last segment, in the run that it
-/// belongs to.
+/// Reopens the last segment of each lane, in the run that it belongs to, if the reserve of the pool is incomplete. A quarantine
+/// may have taken the last free segment before the crash. That segment is sealed now, and reclaim could not carry a quarantine
+/// out of a tail: no segment would ever become free again.
 ///
-/// A record that was dropped may stand in the next slot. Both its copies are overwritten by one with its sequence number;
-/// if a power cut tears that, the dropped one is found as torn as it was, since its data was not touched. Data could
-/// complete it, which is why it is erased before any is taken.
+/// A record that was dropped may be in the next slot. A record with the same sequence number overwrites both its copies; if a
+/// power failure tears that store, the next recovery finds the dropped record as torn as before, since its data was not
+/// touched. Data could complete it, so the lane erases it before it takes data.
 fn reopen_if_nothing_is_free<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
     let is_short = cache.base().pool().free() < cache.base().pool().reserve();
     if !is_short {
@@ -202,8 +203,8 @@ fn reopen_if_nothing_is_free<E: Environment>(cache: &Cache<E>, chains: &[Vec<Cha
     }
 }
 
-/// After a mere process crash the last stores of each lane may be only in a processor's cache: a power cut
-/// now would take back what was recovered. Writes them back and fences.
+/// After a crash of the process alone, the last stores of each lane may be only in a processor's cache: a power failure now
+/// would undo what was recovered. Writes them back and fences.
 fn persist_what_was_relied_on<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
     let base = cache.base();
     let region = base.region();
@@ -232,12 +233,12 @@ fn persist_what_was_relied_on<E: Environment>(cache: &Cache<E>, chains: &[Vec<Ch
                 .and(region.write_back(MutationPoint::RecoveryHeaderWriteBack, at, header))
                 .and(region.write_back(MutationPoint::RecoveryHeaderCopyWriteBack, copy, header));
         }
-        // The last record that was accepted, its continuation lines and its data; and of the records before it those that may
-        // stand in as many slots, since it is not known where the last one begins.
+        // The last record that was accepted, its continuation lines and its data; and the records before it that may occupy as
+        // many slots, since the slot in which the last one begins is not known.
         let Some(last) = lane.lock().last_with_records() else { continue };
         let start = base.segment(last.segment).base();
         let first = last.slots.saturating_sub(SLOTS_MAX_OF_RECORD);
-        // Before they are written back: what is on its way is not to be relied on.
+        // Read before the write-backs: recovery must not rely on lines in flight.
         let data_end = (first..last.slots)
             .filter_map(|slot| base.find_record(Location { segment: last.segment, slot }))
             .filter(|record| record.kind().has_data())
@@ -258,9 +259,9 @@ fn persist_what_was_relied_on<E: Environment>(cache: &Cache<E>, chains: &[Vec<Ch
     region.fence(MutationPoint::RecoveryFence, stored);
 }
 
-/// A crash can leave one good copy of a header, of a lane's last record or of a slot of the state: that one is durable now,
-/// and the other is stored again, so that one failed page costs nothing afterwards either. A copy that cannot be read is
-/// left alone: a store to failed memory may fail as well.
+/// A crash can leave one good copy of a header, of a lane's last record or of a state slot. That copy is durable now. The other
+/// is stored again, so that a failed page costs nothing afterwards either. A copy that cannot be read is left unchanged: a
+/// store to failed memory may fail as well.
 fn complete_copies<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
     let base = cache.base();
     let region = base.region();
@@ -319,15 +320,15 @@ impl StateSlots {
             caught_up,
             is_drained_known: drained.is_some(),
             marked: self.marks.iter().map(|mark| Marked::by(mark.content())).collect(),
-            // The counter goes on above every epoch that was ever used.
+            // The counter continues above every epoch that was ever used.
             epoch: caught_up.drained.max(void_until).max(marked),
         }
     }
 }
 
 impl<E: Environment> SegmentsFound<E> {
-    /// The second stage: reads the headers of all segments and groups the segments by lane. Not inlined, so that its frame is not one
-    /// of the replay's chain of calls.
+    /// The second stage: reads the headers of all segments and groups the segments by lane. Not inlined, so that its frame is
+    /// not on the stack during the replay.
     #[inline(never)]
     fn read(opening: &Opening<E>, tails: &[TwoSlots<LaneTail>]) -> Self {
         let Opening { region, layout, identity, .. } = opening;
@@ -359,8 +360,8 @@ fn lanes(identity: &Identity) -> impl Iterator<Item = LaneId> + use<> {
     (0..identity.lanes.lanes).map(LaneId)
 }
 
-/// The valid header of a segment, from its copy where the first is damaged; the later generation if they differ.
-/// Notes the highest generation that any header claims, so that the next life of the segment goes above it.
+/// The valid header of a segment, from its second copy if the first is damaged; the later generation if they differ. Notes the
+/// highest generation that any header claims, so that the next use of the segment gets a higher one.
 fn read_header<E: Environment>(
     region: &Region<E::Memory>,
     shape: SegmentShape,
@@ -392,8 +393,8 @@ fn read_header<E: Environment>(
     newest
 }
 
-/// Sorts a lane's segments by ordinal. Of two with the same ordinal only one can be part of the log: the one of the
-/// later run; the others are returned.
+/// Sorts a lane's segments by ordinal. Of two with the same ordinal only one can be part of the log: the one of the later run.
+/// Returns the others.
 fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
     heap_sort_by_key(chain, |segment| {
         let run = segment.header.run.get();

@@ -1,24 +1,24 @@
-//! What a user chooses for a cache: the order of writeback, its pace, and what becomes of what the backing device refuses.
+//! The settings that a user chooses for a cache: the order of writeback, its rate, and the action when write errors persist.
 //!
-//! Always true here: settings that are in force were validated.
+//! Invariants: settings in force are validated.
 
 use alloc::format;
 use cbd_types::{Error, ErrorKind, Result};
 
-/// In which order the backing device catches up.
+/// The order in which the backing device catches up.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Consistency {
-    /// Epoch by epoch: alone, the backing device is a legal crash state at any moment.
+    /// Epoch by epoch: the backing device alone is a legal crash state at any moment.
     #[default]
     Strict,
-    /// Many epochs in one batch: legal between batches.
+    /// Many epochs in one batch: the backing device alone is a legal crash state between batches.
     Checkpoint,
-    /// By address, at once: no promise until all is drained.
+    /// By address, at once: the backing device alone is not crash-consistent until everything is drained.
     None,
 }
 
 impl Consistency {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Strict, Self::Checkpoint, Self::None];
 
     /// The name in commands, status and documentation.
@@ -48,21 +48,21 @@ impl Consistency {
     }
 }
 
-/// What is done about a range that the backing device has refused for long. Until then, and in either case, it is tried
-/// again and again, its data stays in the cache, and reads are served.
+/// The action for a range when write errors of the backing device persist. Until then, and with either action, the write is
+/// retried, its data stays in the cache, and reads are served.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum OnWriteError {
     /// Nothing later reaches the backing device. The cache takes writes while it has space; then they fail instead of waiting
-    /// for space that nobody can say when there will be.
+    /// for space that may never become free.
     #[default]
     Stop,
-    /// The range is kept in the cache as *parked*, and everything else goes on. As long as anything is parked, the backing
-    /// device alone is no crash state. What exceeds the space for that is treated as with [`Stop`](Self::Stop).
+    /// The range is kept in the cache as *parked*, and everything else continues. While anything is parked, the backing device
+    /// alone is not crash-consistent. Ranges that exceed the space for parked data are treated as with [`Stop`](Self::Stop).
     Park,
 }
 
 impl OnWriteError {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 2] = [Self::Stop, Self::Park];
 
     /// The name in commands, status and documentation.
@@ -90,23 +90,23 @@ impl OnWriteError {
     }
 }
 
-/// Longest time for which failed writes can be tried before the policy has effect, in seconds.
+/// Maximum of `write_error_after_s`, in seconds.
 const WRITE_ERROR_AFTER_S_MAX: u32 = 86_400;
 
-/// What can be changed while a cache runs.
+/// The settings that can be changed while a cache runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Reclaim begins when more than this share of the segments is used; 0 to 90 percent.
+    /// Reclaim starts when more than this share of the segments is used; 0 to 90 percent.
     pub gc_percent: u8,
     /// Order of writeback.
     pub consistency: Consistency,
-    /// Limit of writeback in bytes a second; 0 means as fast as it is needed.
+    /// Limit of writeback in bytes a second; 0 means as fast as needed.
     pub writeback_rate: u64,
-    /// Writeback goes at full speed when more than this share of the cache is dirty; 0 to 90 percent.
+    /// Writeback runs at full speed when more than this share of the cache is dirty; 0 to 90 percent.
     pub dirty_target_percent: u8,
-    /// What is done when the backing device has refused something for `write_error_after_s`.
+    /// The action when the backing device has refused a write for `write_error_after_s`.
     pub on_write_error: OnWriteError,
-    /// Seconds of failed attempts after which `on_write_error` has effect; 0 to a day.
+    /// Seconds of failed attempts after which `on_write_error` takes effect; 0 to a day.
     pub write_error_after_s: u32,
 }
 
@@ -124,7 +124,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The same settings if all are in their range.
+    /// Returns the settings if all are in their range.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] that names the setting and its range.

@@ -1,36 +1,36 @@
-//! Objects in two slots on a region: read the newest valid one, write the other.
+//! Objects in two slots of a region: read the newest valid one, write the other.
 //!
-//! Always true here: the slot that holds the newest valid content is never the one that is written.
+//! Invariants: a store never overwrites the slot that holds the newest valid content.
 
 use alloc::vec::Vec;
 use cbd_format::{Slot, SlotContent, record::bytes_of};
 use cbd_types::{InFlight, MutationPoint, Pmem, Region, Result};
 
-/// The names of what makes a content durable in both slots.
+/// The mutation points of a store into both slots.
 #[derive(Clone, Copy)]
 pub(crate) struct InBoth {
-    /// The first of the two is durable before the other is touched.
+    /// The fence that makes the first slot durable before the second one is touched.
     pub first_fence: MutationPoint,
-    /// There are two.
+    /// The store into the second slot.
     pub second: MutationPoint,
-    /// Both are durable.
+    /// The fence that makes both slots durable.
     pub fence: MutationPoint,
 }
 
-/// One object in two slots, and what is known of it.
+/// One object in two slots, with its newest content.
 #[derive(Clone, Copy, Debug)]
 pub struct TwoSlots<T> {
     /// Offsets of the two slots in the region.
     at: [u64; 2],
-    /// What the checksum is seeded with: row, lane.
+    /// The seed of the checksum: row or lane.
     place: u64,
-    /// Which slot holds the newest content, and its sequence number; `None` when neither is valid.
+    /// The slot that holds the newest content, and its sequence number; `None` if neither slot is valid.
     newest: Option<(usize, u64)>,
     /// The newest content.
     content: Option<T>,
-    /// The other slot can be read and does not say the same.
+    /// The other slot can be read and holds other content.
     is_behind: bool,
-    /// Neither slot is valid, and neither is blank: there was something, and both its copies are gone.
+    /// Neither slot is valid and neither is blank: there was content, and both its copies are lost.
     is_lost: bool,
 }
 
@@ -45,7 +45,7 @@ impl<T: SlotContent> TwoSlots<T> {
             Some(bytes) => Slot::<T>::decode_in_place(place, bytes),
             None => None,
         });
-        // A first store that was torn leaves the other slot blank: that is nothing lost.
+        // A first store that was torn leaves the other slot blank: then nothing is lost.
         let is_blank =
             |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0));
         let is_lost = first.is_none() && second.is_none() && !bytes.iter().any(is_blank);
@@ -65,7 +65,7 @@ impl<T: SlotContent> TwoSlots<T> {
         }
     }
 
-    /// Both slots as they are in fresh memory: invalid.
+    /// Both slots in the state of fresh memory: invalid.
     pub(crate) const fn empty(at: [u64; 2], place: u64) -> Self {
         Self { at, place, newest: None, content: None, is_behind: false, is_lost: false }
     }
@@ -75,18 +75,18 @@ impl<T: SlotContent> TwoSlots<T> {
         self.content.as_ref()
     }
 
-    /// Whether something was here of which both copies are gone.
+    /// Whether there was content of which both copies are lost.
     pub(crate) const fn is_lost(&self) -> bool {
         self.is_lost
     }
 
-    /// Whether the other slot can be read and has another content.
+    /// Whether the other slot can be read and holds other content.
     pub(crate) const fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Writes back what was read: after a mere process crash it may be only in a processor's cache. In flight until the
-    /// caller fences.
+    /// Writes back both slots: after a crash of the process alone, what was read may be only in a processor's cache. In flight
+    /// until the caller fences.
     pub(crate) fn write_back<P: Pmem>(&self, region: &Region<P>, point: MutationPoint) -> InFlight {
         if self.newest.is_none() {
             return region.nothing_in_flight();
@@ -96,13 +96,13 @@ impl<T: SlotContent> TwoSlots<T> {
         region.write_back(point, a, length).and(region.write_back(point, b, length))
     }
 
-    /// Stores `content` into the older slot. In flight until the caller fences; a second store before that fence
-    /// would touch the slot that is still the only durable one, so callers fence every time.
+    /// Stores `content` into the older slot. In flight until the caller fences. A second store before that fence would
+    /// overwrite the slot that is still the only durable one, so callers fence after every store.
     pub(crate) fn store<P: Pmem>(&mut self, region: &Region<P>, content: T) -> InFlight {
         self.store_copy(region, &content)
     }
 
-    /// As [`store`](Self::store): rows are large, and are not passed from frame to frame.
+    /// As [`store`](Self::store), by reference: rows are large and are not copied from frame to frame.
     fn store_copy<P: Pmem>(&mut self, region: &Region<P>, content: &T) -> InFlight {
         let (which, sequence) = match self.newest {
             Some((newest, sequence)) => (1 - newest, sequence + 1),
@@ -120,8 +120,8 @@ impl<T: SlotContent> TwoSlots<T> {
         }
     }
 
-    /// Stores `content` durably into both slots, the older one first: afterwards one failed page neither takes it nor brings
-    /// back what it replaced.
+    /// Stores `content` durably into both slots, the older one first: afterwards one failed page neither loses it nor brings
+    /// back the content that it replaced.
     pub(crate) fn store_in_both<P: Pmem>(&mut self, region: &Region<P>, names: InBoth, content: T) {
         let stored = self.store_copy(region, &content);
         region.fence(names.first_fence, stored);
@@ -131,11 +131,11 @@ impl<T: SlotContent> TwoSlots<T> {
         }
     }
 
-    /// As [`store_in_both`](Self::store_in_both), and where a crash of the machine mixes pages each slot is on the disk before the other
-    /// one changes, and both are at the end.
+    /// As [`store_in_both`](Self::store_in_both). On a region where a crash of the machine mixes old and new pages, each slot
+    /// is also on the disk before the other one changes, and both are at the end.
     ///
     /// # Errors
-    /// What the system says of the disk. The content may count in this process all the same.
+    /// The system's error of the sync. The content may still count in this process.
     pub(crate) fn keep_in_both<P: Pmem>(
         &mut self,
         region: &Region<P>,
@@ -143,7 +143,7 @@ impl<T: SlotContent> TwoSlots<T> {
         content: T,
     ) -> Result<()> {
         if region.has_sync_failed() {
-            // The newest slot may be in memory only, and the other one the only one on the disk.
+            // The newest slot may be in memory only, and the other slot may be the only one on the disk.
             self.touch_newest(region, names.first_fence);
             self.sync_newest(region, MutationPoint::RowFirstSync)?;
         }
@@ -157,7 +157,7 @@ impl<T: SlotContent> TwoSlots<T> {
         self.sync_newest(region, MutationPoint::RowSync)
     }
 
-    /// Lets the kernel write the page of the newest slot again.
+    /// Dirties the page of the newest slot, so that the kernel writes it again.
     fn touch_newest<P: Pmem>(&self, region: &Region<P>, fence: MutationPoint) {
         if let Some((newest, _)) = self.newest {
             let stored = region.touch_pages(MutationPoint::SyncAgain, self.at[newest], T::SLOT_SIZE as u64);
@@ -170,9 +170,9 @@ impl<T: SlotContent> TwoSlots<T> {
         region.sync(point, self.at[newest], T::SLOT_SIZE as u64)
     }
 
-    /// A crash between the two stores of [`store_in_both`](Self::store_in_both) has left one slot behind: stores the newest
-    /// content there too, so that a page that fails later does not bring back what it replaced. What was read has been written
-    /// back and fenced before. In flight until the caller fences.
+    /// Completes a [`store_in_both`](Self::store_in_both) that a crash interrupted between its two stores: stores the newest
+    /// content into the other slot, so that a page that fails later does not bring back the content that it replaced. The
+    /// caller has written back and fenced what was read. In flight until the caller fences.
     pub(crate) fn complete<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
         match self.content {
             Some(content) if self.is_behind => self.store(region, content),
@@ -180,8 +180,8 @@ impl<T: SlotContent> TwoSlots<T> {
         }
     }
 
-    /// Stores what the newest slot says durably into the other one too: what stood there was damaged, or older. `false` where
-    /// neither slot says anything.
+    /// Stores the content of the newest slot durably into the other one, whose content was damaged or older. `false` if neither
+    /// slot has content.
     pub fn store_again<P: Pmem>(&mut self, region: &Region<P>) -> bool {
         let Some(content) = self.content else { return false };
         let stored = self.store(region, content);
@@ -189,8 +189,8 @@ impl<T: SlotContent> TwoSlots<T> {
         true
     }
 
-    /// Stores `content` into both slots of an object on which nothing relies before a later fence: a crash may leave neither. In
-    /// flight until the caller fences.
+    /// Stores `content` into both slots of an object on which nothing relies before a later fence: a crash may leave neither
+    /// slot valid. In flight until the caller fences.
     pub(crate) fn fill<P: Pmem>(
         &mut self,
         region: &Region<P>,

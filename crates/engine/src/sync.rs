@@ -1,7 +1,7 @@
 //! Numbers that threads share without a lock.
 //!
-//! Always true here: each access says so to the [`Environment`] first, so that a model that schedules threads can let
-//! another one go before it. With an environment that does nothing there this is the number itself.
+//! Invariants: each access first calls [`Environment::before_shared_access`], so that a model that schedules threads can let
+//! another thread run before it. With an environment whose hook does nothing, each access is a plain atomic access.
 
 use crate::Environment;
 use core::marker::PhantomData;
@@ -13,14 +13,14 @@ pub(crate) struct Shared<E, A> {
     environment: PhantomData<fn() -> E>,
 }
 
-/// A shared truth value.
+/// A shared boolean.
 pub(crate) type SharedBool<E> = Shared<E, AtomicBool>;
 /// A shared number of 32 bits.
 pub(crate) type SharedU32<E> = Shared<E, AtomicU32>;
 /// A shared number of 64 bits.
 pub(crate) type SharedU64<E> = Shared<E, AtomicU64>;
 
-/// What every atomic type of `core` has.
+/// The methods that every atomic type of `core` has.
 macro_rules! shared {
     ($atomic:ty, $plain:ty) => {
         impl<E: Environment> Shared<E, $atomic> {

@@ -1,31 +1,31 @@
-//! Which of the blocks that are read from the backing device are worth a place in a full cache.
+//! Admission: which of the blocks that are read from the backing device a full cache records.
 //!
-//! To record all of them is best while what is read now is soon read again; but a scan, or a loop that is larger than the
-//! cache, then pushes out what is needed and is not read from the cache itself. To record only what is missed a second time
-//! keeps that out, at the price of one more miss for each block of a working set that is new. Neither is best always, so each
-//! lane tries both on a sample of its blocks, in two small models of itself, and does what had more hits lately.
+//! Recording all of them is best if blocks are soon read again. But a scan, or a loop that is larger than the cache, then
+//! evicts needed blocks and gets no hits itself. Recording only blocks that are missed a second time prevents this, at the cost
+//! of one more miss for each block of a new working set. Neither policy is always best, so each lane tries both on a sample of
+//! its blocks, in two small models of itself, and uses the one that had more hits lately.
 //!
-//! Always true here: a hit costs a multiplication and a comparison, and for a block of the sample a walk through the two models;
-//! nothing is allocated once the lane is made; nothing but speed depends on it.
+//! Invariants: a hit costs a multiplication and a comparison, and for a block of the sample a search of the two models; nothing
+//! is allocated after the lane is created; only speed depends on admission.
 //!
-//! Left to others: whether the cache is full (`cache`), and what leaves it (`reclaim`).
+//! Elsewhere: whether the cache is full (`cache`), and what is evicted (`reclaim`).
 
 use alloc::{boxed::Box, vec};
 
-/// Names remembered for each block that the lane can hold.
+/// Names kept for each block that the lane can hold.
 const NAMES_PER_BLOCK: usize = 2;
-/// Blocks of the device whose names lie side by side: one cache line.
+/// Blocks of the device whose names are adjacent: one cache line.
 const GROUP: u32 = 64;
-/// Blocks that a model holds at least, where the lane has as many.
+/// Minimum number of blocks in a model, if the lane has as many.
 const MODEL_BLOCKS: usize = 128;
-/// One block of so many is in the sample at least.
+/// At least one block in this many is in the sample.
 const SAMPLE_MAX: u32 = 64;
-/// Blocks among which a model chooses the one that goes.
+/// Blocks of a set, among which a model selects the one to evict.
 const WAYS: usize = 8;
-/// No block: a device is never so large that a lane has a block of this number.
-const NOBODY: u32 = u32::MAX;
+/// No block: no device is so large that a lane has a block of this number.
+const NO_BLOCK: u32 = u32::MAX;
 
-/// A number that says nothing about the key.
+/// A hash of the key.
 fn scatter(key: u32) -> u64 {
     let product = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)
@@ -36,8 +36,9 @@ const fn scaled(hash: u64, count: usize) -> usize {
     (((hash & 0xffff_ffff) * count as u64) >> 32) as usize
 }
 
-/// Names of blocks that were missed. Each has one place, where the next one with the same place replaces it; so a name is
-/// forgotten after about as many others as there are places. One name in 255 is taken for another's.
+/// Names of blocks that were missed: one-byte hashes. Each name has one slot, in which the next name with the same slot
+/// replaces it; so a name is forgotten after about as many other names as there are slots. One name in 255 is mistaken for that
+/// of another block.
 struct Names(Box<[u8]>);
 
 impl Names {
@@ -45,7 +46,7 @@ impl Names {
         Self(vec![0; (blocks * NAMES_PER_BLOCK).max(1).next_multiple_of(GROUP as usize)].into_boxed_slice())
     }
 
-    /// Whether `key` is there. Afterwards it is if it was not, and is not if it was.
+    /// Returns whether `key` is present, and removes it if it was, or inserts it if it was not.
     fn exchange(&mut self, key: u32) -> bool {
         let hash = scatter(key / GROUP);
         let line = scaled(hash, self.0.len() / GROUP as usize);
@@ -59,20 +60,23 @@ impl Names {
     }
 }
 
-/// What a lane that reads a sample of the blocks would hold: in sets, the block that was read last in front.
+/// The blocks that a lane would hold if it read only a sample of the blocks: in sets, the block that was read last in front.
 struct Model {
     blocks: Box<[u32]>,
-    /// What was missed once, where that is not enough.
+    /// The blocks that were missed once, if a single miss is not enough.
     names: Option<Names>,
 }
 
 impl Model {
     fn new(blocks: usize, is_strict: bool) -> Self {
         let blocks = blocks.next_multiple_of(WAYS);
-        Self { blocks: vec![NOBODY; blocks].into_boxed_slice(), names: is_strict.then(|| Names::new(blocks)) }
+        Self {
+            blocks: vec![NO_BLOCK; blocks].into_boxed_slice(),
+            names: is_strict.then(|| Names::new(blocks)),
+        }
     }
 
-    /// Reads `key`: whether it was a hit.
+    /// Reads `key`; returns whether it was a hit.
     fn read(&mut self, key: u32, hash: u64) -> bool {
         let set = scaled(hash >> 16, self.blocks.len() / WAYS) * WAYS;
         let Some(set) = self.blocks.get_mut(set..set + WAYS) else { return false };
@@ -80,8 +84,8 @@ impl Model {
             Some(place) => (true, place),
             None => (false, WAYS - 1),
         };
-        // While there is room everything is recorded.
-        if is_hit || set[place] == NOBODY || self.names.as_mut().is_none_or(|names| names.exchange(key)) {
+        // While the set has room, everything is recorded.
+        if is_hit || set[place] == NO_BLOCK || self.names.as_mut().is_none_or(|names| names.exchange(key)) {
             set[..=place].rotate_right(1);
             set[0] = key;
         }
@@ -89,25 +93,25 @@ impl Model {
     }
 }
 
-/// What a lane has found out about admission.
+/// The state of a lane's admission.
 pub(crate) struct Admission {
     /// Bits of a block's hash that are zero if it is in the sample.
     sample: u64,
-    /// Records all that is missed.
+    /// Records every block that is missed.
     open: Model,
-    /// Records what is missed a second time.
+    /// Records blocks that are missed a second time.
     strict: Model,
-    /// By how much `strict` is ahead.
+    /// The number of hits by which `strict` is ahead.
     lead: i32,
     lead_max: i32,
     missed: Names,
 }
 
 impl Admission {
-    /// For a lane that can hold so many blocks.
+    /// The admission of a lane that can hold `blocks` blocks.
     pub(crate) fn new(blocks: usize) -> Self {
         let one_of = ((blocks / MODEL_BLOCKS).max(1).ilog2()).min(SAMPLE_MAX.ilog2());
-        // What is kept free, or is not full yet, holds nothing.
+        // Space that is kept free, or is not full yet, holds no blocks.
         let held = (blocks - blocks / 8) >> one_of;
         Self {
             sample: (1 << one_of) - 1,
@@ -119,7 +123,7 @@ impl Admission {
         }
     }
 
-    /// A client reads block `key`.
+    /// Notes that a client reads block `key`.
     #[inline]
     pub(crate) fn note_read(&mut self, key: u32) {
         let hash = scatter(key);
@@ -135,12 +139,12 @@ impl Admission {
         self.lead = (self.lead + ahead).clamp(-self.lead_max, self.lead_max);
     }
 
-    /// Whether block `key`, which a full lane does not have and has just read from the backing device, is worth a place.
+    /// Whether to record block `key`, which a full lane does not hold and has just read from the backing device.
     pub(crate) fn is_worth(&mut self, key: u32) -> bool {
         self.lead < 0 || self.missed.exchange(key)
     }
 
-    /// Bytes of memory that it takes.
+    /// Memory of the admission in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let names = |names: &Names| names.0.len();
         let model = |model: &Model| model.blocks.len() * 4 + model.names.as_ref().map_or(0, names);
@@ -154,7 +158,7 @@ mod tests {
 
     const BLOCKS: usize = 4096;
 
-    /// A full lane of `BLOCKS` blocks that holds what it finds worth a place, and lets go what it has had longest.
+    /// A full lane of `BLOCKS` blocks that records what admission accepts, and evicts the block that it has held longest.
     struct Lane {
         admission: Admission,
         held: alloc::collections::VecDeque<u32>,
@@ -166,7 +170,7 @@ mod tests {
             Self { admission: Admission::new(BLOCKS), held }
         }
 
-        /// Reads `count` blocks from `first` on; how many were held.
+        /// Reads `count` blocks from `first` on; returns the number of hits.
         fn read(&mut self, first: u32, count: u32) -> u32 {
             let known: alloc::collections::BTreeSet<u32> = self.held.iter().copied().collect();
             let mut hits = 0;

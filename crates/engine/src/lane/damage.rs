@@ -1,9 +1,9 @@
 //! Damage of a lane: quarantined, carried by reclaim, healed by an overwrite.
 //!
-//! A quarantine is a record of its own. It names the sequence number of the record that it marks bad and has effect
-//! at that record's position in the history: what is newer is not covered by it.
+//! A quarantine is a record of its own. It names the sequence number of the record that it marks bad and takes effect at that
+//! record's position in the history: it does not cover newer data.
 //!
-//! Invariants: damage that is noted is not noted again, so a batch that is retried takes no space by it.
+//! Invariants: damage that is noted is not noted again, so a batch that is retried takes no space for it.
 
 use super::{
     LaneState, blocks,
@@ -23,9 +23,10 @@ use cbd_format::record::{Record, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, MutationPoint, SECTOR};
 
 impl LaneState {
-    /// Makes damage of `range`, which the record `sequence` at `place` held, durable: from now on reads of it fail, as
-    /// far as nothing newer covers it. The touched bit of the lane is set. `false` when there is no room for a record that `asker` may
-    /// use, or the region takes no stores any more; nothing may be declared clean then. What was noted until then stays noted.
+    /// Notes damage of `range`, which the record `sequence` at `place` held, durably: from now on reads of it fail, except
+    /// where newer data covers it. The caller has set the lane's touched bit. `false` if there is no room for a record that
+    /// `asker` may use, or the region takes no stores any more; the caller must declare nothing clean then. Damage noted up to
+    /// that point stays noted.
     pub(crate) fn quarantine<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -41,7 +42,7 @@ impl LaneState {
         self.record_new_damage(base, range, sequence, place, asker)
     }
 
-    /// Whether damage of the record at `place` is known in the chunks of `range`.
+    /// Whether the overlay has damage of the record at `place` in the chunks of `range`.
     pub(crate) fn knows_damage<E: Environment>(
         &self,
         base: &Base<E>,
@@ -53,10 +54,10 @@ impl LaneState {
         self.damage_in(base, chunks).any(|(_, damage)| damage.place == place)
     }
 
-    /// Notes the last loss that recovery has found and had no room to note. The touched bit of the lane is set. `false` as for
-    /// [`quarantine`](Self::quarantine).
+    /// Notes the last loss that recovery found and had no room to note. The caller has set the lane's touched bit. `false` as
+    /// for [`quarantine`](Self::quarantine).
     pub(crate) fn note_last_lost<E: Environment>(&mut self, base: &Base<E>) -> bool {
-        // The last one first: it marks bad all that those before it do.
+        // Start with the last loss: it marks bad everything that the earlier ones do.
         let Some(Lost { sequence, place }) = self.lost.last().copied() else { return true };
         let everything = ByteRange { start: 0, end: u64::MAX };
         let is_noted = self.record_new_damage(base, everything, sequence, place, Asker::Essential);
@@ -66,8 +67,8 @@ impl LaneState {
         is_noted
     }
 
-    /// The damage of the segment `ordinal` and of those before it that no later segment notes, in order, and whether the tail will rely
-    /// on a quarantine once that segment is reclaimed.
+    /// The damage of the segment `ordinal` and of earlier segments that no later segment notes, in order, and whether the tail
+    /// will depend on a quarantine once that segment is reclaimed.
     pub(crate) fn damage_to_carry<E: Environment>(
         &self,
         base: &Base<E>,
@@ -86,8 +87,9 @@ impl LaneState {
         (left, relies)
     }
 
-    /// Notes `left`, the [`damage_to_carry`](Self::damage_to_carry), again. All that is left when the segment is reclaimed is newer, so it
-    /// is marked bad as older than that. The touched bit of the lane is set. `false` as for [`quarantine`](Self::quarantine).
+    /// Notes `left`, the [`damage_to_carry`](Self::damage_to_carry), again. Everything that remains when the segment is
+    /// reclaimed is newer, so `left` is marked bad as older than all of that. The caller has set the lane's touched bit.
+    /// `false` as for [`quarantine`](Self::quarantine).
     pub(crate) fn carry_damage<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -112,13 +114,13 @@ impl LaneState {
             .filter(|(_, damage)| damage.place == place && damage.noted == 0)
             .map(|(part, _)| part)
             .collect();
-        // What is noted already stays with its own record: this one may span it without naming it.
+        // Damage that is already noted stays with its own record: the new record may span it without naming it.
         let is_new = |damage: Damage| damage.place == place && damage.noted == 0;
         self.record_damage(base, &left, sequence, asker, is_new)
     }
 
-    /// Records that `left`, in order, is damaged by what the sequence number marks bad. `which` selects that damage in the
-    /// overlay.
+    /// Records that `left`, which is in order, is damage of the record with this sequence number. `which` selects that damage
+    /// in the overlay.
     fn record_damage<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -127,7 +129,7 @@ impl LaneState {
         asker: Asker,
         which: impl Fn(Damage) -> bool,
     ) -> bool {
-        // All of it finds room in the one segment that is kept back for each lane, beside what is parked.
+        // All of it fits into the one segment that is kept back for each lane, beside the parked ranges.
         for note in notes::of(left, base.shape().slots_max() / 4) {
             if base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
                 || self.make_room(base, note.slots(), 0, asker, None).is_err()
@@ -145,8 +147,8 @@ impl LaneState {
         true
     }
 
-    /// The damage of a lane, with its place, where it has any of the lane's own chunks: what a lane has lost may have been
-    /// anywhere on the device, but others' chunks are none of its business.
+    /// The damaged ranges that contain any of the lane's own chunks. A loss of the lane may have been anywhere on the device,
+    /// so a damaged range can also contain chunks of other lanes, which do not concern this lane.
     fn damage_of<'a, E: Environment>(
         &'a self,
         base: &'a Base<E>,
@@ -155,7 +157,7 @@ impl LaneState {
         self.overlay.damaged().filter(move |(range, _)| map.of_lane(self.id, *range).next().is_some())
     }
 
-    /// The same for a part of the device.
+    /// As [`damage_of`](Self::damage_of), for a part of the device.
     fn damage_in<'a, E: Environment>(
         &'a self,
         base: &'a Base<E>,
@@ -165,18 +167,18 @@ impl LaneState {
         self.overlay.damaged_in(range).filter(move |(range, _)| map.of_lane(self.id, *range).next().is_some())
     }
 
-    /// Whether anything is quarantined that nothing has healed.
+    /// Whether any range is quarantined and not healed.
     pub(crate) fn has_damage<E: Environment>(&self, base: &Base<E>) -> bool {
         self.damage_of(base).next().is_some()
     }
 
-    /// Bytes of the lane's own chunks that are quarantined and that nothing has healed.
+    /// Bytes of the lane's own chunks that are quarantined and not healed.
     pub(crate) fn quarantined_bytes<E: Environment>(&self, base: &Base<E>) -> u64 {
         let map = base.identity().lanes;
         self.overlay.damaged().map(|(range, _)| map.bytes_of(self.id, range)).sum()
     }
 
-    /// Takes out of the damage what records behind `place` have overwritten.
+    /// Removes from the damage what records after `place` have overwritten.
     fn heal_what_is_newer<E: Environment>(&mut self, base: &Base<E>, range: ByteRange, place: Place) {
         let map = base.identity().lanes;
         let mut newer = Vec::new();
@@ -211,7 +213,8 @@ impl LaneState {
     }
 }
 
-/// What a quarantine marks bad: the sectors of its map, or all of its range if it has none or a line of it is lost.
+/// The ranges that a quarantine marks bad: the sectors of its map, or all of its range if it has no map or a line of the map is
+/// lost.
 pub(super) fn marked_bad_by<E: Environment>(
     base: &Base<E>,
     location: Location,
@@ -223,7 +226,7 @@ pub(super) fn marked_bad_by<E: Environment>(
     }
 }
 
-/// Whether reclaim of the segment `ordinal` takes the note of this damage with it.
+/// Whether the note of this damage is lost when the segment `ordinal` is reclaimed.
 fn goes_with(ordinal: u64, damage: Damage) -> bool {
     damage.place.0 <= ordinal && damage.noted <= ordinal
 }

@@ -1,7 +1,7 @@
 //! Fills: reads of the backing device whose data may become clean records.
 //!
-//! Invariants: a pending fill that any commit or discard overlaps is cancelled in the same hold of the lane's lock, so data that was
-//! read before a write can never be recorded after it.
+//! Invariants: a commit or discard cancels the pending fills that it overlaps in the same hold of the lane's lock, so data that
+//! was read before a write is never recorded after it.
 
 use super::{LaneState, blocks};
 use crate::{Environment, base::Base};
@@ -24,14 +24,14 @@ impl LaneState {
     pub(crate) fn register_fill(&mut self, range: ByteRange) -> FillId {
         let id = FillId(self.next_fill);
         self.next_fill += 1;
-        // Without memory it is not registered: its data are not recorded.
+        // If the allocation fails, the fill is not registered: its data is not recorded.
         if self.fills.try_reserve(1).is_ok() {
             self.fills.push(PendingFill { id, range });
         }
         id
     }
 
-    /// As [`register_fill`](Self::register_fill), for a range that a read has missed.
+    /// As [`register_fill`](Self::register_fill), for a range that a read missed.
     pub(crate) fn register_miss(&mut self, range: ByteRange) -> FillId {
         self.counters.read_missed += range.len();
         self.register_fill(range)
@@ -48,15 +48,15 @@ impl LaneState {
         }
     }
 
-    /// A commit to `range`: reads of the backing device that are under way must not become records.
+    /// Cancels the fills that a commit to `range` overlaps: their reads of the backing device must not become records.
     pub(super) fn cancel_fills(&mut self, range: ByteRange) {
         if !self.fills.is_empty() {
             self.fills.retain(|fill| !fill.range.overlaps(&range));
         }
     }
 
-    /// Whether admission gives at least half of the blocks of `range` space in a full cache. What the lane holds already, in parts or
-    /// damaged, always gets it.
+    /// Whether admission grants space in a full cache to at least half of the blocks of `range`. Blocks that the lane holds
+    /// already, in parts or damaged, are always granted it.
     pub(crate) fn admits<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) -> bool {
         let is_worth = |(block, _, _): &(u64, usize, usize)| {
             let key = base.identity().lanes.key(block * CHECKSUM_BLOCK);

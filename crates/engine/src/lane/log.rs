@@ -1,4 +1,4 @@
-//! The log of a lane: room for records, and records into slots.
+//! The log of a lane: reserves space for records and stores records into slots.
 //!
 //! Invariants: a segment's header is durable before its first record; a record is stored twice.
 //!
@@ -18,18 +18,18 @@ use cbd_format::{
 use cbd_types::{InFlight, MutationPoint};
 use core::task::Waker;
 
-/// Most slots that one record takes.
+/// The most slots that one record takes.
 pub(crate) const SLOTS_MAX_OF_RECORD: u32 = 1 + cbd_format::MAX_CHECKSUM_LINES;
 
 // A large record must always fit an empty segment.
 const _: () = assert!(SLOTS_MAX_OF_RECORD <= 64);
 
 impl LaneState {
-    /// Makes room for a record of `slots` slots and `length` bytes of data in the lane's open segment, opening another
-    /// one where it does not fit.
+    /// Makes room in the lane's open segment for a record of `slots` slots and `length` bytes of data. Opens another segment if
+    /// the record does not fit.
     ///
     /// # Errors
-    /// What there was none of; where the pool has no segment, a client is on its wait list.
+    /// The missing resource. If the pool has no segment, the client's waker is on its wait list.
     pub(super) fn make_room<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -44,9 +44,9 @@ impl LaneState {
         // For the segment that is sealed below.
         self.sealed.try_reserve(1).map_err(|_| Lack::Memory)?;
         let Some(segment) = base.pool().take(asker, waker) else {
-            // A segment may have been released between the first check and `take`, and woken no client. One that is released from now on
-            // wakes the wait list. A client that continues here stays on it, is woken once too often, and counts as a waiting writer until
-            // then.
+            // A segment may have been released between the first check and `take` without waking a client. A release from now
+            // on wakes the wait list. A client that continues here stays on the list, gets one spurious wakeup, and counts as a
+            // waiting writer until then.
             if self.has_room_in_open(base, slots, length, asker) {
                 return Ok(());
             }
@@ -54,7 +54,7 @@ impl LaneState {
             if let Some(waker) = waker
                 && base.gate().check_running().is_err()
             {
-                // The wait list was woken before this one was on it.
+                // The wait list was woken before this waker was added to it.
                 waker.wake_by_ref();
             }
             return Err(Lack::Space);
@@ -69,7 +69,8 @@ impl LaneState {
         Ok(())
     }
 
-    /// Whether the lane's open segment has room for such a record and `asker` may use it; it is ready for the record then.
+    /// Whether the lane's open segment has room for such a record and `asker` may use it. If so, the segment is ready for the
+    /// record.
     fn has_room_in_open<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -77,8 +78,8 @@ impl LaneState {
         length: u64,
         asker: Asker,
     ) -> bool {
-        // While the reserve is not whole, an open segment may be one that was taken from it for a quarantine: what is left
-        // of it is for more of them, and clients wait.
+        // While the reserve is incomplete, the open segment may have been taken from it for a quarantine. The rest of such a
+        // segment is for further quarantines, and clients wait.
         let may_use_open =
             matches!(asker, Asker::Essential | Asker::Frugal) || base.pool().free() >= base.pool().reserve();
         if let Some(open) = &mut self.open
@@ -93,8 +94,8 @@ impl LaneState {
         false
     }
 
-    /// A record that recovery dropped may stand in the next slot of a segment that was opened again, torn for want of data.
-    /// Data that is stored now could make it whole, so it is erased, durably, first.
+    /// Erases the next slot of a reopened segment, durably, because it may hold a record that recovery dropped: a record that
+    /// is torn because its data is missing. Data that is stored now could complete it.
     fn erase_dropped<E: Environment>(base: &Base<E>, open: &mut LogSegment) {
         let at = base.segment(open.segment).base();
         let [primary, mirror] = base.shape().slot(open.slots);
@@ -104,8 +105,8 @@ impl LaneState {
         open.holds_dropped = false;
     }
 
-    /// Opens a segment. In crash order: the header's two copies are durable before any record can be
-    /// stored behind them; until then the segment is free for recovery.
+    /// Opens a segment. Crash order: both copies of the header are durable before a record can be stored after them. Until then
+    /// recovery treats the segment as free.
     fn open_segment<E: Environment>(&mut self, base: &Base<E>, segment: u32) {
         let runtime = base.segment(segment);
         let generation = runtime.generation().wrapping_add(1).max(1);
@@ -149,16 +150,16 @@ impl LaneState {
         self.next_ordinal += 1;
     }
 
-    /// Takes `length` bytes of data space in the open segment, in which room was made: where they begin, from the
-    /// segment's base.
+    /// Takes `length` bytes of data space in the open segment, after [`make_room`](Self::make_room). Returns their offset from
+    /// the segment's base.
     pub(super) fn take_data(&mut self, length: u64) -> u64 {
         let Some(open) = &mut self.open else { return 0 };
         open.data_low -= SegmentShape::data_bytes(length);
         open.data_low
     }
 
-    /// Stores a record in the open segment, in which room was made, with the next sequence number and the present epoch.
-    /// In flight until the caller fences, which it does before it unlocks the lane.
+    /// Stores a record in the open segment, after [`make_room`](Self::make_room), with the next sequence number and the current
+    /// epoch. The stores are in flight until the caller fences, which it does before it unlocks the lane.
     pub(super) fn append<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -172,8 +173,8 @@ impl LaneState {
         self.append_with(base, record, checksums.get(1..).unwrap_or_default(), ChecksumLine::new)
     }
 
-    /// As [`append`](Self::append), a quarantine with a map of the sectors that it marks bad; without a map it is all of its
-    /// range.
+    /// As [`append`](Self::append), for a quarantine with a map of the sectors that it marks bad. Without a map it marks all of
+    /// its range bad.
     pub(super) fn append_quarantine<E: Environment>(
         &mut self,
         base: &Base<E>,

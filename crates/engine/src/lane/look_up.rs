@@ -1,6 +1,6 @@
-//! Where the newest bytes of a range are.
+//! Lookup of the newest data of a range.
 //!
-//! Invariants: nothing changes but what is known of reads.
+//! Invariants: a lookup changes only what the lane records about reads.
 
 use super::{LaneState, blocks, index::Found, overlay::Meaning};
 use crate::{
@@ -10,21 +10,21 @@ use crate::{
 };
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR};
 
-/// Lines of a block that are prefetched as soon as its offset is known; the processor predicts the rest of them.
+/// Cache lines of a block that are prefetched as soon as its offset is known; the processor predicts the remaining ones.
 const PREFETCHED_LINES: u64 = 8;
 
-/// What a piece of a read is.
+/// The source of a piece of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
-    /// A record has it.
+    /// A record holds the data.
     Record(Location),
     Zeroes,
     Damaged,
-    /// The backing device has it.
+    /// The backing device holds the data.
     Backing,
 }
 
-/// A block that one record holds whole, pinned.
+/// A block that one record holds whole. Its segment is pinned.
 pub(crate) struct PinnedBlock {
     pub location: Location,
     /// The offset of its data in the region.
@@ -34,8 +34,8 @@ pub(crate) struct PinnedBlock {
 }
 
 impl LaneState {
-    /// Notes that a client reads `range`: reclaim gives its blocks a second chance, and
-    /// admission learns. Whoever else looks them up does not count.
+    /// Notes that a client reads `range`: reclaim gives its blocks a second chance, and admission counts the read. Other
+    /// lookups do not count as reads.
     pub(crate) fn note_read<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) {
         for (block, ..) in blocks(range) {
             let key = base.identity().lanes.key(block * CHECKSUM_BLOCK);
@@ -44,14 +44,14 @@ impl LaneState {
         }
     }
 
-    /// Calls `give` for each piece of `range` in order with where its newest bytes are.
+    /// Calls `give` for each piece of `range`, in order, with the source of its newest data.
     pub(crate) fn look_up<E: Environment>(
         &self,
         base: &Base<E>,
         range: ByteRange,
         give: &mut dyn FnMut(ByteRange, Source),
     ) {
-        // Neighbours that the same record holds, or nobody, are one piece.
+        // Adjacent pieces that the same record holds, or that no record holds, are merged into one run.
         let mut run: Option<(ByteRange, Location)> = None;
         for (block, first, end) in blocks(range) {
             let start = block * CHECKSUM_BLOCK;
@@ -80,7 +80,8 @@ impl LaneState {
         }
     }
 
-    /// Gives a run that one record holds, or nobody, less what was zeroed or damaged since.
+    /// Calls `give` for a run that one record or no record holds, and separately for the parts of it that were zeroed or
+    /// damaged later.
     fn give_run<E: Environment>(
         &self,
         base: &Base<E>,
@@ -112,8 +113,8 @@ impl LaneState {
         }
     }
 
-    /// Finds `range`, a block or a part of it, if one record holds the whole block and its data are known: pins the segment, notes the
-    /// read and prefetches the data. `None` where it is anything else; nothing has changed then.
+    /// Finds `range`, a block or a part of one, if one record holds the whole block and the offset and checksum of its data are
+    /// known. Pins the segment, notes the read and prefetches the data. Otherwise returns `None` and changes nothing.
     #[inline]
     pub(crate) fn pin_block<E: Environment>(
         &mut self,
@@ -127,7 +128,7 @@ impl LaneState {
         let (location, data) = self.index.read_whole(key)?;
         let segment = base.segment(location.segment);
         let at = segment.base() + u64::from(data.offset);
-        // The locked instructions that follow would hold the loads back.
+        // Prefetch first: the atomic instructions that follow would delay the loads.
         for line in 0..PREFETCHED_LINES {
             base.region().prefetch(at + line * 64);
         }

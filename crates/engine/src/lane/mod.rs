@@ -56,7 +56,7 @@ const PREFETCHED: u64 = 16 * CHECKSUM_BLOCK;
 /// A segment of a lane's log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogSegment {
-    /// The cache's own number of the segment.
+    /// Number of the segment within the cache.
     pub segment: u32,
     pub ordinal: u64,
     /// Sequence number of its first record.
@@ -65,30 +65,30 @@ pub(crate) struct LogSegment {
     pub run: u64,
     /// Slots in use.
     pub slots: u32,
-    /// Where the data that grows down has come to, in bytes from the segment's base.
+    /// Lowest offset of the data, which grows down, in bytes from the segment's base.
     pub data_low: u64,
-    /// The last epoch of a record that the backing device must learn of; 0 when there is none.
+    /// Epoch of the last record that must be written back; 0 if there is none.
     pub last_dirty_epoch: u64,
-    /// Opened again by recovery: a record that was dropped may stand in its next slot.
+    /// Recovery reopened the segment: its next slot may hold a dropped record.
     pub holds_dropped: bool,
 }
 
-/// What a lane counts, in bytes unless it says otherwise.
+/// The counters of a lane, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Default, Debug)]
 struct Counters {
     written: u64,
     read_hit: u64,
     read_missed: u64,
     filled: u64,
-    /// Data of dirty records ever appended; what writeback has collected is subtracted elsewhere.
+    /// Data of all dirty records ever appended; the share that writeback has made clean is counted elsewhere and subtracted.
     dirtied: u64,
     /// Dirty records ever appended.
     dirty_records: u64,
-    /// Everything stored into the region for records and data.
+    /// All bytes stored into the region for records and data.
     stored: u64,
 }
 
-/// What the lane's lock protects.
+/// The state that the lane's lock protects.
 pub(crate) struct LaneState {
     id: LaneId,
     index: Index,
@@ -107,17 +107,18 @@ pub(crate) struct LaneState {
     open: Option<LogSegment>,
     /// From tail to head.
     sealed: VecDeque<LogSegment>,
-    /// What recovery has found lost and could not note yet, in the order of the log.
+    /// Losses that recovery found and that no record notes yet, in the order of the log.
     lost: Vec<Lost>,
-    /// Everything before this place is on the backing device, flushed, or noted as damaged or parked, whatever *drained* says.
+    /// Everything before this position is flushed to the backing device, or noted as damaged or parked, whatever the value of
+    /// *drained*.
     settled: Cursor,
     counters: Counters,
-    /// Scratch for the checksums of a long write.
+    /// Scratch buffer for the checksums of a long write.
     checksums: Vec<u32>,
 }
 
 impl LaneState {
-    /// A lane that holds nothing.
+    /// An empty lane.
     fn new(id: LaneId, index: Index, admission: Admission) -> Self {
         Self {
             id,
@@ -140,8 +141,8 @@ impl LaneState {
         }
     }
 
-    /// Makes the scratch for the checksums of a long write complete: a thread that panicked during such a write has not
-    /// returned it. `None` if there is no memory.
+    /// Ensures that the checksum scratch buffer has its full length: a thread that panicked during a long write has not
+    /// returned it. `None` if the allocation fails.
     #[inline]
     fn ensure_checksums(&mut self) -> Option<()> {
         if self.checksums.len() == MANY_BLOCKS { Some(()) } else { self.replace_checksums() }
@@ -156,12 +157,12 @@ impl LaneState {
         Some(())
     }
 
-    /// The scratch for the checksums of a long write, until [`return_checksums`](Self::return_checksums).
+    /// Takes the scratch buffer for the checksums of a long write, until [`return_checksums`](Self::return_checksums).
     fn take_checksums(&mut self) -> Vec<u32> {
         core::mem::take(&mut self.checksums)
     }
 
-    /// Returns the scratch for the next write.
+    /// Returns the scratch buffer for the next write.
     fn return_checksums(&mut self, checksums: Vec<u32>) {
         self.checksums = checksums;
     }
@@ -171,12 +172,12 @@ impl LaneState {
         self.sealed.iter().chain(&self.open)
     }
 
-    /// Whether the backing device lacks nothing of the segment but what is noted, although its epochs may not be drained.
+    /// Whether the backing device has all of the segment except what is noted, even if its epochs are not drained.
     pub(crate) fn is_settled(&self, segment: &LogSegment) -> bool {
         Cursor { ordinal: segment.ordinal, slot: segment.slots } <= self.settled
     }
 
-    /// As before any record was replayed.
+    /// Resets the lane to its state before replay.
     fn reset(&mut self) {
         self.index.clear();
         self.overlay = Overlay::default();
@@ -193,9 +194,9 @@ impl LaneState {
         self.index.prefetch::<E>(base.identity().lanes.keys(range));
     }
 
-    /// How far the lane is complete.
+    /// The sequence number up to which the lane is complete, and its run.
     pub(crate) fn reached(&self) -> Reached {
-        // Of the segment with the last record: recovery begins a run, and the lane may have written nothing since.
+        // The run of the segment with the last record: the lane may have stored nothing in the run that recovery started.
         let run = self.open.as_ref().or(self.sealed.back()).map_or(0, |segment| segment.run);
         Reached { lane_sequence: self.next_sequence - 1, run }
     }
@@ -205,12 +206,12 @@ impl LaneState {
         self.next_sequence
     }
 
-    /// The highest number that the lane has counted to.
+    /// The highest value of the lane's counters.
     pub(crate) fn highest_counter(&self) -> u64 {
         self.next_sequence.max(self.next_ordinal).max(self.run)
     }
 
-    /// The last epoch of a record that the backing device must learn of; 0 when there is none.
+    /// Epoch of the last record that must be written back; 0 if there is none.
     pub(crate) fn last_dirty_epoch(&self) -> u64 {
         self.segments().map(|segment| segment.last_dirty_epoch).max().unwrap_or(0)
     }
@@ -220,18 +221,18 @@ impl LaneState {
         self.segments().filter(|segment| segment.slots > 0).last().copied()
     }
 
-    /// Everything before `cursor` is on the backing device, or noted as damaged or parked.
+    /// Notes that everything before `cursor` is on the backing device, or noted as damaged or parked.
     pub(crate) fn settle(&mut self, cursor: Cursor) {
         self.settled = self.settled.max(cursor);
     }
 
-    /// Whether recovery has found losses that could not be noted yet.
+    /// Whether recovery found losses that no record notes yet.
     pub(crate) fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Continues in the last sealed segment, which is `last`, in the run that it belongs to; see `recovery`. A record that was dropped
-    /// may stand in its next slot.
+    /// Reopens the last sealed segment, if it is `last`, in the run that it belongs to; see `recovery`. Its next slot may hold
+    /// a dropped record.
     pub(crate) fn reopen(&mut self, last: &ChainSegment) {
         if self.sealed.back().is_none_or(|sealed| sealed.segment != last.segment) {
             return;
@@ -242,15 +243,15 @@ impl LaneState {
     }
 }
 
-/// A lane. With lines of its own: neighbours are written by other threads, and processors fetch lines in pairs.
+/// A lane. Aligned to 128 bytes because other threads write the neighbouring lanes, and processors fetch cache lines in pairs.
 #[repr(align(128))]
 pub(crate) struct Lane<E: Environment> {
     /// Set by a writer before it stores; see the module's invariants.
     touched: SharedBool<E>,
-    /// Where the index of the state has its lines.
+    /// Addresses of the cache lines of the state's index.
     lines: Lines,
     state: Mutex<E, LaneState>,
-    /// What writeback has made clean of [`Counters::dirtied`] and [`Counters::dirty_records`].
+    /// The parts of [`Counters::dirtied`] and [`Counters::dirty_records`] that writeback has made clean.
     cleaned_bytes: SharedU64<E>,
     cleaned_records: SharedU64<E>,
 }
@@ -259,7 +260,7 @@ pub(crate) struct Lane<E: Environment> {
 pub(crate) type LaneGuard<'a, E> = MutexGuard<'a, <E as Environment>::Lock, LaneState>;
 
 impl<E: Environment> Lane<E> {
-    /// A lane that holds nothing, with an index for `blocks` blocks. Not inlined: it has a large frame.
+    /// An empty lane, with an index for `blocks` blocks. Not inlined: it has a large frame.
     #[inline(never)]
     pub(crate) fn empty(id: LaneId, blocks: usize, seed: u32) -> Self {
         let state = LaneState::new(id, Index::new(blocks, seed), Admission::new(blocks));
@@ -272,8 +273,8 @@ impl<E: Environment> Lane<E> {
         }
     }
 
-    /// Locks the lane for a client's request. Other threads hold it for a few microseconds, and a thread that sleeps for it is woken
-    /// tens of them later, so this one spins first.
+    /// Locks the lane for a client's request. Spins first: other threads hold the lock for a few microseconds, but a thread
+    /// that sleeps is woken only tens of microseconds later.
     #[inline]
     pub(crate) fn lock_for_request(&self) -> LaneGuard<'_, E> {
         for spin in 0..E::SPINS {
@@ -293,20 +294,20 @@ impl<E: Environment> Lane<E> {
         self.state.lock()
     }
 
-    /// Locks the lane if that is possible without a wait. A lane that the caller holds is refused as well.
+    /// Locks the lane if it is unlocked; never waits. Also returns `None` if the caller itself holds the lock.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<LaneGuard<'_, E>> {
         self.state.try_lock()
     }
 
-    /// Prefetches the index lines of `range`, so that they come while the lane is locked.
+    /// Prefetches the index lines of `range`, so that they arrive while the thread locks the lane.
     #[inline]
     pub(crate) fn prefetch(&self, map: LaneMap, range: ByteRange) {
         self.lines.prefetch::<E>(map.keys(ByteRange::at(range.start, range.len().min(PREFETCHED))));
     }
 
-    /// Sets the touched bit for a record that follows, and wakes the background worker if it sleeps: the first write after a rest
-    /// begins the clock of writeback. See [`touch`](Self::touch).
+    /// Sets the touched bit for a record that follows. Wakes the background worker if it sleeps: the first write after an idle
+    /// period starts the timer of writeback. See [`touch`](Self::touch).
     #[inline]
     pub(crate) fn announce(&self, base: &Base<E>) {
         if self.touch() {
@@ -314,9 +315,9 @@ impl<E: Environment> Lane<E> {
         }
     }
 
-    /// Sets the touched bit. Before the first store of the record's data: the locked instruction would drain the stores otherwise.
-    /// Before its epoch is loaded: a flush that closes an epoch and then sees the bit clear knows that this record will have a later
-    /// one. Returns whether the bit was clear.
+    /// Sets the touched bit; returns whether it was clear. Must precede the first store of the record's data: the atomic
+    /// exchange would drain these stores. Must precede the load of the record's epoch: a flush that closes an epoch and then
+    /// finds the bit clear can rely on this record getting a later epoch.
     #[inline]
     pub(crate) fn touch(&self) -> bool {
         !self.touched.load(Ordering::Relaxed) && !self.touched.swap(true, Ordering::SeqCst)
@@ -327,24 +328,25 @@ impl<E: Environment> Lane<E> {
         self.touched.load(Ordering::SeqCst)
     }
 
-    /// For a flush's pass, under the lane's lock.
+    /// Clears the touched bit, for a flush's pass, under the lane's lock.
     pub(crate) fn clear_touched(&self) {
         self.touched.store(false, Ordering::SeqCst);
     }
 
-    /// A batch has made `bytes` of data and `records` records clean.
+    /// Counts `bytes` of data and `records` records that a batch has made clean.
     pub(crate) fn count_cleaned(&self, bytes: u64, records: u64) {
         self.cleaned_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.cleaned_records.fetch_add(records, Ordering::Relaxed);
     }
 
-    /// Bytes of data that records have dirtied and no batch has cleaned.
+    /// Bytes of data that records have dirtied and no batch has made clean.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         let dirtied = self.lock().counters.dirtied;
         dirtied.saturating_sub(self.cleaned_bytes.load(Ordering::Relaxed))
     }
 
-    /// Where nothing is dirty: records that were counted and then lost are not counted for ever.
+    /// If no record is dirty, counts all as clean: records that were counted and then lost would otherwise stay counted
+    /// forever.
     pub(crate) fn forget_dirty_that_was_lost(&self, drained: u64) {
         let state = self.lock();
         if state.last_dirty_epoch() <= drained {

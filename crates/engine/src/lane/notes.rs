@@ -1,21 +1,21 @@
-//! How damage in many pieces is noted: by few records.
+//! Notes damage in many pieces with few records.
 //!
-//! Always true here: what was damaged is noted as damaged. Pieces that lie in one chunk share a record with a map of their
-//! sectors, so that a chunk takes a record and its lines at most, however it was torn to pieces. Only where even that is more
-//! than the space that is kept back for it, the smallest healed gaps are noted as damaged again: they still read well until they
-//! are reclaimed and the cache is opened again, and then fail until they are overwritten once more.
+//! Invariants: all damage is noted as damage. Pieces that lie in one chunk share a record with a map of their sectors, so that
+//! a chunk takes at most one record and its lines, however many pieces there are. Only if even this exceeds the space that is
+//! kept back for it, the smallest healed gaps are noted as damaged again: reads of them succeed until they are reclaimed and
+//! the cache is opened again, and then fail until they are overwritten once more.
 //!
-//! Left to others: what is damaged (`quarantine`).
+//! Elsewhere: what is damaged (`damage`).
 
 use alloc::{vec, vec::Vec};
 use cbd_format::record::map_lines;
 use cbd_types::{ByteRange, CHUNK, SECTOR, heap_sort_by_key};
 
-/// What one quarantine record says.
+/// The content of one quarantine record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Note {
     pub range: ByteRange,
-    /// A bit for each sector of the range that is damaged; all of it where there is no map.
+    /// A bit for each sector of the range, set if it is damaged. Empty if all of the range is damaged.
     pub map: Vec<u32>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn of(parts: &[ByteRange], slots: u32) -> Vec<Note> {
     closed(spans, slots as usize).into_iter().map(Note::all_of).collect()
 }
 
-/// The parts of `range` that a map names.
+/// The parts of `range` that a map marks.
 pub(crate) fn parts_of(range: ByteRange, map: &[u32]) -> Vec<ByteRange> {
     let mut parts: Vec<ByteRange> = Vec::new();
     let sectors = range.len().div_ceil(SECTOR);
@@ -61,7 +61,7 @@ fn is_in_one_chunk(a: &ByteRange, b: &ByteRange) -> bool {
     a.start / CHUNK == (b.end - 1) / CHUNK
 }
 
-/// The notes of parts of which all lie in one chunk, or of a single one.
+/// The notes of parts that all lie in one chunk, or of a single part.
 fn of_chunk(parts: &[ByteRange]) -> Vec<Note> {
     let [first, .., last] = parts else {
         return parts.iter().copied().map(Note::all_of).collect();
@@ -79,11 +79,11 @@ fn of_chunk(parts: &[ByteRange]) -> Vec<Note> {
     vec![Note { range, map }]
 }
 
-/// The parts with the smallest gaps between them closed, until they are at most `count`.
+/// Closes the smallest gaps between the parts until at most `count` parts are left.
 fn closed(parts: Vec<ByteRange>, count: usize) -> Vec<ByteRange> {
     let mut gaps: Vec<u64> = parts.windows(2).map(|pair| pair[1].start - pair[0].end).collect();
     heap_sort_by_key(&mut gaps, |gap| core::cmp::Reverse(*gap));
-    // Gaps above this stay open; of those that are as wide, the first ones.
+    // Wider gaps than this stay open; of the gaps of this width, the first ones.
     let stay = count.saturating_sub(1);
     let limit = gaps.get(stay).copied().unwrap_or(0);
     let mut equal = stay - gaps.iter().take(stay).filter(|gap| **gap > limit).count();

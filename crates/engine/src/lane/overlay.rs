@@ -1,18 +1,18 @@
 //! Ranges of a lane that have no data but a meaning: zeroes, or damage.
 //!
-//! A discard can cover a terabyte and damage a whole lane, so these are extents beside the index, each with its place
-//! in the log. Whoever looks up a block compares the place of its record with that of the extent: the later one
+//! A discard can cover a terabyte, and damage can cover a whole lane. Therefore these are extents beside the index, each with
+//! its position in the log. A lookup of a block compares the position of its record with that of the extent: the later one
 //! counts.
 //!
-//! Always true here:
-//! - extents do not overlap, and where two were given the later one stayed;
-//! - damage that counts as noted is noted: a durable quarantine record says it.
+//! Invariants:
+//! - extents do not overlap; of two that were inserted for a range the later one stays;
+//! - damage that counts as noted has a durable quarantine record.
 
 use crate::{position::Place, rangemap::RangeMap};
 use alloc::vec::Vec;
 use cbd_types::ByteRange;
 
-/// What an extent means.
+/// The meaning of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Meaning {
     /// Reads as zeroes.
@@ -21,10 +21,10 @@ pub(crate) enum Meaning {
     Damaged,
 }
 
-/// What is known of the damage of an extent.
+/// The damage of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damage {
-    /// The place of the record that is marked bad.
+    /// The position of the record that is marked bad.
     pub place: Place,
     /// Ordinal of the segment whose quarantine record notes the damage; 0 while no record does.
     pub noted: u64,
@@ -48,18 +48,18 @@ impl Extent {
 #[derive(Default)]
 pub(crate) struct Overlay {
     extents: RangeMap<Extent>,
-    /// Damage was ever inserted. Nearly always false, and then nobody looks for it among many zeroes.
+    /// Whether damage was ever inserted. Nearly always false; many zeroes need not be searched for damage then.
     was_damaged: bool,
 }
 
 impl Overlay {
-    /// Whether there is none.
+    /// Whether there are no extents.
     pub(crate) fn is_empty(&self) -> bool {
         self.extents.is_empty()
     }
 
-    /// `range` means `meaning` since `place`, but for what has a later meaning already. Damage that is known already stays as
-    /// it is, noted or not.
+    /// Gives `range` the meaning `meaning` as of `place`, except where it has a later meaning. The same damage, if it is known
+    /// already, stays as it is, noted or not.
     pub(crate) fn insert(&mut self, range: ByteRange, meaning: Meaning, place: Place) {
         self.was_damaged |= meaning == Meaning::Damaged;
         let is_same = |present: &Extent| {
@@ -70,8 +70,8 @@ impl Overlay {
         });
     }
 
-    /// `range` is damaged since `place`, but for what has a later meaning already, and the segment `ordinal` holds the
-    /// quarantine record that says so.
+    /// Marks `range` as damaged as of `place`, except where it has a later meaning. The segment `ordinal` holds the quarantine
+    /// record that notes this damage.
     pub(crate) fn insert_noted(&mut self, range: ByteRange, place: Place, ordinal: u64) {
         self.was_damaged = true;
         self.extents.insert(range, Extent { meaning: Meaning::Damaged, place, noted: ordinal }, |present| {
@@ -79,7 +79,8 @@ impl Overlay {
         });
     }
 
-    /// The segment `ordinal` holds, durably, a quarantine record for the damage in `range` that `which` selects.
+    /// Marks the damage in `range` that `which` selects as noted: the segment `ordinal` holds a durable quarantine record for
+    /// it.
     pub(crate) fn note(&mut self, range: ByteRange, ordinal: u64, which: impl Fn(Damage) -> bool) {
         let parts: Vec<_> =
             self.extents.touching(range).filter(|(_, extent)| extent.damage().is_some_and(&which)).collect();
@@ -88,35 +89,37 @@ impl Overlay {
         }
     }
 
-    /// Forgets the zeroes that the record at `place` gave to `range`: the backing device knows them.
+    /// Removes the zeroes that the record at `place` set in `range`: the backing device has them.
     pub(crate) fn forget_zeroes(&mut self, range: ByteRange, place: Place) {
         self.extents.remove(range, |extent| extent.meaning == Meaning::Zeroes && extent.place == place);
     }
 
-    /// Forgets all zeroes: the backing device knows them.
+    /// Removes all zeroes: the backing device has them.
     pub(crate) fn forget_all_zeroes(&mut self) {
         let everything = ByteRange { start: 0, end: u64::MAX };
         self.extents.remove(everything, |extent| extent.meaning == Meaning::Zeroes);
     }
 
-    /// Forgets all zeroes that records of the segment `ordinal` gave.
+    /// Removes all zeroes that records of the segment `ordinal` set.
     pub(crate) fn forget_segment(&mut self, ordinal: u64) {
         let everything = ByteRange { start: 0, end: u64::MAX };
         self.extents
             .remove(everything, |extent| extent.meaning == Meaning::Zeroes && extent.place.0 == ordinal);
     }
 
-    /// A record behind `place` holds `range`: the damage of that place does not cover it. Other damage may be later.
+    /// Removes the damage of the record at `place` from `range`, which a later record holds. Other damage may be later, and
+    /// stays.
     pub(crate) fn heal_at(&mut self, range: ByteRange, place: Place) {
         self.extents.remove(range, |extent| extent.meaning == Meaning::Damaged && extent.place == place);
     }
 
-    /// All of `range` was overwritten: damage in it is healed.
+    /// Removes all damage from `range`, which was overwritten.
     pub(crate) fn heal(&mut self, range: ByteRange) {
         self.extents.remove(range, |extent| extent.meaning == Meaning::Damaged);
     }
 
-    /// Parts of `range` that have a meaning later than a record at `place`, or any at all without one.
+    /// Parts of `range` that have a meaning later than a record at `place`; all parts that have a meaning if there is no
+    /// `place`.
     pub(crate) fn later_than(
         &self,
         range: ByteRange,
@@ -125,7 +128,7 @@ impl Overlay {
         self.extents.touching(range).filter_map(move |(part, Extent { meaning, place: since, .. })| {
             let counts = place.is_none_or(|place| match meaning {
                 Meaning::Zeroes => since > place,
-                // Damage has the place of the record that it marks bad.
+                // Damage has the position of the record that it marks bad.
                 Meaning::Damaged => since >= place,
             });
             counts.then_some((part, meaning))

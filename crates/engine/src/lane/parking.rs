@@ -1,17 +1,17 @@
-//! Parked ranges: what the backing device does not take is kept in the cache, as dirty, while everything else goes on.
+//! Parked ranges: dirty data that the backing device refuses stays in the cache while everything else continues.
 //!
-//! A parked range is a record of its own with the data in it. It is no part of the order in which *drained* moves: it stays
-//! dirty when that passes its epoch, as a quarantine stays damage.
+//! A parked range is a record of its own that holds the data. It is not part of the order in which *drained* advances: it stays
+//! dirty when drained passes its epoch, as a quarantine stays damage.
 //!
-//! Always true here:
-//! - only what is the newest of its range is parked, and whatever is written, zeroed or marked bad there later ends it; so
-//!   parked data never covers newer data, neither in reads nor on the backing device;
-//! - the record is durable before *drained* passes the one that it stands for, and it is carried forward, durably, before
+//! Invariants:
+//! - only the newest content of a range is parked, and any later write, zeroing or quarantine of the range ends it; so parked
+//!   data never covers newer data, neither in reads nor on the backing device;
+//! - the record is durable before *drained* passes the record that it stands for, and it is carried forward, durably, before
 //!   its segment is reclaimed;
-//! - what a lane has parked takes at most a quarter of a segment, so that the one segment that is kept back for each lane
-//!   holds all of it when it is carried.
+//! - the parked ranges of a lane take at most a quarter of a segment, so that the one segment that is kept back for each lane
+//!   holds all of them when they are carried.
 //!
-//! Elsewhere: what is to be parked, and its retries (`worker::writeback`).
+//! Elsewhere: which ranges are parked, and their retries (`worker::writeback`).
 
 use super::{LaneState, Source, overlay::Meaning};
 use crate::{
@@ -27,10 +27,10 @@ use cbd_types::{ByteRange, MutationPoint};
 /// Bytes that a record takes with its mirror.
 const RECORD_BYTES: u64 = 128;
 
-/// What stands for a parked range.
+/// The record that stands for a parked range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Parked {
-    /// Its record, and the sequence number of that.
+    /// Location of the record, and its sequence number.
     pub location: Location,
     pub sequence: u64,
     /// The range reads as zeroes: the record has no data.
@@ -61,7 +61,7 @@ impl Parking {
         self.ranges.insert(range, parked, |_| false);
     }
 
-    /// Something newer covers `range`.
+    /// Removes `range`, which newer content covers.
     pub(super) fn forget(&mut self, range: ByteRange) {
         self.ranges.remove(range, |_| true);
     }
@@ -88,7 +88,7 @@ impl Parking {
         self.iter().map(|(range, _)| range.len()).sum()
     }
 
-    /// Bytes of a segment that carrying all of it takes.
+    /// Bytes of a segment that carrying all ranges takes.
     fn space(&self) -> u64 {
         self.iter().map(|(range, parked)| space_of(range, parked.zeroes)).sum()
     }
@@ -99,29 +99,29 @@ pub(crate) const fn space_of(range: ByteRange, zeroes: bool) -> u64 {
     RECORD_BYTES + if zeroes { 0 } else { SegmentShape::data_bytes(range.len()) }
 }
 
-/// What is to be parked.
+/// The content that is to be parked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
-    /// The data of the record there.
+    /// The data of the record at this location.
     Data(Location),
     /// Zeroes.
     Zeroes,
 }
 
-/// What became of it.
+/// The outcome of parking a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// It is parked, durably, as far as nothing newer covers it.
+    /// The range is parked, durably, except where newer content covers it.
     Done,
-    /// There is no space for it.
+    /// There is no space for the record.
     NoSpace,
-    /// Its data is damaged.
+    /// The data is damaged.
     Damaged,
 }
 
 impl LaneState {
-    /// Parks `range`, as far as what the backing device refused is still its newest content. The touched bit of the lane is set.
-    /// `parked` is called for each range that is parked.
+    /// Parks the parts of `range` whose newest content is still what the backing device refused. The caller has set the lane's
+    /// touched bit. Calls `parked` for each range that is parked.
     pub(crate) fn park<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -145,7 +145,7 @@ impl LaneState {
         Outcome::Done
     }
 
-    /// The parts of `range` of which what the backing device refused is the newest content, and which are not parked yet.
+    /// The parts of `range` whose newest content is what the backing device refused, and which are not parked yet.
     fn still_refused<E: Environment>(
         &self,
         base: &Base<E>,
@@ -163,7 +163,7 @@ impl LaneState {
             }
         });
         if refused == Refused::Zeroes {
-            // A batch that is retried meets zeroes that are parked already: they look as those that it holds.
+            // A retried batch finds zeroes that are parked already: a lookup cannot tell them from the zeroes of the batch.
             let mut others = RangeMap::default();
             newest.iter().for_each(|part| others.insert(*part, (), |()| false));
             for (part, _) in self.parked.touching(range).filter(|(_, parked)| parked.zeroes) {
@@ -174,18 +174,18 @@ impl LaneState {
         newest
     }
 
-    /// Records what is still `parked` of `piece`, which lies in one checksum block, again at the head. The touched bit of the lane is
-    /// set.
+    /// Appends what is still `parked` of `piece`, which lies in one checksum block, again at the head of the log. The caller
+    /// has set the lane's touched bit.
     ///
     /// # Errors
-    /// Damage of its data; `None` when there is no space.
+    /// Damage of the data; `None` if there is no space.
     pub(crate) fn carry_parked<E: Environment>(
         &mut self,
         base: &Base<E>,
         piece: ByteRange,
         parked: Parked,
     ) -> Result<(), Option<Damage>> {
-        // A client may have written it meanwhile.
+        // A client may have written it in the meantime.
         let still: Vec<_> = self.parked.touching(piece).filter(|(_, now)| *now == parked).collect();
         still.into_iter().try_for_each(|(part, _)| match parked.zeroes {
             true => match self.append_parked_zeroes(base, part) {
@@ -200,7 +200,7 @@ impl LaneState {
         })
     }
 
-    /// Appends the data of the record at `location` as parked.
+    /// Appends the data of the record at `location` as a parked write.
     fn append_parked<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -231,7 +231,7 @@ impl LaneState {
         Outcome::Done
     }
 
-    /// The backing device has taken a parked range, and flushed it.
+    /// Ends the parking of `range`: the backing device has written and flushed it.
     pub(crate) fn unpark(&mut self, range: ByteRange, taken: Refused) {
         self.parked.forget_where(range, |now| now.is(taken));
     }
@@ -266,7 +266,7 @@ impl LaneState {
         self.parked.space()
     }
 
-    /// A record at `place` or before it no longer stands for `range`: it was marked bad.
+    /// Removes what records at `place` or before it have parked in `range`: it was marked bad.
     pub(super) fn forget_parked_up_to<E: Environment>(
         &mut self,
         base: &Base<E>,

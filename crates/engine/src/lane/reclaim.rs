@@ -1,6 +1,6 @@
-//! What reclaim does to a lane: records of the oldest segment leave the index.
+//! Reclaim of a lane's oldest segment: its records are removed from the index.
 //!
-//! Invariants: records leave in the order of the log, so what an older record held is never seen again.
+//! Invariants: records are removed in the order of the log, so the content of an older record never becomes visible again.
 //!
 //! Elsewhere: which segment is reclaimed, and the new tail (`worker::reclaim`).
 
@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use cbd_format::{Record, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK};
 
-/// A block that was read since it was written: it is appended again.
+/// A block that was read since it was written: reclaim appends it again.
 pub(crate) struct Chance {
     pub location: Location,
     pub record: Record,
@@ -21,25 +21,26 @@ pub(crate) struct Chance {
 }
 
 impl LaneState {
-    /// The oldest sealed segment, if the backing device has all of it but what is noted, and the number of sealed segments.
+    /// The oldest sealed segment, if the backing device has all of it except what is noted, and the number of sealed segments.
     pub(crate) fn reclaimable(&self, drained: u64) -> Option<(LogSegment, usize)> {
         let tail = self.sealed.front()?;
         let is_clean = tail.last_dirty_epoch <= drained || self.is_settled(tail);
         is_clean.then_some((*tail, self.sealed.len()))
     }
 
-    /// Parked ranges whose records stand in `segment`, at most `count`.
+    /// Parked ranges whose records are in `segment`, at most `count`.
     pub(crate) fn parked_in_segment(&self, segment: u32, count: usize) -> Vec<(ByteRange, super::Parked)> {
         self.parked.iter().filter(|(_, parked)| parked.location.segment == segment).take(count).collect()
     }
 
-    /// Loads the index lines of `records`: each would wait for its own line otherwise.
+    /// Loads the index lines of `records`: otherwise each record would wait for its own line.
     pub(crate) fn load_index_lines<E: Environment>(&self, base: &Base<E>, records: &[(Location, Record)]) {
         let keys = records.iter().map(|(_, record)| base.identity().lanes.key(record.range().start));
         core::hint::black_box(self.index.touch_all(keys));
     }
 
-    /// Adds whole blocks of the record that were read since and that it still holds, as long as `left`, in bytes, suffices.
+    /// Adds the whole blocks that the record still holds and that were read since it was written, as long as `left`, in bytes,
+    /// suffices.
     pub(crate) fn add_chances<E: Environment>(
         &self,
         base: &Base<E>,
@@ -74,7 +75,7 @@ impl LaneState {
                 || self.overlay.later_than(block, Some(base.place_of(location))).next().is_none())
     }
 
-    /// A record of the segment `ordinal` leaves index and overlay.
+    /// Removes a record of the segment `ordinal` from index and overlay.
     pub(crate) fn take_out<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -92,23 +93,23 @@ impl LaneState {
             RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
                 self.overlay.forget_zeroes(range, (ordinal, location.slot));
             }
-            // Carried forward when all of the segment has been seen.
+            // Carried forward once all records of the segment are processed.
             RecordKind::Quarantine => {}
         }
     }
 
-    /// Everything that the lane has of a segment leaves index and overlay at once.
+    /// Removes everything of a segment from index and overlay at once.
     pub(crate) fn take_out_all(&mut self, segment: &LogSegment) {
         self.index.remove_segment(segment.segment);
         self.overlay.forget_segment(segment.ordinal);
     }
 
-    /// The sequence number with which the log begins once its oldest segment is gone.
+    /// The first sequence number of the log once its oldest segment is removed.
     pub(crate) fn first_sequence_behind_tail(&self) -> u64 {
         self.segments().nth(1).map_or(self.next_sequence, |next| next.first_sequence)
     }
 
-    /// The oldest sealed segment leaves the lane.
+    /// Removes the oldest sealed segment from the lane.
     pub(crate) fn remove_tail(&mut self) {
         self.sealed.pop_front();
     }

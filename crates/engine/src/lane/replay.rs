@@ -1,11 +1,10 @@
 //! Replay of one lane: its records in the order of their sequence numbers.
 //!
-//! Sequence numbers are contiguous. A record that cannot be read is *damage* when anything later proves that it was
-//! complete: a successor segment, the lane's mark, a later record. Without any, it is a write that was never
-//! acknowledged, and is dropped; that can only be the last one, because every record is fenced before the next is
-//! stored.
+//! Sequence numbers are contiguous. A record that cannot be read is *damage* if anything later proves that it was complete: a
+//! successor segment, the lane's mark, a later record. Without such proof it is a write that was never acknowledged, and is
+//! dropped; only the last record can be such a write, because every record is fenced before the next one is stored.
 //!
-//! Damage of what is surely clean is none: the backing device has it, and reads go there.
+//! Damage of data that is certainly clean does not count: the backing device has the data, and reads go there.
 
 use super::{
     LaneState, LogSegment, SLOTS_MAX_OF_RECORD, damage::marked_bad_by, overlay::Meaning, parking::Parked,
@@ -28,10 +27,10 @@ pub(crate) struct ChainSegment {
     pub header: SegmentHeader,
 }
 
-/// A record of which both copies are gone.
+/// A record of which both copies are lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lost {
-    /// The last sequence number, where several were lost together.
+    /// The sequence number; the last one if several records were lost together.
     pub sequence: u64,
     pub place: Place,
 }
@@ -43,11 +42,11 @@ pub(crate) struct Tail {
     pub first_sequence: u64,
 }
 
-/// How far a lane is known to have been complete.
+/// The last record up to which a lane is known to have been complete.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Marked {
     pub sequence: u64,
-    /// The run of the segment that held the record; 0 where it is not known.
+    /// The run of the segment that held the record; 0 if it is not known.
     run: u64,
 }
 
@@ -59,17 +58,17 @@ impl Marked {
         })
     }
 
-    /// How far it proves the records of a segment: not at all where that is of an earlier run, since what stands there may have
-    /// been dropped, and what is proved be another record with its sequence number.
+    /// The sequence number up to which it proves the records of a segment. 0 for a segment of an earlier run: its records may
+    /// have been dropped, and the proved record may be another one with the same sequence number.
     fn proves(&self, segment: &SegmentHeader) -> u64 {
         let is_of_run = self.run == 0 || segment.run.get() >= self.run;
         if is_of_run { self.sequence } else { 0 }
     }
 }
 
-/// What replay found besides the lane's state.
+/// The results of replay besides the lane's state.
 pub(crate) struct Outcome {
-    /// The highest epoch seen, dropped records included.
+    /// The highest epoch of any record, dropped ones included.
     pub epoch: u64,
     /// The first record that the backing device does not have.
     pub cursor: Cursor,
@@ -77,12 +76,13 @@ pub(crate) struct Outcome {
     lost: Vec<Lost>,
 }
 
-/// How far the backing device had caught up.
+/// The epochs up to which the backing device had caught up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CaughtUp {
-    /// Records of this epoch and of earlier ones are on it, but for what is marked bad.
+    /// Records of this epoch and of earlier ones are on the backing device, except those that are marked bad.
     pub drained: u64,
-    /// All of this epoch and of earlier ones is on it. 0 while anything may be marked bad, which keeps the backing device void.
+    /// All of this epoch and of earlier ones is on the backing device. 0 while anything may be marked bad: the backing device
+    /// alone is not crash-consistent then.
     pub complete: u64,
 }
 
@@ -96,11 +96,11 @@ impl CaughtUp {
     }
 }
 
-/// The quarantines that were found on media: what they mark bad, by sequence number. They have effect at the place of
-/// the record that they mark bad, which is before their own.
+/// The quarantines that were found on media: the ranges that they mark bad, by sequence number. A quarantine takes effect at
+/// the position of the record that it marks bad, which precedes its own position.
 #[derive(Clone, Default)]
 struct MarkedBad {
-    /// With the ordinal of the last segment that says so.
+    /// Each range with the ordinal of the last segment that holds a quarantine for it.
     ranges: BTreeMap<u64, BTreeMap<ByteRange, u64>>,
 }
 
@@ -114,7 +114,7 @@ impl MarkedBad {
         *known = ordinal.max(*known);
     }
 
-    /// What the record `sequence` held that is damaged.
+    /// The damaged ranges of the record `sequence`, each with that ordinal.
     fn of(&self, sequence: u64) -> impl Iterator<Item = (ByteRange, u64)> + '_ {
         self.ranges.get(&sequence).into_iter().flatten().map(|(range, ordinal)| (*range, *ordinal))
     }
@@ -124,29 +124,30 @@ struct Replay<'a> {
     outcome: Outcome,
     caught_up: CaughtUp,
     cursor_found: bool,
-    /// Known when this pass over the records began.
+    /// The quarantines that were known when this pass over the records began.
     marked_bad: &'a MarkedBad,
-    /// Met in this pass and not known when it began: what is marked bad, and the ordinal of the segment that says so.
+    /// The quarantines that this pass found and that were not known when it began: sequence number and range that are marked
+    /// bad, and the ordinal of the segment that holds the quarantine.
     found: Vec<(u64, ByteRange, u64)>,
 }
 
-/// How far the replay of one segment has come.
+/// The progress of the replay of one segment.
 struct Position {
-    /// The segment as far as its records were applied.
+    /// The segment, with the records that were applied so far.
     log: LogSegment,
-    /// The first sequence number of the next segment, where there is one.
+    /// The first sequence number of the next segment, if there is one.
     limit: Option<u64>,
     /// The last sequence number that the lane's mark proves.
     marked: u64,
     /// Slot and sequence number of the next record.
     slot: u32,
     expected: u64,
-    /// Read and not applied: the last record is applied only when it is known not to be torn.
+    /// Read but not applied yet: the last record is applied only if it is known not to be torn.
     last: Option<(Location, Record)>,
 }
 
 impl Position {
-    /// `count` records were read, `record` in `slot` last.
+    /// Advances past `count` records that were read; the last one is `record` in `slot`.
     fn read(&mut self, slot: u32, record: &Record, count: usize) {
         self.last = Some((Location { segment: self.log.segment, slot }, *record));
         self.slot = slot + record.slots();
@@ -165,7 +166,7 @@ impl LaneState {
         caught_up: CaughtUp,
     ) -> Outcome {
         let mut marked_bad = MarkedBad::default();
-        // The first pass finds all quarantines, the second has effect with them; a lane without any needs one.
+        // The first pass finds all quarantines, the second pass applies them. A lane without quarantines needs one pass.
         loop {
             self.reset();
             let mut replay = Replay {
@@ -198,7 +199,7 @@ impl LaneState {
         let mut expected_ordinal = tail.map(|tail| tail.ordinal);
         let mut expected = tail.map(|tail| tail.first_sequence);
         if let Some(first) = chain.first() {
-            // What was marked bad and has been reclaimed since lies before everything that is left.
+            // Records that were marked bad and have been reclaimed since precede all remaining records.
             let first = first.header.first_sequence.get();
             for (range, ordinal) in replay.marked_bad.ranges.range(..first).flat_map(|(_, ranges)| ranges) {
                 self.overlay.insert_noted(*range, (0, 0), *ordinal);
@@ -211,7 +212,7 @@ impl LaneState {
             let is_next = expected_ordinal.is_none_or(|expected| expected == ordinal)
                 && expected.is_none_or(|expected| expected == first);
             if !is_next {
-                // A segment between is gone, or its records are.
+                // A segment in between is lost, or its records are.
                 let place = (expected_ordinal.unwrap_or(ordinal).min(ordinal), 0);
                 let lost = Lost { sequence: first.saturating_sub(1), place };
                 self.lose(base, replay, lost, Some(header.epoch.get()));
@@ -222,24 +223,24 @@ impl LaneState {
             expected_ordinal = Some(ordinal + 1);
             self.run = self.run.max(header.run.get() + 1);
         }
-        // A run that a mark names is over, even if all its segments are lost.
+        // The run that a mark names has ended, even if all its segments are lost.
         self.run = self.run.max(marked.run + 1);
         let marked = marked.sequence;
         let next = expected.unwrap_or(marked + 1);
         if marked >= next {
-            // The mark says that there was more: the head segment is gone.
+            // The mark proves further records: the head segment is lost.
             let place = (expected_ordinal.unwrap_or(1), 0);
-            // Of what came behind the mark nothing is known, so nothing is known to be clean.
+            // Nothing is known about the records after the mark, so nothing is known to be clean.
             self.lose(base, replay, Lost { sequence: marked, place }, None);
         }
         self.next_sequence = next.max(marked + 1);
         self.cut = self.next_sequence - 1;
-        // A lost head segment keeps its ordinal; the next one is above it.
+        // A lost head segment keeps its ordinal; the next segment gets a higher one.
         self.next_ordinal = expected_ordinal.unwrap_or(1).max(1) + u64::from(marked >= next);
     }
 
     /// Replays one segment up to the first sequence number of its successor, whose header is `next`. Returns the sequence
-    /// number that follows.
+    /// number that follows the replayed records.
     fn replay_segment<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -275,7 +276,7 @@ impl LaneState {
         expected
     }
 
-    /// Replays the records that follow as far as their first copies are good and stand in one page. `false` when there is none.
+    /// Replays the records that follow, as long as their first copies are good and lie in one page. `false` if there is none.
     fn replay_page<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -300,7 +301,7 @@ impl LaneState {
         true
     }
 
-    /// Replays the record that follows, from its second copy where the first is damaged. `false` when neither can be read.
+    /// Replays the record that follows, from its second copy if the first is damaged. `false` if neither can be read.
     fn replay_record<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -316,8 +317,8 @@ impl LaneState {
         true
     }
 
-    /// Nothing can be read where the next record is expected. Where something later proves that it was complete, it is lost, and
-    /// the replay goes on behind it; breaks where the segment has no more records.
+    /// Handles a slot that cannot be read where the next record is expected. If anything later proves that the record was
+    /// complete, the record is lost, and replay continues after it. Breaks if the segment has no more records.
     fn pass_damage<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -334,7 +335,7 @@ impl LaneState {
         }
         // Damage: something later proves that the record was complete.
         self.apply_last(base, position, replay);
-        // At the last slot that may be lost: all before the next record is marked bad.
+        // The loss is at the last slot that may be lost: everything before the next record is marked bad.
         let lost_slot = later.map_or(slot, |(later_slot, _)| later_slot - 1);
         let last_lost = later.map_or_else(|| limit.unwrap_or(marked + 1), |(_, sequence)| sequence) - 1;
         let behind = match later {
@@ -357,7 +358,7 @@ impl LaneState {
         }
     }
 
-    /// Applies the last record of a segment if it is known not to be torn; drops it otherwise, as if it had never been read.
+    /// Applies the last record of a segment if it is known not to be torn. Drops it otherwise, as if replay had never read it.
     fn replay_last<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -379,8 +380,9 @@ impl LaneState {
         position.slot = location.slot;
     }
 
-    /// A record is gone and its range with it: whatever the lane held before is not to be trusted. `behind` is the epoch of
-    /// what stands behind it in the lane, where something does: it is of that epoch or an earlier one, as all before it.
+    /// Handles the loss of a record and of its range: no earlier content of the lane can be trusted. `behind` is the epoch of
+    /// the record or segment that follows the lost record in the lane, if there is one: the lost record and all earlier records
+    /// are of that epoch or an earlier one.
     fn lose<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -390,7 +392,8 @@ impl LaneState {
     ) {
         let complete = replay.caught_up.complete;
         if behind.is_some_and(|epoch| epoch <= complete) {
-            // The backing device has it, whatever it was, and all that is older: reads go there. A quarantine it was not.
+            // The backing device has the record's content, whatever it was, and all older content: reads go there. The record
+            // was not a quarantine.
             self.index.clear();
             self.parked.forget(ByteRange { start: 0, end: base.identity().size });
             self.overlay.forget_all_zeroes();
@@ -399,15 +402,15 @@ impl LaneState {
         let whole = ByteRange { start: 0, end: base.identity().size };
         self.overlay.insert(whole, Meaning::Damaged, lost.place);
         self.parked.forget(whole);
-        // Of that, this is noted already.
+        // The parts of this damage that are noted already.
         for (range, ordinal) in replay.marked_bad.of(lost.sequence) {
             self.overlay.insert_noted(range, lost.place, ordinal);
         }
         replay.outcome.lost.push(lost);
     }
 
-    /// Applies records of the segment of `log` in their order. What the index has where they go is loaded for all of them first:
-    /// each would wait for its own line otherwise.
+    /// Applies records of the segment of `log` in order. Loads the index lines of all of them first: otherwise each record
+    /// would wait for its own line.
     fn apply_all<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -422,7 +425,7 @@ impl LaneState {
         }
     }
 
-    /// Applies what was the last record until another one came.
+    /// Applies the record that was the last one until replay read another.
     fn apply_last<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -511,7 +514,7 @@ fn unread<E: Environment>(base: &Base<E>, segment: &ChainSegment) -> LogSegment 
     }
 }
 
-/// The record in a slot, if there can be one.
+/// The record in a slot, if the segment has that slot and a record can be read there.
 fn record_at<E: Environment>(base: &Base<E>, segment: u32, slot: u32) -> Option<Record> {
     if slot >= base.shape().slots_max() {
         return None;
@@ -519,9 +522,9 @@ fn record_at<E: Environment>(base: &Base<E>, segment: u32, slot: u32) -> Option<
     base.find_record(Location { segment, slot })
 }
 
-/// The next record behind a damaged one: its slot and sequence number. Where something proves that there is more the
-/// whole segment is searched. Otherwise only as far as one failed pair of pages and a long record on either side
-/// of it reach, so that the end of a log is found in bounded time.
+/// The next record after a damaged one: its slot and sequence number. If anything proves that more records follow, the whole
+/// segment is searched. Otherwise the search covers only one failed pair of pages and a long record on either side of it, so
+/// that it finds the end of a log in bounded time.
 fn next_record<E: Environment>(
     base: &Base<E>,
     segment: u32,
@@ -540,7 +543,7 @@ fn next_record<E: Environment>(
     })
 }
 
-/// Whether the data of a record is what it says, all of it, and a quarantine has its map.
+/// Whether all data of a record matches its checksums; for a quarantine, whether its map can be read.
 fn is_whole<E: Environment>(base: &Base<E>, location: Location, record: &Record) -> bool {
     if record.kind() == RecordKind::Quarantine {
         return base.load_map(location, record).is_ok();

@@ -1,4 +1,4 @@
-//! The figures of one lane or of several, for status.
+//! The figures of one or several lanes, for status.
 
 use super::Lane;
 use crate::{Environment, base::Base};
@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use cbd_types::ByteRange;
 use core::sync::atomic::Ordering;
 
-/// What lanes hold.
+/// The figures of lanes.
 #[derive(Default)]
 pub(crate) struct LaneReport {
     pub written: u64,
@@ -19,7 +19,7 @@ pub(crate) struct LaneReport {
     pub records: u64,
     pub index_blocks: u64,
     pub index_bytes: u64,
-    /// Quarantined ranges, at most as many as were asked for.
+    /// Quarantined ranges, at most as many as the caller requested.
     pub quarantined: Vec<ByteRange>,
 }
 

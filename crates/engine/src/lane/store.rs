@@ -1,7 +1,7 @@
-//! Records with data, and zeroes, in crash order, while the lane is locked.
+//! Stores records with data, and records of zeroes, in crash order, while the lane is locked.
 //!
-//! Invariants: what could fail is reserved before anything changes; the data and the record of a write are durable, by one fence, before
-//! the lane is unlocked.
+//! Invariants: everything that could fail is reserved before anything changes; one fence makes the data and the record of a
+//! write durable before the lane is unlocked.
 //!
 //! Elsewhere: which requests store what (`cache`), slots and space (`log`).
 
@@ -19,10 +19,11 @@ use core::task::Waker;
 /// Blocks of a write whose checksums are on the stack.
 pub(crate) const FEW_BLOCKS: usize = 2;
 
-/// Blocks that the longest write touches: an atomic unit that begins inside a block. Their checksums are in the lane's scratch.
+/// Blocks that the longest write touches: an atomic unit that starts inside a block. Their checksums are in the lane's scratch
+/// buffer.
 pub(crate) const MANY_BLOCKS: usize = 257;
 
-/// What there was none of for a record. Nothing has changed.
+/// The resource that a record could not get. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lack {
     /// Segments. A client's waker is on the wait list of the pool.
@@ -32,10 +33,10 @@ pub(crate) enum Lack {
 }
 
 impl LaneState {
-    /// Stores a record with data, durably. The touched bit of the lane is set.
+    /// Stores a record with data, durably. The caller has set the lane's touched bit.
     ///
     /// # Errors
-    /// What there was none of; nothing has changed then.
+    /// The missing resource; nothing has changed then.
     pub(crate) fn commit<E: Environment, const BLOCKS: usize>(
         &mut self,
         base: &Base<E>,
@@ -46,8 +47,8 @@ impl LaneState {
         waker: Option<&Waker>,
     ) -> Result<(Durable, Location), Lack> {
         let (stored, location) = self.store::<E, BLOCKS>(base, kind, range, data, asker, waker)?;
-        // 5. Fence, and only then may the caller let the lane go and complete: another processor's fence does
-        //    not drain this one's buffers.
+        // 5. Fence. Only then may the caller unlock the lane and complete the request: another processor's fence does not drain
+        //    this processor's buffers.
         let fence = match kind {
             RecordKind::Fill => MutationPoint::FillFence,
             RecordKind::ParkedWrite => MutationPoint::ParkedFence,
@@ -56,8 +57,8 @@ impl LaneState {
         Ok((base.region().fence(fence, stored), location))
     }
 
-    /// As [`commit`](Self::commit) without its last step, the fence: the caller does it before it lets the lane go,
-    /// and before it stores another record there.
+    /// As [`commit`](Self::commit) without its last step, the fence. The caller fences before it unlocks the lane and before it
+    /// stores another record there.
     pub(crate) fn store<E: Environment, const BLOCKS: usize>(
         &mut self,
         base: &Base<E>,
@@ -72,8 +73,8 @@ impl LaneState {
         let blocks = if base.identity().data_crc { blocks_in(range) } else { 0 };
         let lines = if base.identity().data_crc { checksum_lines(range) } else { 0 };
 
-        // 1. Reserve everything that could fail: memory for checksums and nodes of the index, a slot for each line, data
-        //    space. The lines that step 4 will touch come while the data is copied.
+        // 1. Reserve everything that could fail: memory for checksums and index nodes, a slot for each line, data space.
+        //    Prefetch the lines that step 4 will touch, so that they arrive during the copy.
         if BLOCKS > FEW_BLOCKS {
             self.ensure_checksums().ok_or(Lack::Memory)?;
         }
@@ -85,7 +86,7 @@ impl LaneState {
         let segment = self.open.as_ref().ok_or(Lack::Space)?.segment;
         let at = base.segment(segment).base() + data_offset;
 
-        // 2. Copy the data, summing it in the same pass.
+        // 2. Copy the data and compute its checksums in the same pass.
         let (mut few, mut many) = ([0; FEW_BLOCKS], Vec::new());
         let checksums = if BLOCKS <= FEW_BLOCKS {
             &mut few[..blocks]
@@ -97,8 +98,8 @@ impl LaneState {
             let first = (CHECKSUM_BLOCK - range.start % CHECKSUM_BLOCK).min(range.len());
             base.region().store_summed(at, data, first as usize, checksums)
         } else {
-            // 3. Without checksums a torn write would not show, so the data is durable before a record can name it.
-            //    With them the fence of step 5 serves data and record.
+            // 3. Without checksums a torn write would go undetected, so make the data durable before a record can name it. With
+            //    checksums the fence of step 5 covers data and record.
             let copied = base.region().store(at, data);
             base.region().fence(MutationPoint::WriteDataFence, copied);
             base.region().nothing_in_flight()
@@ -107,7 +108,7 @@ impl LaneState {
         let in_parts = !(range.start | range.end).is_multiple_of(CHECKSUM_BLOCK);
         self.index.prefetch_further::<E>(keys, in_parts);
 
-        // 4. Sequence number and epoch, index, record: their order is the order of commit.
+        // 4. Sequence number and epoch, record, index: their order is the order of commit.
         let mut record = Record::new(kind, range);
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(base, record, checksums);
@@ -134,8 +135,8 @@ impl LaneState {
         Ok((copied.and(stored), location))
     }
 
-    /// Points the blocks of `range` at the record at `location`, whose data begin at `data_offset` of its segment; `checksums` are
-    /// those of its first blocks, as far as they are known.
+    /// Points the index at the record at `location` for the blocks of `range`. The record's data starts at `data_offset` in its
+    /// segment; `checksums` are those of its first blocks, as far as they are known.
     pub(super) fn index_range<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -165,10 +166,10 @@ impl LaneState {
         }
     }
 
-    /// Stores a record that makes `range` read as zeroes, durably. The touched bit of the lane is set.
+    /// Stores a record that makes `range` read as zeroes, durably. The caller has set the lane's touched bit.
     ///
     /// # Errors
-    /// What there was none of; nothing has changed then.
+    /// The missing resource; nothing has changed then.
     pub(crate) fn commit_zeroes<E: Environment>(
         &mut self,
         base: &Base<E>,
@@ -178,7 +179,7 @@ impl LaneState {
     ) -> Result<Durable, Lack> {
         // 1. Reserve.
         self.make_room(base, 1, 0, Asker::Client, Some(waker))?;
-        // 4. The record names the whole range; what of it belongs to the lane follows from the lane.
+        // 4. The record names the whole range; the lane determines which part of it counts.
         let (location, stored) = self.append(base, Record::new(kind, range), &[]);
         self.overlay.insert(range, Meaning::Zeroes, base.place_of(location));
         self.parked.forget(range);

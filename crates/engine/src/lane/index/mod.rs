@@ -1,14 +1,14 @@
-//! From each cached block of a lane to the record that holds its newest data.
+//! The index of a lane: maps each cached block to the record that holds its newest data.
 //!
-//! A hash table of 4 KiB blocks ([`table`]) in which most are found in the one cache line where they have to be. A block that several
-//! records cover in parts has a side entry with one location for each 512 bytes; these come in slabs, so that no commit moves what is
-//! there.
+//! A hash table of 4 KiB blocks ([`table`]) in which most blocks are found in the one cache line of their bucket. A block that
+//! several records cover in parts has a side entry with one location for each 512 bytes. Side entries are allocated in slabs,
+//! so that no commit moves existing ones.
 //!
-//! An entry also has what a read of the block needs, the place of its data and their checksum, so that a hit does not wait for the
-//! record first. That is a copy: where the data do not match it, the record is asked.
+//! An entry also holds what a read of the block needs, the offset and the checksum of its data, so that a hit does not wait for
+//! the record first. This is a copy: if the data does not match the checksum, the read loads the record.
 //!
-//! Always true here: a location in the index names a segment of this lane that is not retired. The index does not know
-//! which of two records is newer: callers apply records in the order of the log.
+//! Invariants: a location in the index names a segment of this lane that is not retired. The index does not know which of two
+//! records is newer: callers apply records in the order of the log.
 
 mod table;
 
@@ -22,7 +22,7 @@ use core::{alloc::Layout, ops::RangeInclusive};
 pub(crate) use table::Lines;
 use table::{Entry, Table};
 
-/// Where the data of a whole block are, and what they sum up to.
+/// Offset and checksum of the data of a whole block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockData {
     /// From the base of the record's segment, in bytes.
@@ -31,12 +31,12 @@ pub(crate) struct BlockData {
     pub sum: u32,
 }
 
-/// What is known of a block.
+/// The records that hold a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Found<'a> {
     /// One record holds all of it.
     Whole(Location),
-    /// Each 512 bytes have a place of their own; `NONE` where nothing is cached.
+    /// Each 512 bytes have a location of their own; `NONE` where nothing is cached.
     Parts(&'a Parts),
 }
 
@@ -65,14 +65,14 @@ pub(crate) struct Index {
 /// The side entries.
 struct Sides {
     slabs: Vec<Box<[Parts]>>,
-    /// Entries handed out at least once.
+    /// Entries that were allocated at least once.
     used: u32,
-    /// Chain of entries given back, each with the number of the next in place of its first segment.
+    /// Free list: each free entry has the number of the next one in place of its first segment.
     free: u32,
 }
 
 impl Entry {
-    /// What a block has that one record holds all of.
+    /// The entry of a block that one record holds whole.
     const fn whole(key: u32, location: Location, data: Option<BlockData>) -> Self {
         let (flag, data) = match data {
             Some(data) => (HAS_DATA, data),
@@ -81,7 +81,7 @@ impl Entry {
         Self { key, slot: location.slot | flag, segment: location.segment, data }
     }
 
-    /// What a block has before anything is known of it.
+    /// The entry of a block of which nothing is known yet.
     const fn fresh(key: u32) -> Self {
         Self { key, slot: SLOT, segment: u32::MAX, data: NO_DATA }
     }
@@ -94,7 +94,7 @@ impl Entry {
         self.slot & IN_PARTS != 0
     }
 
-    /// Where the record is that has all of the block.
+    /// The location of the record that holds the whole block.
     const fn location(&self) -> Location {
         Location { segment: self.segment, slot: self.slot & SLOT }
     }
@@ -107,12 +107,12 @@ impl Entry {
 }
 
 impl Index {
-    /// An index that is at its best with up to `blocks` blocks; `seed` is nobody's but its own.
+    /// An index that performs best with up to `blocks` blocks. `seed` scatters them; see [`Table::new`].
     pub(crate) fn new(blocks: usize, seed: u32) -> Self {
         Self { table: Table::new(blocks, seed), sides: Sides { slabs: Vec::new(), used: 0, free: END } }
     }
 
-    /// Forgets everything.
+    /// Removes all blocks.
     pub(crate) fn clear(&mut self) {
         self.table.clear();
         (self.sides.used, self.sides.free) = (0, END);
@@ -123,25 +123,26 @@ impl Index {
         self.table.live()
     }
 
-    /// Bytes of memory that it takes.
+    /// Memory of the index in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.table.bytes() + self.sides.slabs.len() * SIDE_SLAB * size_of::<Parts>()
     }
 
-    /// Makes room for `blocks` more blocks, two of them in parts, so that the commit cannot fail. `None` if there is no memory.
+    /// Reserves memory for `blocks` more blocks, two of them in parts, so that the commit cannot fail. `None` if an allocation
+    /// fails.
     pub(crate) fn reserve(&mut self, blocks: usize) -> Option<()> {
         self.table.reserve(blocks)?;
         self.sides.reserve(2)
     }
 
-    /// Asks for the lines that commits of the blocks `keys` will visit first (a prefetch, which nothing waits for).
+    /// Prefetches the lines that commits of the blocks `keys` will visit first. No instruction waits for a prefetch.
     #[inline]
     pub(crate) fn prefetch<E: Environment>(&self, keys: RangeInclusive<u32>) {
         self.table.lines().prefetch::<E>(keys);
     }
 
-    /// As [`prefetch`](Self::prefetch), for what they will visit behind these lines, when those have come. Of the first and the last block they
-    /// may cover a part.
+    /// As [`prefetch`](Self::prefetch), for the lines that the commits visit after those, once those have arrived. With
+    /// `in_parts` the commits may cover the first and the last block in part.
     #[inline]
     pub(crate) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>, in_parts: bool) {
         if in_parts {
@@ -162,12 +163,12 @@ impl Index {
         self.table.touch_all(keys)
     }
 
-    /// Where its lines are; they stay there as long as the index lives.
+    /// Addresses of its cache lines; they stay valid as long as the index lives.
     pub(crate) fn lines(&self) -> Lines {
         self.table.lines()
     }
 
-    /// What is known of block `key`.
+    /// The records that hold block `key`.
     pub(crate) fn get(&self, key: u32) -> Option<Found<'_>> {
         self.table.get(key).map(|entry| self.found(entry))
     }
@@ -192,7 +193,7 @@ impl Index {
         }
     }
 
-    /// Where the data of block `key` are, if one record holds all of it and that is known, and notes that they were read.
+    /// Location and data of block `key`, if one record holds all of it and its data is known. Notes that the block was read.
     pub(crate) fn read_whole(&mut self, key: u32) -> Option<(Location, BlockData)> {
         let entry = self.table.get_mut(key)?;
         if entry.slot & (IN_PARTS | HAS_DATA) != HAS_DATA {
@@ -207,7 +208,7 @@ impl Index {
         self.table.get(key).is_some_and(|entry| entry.slot & WAS_READ != 0)
     }
 
-    /// All of the blocks from `key` on, which lie in one chunk, is at `location`, the data of each at one of `blocks` if that is known.
+    /// Points the blocks from `key` on, which lie in one chunk, at `location`. `blocks` has the data of each block, if known.
     #[inline]
     pub(crate) fn set_whole(
         &mut self,
@@ -218,13 +219,13 @@ impl Index {
         let entries = blocks.zip(key..).map(|(data, key)| Entry::whole(key, location, data));
         self.table.get_or_insert_all(entries, |entry, new| {
             if entry.is_in_parts() {
-                self.sides.give_back(entry.segment);
+                self.sides.release(entry.segment);
             }
             *entry = new;
         });
     }
 
-    /// The parts `first..end` of block `key` are at `location`.
+    /// Points the parts `first..end` of block `key` at `location`.
     pub(crate) fn set_parts(&mut self, key: u32, first: usize, end: usize, location: Location) {
         let entry = self.table.get_or_insert(Entry::fresh(key));
         if !entry.is_in_parts() {
@@ -235,7 +236,7 @@ impl Index {
         self.sides.get_mut(entry.segment)[first..end].fill(location);
     }
 
-    /// Forgets block `key` as far as it is at `location`.
+    /// Removes block `key`, or those of its parts, that are at `location`.
     pub(crate) fn remove_at(&mut self, key: u32, location: Location) {
         let Some(entry) = self.table.get(key) else { return };
         if !entry.is_in_parts() {
@@ -250,12 +251,12 @@ impl Index {
             *part = NONE;
         }
         if parts.iter().all(|part| *part == NONE) {
-            self.sides.give_back(side);
+            self.sides.release(side);
             self.table.remove(key);
         }
     }
 
-    /// Forgets everything that is in `segment`.
+    /// Removes everything that is in `segment`.
     pub(crate) fn remove_segment(&mut self, segment: u32) {
         let mut gone = Vec::new();
         for (key, found) in self.iter() {
@@ -273,14 +274,15 @@ impl Index {
     }
 }
 
-/// Where nothing was reserved: only recovery inserts so, and without memory for its index a cache cannot be opened.
+/// Handles a failed allocation of an insert for which no memory was reserved. Only recovery inserts so, and a cache cannot be
+/// opened without memory for its index.
 #[cold]
 #[inline(never)]
 fn no_memory<T>() {
     alloc::alloc::handle_alloc_error(Layout::new::<T>())
 }
 
-/// Adds a slab of `length` times `fresh`. `None` if there is no memory.
+/// Adds a slab of `length` copies of `fresh`. `None` if the allocation fails.
 #[cold]
 #[inline(never)]
 fn add_slab<T: Clone>(slabs: &mut Vec<Box<[T]>>, fresh: T, length: usize) -> Option<()> {
@@ -301,7 +303,7 @@ impl Sides {
         &mut self.slabs[at as usize / SIDE_SLAB][at as usize % SIDE_SLAB]
     }
 
-    /// Makes room for `entries` more; what was given back is not counted.
+    /// Reserves memory for `entries` more; entries on the free list are not counted.
     fn reserve(&mut self, entries: usize) -> Option<()> {
         while self.slabs.len() * SIDE_SLAB - (self.used as usize) < entries {
             add_slab(&mut self.slabs, [NONE; PARTS], SIDE_SLAB)?;
@@ -309,11 +311,11 @@ impl Sides {
         Some(())
     }
 
-    /// An entry whose parts are all at `all`.
+    /// Allocates an entry whose parts are all at `all`.
     fn take(&mut self, all: Location) -> u32 {
         let at = if self.free == END {
             self.reserve(1).unwrap_or_else(no_memory::<Parts>);
-            // Fewer entries than blocks, and blocks are counted in 32 bits.
+            // There are fewer entries than blocks, and blocks are counted in 32 bits.
             self.used += 1;
             self.used - 1
         } else {
@@ -325,7 +327,7 @@ impl Sides {
         at
     }
 
-    fn give_back(&mut self, at: u32) {
+    fn release(&mut self, at: u32) {
         self.get_mut(at)[0].segment = self.free;
         self.free = at;
     }

@@ -1,14 +1,14 @@
 //! The hash table of an index: from the number of a block to its entry.
 //!
-//! A bucket is one line of the processor's cache with three entries; what does not fit goes into a chain of nodes behind it. Three
-//! blocks that follow each other share a bucket, and the buckets of a chunk lie side by side, so that a large request walks
-//! through few lines; chunks are scattered so that neighbours share the table evenly.
+//! A bucket is one cache line with three entries. Entries that do not fit go into a chain of nodes behind it. Three consecutive
+//! blocks share a bucket, and the buckets of a chunk are adjacent, so that a large request touches few lines. Chunks are
+//! scattered so that neighbouring chunks share the table evenly.
 //!
-//! Always true here: a chain has nodes only where its bucket is full; buckets are fixed when the table is made and nodes come in
-//! slabs, so nothing is ever rehashed and no insert moves an entry. A removal moves entries
-//! of its own bucket, and one into it.
+//! Invariants: a chain has nodes only if its bucket is full. The buckets are allocated when the table is created, and nodes are
+//! allocated in slabs, so nothing is ever rehashed and no insert moves an entry. A removal moves entries of its own bucket, and
+//! one into it.
 //!
-//! Left to others: what an entry means (`index`).
+//! Elsewhere: what an entry means (`index`).
 
 use super::{BlockData, add_slab, no_memory};
 use crate::Environment;
@@ -17,17 +17,18 @@ use cbd_types::{CHECKSUM_BLOCK, CHUNK};
 use core::ops::RangeInclusive;
 
 const END: u32 = u32::MAX;
-/// The key of a place without entry: more than any block of a lane has ([`LaneMap::device_max`](crate::lane::LaneMap::device_max)).
+/// The key of an unused entry: greater than any block number of a lane
+/// ([`LaneMap::device_max`](crate::lane::LaneMap::device_max)).
 const EMPTY: u32 = u32::MAX;
 const LINE: usize = 64;
 const PLACES: usize = 3;
 const BLOCKS_PER_CHUNK: u32 = (CHUNK / CHECKSUM_BLOCK) as u32;
-/// Chunks in a row that share the table evenly.
+/// Consecutive chunks that share the table evenly.
 const NEIGHBOURS: u32 = 64;
 /// Nodes in a slab.
 pub(super) const SLAB: usize = 1024;
 
-/// What the table has of a block; see `index` for what `slot` and `segment` are.
+/// The entry of a block; `index` defines `slot` and `segment`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Entry {
@@ -45,7 +46,7 @@ struct Bucket {
 }
 const _: () = assert!(size_of::<Bucket>() == LINE);
 
-/// An entry that found its bucket full, or a free node, which has the numbers of others in place of it.
+/// An entry whose bucket was full, or a free node, which has the numbers of other free nodes in place of the entry.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Node {
@@ -56,11 +57,11 @@ pub(super) struct Node {
 const NO_ENTRY: Entry = Entry { key: EMPTY, slot: 0, segment: 0, data: BlockData { offset: 0, sum: 0 } };
 const NO_BUCKET: Bucket = Bucket { entries: [NO_ENTRY; PLACES], next: END };
 
-/// Numbers of other free nodes that a free one has room for.
+/// Most numbers of other free nodes that a free node holds.
 const NOTED: u32 = 5;
 
 impl Node {
-    /// The `place`-th number that a free node has noted.
+    /// The number at index `place` of those that a free node holds.
     const fn noted(&self, place: u32) -> u32 {
         match place {
             0 => self.entry.key,
@@ -93,18 +94,19 @@ pub(super) struct Table {
     seed: u32,
     buckets: Box<[Bucket]>,
     slabs: Vec<Box<[Node]>>,
-    /// Nodes handed out at least once.
+    /// Nodes that were allocated at least once.
     used: u32,
-    /// Chain of nodes given back, each with the numbers of more of them.
+    /// Free list of nodes, each with the numbers of further free nodes.
     free: u32,
-    /// How many numbers the first of the chain has; those behind it have all that they can.
+    /// How many numbers the first node of the free list holds; the nodes after it hold as many as they can.
     free_noted: u32,
     live: u32,
 }
 
 impl Table {
-    /// A table with as many places in buckets as it is expected to have entries. Blocks meet by chance, so one entry in five finds its bucket
-    /// full, and the memory of an entry is 28 bytes. Which blocks meet is chosen by `seed`, so that nobody who does not know it can choose blocks that do.
+    /// A table with as many entries in buckets as it is expected to hold blocks. Blocks collide by chance, so one entry in five
+    /// finds its bucket full, and the memory of an entry is 28 bytes. `seed` determines which blocks collide, so that a client
+    /// that does not know the seed cannot choose blocks that do.
     pub(super) fn new(entries: usize, seed: u32) -> Self {
         let buckets = entries.div_ceil(PLACES).clamp(16, 1 << 30);
         Self {
@@ -118,9 +120,9 @@ impl Table {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub(super) fn clear(&mut self) {
-        // A table without entries has no chain either. Filling takes as long as all of it is large.
+        // A table without entries has no chains either. The time of a fill is proportional to the size of the table.
         if self.live > 0 {
             self.buckets.fill(NO_BUCKET);
         }
@@ -131,12 +133,12 @@ impl Table {
         self.live
     }
 
-    /// Bytes of memory that it takes.
+    /// Memory of the table in bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.buckets) + self.slabs.len() * SLAB * size_of::<Node>()
     }
 
-    /// Makes room for `entries` more, so that no insert has to. `None` if there is no memory.
+    /// Reserves memory for `entries` more, so that no insert has to allocate. `None` if an allocation fails.
     pub(super) fn reserve(&mut self, entries: usize) -> Option<()> {
         // Nodes that were freed are not counted: they only make the reserve larger than needed.
         while self.slabs.len() * SLAB - (self.used as usize) < entries {
@@ -145,43 +147,43 @@ impl Table {
         Some(())
     }
 
-    /// Asks for what commits of `keys`, which lie in one chunk, will visit behind their buckets ([`Lines::ask`]), when those have come: the
-    /// first node of each chain, and a free one for each bucket that is full.
+    /// Prefetches what commits of `keys`, which lie in one chunk, will visit after their buckets ([`Lines::prefetch`]), once
+    /// those have arrived: the first node of each chain, and a free node for each full bucket.
     #[inline]
     pub(super) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>) {
         let mut full = 0;
         for bucket in self.lines().buckets(keys) {
             let bucket = &self.buckets[bucket];
             full += u32::from(bucket.entries[PLACES - 1].key != EMPTY);
-            self.ask_node::<E>(bucket.next);
+            self.prefetch_node::<E>(bucket.next);
         }
         if full > 0 && self.free != END {
             let free = self.node(self.free);
             for place in self.free_noted.saturating_sub(full)..self.free_noted {
-                self.ask_node::<E>(free.noted(place));
+                self.prefetch_node::<E>(free.noted(place));
             }
             if full > self.free_noted {
-                self.ask_node::<E>(free.next);
+                self.prefetch_node::<E>(free.next);
             }
         }
     }
 
     #[inline]
-    fn ask_node<E: Environment>(&self, at: u32) {
+    fn prefetch_node<E: Environment>(&self, at: u32) {
         if at != END {
             E::prefetch(core::ptr::from_ref(self.node(at)).cast());
         }
     }
 
-    /// The entry of `key`, if it stands in its bucket.
+    /// The entry of `key`, if it is in its bucket.
     #[inline]
     pub(super) fn peek(&self, key: u32) -> Option<&Entry> {
         let bucket = &self.buckets[self.bucket(key)];
         bucket.place_of(key).map(|place| &bucket.entries[place])
     }
 
-    /// Loads the lines that `keys` will touch, so that they do not wait for them later; no load waits for another.
-    /// Returns something that depends on all of them, so that the loads are not optimised away.
+    /// Loads the lines that operations on `keys` will touch, so that these do not wait for them later; no load waits for
+    /// another. Returns a value that depends on all loads, so that the compiler does not remove them.
     pub(super) fn touch_all(&self, keys: impl Iterator<Item = u32> + Clone) -> u32 {
         let all = keys.clone().fold(0, |all, key| all ^ self.buckets[self.bucket(key)].next);
         keys.fold(all, |all, key| {
@@ -220,12 +222,13 @@ impl Table {
         None
     }
 
-    /// The entry of `key`; `fresh` where there was none.
+    /// The entry with the key of `fresh`; inserts `fresh` if there is none.
     pub(super) fn get_or_insert(&mut self, fresh: Entry) -> &mut Entry {
         self.get_or_insert_in(self.bucket(fresh.key), fresh)
     }
 
-    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in one chunk; `set` is given what is there.
+    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in one chunk. Calls `set` with the entry in
+    /// the table and the given one.
     #[inline]
     pub(super) fn get_or_insert_all(
         &mut self,
@@ -243,7 +246,7 @@ impl Table {
     #[inline]
     fn get_or_insert_in(&mut self, number: usize, fresh: Entry) -> &mut Entry {
         let bucket = &self.buckets[number];
-        // A chain begins behind a full bucket, so an empty place ends the search.
+        // Only a full bucket has a chain, so an unused entry ends the search.
         match bucket.entries.iter().position(|entry| entry.key == fresh.key || entry.key == EMPTY) {
             Some(place) => {
                 let entry = &mut self.buckets[number].entries[place];
@@ -257,7 +260,7 @@ impl Table {
         }
     }
 
-    /// The entry of `fresh` in the chain behind its bucket.
+    /// The entry with the key of `fresh` in the chain behind its bucket; inserts `fresh` if there is none.
     fn get_or_insert_behind(&mut self, number: usize, fresh: Entry) -> &mut Entry {
         let bucket = &self.buckets[number];
         let next = bucket.next;
@@ -276,7 +279,7 @@ impl Table {
         &mut node.entry
     }
 
-    /// Forgets `key`, which it has. What stands first behind the bucket takes its place there.
+    /// Removes `key`, which is in the table. If it is in its bucket, the first entry of the chain moves there in its stead.
     pub(super) fn remove(&mut self, key: u32) {
         let number = self.bucket(key);
         let bucket = &mut self.buckets[number];
@@ -284,13 +287,13 @@ impl Table {
         if let Some(place) = bucket.place_of(key) {
             bucket.entries[place] = NO_ENTRY;
             if first == END {
-                // Places are filled from the first one on.
+                // A bucket's entries are used from the first one on.
                 bucket.entries[place..].rotate_left(1);
             } else {
                 let Node { entry, next } = *self.node(first);
                 let bucket = &mut self.buckets[number];
                 (bucket.entries[place], bucket.next) = (entry, next);
-                self.give_back(first);
+                self.release(first);
             }
             self.live -= 1;
             return;
@@ -304,7 +307,7 @@ impl Table {
                 } else {
                     self.node_mut(before).next = next;
                 }
-                self.give_back(at);
+                self.release(at);
                 self.live -= 1;
                 return;
             }
@@ -332,7 +335,7 @@ impl Table {
         self.lines().row(key).at(Row::place(key))
     }
 
-    /// Where the buckets are; they stay there as long as the table lives.
+    /// Addresses of the buckets; they stay valid as long as the table lives.
     pub(super) fn lines(&self) -> Lines {
         Lines { at: self.buckets.as_ptr().addr(), count: self.buckets.len(), seed: self.seed }
     }
@@ -345,7 +348,7 @@ impl Table {
         &mut self.slabs[at as usize / SLAB][at as usize % SLAB]
     }
 
-    /// A node that was given back. One in six visits the next of the chain and may have to wait for it.
+    /// Takes a node from the free list. One call in six visits the next node of the list and may have to wait for its line.
     fn take_free(&mut self) -> Option<u32> {
         if self.free == END {
             return None;
@@ -360,7 +363,7 @@ impl Table {
         Some(at)
     }
 
-    fn give_back(&mut self, at: u32) {
+    fn release(&mut self, at: u32) {
         if self.free != END && self.free_noted < NOTED {
             let place = self.free_noted;
             self.node_mut(self.free).note(place, at);
@@ -372,7 +375,7 @@ impl Table {
     }
 }
 
-/// Where the buckets of a table are, for who has no hold of it yet: only to ask for their lines.
+/// Addresses of the buckets of a table, for a thread that has not locked the lane yet: only for prefetches.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines {
     at: usize,
@@ -388,7 +391,7 @@ struct Row {
 }
 
 impl Lines {
-    /// Asks for the buckets of `keys`, which lie in one chunk: a prefetch, which nothing waits for.
+    /// Prefetches the buckets of `keys`, which lie in one chunk. No instruction waits for a prefetch.
     #[inline]
     pub(crate) fn prefetch<E: Environment>(self, keys: RangeInclusive<u32>) {
         for bucket in self.buckets(keys) {
@@ -407,8 +410,8 @@ impl Lines {
     #[inline]
     const fn row(self, key: u32) -> Row {
         let chunk = key / BLOCKS_PER_CHUNK;
-        // By the golden ratio: however many neighbours there are, they begin evenly far apart. It has its bad distances, so each few begin
-        // at a place of their own, as if by chance.
+        // A multiplication by the golden ratio spaces any number of neighbouring chunks evenly. Some strides are bad for it, so
+        // each group of `NEIGHBOURS` chunks starts at a pseudo-random bucket of its own.
         let mut turn = ((chunk / NEIGHBOURS) ^ self.seed).wrapping_mul(0x85eb_ca6b);
         turn = (turn ^ turn >> 15).wrapping_add(self.seed).wrapping_mul(0xc2b2_ae35);
         turn ^= turn >> 13;
@@ -418,7 +421,7 @@ impl Lines {
 }
 
 impl Row {
-    /// Which of the chunk's buckets block `key` has.
+    /// The index of the bucket of block `key` among those of its chunk.
     const fn place(key: u32) -> usize {
         (key % BLOCKS_PER_CHUNK) as usize / PLACES
     }

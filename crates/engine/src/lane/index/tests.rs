@@ -1,4 +1,4 @@
-//! The index against a map, and what it does with memory.
+//! Compares the index with a map, and tests its use of memory.
 
 use super::*;
 use alloc::{collections::BTreeMap, vec::Vec};

@@ -1,4 +1,4 @@
-//! The table against a map, and what it does with memory.
+//! Compares the table with a map, and tests its use of memory.
 
 use super::*;
 use alloc::collections::BTreeMap;
@@ -7,7 +7,7 @@ fn entry(key: u32, slot: u32) -> Entry {
     Entry { key, slot, segment: slot % 7, data: BlockData { offset: slot, sum: !slot } }
 }
 
-/// What must be true of a table at any time.
+/// Checks the invariants of a table.
 fn check(table: &Table) {
     let mut entries = 0;
     for bucket in &table.buckets {
@@ -35,7 +35,7 @@ fn the_table_agrees_with_a_map() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % below
     };
-    // From a table that is empty for the most part to chains of a dozen nodes.
+    // From a mostly empty table to chains of a dozen nodes.
     for keys in [10, 40, 200, 700] {
         let mut table = Table::new(1, 7);
         let mut model = BTreeMap::new();
@@ -81,7 +81,7 @@ fn nodes_that_were_given_back_are_used_again_before_new_ones() {
     }
 }
 
-/// Bytes of a table for each of `keys`, and which share of them stands in chains.
+/// Bytes of a table for each of `keys`, and the share of them that is in chains.
 fn weight(places: usize, seed: u32, keys: impl Iterator<Item = u32>) -> (f64, f64) {
     let mut table = Table::new(places, seed);
     let mut live = 0.0;
@@ -108,7 +108,8 @@ fn weigh_all(seed: u32) {
     assert!(bytes < 28.5 && chained < 0.22, "scattered: {bytes} bytes, {chained} in chains");
     let (bytes, chained) = weight(PLACES, seed, 0..LIVE);
     assert!(bytes < 26.0 && chained < 0.1, "side by side: {bytes} bytes, {chained} in chains");
-    // Whole chunks, and the first blocks of each 64 KiB of more of them, at distances: no worse than if each began by chance.
+    // Whole chunks, and the first blocks of each 64 KiB of more chunks, at several strides: no worse than with random
+    // positions.
     for stride in [2, 3, 5, 8, 13, 16, 21, 34, 55, 64, 89, 144, 233, 256, 610, 987, 1000, 1024] {
         for (blocks, apart) in [(1024, 1), (64, 16)] {
             let chunks = (0..LIVE / blocks).map(|number| number * stride % (1 << 22) * 1024);
@@ -124,7 +125,7 @@ fn weigh_all(seed: u32) {
 
 #[test]
 fn which_blocks_meet_depends_on_the_seed() {
-    // Groups of chunks that begin in the same bucket as the first group, by a table whose seed is known.
+    // Groups of chunks that start in the same bucket as the first group, in a table with a known seed.
     let met = |seed: u32| -> Vec<u32> {
         let table = Table::new(3 * 1024, seed);
         let key = |group: u32| group * NEIGHBOURS * BLOCKS_PER_CHUNK;
