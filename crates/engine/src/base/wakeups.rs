@@ -15,7 +15,7 @@ pub(crate) struct Wakeups<E: Environment> {
 }
 
 impl<E: Environment> Wakeups<E> {
-    /// Nothing is woken until a waker is set.
+    /// Wakes nothing until a waker is set.
     pub(crate) fn new() -> Self {
         Self { is_asleep: SharedBool::new(false), waker: Mutex::<E, _>::new(None) }
     }
