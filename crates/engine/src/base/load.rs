@@ -1,6 +1,6 @@
 //! Reads of the log: records, continuation lines and data out of segments.
 //!
-//! Invariants: what is returned was verified, or is an error; only `complete_record` changes the region.
+//! Invariants: every result was verified, or is an error; only `complete_record` changes the region.
 
 use super::Base;
 use crate::{Environment, position::Location, rare};
@@ -83,7 +83,7 @@ impl<E: Environment> Base<E> {
         stored
     }
 
-    /// Whether the record's range lies on the device and, where it has data, inside one chunk.
+    /// Whether the record's range lies on the device and, if it has data, inside one chunk.
     pub(crate) fn accepts(&self, record: &Record) -> bool {
         let range = record.range();
         // A sector is a power of two: the mask avoids a division for each record of a log.

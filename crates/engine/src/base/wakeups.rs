@@ -20,7 +20,7 @@ impl<E: Environment> Wakeups<E> {
         Self { is_asleep: SharedBool::new(false), waker: Mutex::<E, _>::new(None) }
     }
 
-    /// Sets what is called when there is work for the background worker.
+    /// Sets the waker that is called when the background worker has work.
     pub(crate) fn set_waker(&self, waker: Waker) {
         *self.waker.lock() = Some(waker);
     }

@@ -67,8 +67,8 @@ impl<E: Environment> Epochs<E> {
         self.counter.load(Ordering::SeqCst)
     }
 
-    /// Continues above `highest`, the highest epoch that recovery has seen. `last_dirty` is the last epoch of a record that may be
-    /// dirty; recovery began at `opened_ms`.
+    /// Continues above `highest`, the highest epoch that recovery has seen. `last_dirty` is the last epoch of a record that may
+    /// be dirty; recovery began at `opened_ms`.
     pub(crate) fn resume(&self, highest: u64, last_dirty: u64, opened_ms: u64) {
         self.counter.store(highest + 1, Ordering::SeqCst);
         self.pass.lock().begin_at(highest + 1, last_dirty, opened_ms);
