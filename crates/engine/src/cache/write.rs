@@ -21,8 +21,8 @@ pub enum Admission {
 }
 
 impl<E: Environment> Cache<E> {
-    /// Writes `data` to `range`, which lies in one chunk and is at most an atomic unit. Durable when this returns, and recovered
-    /// whole or not at all.
+    /// Writes `data` to `range`, which lies in one chunk and is at most an atomic unit. Durable on [`Admission::Done`], and
+    /// recovered whole or not at all.
     ///
     /// # Errors
     /// If the cache was stopped; [`ErrorKind::Backing`] if there is no space and the backing device has long refused the data
