@@ -13,7 +13,7 @@ macro_rules! rare_paths {
         }
 
         impl RarePaths {
-            /// The sums of both.
+            /// The totals of both.
             #[must_use]
             pub const fn and(self, other: Self) -> Self {
                 Self { $($name: self.$name + other.$name,)+ }

@@ -1,7 +1,7 @@
-//! The gate: what keeps requests out of a cache.
+//! The gate: refuses requests while a cache must not serve them.
 //!
-//! Invariants: a cache that was stopped takes no request again; the first request that makes something dirty passes only after it
-//! was noted outside that this is going to happen.
+//! Invariants: a stopped cache accepts no request again; the first request that makes data dirty passes only after the callback
+//! has recorded durably, outside the cache, that the cache is about to hold dirty data.
 
 use crate::{
     Environment, Mutex,
@@ -11,21 +11,21 @@ use alloc::boxed::Box;
 use cbd_types::{Error, ErrorKind, Result};
 use core::sync::atomic::Ordering;
 
-/// Bit of [`Gate::bits`]: no request is taken any more.
+/// Bit of [`Gate::bits`]: the cache accepts no more requests.
 const STOPPED: u32 = 1;
 
-/// Bit of [`Gate::bits`]: nothing was dirty when the cache was opened, and that this is going to change was not noted yet.
+/// Bit of [`Gate::bits`]: nothing was dirty when the cache was opened, and no first write has been recorded yet.
 const UNNOTED: u32 = 2;
 
-/// Notes durably that the cache is about to hold dirty data.
+/// Records durably that the cache is about to hold dirty data.
 pub(crate) type FirstWrite = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// What keeps requests out.
+/// The state that decides whether requests are accepted.
 pub(crate) struct Gate<E: Environment> {
-    /// [`STOPPED`] and [`UNNOTED`]. Every request reads it, and hardly anything writes it.
+    /// [`STOPPED`] and [`UNNOTED`]. Every request reads it; it is rarely written.
     bits: SharedU32<E>,
     abandoned: SharedBool<E>,
-    /// What has to be noted outside before the first write; see [`UNNOTED`].
+    /// The callback that runs before the first write; see [`UNNOTED`].
     first_write: Mutex<E, Option<FirstWrite>>,
 }
 
@@ -46,10 +46,10 @@ impl<E: Environment> Gate<E> {
         if self.bits.load(Ordering::SeqCst) & STOPPED == 0 { Ok(()) } else { Err(was_stopped()) }
     }
 
-    /// As [`check_running`](Self::check_running), for a request that makes something dirty, before it takes a lane.
+    /// As [`check_running`](Self::check_running), for a request that makes data dirty, before it locks a lane.
     ///
     /// # Errors
-    /// As [`check_running`](Self::check_running), and what kept the first write from being noted.
+    /// As [`check_running`](Self::check_running), and the error of recording the first write.
     #[inline]
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.bits.load(Ordering::SeqCst) == 0 { Ok(()) } else { self.pass() }
@@ -58,7 +58,7 @@ impl<E: Environment> Gate<E> {
     #[cold]
     fn pass(&self) -> Result<()> {
         self.check_running()?;
-        // A request that comes meanwhile waits here for the one that notes it.
+        // A concurrent request waits here until the first write is recorded.
         let mut first_write = self.first_write.lock();
         if let Some(note) = first_write.as_ref() {
             note()?;
@@ -68,7 +68,7 @@ impl<E: Environment> Gate<E> {
         Ok(())
     }
 
-    /// Has `note` called before the first request that makes something dirty. Before the cache is used.
+    /// Sets the callback that runs before the first request that makes data dirty. Call it before the cache is used.
     pub(crate) fn before_first_write(&self, note: FirstWrite) {
         *self.first_write.lock() = Some(note);
         self.bits.fetch_or(UNNOTED, Ordering::SeqCst);
@@ -79,7 +79,7 @@ impl<E: Environment> Gate<E> {
         self.bits.fetch_or(STOPPED, Ordering::SeqCst);
     }
 
-    /// As [`stop`](Self::stop), and nothing is marked any more.
+    /// As [`stop`](Self::stop); in addition, no lane is marked any more.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
         self.stop();

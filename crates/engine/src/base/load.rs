@@ -1,6 +1,6 @@
 //! Reads of the log: records, continuation lines and data out of segments.
 //!
-//! Invariants: what is returned was verified, or is an error; nothing changes but what `complete_record` stores again.
+//! Invariants: every result was verified, or is an error; only `complete_record` changes the region.
 
 use super::Base;
 use crate::{Environment, position::Location, rare};
@@ -34,7 +34,7 @@ impl<E: Environment> Base<E> {
         })
     }
 
-    /// As [`load_record`](Self::load_record), where it is no wonder if there is none.
+    /// As [`load_record`](Self::load_record), for a slot that may hold no record.
     pub(crate) fn find_record(&self, location: Location) -> Option<Record> {
         let runtime = self.segment(location.segment);
         let place = runtime.place(location.slot);
@@ -56,8 +56,8 @@ impl<E: Environment> Base<E> {
         None
     }
 
-    /// Stores the copies of a record's lines that can be read and differ from the ones that count. In flight until the caller
-    /// fences.
+    /// Repairs the copies of a record's lines: stores those that can be read and differ from the valid ones. In flight until the
+    /// caller fences.
     pub(crate) fn complete_record(&self, location: Location, record: &Record) -> InFlight {
         let runtime = self.segment(location.segment);
         let place = |slot| runtime.place(slot);
@@ -83,10 +83,10 @@ impl<E: Environment> Base<E> {
         stored
     }
 
-    /// Whether the record's range lies on the device and, where it has data, inside one chunk.
+    /// Whether the record's range lies on the device and, if it has data, inside one chunk.
     pub(crate) fn accepts(&self, record: &Record) -> bool {
         let range = record.range();
-        // A sector is a power of two, and a division for each record of a log is many.
+        // A sector is a power of two: the mask avoids a division for each record of a log.
         let in_sector = u64::from(self.identity().sector) - 1;
         let on_device = range.end <= self.identity().size && (range.start | range.end) & in_sector == 0;
         let in_unit = !record.kind().has_data()
@@ -95,8 +95,8 @@ impl<E: Environment> Base<E> {
         on_device && in_unit
     }
 
-    /// Copies the bytes of `range`, which the record at `location` holds, into `into`, verified. A block of which only a
-    /// part is wanted is verified whole, as it was written.
+    /// Copies `range` of the record at `location` into `into`, and verifies it. If only a part of a block is requested, the whole
+    /// block is verified, as it was written.
     pub(crate) fn load_data(
         &self,
         location: Location,
@@ -142,11 +142,11 @@ impl<E: Environment> Base<E> {
         Ok(())
     }
 
-    /// Copies `wanted` of the block `covered`, whose data stand at `at`, into `out`, unless the whole of it does not sum up to
-    /// `expected`: then this is `false`, and none of it is in `out`.
+    /// Copies `wanted` of the block `covered`, whose data is stored at offset `at`, into `out`. Returns `false`, with none of the
+    /// data in `out`, if the checksum of the whole block is not `expected`.
     ///
     /// # Errors
-    /// [`ErrorKind::Media`] where the memory fails.
+    /// [`ErrorKind::Media`] if the memory fails.
     pub(crate) fn load_verified(
         &self,
         at: u64,
@@ -167,11 +167,11 @@ impl<E: Environment> Base<E> {
         Ok(is_good)
     }
 
-    /// Copies `wanted` of the block `covered`, whose data stand at `at`, into `out`. Returns the checksum of the whole block; the
-    /// rest of it is read into a small buffer.
+    /// Copies `wanted` of the block `covered`, whose data is stored at offset `at`, into `out`. Returns the checksum of the whole
+    /// block; the rest of the block is read into a small buffer.
     ///
     /// # Errors
-    /// [`ErrorKind::Media`] where the memory fails; `out` may have a part of it then.
+    /// [`ErrorKind::Media`] if the memory fails; `out` may then have a part of the data.
     fn load_part(&self, at: u64, covered: ByteRange, wanted: ByteRange, out: &mut [u8]) -> Result<u32> {
         let before = ByteRange { start: covered.start, end: wanted.start };
         let after = ByteRange { start: wanted.end, end: covered.end };
@@ -191,10 +191,10 @@ impl<E: Environment> Base<E> {
         load_rest(sum, after)
     }
 
-    /// The sectors that a quarantine marks bad, as far as it has a map.
+    /// The map of the sectors that a quarantine marks bad; empty if the record has no map.
     ///
     /// # Errors
-    /// [`ErrorKind::Media`] when a line of it is lost.
+    /// [`ErrorKind::Media`] if one of its lines is lost.
     pub(crate) fn load_map(&self, location: Location, record: &Record) -> Result<Vec<u32>> {
         let mut words = Vec::new();
         for number in 0..usize::from(record.lines) {
@@ -226,7 +226,7 @@ impl<E: Environment> Base<E> {
         ))
     }
 
-    /// Whether the backing device holds what the record says, unless it is parked.
+    /// Whether the backing device has the content of the record, unless the range is parked.
     pub(crate) fn is_clean(&self, record: &Record) -> bool {
         !record.kind().is_dirty() || Epoch(record.epoch.get()) <= self.drained_epoch()
     }

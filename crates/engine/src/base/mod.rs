@@ -1,10 +1,10 @@
 //! The base of a cache: everything that its lanes share.
 //!
 //! Invariants:
-//! - nothing here knows a lane: a request goes down from the cache to a lane and from there to the base, and never back;
+//! - nothing here depends on a lane: a request goes down from the cache to a lane and from there to the base, and never back;
 //! - a lane's lock is taken before any lock here, and no lock here is held while another one is taken.
 //!
-//! Elsewhere: what a lane does with it (`lane`), requests (`cache`).
+//! Elsewhere: how a lane uses the base (`lane`), requests (`cache`).
 
 mod gate;
 mod load;
@@ -30,9 +30,9 @@ pub(crate) use segments::Segment;
 use segments::Segments;
 pub(crate) use wakeups::Wakeups;
 
-/// What the lanes of a cache share.
+/// The state that the lanes of a cache share.
 ///
-/// In this order: what every request reads, and hardly anything writes, stands before the first field that has its cache lines to
+/// Field order: data that every request reads and that is rarely written comes before the first field that has its cache lines to
 /// itself.
 #[repr(C)]
 pub(crate) struct Base<E: Environment> {
@@ -91,13 +91,13 @@ impl<E: Environment> Base<E> {
         self.context.shape()
     }
 
-    /// What it is.
+    /// The identity of the cache.
     #[inline]
     pub(crate) const fn identity(&self) -> &Identity {
         self.context.identity()
     }
 
-    /// What keeps requests out.
+    /// The gate that refuses requests.
     #[inline]
     pub(crate) const fn gate(&self) -> &Gate<E> {
         &self.gate

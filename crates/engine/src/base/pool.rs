@@ -1,7 +1,7 @@
-//! The free segments of a cache, and who waits for one.
+//! The free segments of a cache, and the list of requests that wait for one.
 //!
-//! Always true here: as many segments as there are lanes are kept back from clients, so that a quarantine record,
-//! reclaim and a takeover always find one; and who was told "none" is woken when one comes back.
+//! Invariants: one segment for each lane is reserved from clients, so that a quarantine record, reclaim and a takeover always
+//! find one; a client that found no segment is woken when one is released.
 
 use crate::{
     Environment, Mutex,
@@ -11,16 +11,16 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 
-/// Who asks.
+/// The priority of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Asker {
-    /// A client's write or discard: waits when there is none.
+    /// A client's write or discard: it waits if no segment is free.
     Client,
-    /// A fill or a second chance: goes without, and leaves the last free ones to writers.
+    /// A fill or a second chance: it is skipped if space is short, and leaves the last free segments to writers.
     Optional,
-    /// What must make progress for others to go on.
+    /// Work that must make progress so that other work can continue; it may use the reserve.
     Essential,
-    /// The same where there is another way: it leaves what is kept back.
+    /// The same, but with an alternative: it leaves the reserve.
     Frugal,
 }
 
@@ -32,11 +32,11 @@ struct State {
 /// The pool.
 pub(crate) struct Pool<E: Environment> {
     state: Mutex<E, State>,
-    /// Segments kept back.
+    /// The number of reserved segments.
     reserve: u32,
-    /// As `free.len()`, to look at without the lock.
+    /// The value of `free.len()`, to read without the lock.
     free_count: SharedU32<E>,
-    /// Whether somebody waits, to look at without the lock.
+    /// Whether a request waits, to read without the lock.
     has_waiters: SharedBool<E>,
 }
 
@@ -51,7 +51,7 @@ impl<E: Environment> Pool<E> {
         }
     }
 
-    /// A free segment, or none. A client that gets none is on the wait list when this returns.
+    /// Takes a free segment, if there is one. A client that gets none is on the wait list when this returns.
     pub(crate) fn take(&self, asker: Asker, waker: Option<&Waker>) -> Option<u32> {
         let mut state = self.state.lock();
         let keep = match asker {
@@ -73,15 +73,15 @@ impl<E: Environment> Pool<E> {
         None
     }
 
-    /// A segment comes back; all who wait are woken.
+    /// Returns a segment to the pool, and wakes all waiting requests.
     pub(crate) fn release(&self, segment: u32) {
         let woken = {
             let mut state = self.state.lock();
             debug_assert!(!state.free.contains(&segment), "segment {segment} is released twice");
-            // Oldest released is used last: wear spreads, and stale bytes stay around for a post-mortem.
+            // The segment that was released first is used last: wear spreads, and stale bytes remain for a post-mortem.
             state.free.insert(0, segment);
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
-            // At the reserve, an open segment can be used again; above it, a new one.
+            // At the reserve, requests can use the open segments again; above it, a new one.
             if state.free.len() >= self.reserve as usize {
                 self.has_waiters.store(false, Ordering::Relaxed);
                 core::mem::take(&mut state.waiting)
@@ -92,14 +92,14 @@ impl<E: Environment> Pool<E> {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Whoever `waker` wakes does not wait any more.
+    /// Removes `waker` from the wait list.
     pub(crate) fn forget(&self, waker: &Waker) {
         let mut state = self.state.lock();
         state.waiting.retain(|known| !known.will_wake(waker));
         self.has_waiters.store(!state.waiting.is_empty(), Ordering::Relaxed);
     }
 
-    /// Wakes all who wait, whatever is free: the cache is being stopped.
+    /// Wakes all waiting requests, regardless of free segments: the cache is being stopped.
     pub(crate) fn wake_all(&self) {
         let woken = {
             let mut state = self.state.lock();
@@ -109,22 +109,22 @@ impl<E: Environment> Pool<E> {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Free segments.
+    /// Number of free segments.
     pub(crate) fn free(&self) -> u32 {
         self.free_count.load(Ordering::Relaxed)
     }
 
-    /// Segments kept back from clients.
+    /// Number of segments that are reserved from clients.
     pub(crate) const fn reserve(&self) -> u32 {
         self.reserve
     }
 
-    /// Free segments that a fill or a second chance does not touch: what is kept back, and a quarter of it more for writers.
+    /// Number of free segments that a fill or a second chance leaves: the reserve, and a quarter of it more for writers.
     pub(crate) const fn left_to_writers(&self) -> u32 {
         self.reserve + self.reserve.div_ceil(4)
     }
 
-    /// Whether somebody waits for a segment.
+    /// Whether a request waits for a segment.
     pub(crate) fn has_waiters(&self) -> bool {
         self.has_waiters.load(Ordering::Relaxed)
     }

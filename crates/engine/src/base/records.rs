@@ -1,9 +1,9 @@
-//! The records of one segment in the order of its slots, for whoever reads many: their lines are loaded together.
+//! Reads the records of one segment in slot order. Loads several lines at a time, for callers that read many.
 //!
-//! Always true here: what is given is what [`Base::find_record`] gives; no line from `end` on is loaded, since somebody may be
-//! storing there.
+//! Invariants: a returned record is the one that [`Base::find_record`] returns; no line from `end` on is loaded, since a thread
+//! may be storing there.
 //!
-//! Left to others: what the records mean.
+//! Elsewhere: the meaning of the records.
 
 use super::Base;
 use crate::{Environment, position::Location};
@@ -11,28 +11,28 @@ use alloc::vec::Vec;
 use cbd_format::{PAGE, Record, RecordPlace, SegmentShape, record::line_at};
 use core::ops::Range;
 
-/// Lines in a page.
+/// Number of lines in a page.
 const LINES: u32 = SegmentShape::SLOTS_PER_PAGE;
 
 /// A reader of a segment's records.
 pub(crate) struct Records {
     segment: u32,
     base: u64,
-    /// Where the lines stand, but for the slot.
+    /// The place of the lines, except for the slot.
     place: RecordPlace,
     generation: u32,
-    /// The first slot that does not count.
+    /// The first slot that is not read.
     end: u32,
     /// Slots whose first copies are in `lines`.
     loaded: Range<u32>,
-    /// How many are loaded next. Who wants one record loads one line; who goes on loads pages.
+    /// Number of lines to load next. A caller that reads one record loads one line; a caller that continues loads pages.
     ahead: u32,
-    /// A page once it is needed; empty where the memory for one was refused.
+    /// One page, allocated on first use; empty if the allocation failed.
     lines: Vec<u8>,
 }
 
 impl<E: Environment> Base<E> {
-    /// A reader of the records in the slots of `segment` before `end`, which nobody stores into.
+    /// A reader of the records in the slots of `segment` before `end`, into which no thread stores.
     pub(crate) fn records_of(&self, segment: u32, end: u32) -> Records {
         let runtime = self.segment(segment);
         Records {
@@ -65,8 +65,8 @@ impl<E: Environment> Base<E> {
         }
     }
 
-    /// Records from `slot` on whose first copies stand in one page and are good, each with its slot. They end where one is not:
-    /// it may have a second copy. `found` is called for each before the next is looked at.
+    /// The valid records from `slot` on whose first copies are in one page, each with its slot. Stops at the first copy that is
+    /// not valid: the record may have a second copy. Calls `found` for each record before it verifies the next.
     pub(crate) fn good_records<'a>(
         &self,
         records: &'a mut Records,
@@ -89,15 +89,15 @@ impl<E: Environment> Base<E> {
         good
     }
 
-    /// The slot of the next record behind `lost` that can be read, however far: a failed page pair takes 64 slots at once.
-    /// `end` where there is none.
+    /// The slot of the next readable record behind `lost`, at any distance: a failed page pair takes 64 slots at once. `end` if
+    /// there is none.
     pub(crate) fn next_readable(&self, lost: Location, end: u32) -> u32 {
         (lost.slot + 1..end)
             .find(|slot| self.find_record(Location { slot: *slot, ..lost }).is_some())
             .unwrap_or(end)
     }
 
-    /// The record in `slot`, if its first copy is loaded and good.
+    /// The record in `slot`, if its first copy is loaded and valid.
     fn first_copy<'a>(&self, records: &'a Records, slot: u32) -> Option<&'a Record> {
         if !records.loaded.contains(&slot) {
             return None;
@@ -111,7 +111,7 @@ impl<E: Environment> Base<E> {
     fn load_lines(&self, records: &mut Records, slot: u32) {
         if records.lines.is_empty() {
             if records.lines.try_reserve_exact(PAGE as usize).is_err() {
-                // The records are read one by one.
+                // The records are read one at a time.
                 return;
             }
             records.lines.resize(PAGE as usize, 0);
@@ -124,7 +124,7 @@ impl<E: Environment> Base<E> {
             records.loaded = slot..slot + count;
             records.ahead = (records.ahead * 4).min(LINES);
         } else {
-            // One by one past the failed ones.
+            // Read one line at a time past the failed ones.
             records.loaded = 0..0;
             records.ahead = 1;
         }

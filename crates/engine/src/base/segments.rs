@@ -1,4 +1,4 @@
-//! The segments of a cache: what is known of each while the cache is open, and the readers that use it.
+//! The segments of a cache: the state of each while the cache is open, and the readers that use it.
 //!
 //! Invariants: a segment that a reader has pinned is not released to the pool; a segment is released once for each of its lives.
 
@@ -13,13 +13,13 @@ use cbd_format::RecordPlace;
 use cbd_types::SegmentId;
 use core::sync::atomic::Ordering;
 
-/// Bit of [`Segment::pins`]: reclaim is done with the segment; the last reader releases it.
+/// Bit of [`Segment::pins`]: reclaim has finished with the segment; the last reader releases it.
 const RETIRED: u32 = 1 << 31;
 
 /// Bit of [`Segment::pins`]: the segment was released. A pin that is taken now is an error, and must not release it again.
 const RELEASED: u32 = 1 << 30;
 
-/// What is known of a segment while the cache is open.
+/// The state of a segment while the cache is open.
 pub(crate) struct Segment<E> {
     id: SegmentId,
     /// First byte in the region.
@@ -27,7 +27,7 @@ pub(crate) struct Segment<E> {
     generation: SharedU32<E>,
     salt: SharedU64<E>,
     ordinal: SharedU64<E>,
-    /// Readers that copy from it now, and [`RETIRED`].
+    /// Number of readers that copy from the segment at this moment, and [`RETIRED`].
     pins: SharedU32<E>,
 }
 
@@ -61,7 +61,7 @@ impl<E: Environment> Segment<E> {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// The highest generation that a header of the segment claims, before recovery knows whether it counts.
+    /// The highest generation that a header of the segment claims, before recovery has validated the header.
     pub(crate) fn set_claimed_generation(&self, claimed: u32) {
         self.generation.store(claimed, Ordering::Relaxed);
     }
@@ -80,7 +80,7 @@ impl<E: Environment> Segment<E> {
         self.pins.store(0, Ordering::Release);
     }
 
-    /// What the checksum of a line in `slot` is seeded with.
+    /// The seed of the checksum of a line in `slot`.
     #[inline]
     pub(crate) fn place(&self, slot: u32) -> RecordPlace {
         RecordPlace { salt: self.salt.load(Ordering::Relaxed), segment: self.id, slot }
@@ -115,13 +115,13 @@ impl<E: Environment> Base<E> {
         self.segments.0.len()
     }
 
-    /// The place of a record in the history of its lane.
+    /// The position of a record in the history of its lane.
     #[inline]
     pub(crate) fn place_of(&self, location: Location) -> Place {
         (self.segment(location.segment).ordinal(), location.slot)
     }
 
-    /// A reader is done with a segment.
+    /// A reader has finished with a segment.
     #[inline]
     pub(crate) fn unpin(&self, segment: u32) {
         let pins = self.segment(segment).pins.fetch_sub(1, Ordering::AcqRel);
@@ -131,7 +131,7 @@ impl<E: Environment> Base<E> {
         }
     }
 
-    /// Reclaim is done with a segment: it returns to the pool now, or when its last reader unpins it.
+    /// Reclaim has finished with a segment: it returns to the pool now, or when its last reader unpins it.
     pub(crate) fn retire(&self, segment: u32) {
         let pins = self.segment(segment).pins.fetch_or(RETIRED, Ordering::AcqRel);
         if pins == 0 {

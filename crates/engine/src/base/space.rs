@@ -1,6 +1,6 @@
-//! How full a cache is: what reclaim, admission and writeback decide by.
+//! How full a cache is: input to the decisions of reclaim, admission and writeback.
 //!
-//! Invariants: nothing is stored and nothing changes.
+//! Invariants: these functions only read.
 
 use super::Base;
 use crate::Environment;
@@ -11,7 +11,7 @@ impl<E: Environment> Base<E> {
         self.segment_count() as u64 * self.shape().size
     }
 
-    /// Whether so many segments are used that reclaim should go on.
+    /// Whether so many segments are in use that reclaim should run.
     pub(crate) fn is_above_gc(&self) -> bool {
         self.pool.free() < self.free_wanted()
     }
@@ -20,14 +20,14 @@ impl<E: Environment> Base<E> {
     fn free_wanted(&self) -> u32 {
         let total = self.segment_count() as u64;
         let used = u64::from(self.settings().gc_percent) * total / 100;
-        // A little more than fills leave, so that they and second chances find space while reclaim goes on.
+        // Slightly more than fills leave, so that fills and second chances find space while reclaim runs.
         let more = self.pool.reserve().div_ceil(4);
         ((total - used) as u32).max(self.pool.left_to_writers() + more)
     }
 
-    /// Whether something that is read now takes the position of something else.
+    /// Whether the cache is full, so that data read now replaces other data.
     pub(crate) fn is_full(&self) -> bool {
-        // Reclaim ends with a few more than it strives for.
+        // Reclaim ends with a few segments more than its target.
         self.pool.free() < self.free_wanted() + (self.segment_count() as u32 / 32).max(2)
     }
 

@@ -15,12 +15,12 @@ pub(crate) struct Wakeups<E: Environment> {
 }
 
 impl<E: Environment> Wakeups<E> {
-    /// Nothing is woken until a waker is set.
+    /// Wakes nothing until a waker is set.
     pub(crate) fn new() -> Self {
         Self { is_asleep: SharedBool::new(false), waker: Mutex::<E, _>::new(None) }
     }
 
-    /// Sets what is called when there is work for the background worker.
+    /// Sets the waker that is called when the background worker has work.
     pub(crate) fn set_waker(&self, waker: Waker) {
         *self.waker.lock() = Some(waker);
     }

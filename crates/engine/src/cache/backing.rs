@@ -1,6 +1,6 @@
-//! What writeback has done so far and how the backing device takes it: for status, and for requests that find no space.
+//! Counters of writeback and the health of the backing device: for status, and for requests that find no space.
 //!
-//! Invariants: only the background worker changes it. Each lock here is a leaf.
+//! Invariants: only the background worker changes this state. Each lock here is a leaf.
 
 use crate::{
     BackingTrouble, Environment, Mutex,
@@ -10,13 +10,13 @@ use alloc::{format, string::String};
 use cbd_types::{Error, ErrorKind, Result};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// How writeback goes.
+/// The counters of writeback, and the health of the backing device.
 pub(crate) struct BackingHealth<E: Environment> {
-    /// The backing device refuses for long what must be written back before anything else can: requests without space fail.
+    /// The backing device has long refused writes that must complete before any others: requests without space fail.
     stalled: SharedBool<E>,
-    /// What is wrong now.
+    /// The present trouble, if any.
     trouble: Mutex<E, Option<BackingTrouble>>,
-    /// Failed attempts, and the error of the last one; both stay when later attempts succeed. Nothing depends on them.
+    /// Failed attempts, and the error of the last one; later successes reset neither. Nothing depends on them.
     failures: AtomicU64,
     last_failure: Mutex<E, Option<String>>,
     written_back: SharedU64<E>,
@@ -46,7 +46,7 @@ impl<E: Environment> BackingHealth<E> {
         }
     }
 
-    /// Counts `bytes` that the backing device has taken.
+    /// Counts `bytes` that the backing device has accepted.
     pub(crate) fn count_written(&self, bytes: u64) {
         self.written_back.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -56,7 +56,7 @@ impl<E: Environment> BackingHealth<E> {
         self.flushes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes a failed attempt. The first one since the last success dates the trouble.
+    /// Records a failed attempt. The first one since the last success dates the trouble.
     pub(crate) fn note_failure(&self, environment: &E, error: &Error) {
         crate::rare::count(&self.failures);
         *self.last_failure.lock() = Some(error.line());
@@ -67,22 +67,23 @@ impl<E: Environment> BackingHealth<E> {
         *trouble = Some(BackingTrouble { error: error.line(), since_wall_ms, attempts });
     }
 
-    /// The backing device takes what it is given again.
+    /// The backing device accepts writes again.
     pub(crate) fn end_trouble(&self) {
         *self.trouble.lock() = None;
     }
 
-    /// From now on requests without space fail, or wait again. True if failing begins: requests that wait are to be woken.
+    /// Sets whether requests without space fail from now on, or wait. Returns true if failing begins: the caller must wake the
+    /// requests that wait.
     pub(crate) fn set_stalled(&self, stalled: bool) -> bool {
-        // Requests without space read it: it is stored only where it changes.
+        // Requests without space read the flag: it is stored only if it changes.
         self.stalled.load(Ordering::SeqCst) != stalled
             && self.stalled.swap(stalled, Ordering::SeqCst) != stalled
             && stalled
     }
 
     /// # Errors
-    /// [`ErrorKind::Backing`] while the backing device has refused writes for longer than the settings allow. For requests that were
-    /// just put on the wait list: those that are there when that begins are woken.
+    /// [`ErrorKind::Backing`] while the backing device has refused writes for longer than the settings allow. For requests that
+    /// were just put on the wait list: requests on the list when failing begins are woken.
     pub(crate) fn check_not_stalled(&self) -> Result<()> {
         if self.stalled.load(Ordering::SeqCst) {
             let cause = self.trouble.lock().as_ref().map(|trouble| trouble.error.clone()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Damage: found once, never returned, never written back, never forgotten, healed by an overwrite.
+//! Damage: found once, never returned to a client, never written back, never forgotten, healed by an overwrite.
 //!
 //! Invariants: each damaged dirty record is counted once.
 //!
@@ -14,19 +14,19 @@ use crate::{
 use alloc::{string::String, vec::Vec};
 use cbd_types::{ByteRange, CHUNK, Error, LaneId};
 
-/// What reads and writeback have found.
+/// The damage that reads and writeback have found.
 #[derive(Default)]
 struct Found {
-    /// Damage that reads have met, with the record that held it.
+    /// Damage that reads have found, with the record that held it.
     listed: Vec<(ByteRange, Location, String)>,
-    /// Damaged records that reads and writeback have found since the cache was opened. A dirty one counts once, a clean one
-    /// at each read that meets it.
+    /// Damaged records that reads and writeback have found since the cache was opened. A dirty one counts once, a clean one at
+    /// each read of it.
     found: u64,
     /// The number of them that were clean, and were read from the backing device instead.
     healed: u64,
 }
 
-/// The list and the figures of damage.
+/// The list and the counters of damage.
 pub(crate) struct DamageLog<E: Environment>(Mutex<E, Found>);
 
 impl<E: Environment> DamageLog<E> {
@@ -48,21 +48,21 @@ impl<E: Environment> DamageLog<E> {
         log.healed += healed;
     }
 
-    /// A read found damage and failed. Not inlined, as [`count_healed`](Self::count_healed).
+    /// Records damage that made a read fail. Not inlined, as [`count_healed`](Self::count_healed).
     #[inline(never)]
     pub(super) fn note(&self, range: ByteRange, location: Location, error: &Error) {
         let mut log = self.0.lock();
         if log.listed.iter().any(|(known, at, _)| *known == range && *at == location) {
             return;
         }
-        // What no longer fits the list is counted when writeback finds it: each read would count it again.
+        // Damage that does not fit the list is counted when writeback finds it: otherwise each read would count it again.
         if log.listed.len() < LISTED_MAX {
             log.found += u64::from(!log.listed.iter().any(|(_, at, _)| *at == location));
             log.listed.push((range, location, error.line()));
         }
     }
 
-    /// Counts a damaged record, unless a read has met it, which `is_it` tells by its location.
+    /// Counts a damaged record, unless a read has listed it, which `is_it` decides by its location.
     fn count_once(&self, is_it: impl Fn(Location) -> bool) {
         let mut log = self.0.lock();
         if !log.listed.iter().any(|(_, at, _)| is_it(*at)) {
@@ -74,7 +74,7 @@ impl<E: Environment> DamageLog<E> {
         self.0.lock().listed.iter().map(|(range, location, _)| (*range, *location)).collect()
     }
 
-    /// Removes `replaced` from the list, and returns what is left.
+    /// Removes `replaced` from the list, and returns the remaining entries.
     fn retain(&self, replaced: &[(ByteRange, Location)]) -> Vec<(ByteRange, String)> {
         let mut log = self.0.lock();
         log.listed.retain(|(range, location, _)| !replaced.contains(&(*range, *location)));
@@ -83,10 +83,10 @@ impl<E: Environment> DamageLog<E> {
 }
 
 impl<E: Environment> Cache<E> {
-    /// The damage that reads have met and that nothing has replaced since.
+    /// The damage that reads have found and that no write has replaced since.
     pub(crate) fn damage_met(&self) -> Vec<(ByteRange, String)> {
-        // The list stays complete meanwhile: a read and another status may use it at the same time. A lane's lock is not
-        // taken under the list's.
+        // The list stays complete meanwhile: a read and another status request may use it at the same time. A lane's lock is not
+        // taken under the lock of the list.
         let is_replaced = |(range, location): &(ByteRange, Location)| {
             !range.split_at_multiples(CHUNK).any(|piece| {
                 let mut is_there = false;
@@ -101,7 +101,7 @@ impl<E: Environment> Cache<E> {
         self.damage_log().retain(&replaced)
     }
 
-    /// Makes damage of `range`, which the record `sequence` at `place` held, durable; see
+    /// Records durably that `range` of the record `sequence` at `place` is damaged; see
     /// [`LaneState::quarantine`](crate::lane::LaneState::quarantine).
     pub(crate) fn quarantine(
         &self,
@@ -114,14 +114,14 @@ impl<E: Environment> Cache<E> {
         let (base, lane) = (self.base(), self.lane(id));
         let mut state = lane.lock();
         lane.announce(base);
-        // Counted once, in whatever parts reads and retries of writeback find its damage.
+        // A record is counted once, even if reads and retries of writeback find its damage in several parts.
         if !state.knows_damage(base, range, place) {
             self.damage_log().count_once(|at| base.place_of(at) == place);
         }
         state.quarantine(base, range, sequence, place, asker)
     }
 
-    /// Notes what recovery has found lost and had no room to note. `false` as for [`quarantine`](Self::quarantine).
+    /// Records losses that recovery found and had no space to record. Returns `false` as [`quarantine`](Self::quarantine) does.
     pub(crate) fn note_lost(&self) -> bool {
         self.lanes().iter().all(|lane| {
             let mut state = lane.lock();
@@ -135,8 +135,8 @@ impl<E: Environment> Cache<E> {
         })
     }
 
-    /// Notes again the damage of the segment `ordinal` of the lane and of those before it that no later segment notes: the
-    /// segment is to be reclaimed. Returns whether the tail will rely on a quarantine; `None` when there is no room, as for
+    /// Records again the damage of the segment `ordinal` of the lane, and of earlier segments, that no later segment records: the
+    /// segment is to be reclaimed. Returns whether the tail relies on a quarantine; `None` if there is no space, as for
     /// [`quarantine`](Self::quarantine).
     pub(crate) fn carry_damage(&self, id: LaneId, ordinal: u64) -> Option<bool> {
         let (base, lane) = (self.base(), self.lane(id));
@@ -149,13 +149,13 @@ impl<E: Environment> Cache<E> {
         state.carry_damage(base, &left, ordinal).then_some(true)
     }
 
-    /// Whether anything is quarantined that nothing has healed.
+    /// Whether a quarantined range exists that no overwrite has healed.
     pub(crate) fn has_damage(&self) -> bool {
         self.lanes().iter().any(|lane| lane.lock().has_damage(self.base()))
     }
 
-    /// Bytes that are quarantined and that nothing has healed. No copy of what clients wrote there last exists, so the backing device
-    /// is not complete without them, however far it is drained.
+    /// Bytes that are quarantined and that no overwrite has healed. No copy of the clients' last writes to them exists, so the
+    /// backing device is not complete without them, even if everything is drained.
     pub fn quarantined_bytes(&self) -> u64 {
         self.lanes().iter().map(|lane| lane.lock().quarantined_bytes(self.base())).sum()
     }

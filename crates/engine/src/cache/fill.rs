@@ -1,7 +1,7 @@
-//! Fills: what was read from the backing device becomes a clean record.
+//! Fills: data read from the backing device becomes a clean record.
 //!
-//! Always true here: a pending fill that any commit or discard overlaps is cancelled in the same hold of the lane's
-//! lock, so data that was read before a write can never be recorded after it; a fill never waits for space.
+//! Invariants: a commit or discard that overlaps a pending fill cancels it while it holds the lane's lock, so data that was read
+//! before a write can never be recorded after it; a fill never waits for space.
 
 use super::Cache;
 use crate::{
@@ -12,11 +12,11 @@ use crate::{
 use cbd_format::{RecordKind, record::blocks_in};
 use cbd_types::{ByteRange, LaneId, MutationPoint};
 
-/// A range that must be read from the backing device.
+/// A range that the caller must read from the backing device.
 #[derive(Debug)]
 #[must_use = "a fill that is neither completed nor cancelled stays registered"]
 pub struct Miss {
-    /// What to read.
+    /// The bytes to read.
     pub range: ByteRange,
     lane: LaneId,
     id: FillId,
@@ -30,8 +30,8 @@ impl Miss {
 }
 
 impl<E: Environment> Cache<E> {
-    /// Caches what was read, unless something overlapped it meanwhile, space is short, or the cache is full of what is worth
-    /// more. `data` is memory that no client can reach.
+    /// Caches the data that was read, unless a write or discard overlapped it meanwhile, space is short, or the full cache holds
+    /// data of more value. `data` is memory that no client can access.
     pub fn complete_fill(&self, miss: Miss, data: &[u8]) {
         debug_assert_eq!(miss.range.len(), data.len() as u64);
         let (base, lane) = (self.base(), self.lane(miss.lane));
@@ -39,7 +39,7 @@ impl<E: Environment> Cache<E> {
         if !state.end_fill(miss.id) {
             return;
         }
-        // Filling up the pool would only make writers wait for reclaim.
+        // Taking the last free segments would only make writers wait for reclaim.
         if base.gate().check_running().is_err()
             || base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
             || base.pool().has_waiters()
@@ -50,7 +50,7 @@ impl<E: Environment> Cache<E> {
             return;
         }
         lane.announce(base);
-        // Without space it is not cached.
+        // Without space the data is not cached.
         if blocks_in(miss.range) <= FEW_BLOCKS {
             self.commit_fill::<FEW_BLOCKS>(&mut state, miss.range, data);
         } else {
@@ -63,7 +63,7 @@ impl<E: Environment> Cache<E> {
         let _ = lane.commit::<E, BLOCKS>(self.base(), kind, range, data, asker, None);
     }
 
-    /// The read failed, or its data are not wanted any more.
+    /// Cancels a fill: the read failed, or its data is not needed any more.
     pub fn cancel_fill(&self, miss: Miss) {
         self.lane(miss.lane).lock().end_fill(miss.id);
     }

@@ -1,13 +1,13 @@
 //! Flushes: close an epoch, ensure that no record of it follows, and leave durable marks.
 //!
-//! Data and records are durable already when a write completes. A flush adds the order in which the backing device
-//! catches up, and evidence of how far each lane was complete. When an epoch was closed dates the recovery point.
+//! Data and records are durable already when a write completes. A flush adds the order in which the backing device catches up,
+//! and evidence of how far each lane is complete. The time at which an epoch was closed dates the recovery point.
 
 use crate::{Cache, Environment, epochs::Pass, lane::Lane, lane_map::LaneMap, position::Reached};
 use cbd_types::{ByteRange, Epoch, LaneId, MutationPoint, Result};
 
 impl<E: Environment> Cache<E> {
-    /// Closes the present epoch: what completed before is in it or in an earlier one, and nothing that is submitted
+    /// Closes the present epoch: writes that completed before are in it or in an earlier one, and no write that is submitted
     /// after this returns is.
     ///
     /// # Errors
@@ -18,7 +18,7 @@ impl<E: Environment> Cache<E> {
         self.base().region().check_stores(MutationPoint::FlushStoreCheck)
     }
 
-    /// A flush whether the cache runs or not. Returns the epoch that it closed.
+    /// Closes the epoch even if the cache is stopped. Returns the epoch that it closed.
     pub(crate) fn close_epoch(&self) -> Epoch {
         let base = self.base();
         // 1. Later writes load a later epoch.
@@ -48,7 +48,7 @@ impl<E: Environment> Cache<E> {
             let last = {
                 let state = lane.lock();
                 if base.region().check_stores(MutationPoint::MarkStoreCheck).is_err() {
-                    // The lane's last record may be what failed: a mark would prove it.
+                    // The lane's last record may be the failed store: a mark would prove it.
                     break;
                 }
                 lane.clear_touched();
@@ -64,7 +64,7 @@ impl<E: Environment> Cache<E> {
         pass.end(covered, base.environment().monotonic_ms());
     }
 
-    /// What FUA adds when the last pieces of its writes have committed: the epoch ends, and the writes' own lanes are marked, by one
+    /// Completes FUA writes once their last pieces have committed: closes the epoch and marks the lanes of the writes, with one
     /// fence for all of them.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl<E: Environment> Cache<E> {
             stored.join(pass.store_mark(base.context(), id, last, epoch));
         };
         for (number, range) in ranges.iter().enumerate() {
-            // A mark that is not fenced is not followed by another of its lane, which would go over the last one that is durable.
+            // A lane gets no second mark before the fence: it would overwrite the last mark that is durable.
             let is_marked =
                 |lane: LaneId| ranges[..number].iter().any(|earlier| touches(map, *earlier, lane));
             match only_lane(map, *range) {
@@ -101,8 +101,8 @@ impl<E: Environment> Cache<E> {
         base.region().check_stores(MutationPoint::FuaStoreCheck)
     }
 
-    /// How far a lane is complete; `None` when a store to the region has failed. All that was committed was fenced before its lane
-    /// was unlocked. The touched bit stays, since the epoch has had no pass over the other lanes.
+    /// How far a lane is complete; `None` if a store to the region has failed. Every commit was fenced before its lane was
+    /// unlocked. The touched bit stays set, since no pass over the other lanes was made for this epoch.
     fn reached(&self, id: LaneId) -> Option<Reached> {
         let state = self.lane(id).lock();
         let checked = self.base().region().check_stores(MutationPoint::MarkStoreCheck);

@@ -1,10 +1,11 @@
-//! A cache: its lanes, what they share, and what is known of its backing device.
+//! A cache: its lanes, the state that they share, and the health of its backing device.
 //!
-//! A request comes in here, locks a lane (`lane`), which stores into or reads from the region by what lanes share (`base`).
+//! A request starts here and locks a lane (`lane`), which stores into or reads from the region through the state that lanes share
+//! (`base`).
 //!
 //! Invariants: a lane's lock is taken before the locks of tails, damage and backing device, under which no other lock is taken.
 //!
-//! Elsewhere: what happens in a locked lane (`lane`), writeback and reclaim (`worker`), recovery (`recovery`).
+//! Elsewhere: the operations in a locked lane (`lane`), writeback and reclaim (`worker`), recovery (`recovery`).
 
 mod backing;
 mod damage;
@@ -45,8 +46,8 @@ pub use zero::ZeroProgress;
 
 /// A cache in front of one backing device.
 ///
-/// In this order: what every request reads, and hardly anything writes, stands first; what the background worker writes all the time
-/// stands last.
+/// Field order: data that every request reads and that is rarely written comes first; data that the background worker writes
+/// often comes last.
 #[repr(C)]
 pub struct Cache<E: Environment> {
     lanes: Box<[Lane<E>]>,
@@ -55,12 +56,12 @@ pub struct Cache<E: Environment> {
     damage: DamageLog<E>,
     backing: BackingHealth<E>,
     parked: ParkedCounters<E>,
-    /// Where writeback begins in each lane; recovery knows, the background worker takes it.
+    /// The position where writeback begins in each lane; recovery sets it, the background worker reads it.
     cursors: Mutex<E, Vec<Cursor>>,
 }
 
 impl<E: Environment> Cache<E> {
-    /// A cache of lanes that hold nothing, before recovery.
+    /// A cache of empty lanes, before recovery.
     pub(crate) fn new(base: Base<E>, lanes: Vec<Lane<E>>, tails: Vec<TwoSlots<LaneTail>>) -> Arc<Self> {
         let cursors = alloc::vec![Cursor::default(); lanes.len()];
         Arc::new(Self {
@@ -74,7 +75,7 @@ impl<E: Environment> Cache<E> {
         })
     }
 
-    /// What the lanes share.
+    /// The state that the lanes share.
     #[inline]
     pub(crate) const fn base(&self) -> &Base<E> {
         &self.base
@@ -98,7 +99,8 @@ impl<E: Environment> Cache<E> {
         self.lane(self.base.identity().lanes.lane_of(at))
     }
 
-    /// The lane of `range`, which lies in one chunk. Prefetches its index lines, so that they come while the lane is locked.
+    /// The lane of `range`, which lies in one chunk. Prefetches its index lines, so that they are loaded while the lane is
+    /// locked.
     #[inline]
     pub(crate) fn prefetched_lane(&self, range: ByteRange) -> &Lane<E> {
         let lane = self.lane_of(range.start);
@@ -106,22 +108,22 @@ impl<E: Environment> Cache<E> {
         lane
     }
 
-    /// The list and the figures of damage.
+    /// The list and the counters of damage.
     const fn damage_log(&self) -> &DamageLog<E> {
         &self.damage
     }
 
-    /// How writeback goes.
+    /// The progress of writeback and the health of the backing device.
     pub(crate) const fn backing(&self) -> &BackingHealth<E> {
         &self.backing
     }
 
-    /// What is counted of parking.
+    /// The counters of parking.
     pub(crate) const fn parked_counters(&self) -> &ParkedCounters<E> {
         &self.parked
     }
 
-    /// The backend that the cache stands in front of.
+    /// The backend of the cache.
     pub const fn backend(&self) -> BackendId {
         self.base.identity().backend
     }
@@ -141,8 +143,8 @@ impl<E: Environment> Cache<E> {
         self.base.shape().atomic_unit()
     }
 
-    /// Cuts a range into pieces that [`write`](Self::write) and [`read`](Self::read) take: each in one chunk and at
-    /// most an atomic unit. A range that is such a piece comes back whole.
+    /// Splits a range into pieces that [`write`](Self::write) and [`read`](Self::read) accept: each in one chunk and at most an
+    /// atomic unit. A range that is such a piece is returned whole.
     pub fn pieces(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + use<E> {
         let unit = u64::from(self.atomic_unit());
         range.split_at_multiples(CHUNK).flat_map(move |chunk| {
@@ -165,10 +167,10 @@ impl<E: Environment> Cache<E> {
         self.base.settings()
     }
 
-    /// Changes the settings; they have effect at once. The transport keeps them for the next start.
+    /// Changes the settings; they take effect at once. The transport stores them for the next start.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of its range; nothing changes then.
+    /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of range; nothing changes then.
     pub fn set_settings(&self, settings: Settings) -> Result<()> {
         self.base.set_settings(settings)?;
         self.base.wakeups().wake();
@@ -180,7 +182,7 @@ impl<E: Environment> Cache<E> {
         self.base.drained_epoch()
     }
 
-    /// Closes the present epoch and requests that it be drained at once, as fast as `writeback_rate` lets it. It is drained when
+    /// Closes the present epoch and requests that it be drained at once, as fast as `writeback_rate` allows. It is drained when
     /// [`drained_epoch`](Self::drained_epoch) has reached the result, or nothing is dirty.
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();
@@ -194,7 +196,7 @@ impl<E: Environment> Cache<E> {
         if self.drained_epoch() >= epoch {
             return true;
         }
-        // Epochs in which nothing was written are never drained on their own.
+        // Epochs without a write are never drained on their own.
         self.lanes.iter().all(|lane| lane.lock().last_dirty_epoch() <= self.drained_epoch().0)
     }
 
@@ -203,7 +205,7 @@ impl<E: Environment> Cache<E> {
         self.unwritten_bytes() + self.parked_bytes()
     }
 
-    /// The same without what is parked.
+    /// The same without parked ranges.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
         self.lanes.iter().map(Lane::dirty_bytes).sum()
     }
@@ -217,17 +219,17 @@ impl<E: Environment> Cache<E> {
             && status.backing_is_consistent
     }
 
-    /// Sets what is called when there is work for the background worker.
+    /// Sets the waker that is called when the background worker has work.
     pub fn set_worker_waker(&self, waker: Waker) {
         self.base.wakeups().set_waker(waker);
     }
 
-    /// Has `note` called before the first request that makes something dirty. Before the cache is used.
+    /// Sets the callback that runs before the first request that makes data dirty. Call it before the cache is used.
     pub(crate) fn before_first_write(&self, note: FirstWrite) {
         self.base.gate().before_first_write(note);
     }
 
-    /// Refuses all further requests, wakes those that wait, and marks every lane. Data that is dirty stays in the region.
+    /// Refuses all further requests, wakes those that wait, and marks every lane. Dirty data stays in the region.
     pub fn stop(&self) {
         self.base.gate().stop();
         self.base.pool().wake_all();
@@ -236,8 +238,8 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// As [`stop`](Self::stop), but nothing is marked, now or later: for when a thread failed in the middle of something. What was
-    /// acknowledged is in the region, and the process that opens it next recovers it.
+    /// As [`stop`](Self::stop), but no lane is marked, now or later: for a thread that failed in the middle of an operation.
+    /// Acknowledged writes are in the region, and the process that opens it next recovers them.
     pub fn abandon(&self) {
         self.base.gate().abandon();
         self.base.pool().wake_all();
@@ -248,29 +250,29 @@ impl<E: Environment> Cache<E> {
         self.base.gate().is_abandoned()
     }
 
-    /// Takes `waker` off the wait list for space: its requests were given up.
+    /// Removes `waker` from the wait list for space: its requests were abandoned.
     pub fn stop_waiting(&self, waker: &Waker) {
         self.base.pool().forget(waker);
     }
 
-    /// From now on requests without space fail, or wait again.
+    /// Sets whether requests without space fail from now on, or wait.
     pub(crate) fn set_stalled(&self, stalled: bool) {
         if self.backing.set_stalled(stalled) {
             self.base.pool().wake_all();
         }
     }
 
-    /// Where writeback begins in each lane.
+    /// The position where writeback begins in each lane.
     pub(crate) fn writeback_start(&self) -> Vec<Cursor> {
         self.cursors.lock().clone()
     }
 
-    /// Recovery says where writeback begins in a lane.
+    /// Sets the position where writeback begins in a lane; called by recovery.
     pub(crate) fn start_writeback_at(&self, lane: LaneId, cursor: Cursor) {
         self.cursors.lock()[lane.index()] = cursor;
     }
 
-    /// The tail of a lane as the region holds it.
+    /// The tail of a lane as stored in the region.
     pub(crate) fn stored_tail(&self, lane: LaneId) -> Option<LaneTail> {
         self.tails.lock()[lane.index()].content().copied()
     }

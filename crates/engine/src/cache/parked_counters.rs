@@ -1,4 +1,4 @@
-//! How often ranges were parked and tried again: for status, and for reclaim.
+//! Counts how often ranges were parked and retried: for status, and for reclaim.
 //!
 //! Invariants: both totals only rise.
 
@@ -7,13 +7,13 @@ use alloc::string::String;
 use cbd_types::Error;
 use core::sync::atomic::Ordering;
 
-/// What is counted of parking.
+/// The counters of parking.
 pub(crate) struct ParkedCounters<E: Environment> {
     parked: SharedU64<E>,
     unparked: SharedU64<E>,
-    /// How often what is parked was tried again.
+    /// How often parked ranges were retried.
     attempts: SharedU64<E>,
-    /// The error of the last attempt, while something is parked.
+    /// The error of the last retry, while a range is parked.
     error: Mutex<E, Option<String>>,
 }
 
@@ -41,27 +41,27 @@ impl<E: Environment> ParkedCounters<E> {
         self.parked.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a range that the backing device has taken.
+    /// Counts a parked range that the backing device has accepted.
     pub(crate) fn count_unparked(&self) {
         self.unparked.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ranges that the backing device has taken since the cache was opened.
+    /// Number of parked ranges that the backing device has accepted since the cache was opened.
     pub(crate) fn unparked(&self) -> u64 {
         self.unparked.load(Ordering::Relaxed)
     }
 
-    /// Counts an attempt.
+    /// Counts a retry.
     pub(crate) fn count_attempt(&self) {
         self.attempts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What is parked was refused again.
+    /// Records that the backing device has refused a parked range again.
     pub(crate) fn note_refusal(&self, error: &Error) {
         *self.error.lock() = Some(error.line());
     }
 
-    /// Nothing is parked any more.
+    /// Drops the error: no range is parked any more.
     pub(crate) fn forget_refusal(&self) {
         *self.error.lock() = None;
     }

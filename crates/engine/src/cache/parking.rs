@@ -1,6 +1,7 @@
-//! Parked ranges of all lanes: what the backing device does not take is kept in the cache, as dirty, while everything else continues.
+//! Parked ranges of all lanes: data that the backing device refuses stays in the cache, as dirty, while everything else
+//! continues.
 //!
-//! Elsewhere: what a parked range is (`lane::parking`), when it is retried (`worker::writeback`).
+//! Elsewhere: the parked ranges of a lane (`lane::parking`), the schedule of retries (`worker::writeback`).
 
 use super::{Cache, status::LISTED_MAX};
 use crate::{
@@ -12,8 +13,8 @@ use alloc::vec::Vec;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, heap_sort_by_key};
 
 impl<E: Environment> Cache<E> {
-    /// Parks `range`, which lies in one checksum block or is zeroes of one chunk, as far as what the backing device refused is
-    /// still its newest content: newer content is in the log behind it, and comes to the backing device in its turn.
+    /// Parks `range`, which lies in one checksum block or is zeroes of one chunk, as far as the refused content is still its
+    /// newest: newer content is behind it in the log, and writeback writes that later.
     pub(crate) fn park(&self, range: ByteRange, refused: Refused) -> Outcome {
         let lane = self.lane_of(range.start);
         let mut state = lane.lock();
@@ -21,8 +22,8 @@ impl<E: Environment> Cache<E> {
         state.park(self.base(), range, refused, || self.parked_counters().count_parked())
     }
 
-    /// Carries a parked range forward: its segment is to be reclaimed. What turns out to be damaged is quarantined. `false`
-    /// when there is no space.
+    /// Carries a parked range forward: its segment is to be reclaimed. A part that is found damaged is quarantined. Returns
+    /// `false` if there is no space.
     pub(crate) fn carry_parked(&self, id: LaneId, range: ByteRange, parked: Parked) -> bool {
         for piece in range.split_at_multiples(CHECKSUM_BLOCK) {
             let carried = {
@@ -45,25 +46,25 @@ impl<E: Environment> Cache<E> {
         true
     }
 
-    /// The backing device has taken a parked range, and flushed it. Recovery does not know that: it tries once more what is
+    /// Unparks a range that the backing device has accepted and flushed. Recovery does not know this: it retries a range that is
     /// still the newest then, which changes nothing.
     pub(crate) fn unpark(&self, range: ByteRange, taken: Refused) {
         self.lane_of(range.start).lock().unpark(range, taken);
         self.parked_counters().count_unparked();
     }
 
-    /// Whether just this is still parked.
+    /// Whether exactly this range with this content is still parked.
     pub(crate) fn is_still_parked(&self, range: ByteRange, what: Refused) -> bool {
         let state = self.lane_of(range.start).lock();
         state.parked_in(range).any(|(part, now)| part == range && now.is(what))
     }
 
-    /// Whether anything is parked.
+    /// Whether any range is parked.
     pub(crate) fn has_parked(&self) -> bool {
         self.lanes().iter().any(|lane| lane.lock().has_parked())
     }
 
-    /// All that is parked.
+    /// All parked ranges.
     pub(crate) fn parked(&self) -> Vec<(ByteRange, Parked)> {
         self.lanes().iter().flat_map(|lane| lane.lock().parked_ranges().collect::<Vec<_>>()).collect()
     }
@@ -73,7 +74,7 @@ impl<E: Environment> Cache<E> {
         self.lanes().iter().map(|lane| lane.lock().parked_bytes()).sum()
     }
 
-    /// The parked ranges in the order of the device, neighbours together; at most some of very many.
+    /// The parked ranges by address, adjacent ones joined; only some if there are very many.
     pub(crate) fn parked_ranges(&self) -> Vec<ByteRange> {
         let mut all: Vec<ByteRange> = self.parked().into_iter().map(|(range, _)| range).collect();
         heap_sort_by_key(&mut all, |range| *range);
@@ -88,7 +89,7 @@ impl<E: Environment> Cache<E> {
         listed
     }
 
-    /// Whether the lanes have room for all of `refused` beside what they have parked.
+    /// Whether the lanes have space for all of `refused` beside the ranges that they have parked.
     pub(crate) fn can_park(&self, refused: impl Iterator<Item = (ByteRange, Refused)>) -> bool {
         let mut wanted = alloc::vec![0; self.lanes().len()];
         for (range, what) in refused {

@@ -1,7 +1,7 @@
-//! Reads: look up under the lane's lock, pin, copy and verify without it.
+//! Reads: look up and pin under the lane's lock; copy and verify without it.
 //!
-//! Always true here: a pinned segment is not reused; what fails its checksum is not returned: it is read from the
-//! backing device if that has it, or the request fails.
+//! Invariants: a pinned segment is not reused; data that fails its checksum is not returned: it is read from the backing device
+//! if that has it, or the request fails.
 
 use super::{Cache, Miss};
 use crate::{
@@ -13,18 +13,18 @@ use crate::{
 use alloc::{format, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result};
 
-/// Why a record does not give what the index says that it holds.
+/// Why a record does not have the data that the index promises.
 enum Unreadable {
-    /// Both copies of it are damaged.
+    /// Both copies of the record are damaged.
     Record(Error),
-    /// It is of another range.
+    /// The record is of another range.
     Index(Error),
-    /// A block of its data is damaged; whether the backing device has what the record says, unless it is parked.
+    /// A block of its data is damaged; `is_clean`: whether the backing device has the content of the record, unless it is parked.
     Data { is_clean: bool, damage: Damage },
 }
 
 impl Unreadable {
-    /// What is damaged when `piece` was asked for.
+    /// The damaged range when `piece` was requested.
     fn into_damage(self, piece: ByteRange) -> (ByteRange, Error) {
         match self {
             Self::Record(error) | Self::Index(error) => (piece, error),
@@ -33,18 +33,18 @@ impl Unreadable {
     }
 }
 
-/// The answer to a read of what is quarantined.
+/// The error of a read of a quarantined range.
 fn damaged_error(piece: ByteRange) -> Error {
     Error::new(ErrorKind::Media, format!("{piece} is damaged; overwrite it in full to heal it"))
 }
 
 impl<E: Environment> Cache<E> {
-    /// Reads `range`, which lies in one chunk, into `into` as far as the cache has it. What it has not is added to
-    /// `misses`: the caller reads it from the backing device and gives each back with
-    /// [`complete_fill`](Self::complete_fill) or [`cancel_fill`](Self::cancel_fill).
+    /// Reads the parts of `range`, which lies in one chunk, that the cache holds into `into`. The missing parts are added to
+    /// `misses`: the caller reads each from the backing device and passes it to [`complete_fill`](Self::complete_fill) or
+    /// [`cancel_fill`](Self::cancel_fill).
     ///
     /// # Errors
-    /// [`ErrorKind::Media`] where data is damaged and the backing device has no newer; nothing of it is returned.
+    /// [`ErrorKind::Media`] if data is damaged and the backing device does not have it; none of it is returned.
     pub fn read(&self, range: ByteRange, into: &mut [u8], misses: &mut Vec<Miss>) -> Result<()> {
         debug_assert_eq!(range.len(), into.len() as u64);
         debug_assert!(self.base().identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
@@ -108,8 +108,8 @@ impl<E: Environment> Cache<E> {
         outcome
     }
 
-    /// The common read: one block or a part of it, all of which one record holds. `None` where it is anything else; nothing has
-    /// happened then.
+    /// The common read: one block or a part of it, all of which one record holds. `None` for any other read; nothing has changed
+    /// then.
     fn read_block(&self, range: ByteRange, into: &mut [u8], misses: &mut Vec<Miss>) -> Option<Result<()>> {
         let start = range.start / CHECKSUM_BLOCK * CHECKSUM_BLOCK;
         if range.end > start + CHECKSUM_BLOCK || range.is_empty() {
@@ -125,7 +125,7 @@ impl<E: Environment> Cache<E> {
         Some(outcome)
     }
 
-    /// Copies `piece` of a pinned record out of it, or what is there instead when the record turns out damaged.
+    /// Copies `piece` of a pinned record, or reads it again if the record is damaged.
     fn read_record(
         &self,
         location: Location,
@@ -139,10 +139,10 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// A record turned out damaged. While it was read it may have been overwritten, or writeback may have met the same
-    /// damage and marked it bad; *drained* passes it then, and does not mean any more that the backing device has it. So it
-    /// is looked up again, and read in one hold of the lane's lock, in which none of that can happen. What is
-    /// damaged and clean is read from the backing device and cached again.
+    /// Reads a range again whose record was found damaged. While it was read, a client may have overwritten it, or writeback may
+    /// have found the same damage and marked it bad; *drained* then passes the record although the backing device does not have
+    /// it. So the range is looked up again and read while the lane is locked, which excludes both. Damaged data that is clean is
+    /// read from the backing device and cached again.
     fn read_again(&self, piece: ByteRange, out: &mut [u8], misses: &mut Vec<Miss>) -> Result<()> {
         let mut found = Vec::new();
         let mut damaged = Vec::new();
@@ -187,7 +187,7 @@ impl<E: Environment> Cache<E> {
         outcome
     }
 
-    /// Copies `piece` out of the record at `location`, verified.
+    /// Copies `piece` of the record at `location`, verified.
     fn load_piece(
         &self,
         location: Location,
@@ -204,7 +204,7 @@ impl<E: Environment> Cache<E> {
             .map_err(|damage| Unreadable::Data { is_clean: self.base().is_clean(&record), damage })
     }
 
-    /// Whether the backing device has what cannot be read at `location`, to which the index leads now.
+    /// Whether the backing device has the unreadable data at `location`, to which the index points now.
     fn is_clean_now(
         &self,
         state: &LaneState,
@@ -217,7 +217,7 @@ impl<E: Environment> Cache<E> {
         }
         match unreadable {
             Unreadable::Data { is_clean, .. } => *is_clean,
-            // Whether it was clean went with the record; its segment may still say so.
+            // The record that showed whether it was clean is lost; its segment may still show that it is clean.
             Unreadable::Record(_) => {
                 let drained = self.drained_epoch().0;
                 let is_clean = |segment: &LogSegment| {

@@ -1,4 +1,4 @@
-//! Walks through the log of a lane, past what is damaged.
+//! Scans the log of a lane, past damaged records.
 
 use super::Cache;
 use crate::{
@@ -10,7 +10,7 @@ use cbd_format::Record;
 use cbd_types::LaneId;
 use core::ops::ControlFlow;
 
-/// What a scan meets.
+/// What a scan finds at a position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Met<'a> {
     Record(&'a Record),
@@ -21,11 +21,12 @@ pub(crate) enum Met<'a> {
     },
 }
 
-/// What is called for each record of a log, and for each gap.
+/// The callback for each record of a log, and for each gap.
 type Visit<'a> = dyn FnMut(Location, Met<'_>, Place) -> ControlFlow<()> + 'a;
 
 impl<E: Environment> Cache<E> {
-    /// Visits the records of a lane's log from `cursor` on, and moves it behind the last one for which `visit` went on.
+    /// Calls `visit` for the records of a lane's log from `cursor` on, and moves the cursor behind the last one for which `visit`
+    /// returned `Continue`.
     pub(crate) fn scan_log(&self, lane: LaneId, cursor: &mut Cursor, visit: &mut Visit<'_>) {
         let base = self.base();
         let drained = base.drained_epoch().0;
@@ -39,7 +40,7 @@ impl<E: Environment> Cache<E> {
                 *cursor = Cursor { ordinal: segment.ordinal, slot: 0 };
             }
             if segment.last_dirty_epoch <= drained {
-                // Only fills, and what the backing device has.
+                // The segment has only fills, and records that the backing device has.
                 cursor.slot = cursor.slot.max(segment.slots);
                 continue;
             }
@@ -54,14 +55,14 @@ impl<E: Environment> Cache<E> {
                     cursor.slot + record.slots()
                 } else {
                     let next = base.next_readable(location, segment.slots);
-                    // The sequence number of what comes behind says where the gap ends, however often the log is scanned.
+                    // The sequence number of the next record shows where the gap ends, however often the log is scanned.
                     let behind = base.find_record(Location { slot: next, ..location });
                     let behind = behind.filter(|_| next < segment.slots).map(|record| record.sequence.get());
                     let end = behind
                         .or_else(|| Some(segments.get(number + 1)?.first_sequence))
                         .unwrap_or(next_sequence);
-                    // Several records may be lost together: what is marked bad at the last of their places is all of
-                    // them, and nothing behind.
+                    // Several records may be lost together: a quarantine at the position of the last one marks all of them bad,
+                    // and no later record.
                     let place = (segment.ordinal, next - 1);
                     if visit(location, Met::Lost { last_sequence: end - 1 }, place).is_break() {
                         return;

@@ -1,4 +1,4 @@
-//! What a cache says of itself.
+//! The status of a cache.
 
 use super::Cache;
 use crate::{
@@ -27,18 +27,18 @@ pub struct BackingTrouble {
 /// A range that reads with an error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DamagedRange {
-    /// Which bytes; what was overwritten since reads well.
+    /// The range; bytes that were overwritten since read without an error.
     pub range: ByteRange,
-    /// What was found.
+    /// The error that was found.
     pub reason: String,
 }
 
-/// Counters since the cache was opened, and its state now.
+/// Counters since the cache was opened, and its present state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheStatus {
     /// Segments of the cache that hold a log; the state segment is not counted.
     pub segments: u32,
-    /// Free ones.
+    /// Free segments.
     pub free_segments: u32,
     /// Number of lanes.
     pub lanes: u32,
@@ -69,47 +69,47 @@ pub struct CacheStatus {
     /// Everything up to this epoch is durable on the backing device.
     pub drained_epoch: Epoch,
     /// The recovery point, in milliseconds since 1970 UTC: every write that completed and was flushed before this time is on the
-    /// backing device, but for what is or was damaged or parked while that is void. A lower bound: the time at which the
-    /// drained epoch was closed, or an earlier one. 0 when it is not known.
+    /// backing device, except for ranges that are or were damaged or parked while the backing device is not crash-consistent. A
+    /// lower bound: the time at which the drained epoch was closed, or an earlier one. 0 if it is not known.
     pub drained_wall_ms: u64,
-    /// Whether the backing device alone is a crash state now.
+    /// Whether the backing device alone is crash-consistent at this moment.
     pub backing_is_consistent: bool,
-    /// Why not, if not.
+    /// The reason, if it is not.
     pub void_reason: Option<String>,
     /// Order of writeback.
     pub consistency: Consistency,
     /// Blocks of 4 KiB in the index.
     pub index_blocks: u64,
-    /// Bytes of memory of the index, and of what decides which blocks are worth a place in it.
+    /// Bytes of memory of the index, and of the admission that decides which blocks it gets.
     pub index_bytes: u64,
-    /// Ranges known to be damaged; at most some of very many.
+    /// Ranges known to be damaged; only some if there are very many.
     pub damaged: Vec<DamagedRange>,
-    /// Bytes of the ranges that are quarantined, listed or not; no part of `dirty_bytes`. What reads have found damaged is among
-    /// them when writeback has noted it: until then it is dirty.
+    /// Bytes of the quarantined ranges, listed or not; not part of `dirty_bytes`. Damage that reads have found is included once
+    /// writeback has recorded it: until then it counts as dirty.
     pub quarantined_bytes: u64,
-    /// Damaged records that reads and writeback have found since the cache was opened: a dirty one once, a clean one at each
-    /// read that meets it until it is cached again.
+    /// Damaged records that reads and writeback have found since the cache was opened: a dirty one counts once, a clean one at
+    /// each read of it until it is cached again.
     pub damage_found: u64,
     /// The number of them that were clean, and were read from the backing device instead.
     pub damage_healed: u64,
     /// Trouble with the backing device, if any.
     pub backing_trouble: Option<BackingTrouble>,
-    /// Attempts of writeback that failed since the cache was opened, whether or not later ones went well.
+    /// Attempts of writeback that failed since the cache was opened, whether or not later ones succeeded.
     pub backing_failures: u64,
-    /// What the last of them ended with.
+    /// The error of the last failed attempt.
     pub last_backing_failure: Option<String>,
-    /// Parked ranges, which the backing device does not take; at most some of very many.
+    /// Parked ranges, which the backing device refuses; only some if there are very many.
     pub parked: Vec<ByteRange>,
     /// Bytes that are parked; part of `dirty_bytes`.
     pub parked_bytes: u64,
-    /// How often something was parked since the cache was opened, and how often the backing device took it after all.
+    /// How often a range was parked since the cache was opened, and how often the backing device then accepted one.
     pub parked_total: u64,
     /// See `parked_total`.
     pub unparked_total: u64,
-    /// How often what is parked was tried again since the cache was opened; soon after each
-    /// [`request_drain`](Cache::request_drain), else seldom.
+    /// How often parked ranges were retried since the cache was opened: soon after each [`request_drain`](Cache::request_drain),
+    /// otherwise rarely.
     pub parked_attempts: u64,
-    /// What the backing device said when a parked range was tried last.
+    /// The error of the backing device at the last retry of a parked range.
     pub parked_error: Option<String>,
     /// The backing device has refused writes for longer than the settings allow: requests that find no space fail.
     pub is_stalled: bool,
@@ -117,19 +117,19 @@ pub struct CacheStatus {
     pub writers_waiting: bool,
     /// How often rare paths were taken.
     pub rare: RarePaths,
-    /// Why the region takes no more writes, if so.
+    /// The reason if the region accepts no more writes.
     pub region_failed: Option<String>,
 }
 
 impl CacheStatus {
-    /// Segments of the cache that are in use: that hold records, or are open for the next ones.
+    /// Segments of the cache in use: those that hold records, or are open for the next ones.
     #[must_use]
     pub const fn used_segments(&self) -> u32 {
         self.segments.saturating_sub(self.free_segments)
     }
 
-    /// Bytes that the backing device alone does not have: what is dirty, parked ranges included, and what is quarantined. So much
-    /// is given up when the cache is removed.
+    /// Bytes that the backing device alone does not have: dirty data, parked ranges included, and quarantined data. Removing the
+    /// cache loses this data.
     #[must_use]
     pub const fn missing_bytes(&self) -> u64 {
         self.dirty_bytes.saturating_add(self.quarantined_bytes)
@@ -142,10 +142,10 @@ impl CacheStatus {
     }
 }
 
-/// What is known of a run of bytes, for block status.
+/// The state of a range of bytes, for block status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CachedState {
-    /// Which bytes.
+    /// The range.
     pub range: ByteRange,
     /// Reads as zeroes.
     pub zeroes: bool,
@@ -155,7 +155,7 @@ pub struct CachedState {
     pub dirty: bool,
 }
 
-/// Why the backing device alone is no crash state, if it is none. `behind`: an epoch that it has not reached.
+/// Why the backing device alone is not crash-consistent, if it is not. `behind`: an epoch up to which it must be drained.
 fn void_reason(damaged: &[DamagedRange], parked: &[ByteRange], behind: Option<u64>) -> Option<String> {
     if !damaged.is_empty() {
         return Some(format!("{} ranges are quarantined", damaged.len()));
@@ -239,7 +239,7 @@ impl<E: Environment> Cache<E> {
         report
     }
 
-    /// What is known of `range`, in order and without holes.
+    /// The states of `range`, in order and without holes.
     pub fn extents(&self, range: ByteRange) -> Vec<CachedState> {
         let mut found: Vec<CachedState> = Vec::new();
         let drained = self.drained_epoch();

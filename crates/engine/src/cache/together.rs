@@ -1,13 +1,13 @@
-//! Writes that a client has submitted at once and that go to different lanes: what they will visit in the index is asked for
-//! before the first of them is stored, and one fence serves them all.
+//! Writes to different lanes that a client submits together: their index lines are prefetched before the first of them is stored,
+//! and one fence serves all of them.
 //!
-//! Always true here:
-//! - a lane has at most one record that is not fenced, so what recovery knows of the last record of a lane holds;
-//! - only who holds no lane waits for one, so nobody waits in a circle;
-//! - the result of a write is told after the fence behind it, and writes to one lane are done in the order in which they came, but for one that has to
-//!   wait for space.
+//! Invariants:
+//! - a lane has at most one record that is not fenced, so what recovery assumes about the last record of a lane holds;
+//! - only a thread that holds no lane waits for one, so no cycle of waits can form;
+//! - the result of a write is reported after its fence, and writes to one lane are done in the order of submission, except for
+//!   one that has to wait for space.
 //!
-//! Left to others: one write (`write`), requests that wait (`cbd-device`).
+//! Elsewhere: a single write (`write`), requests that wait (`cbd-device`).
 
 use super::{Admission, Cache, write::no_memory};
 use crate::{
@@ -19,19 +19,19 @@ use cbd_format::record::{RecordKind, blocks_in};
 use cbd_types::{ByteRange, Durable, Error, InFlight, MutationPoint, Result};
 use core::task::Waker;
 
-/// Most writes that share a fence. Each holds its lane until then, so they are few beside the lanes.
+/// Most writes that share a fence. Each holds its lane until the fence, so they are few compared to the lanes.
 pub const TOGETHER: usize = 8;
 
 impl<E: Environment> Cache<E> {
-    /// Does `writes`, none of which is empty, in their order, each as [`write`](Self::write) does it, and tells `done` the number and the result of each. Where
-    /// one finds no space the others go on.
+    /// Does `writes`, none of which is empty, in order, each as [`write`](Self::write) does, and calls `done` with the number and
+    /// the result of each. If one finds no space, the others continue.
     pub fn write_together(
         &self,
         writes: &[(ByteRange, &[u8])],
         waker: &Waker,
         mut done: impl FnMut(usize, Result<Admission>),
     ) {
-        // Before any lane is held: noting the first write takes the lock of the tables.
+        // Before any lane is locked: recording the first write takes the lock of the tables.
         if let Err(error) = self.base().gate().check_writable() {
             (0..writes.len()).for_each(|number| done(number, Err(Error::new(error.kind(), error.line()))));
             return;
@@ -47,8 +47,8 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// Takes the lanes of as many of `writes` as can be taken without waiting for any but the first, announces the writes there and asks for
-    /// what they will visit. How many that is.
+    /// Locks the lanes of as many of `writes` as possible while waiting only for the first, announces the writes there and
+    /// prefetches what they access in the index. Returns the number of these writes.
     fn hold<'a>(
         &'a self,
         writes: &[(ByteRange, &[u8])],
@@ -62,14 +62,14 @@ impl<E: Environment> Cache<E> {
             let lane = self.lane_of(range.start);
             let guard = match count {
                 0 => lane.lock_for_request(),
-                // A lane that is ours already is refused as well.
+                // This also refuses a lane that this thread has locked already.
                 _ => match lane.try_lock() {
                     Some(guard) => guard,
                     None => break,
                 },
             };
-            // Before the first of them stores: a locked instruction behind a store costs what a fence does. A lane that is announced
-            // for nothing, where its write fails, is looked at once too often.
+            // Before the first of them stores: a locked instruction behind a store costs as much as a fence. If a write fails,
+            // the next pass visits its lane needlessly.
             lane.announce(self.base());
             guard.prefetch(self.base(), *range);
             *place = Some(guard);
@@ -78,7 +78,7 @@ impl<E: Environment> Cache<E> {
         count
     }
 
-    /// Does `writes`, whose lanes are held, and lets them go after one fence.
+    /// Does `writes`, whose lanes are locked, and unlocks them after one fence.
     fn write_held(
         &self,
         writes: &[(ByteRange, &[u8])],
@@ -92,7 +92,7 @@ impl<E: Environment> Cache<E> {
             let Some(state) = guard else { break };
             *outcome = self.store_held(state, *range, data, waker, &mut stored);
         }
-        // One fence for all, and only then is any lane let go.
+        // One fence for all; only then are the lanes unlocked.
         let durable = self.base().region().fence(MutationPoint::WriteTogetherFence, stored);
         drop(held);
         for (number, outcome) in outcomes.into_iter().take(writes.len()).enumerate() {
@@ -100,7 +100,7 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// A write to a lane that is held, which the caller fences with all that is `stored`.
+    /// Does a write whose lane is locked; the caller fences it with everything in `stored`.
     fn store_held(
         &self,
         state: &mut LaneState,
@@ -143,20 +143,20 @@ impl<E: Environment> Cache<E> {
                 Ok(Admission::Full)
             }
             Held::NoMemory => no_memory(),
-            // Neither ends, so the error is still there.
+            // Both conditions are permanent, so the error is still set.
             Held::Stopped => self.base().gate().check_running().map(|()| Admission::Full),
             Held::RegionFailed => self.base().region().store_failure().map_or(Ok(Admission::Full), Err),
         }
     }
 }
 
-/// What became of a write whose lane was held. Errors are larger, and their reasons last: they are made after the fence.
+/// The outcome of a write whose lane was locked. It holds no error: errors are larger, and are created after the fence.
 #[derive(Clone, Copy)]
 enum Held {
     Stored,
     /// There was no space; nothing has changed.
     Full,
-    /// There was no memory for it; nothing has changed.
+    /// There was no memory for the request; nothing has changed.
     NoMemory,
     Stopped,
     RegionFailed,

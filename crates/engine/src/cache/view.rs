@@ -1,9 +1,9 @@
-//! What recovery made of a log, for tools that look at it: `check`, `dump`, `repair`.
+//! The log as recovery left it, for tools that inspect it: `check`, `dump`, `repair`.
 //!
-//! Always true here: nothing is stored and nothing changes; what is said comes from the engine's own readers, so a tool that
-//! runs recovery over a private copy of a region sees what a daemon would see.
+//! Invariants: nothing is stored and nothing changes; the results come from the engine's own readers, so a tool that runs
+//! recovery on a private copy of a region sees what a daemon would see.
 //!
-//! Left to others: the bytes themselves and their copies (`cbd-format`), words for people (the tools).
+//! Elsewhere: the bytes themselves and their copies (`cbd-format`), messages for users (the tools).
 
 use super::Cache;
 use crate::{
@@ -24,28 +24,28 @@ pub struct LogSegmentView {
     pub segment: SegmentId,
     /// Its first byte in the region.
     pub base: u64,
-    /// Its place in the history of the lane.
+    /// Its position in the history of the lane.
     pub ordinal: Ordinal,
     /// Sequence number of its first record.
     pub first_sequence: Sequence,
-    /// Slots in use: what stands behind them is no part of the log.
+    /// Slots in use; later slots are not part of the log.
     pub slots: u32,
     /// Generation of its records.
     pub generation: u32,
-    /// The last epoch of a record in it that the backing device must learn of; 0 when there is none.
+    /// The last epoch of a record in the segment that needs writeback; 0 if there is none.
     pub last_dirty_epoch: u64,
     /// The cache's own number of the segment.
     number: u32,
 }
 
-/// What stands in a slot of a log.
+/// The content of a slot of a log.
 #[derive(Clone, Copy, Debug)]
 pub enum LogEntry {
     /// A record.
     Record(Record),
-    /// Both copies of what stood here, up to the slot `end`, are damaged.
+    /// Both copies of the records from here up to the slot `end` are damaged.
     Lost {
-        /// The first slot behind.
+        /// The first slot behind the damaged ones.
         end: u32,
     },
 }
@@ -56,7 +56,7 @@ impl<E: Environment> Cache<E> {
         self.base().identity().lanes.lanes
     }
 
-    /// How its segments are divided.
+    /// The shape of its segments.
     pub const fn segment_shape(&self) -> SegmentShape {
         self.base().shape()
     }
@@ -64,7 +64,7 @@ impl<E: Environment> Cache<E> {
     /// The log of a lane from tail to head.
     ///
     /// # Panics
-    /// When there is no such lane.
+    /// If the lane does not exist.
     pub fn log_segments(&self, lane: LaneId) -> Vec<LogSegmentView> {
         let state = self.lane(lane).lock();
         state.segments().map(|segment| self.view_of(lane, segment)).collect()
@@ -88,18 +88,18 @@ impl<E: Environment> Cache<E> {
     /// The sequence number that the next record of a lane will have.
     ///
     /// # Panics
-    /// When there is no such lane.
+    /// If the lane does not exist.
     pub fn next_sequence(&self, lane: LaneId) -> Sequence {
         Sequence(self.lane(lane).lock().next_sequence())
     }
 
-    /// What the checksum of a line in `slot` is seeded with.
+    /// The seed of the checksum of a line in `slot`.
     pub fn place_in(&self, segment: &LogSegmentView, slot: u32) -> RecordPlace {
         self.base().segment(segment.number).place(slot)
     }
 
-    /// The record in `slot`, from whichever copy of it is good. A slot behind the segment's last one gives a record that
-    /// recovery dropped, if one stands there.
+    /// The record in `slot`, from either valid copy. A slot behind the segment's last one returns a record that recovery dropped,
+    /// if the slot holds one.
     pub fn record_in(&self, segment: &LogSegmentView, slot: u32) -> Option<Record> {
         if slot >= self.base().shape().slots_max() {
             return None;
@@ -107,12 +107,12 @@ impl<E: Environment> Cache<E> {
         self.base().find_record(Location { segment: segment.number, slot })
     }
 
-    /// Whether `record` lies on the device, as the engine asks it of every record that it reads.
+    /// Whether `record` lies on the device: the check that the engine makes of every record that it reads.
     pub fn takes(&self, record: &Record) -> bool {
         self.base().accepts(record)
     }
 
-    /// Calls `give` for each slot of a segment at which a record begins, or at which some are lost, in order.
+    /// Calls `give` for each slot of a segment at which a record or a gap begins, in order.
     pub fn visit_segment(&self, segment: &LogSegmentView, give: &mut dyn FnMut(u32, LogEntry)) {
         let mut slot = 0;
         while slot < segment.slots {
@@ -129,7 +129,7 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// The checksum blocks of a record whose data is damaged, each with what was found.
+    /// The damaged checksum blocks of a record's data, each with its error.
     pub fn damaged_blocks(
         &self,
         segment: &LogSegmentView,
@@ -151,7 +151,7 @@ impl<E: Environment> Cache<E> {
             .collect()
     }
 
-    /// The parts of `range` whose newest bytes the record in `slot` holds.
+    /// The parts of `range` whose newest bytes are in the record in `slot`.
     pub fn newest_parts(&self, segment: &LogSegmentView, slot: u32, range: ByteRange) -> Vec<ByteRange> {
         let location = Location { segment: segment.number, slot };
         let mut parts = Vec::new();
@@ -166,7 +166,7 @@ impl<E: Environment> Cache<E> {
         parts
     }
 
-    /// Whether the backing device has what the record in `slot` says: it was drained, and it is not parked.
+    /// Whether the backing device has the content of the record in `slot`: the record was drained, and is not parked.
     pub fn is_on_backing(&self, segment: &LogSegmentView, slot: u32, record: &Record) -> bool {
         let location = Location { segment: segment.number, slot };
         let state = self.lane(segment.lane).lock();

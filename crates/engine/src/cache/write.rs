@@ -10,23 +10,23 @@ use cbd_format::record::{RecordKind, blocks_in};
 use cbd_types::{ByteRange, Durable, Error, ErrorKind, MutationPoint, Result};
 use core::task::Waker;
 
-/// Whether a request was given space.
+/// Whether a request got space.
 #[derive(Debug)]
 pub enum Admission {
-    /// It is done, and durable.
+    /// The request is complete, and durable.
     Done(Durable),
-    /// There was no space; nothing has changed. The request's waker is on the wait list, and is called when reclaim has
-    /// made space.
+    /// There was no space; nothing has changed. The request's waker is on the wait list, and is called when reclaim has freed
+    /// space.
     Full,
 }
 
 impl<E: Environment> Cache<E> {
-    /// Writes `data` to `range`, which lies in one chunk and is at most an atomic unit. Durable, and recovered
-    /// whole or not at all.
+    /// Writes `data` to `range`, which lies in one chunk and is at most an atomic unit. Durable on [`Admission::Done`], and
+    /// recovered whole or not at all.
     ///
     /// # Errors
-    /// When the cache was stopped; [`ErrorKind::Backing`] when there is no space and the backing device has refused for long what
-    /// must go there first; [`ErrorKind::System`] when there is no memory, and nothing has changed.
+    /// If the cache was stopped; [`ErrorKind::Backing`] if there is no space and the backing device has long refused the data
+    /// that must be written back first; [`ErrorKind::System`] if there is no memory, and nothing has changed.
     pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
         debug_assert_eq!(range.len(), data.len() as u64);
         debug_assert!(self.is_piece(range), "{range} is no piece");
@@ -48,7 +48,7 @@ impl<E: Environment> Cache<E> {
         let base = self.base();
         let lane = self.prefetched_lane(range);
         let mut state = lane.lock_for_request();
-        // A store that failed may have been the lane's last record: nothing may come behind it that would prove it.
+        // A failed store may have been the lane's last record: a later record would prove that one, so none may follow.
         base.region().check_stores(MutationPoint::RecordAfterFailure)?;
         lane.announce(base);
         let (kind, asker) = (RecordKind::Write, Asker::Client);
@@ -66,7 +66,8 @@ impl<E: Environment> Cache<E> {
     }
 }
 
-/// The error of a request for which there is no memory. It does not wait: memory that is available again wakes no request.
+/// The error of a request for which there is no memory. The request does not wait: no request is woken when memory becomes
+/// available.
 #[cold]
 #[inline(never)]
 pub(super) fn no_memory() -> Result<Admission> {

@@ -6,16 +6,16 @@ use cbd_format::record::RecordKind;
 use cbd_types::{ByteRange, MutationPoint, Result};
 use core::task::Waker;
 
-/// How far a request that covers several lanes has come; it goes on there after it had to wait.
+/// The progress of a request that covers several lanes; a request that had to wait continues from there.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ZeroProgress {
     next_lane: u32,
 }
 
 impl<E: Environment> Cache<E> {
-    /// Makes `range` read as zeroes. `discard` says that the backing device may give the space back.
+    /// Makes `range` read as zeroes. `discard`: the backing device may free the space.
     ///
-    /// On [`Admission::Full`] call again with the same `progress`.
+    /// On [`Admission::Full`], call again with the same `progress`.
     ///
     /// # Errors
     /// As [`write`](Self::write).

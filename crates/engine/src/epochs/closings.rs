@@ -1,14 +1,15 @@
-//! When epochs were closed: what dates the recovery point.
+//! The times at which epochs were closed; they date the recovery point.
 //!
-//! Always true here: for each entry, nothing that completed before its time is of a later epoch than its own. So the time is a lower
-//! bound for each later epoch too, and entries can be dropped: what is left says less, and nothing wrong. Times are those that the
-//! clock showed: where it was set back, entries that are later than it are lowered.
+//! Invariants: for each entry, nothing that completed before its time is of a later epoch than its own. So the time is also a
+//! lower bound for each later epoch, and entries can be dropped: the remaining ones are less precise, but not wrong. The times
+//! are those of the wall clock: when it is set back, entries with a later time are lowered.
 //!
-//! Left to others: reading the clock before the epoch is closed (`Epochs::raise`).
+//! Elsewhere: reading the clock before the epoch is closed (`Epochs::raise`).
 
 use alloc::vec::Vec;
 
-/// Most entries. Beyond, some are dropped, so that a backlog of hours is still dated to a few hundredths of it.
+/// Most entries. Beyond this number some are dropped, so that the dates of a backlog of hours still have an error of a few
+/// hundredths of it.
 const KNOWN_MAX: usize = 256;
 
 /// Entries in ascending order of their epochs, and of their times.
@@ -18,21 +19,21 @@ pub(super) struct Closings {
 
 impl Closings {
     pub(super) fn new() -> Self {
-        // All that there will ever be: flushes allocate nothing.
+        // The final capacity: flushes allocate nothing.
         Self { known: Vec::with_capacity(KNOWN_MAX + 1) }
     }
 
-    /// Nothing that completed before `wall_ms` is of a later epoch than `epoch`.
+    /// Adds an entry: nothing that completed before `wall_ms` is of a later epoch than `epoch`.
     pub(super) fn note(&mut self, epoch: u64, wall_ms: u64) {
         match self.known.last().copied() {
-            // A flush that closed a later epoch was faster.
+            // Another flush that closed a later epoch came first.
             Some((last, _)) if epoch <= last => return,
             Some((_, last_ms)) if wall_ms < last_ms => {
                 self.set_back(wall_ms);
             }
             _ => {}
         }
-        // Of two with one time the earlier epoch says more.
+        // Of two entries with the same time the earlier epoch is more precise.
         if self.known.last().is_none_or(|(_, last_ms)| *last_ms < wall_ms) {
             self.known.push((epoch, wall_ms));
         }
@@ -41,7 +42,7 @@ impl Closings {
         }
     }
 
-    /// Drops about half of the entries, so that those that are left stand at about equal spaces in time.
+    /// Drops about half of the entries, so that the remaining ones are about equally spaced in time.
     fn thin_out(&mut self) {
         let (Some((_, first_ms)), Some((_, last_ms))) = (self.known.first(), self.known.last()) else {
             return;
@@ -49,7 +50,7 @@ impl Closings {
         let space_ms = (last_ms - first_ms) / (KNOWN_MAX as u64 / 4) + 1;
         let mut kept = 0;
         for number in 1..self.known.len() {
-            // Each is the last one within the space behind the one before it.
+            // Each remaining entry is the last one within `space_ms` of the one before it.
             let next_ms = self.known.get(number + 1).map(|(_, next_ms)| *next_ms);
             if next_ms.is_none_or(|next_ms| next_ms > self.known[kept].1 + space_ms) {
                 kept += 1;
@@ -59,7 +60,7 @@ impl Closings {
         self.known.truncate(kept + 1);
     }
 
-    /// The clock was set back to `wall_ms`: what completes from now on is not to look older than what is known.
+    /// The clock was set back to `wall_ms`: writes that complete from now on must not be dated before existing entries.
     fn set_back(&mut self, wall_ms: u64) {
         for (_, known_ms) in &mut self.known {
             *known_ms = (*known_ms).min(wall_ms);
@@ -67,7 +68,7 @@ impl Closings {
         self.known.dedup_by_key(|(_, known_ms)| *known_ms);
     }
 
-    /// The latest time that is known for `epoch`. Nobody asks for earlier epochs any more.
+    /// The latest time that is known for `epoch`. No caller passes an earlier epoch afterwards.
     pub(super) fn take(&mut self, epoch: u64) -> Option<u64> {
         let behind = self.known.partition_point(|(known, _)| *known <= epoch);
         let (_, wall_ms) = self.known[..behind].last().copied()?;

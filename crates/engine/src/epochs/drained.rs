@@ -1,6 +1,6 @@
-//! Drained: how far the backing device has caught up, durably, and the recovery point.
+//! Drained: the epoch up to which the backing device is complete, durably, and the recovery point.
 //!
-//! Invariants: what others see of it is durable already.
+//! Invariants: other threads see a drained epoch only when it is durable.
 
 use super::Epochs;
 use crate::{Environment, context::Context, slots::InBoth};
@@ -8,7 +8,7 @@ use cbd_format::Drained;
 use cbd_types::{Epoch, InFlight, MutationPoint};
 use core::sync::atomic::Ordering;
 
-/// Drained at one moment.
+/// Drained and the recovery point at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CaughtUp {
     /// Everything up to this epoch is durable on the backing device.
@@ -36,13 +36,13 @@ impl<E: Environment> Epochs<E> {
         self.drained.lock().content().map_or(0, |drained| drained.void_until.get())
     }
 
-    /// Whether the backing device alone is crash-consistent, as the stored content says.
+    /// Whether the backing device alone is crash-consistent, according to the stored content.
     pub(crate) fn is_crash_consistent(&self) -> bool {
         let slots = self.drained.lock();
         slots.content().is_none_or(|drained| drained.void_until.get() <= drained.epoch.get())
     }
 
-    /// All figures of one moment.
+    /// All values at one moment.
     pub(crate) fn caught_up(&self) -> CaughtUp {
         let slots = self.drained.lock();
         CaughtUp {
@@ -57,26 +57,27 @@ impl<E: Environment> Epochs<E> {
         self.drained.lock().complete(context.region())
     }
 
-    /// Makes the backing device not crash-consistent until everything that is written now is drained: a version of something was
-    /// skipped because it is damaged, even if a later version covers the damage.
+    /// Records that the backing device is not crash-consistent until everything that is written now is drained: a version of a
+    /// range was skipped because it is damaged, even if a later version covers the damage.
     pub(crate) fn void_until_now(&self, context: &Context<E>) {
         self.void_until_epoch(context, self.present());
     }
 
-    /// Makes the backing device not crash-consistent until `epoch` is drained, durably.
+    /// Records durably that the backing device is not crash-consistent until `epoch` is drained.
     pub(crate) fn void_until_epoch(&self, context: &Context<E>, epoch: u64) {
         self.store_drained(context, |drained| {
             drained.void_until = drained.void_until.get().max(epoch).into()
         });
     }
 
-    /// The clock was set back to `now_ms`: what completes from now on looks older than the recovery point, which is set back too.
+    /// The clock was set back to `now_ms`: writes that complete from now on would be dated before the recovery point, so it is
+    /// set back too.
     pub(crate) fn set_back(&self, context: &Context<E>, now_ms: u64) {
         self.store_drained(context, |drained| drained.closed_ms = now_ms.into());
     }
 
-    /// Stores a changed *drained*, fences, and only then lets others see it. Does nothing once a store to the region has
-    /// failed: what *drained* would rely on may be what failed.
+    /// Stores a changed *drained*, fences, and only then publishes it. Does nothing once a store to the region has failed:
+    /// *drained* may rely on the failed store.
     fn store_drained(&self, context: &Context<E>, change: impl FnOnce(&mut Drained)) {
         let mut slots = self.drained.lock();
         if context.region().check_stores(MutationPoint::DrainedStoreCheck).is_err() {
@@ -90,15 +91,15 @@ impl<E: Environment> Epochs<E> {
             closed_ms: 0.into(),
             reserved: [0; 8],
         });
-        // What is known to be too late is not stored again.
+        // A time that is known to be too late is not stored again.
         drained.closed_ms = drained.closed_ms.get().min(self.dated_ms.load(Ordering::Relaxed)).into();
         change(&mut drained);
         drained.ownership = context.identity().ownership.into();
-        // A later recovery point is seen when it is durable, an earlier one at once.
+        // A later recovery point is published when it is durable, an earlier one at once.
         if drained.closed_ms.get() < self.dated_ms.load(Ordering::Relaxed) {
             self.dated_ms.store(drained.closed_ms.get(), Ordering::Relaxed);
         }
-        // Twice, so that one failed page does not take the backing device back to an older epoch.
+        // In both slots, so that one failed page does not take the backing device back to an older epoch.
         let names = InBoth {
             first_fence: MutationPoint::DrainedFirstFence,
             second: MutationPoint::DrainedSecond,
@@ -112,29 +113,29 @@ impl<E: Environment> Epochs<E> {
         self.dated_ms.store(drained.closed_ms.get(), Ordering::Relaxed);
     }
 
-    /// All up to `epoch` is on the backing device: the recovery point moves.
+    /// Everything up to `epoch` is on the backing device: drained and the recovery point advance.
     pub(crate) fn reach(&self, context: &Context<E>, epoch: u64, void_until: u64) {
         debug_assert!(epoch >= self.drained().0, "drained never falls");
-        // The time at which the epoch was closed, never that at which its writeback ended: what completed and was flushed in between is
-        // not there.
+        // The recovery point is the time at which the epoch was closed, never the time at which its writeback ended: the backing
+        // device lacks what completed and was flushed in between.
         let now_ms = context.environment().wall_ms();
         let closed_ms = self.closed_ms(epoch);
         self.store_drained(context, |drained| {
             drained.void_until = drained.void_until.get().max(void_until).into();
             drained.epoch = epoch.into();
             drained.wall_ms = now_ms.into();
-            // The clock may have been set back since that time was read.
+            // The clock may have been set back since it was read.
             drained.closed_ms = closed_ms.min(context.environment().wall_ms()).into();
         });
     }
 
-    /// Where the clock was set back behind the recovery point, that is set back too, durably, before a flush completes that makes
-    /// writes durable which completed since: by the clock they are older than the recovery point.
+    /// If the clock was set back behind the recovery point, the recovery point is set back too, durably, before a flush completes
+    /// that makes writes durable which completed since: by the clock these writes are older than the recovery point.
     pub(crate) fn check_clock(&self, context: &Context<E>, read_ms: u64) {
         if read_ms >= self.dated_ms() {
             return;
         }
-        // Not where this thread was only slow.
+        // Not if this thread was only slow.
         let now_ms = context.environment().wall_ms();
         if now_ms < self.dated_ms() {
             self.store_drained(context, |drained| {
@@ -143,8 +144,8 @@ impl<E: Environment> Epochs<E> {
         }
     }
 
-    /// A time before which nothing completed that is of a later epoch than `epoch`, which is drained; the time that was known before
-    /// if nothing better is. No caller passes an earlier epoch afterwards.
+    /// A time before which no write of a later epoch than `epoch` completed; `epoch` is drained. If no better time is known, the
+    /// present recovery point. No caller passes an earlier epoch afterwards.
     fn closed_ms(&self, epoch: u64) -> u64 {
         let known_ms = self.dated_ms();
         self.take_closing(epoch).map_or(known_ms, |closed_ms| closed_ms.max(known_ms))

@@ -1,9 +1,9 @@
-//! Epochs: the counter, the passes that close them, their marks, and how far the backing device has caught up.
+//! Epochs: the counter, the passes that close them, their marks, and the epoch up to which the backing device is complete.
 //!
 //! Invariants:
 //! - the counter never falls; a write loads it after it has set the touched bit of its lane;
 //! - one pass at a time runs over the lanes, and what it has covered is complete (`pass`);
-//! - what others see of drained is durable already (`drained`).
+//! - other threads see a drained epoch only when it is durable (`drained`).
 //!
 //! Elsewhere: which epoch is written to the backing device next (`writeback`).
 
@@ -31,7 +31,7 @@ impl<E> core::ops::Deref for Alone<E> {
     }
 }
 
-/// The epochs of a cache. The counter, which every write reads, stands first and has its cache line to itself.
+/// The epochs of a cache. The counter, which every write reads, comes first and has its cache line to itself.
 #[repr(C)]
 pub(crate) struct Epochs<E: Environment> {
     /// The present epoch.
@@ -47,7 +47,7 @@ pub(crate) struct Epochs<E: Environment> {
 }
 
 impl<E: Environment> Epochs<E> {
-    /// Before recovery has seen a record: no epoch is complete. `drained` and `marks` are what the region holds.
+    /// The state before recovery has read a record: no epoch is complete. `drained` and `marks` are the contents of the region.
     pub(crate) fn new(drained: TwoSlots<Drained>, marks: Vec<TwoSlots<LaneMark>>, now_ms: u64) -> Self {
         let drained_now = drained.content().map_or(0, |drained| drained.epoch.get());
         let dated_ms = drained.content().map_or(0, |drained| drained.closed_ms.get());
@@ -67,14 +67,14 @@ impl<E: Environment> Epochs<E> {
         self.counter.load(Ordering::SeqCst)
     }
 
-    /// Continues above `highest`, the highest epoch that recovery has seen. `last_dirty` is the last epoch of a record that may be
-    /// dirty; recovery began at `opened_ms`.
+    /// Continues above `highest`, the highest epoch that recovery has seen. `last_dirty` is the last epoch of a record that may
+    /// be dirty; recovery began at `opened_ms`.
     pub(crate) fn resume(&self, highest: u64, last_dirty: u64, opened_ms: u64) {
         self.counter.store(highest + 1, Ordering::SeqCst);
         self.pass.lock().begin_at(highest + 1, last_dirty, opened_ms);
     }
 
-    /// Ends the present epoch. Returns it, and a time before which nothing completed that is of a later one.
+    /// Closes the present epoch. Returns it, and a time before which no write of a later epoch completed.
     pub(crate) fn raise(&self, context: &Context<E>) -> (u64, u64) {
         // The clock is read first: a write that loads the new epoch completes later.
         let closed_ms = context.environment().wall_ms();

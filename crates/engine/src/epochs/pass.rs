@@ -1,4 +1,4 @@
-//! The state that passes of flushes share.
+//! The state that the passes of flushes share.
 //!
 //! Invariants: one pass at a time; a mark is replaced only by one of a later record.
 //!
@@ -11,12 +11,12 @@ use cbd_format::LaneMark;
 use cbd_types::{InFlight, LaneId};
 use lock_api::MutexGuard;
 
-/// What passes share.
+/// The state that passes share.
 pub(crate) struct Pass {
     /// The epoch counter when the last completed pass began: all epochs below it are closed, and no record of them follows.
     covered: u64,
     marks: Vec<TwoSlots<LaneMark>>,
-    /// When epochs were closed.
+    /// The times at which epochs were closed.
     closings: Closings,
     /// When the last pass ended.
     ended_ms: u64,
@@ -27,8 +27,9 @@ impl Pass {
         Self { covered: 0, marks, closings: Closings::new(), ended_ms: now_ms }
     }
 
-    /// All epochs below `epoch` are complete: recovery, which began at `wall_ms`, has seen their records. `last` is the last epoch of
-    /// one that may be dirty. When each was closed is not known, but all that completed before `wall_ms` is of it or earlier.
+    /// All epochs below `epoch` are complete: recovery, which began at `wall_ms`, has read their records. `last` is the last
+    /// epoch of a record that may be dirty. The time at which each was closed is not known, but everything that completed before
+    /// `wall_ms` is in `last` or an earlier epoch.
     pub(super) fn begin_at(&mut self, epoch: u64, last: u64, wall_ms: u64) {
         self.covered = epoch;
         self.closings.note(last, wall_ms);
@@ -44,7 +45,7 @@ impl Pass {
         self.covered > epoch
     }
 
-    /// Stores the mark of a lane, if it says more than the present one. In flight until the caller fences.
+    /// Stores the mark of a lane, if it is of a later record than the present one. In flight until the caller fences.
     pub(crate) fn store_mark<E: Environment>(
         &mut self,
         context: &Context<E>,
@@ -81,7 +82,7 @@ impl<E: Environment> Epochs<E> {
         self.pass.lock()
     }
 
-    /// A time before which nothing completed that is of a later epoch than `epoch`, if one is known; what is known of earlier epochs is
+    /// A time before which no write of a later epoch than `epoch` completed, if one is known. Entries of earlier epochs are
     /// dropped.
     pub(super) fn take_closing(&self, epoch: u64) -> Option<u64> {
         self.pass.lock().closings.take(epoch)

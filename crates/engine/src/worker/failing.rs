@@ -1,10 +1,11 @@
-//! What the backing device refuses of a batch: tried again, and after a bound narrowed down to what it really refuses.
+//! Requests of a batch that the backing device refuses: they are retried, and after a time limit narrowed down to the sectors
+//! that the device really refuses.
 //!
-//! Always true here:
-//! - nothing is forgotten: what was added is given out again, or is among what is refused, until the batch ends;
-//! - what is refused is no larger than a sector, or a known bad range, and was tried by itself.
+//! Invariants:
+//! - no piece is lost: an added piece is returned for a retry, or is among the refused ones, until the batch ends;
+//! - a refused piece is no larger than a sector or a known bad range, and was tried in a request of its own.
 //!
-//! Left to others: what a refused range becomes (`parking`), and when an operation may be issued (`writeback`).
+//! Elsewhere: parking of refused ranges (`parking`), and when an operation may be issued (`writeback`).
 
 use super::writeback::Piece;
 use crate::{OnWriteError, Settings, rangemap::RangeMap};
@@ -14,27 +15,27 @@ use alloc::{
 };
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, OpToken, heap_sort_by_key};
 
-/// What failed is tried again after this time, doubled each time up to the limit.
+/// The delay before a failed request is retried, doubled each time up to the limit.
 const RETRY_FIRST_MS: u64 = 250;
 const RETRY_MAX_MS: u64 = 8000;
-/// When more is refused than can be parked, it is found out again after this time whether that is still so.
+/// If more is refused than can be parked, narrowing down begins again after this time.
 const TOO_MUCH_MS: u64 = 60_000;
-/// Most known bad ranges that are remembered; knowing them only saves time.
+/// Most known bad ranges that are remembered; they only save time.
 const KNOWN_MAX: usize = 4096;
 
-/// So many flushes in a row fail before it is the device that does not flush, and not chance.
+/// After this number of failed flushes in a row the device counts as unable to flush.
 const FLUSHES_MIN: u32 = 8;
 
-/// Into what a failing request has been cut.
+/// The units into which a failing request has been split.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Cut {
-    /// As it was first sent.
+    /// The request as it was first submitted.
     Request,
     Blocks,
     Sectors,
 }
 
-/// Neighbouring pieces of a batch as one request.
+/// Adjacent pieces of a batch in one request.
 pub(crate) struct Flight {
     pub pieces: Vec<Piece>,
     cut: Cut,
@@ -51,7 +52,7 @@ impl Flight {
         Some(ByteRange { start: first.0.start, end: last.0.end })
     }
 
-    /// The same in requests of at most `unit` bytes.
+    /// Splits the flight into requests of at most `unit` bytes.
     fn cut_into(self, cut: Cut, unit: u64) -> impl DoubleEndedIterator<Item = Self> {
         let mut parts: Vec<Self> = Vec::new();
         for (range, content) in self.pieces {
@@ -77,15 +78,16 @@ pub(crate) struct Failing {
     again: VecDeque<Flight>,
     /// Sectors that the device refused one by one.
     refused: Vec<Piece>,
-    /// Ranges that were refused before, and not taken since: for them nobody waits.
+    /// Ranges that the device refused before and has not accepted since: they are narrowed down without waiting for the time
+    /// limit.
     known: RangeMap<()>,
-    /// Since when no batch came through because of a failure.
+    /// When failures began; `None` if a batch has completed since the last one.
     since_ms: Option<u64>,
-    /// When the device last took what it had refused.
+    /// When the device last accepted a request that it had refused.
     progress_ms: u64,
-    /// Flushes that failed since then: it is not a matter of single ranges.
+    /// Flushes that failed since `since_ms`: the failure does not concern single ranges.
     flushes: u32,
-    /// Until when more is refused than can be parked.
+    /// Until this time more is refused than can be parked.
     too_much_until_ms: u64,
     retry_at_ms: u64,
     retry_delay_ms: u64,
@@ -108,7 +110,7 @@ impl Failing {
         }
     }
 
-    /// Something was submitted.
+    /// Records a submitted operation.
     pub(crate) fn submitted(&mut self, token: OpToken, flight: Flight) {
         debug_assert!(
             !self
@@ -121,12 +123,12 @@ impl Failing {
         self.flying.insert(token, flight);
     }
 
-    /// It came back.
+    /// Removes a completed operation.
     pub(crate) fn returned(&mut self, token: OpToken) -> Option<Flight> {
         self.flying.remove(&token)
     }
 
-    /// The device has taken a request. One that it had refused before shows that it is not stuck.
+    /// The device has accepted a request. If it had refused that request before, the device is not stuck.
     pub(crate) fn taken(&mut self, flight: &Flight, now: u64) {
         if let Some(range) = flight.range() {
             self.known.remove(range, |()| true);
@@ -149,13 +151,13 @@ impl Failing {
         }
     }
 
-    /// The device has refused a flush: the batch is begun again.
+    /// The device has failed a flush: the batch restarts.
     pub(crate) fn flush_failed(&mut self, now: u64) {
         self.note(now);
         self.flushes = self.flushes.saturating_add(1);
     }
 
-    /// Something did not go, whatever it was; it is tried again after a time.
+    /// An operation failed, of whatever kind; it is retried after a delay.
     pub(crate) fn note(&mut self, now: u64) {
         self.since_ms.get_or_insert(now);
         if now >= self.retry_at_ms {
@@ -164,7 +166,7 @@ impl Failing {
         }
     }
 
-    /// A batch has come through.
+    /// A batch is complete.
     pub(crate) fn recovered(&mut self) {
         self.forget_batch();
         self.since_ms = None;
@@ -173,14 +175,14 @@ impl Failing {
         self.retry_delay_ms = RETRY_FIRST_MS;
     }
 
-    /// The batch is given up; what is in flight still comes back.
+    /// The batch is abandoned; its operations in flight still complete.
     pub(crate) fn forget_batch(&mut self) {
         self.flying.clear();
         self.again.clear();
         self.refused.clear();
     }
 
-    /// The device has flushed what it took; whether that is news.
+    /// The device has completed a flush. Returns whether flushes had failed before.
     pub(crate) fn flush_worked(&mut self) -> bool {
         let is_news = self.flushes > 0;
         if is_news {
@@ -189,7 +191,7 @@ impl Failing {
         is_news
     }
 
-    /// When a batch may be begun after one failed.
+    /// When a batch may begin after a failure.
     pub(crate) const fn retry_at_ms(&self) -> u64 {
         self.retry_at_ms
     }
@@ -200,26 +202,26 @@ impl Failing {
         })
     }
 
-    /// Whether the device has flushed nothing for long.
+    /// Whether the device has completed no flush for longer than the time limit.
     fn flushes_nothing(&self, settings: &Settings, now: u64) -> bool {
         let bound_ms = u64::from(settings.write_error_after_s) * 1000;
         self.flushes >= FLUSHES_MIN && self.since_ms.is_some_and(|since| now >= since + bound_ms)
     }
 
-    /// Whether what fails is to be narrowed down now.
+    /// Whether a failing request is to be narrowed down now.
     fn narrows(&self, flight: &Flight, settings: &Settings, now: u64) -> bool {
         settings.on_write_error == OnWriteError::Park
             && now >= self.too_much_until_ms
             && (self.is_past_bound(settings, now) || flight.range().is_some_and(|range| self.is_known(range)))
     }
 
-    /// Whether requests that find no space are to fail instead of waiting.
+    /// Whether requests that find no space fail instead of waiting.
     pub(crate) fn is_stalled(&self, settings: &Settings, now: u64) -> bool {
         let is_for_parking = settings.on_write_error == OnWriteError::Park && now >= self.too_much_until_ms;
         self.flushes_nothing(settings, now) || self.is_past_bound(settings, now) && !is_for_parking
     }
 
-    /// What is to be tried again now, if anything.
+    /// The next request to retry now, if any.
     pub(crate) fn next(&mut self, settings: &Settings, now: u64) -> Option<Flight> {
         for _ in 0..self.again.len() {
             let flight = self.again.pop_front()?;
@@ -239,7 +241,7 @@ impl Failing {
         None
     }
 
-    /// Requests that wait to be tried again.
+    /// Number of requests that wait for a retry.
     pub(crate) fn waiting(&self) -> usize {
         self.again.len()
     }
@@ -254,32 +256,32 @@ impl Failing {
         &self.refused
     }
 
-    /// The same, to be dealt with.
+    /// Takes the refused sectors, sorted by address.
     pub(crate) fn take_refused(&mut self) -> Vec<Piece> {
         let mut refused = core::mem::take(&mut self.refused);
         heap_sort_by_key(&mut refused, |(range, _)| range.start);
         refused
     }
 
-    /// What was refused is parked: nobody waits for it any more.
+    /// A refused range was parked: writeback does not wait for it any more.
     pub(crate) fn parked(&mut self, range: ByteRange) {
         if self.known.iter().count() < KNOWN_MAX {
             self.known.insert(range, (), |()| false);
         }
     }
 
-    /// More is refused than can be parked: the device is to be waited for.
+    /// More is refused than can be parked: writeback waits for the device.
     pub(crate) fn too_much(&mut self, now: u64, request_max: u64) {
         let refused = core::mem::take(&mut self.refused);
         self.put_back(refused, now, now + TOO_MUCH_MS, request_max);
     }
 
-    /// There is no space to park these at present.
+    /// There is no space to park these ranges at this moment.
     pub(crate) fn no_space(&mut self, refused: Vec<Piece>, now: u64, request_max: u64) {
         self.put_back(refused, now, now + RETRY_FIRST_MS, request_max);
     }
 
-    /// Everything that fails is tried again in few requests, and narrowed down not before `until`.
+    /// All failing requests are retried, joined into few, and not narrowed down before `until`.
     fn put_back(&mut self, refused: Vec<Piece>, now: u64, until: u64, request_max: u64) {
         self.note(now);
         self.too_much_until_ms = until;
@@ -316,11 +318,11 @@ impl Failing {
     }
 
     /// Whether anything was refused before.
-    pub(crate) fn knows_any(&self) -> bool {
+    pub(crate) fn has_known(&self) -> bool {
         !self.known.is_empty()
     }
 
-    /// Cuts `piece` at the borders of what was refused before, so that the rest is written without it.
+    /// Splits `piece` at the boundaries of the known bad ranges, so that the rest is written without them.
     pub(crate) fn cut_at_known(&self, piece: Piece) -> Vec<Piece> {
         let (range, content) = piece;
         let mut parts = Vec::new();

@@ -1,7 +1,7 @@
 //! The background worker: writeback, reclaim and idle marks of one cache, run by one thread.
 //!
-//! Always true here: a step does bounded work and never waits; what it says it waits for is all that can give it work; a
-//! write wakes it only from a sleep of unknown length, so while clients flush each write it is woken by the clock.
+//! Invariants: a step does bounded work and never waits; the wait that it returns covers every event that can give it work; a
+//! write wakes the worker only from an announced sleep, so while clients flush each write, the clock wakes it.
 
 mod failing;
 mod reclaim;
@@ -14,24 +14,25 @@ use reclaim::Reclaim;
 pub use writeback::REQUEST_MAX;
 use writeback::{Progress, Writeback};
 
-/// A lane that was written and then left alone is marked after this time.
+/// Touched lanes are marked this long after the last pass.
 const IDLE_MARK_MS: u64 = 1000;
-/// While flushes go on, the background worker looks again after this time, and no write wakes it for what is not urgent.
+/// While flushes continue, the background worker checks for work after this time, and no write wakes it unless the work is
+/// urgent.
 const PACE_MS: u64 = 5;
-/// Units of reclaim in one step.
+/// Steps of reclaim in one step of the worker.
 const RECLAIM_PER_STEP: usize = 16;
 
-/// What the caller of [`BackgroundWorker::step`] waits for before the next step. The cache's worker waker ends each of
-/// these waits too.
+/// The condition that the caller of [`BackgroundWorker::step`] waits for before the next step. The cache's worker waker also ends
+/// each of these waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Nothing: there is more to do.
+    /// No wait: there is more work.
     Busy,
-    /// A completion of the queue to the backing device.
+    /// A completion from the queue to the backing device.
     WaitBacking,
-    /// This moment of [`Environment::monotonic_ms`], if any.
+    /// This time of [`Environment::monotonic_ms`], if any.
     Idle {
-        /// When the next step is due; `None` when only the waker gives work.
+        /// When the next step is due; `None` if only the waker ends the wait.
         until_ms: Option<u64>,
     },
 }
@@ -42,13 +43,13 @@ pub struct BackgroundWorker<E: Environment, Q: BackingQueue> {
     queue: Q,
     writeback: Writeback,
     reclaim: Reclaim,
-    /// The epochs that were covered by a pass when it last had nothing to do.
-    rested: u64,
+    /// The epochs that a pass had covered when the worker last found no work.
+    covered_at_rest: u64,
 }
 
 impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
-    /// The background worker of `cache`; `queue` is its own. One for each cache: it takes the place where recovery says that
-    /// writeback begins.
+    /// The background worker of `cache`, which uses `queue` alone. One for each cache. Writeback begins at the positions that
+    /// recovery has set.
     pub fn new(cache: Arc<Cache<E>>, queue: Q, geometry: BackingGeometry) -> Self {
         let cursors = cache.writeback_start();
         let base = cache.base();
@@ -58,22 +59,22 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         Self {
             writeback: Writeback::new(geometry, cursors, was_void, has_lost, &cache.parked_ranges(), now),
             reclaim: Reclaim::default(),
-            rested: base.epochs().covered(),
+            covered_at_rest: base.epochs().covered(),
             cache,
             queue,
         }
     }
 
-    /// The queue to the backing device, to wait on.
+    /// The queue to the backing device, for the caller to wait on.
     pub const fn queue(&self) -> &Q {
         &self.queue
     }
 
-    /// Does what there is to do, in bounded time and without waiting.
+    /// Does the work that is due, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;
         if cache.base().region().check_stores(MutationPoint::BackgroundWorkerStoreCheck).is_err() {
-            // Nothing that is stored now can be relied on, a new tail or drained least of all.
+            // No store since then can be relied on, least of all a new tail or a new drained epoch.
             return Step::Idle { until_ms: None };
         }
         let covered = cache.base().epochs().covered();
@@ -95,10 +96,10 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         }
     }
 
-    /// There is nothing to write back before `until`, if ever. `covered`: what a pass had covered when the step began.
+    /// Writeback has no work before `until`, if it is given. `covered`: the epochs that a pass had covered when the step began.
     fn rest(&mut self, covered: u64, until: Option<u64>) -> Step {
         let cache = &*self.cache;
-        // What writeback has just made clean can be reclaimed now: nobody else would say so.
+        // Data that writeback has just made clean can be reclaimed now: no other event would wake the worker for it.
         if self.reclaim.step(cache) {
             return Step::Busy;
         }
@@ -118,14 +119,16 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         if mark.is_some() {
             return Step::Idle { until_ms };
         }
-        if core::mem::replace(&mut self.rested, covered) != covered {
-            // A pass has cleared the lanes since the last rest, so the next write would wake it, and the next one again. What
-            // is urgent wakes it all the same; the rest waits for the clock until a whole pause goes by without a pass.
+        if core::mem::replace(&mut self.covered_at_rest, covered) != covered {
+            // A pass has cleared the lanes since the last rest, so the next write would wake the worker, and so would the write
+            // after the next pass. Urgent work wakes the worker in any case; other work waits for the clock until a whole pause
+            // ends without a pass.
             let pause = now + PACE_MS;
             return Step::Idle { until_ms: Some(until_ms.map_or(pause, |until| until.min(pause))) };
         }
-        // Say that it sleeps, if only until something parked is due, which may be minutes. Then look again. A write that came between has
-        // seen that, or its lane is still touched, or a pass has cleared the lane since this step began.
+        // Announce the sleep, even if it lasts only until a retry of parked ranges is due, which may be minutes. Then check for
+        // work again. A write in between has seen the announcement, or its lane is still touched, or a pass has cleared the lane
+        // since this step began.
         cache.base().wakeups().announce_sleep();
         let has_changed = cache.unmarked_for_ms(now).is_some() || cache.base().epochs().covered() != covered;
         if has_changed {

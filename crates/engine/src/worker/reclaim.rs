@@ -1,10 +1,9 @@
-//! Reclaim: the oldest segment of a lane, once the backing device has all of it but what is noted as damaged, returns to the pool.
+//! Reclaim: frees the oldest segment of a lane once the backing device has all of its data, except for data recorded as damaged.
 //!
-//! Always true here:
-//! - records leave the index in the order of the log, so what an older record held is never seen again;
-//! - what is parked is recorded again at the head, durably, before its record leaves the index;
-//! - the new tail is durable before the segment returns to the pool, so a reclaimed newer record can never uncover an
-//!   older one;
+//! Invariants:
+//! - records leave the index in log order, so a read never finds the older content that a removed record had replaced;
+//! - a parked range is recorded again at the head, durably, before its old record leaves the index;
+//! - the new tail is durable before the segment returns to the pool, so a reclaimed newer record can never uncover an older one;
 //! - a lane's lock is held for a bounded number of records.
 
 use crate::{
@@ -19,10 +18,10 @@ use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
 use cbd_types::{AlignedBuffer, CHECKSUM_BLOCK, LaneId, MutationPoint};
 
-/// Records that leave the index in one hold of the lane's lock: so few that a writer who meets it waits about as long as for
-/// another writer, and does not go to sleep. Between two holds the next records are read, so that the writer comes in.
+/// Records that leave the index while the lane's lock is held once. They are so few that a writer waits about as long as for
+/// another writer, and does not sleep. The next records are read while the lane is unlocked, so that the writer can lock it.
 const RECORDS_PER_HOLD: usize = 8;
-/// Holds of the lane's lock in one step.
+/// Number of times that one step locks the lane.
 const HOLDS_PER_STEP: usize = 4;
 
 struct Victim {
@@ -30,11 +29,11 @@ struct Victim {
     segment: LogSegment,
     records: Records,
     slot: u32,
-    /// Bytes that may still be given a second chance.
+    /// Bytes that may still get a second chance.
     second_chance: u64,
-    /// Nothing that is parked is left in it.
+    /// All parked ranges of the segment were carried forward.
     has_carried: bool,
-    /// The tail will rely on a parked record or a quarantine at the head.
+    /// The new tail relies on a parked record or a quarantine at the head.
     needs_mark: bool,
 }
 
@@ -42,16 +41,16 @@ struct Victim {
 #[derive(Default)]
 pub(crate) struct Reclaim {
     victim: Option<Victim>,
-    /// Lanes whose victim holds what found no space at the head, damage or parked data; left alone until a segment was released
-    /// or something is parked no longer.
+    /// Lanes whose victim has damage or parked data that found no space at the head. They are skipped until a segment is released
+    /// or a range is unparked.
     stuck: BTreeSet<LaneId>,
-    /// What [`ParkedCounters::unparked`](crate::cache::ParkedCounters::unparked) was then.
+    /// The value of [`ParkedCounters::unparked`](crate::cache::ParkedCounters::unparked) at the last step.
     unparked: u64,
     scratch: AlignedBuffer,
 }
 
 impl Reclaim {
-    /// One bounded step. `false` when there is nothing to reclaim.
+    /// Does one bounded step. Returns `false` if there is nothing to reclaim.
     pub(crate) fn step<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let unparked = cache.parked_counters().unparked();
         if self.unparked != unparked {
@@ -74,7 +73,7 @@ impl Reclaim {
         if victim.slot < victim.segment.slots {
             for _ in 0..HOLDS_PER_STEP {
                 if victim.slot < victim.segment.slots {
-                    victim.take_out_some(cache, &mut self.scratch);
+                    victim.remove_records(cache, &mut self.scratch);
                 }
             }
             return true;
@@ -91,11 +90,12 @@ impl Reclaim {
     }
 }
 
-/// The tail of the lane with the longest log among those whose tail is clean: it has the oldest data for its share of the traffic.
+/// Chooses the lane with the longest log among those whose tail segment is clean: it has the oldest data for its share of the
+/// traffic.
 fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let base = cache.base();
     let drained = base.drained_epoch().0;
-    // What is copied to the head makes no space: less of it while segments are taken faster than they are released.
+    // Data copied to the head frees no space: copy less of it while segments are taken faster than they are released.
     let quarters = if base.is_reclaim_at_ease() { 3 } else { 2 };
     let mut best: Option<(usize, LaneId, LogSegment)> = None;
     for (id, lane) in (0..).map(LaneId).zip(cache.lanes()) {
@@ -116,8 +116,8 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
 }
 
 impl Victim {
-    /// Parked ranges whose records stand in the segment are recorded again at the head, before anything leaves the index.
-    /// `false` when there is no space: the segment stays as it is.
+    /// Records the parked ranges of the segment again at the head, before any record leaves the index. Returns `false` if there
+    /// is no space: the segment stays unchanged.
     fn carry_parked<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let parked = cache.lane(self.lane).lock().parked_in_segment(self.segment.segment, RECORDS_PER_HOLD);
         self.has_carried = parked.is_empty();
@@ -125,7 +125,7 @@ impl Victim {
         parked.into_iter().all(|(range, parked)| cache.carry_parked(self.lane, range, parked))
     }
 
-    fn take_out_some<E: Environment>(&mut self, cache: &Cache<E>, scratch: &mut AlignedBuffer) {
+    fn remove_records<E: Environment>(&mut self, cache: &Cache<E>, scratch: &mut AlignedBuffer) {
         // The segment is clean and not in the pool, so its records can be read without the lock.
         let mut records: Vec<(Location, Record)> = Vec::with_capacity(RECORDS_PER_HOLD);
         while self.slot < self.segment.slots && records.len() < RECORDS_PER_HOLD {
@@ -135,7 +135,7 @@ impl Victim {
                     self.slot += record.slots();
                     records.push((location, record));
                 }
-                None => return self.take_out_all(cache),
+                None => return self.remove_all(cache),
             }
         }
         let base = cache.base();
@@ -149,7 +149,7 @@ impl Victim {
         }
         if !chances.is_empty() {
             drop(state);
-            // What was read lately is appended again before it is taken out: it is always found.
+            // A recently read block is appended again before its old record is removed: a read always finds it.
             for chance in &chances {
                 if !self.append_again(cache, chance, scratch) {
                     self.second_chance = 0;
@@ -163,15 +163,15 @@ impl Victim {
         }
     }
 
-    /// A record cannot be read, so its range is not known: everything that the lane has of this segment goes at once, in one
-    /// hold, since what the record hides and what hides the record must disappear together. The segment is clean: the
-    /// backing device has it, or a quarantine says otherwise.
-    fn take_out_all<E: Environment>(&mut self, cache: &Cache<E>) {
+    /// Removes all entries of this segment from the index while the lock is held once. A record is unreadable, so its range is
+    /// unknown, and the record must disappear together with the older content that it hides and the newer records that hide it.
+    /// The segment is clean: the backing device has its data, or a quarantine records the damage.
+    fn remove_all<E: Environment>(&mut self, cache: &Cache<E>) {
         self.slot = self.segment.slots;
         cache.lane(self.lane).lock().take_out_all(&self.segment);
     }
 
-    /// Appends a block again. `false` when there is no space.
+    /// Appends a block again. Returns `false` if there is no space.
     fn append_again<E: Environment>(
         &self,
         cache: &Cache<E>,
@@ -182,13 +182,13 @@ impl Victim {
         let base = cache.base();
         scratch.resize(CHECKSUM_BLOCK as usize);
         if base.load_data(*location, record, *block, scratch).is_err() {
-            // Clean data that is damaged: the backing device has it.
+            // The damaged data is clean: the backing device has it.
             return true;
         }
         let lane = cache.lane(self.lane);
         let mut state = lane.lock();
         lane.announce(base);
-        // It may have been overwritten while it was copied.
+        // A write may have replaced the block while it was copied.
         if !state.is_current(base, *block, *location) {
             return true;
         }
@@ -200,16 +200,17 @@ impl Victim {
         appended.is_ok()
     }
 
-    /// `false` when its quarantines found no space at the head: the segment stays, and is tried again.
+    /// Completes the reclaim of the segment. Returns `false` if its quarantines found no space at the head: the segment stays,
+    /// and is retried.
     fn finish<E: Environment>(mut self, cache: &Cache<E>) -> bool {
         if !self.carry_quarantines(cache) {
             return false;
         }
         if self.needs_mark {
-            // As in writeback: what was carried must not look like a write that was never acknowledged.
+            // As in writeback: without a mark, recovery would take a carried record for a write that was never acknowledged.
             cache.close_epoch();
         }
-        // Sequence numbers go on from here even if the lane has no other segment.
+        // Sequence numbers continue from here even if the lane has no other segment.
         let first_sequence = cache.lane(self.lane).lock().first_sequence_behind_tail();
         if cache.base().region().check_stores(MutationPoint::TailStoreCheck).is_err() {
             return false;
@@ -230,7 +231,7 @@ impl Victim {
         if cache.base().region().check_stores(MutationPoint::TailStoreCheck).is_err() {
             return false;
         }
-        // 2. The segment leaves the lane, and goes to the pool when its last reader is done.
+        // 2. The segment leaves the lane, and returns to the pool when its last reader unpins it.
         self.release(cache);
         rare::count(&cache.base().rare().segments_reclaimed);
         true
@@ -241,8 +242,8 @@ impl Victim {
         cache.base().retire(self.segment.segment);
     }
 
-    /// What is still damaged of what the victim's quarantines note is recorded again at the head. `false` when there is no
-    /// space.
+    /// Records again at the head the ranges that the victim's quarantines record and that are still damaged. Returns `false` if
+    /// there is no space.
     fn carry_quarantines<E: Environment>(&mut self, cache: &Cache<E>) -> bool {
         let relies = cache.carry_damage(self.lane, self.segment.ordinal);
         self.needs_mark |= relies == Some(true);

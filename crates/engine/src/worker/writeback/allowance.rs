@@ -1,19 +1,19 @@
-//! The limit of writeback in bytes a second.
+//! The rate limit of writeback in bytes per second.
 //!
-//! Always true here: over any time no more is sent than the rate allows, but for what one second or one request may be ahead. A
-//! request larger than what is left is sent whole, and what it took too much is owed.
+//! Invariants: over any period writeback sends no more than the rate allows, plus at most one second's worth or one request. A
+//! request larger than the remaining allowance is sent whole, and the excess becomes a debt.
 
 use super::REQUEST_MAX;
 
-/// Longest that the next look is put off: the rate may change meanwhile.
-const LOOK_MAX_MS: u64 = 1000;
+/// The longest time until the next check: the rate may change meanwhile.
+const CHECK_MAX_MS: u64 = 1000;
 
-/// Thousandths of a byte: what a rate of one byte a second earns in a millisecond.
+/// One byte, in thousandths: a rate of one byte per second earns one thousandth of a byte in a millisecond.
 const BYTE: i128 = 1000;
 
-/// How much may be sent now.
+/// The number of bytes that may be sent at this moment.
 pub(super) struct Allowance {
-    /// In thousandths of a byte, so that no part of what is earned is lost; what is owed where it is negative.
+    /// In thousandths of a byte, so that no fraction is lost; a debt if negative.
     left: i128,
     since_ms: u64,
 }
@@ -23,14 +23,14 @@ impl Allowance {
         Self { left: 0, since_ms: now_ms }
     }
 
-    /// Adds what `rate` bytes a second have earned until now; 0 is no limit.
+    /// Adds the bytes that a `rate` in bytes per second has earned since the last call; a rate of 0 means no limit.
     pub(super) fn earn(&mut self, rate: u64, now_ms: u64) {
         if rate == 0 {
             *self = Self::new(now_ms);
             return;
         }
         let gained = i128::from(rate) * i128::from(now_ms.saturating_sub(self.since_ms));
-        // A second's worth can be saved up, or a request.
+        // At most one second's worth, or one request, can be saved up.
         let most = i128::from(rate.max(REQUEST_MAX)) * BYTE;
         self.left = self.left.saturating_add(gained).min(most);
         self.since_ms = now_ms;
@@ -40,13 +40,13 @@ impl Allowance {
         self.left = self.left.saturating_sub(i128::from(bytes) * BYTE);
     }
 
-    /// When to look again; `None` where something may be sent now.
+    /// When to check again; `None` if a request may be sent now.
     pub(super) fn due_ms(&self, rate: u64, now_ms: u64) -> Option<u64> {
         if rate == 0 || self.left > 0 {
             return None;
         }
         let wait = self.left.unsigned_abs() / u128::from(rate) + 1;
-        Some(now_ms.saturating_add(u64::try_from(wait).unwrap_or(LOOK_MAX_MS).min(LOOK_MAX_MS)))
+        Some(now_ms.saturating_add(u64::try_from(wait).unwrap_or(CHECK_MAX_MS).min(CHECK_MAX_MS)))
     }
 }
 

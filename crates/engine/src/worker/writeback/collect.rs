@@ -1,11 +1,11 @@
-//! What of a batch is to be done: the logs are scanned for what the backing device lacks.
+//! Collects a part of a batch: scans the logs for data that the backing device lacks.
 //!
-//! Always true here:
-//! - a scan moves a lane's cursor only past what is in the batch, is clean, or stays marked bad or parked;
-//! - only the newest version of each block within a part is kept, so nothing of a part overlaps;
-//! - a record that cannot be read is quarantined, durably, before the scan counts as having passed it.
+//! Invariants:
+//! - a scan advances a lane's cursor only past records that are in the batch, are clean, or stay marked bad or parked;
+//! - only the newest version of each block in a part is kept, so no two ranges of a part overlap;
+//! - an unreadable record is quarantined, durably, before the scan counts as having passed it.
 //!
-//! Left to others: when a batch begins, and up to which epoch (`writeback`).
+//! Elsewhere: when a batch begins, and up to which epoch (`writeback`).
 
 use super::{Content, Writeback, newest::Found};
 use crate::{
@@ -19,11 +19,11 @@ use cbd_format::{Record, RecordKind};
 use cbd_types::{ByteRange, LaneId};
 use core::ops::ControlFlow;
 
-/// Most records that one part of a batch is made of; bounds the memory that a batch takes.
+/// Most records in one part of a batch; bounds the memory that a batch uses.
 const PART_RECORDS_MAX: usize = 128 << 10;
 
 impl Writeback {
-    /// The oldest epoch that the backing device must still learn of.
+    /// The oldest epoch of a dirty record.
     pub(super) fn oldest_epoch<E: Environment>(&mut self, cache: &Cache<E>) -> Option<u64> {
         let mut oldest = None;
         for lane in (0..cache.lanes().len() as u32).map(LaneId) {
@@ -32,7 +32,7 @@ impl Writeback {
                 let epoch = match met {
                     Met::Record(record) if !record.kind().is_dirty() => return ControlFlow::Continue(()),
                     Met::Record(record) => record.epoch.get(),
-                    // What cannot be read is dealt with when it is collected, with the oldest epoch there is.
+                    // An unreadable record is handled when it is collected; it counts as being of the oldest possible epoch.
                     Met::Lost { .. } => cache.drained_epoch().0 + 1,
                 };
                 oldest = Some(oldest.map_or(epoch, |known: u64| known.min(epoch)));
@@ -48,15 +48,16 @@ impl Writeback {
         oldest
     }
 
-    /// Who asks for room for what this batch finds damaged: while it does not go segment by segment, it leaves what is kept back.
-    pub(super) fn asker_of_notes(&self) -> Asker {
+    /// The priority with which this batch allocates space for quarantines. Unless it is written segment by segment or retries
+    /// parked ranges, it leaves the reserve.
+    pub(super) fn asker_for_quarantines(&self) -> Asker {
         let is_of_parked = self.batch.as_ref().is_some_and(|batch| batch.target.is_none());
         if self.by_segment.is_some() || is_of_parked { Asker::Essential } else { Asker::Frugal }
     }
 
-    /// Collects the next part of the batch from the logs: only the newest version of each block within it.
+    /// Collects the next part of the batch from the logs: only the newest version of each block in it.
     pub(super) fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
-        let asker = self.asker_of_notes();
+        let asker = self.asker_for_quarantines();
         let Some(batch) = &mut self.batch else { return };
         let Some(target) = batch.target else { return };
         let mut part =
@@ -67,7 +68,7 @@ impl Writeback {
             let cleaned = &mut batch.cleaned[lane.index()];
             let scanned = part.scan_lane(cache, lane, &mut self.cursors[lane.index()], cleaned);
             batch.lacks_something |= !scanned.lost.is_empty();
-            if !note_gaps(cache, lane, scanned.lost, asker) {
+            if !quarantine_gaps(cache, lane, scanned.lost, asker) {
                 return self.give_up(cache);
             }
             if scanned.is_full {
@@ -76,7 +77,7 @@ impl Writeback {
             }
         }
         let newest = part.found.newest();
-        if self.failing.knows_any() {
+        if self.failing.has_known() {
             batch.pieces.extend(newest.into_iter().flat_map(|piece| self.failing.cut_at_known(piece)));
         } else {
             batch.pieces.extend(newest);
@@ -84,28 +85,28 @@ impl Writeback {
     }
 }
 
-/// A part of a batch while it is collected.
+/// A part of a batch while it is being collected.
 struct Part {
     /// The last epoch of the batch.
     target: u64,
-    /// The part has one segment only.
+    /// The part consists of a single segment.
     by_segment: bool,
     found: Found,
-    /// Records in `found`.
+    /// Number of records in `found`.
     records: usize,
 }
 
-/// What the scan of one lane came to.
+/// The result of scanning one lane.
 struct Scanned {
-    /// The part takes no more records; the lane may have some.
+    /// The part accepts no more records; the lane may have more.
     is_full: bool,
     /// Lost records, with the last sequence number of each gap.
     lost: Vec<(u64, Place)>,
 }
 
 impl Part {
-    /// Adds what a lane's log holds from `cursor` on, as far as the part has room, and moves the cursor behind it. `cleaned`: the
-    /// bytes and records of the lane that become clean with the batch.
+    /// Adds the records of a lane's log from `cursor` on, as far as the part has space, and moves the cursor behind them.
+    /// `cleaned`: the bytes and records of the lane that become clean with the batch.
     fn scan_lane<E: Environment>(
         &mut self,
         cache: &Cache<E>,
@@ -114,7 +115,7 @@ impl Part {
         cleaned: &mut (u64, u64),
     ) -> Scanned {
         let mut scanned = Scanned { is_full: false, lost: Vec::new() };
-        // The only segment of the part, where it goes segment by segment.
+        // The only segment of the part, if the batch is written segment by segment.
         let mut only = None;
         cache.scan_log(lane, cursor, &mut |location, met, place| {
             if self.by_segment && *only.get_or_insert(place.0) != place.0 {
@@ -164,7 +165,7 @@ impl Part {
     }
 }
 
-/// What a record of a lane becomes on the backing device; `None` where the device needs nothing of it.
+/// The content that a record of a lane gives its range on the backing device; `None` if the record needs no writeback.
 fn content_of(record: &Record, location: Location, lane: LaneId) -> Option<Content> {
     match record.kind() {
         RecordKind::Write => Some(Content::Data { location, lane, sequence: record.sequence.get() }),
@@ -176,11 +177,16 @@ fn content_of(record: &Record, location: Location, lane: LaneId) -> Option<Conte
     }
 }
 
-/// Quarantines the gaps of a lane, durably. `false` when one of them found no room.
-fn note_gaps<E: Environment>(cache: &Cache<E>, lane: LaneId, lost: Vec<(u64, Place)>, asker: Asker) -> bool {
+/// Quarantines the gaps of a lane, durably. Returns `false` if there was no space for one of them.
+fn quarantine_gaps<E: Environment>(
+    cache: &Cache<E>,
+    lane: LaneId,
+    lost: Vec<(u64, Place)>,
+    asker: Asker,
+) -> bool {
     let whole = ByteRange { start: 0, end: cache.base().identity().size };
     let mut noted = true;
-    // The last one first: it marks bad all that those before it do, and is the only one that takes room.
+    // The last gap first: its quarantine also marks all earlier gaps bad, so only this one takes space.
     for (sequence, place) in lost.into_iter().rev() {
         noted &= cache.quarantine(lane, whole, sequence, place, asker);
         cache.base().epochs().void_until_now(cache.base().context());

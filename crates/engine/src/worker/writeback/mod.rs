@@ -1,16 +1,16 @@
-//! Writeback: the backing device catches up, in the order that the consistency asks for.
+//! Writeback: writes dirty data to the backing device, in the order that the consistency setting requires.
 //!
-//! Always true here:
-//! - an epoch is collected only after a flush's pass over every touched lane, so no record of it comes later;
-//! - operations of one part of a batch do not overlap, and the next part is issued when all of them have returned, so two
+//! Invariants:
+//! - an epoch is collected only after the pass of a flush over every touched lane, so no record of it can follow;
+//! - the operations of one part of a batch do not overlap, and the next part is issued when all of them have completed, so two
 //!   overlapping operations are never in flight together;
-//! - data is verified before it is written; what fails is quarantined and not written;
-//! - damage that does not find room to be noted at once is noted segment by segment, oldest first, and each segment is reclaimed
-//!   before the next one needs room: any amount of damage comes to an end;
-//! - what was refused for long is parked, durably, before the batch that it belongs to is drained (`parking`);
-//! - *drained* is durable after the backing device's flush and before anything of a later epoch is submitted.
+//! - data is verified before it is written; data that fails verification is quarantined and not written;
+//! - if not all damage of a batch can be recorded at once, it is recorded segment by segment, oldest first, and each segment is
+//!   reclaimed before the next one needs space: any amount of damage can be recorded;
+//! - a range that the backing device keeps refusing is parked, durably, before its batch is drained (`parking`);
+//! - *drained* is durable after the flush of the backing device and before any operation of a later epoch is submitted.
 //!
-//! It reads the logs, not the index, and holds no lane's lock while it writes.
+//! Writeback reads the logs, not the index, and holds no lane's lock while it writes.
 
 use super::failing::Failing;
 use crate::{
@@ -32,14 +32,14 @@ mod newest;
 mod parked;
 mod requests;
 
-/// Adjacent blocks go to the backing device in requests of at most this many bytes.
+/// Adjacent blocks are written to the backing device in requests of at most this many bytes.
 pub const REQUEST_MAX: u64 = 1 << 20;
-/// Bytes of buffers kept for the next requests while there is something to write back.
+/// Bytes of buffers kept for later requests while writeback is active.
 const SPARE_BYTES: usize = 64 * REQUEST_MAX as usize;
-/// Dirty data is left alone this long while nothing presses, so that overwrites merge.
+/// Writeback delays non-urgent dirty data by this time, so that overwrites merge.
 const DELAY_MS: u64 = 1000;
 
-/// What a range of a batch becomes on the backing device.
+/// The content that a range of a batch gets on the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Content {
     Data { location: Location, lane: LaneId, sequence: u64 },
@@ -48,7 +48,7 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// Whether neighbours with these contents can be one request.
+    /// Whether adjacent ranges with these contents can be one request.
     pub(crate) fn joins(&self, next: &Self) -> bool {
         matches!((self, next), (Self::Data { .. }, Self::Data { .. })) || self == next
     }
@@ -61,7 +61,7 @@ impl Content {
     }
 }
 
-/// A range of a batch and what it becomes.
+/// A range of a batch and the content that it gets.
 pub(crate) type Piece = (ByteRange, Content);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,24 +70,24 @@ enum Phase {
     Flushing,
 }
 
-/// Epochs on their way to the backing device, or what is parked.
+/// Epochs that are being written to the backing device, or a retry of parked ranges.
 struct Batch {
-    /// The last epoch of the batch; `None` for one of parked ranges.
+    /// The last epoch of the batch; `None` for a retry of parked ranges.
     target: Option<u64>,
     phase: Phase,
-    /// By address; none overlaps another.
+    /// Sorted by address, without overlaps.
     pieces: VecDeque<Piece>,
     /// Whether the part in `pieces` is the last.
     complete: bool,
-    /// What was collected until now is settled: see [`Writeback::settle`].
+    /// Everything collected so far is settled: see [`Writeback::settle`].
     settled: bool,
-    /// What the device has taken of parked ranges.
+    /// The parked ranges that the backing device has accepted.
     taken: Vec<Piece>,
     /// Dirty bytes and records that become clean with the batch, for each lane.
     cleaned: Vec<(u64, u64)>,
-    /// Something of the batch was parked.
+    /// A range of the batch was parked.
     has_parked: bool,
-    /// The backing device does not get something of the batch: it is damaged, or was refused.
+    /// The backing device does not get all content of the batch: some of it is damaged, or was refused.
     lacks_something: bool,
 }
 
@@ -107,32 +107,33 @@ impl Batch {
     }
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Progress {
     /// There is more to do now.
     Busy,
     /// Operations are in flight.
     InFlight,
-    /// Nothing to do until this moment, or until something changes.
+    /// No work until this time, or until something changes.
     Nothing(Option<u64>),
 }
 
 /// The state of writeback; the background worker's thread owns it.
 pub(crate) struct Writeback {
     geometry: BackingGeometry,
-    /// Where collecting goes on in each lane.
+    /// The next position to collect, for each lane.
     cursors: Vec<Cursor>,
-    /// Where it begins again when a flush failed: everything before is durable on the backing device.
+    /// The positions from which collecting restarts after a failed flush: everything before them is durable on the backing
+    /// device.
     safe: Vec<Cursor>,
     batch: Option<Batch>,
     failing: Failing,
-    /// The target of the batches that go segment by segment, because not all damage that they hold finds room to be noted
-    /// at once.
+    /// The target of the batches that are written segment by segment, because not all of their damage can be recorded at once.
     by_segment: Option<u64>,
-    /// Recovery has found losses that it had no room to note.
+    /// Recovery found losses that it had no space to record.
     has_lost: bool,
-    /// The backing device lacked something when the last batch ended; after a restart, perhaps.
+    /// The backing device lacked some content when the last batch ended. After a restart this is assumed if the backing device
+    /// was not crash-consistent.
     lacked_something: bool,
     buffers: SpareBuffers,
     done: Vec<BackingDone>,
@@ -140,15 +141,15 @@ pub(crate) struct Writeback {
     last_end_ms: u64,
     parked: parked::Attempts,
     allowance: Allowance,
-    /// When it was looked last whether the batch is urgent, and what was found.
-    looked: (u64, bool),
-    /// When the last batch was urgent.
+    /// When the urgency of the batch was last checked, and the result.
+    urgency_checked: (u64, bool),
+    /// When a batch was last urgent.
     urgent_ms: u64,
 }
 
 impl Writeback {
-    /// `was_void`: the last process left the backing device as no crash state, perhaps because of damage. `parked`: what
-    /// is parked; it is tried at once.
+    /// `was_void`: the last process left the backing device not crash-consistent, perhaps because of damage. `parked`: the parked
+    /// ranges; they are retried at once.
     pub(crate) fn new(
         geometry: BackingGeometry,
         cursors: Vec<Cursor>,
@@ -174,29 +175,29 @@ impl Writeback {
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
             allowance: Allowance::new(now_ms),
-            looked: (now_ms, false),
+            urgency_checked: (now_ms, false),
             urgent_ms: now_ms,
         }
     }
 
-    /// Moves writeback forward as far as it goes without waiting. `is_reclaiming`: reclaim has found something to do.
+    /// Advances writeback as far as possible without waiting. `is_reclaiming`: reclaim has found work.
     pub(crate) fn step<E: Environment, Q: BackingQueue>(
         &mut self,
         cache: &Cache<E>,
         queue: &mut Q,
         is_reclaiming: bool,
     ) -> Progress {
-        let progress = self.go_on(cache, queue, is_reclaiming);
+        let progress = self.advance(cache, queue, is_reclaiming);
         let now = cache.base().environment().monotonic_ms();
         cache.set_stalled(self.failing.is_stalled(&cache.settings(), now));
         match progress {
-            Progress::Nothing(until) => Progress::Nothing(self.rest_of_buffers(until, now)),
+            Progress::Nothing(until) => Progress::Nothing(self.trim_buffers(until, now)),
             Progress::Busy | Progress::InFlight => progress,
         }
     }
 
-    /// Buffers are given up when nothing urgent was written back for a while. Returns when to look next, if not at `until`.
-    fn rest_of_buffers(&mut self, until: Option<u64>, now: u64) -> Option<u64> {
+    /// Frees the spare buffers if no batch was urgent for a while. Returns when the next check is due: `until` or earlier.
+    fn trim_buffers(&mut self, until: Option<u64>, now: u64) -> Option<u64> {
         let due = self.urgent_ms + DELAY_MS;
         if self.buffers.held() == 0 {
             return until;
@@ -208,7 +209,7 @@ impl Writeback {
         Some(until.map_or(due, |until| until.min(due)))
     }
 
-    fn go_on<E: Environment, Q: BackingQueue>(
+    fn advance<E: Environment, Q: BackingQueue>(
         &mut self,
         cache: &Cache<E>,
         queue: &mut Q,
@@ -222,7 +223,7 @@ impl Writeback {
         }
         self.done = done;
         let Some(batch) = &self.batch else {
-            // What a batch that was given up left in flight comes back first: it must not meet its successor.
+            // Operations of an abandoned batch complete first: they must not be in flight together with those of the next batch.
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
         };
         let (phase, target) = (batch.phase, batch.target);
@@ -230,12 +231,12 @@ impl Writeback {
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.flush(cache, queue, now) };
         }
         if let Some(target) = target
-            && self.looked.0 != now
+            && self.urgency_checked.0 != now
         {
-            // Not in every step: it takes the lanes' locks, which writers want.
-            self.look(cache, target, now);
+            // Not in every step: the check takes the lanes' locks, for which writers contend.
+            self.check_urgency(cache, target, now);
         }
-        let urgent = target.is_some() && self.looked.1;
+        let urgent = target.is_some() && self.urgency_checked.1;
         if let Some(until) = self.submit(cache, queue, now, urgent) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
@@ -250,14 +251,14 @@ impl Writeback {
         }
         let Some(batch) = &mut self.batch else { return Progress::Busy };
         if batch.target.is_none() && batch.taken.is_empty() {
-            // Nothing of what is parked was taken: there is nothing to flush.
+            // The device accepted none of the parked ranges: a flush would have no effect.
             self.finish_parked(cache, now);
             return Progress::Busy;
         }
         let settles = self.by_segment.is_some() && !batch.settled;
         if !batch.complete && !settles {
-            // The next part; nothing of this one is in flight any more. What is settled goes back to the pool first: the next part
-            // may need it.
+            // Collect the next part: no operation of this one is in flight any more. Reclaim frees the settled segments first:
+            // the next part may need them.
             if !(batch.settled && is_reclaiming) {
                 self.collect(cache);
             }
@@ -267,10 +268,10 @@ impl Writeback {
         self.flush(cache, queue, now)
     }
 
-    /// Begins a batch if there is reason to.
+    /// Begins a batch if one is due.
     fn begin<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> Progress {
-        // Before the scan: what is closed now is complete, so an oldest epoch that is closed is the oldest of all. A
-        // record of an epoch that is still open may appear behind the scan's back.
+        // Before the scan: all epochs that are closed at this point are complete, so if the oldest epoch found is closed, it is
+        // the oldest of all. A record of an open epoch may be appended behind the position of the scan.
         let closed = cache.base().epochs().covered() - 1;
         if self.has_lost {
             self.has_lost = !cache.note_lost();
@@ -279,7 +280,7 @@ impl Writeback {
             return Progress::Busy;
         }
         if let Some(target) = self.by_segment {
-            // It was begun, so all that has to be durable before is.
+            // This batch was begun before, so everything that must be durable before it is durable.
             if now < self.failing.retry_at_ms() {
                 return Progress::Nothing(Some(self.failing.retry_at_ms()));
             }
@@ -296,7 +297,7 @@ impl Writeback {
             return Progress::Nothing(Some(due));
         }
         if oldest > closed {
-            // Only epochs that are not known to be complete are dirty. Closing the open one is always legal.
+            // Only epochs that are not known to be complete are dirty. It is always legal to close the open one.
             cache.close_epoch();
             return Progress::Busy;
         }
@@ -304,18 +305,18 @@ impl Writeback {
         let alone = consistency == Consistency::Strict;
         let target = if alone { oldest } else { closed };
         if target > oldest || consistency == Consistency::None {
-            // 1. Before anything of a batch of several epochs is written, it is durable that the backing device alone is
-            //    no crash state until the batch is through.
+            // 1. Before any data of a batch of several epochs is written, the region records durably that the backing device
+            //    alone is not crash-consistent until the whole batch is drained.
             cache.base().epochs().void_until_epoch(cache.base().context(), target);
         }
-        self.look(cache, target, now);
+        self.check_urgency(cache, target, now);
         self.batch = Some(Batch::new(Some(target), cache.lanes().len()));
         self.collect(cache);
         Progress::Busy
     }
 
-    /// Nothing is dirty. What made the backing device void is over then, unless something is damaged that nobody has
-    /// overwritten: all that is closed is on it.
+    /// Nothing is dirty, so every closed epoch is on the backing device. It is crash-consistent again, unless a damaged range has
+    /// not been overwritten.
     fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
         let void_until = cache.base().epochs().void_until();
         if cache.has_parked() {
@@ -333,16 +334,17 @@ impl Writeback {
         Progress::Nothing(None)
     }
 
-    /// Notes whether the batch up to `target` is urgent.
-    fn look<E: Environment>(&mut self, cache: &Cache<E>, target: u64, now: u64) {
+    /// Checks and stores whether the batch up to `target` is urgent.
+    fn check_urgency<E: Environment>(&mut self, cache: &Cache<E>, target: u64, now: u64) {
         let is_urgent = self.is_urgent(cache, target);
-        self.looked = (now, is_urgent);
+        self.urgency_checked = (now, is_urgent);
         if is_urgent {
             self.urgent_ms = now;
         }
     }
 
-    /// Whether writeback should use all the depth and wait for nothing but `writeback_rate`: somebody waits for space or for a drain, or much is dirty.
+    /// Whether writeback uses the full queue depth and waits for nothing but `writeback_rate`: a request waits for space or a
+    /// drain was requested, reclaim is due, or the dirty data exceeds its target.
     fn is_urgent<E: Environment>(&self, cache: &Cache<E>, epoch: u64) -> bool {
         let base = cache.base();
         let (dirty, total) = (cache.unwritten_bytes(), base.capacity());
@@ -352,7 +354,7 @@ impl Writeback {
             || dirty * 100 > u64::from(cache.settings().dirty_target_percent) * total
     }
 
-    /// 2. Everything of the batch has been written: flush the backing device, unless it has no cache that could lose it.
+    /// 2. Everything of the batch has been written: flush the backing device, unless it has no volatile cache.
     fn flush<E: Environment, Q: BackingQueue>(
         &mut self,
         cache: &Cache<E>,
@@ -368,7 +370,7 @@ impl Writeback {
         Progress::InFlight
     }
 
-    /// The backing device has flushed what was written of the batch.
+    /// The backing device has flushed the data that was written of the batch.
     fn flushed<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
         let Some(mut batch) = self.batch.take() else { return };
         match batch.target {
@@ -384,19 +386,20 @@ impl Writeback {
         }
     }
 
-    /// Lost without evidence, parked records and quarantines would look like writes that were never acknowledged.
-    fn mark_what_is_relied_on<E: Environment>(cache: &Cache<E>, batch: &Batch) {
+    /// Closes an epoch, which marks the lanes. If parked records and quarantines were lost without a mark, recovery would take
+    /// them for writes that were never acknowledged.
+    fn mark_if_relied_on<E: Environment>(cache: &Cache<E>, batch: &Batch) {
         if batch.has_parked || batch.lacks_something {
             cache.close_epoch();
         }
     }
 
-    /// A part of a batch that goes segment by segment is through: of what was collected the backing device lacks nothing but what is
-    /// noted, durably. Nothing of it is collected again, whatever fails later, and its segments can be reclaimed although
-    /// the epoch is not drained: within an epoch any order is legal, and before a batch of several epochs it is durable that
-    /// the backing device is void.
+    /// Completes a part of a batch that is written segment by segment: of the collected data the backing device lacks only what
+    /// is recorded, durably, as damaged or parked. This data is not collected again, even if a later operation fails, and its
+    /// segments can be reclaimed although the epoch is not drained: within an epoch any order is legal, and before a batch of
+    /// several epochs the region records durably that the backing device is not crash-consistent.
     fn settle<E: Environment>(&mut self, cache: &Cache<E>, batch: &mut Batch) {
-        Self::mark_what_is_relied_on(cache, batch);
+        Self::mark_if_relied_on(cache, batch);
         self.lacked_something |= batch.lacks_something;
         self.safe.clone_from(&self.cursors);
         for ((lane, cursor), cleaned) in cache.lanes().iter().zip(&self.cursors).zip(&mut batch.cleaned) {
@@ -410,11 +413,11 @@ impl Writeback {
         cache.backing().end_trouble();
     }
 
-    /// 3. All that the batch holds is durable on the backing device: say so, durably, before anything later is submitted.
+    /// 3. All data of the batch is durable on the backing device: make drained durable before any later operation is submitted.
     fn finish<E: Environment>(&mut self, cache: &Cache<E>, batch: Batch, target: u64, now: u64) {
-        Self::mark_what_is_relied_on(cache, &batch);
-        // The backing device lacks what is damaged or parked until an overwrite of it has been drained. One that came since
-        // the last batch ended has at most the present epoch.
+        Self::mark_if_relied_on(cache, &batch);
+        // The backing device lacks a damaged or parked range until an overwrite of the range has been drained. An overwrite that
+        // completed since the last batch ended has at most the present epoch.
         let lacks_something = cache.has_damage() || cache.has_parked();
         let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
         let void_until = if lacked_something { cache.base().epochs().present() } else { 0 };
@@ -430,9 +433,10 @@ impl Writeback {
         cache.backing().end_trouble();
     }
 
-    /// Damage could not be noted durably: nothing may be declared clean past it. The batch is begun again and goes segment by
-    /// segment from then on, so that each segment is free again before the next one needs room. If it does so already it waits
-    /// until reclaim has had a chance to free a segment. What was noted stays noted in either case.
+    /// Damage could not be recorded durably, so nothing beyond it may be declared clean. The batch restarts and is written
+    /// segment by segment, so that each segment is free again before the next one needs space. If the batch is written
+    /// segment by segment already, writeback waits until reclaim has had a chance to free a segment. Recorded damage stays
+    /// recorded in either case.
     fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
         let target = self.batch.as_ref().and_then(|batch| batch.target);
         if self.by_segment.is_none() && target.is_some() {
@@ -444,14 +448,14 @@ impl Writeback {
         }
         let error = Error::new(ErrorKind::NoSpace, "no segment is free to note damaged data");
         self.failing.note(cache.base().environment().monotonic_ms());
-        self.begin_again(cache, &error);
+        self.restart(cache, &error);
     }
 
-    fn begin_again<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
+    fn restart<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
         cache.backing().note_failure(cache.base().environment(), error);
         self.failing.forget_batch();
         if self.batch.take().is_some_and(|batch| batch.target.is_none()) {
-            self.parked.put_off(cache.base().environment().monotonic_ms());
+            self.parked.postpone(cache.base().environment().monotonic_ms());
         }
         self.cursors.clone_from(&self.safe);
     }

@@ -1,16 +1,16 @@
-//! Of all that the records of a part hold, the newest version of each byte.
+//! Reduces the records of a part to the newest version of each byte.
 //!
-//! Always true here: what is given does not overlap and comes by address.
+//! Invariants: the returned ranges do not overlap and are sorted by address.
 //!
-//! Left to others: which records a part is made of (`collect`).
+//! Elsewhere: which records are in a part (`collect`).
 
 use super::{Content, Piece};
 use crate::rangemap::RangeMap;
 use alloc::vec::Vec;
 use cbd_types::{ByteRange, heap_sort_by_key};
 
-/// What the records of a part hold, each with its number in the order in which they were found: of two that overlap the later
-/// one is the newer.
+/// The ranges of a part's records, each with its number in log order: of two overlapping ranges the one with the higher number is
+/// newer.
 #[derive(Default)]
 pub(super) struct Found(Vec<(ByteRange, u32, Content)>);
 
@@ -19,8 +19,8 @@ impl Found {
         self.0.push((range, self.0.len() as u32, content));
     }
 
-    /// The newest of each byte, by address. Nearly all are blocks that meet nothing or were written several times whole: those
-    /// need a sort and no map.
+    /// The newest version of each byte, by address. Nearly all ranges are blocks that overlap no other or were overwritten as a
+    /// whole: for these a sort suffices, without a map.
     pub(super) fn newest(self) -> Vec<Piece> {
         let Self(mut all) = self;
         heap_sort_by_key(&mut all, |(range, number, _)| (range.start, *number));
@@ -79,7 +79,7 @@ mod tests {
             let mut newest = [None; 64];
             for number in 0..next(40) {
                 let start = next(64);
-                // Single blocks, the same blocks again, and long ranges that cover many.
+                // Single blocks, the same blocks repeatedly, and long ranges that cover many.
                 let length = if round % 2 == 0 { 1 } else { 1 + next(64 - start) };
                 let location = Location { segment: 0, slot: number as u32 };
                 let content = match next(4) {

@@ -1,36 +1,36 @@
-//! Writeback of what is parked, and parking of what the backing device refuses.
+//! Retries of parked ranges, and parking of ranges that the backing device refuses.
 //!
-//! Always true here:
-//! - what is parked is tried again when nothing else of writeback is in flight, and only what is still the newest;
-//! - it is parked no longer when the backing device has taken and flushed it;
-//! - an idle cache stores nothing because of it: attempts change nothing on media.
+//! Invariants:
+//! - parked ranges are retried while no other operation of writeback is in flight, and only those that are still the newest;
+//! - a range stays parked until the backing device has accepted and flushed it;
+//! - retries store nothing into the region, so an idle cache with parked ranges changes nothing on media.
 //!
-//! Left to others: what parking is (`parking`), what counts as refused (`failing`).
+//! Elsewhere: the parked records (`parking`), which ranges count as refused (`failing`).
 
 use super::{Batch, Content, Piece, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, lane::Outcome};
 use alloc::{collections::VecDeque, vec::Vec};
 use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, heap_sort_by_key};
 
-/// What is parked is tried again after this time, doubled each time that the device takes none of it, up to the limit.
+/// The delay before parked ranges are retried, doubled each time that the device accepts none of them, up to the limit.
 const RETRY_FIRST_MS: u64 = 30_000;
 const RETRY_MAX_MS: u64 = 600_000;
-/// When somebody asks for a drain it is tried at once, but not before this time has passed since it was tried last.
-const RETRY_ASKED_MS: u64 = 1000;
-/// So many refusals, and nothing taken, end the attempt.
+/// When a client requests a drain, parked ranges are retried at once, but at the earliest after this time since the last retry.
+const RETRY_REQUESTED_MS: u64 = 1000;
+/// A retry ends after this number of refusals if the device has accepted nothing.
 const REFUSALS_MAX: usize = 8;
 
-/// When what is parked is tried again.
+/// The schedule of retries of parked ranges.
 pub(super) struct Attempts {
     due_ms: u64,
     delay_ms: u64,
     tried_ms: u64,
-    /// Refusals in the present batch of what is parked, and in all of them.
+    /// Refusals in the current retry. `turn` counts those of all retries.
     refusals: usize,
     turn: usize,
-    /// The last drain that was asked for, and whether the present batch is for it.
+    /// The last requested drain, and whether the current retry is for it.
     requested: u64,
-    is_asked: bool,
+    is_requested: bool,
 }
 
 impl Attempts {
@@ -42,29 +42,29 @@ impl Attempts {
             refusals: 0,
             turn: 0,
             requested: 0,
-            is_asked: false,
+            is_requested: false,
         }
     }
 
-    /// When what is parked is tried again.
+    /// When parked ranges are retried next.
     pub(super) const fn due_ms(&self) -> u64 {
         self.due_ms
     }
 
-    /// The attempt failed as a whole: the next one is due after the present delay.
-    pub(super) const fn put_off(&mut self, now_ms: u64) {
+    /// The whole retry failed: the next one is due after the current delay.
+    pub(super) const fn postpone(&mut self, now_ms: u64) {
         self.due_ms = now_ms + self.delay_ms;
     }
 }
 
 impl Writeback {
-    /// Begins a batch of what is parked, if it is time for that.
+    /// Begins a retry of parked ranges if one is due.
     pub(super) fn begin_parked<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
         let requested = cache.base().epochs().requested();
         if requested > self.parked.requested {
             self.parked.requested = requested;
-            self.parked.is_asked = true;
-            self.parked.due_ms = self.parked.due_ms.min(self.parked.tried_ms + RETRY_ASKED_MS);
+            self.parked.is_requested = true;
+            self.parked.due_ms = self.parked.due_ms.min(self.parked.tried_ms + RETRY_REQUESTED_MS);
         }
         if now < self.parked.due_ms {
             return false;
@@ -84,7 +84,7 @@ impl Writeback {
             return false;
         }
         heap_sort_by_key(&mut pieces, |(range, _)| range.start);
-        // Not always the same first, since few are tried while none is taken.
+        // Each retry begins with another range, since few are tried if the device accepts none.
         let turn = self.parked.turn % pieces.len();
         pieces.rotate_left(turn);
         self.parked.refusals = 0;
@@ -94,8 +94,8 @@ impl Writeback {
         true
     }
 
-    /// What the device has refused sector by sector is parked, once the rest of the part is written, so that the batch can
-    /// be drained. `false` when there is none.
+    /// Parks the sectors that the device refused one by one, once the rest of the part is written, so that the batch can be
+    /// drained. Returns `false` if there are none.
     pub(super) fn park_refused<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
         if self.failing.refused().is_empty() {
             return false;
@@ -106,15 +106,15 @@ impl Writeback {
             return true;
         }
         if let Some(batch) = &mut self.batch {
-            // Also of what newer data covers: the backing device never shows it.
+            // Also if newer data covers the range: the backing device never gets this version.
             batch.lacks_something = true;
             batch.has_parked = true;
         }
-        let mut refused: VecDeque<Piece> = together(self.failing.take_refused()).into();
+        let mut refused: VecDeque<Piece> = join_adjacent(self.failing.take_refused()).into();
         while let Some((range, content)) = refused.pop_front() {
             match cache.park(range, content.refused()) {
                 Outcome::Done => self.failing.parked(range),
-                // It is loaded again, and quarantined.
+                // The range is loaded again, and quarantined.
                 Outcome::Damaged => {
                     if let Some(batch) = &mut self.batch {
                         batch.pieces.push_front((range, content));
@@ -135,7 +135,7 @@ impl Writeback {
         true
     }
 
-    /// The same for a batch of what is parked: what the device has taken, and flushed, is parked no longer.
+    /// Ends a retry of parked ranges: unparks those that the device has accepted and flushed.
     pub(super) fn finish_parked<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
         let Some(batch) = self.batch.take() else { return };
         self.parked.delay_ms = if batch.taken.is_empty() {
@@ -144,7 +144,7 @@ impl Writeback {
             RETRY_FIRST_MS
         };
         self.parked.due_ms = now + self.parked.delay_ms;
-        self.parked.is_asked = false;
+        self.parked.is_requested = false;
         cache.parked_counters().count_attempt();
         if !batch.taken.is_empty() && self.failing.flush_worked() {
             cache.backing().end_trouble();
@@ -157,24 +157,24 @@ impl Writeback {
         }
     }
 
-    /// What is parked was refused once more.
+    /// Counts a refusal of a retry, and ends the retry after too many.
     pub(super) fn stays_parked<E: Environment>(&mut self, cache: &Cache<E>, error: &Error) {
         cache.parked_counters().note_refusal(error);
         self.parked.turn = self.parked.turn.wrapping_add(1);
         self.parked.refusals += 1;
         if let Some(batch) = &mut self.batch
             && batch.taken.is_empty()
-            && !self.parked.is_asked
+            && !self.parked.is_requested
             && self.parked.refusals >= REFUSALS_MAX
         {
-            // A device can take half a minute to refuse a sector, and the rest of the writeback waits meanwhile.
+            // A device can take half a minute to refuse a sector, and the rest of writeback waits for it.
             batch.pieces.clear();
         }
     }
 }
 
-/// Neighbouring sectors of one content, but for data no more than a checksum block: what one parked record takes.
-fn together(refused: Vec<Piece>) -> Vec<Piece> {
+/// Joins adjacent sectors of one content up to the range of one parked record: for data, at most a checksum block.
+fn join_adjacent(refused: Vec<Piece>) -> Vec<Piece> {
     let mut joined: Vec<Piece> = Vec::new();
     for (range, content) in refused {
         let unit = if matches!(content, Content::Data { .. }) { CHECKSUM_BLOCK } else { CHUNK };

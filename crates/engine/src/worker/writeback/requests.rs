@@ -1,21 +1,22 @@
-//! The pieces of a batch become requests to the backing device, and what they come back with.
+//! Turns the pieces of a batch into requests to the backing device, and handles their completions.
 //!
-//! Always true here:
+//! Invariants:
 //! - at most as many requests are in flight as the queue is deep;
-//! - data is verified when it is loaded; what is damaged is quarantined, durably, and not written;
-//! - a flush that failed makes all dirty again that was written since the last good one.
+//! - data is verified when it is loaded; damaged data is quarantined, durably, and not written;
+//! - a failed flush makes everything dirty again that was written since the last successful one.
 //!
-//! Left to others: trying again what was refused (`failing`).
+//! Elsewhere: retries of refused requests (`failing`).
 
 use super::{Content, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, base::Asker, position::Location, worker::failing::Flight};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
 
-/// Zeroes are written, and space is given back, in pieces of at most this many bytes.
+/// Zeroes are written, and space is discarded, in requests of at most this many bytes.
 const ZERO_MAX: u64 = 64 << 20;
 
 impl Writeback {
-    /// Submits what the depth and the rate allow. Returns a moment when something that has to wait may go on.
+    /// Submits requests as far as the queue depth and the rate allow. Returns the time at which a request that waits may be
+    /// submitted, if any.
     pub(super) fn submit<E: Environment, Q: BackingQueue>(
         &mut self,
         cache: &Cache<E>,
@@ -34,7 +35,7 @@ impl Writeback {
                 self.send(queue, op, flight);
             }
         }
-        // When so much fails, the rest would fail too.
+        // When this many requests fail, the others would fail too.
         while queue.in_flight() < depth
             && self.failing.waiting() < queue.depth()
             && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
@@ -59,13 +60,14 @@ impl Writeback {
         queue.submit(token, op);
     }
 
-    /// The next request: neighbours of one kind together. `None` when what was next is not wanted any more.
+    /// The next request: adjacent pieces of one kind. `None` if the next piece is obsolete.
     fn next_flight<E: Environment>(&mut self, cache: &Cache<E>) -> Option<Flight> {
         let batch = self.batch.as_mut()?;
         let (first, content) = batch.pieces.pop_front()?;
         if batch.target.is_none() {
-            // Each by itself, so that none fails because of another. What was overwritten or carried forward since it was
-            // collected is left alone: reclaim may have given its segment back, and another record may stand there.
+            // Each parked range is a request of its own, so that none fails because of another. A range that was overwritten or
+            // carried forward since it was collected is skipped: reclaim may have freed its segment, and another record may be
+            // stored there.
             let is_newest = cache.is_still_parked(first, content.refused());
             return is_newest.then(|| Flight::new(alloc::vec![(first, content)]));
         }
@@ -73,21 +75,21 @@ impl Writeback {
         let is_known = self.failing.is_known(first);
         let mut pieces = alloc::vec![(first, content)];
         let mut end = first.end;
-        while let Some((next, what)) = batch.pieces.front().copied()
+        while let Some((next, next_content)) = batch.pieces.front().copied()
             && next.start == end
-            && content.joins(&what)
+            && content.joins(&next_content)
             && next.end - first.start <= limit
             && self.failing.is_known(next) == is_known
         {
             batch.pieces.pop_front();
-            pieces.push((next, what));
+            pieces.push((next, next_content));
             end = next.end;
         }
         Some(Flight::new(pieces))
     }
 
-    /// The operation that a flight is. What of its data is damaged is quarantined, and the flight ends before it; what comes
-    /// after it goes back to the batch. `None` when nothing of it can be written.
+    /// The operation of a flight. The first damaged range is quarantined, and the flight ends before it; the pieces behind it
+    /// return to the batch. `None` if nothing of the flight can be written.
     fn load<E: Environment>(&mut self, cache: &Cache<E>, flight: &mut Flight) -> Option<BackingOp> {
         let range = flight.range()?;
         match flight.pieces.first()?.1 {
@@ -95,11 +97,11 @@ impl Writeback {
             Content::Discard if self.geometry.discard_zeroes => {
                 return Some(BackingOp::Discard { range });
             }
-            // Old data must not come back where the device does not promise zeroes.
+            // Old data must not reappear on a device that does not guarantee zeroes after a discard.
             Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
         }
         let mut buffer = self.buffers.take(range.len() as usize);
-        let asker = self.asker_of_notes();
+        let asker = self.asker_for_quarantines();
         for number in 0..flight.pieces.len() {
             let (piece, content) = flight.pieces[number];
             let Content::Data { location, lane, sequence } = content else { continue };
@@ -114,7 +116,7 @@ impl Writeback {
                 }
             };
             cache.base().epochs().void_until_now(cache.base().context());
-            // What stands before the damage is written; the damage is quarantined; the rest is looked at again.
+            // The data before the damage is written, the damaged range is quarantined, and the rest is loaded again.
             let batch = self.batch.as_mut()?;
             batch.lacks_something = true;
             let rest = flight.pieces.split_off(number);
@@ -156,9 +158,9 @@ impl Writeback {
                 }
             }
             (Err(error), BackingOp::Flush) => {
-                // The device may have dropped everything since its last good flush: all of it is dirty again.
+                // The device may have dropped everything since its last successful flush: all of it is dirty again.
                 self.failing.flush_failed(now);
-                self.begin_again(cache, &error);
+                self.restart(cache, &error);
             }
             (Err(error), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
@@ -177,8 +179,8 @@ impl Writeback {
     }
 }
 
-/// Loads what is to be written back, verified. Damage is quarantined, durably, and its range returned: it is not written.
-/// `None` when it could not be quarantined.
+/// Loads data for writeback, verified. A damaged range is quarantined, durably, and returned as the error: it is not written. The
+/// error is `None` if the range could not be quarantined.
 fn load_for_writeback<E: Environment>(
     cache: &Cache<E>,
     lane: LaneId,
