@@ -5,7 +5,7 @@
 //! file of a loop device: so the file gets the same lock as a file that is opened directly, over the bytes that the
 //! loop device maps, and a block device is opened exclusively.
 //!
-//! Always true here: bytes of a file or disk are claimed by one backing device, whichever devices map them. Two loop
+//! Invariants: bytes of a file or disk are claimed by one backing device, whichever devices map them. Two loop
 //! devices, partitions or mapped devices over disjoint parts do not exclude each other: within this process in all
 //! cases, between processes if a file is beneath them. A device whose used bytes are not known counts as using all. No
 //! call waits longer than [`ANSWER`] for a file system.
@@ -13,7 +13,7 @@
 //! A file that cannot be opened or locked is claimed within this process only, and a warning says that other processes
 //! are not excluded.
 //!
-//! Left to others: programs that do not lock.
+//! Elsewhere: programs that do not lock.
 
 use crate::claims::{Chain, Claim, Ground, Object, Shown, Step, Wanted, registry};
 use crate::hold::{self, Held};

@@ -7,10 +7,10 @@
 //! A file is locked, and a block device beneath a loop device is opened exclusively, once in the process, as a
 //! [`Ground`]. Its users share it, each with its own bytes.
 //!
-//! Always true here: no byte has two users of which one writes; a lock covers exactly the bytes of its users. Within
+//! Invariants: no byte has two users of which one writes; a lock covers exactly the bytes of its users. Within
 //! this process this holds even if a file system refuses the lock.
 //!
-//! Left to others: finding the chains (`beneath`); other processes (the locks).
+//! Elsewhere: finding the chains (`beneath`); other processes (the locks).
 
 use crate::hold::Held;
 use crate::length::Length;

@@ -1,10 +1,10 @@
 //! A regular file or a block device as a backing device.
 //!
-//! Always true here: it is locked exclusively as long as a [`BackingFile`] or a queue of it exists; its size is whole
+//! Invariants: it is locked exclusively as long as a [`BackingFile`] or a queue of it exists; its size is whole
 //! sectors, and bytes after them are never accessed; a device that does not match the request is refused before it is
 //! changed.
 //!
-//! Left to others: checking its identity ([`Identity::check`]), and the operations (the queues).
+//! Elsewhere: checking its identity ([`Identity::check`]), and the operations (the queues).
 
 use crate::hold::Held;
 use crate::identity::{self, Identity, Kind};

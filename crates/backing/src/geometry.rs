@@ -1,9 +1,9 @@
 //! The geometry of a backing device.
 //!
-//! Always true here: properties that the system does not report get the safe value, even if it is slower: a volatile
+//! Invariants: properties that the system does not report get the safe value, even if it is slower: a volatile
 //! cache is assumed, a promise of zeroes is not.
 //!
-//! Left to others: whether the device is free to be used (`hold`).
+//! Elsewhere: whether the device is free to be used (`hold`).
 
 use crate::sys::{self, Status};
 use crate::sysfs::BlockDirectory;

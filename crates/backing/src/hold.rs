@@ -1,11 +1,11 @@
 //! Exclusive locks of backing devices.
 //!
-//! Always true here: a block device is locked by `O_EXCL`, which mounts, swap, device mapper and md use, too, and by
+//! Invariants: a block device is locked by `O_EXCL`, which mounts, swap, device mapper and md use, too, and by
 //! claims on its underlying devices (`beneath`); a file by a lock of the open description; no loop device uses either.
 //! The lock ends with the last descriptor, so also when the process is killed; the lock of a file ends with its
 //! [`Held`].
 //!
-//! Left to others: programs that open a file without a lock cannot be detected, as the documentation says. A claim of a
+//! Elsewhere: programs that open a file without a lock cannot be detected, as the documentation says. A claim of a
 //! block device cannot be released while a child process has a copy of the descriptor: a new open waits
 //! ([`after_predecessor`]).
 

@@ -4,10 +4,10 @@
 //! world wide names, a file system's UUID with an inode and its birth time), and, for disks without such properties,
 //! the port that they are plugged into. A path is no mark, nor is a number that the kernel assigns at each start.
 //!
-//! Always true here: two identities are the same disk only if a mark is equal and none contradicts; a token is at most
+//! Invariants: two identities are the same disk only if a mark is equal and none contradicts; a token is at most
 //! [`TOKEN_MAX`] bytes of printable ASCII, and any text is either parsed or refused.
 //!
-//! Left to others: storing the token (the backend's table entry), and messages for the user.
+//! Elsewhere: storing the token (the backend's table entry), and messages for the user.
 
 use crate::hold::Held;
 use crate::sys::{self, Status};

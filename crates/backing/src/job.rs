@@ -3,10 +3,10 @@
 //! Both queues run the same [`Job`]s: the ring turns a [`Step`] into an entry, the synchronous queue into a system
 //! call, and both pass the result to the job.
 //!
-//! Always true here: a step lies inside the device and is whole sectors; the number of attempts without progress is
+//! Invariants: a step lies inside the device and is whole sectors; the number of attempts without progress is
 //! bounded; an operation succeeds only when all of it was done.
 //!
-//! Left to others: running the steps, and keeping the buffer alive during them.
+//! Elsewhere: running the steps, and keeping the buffer alive during them.
 
 use crate::claims::Shown;
 use crate::hold::Held;

@@ -3,10 +3,10 @@
 //! A write after the end of a truncated file extends it again, and the hole reads as zeroes. So the required length of
 //! the file is stored, and the least length that was seen since.
 //!
-//! Always true here: bytes that were once missing count as missing until the file is opened again, whatever its length
+//! Invariants: bytes that were once missing count as missing until the file is opened again, whatever its length
 //! is by then.
 //!
-//! Left to others: when to check.
+//! Elsewhere: when to check.
 
 use crate::sys;
 use cbd_holder::Change;

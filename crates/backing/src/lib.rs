@@ -4,11 +4,11 @@
 //! `O_DIRECT` where the system allows both. [`Identity`] says which disk it is, by more than its path.
 //! [`Throttle`] and [`Outstanding`] are decorators of the same [`Backing`] trait, and a [`Decorator`] puts any other in front of a device.
 //!
-//! Always true here: a submitted operation is returned once, with its buffer, whatever its result; memory that the
+//! Invariants: a submitted operation is returned once, with its buffer, whatever its result; memory that the
 //! kernel works on is owned by its queue until the kernel is done with it; bytes after the last whole sector are never
 //! accessed; an invalid call or a fault of the device is an error, never a panic.
 //!
-//! Left to others: the choice of operations, and that operations in flight never overlap (the engine); the reaction to
+//! Elsewhere: the choice of operations, and that operations in flight never overlap (the engine); the reaction to
 //! an error (its writeback). The process sets `SIGXFSZ` and `PR_SET_IO_FLUSHER`.
 #![deny(unsafe_code)]
 

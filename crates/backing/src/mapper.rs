@@ -1,9 +1,9 @@
 //! Tables of device mapper: the devices and bytes that each part of a device maps to.
 //!
-//! Always true here: a table is read only if the types of all its targets are in [`KNOWN`], since tables of other types
+//! Invariants: a table is read only if the types of all its targets are in [`KNOWN`], since tables of other types
 //! can contain keys; a line that does not parse has an unknown type.
 //!
-//! Left to others: the exclusion of users of the same device.
+//! Elsewhere: the exclusion of users of the same device.
 
 use cbd_sys::DeviceNumber;
 use cbd_sys::ioctl::mapper_table;

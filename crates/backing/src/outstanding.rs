@@ -3,11 +3,11 @@
 //! A disk that hangs reports no error: an operation does not complete. [`Outstanding`] is a decorator whose queues
 //! publish the age of their oldest operation, so that another thread can tell how long the disk has been silent.
 //!
-//! Always true here: an operation counts from before its submission until its completion is taken, also while `submit`
+//! Invariants: an operation counts from before its submission until its completion is taken, also while `submit`
 //! or the end of the queue blocks; reading the age takes no lock that a queue's thread holds during an operation, and a
 //! queue takes no lock after it was opened.
 //!
-//! Left to others: how long is too long, and reporting it.
+//! Elsewhere: how long is too long, and reporting it.
 
 use crate::{Backing, Identity, PollableQueue};
 use cbd_types::backing::BackingDone;

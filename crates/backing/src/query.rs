@@ -1,9 +1,9 @@
 //! Queries of file systems that may hang: each runs on a separate thread, and the caller waits for it with a timeout.
 //!
-//! Always true here: at most one query with the same key runs at a time, however often it is requested; a query that
+//! Invariants: at most one query with the same key runs at a time, however often it is requested; a query that
 //! exceeds its timeout occupies one thread, which ends with the query.
 //!
-//! Left to others: the meaning of a timeout.
+//! Elsewhere: the meaning of a timeout.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, sync_channel};

@@ -1,8 +1,8 @@
 //! The queue for systems that forbid io_uring: each operation is executed when it is submitted.
 //!
-//! Always true here: an operation is finished before `submit` returns, and returned by the next `poll`.
+//! Invariants: an operation is finished before `submit` returns, and returned by the next `poll`.
 //!
-//! Left to others: parallelism: each queue has its own thread.
+//! Elsewhere: parallelism: each queue has its own thread.
 
 use crate::PollableQueue;
 use crate::job::{Job, Step, Target, zeroes};

@@ -1,9 +1,9 @@
 //! Attributes of block devices and loop devices from the kernel's text files.
 //!
-//! Always true here: a missing or unreadable attribute is `None` or empty, never an error: attributes differ between
+//! Invariants: a missing or unreadable attribute is `None` or empty, never an error: attributes differ between
 //! kernels, and `/sys` and `/proc` may not be mounted.
 //!
-//! Left to others: the consequences.
+//! Elsewhere: the consequences.
 
 use cbd_sys::DeviceNumber;
 use cbd_types::ByteRange;

@@ -6,10 +6,10 @@
 //! submission: no elevator, no cache. A flash disk has a latency, several operations at a time, and a transfer rate.
 //! (The model is that of Ruemmler and Wilkes, "An introduction to disk drive modeling", without the cache.)
 //!
-//! Always true here: an operation is executed at once on the inner device, and returned no sooner than the model
+//! Invariants: an operation is executed at once on the inner device, and returned no sooner than the model
 //! allows, over all queues together; results and data are unchanged.
 //!
-//! Left to others: power cuts; a submitted operation may be on the inner device before the model completes it.
+//! Elsewhere: power cuts; a submitted operation may be on the inner device before the model completes it.
 
 use crate::{Backing, Identity, PollableQueue, job};
 use cbd_sys::event::{Poller, Timer, wait_readable};

@@ -1,8 +1,8 @@
 //! Detects changes of a backing file while it is in use.
 //!
-//! Always true here: a watch does not keep the lock; after the backing device was closed it reports nothing.
+//! Invariants: a watch does not keep the lock; after the backing device was closed it reports nothing.
 //!
-//! Left to others: the interval and the thread of checks: a check queries the file system, which may hang.
+//! Elsewhere: the interval and the thread of checks: a check queries the file system, which may hang.
 
 use crate::job::Target;
 use cbd_holder::Change;

@@ -1,7 +1,7 @@
 //! A program that is killed with requests waiting and started again: the new process finds every acknowledged write, and
 //! from its first answer on nothing of the former process takes effect.
 //!
-//! Left to others: requests that a slow disk still has.
+//! Elsewhere: requests that a slow disk still has.
 
 mod support;
 

@@ -37,7 +37,7 @@ macro_rules! scenes {
 
 scenes! {
     no_epoch_gets_a_record_after_it_was_collected: "straggler",
-    writes_that_share_a_fence_wait_for_nobody_in_a_circle: "at-once",
+    writes_that_share_a_fence_do_not_deadlock: "at-once",
     a_younger_epoch_is_not_taken_for_the_oldest: "oldest",
     a_flush_that_another_one_serves_was_closed_before_it: "flushes",
     the_first_write_after_a_rest_is_written_back: "sleep",

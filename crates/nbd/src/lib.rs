@@ -17,7 +17,7 @@
 //! - A request is whole sectors inside the device. Beyond the end, writes answer ENOSPC and the rest EINVAL.
 //! - Block status knows `base:allocation` and `cbd:state` (bit 0 cached, bit 1 dirty).
 //!
-//! Always true here: no byte of a client is believed unchecked, no client makes the server hold more than its bounds
+//! Invariants: no byte of a client is believed unchecked, no client makes the server hold more than its bounds
 //! or wait for it, and nothing here is `unsafe`.
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! Addresses of NBD servers and the sockets that listen at them.
 //!
-//! Left to others: creation and removal of a unix socket's file (`cbd_export::socket`).
+//! Elsewhere: creation and removal of a unix socket's file (`cbd_export::socket`).
 
 use cbd_export::socket::{self, SocketFile};
 use cbd_types::{Error, ErrorKind, Result};

@@ -3,7 +3,7 @@
 //! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`, whose names the constants
 //! have without their prefixes. All numbers on the wire are big-endian.
 //!
-//! Always true here: no I/O; decoding takes any bytes and never panics. Whether a request makes sense for a
+//! Invariants: no I/O; decoding takes any bytes and never panics. Whether a request makes sense for a
 //! device is decided in `server::request`.
 
 use cbd_types::Error;

@@ -1,6 +1,6 @@
 //! A request in the guest's memory: a chain of descriptors, direct or in an indirect table.
 //!
-//! Always true here: a chain that was read is finite, in order (what the device reads, then what it writes), inside the
+//! Invariants: a chain that was read is finite, in order (what the device reads, then what it writes), inside the
 //! guest's memory when it was read, and shorter than 4 GiB; any other chain is refused with a reason. Each descriptor
 //! is loaded once. The memory map can change afterwards, so copies check their addresses again.
 

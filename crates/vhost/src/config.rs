@@ -1,6 +1,6 @@
 //! The device as the guest sees it: feature bits and configuration space.
 //!
-//! Always true here: offered features are implemented, the reported limits are enforced, and a guest can change only
+//! Invariants: offered features are implemented, the reported limits are enforced, and a guest can change only
 //! the cache mode.
 
 use cbd_types::{Geometry, Operation};

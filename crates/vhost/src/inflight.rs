@@ -15,7 +15,7 @@
 //! has the same effect as once, since the guest has seen no answer. If it is killed before the end of step 3, the index
 //! recorded here is behind the ring's, and the last answered request is done.
 //!
-//! Always true here: recorded values are checked against their bounds; the used ring's own index is authoritative.
+//! Invariants: recorded values are checked against their bounds; the used ring's own index is authoritative.
 
 use crate::memory::check_size;
 use crate::session::RING_MAX;

@@ -14,11 +14,11 @@
 //!   killed and is started again at the same path executes all of them, in the order in which the guest submitted them.
 //! - Requests of any length are served, in pieces of 1 MiB.
 //!
-//! Always true here: every value of a guest or a front end is loaded once and checked before it is used. A ring that
+//! Invariants: every value of a guest or a front end is loaded once and checked before it is used. A ring that
 //! violates the protocol is stopped with a reason, and other rings continue; a front end that violates it is
 //! disconnected. Memory that disappears (a truncated file) has the same effect; the process continues.
 //!
-//! Left to others: what requests do (the device), live migration with dirty logging, and packed rings, which are not offered.
+//! Elsewhere: what requests do (the device), live migration with dirty logging, and packed rings, which are not offered.
 
 mod chain;
 mod config;

@@ -1,6 +1,6 @@
 //! The guest's memory: mappings of the files that a front end handed over.
 //!
-//! Always true here: pieces do not overlap; a piece is no larger than its file was when it was mapped; a later
+//! Invariants: pieces do not overlap; a piece is no larger than its file was when it was mapped; a later
 //! truncation of the file is detected ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by
 //! reference; the sizes of all pieces are counted before anything is mapped, for this front end and for all of them
 //! together ([`Bounds`]): address space that front ends use up is missing for threads and buffers of everybody else.

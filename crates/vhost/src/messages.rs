@@ -1,6 +1,6 @@
 //! The messages of the protocol, one method each: their contents are passed to the [`Session`].
 //!
-//! Always true here: requests for features that are not offered are refused; the reason of a refusal is stored in the
+//! Invariants: requests for features that are not offered are refused; the reason of a refusal is stored in the
 //! session, since the protocol carries none.
 
 use crate::malformed;

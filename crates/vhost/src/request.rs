@@ -1,6 +1,6 @@
 //! Validation of a chain as a request to the device.
 //!
-//! Always true here: a valid request consists of whole sectors inside the device and has as much data as its ranges; an
+//! Invariants: a valid request consists of whole sectors inside the device and has as much data as its ranges; an
 //! invalid one is answered with its status; one without room for a status is an error that stops its ring.
 
 use crate::chain::Chain;

@@ -1,7 +1,7 @@
 //! One ring without a front end, for callers that have mapped a guest's memory already and serve its requests on their
 //! own thread.
 //!
-//! Always true here: the ring uses the same code as the ring of a front end (`worker`, `memory`).
+//! Invariants: the ring uses the same code as the ring of a front end (`worker`, `memory`).
 
 use crate::memory::{GuestMap, Piece};
 use crate::server::Options;

@@ -1,10 +1,10 @@
 //! The server: one device at one socket, one front end at a time.
 //!
-//! Always true here: after a front end disconnected the next can connect, and waits for a moment if it is early; a
+//! Invariants: after a front end disconnected the next can connect, and waits for a moment if it is early; a
 //! front end that connects while another is connected is refused; [`Server::stop`] is bounded in time and completes
 //! what is in flight.
 //!
-//! Left to others: the messages of a front end (`messages`, `session`), and when a server is started or stopped.
+//! Elsewhere: the messages of a front end (`messages`, `session`), and when a server is started or stopped.
 
 use crate::memory::Bounds;
 use crate::session::Session;

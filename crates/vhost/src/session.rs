@@ -3,10 +3,10 @@
 //! A ring runs as soon as it is set up completely. A message pauses the rings that it concerns and resumes them after
 //! the change, so no ring runs during a change: when the front end has its reply, no thread uses the previous state.
 //!
-//! Always true here: the contents of a message are checked before anything is changed; an invalid message ends the
+//! Invariants: the contents of a message are checked before anything is changed; an invalid message ends the
 //! session with a reason ([`Session::fault`]).
 //!
-//! Left to others: the bytes of messages (`messages`), requests (`worker`).
+//! Elsewhere: the bytes of messages (`messages`), requests (`worker`).
 
 use crate::config::{DeviceConfig, PROTOCOL_FEATURES, WRITE_CACHE};
 use crate::inflight::{self, Area};

@@ -3,7 +3,7 @@
 //! A wake-up costs several times as much as a short request, and spinning occupies a processor. So the time adapts: it
 //! doubles, up to a bound, if the bound covers the last wait, and halves, down to zero, if it does not.
 //!
-//! Always true here: no thread spins longer than the bound, and the thread of an idle ring sleeps.
+//! Invariants: no thread spins longer than the bound, and the thread of an idle ring sleeps.
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //! A thread that copies from or to a guest's memory waits in the kernel for a missing page, for an unlimited time if
 //! the memory is a file on a file system that does not respond. The wait cannot be interrupted, but it can be reported.
 //!
-//! Always true here: a report on a thread reads `/proc` only, never another file system.
+//! Invariants: a report on a thread reads `/proc` only, never another file system.
 
 use std::fs;
 use std::os::fd::AsRawFd;

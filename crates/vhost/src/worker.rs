@@ -4,7 +4,7 @@
 //! any order. One wait set covers the ring, the device and the pause event; before the thread waits, it polls the ring
 //! for a short time (`spin`). A paused worker keeps its requests and continues with them.
 //!
-//! Always true here:
+//! Invariants:
 //! - each request that was taken gets exactly one answer, after it was executed, unless its ring has a fault;
 //! - data is written only if the memory it was loaded from still existed after the last load;
 //! - requests that are taken and not answered are bounded by the ring's size and by bytes; beyond that the ring waits;

@@ -83,12 +83,12 @@ fn in_a_child(name: &str) -> ExitStatus {
 }
 
 #[test]
-fn a_fault_that_is_nobodys_goes_to_the_handler_that_was_there_before() {
+fn a_foreign_fault_goes_to_the_handler_that_was_installed_before() {
     assert_eq!(in_a_child("child_with_a_handler_of_its_own").code(), Some(42));
 }
 
 #[test]
-fn a_fault_that_is_nobodys_ends_a_process_without_a_handler() {
+fn a_foreign_fault_ends_a_process_without_a_handler() {
     assert_eq!(in_a_child("child_without_a_handler").signal(), Some(libc::SIGBUS));
 }
 

@@ -1,10 +1,10 @@
 //! The queue over io_uring: one ring for one thread.
 //!
-//! Always true here: a submitted operation is in the kernel when [`submit`](BackingQueue::submit) returns, or waits in
+//! Invariants: a submitted operation is in the kernel when [`submit`](BackingQueue::submit) returns, or waits in
 //! order for a slot; every operation is returned once; [`wait_descriptor`](PollableQueue::wait_descriptor) is readable
 //! whenever an operation can be returned.
 //!
-//! Left to others: splitting an operation into steps (`job`), memory (`raw`), order and overlap (the engine).
+//! Elsewhere: splitting an operation into steps (`job`), memory (`raw`), order and overlap (the engine).
 
 pub(crate) mod raw;
 

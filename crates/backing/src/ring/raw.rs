@@ -1,9 +1,9 @@
 //! The io_uring itself, with the memory that the kernel works on.
 //!
-//! Always true here: a job whose step the kernel has taken stays in its slot, with its buffer, until its completion
+//! Invariants: a job whose step the kernel has taken stays in its slot, with its buffer, until its completion
 //! arrives; dropping the ring waits for that, and if it cannot wait, it leaks the buffers instead of freeing them.
 //!
-//! Left to others: processing completions, and jobs beyond the number of slots.
+//! Elsewhere: processing completions, and jobs beyond the number of slots.
 #![allow(unsafe_code)]
 
 use crate::job::{Job, Step, Target, zeroes};

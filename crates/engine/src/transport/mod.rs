@@ -348,7 +348,7 @@ impl<E: Environment> Tables<E> {
 
     /// Whether a segment may hold data of a backend whose row is lost, or the segment's own row is lost, so that its owner is
     /// unknown.
-    fn is_of_somebody_lost(&self, segment: usize) -> bool {
+    fn may_be_of_lost_row(&self, segment: usize) -> bool {
         let entry = &self.segments[segment];
         let row = entry.content().and_then(|entry| self.backends.get(entry.backend.get() as usize));
         entry.is_lost() || row.is_some_and(TwoSlots::is_lost)
@@ -380,7 +380,7 @@ impl<E: Environment> Tables<E> {
         let segments = 0..self.segments.len();
         segments
             .filter(|segment| self.owner(*segment).is_none())
-            .filter(|segment| !self.is_of_somebody_lost(*segment))
+            .filter(|segment| !self.may_be_of_lost_row(*segment))
             .map(|segment| SegmentId(segment as u32))
             .collect()
     }

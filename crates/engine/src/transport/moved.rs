@@ -248,7 +248,7 @@ fn no_room(id: BackendId, known: &[FormerDisk]) -> Error {
         ErrorKind::NoSpace,
         format!(
             "backend {id} was moved before, and the region has no room to remember one more disk that lacks data besides {}: name one of \
-             them that is gone or that nobody will start as it is with --forget-disk PATH, and it is not refused any more",
+             them that is gone or that will never be started as it is, with --forget-disk PATH, and it is not refused any more",
             paths.join(", ")
         ),
     )

@@ -3,7 +3,7 @@
 //! A request that the device completes at once is answered at once; one that it parks is answered when it completes,
 //! possibly out of order. One wait set covers the socket, the queue and the stop event.
 //!
-//! Always true here:
+//! Invariants:
 //! - each request that was read whole gets exactly one reply, unless the client went away or stop ran out of time;
 //! - requests that were read and not answered are bounded in number and bytes (`memory`); beyond that the socket is not
 //!   read, so a client that sends without reading its replies blocks only its own connection;

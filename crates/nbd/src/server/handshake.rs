@@ -1,6 +1,6 @@
 //! The server's half of the handshake: fixed newstyle, from the greeting to the first request.
 //!
-//! Always true here: every length is checked before it is used, no option makes the server buffer more than
+//! Invariants: every length is checked before it is used, no option makes the server buffer more than
 //! [`OPTION_MAX`] bytes, and every input results in a reply, an error reply or an `Err`. The stream enforces the time
 //! limit: it fails when the time is up.
 

@@ -10,9 +10,9 @@
 //! room for one more. No connection waits for memory of another: a request that exceeds the free memory is executed in
 //! parts (`parts`), or waits for requests of its own connection.
 //!
-//! Always true here: all buffers of a connection, spare ones included, are counted; what is counted never exceeds the budget.
+//! Invariants: all buffers of a connection, spare ones included, are counted; what is counted never exceeds the budget.
 //!
-//! Left to others: which request needs what (`connection`).
+//! Elsewhere: which request needs what (`connection`).
 
 use cbd_export::budget::{Budget, Guarantee, Share};
 use cbd_export::buffers::Buffers;

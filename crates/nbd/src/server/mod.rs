@@ -1,11 +1,11 @@
 //! The NBD server: one device on one socket, a thread for each connection.
 //!
-//! Always true here: connections are bounded in number, handshakes in number and time, and all connections in the
+//! Invariants: connections are bounded in number, handshakes in number and time, and all connections in the
 //! memory that they take together (`memory`); a silent client does not exclude other clients: the oldest handshake is
 //! closed for a new one; [`Server::stop`] is bounded in time and completes what was in flight; a panic or an error in
 //! one connection ends that connection only.
 //!
-//! Left to others: what requests do (the device), and when a server is started or stopped.
+//! Elsewhere: what requests do (the device), and when a server is started or stopped.
 
 mod connection;
 mod ending;

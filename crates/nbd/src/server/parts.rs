@@ -4,11 +4,11 @@
 //! part by part: with structured replies each part is a chunk, otherwise the parts follow one head, and no other reply
 //! is sent between them.
 //!
-//! Always true here: parts begin and end at multiples of [`PART`] in the device, so a unit that the device writes
+//! Invariants: parts begin and end at multiples of [`PART`] in the device, so a unit that the device writes
 //! atomically is never split; a request has one reply, which reports the first error; after the head of a simple reply,
 //! which cannot report an error any more, a part that fails ends the connection.
 //!
-//! Left to others: memory, the socket and the device (`connection`).
+//! Elsewhere: memory, the socket and the device (`connection`).
 
 use super::handshake::Agreed;
 use super::reply::Reply;

@@ -1,11 +1,11 @@
 //! A connection's entry among the clients of its export: when its first request may be executed, and whether a new
 //! client waits for its end.
 //!
-//! Always true here: the first request is read only when no request of an earlier, disconnected client can change the
+//! Invariants: the first request is read only when no request of an earlier, disconnected client can change the
 //! device any more; the wait for that ends when the server stops and when the client disconnects; a long wait is
 //! reported when it begins and when it ends.
 //!
-//! Left to others: giving up and completing requests (`connection`).
+//! Elsewhere: giving up and completing requests (`connection`).
 
 use super::Notice;
 use cbd_export::wake::{Interest, WaitSet, is_closed_by_peer};

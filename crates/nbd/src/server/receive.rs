@@ -1,6 +1,6 @@
 //! Receives from the socket: heads of requests in batches, long payloads directly into their buffers.
 //!
-//! Always true here: at most [`CAPACITY`] bytes are buffered; receiving never waits.
+//! Invariants: at most [`CAPACITY`] bytes are buffered; receiving never waits.
 
 use crate::protocol::RequestHeader;
 use cbd_types::{Error, ErrorKind, Result};

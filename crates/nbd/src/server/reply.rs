@@ -1,6 +1,6 @@
 //! The encoding of replies, and the queue in which they wait for the socket.
 //!
-//! Always true here: a reply is sent whole and in the order of the queue; sending never waits. The queue itself has no
+//! Invariants: a reply is sent whole and in the order of the queue; sending never waits. The queue itself has no
 //! bound; the number of requests has one (`connection`), and each has one reply, which may consist of parts (`parts`).
 
 use super::memory::cost_of;

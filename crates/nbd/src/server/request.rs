@@ -1,6 +1,6 @@
 //! Validation of request heads: a task for the device, or an error.
 //!
-//! Always true here: a task's range lies inside the device, is whole sectors and is not empty; no payload is longer
+//! Invariants: a task's range lies inside the device, is whole sectors and is not empty; no payload is longer
 //! than [`Rules::payload_max`]. Pure: no I/O, no state.
 
 use super::handshake::{Agreed, Contexts};

@@ -1,8 +1,8 @@
 //! The requests of a connection that are in the device, each with a number.
 //!
-//! Always true here: a number belongs to one request from [`Slots::insert`] until [`Slots::free`].
+//! Invariants: a number belongs to one request from [`Slots::insert`] until [`Slots::free`].
 //!
-//! Left to others: the reply to a request (`connection`).
+//! Elsewhere: the reply to a request (`connection`).
 
 use cbd_types::ByteRange;
 

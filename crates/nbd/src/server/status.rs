@@ -1,6 +1,6 @@
 //! Block status: the state of a range, as descriptors of the contexts that a client chose.
 //!
-//! Always true here: descriptors are not empty, begin where the request begins, stay inside it, and two that touch
+//! Invariants: descriptors are not empty, begin where the request begins, stay inside it, and two that touch
 //! differ; their number is bounded, so an answer may cover less than was asked for, as the protocol allows.
 
 use super::handshake::{ALLOCATION_ID, Contexts, STATE_ID};

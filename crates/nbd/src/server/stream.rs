@@ -1,6 +1,6 @@
 //! A socket with blocking reads and writes that fail after a deadline and when the server stops.
 //!
-//! Always true here: no call waits past the deadline or past the server's stop.
+//! Invariants: no call waits past the deadline or past the server's stop.
 
 use cbd_export::wake::{Interest, WaitSet};
 use socket2::Socket;

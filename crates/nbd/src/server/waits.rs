@@ -1,7 +1,7 @@
 //! The wait set of a connection: its socket, the server's stop event, a new client that waits for its end, and the
 //! queue of the device.
 //!
-//! Left to others: the reaction to each event (`connection`).
+//! Elsewhere: the reaction to each event (`connection`).
 
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_types::Result;

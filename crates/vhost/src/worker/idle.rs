@@ -1,6 +1,6 @@
 //! Waiting for requests: the thread polls the ring for a while, then sleeps.
 //!
-//! Always true here: before the thread sleeps it enables notifications and then checks the ring again, so it does not
+//! Invariants: before the thread sleeps it enables notifications and then checks the ring again, so it does not
 //! miss a request that the guest added before it could see that. A kick descriptor that is readable again and again
 //! although the ring has no new request costs a bounded number of wake-ups: after [`EMPTY_KICKS`] empty kicks in a row
 //! the thread polls the ring every [`PAUSE`] instead, until a request arrives or the kicks end.

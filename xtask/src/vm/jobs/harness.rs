@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 /// Files arrive at their paths; output, errors, files and exit code come back as the job wrote them.
-pub fn gives_back(host: &Host, given: &Given) -> Result<(), String> {
+pub fn returns_output(host: &Host, given: &Given) -> Result<(), String> {
     let shipped = given.folder.join("shipped");
     fs::write(&shipped, "came along\n")
         .map_err(|error| format!("cannot write {}: {error}", shipped.display()))?;

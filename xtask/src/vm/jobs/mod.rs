@@ -40,7 +40,7 @@ struct Given {
 type Job = fn(&Host, &Given) -> Result<(), String>;
 
 const JOBS: &[(&str, Job)] = &[
-    ("a_job_returns_its_output_its_files_and_its_exit_code", harness::gives_back),
+    ("a_job_returns_its_output_its_files_and_its_exit_code", harness::returns_output),
     ("a_guest_that_exceeds_its_time_is_killed", harness::over_time),
     ("the_last_lines_of_a_guest_that_dies_are_shown", harness::last_words),
     ("instructions_are_counted_the_same_each_time", harness::counting),

@@ -86,7 +86,7 @@ fn no_insert_moves_an_entry_that_is_there() {
 }
 
 #[test]
-fn side_entries_that_were_given_back_are_used_before_new_ones_are_made() {
+fn side_entries_that_were_freed_are_used_before_new_ones_are_made() {
     let mut index = Index::new(64, 7);
     let fill = |index: &mut Index| (0..1000).for_each(|key| index.set_parts(key, 0, 1, at(0, key)));
     fill(&mut index);

@@ -60,7 +60,7 @@ fn the_table_agrees_with_a_map() {
 }
 
 #[test]
-fn nodes_that_were_given_back_are_used_again_before_new_ones() {
+fn nodes_that_were_freed_are_used_again_before_new_ones() {
     let mut table = Table::new(1, 7);
     // All in one bucket.
     let at = table.bucket(0);
