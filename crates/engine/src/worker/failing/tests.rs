@@ -230,10 +230,10 @@ fn refused_sectors_come_in_order() {
 fn what_was_parked_is_refused_at_once_until_the_device_takes_it() {
     let mut failing = failing();
     let settings = park(10);
-    assert!(!failing.knows_any());
+    assert!(!failing.has_known());
     failing.parked(range(0, 512));
     failing.parked(range(512, KIB));
-    assert!(failing.knows_any());
+    assert!(failing.has_known());
     failing.add(flight(0, 512), &settings, 1000);
     assert_eq!(ranges(&failing.take_refused()), [range(0, 512)]);
     failing.add(flight(KIB, KIB + 512), &settings, 1000);
