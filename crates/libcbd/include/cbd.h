@@ -459,7 +459,8 @@ int cbd_device_close(struct cbd_device *device);
  # Safety
  `device` points to an open device, or to NULL, or is NULL; no other thread uses the device.
  */
-int cbd_device_detach(struct cbd_device **device, uint32_t timeout_s);
+int cbd_device_detach(struct cbd_device **device,
+                      uint32_t timeout_s);
 
 /*
  Writes all data that was written before the call to the disk. Fails after `timeout_s` seconds without progress (0: 60): the
@@ -468,7 +469,8 @@ int cbd_device_detach(struct cbd_device **device, uint32_t timeout_s);
  # Safety
  `device` is open or NULL.
  */
-int cbd_device_drain(const struct cbd_device *device, uint32_t timeout_s);
+int cbd_device_drain(const struct cbd_device *device,
+                     uint32_t timeout_s);
 
 /*
  The properties of the device.
@@ -681,7 +683,9 @@ int cbd_queue_descriptors(const struct cbd_queue *queue, int *descriptors, size_
  # Safety
  `path` is text or NULL; `options` points to options or is NULL; `region` can be written or is NULL.
  */
-int cbd_region_open(const char *path, const struct cbd_region_options *options, struct cbd_region **region);
+int cbd_region_open(const char *path,
+                    const struct cbd_region_options *options,
+                    struct cbd_region **region);
 
 /*
  Closes the region. -EBUSY while devices or queues on it are open; the handle stays valid then. NULL is
@@ -707,7 +711,9 @@ int cbd_region_get_info(const struct cbd_region *region, struct cbd_region_info 
  # Safety
  `region` is open or NULL; `capacity` bytes at `buffer` can be written, or it is NULL.
  */
-int cbd_region_warnings(const struct cbd_region *region, char *buffer, size_t capacity);
+int cbd_region_warnings(const struct cbd_region *region,
+                        char *buffer,
+                        size_t capacity);
 
 /*
  The disks that are recorded in the region: at most `capacity` of them in `backends`; the result is their
