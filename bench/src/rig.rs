@@ -164,8 +164,8 @@ impl Rig {
     /// Calls `give` for all records, those of a lane in the order of its log.
     fn visit(&self, mut give: impl FnMut(&LogSegmentView, Record)) {
         for lane in 0..self.cache.lane_count() {
-            for segment in self.cache.log_segments(LaneId(lane)) {
-                self.cache.visit_segment(&segment, &mut |_, entry| {
+            for segment in self.cache.log().segments(LaneId(lane)) {
+                self.cache.log().visit(&segment, &mut |_, entry| {
                     if let LogEntry::Record(record) = entry {
                         give(&segment, record);
                     }

@@ -34,8 +34,8 @@ mod transport;
 mod worker;
 
 pub use cache::{
-    Admission, BackingTrouble, Cache, CacheStatus, CachedState, DamagedRange, LogEntry, LogSegmentView, Miss,
-    TOGETHER, ZeroProgress,
+    Admission, BackingTrouble, Cache, CacheStatus, CachedState, DamagedRange, LogEntry, LogSegmentView,
+    LogView, Miss, TOGETHER, ZeroProgress,
 };
 pub use rare::RarePaths;
 pub use repair::copy_over;

@@ -191,10 +191,10 @@ impl Rig {
     /// The present use of the bytes of the cache.
     pub fn space(&self) -> Space {
         let status = self.cache.status();
-        let (shape, size) = (self.cache.segment_shape(), status.segment_size);
+        let (shape, size) = (self.cache.log().shape(), status.segment_size);
         let (mut records, mut data, mut unused) = (0, 0, 0);
         for lane in (0..status.lanes).map(LaneId) {
-            for segment in self.cache.log_segments(lane) {
+            for segment in self.cache.log().segments(lane) {
                 // Each record describes one block, and has no continuation lines.
                 let of_data = u64::from(segment.slots) * CHECKSUM_BLOCK;
                 let of_records = shape.records_end(segment.slots) + (size - shape.data_top());

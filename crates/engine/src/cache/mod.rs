@@ -40,7 +40,7 @@ pub(crate) use scan::Met;
 pub use fill::Miss;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use together::TOGETHER;
-pub use view::{LogEntry, LogSegmentView};
+pub use view::{LogEntry, LogSegmentView, LogView};
 pub use write::Admission;
 pub use zero::ZeroProgress;
 

@@ -56,22 +56,41 @@ impl<E: Environment> Cache<E> {
         self.base().identity().lanes.lanes
     }
 
+    /// The log, for tools.
+    pub const fn log(&self) -> LogView<'_, E> {
+        LogView(self)
+    }
+}
+
+/// The log of a cache, for tools.
+#[derive(Debug)]
+pub struct LogView<'a, E: Environment>(&'a Cache<E>);
+
+impl<E: Environment> Clone for LogView<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Environment> Copy for LogView<'_, E> {}
+
+impl<E: Environment> LogView<'_, E> {
     /// The shape of its segments.
-    pub const fn segment_shape(&self) -> SegmentShape {
-        self.base().shape()
+    pub fn shape(self) -> SegmentShape {
+        self.0.base().shape()
     }
 
     /// The log of a lane from tail to head.
     ///
     /// # Panics
     /// If the lane does not exist.
-    pub fn log_segments(&self, lane: LaneId) -> Vec<LogSegmentView> {
-        let state = self.lane(lane).lock();
+    pub fn segments(&self, lane: LaneId) -> Vec<LogSegmentView> {
+        let state = self.0.lane(lane).lock();
         state.segments().map(|segment| self.view_of(lane, segment)).collect()
     }
 
     fn view_of(&self, lane: LaneId, segment: &LogSegment) -> LogSegmentView {
-        let runtime = self.base().segment(segment.segment);
+        let runtime = self.0.base().segment(segment.segment);
         LogSegmentView {
             lane,
             segment: runtime.id(),
@@ -90,36 +109,36 @@ impl<E: Environment> Cache<E> {
     /// # Panics
     /// If the lane does not exist.
     pub fn next_sequence(&self, lane: LaneId) -> Sequence {
-        Sequence(self.lane(lane).lock().next_sequence())
+        Sequence(self.0.lane(lane).lock().next_sequence())
     }
 
     /// The seed of the checksum of a line in `slot`.
-    pub fn place_in(&self, segment: &LogSegmentView, slot: u32) -> RecordPlace {
-        self.base().segment(segment.number).place(slot)
+    pub fn place(&self, segment: &LogSegmentView, slot: u32) -> RecordPlace {
+        self.0.base().segment(segment.number).place(slot)
     }
 
     /// The record in `slot`, from either valid copy. A slot behind the segment's last one returns a record that recovery dropped,
     /// if the slot holds one.
-    pub fn record_in(&self, segment: &LogSegmentView, slot: u32) -> Option<Record> {
-        if slot >= self.base().shape().slots_max() {
+    pub fn record(&self, segment: &LogSegmentView, slot: u32) -> Option<Record> {
+        if slot >= self.0.base().shape().slots_max() {
             return None;
         }
-        self.base().find_record(Location { segment: segment.number, slot })
+        self.0.base().find_record(Location { segment: segment.number, slot })
     }
 
     /// Whether `record` lies on the device: the check that the engine makes of every record that it reads.
-    pub fn takes(&self, record: &Record) -> bool {
-        self.base().accepts(record)
+    pub fn accepts(&self, record: &Record) -> bool {
+        self.0.base().accepts(record)
     }
 
     /// Calls `give` for each slot of a segment at which a record or a gap begins, in order.
-    pub fn visit_segment(&self, segment: &LogSegmentView, give: &mut dyn FnMut(u32, LogEntry)) {
+    pub fn visit(&self, segment: &LogSegmentView, give: &mut dyn FnMut(u32, LogEntry)) {
         let mut slot = 0;
         while slot < segment.slots {
             let location = Location { segment: segment.number, slot };
-            let entry = match self.base().find_record(location) {
+            let entry = match self.0.base().find_record(location) {
                 Some(record) => LogEntry::Record(record),
-                None => LogEntry::Lost { end: self.base().next_readable(location, segment.slots) },
+                None => LogEntry::Lost { end: self.0.base().next_readable(location, segment.slots) },
             };
             give(slot, entry);
             slot = match entry {
@@ -145,7 +164,7 @@ impl<E: Environment> Cache<E> {
         blocks
             .filter_map(|block| {
                 let into = scratch.get_mut(..block.len() as usize)?;
-                let damage = self.base().load_data(location, record, block, into).err()?;
+                let damage = self.0.base().load_data(location, record, block, into).err()?;
                 Some((block, damage.error))
             })
             .collect()
@@ -156,8 +175,8 @@ impl<E: Environment> Cache<E> {
         let location = Location { segment: segment.number, slot };
         let mut parts = Vec::new();
         for chunk in range.split_at_multiples(CHUNK) {
-            let state = self.lane_of(chunk.start).lock();
-            state.look_up(self.base(), chunk, &mut |part, source| {
+            let state = self.0.lane_of(chunk.start).lock();
+            state.look_up(self.0.base(), chunk, &mut |part, source| {
                 if source == Source::Record(location) {
                     parts.push(part);
                 }
@@ -169,7 +188,7 @@ impl<E: Environment> Cache<E> {
     /// Whether the backing device has the content of the record in `slot`: the record was drained, and is not parked.
     pub fn is_on_backing(&self, segment: &LogSegmentView, slot: u32, record: &Record) -> bool {
         let location = Location { segment: segment.number, slot };
-        let state = self.lane(segment.lane).lock();
-        !state.is_parked_at(record.range(), location) && self.base().is_clean(record)
+        let state = self.0.lane(segment.lane).lock();
+        !state.is_parked_at(record.range(), location) && self.0.base().is_clean(record)
     }
 }

@@ -20,8 +20,8 @@ struct Seen {
 
 fn records(cache: &Cache<Still>, lane: LaneId) -> Vec<Seen> {
     let mut seen = Vec::new();
-    for segment in cache.log_segments(lane) {
-        cache.visit_segment(&segment, &mut |slot, entry| {
+    for segment in cache.log().segments(lane) {
+        cache.log().visit(&segment, &mut |slot, entry| {
             let LogEntry::Record(record) = entry else { panic!("nothing is lost") };
             let cursor = |slot| Cursor { ordinal: segment.ordinal.0, slot };
             seen.push(Seen {
@@ -95,7 +95,7 @@ fn compare(cache: &Cache<Still>, recovered: &Cache<Still>) {
             (None, Some(last)) => assert_eq!(start, last.behind),
             (None, None) => assert_eq!(start, Cursor::default()),
         }
-        let is_unmarked = recovered.next_sequence(id).0 - 1 > marked(cache, id);
+        let is_unmarked = recovered.log().next_sequence(id).0 - 1 > marked(cache, id);
         assert_eq!(recovered.lane(id).is_touched(), is_unmarked, "what is not marked is to be");
     }
     assert!(

@@ -20,8 +20,8 @@ fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
 /// Kind, slot and range of each record of the first lane.
 fn records(rig: &Rig) -> Vec<(RecordKind, u32, ByteRange)> {
     let mut seen = Vec::new();
-    for segment in rig.cache.log_segments(LaneId(0)) {
-        rig.cache.visit_segment(&segment, &mut |slot, entry| {
+    for segment in rig.cache.log().segments(LaneId(0)) {
+        rig.cache.log().visit(&segment, &mut |slot, entry| {
             let LogEntry::Record(record) = entry else { panic!("nothing is lost") };
             seen.push((record.kind(), slot, record.range()));
         });
@@ -63,7 +63,7 @@ fn a_write_stores_its_data_its_record_and_the_mirror_and_fences_once() {
     let rig = Rig::new(Options::default());
     rig.transport.region().memory().take_ops();
     assert!(rig.write(block(0), 1));
-    let base = rig.cache.log_segments(LaneId(0))[0].base;
+    let base = rig.cache.log().segments(LaneId(0))[0].base;
     let header = [Op::Store(base, 128), Op::Store(base + SEGMENT - 4096, 128), Op::Fence];
     let data = base + SEGMENT - 4096 - BLOCK;
     let record = |slot: u64| [base + 4096 + slot * 64, base + 8192 + slot * 64].map(|at| Op::Store(at, 64));
@@ -96,7 +96,7 @@ fn the_header_of_a_segment_says_where_it_stands_in_the_history_of_its_lane() {
     rig = rig.reopened();
     assert!(rig.write(block(1), 1));
     let epoch = rig.cache.status().epoch.0;
-    let logs = rig.cache.log_segments(LaneId(0));
+    let logs = rig.cache.log().segments(LaneId(0));
     assert_eq!(logs.len(), 2, "a new run begins a new segment");
     let mut bytes = [0; 128];
     rig.transport.region().load(logs[1].base, &mut bytes).expect("it can be read");
@@ -213,7 +213,7 @@ fn extents_tell_what_is_cached_dirty_zero_or_neither() {
 fn damage_that_a_read_meets_fails_is_listed_once_and_ends_with_an_overwrite() {
     let rig = Rig::new(Options::default());
     assert!(rig.write(ByteRange::at(0, 2 * BLOCK), 1));
-    let base = rig.cache.log_segments(LaneId(0))[0].base;
+    let base = rig.cache.log().segments(LaneId(0))[0].base;
     let data = base + SEGMENT - 4096 - 2 * BLOCK;
     let _ = rig.transport.region().store(data + 100, &[9]);
     for _ in 0..2 {
@@ -240,7 +240,7 @@ fn damage_of_what_the_disk_has_is_read_from_there_and_cached_again() {
     let mut rig = Rig::new(Options::default());
     assert!(rig.write(block(0), 1));
     rig.drain();
-    let base = rig.cache.log_segments(LaneId(0))[0].base;
+    let base = rig.cache.log().segments(LaneId(0))[0].base;
     let _ = rig.transport.region().store(base + SEGMENT - 4096 - BLOCK + 100, &[9]);
     assert_eq!(rig.read(block(0)), [1; 4096]);
     let status = rig.cache.status();
@@ -253,7 +253,7 @@ fn damage_of_what_the_disk_has_is_read_from_there_and_cached_again() {
 fn damage_that_writeback_meets_is_quarantined_and_what_stands_beside_it_is_written() {
     let mut rig = Rig::new(Options::default());
     assert!(rig.write(ByteRange::at(0, 3 * BLOCK), 1));
-    let base = rig.cache.log_segments(LaneId(0))[0].base;
+    let base = rig.cache.log().segments(LaneId(0))[0].base;
     let _ = rig.transport.region().store(base + SEGMENT - 4096 - 2 * BLOCK + 100, &[9]);
     rig.drain();
     let status = rig.cache.status();

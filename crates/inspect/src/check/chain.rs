@@ -42,7 +42,7 @@ impl Checker<'_> {
                 ..History::default()
             };
             let mut last = None;
-            for segment in cache.log_segments(lane) {
+            for segment in cache.log().segments(lane) {
                 self.progress("logs", done, of);
                 done += 1;
                 // A segment that recovery would add to record a loss is not on the medium.
@@ -179,7 +179,7 @@ impl Checker<'_> {
             return;
         }
         let Some(segment) = last else { return };
-        if let Some(dropped) = cache.record_in(segment, segment.slots)
+        if let Some(dropped) = cache.log().record(segment, segment.slots)
             && dropped.sequence.get() == next
         {
             self.add(

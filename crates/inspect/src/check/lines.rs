@@ -34,7 +34,7 @@ impl Checker<'_> {
     ) {
         let shape = subject.layout.segment_shape();
         let mut entries = Vec::new();
-        cache.visit_segment(segment, &mut |slot, entry| entries.push((slot, entry)));
+        cache.log().visit(segment, &mut |slot, entry| entries.push((slot, entry)));
         let mut data_low = shape.data_top();
         for (slot, entry) in entries {
             let at = segment.base + shape.slot(slot)[0];
@@ -60,12 +60,12 @@ impl Checker<'_> {
                 summary.data_bytes += record.length.get();
             }
             summary.records += 1;
-            if !cache.is_on_backing(segment, slot, &record) {
+            if !cache.log().is_on_backing(segment, slot, &record) {
                 dirty.push((record.range().start, record.range().end));
             }
             let verify = match self.data {
                 DataChecked::None => false,
-                DataChecked::Dirty => !cache.is_on_backing(segment, slot, &record),
+                DataChecked::Dirty => !cache.log().is_on_backing(segment, slot, &record),
                 DataChecked::All => true,
             };
             if verify && record.kind().has_data() {
@@ -182,7 +182,7 @@ impl Checker<'_> {
             self.report.counted.verified_records += 1;
             self.report.counted.verified_bytes += entry.record.length.get();
         }
-        for (range, error) in cache.damaged_blocks(entry.segment, entry.slot, entry.record) {
+        for (range, error) in cache.log().damaged_blocks(entry.segment, entry.slot, entry.record) {
             let start =
                 u64::from(entry.record.data_offset.get()) + (range.start - entry.record.range().start);
             let place = Place { at: Some(entry.segment.base + start), length: Some(range.len()), ..place };
@@ -202,9 +202,9 @@ impl Checker<'_> {
         what: &str,
     ) {
         let place = place.of_range(range);
-        let newest = cache.newest_parts(entry.segment, entry.slot, range);
+        let newest = cache.log().newest_parts(entry.segment, entry.slot, range);
         let (severity, cost, advice) = match (
-            cache.is_on_backing(entry.segment, entry.slot, entry.record),
+            cache.log().is_on_backing(entry.segment, entry.slot, entry.record),
             newest.is_empty(),
         ) {
             (true, _) => (
@@ -239,15 +239,15 @@ pub(crate) fn good_copies(
     record: &Record,
     (slot, number): (u32, u32),
 ) -> [Option<[u8; 64]>; 2] {
-    let shape = cache.segment_shape();
-    let seed = cache.place_in(segment, slot);
+    let shape = cache.log().shape();
+    let seed = cache.log().place(segment, slot);
     shape.slot(slot).map(|at| {
         let mut line = [0; 64];
         bytes.load(segment.base + at, &mut line).ok()?;
         let is_good = match number.checked_sub(1) {
             None => Record::decode(&line)
                 .verify(&seed, segment.generation, shape.size)
-                .is_some_and(|read| cache.takes(&read)),
+                .is_some_and(|read| cache.log().accepts(&read)),
             Some(further) => ChecksumLine::decode(&line)
                 .verify_of(record, &seed, u8::try_from(further).unwrap_or(u8::MAX))
                 .is_some(),

@@ -38,7 +38,7 @@ impl Filter {
         self.sequence.as_ref().is_none_or(|range| range.contains(&record.sequence.get()))
             && self.range.is_none_or(|range| range.overlaps(&record.range()))
             && self.kind.is_none_or(|kind| kind == record.kind())
-            && (!self.dirty || !cache.is_on_backing(segment, slot, record))
+            && (!self.dirty || !cache.log().is_on_backing(segment, slot, record))
     }
 
     /// Whether the filter uses properties that only a readable record has.
@@ -53,7 +53,7 @@ impl Dump<'_> {
             let cache = self.cache(id)?;
             for lane in (0..cache.lane_count()).map(LaneId) {
                 for segment in
-                    cache.log_segments(lane).iter().filter(|segment| self.filter.takes_segment(segment))
+                    cache.log().segments(lane).iter().filter(|segment| self.filter.takes_segment(segment))
                 {
                     if self.records_of(id, &cache, segment, give).is_break() {
                         return Ok(ControlFlow::Break(()));
@@ -72,7 +72,7 @@ impl Dump<'_> {
         give: &mut Give<'_>,
     ) -> ControlFlow<()> {
         let mut entries = Vec::new();
-        cache.visit_segment(segment, &mut |slot, entry| entries.push((slot, entry)));
+        cache.log().visit(segment, &mut |slot, entry| entries.push((slot, entry)));
         for (slot, entry) in entries {
             let at = segment.base + self.layout.segment_shape().slot(slot)[0];
             let item = |structure| {
@@ -125,7 +125,7 @@ impl Dump<'_> {
             .number("epoch", record.epoch.get())
             .number("generation", record.generation.get())
             .number("lines", record.lines)
-            .with("dirty", Field::Bool(!cache.is_on_backing(segment, slot, record)))
+            .with("dirty", Field::Bool(!cache.log().is_on_backing(segment, slot, record)))
             .with("primary_valid", Field::Bool(good[0]))
             .with("mirror_valid", Field::Bool(good[1]));
         if record.kind().has_data() {
@@ -139,7 +139,7 @@ impl Dump<'_> {
         if !self.filter.damaged {
             return Some(item);
         }
-        let blocks = cache.damaged_blocks(segment, slot, record);
+        let blocks = cache.log().damaged_blocks(segment, slot, record);
         if blocks.is_empty() && good == [true; 2] {
             return None;
         }

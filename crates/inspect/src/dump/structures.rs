@@ -122,7 +122,7 @@ impl Dump<'_> {
 
     /// The log segments of a cache that are on the medium, lane by lane.
     fn log_of(&self, cache: &PrivateCache, row: &BackendEntry) -> Vec<cbd_engine::LogSegmentView> {
-        let all = (0..cache.lane_count()).map(LaneId).flat_map(|lane| cache.log_segments(lane));
+        let all = (0..cache.lane_count()).map(LaneId).flat_map(|lane| cache.log().segments(lane));
         all.filter(|segment| {
             let copies = header_copies(self.bytes, self.layout, row, segment);
             copies.iter().any(Option::is_some)
@@ -201,7 +201,7 @@ impl Dump<'_> {
                     .number("segments", chain.len() as u64)
                     .number("first_ordinal", chain.first().map_or(0, |segment| segment.ordinal.0))
                     .number("first_sequence", chain.first().map_or(0, |segment| segment.first_sequence.0))
-                    .number("next_sequence", cache.next_sequence(lane).0)
+                    .number("next_sequence", cache.log().next_sequence(lane).0)
                     .with("chain", Field::List(list)),
             )?;
         }
