@@ -7,8 +7,8 @@
 //! - `wrote BLOCK VERSION` for each acknowledged write: version FIRST of the even blocks, which it drains;
 //! - `kept BLOCK VERSION` for each block after that;
 //! - `wrote BLOCK VERSION` for further versions of all blocks, until it is killed;
-//! - `waiting COUNT` when that many writes wait and none completes. With `paused` nothing is written back meanwhile, so
-//!   they wait for space; with `running` they wait for a disk that is slow.
+//! - `waiting COUNT` when that many writes wait and none completes. With `paused` next to nothing is written back meanwhile,
+//!   so they wait for space; with `running` they wait for a disk that is slow.
 
 use cbd::{Device, DeviceOptions, Error, ErrorKind, Queue, Region, RegionOptions, Result, Settings};
 use std::io::Write;
@@ -42,8 +42,8 @@ fn main() -> Result<()> {
     device.drain(BUSY, &mut |_| ControlFlow::Continue(()))?;
     report(&device, "kept")?;
     if mode == "paused" {
-        // A byte a second.
-        pace(&device, 1)?;
+        // The least rate: after one request, which may be as large as the cache, the next is half a minute away.
+        pace(&device, 32 << 10)?;
     }
     let mut queue = device.queue()?;
     for version in first + 1.. {
