@@ -365,8 +365,8 @@ pub fn gives_up_what_waits(host: &Host, _: &Given) -> Result<(), String> {
     let script = format!(
         "{BEGIN}
         cbdctrl backend-start --path /dev/vda --cache-size 16M --start-dev >/dev/null
-        # Writeback makes no space.
-        cbdctrl set --backend 0 writeback_rate=1 >/dev/null
+        # Writeback makes space for one request in half a minute, and the writes that fill the cache wait for that first.
+        cbdctrl set --backend 0 writeback_rate=32K >/dev/null
         for letter in o n; do head -c 4096 /dev/zero | tr '\\0' $letter >/tmp/$letter; done
         # The first chunk, and so the lane of the writes below, until no space is left: large writes, then small ones.
         fill() {{ while dd if=/dev/zero of=/dev/cbd0 bs=$1 seek=$((1048576 / $1)) count=32 oflag=direct; do :; done 2>/dev/null; }}
