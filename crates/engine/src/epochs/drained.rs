@@ -115,7 +115,6 @@ impl<E: Environment> Epochs<E> {
 
     /// Everything up to `epoch` is on the backing device: drained and the recovery point advance.
     pub(crate) fn reach(&self, context: &Context<E>, epoch: u64, void_until: u64) {
-        debug_assert!(epoch >= self.drained().0, "drained never falls");
         // The recovery point is the time at which the epoch was closed, never the time at which its writeback ended: the backing
         // device lacks what completed and was flushed in between.
         let now_ms = context.environment().wall_ms();
