@@ -294,7 +294,7 @@ mod tests {
             "fn a() -> u8 { b.prefetch(c + d * 64); e }",
             "fn a() -> u8 { if b == c && d < e { let f = g(b + 1); h.prefetch(f); } i }",
             "fn a() -> u8 { core::hint::spin_loop(); b }",
-            "impl Table { fn ask_node(&self) { if b > 1 { c(); } } }",
+            "impl Table { fn prefetch_node(&self) { if b > 1 { c(); } } }",
         ] {
             assert_eq!(found(source), [], "{source}");
         }

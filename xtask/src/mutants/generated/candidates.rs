@@ -65,19 +65,29 @@ const HINTS: [&str; 4] = ["with_capacity", "reserve", "try_reserve", "try_reserv
 
 /// Calls that have no effect in a product: prefetches, pauses while spinning, moments at which a model schedules, counters of
 /// rare paths that only the simulator reads.
-const WITHOUT_EFFECT: [&str; 8] =
-    ["prefetch", "before_shared_access", "count", "ask", "ask_further", "ask_node", "spin_loop", "black_box"];
+const WITHOUT_EFFECT: [&str; 8] = [
+    "prefetch",
+    "prefetch_further",
+    "prefetch_node",
+    "load_index_lines",
+    "before_shared_access",
+    "count",
+    "spin_loop",
+    "black_box",
+];
 
 /// Functions that only prefetch: what they do is a hint to the processor, and nothing depends on it.
-const PREFETCHES: [&str; 9] = [
-    "Cache::approach",
-    "Index::ask",
-    "Index::ask_further",
+const PREFETCHES: [&str; 11] = [
+    "Cache::prefetched_lane",
+    "Index::prefetch",
+    "Index::prefetch_further",
     "Index::touch_all",
-    "Lines::ask",
-    "Table::ask_further",
-    "Table::ask_node",
+    "Lane::prefetch",
+    "LaneState::load_index_lines",
+    "Lines::prefetch",
     "Table::peek",
+    "Table::prefetch_further",
+    "Table::prefetch_node",
     "Table::touch_all",
 ];
 
