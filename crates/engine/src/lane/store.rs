@@ -68,7 +68,6 @@ impl LaneState {
         asker: Asker,
         waker: Option<&Waker>,
     ) -> Result<(InFlight, Location), Lack> {
-        debug_assert_eq!(base.identity().lanes.lane_of(range.start), self.id, "the range is of another lane");
         debug_assert!(base.identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
         let blocks = if base.identity().data_crc { blocks_in(range) } else { 0 };
         let lines = if base.identity().data_crc { checksum_lines(range) } else { 0 };
