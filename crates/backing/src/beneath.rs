@@ -52,7 +52,8 @@ pub(crate) struct Beneath {
 
 /// Claims all devices and files beneath the block device at `path`.
 ///
-/// # Errors [`ErrorKind::Busy`] with the user; [`ErrorKind::TimedOut`] for a file system that hangs;
+/// # Errors
+/// [`ErrorKind::Busy`] with the user; [`ErrorKind::TimedOut`] for a file system that hangs;
 /// [`ErrorKind::Unsupported`] for a device with too many parts.
 pub(crate) fn claim(path: &Path, device: DeviceNumber, read_only: bool) -> Result<Beneath> {
     // One thread at a time, so that no thread finds a file that another has opened but not registered yet.

@@ -182,7 +182,8 @@ impl fmt::Debug for Server {
 impl Server {
     /// Starts to serve `device` at the socket `path`. A front end can connect when this returns.
     ///
-    /// # Errors [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a path that is too
+    /// # Errors
+    /// [`ErrorKind::Busy`] where another server listens, [`ErrorKind::InvalidArgument`] for a path that is too
     /// long or a number of rings that is not possible, and errors of the system.
     pub fn start(device: Arc<dyn BlockDevice>, path: &Path, options: Options) -> Result<Self> {
         let shared = Shared::new(device, options)?;

@@ -102,7 +102,8 @@ impl Session {
     /// Completes the requests in flight and releases everything. If the front end is gone, requests that have not begun
     /// are given up: they stay recorded as in flight for the next one.
     ///
-    /// # Errors [`ErrorKind::TimedOut`] when the server stops and the device does not complete its requests in time;
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when the server stops and the device does not complete its requests in time;
     /// they stay recorded as in flight, and are executed when the front end reconnects.
     pub(crate) fn end(&mut self, is_gone: bool) -> Result<()> {
         // All rings, whatever the result of one: a ring that continues would execute requests of a front end that is

@@ -259,7 +259,8 @@ impl Server {
     /// Stops the server: accepts no more clients and removes the socket's file, completes and answers the requests in
     /// flight, closes all connections. Requests still in flight after `stop_timeout` are given up.
     ///
-    /// # Errors [`ErrorKind::TimedOut`] if a connection's thread is blocked inside the device even then; it ends by
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if a connection's thread is blocked inside the device even then; it ends by
     /// itself when the device returns.
     pub fn stop(mut self) -> Result<()> {
         self.shut_down()
