@@ -57,7 +57,8 @@ fn superblock(input: &mut Input<'_>) {
     let check = |bytes: &[u8]| {
         let Some(unverified) = Superblock::decode(bytes) else { return };
         match unverified.verify(mapped) {
-            Ok((block, layout)) => {
+            Ok(valid) => {
+                let (block, layout) = *valid;
                 assert!(layout.region_size <= mapped, "a region larger than its memory");
                 check_layout(&layout);
                 assert_eq!(bytes_of(&block), &bytes[..size_of::<Superblock>()]);

@@ -30,14 +30,6 @@ const MEASURED: [&str; 5] = ["cbd_types", "cbd_format", "cbd_engine", "cbd_devic
 /// The largest stack frame of a function, in bytes.
 const FRAME_MAX: usize = 1024;
 
-/// The largest frame of a function that neither the data path nor the background worker reaches. Opening and administration move
-/// superblocks and rows of tables as values; the largest row has 1008 bytes.
-const OPENING_FRAME_MAX: usize = 1536;
-
-/// Functions of administration with a larger limit: a part of the name, bytes, and the reason.
-const EXCEPTIONS: [(&str, usize, &str); 1] =
-    [("create_backend", 2688, "it builds a row of the table with its two texts as values")];
-
 /// Chains of calls: the name, a part of the symbols of their entry points, and the limit in bytes.
 const CHAINS: [(&str, &str, usize); 2] = [
     ("data_path", "cbd_freestanding9data_path", 4096),
@@ -69,13 +61,8 @@ pub fn run(arguments: &[String]) -> Result<bool, Problem> {
         found.print();
     }
     let mut is_good = true;
-    for frame in found.frames.iter().filter(|frame| frame.bytes > frame.limit()) {
-        eprintln!(
-            "stack: the frame of {} has {} bytes; the limit is {}",
-            frame.name,
-            frame.bytes,
-            frame.limit()
-        );
+    for frame in found.frames.iter().filter(|frame| frame.bytes > FRAME_MAX) {
+        eprintln!("stack: the frame of {} has {} bytes; the limit is {FRAME_MAX}", frame.name, frame.bytes);
         is_good = false;
     }
     for (name, limit, chain) in found.chains.iter().filter(|(_, limit, chain)| chain.bytes > *limit) {
@@ -94,17 +81,6 @@ struct Frame {
     is_on_path: bool,
 }
 
-impl Frame {
-    /// The largest size that the frame may have.
-    fn limit(&self) -> usize {
-        if self.is_on_path {
-            return FRAME_MAX;
-        }
-        let exception = EXCEPTIONS.iter().find(|(part, ..)| self.name.contains(part));
-        exception.map_or(OPENING_FRAME_MAX, |(_, bytes, _)| *bytes)
-    }
-}
-
 /// The measurements.
 struct Found {
     /// The frames, largest first: the listed ones, and all that exceed their limits. Not empty.
@@ -117,9 +93,9 @@ impl Found {
     fn as_json(&self) -> Value {
         let largest = |is_on_path: bool| {
             let frame = self.frames.iter().find(|frame| frame.is_on_path || !is_on_path)?;
-            Some(json!({ "bytes": frame.bytes, "function": frame.name, "limit": frame.limit() }))
+            Some(json!({ "bytes": frame.bytes, "function": frame.name, "limit": FRAME_MAX }))
         };
-        let over = self.frames.iter().filter(|frame| frame.bytes > frame.limit()).count();
+        let over = self.frames.iter().filter(|frame| frame.bytes > FRAME_MAX).count();
         let mut chains = serde_json::Map::new();
         for (name, limit, chain) in &self.chains {
             let functions = chain.functions.iter();
@@ -200,7 +176,7 @@ fn measure(target: Option<&str>) -> Result<Found, String> {
     let mut number = 0;
     frames.retain(|frame| {
         number += 1;
-        number <= LISTED || Some(number - 1) == first_on_path || frame.bytes > frame.limit()
+        number <= LISTED || Some(number - 1) == first_on_path || frame.bytes > FRAME_MAX
     });
     let symbols: Vec<_> = frames.iter().map(|frame| frame.name.as_str()).collect();
     let names = chain::readable(&symbols)?;

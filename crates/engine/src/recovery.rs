@@ -62,7 +62,8 @@ struct SegmentsFound<E> {
 }
 
 /// Opens the cache and recovers what its log holds, in five stages: read the state segment, read the headers of segments, replay
-/// the lanes, resume the counters and the pool, and make durable what the first stages relied on.
+/// the lanes, resume the counters and the pool, and make durable what the first stages relied on. The stages are not inlined:
+/// their frames would be on the stack during the replay.
 pub(crate) fn recover<E: Environment>(opening: Opening<E>) -> Result<Arc<Cache<E>>> {
     // Read the clock before the region: everything that recovery finds completed earlier, unless the clock was set back since.
     let opened_ms = opening.environment.wall_ms();
@@ -85,19 +86,35 @@ fn with_empty_lanes<E: Environment>(
     segments: Vec<Segment<E>>,
     slots: StateSlots,
 ) -> Arc<Cache<E>> {
+    let lanes = u64::from(opening.identity.lanes.lanes);
+    let blocks_per_lane =
+        segments.len() as u64 * opening.layout.segment_size / (CHECKSUM_BLOCK + 128) / lanes;
+    let seed = opening.environment.random() as u32;
+    let empty = empty_lanes(&opening.identity, blocks_per_lane as usize, seed);
+    Cache::new(base(opening, segments, slots.drained, slots.marks), empty, slots.tails)
+}
+
+#[inline(never)]
+fn base<E: Environment>(
+    opening: Opening<E>,
+    segments: Vec<Segment<E>>,
+    drained: TwoSlots<Drained>,
+    marks: Vec<TwoSlots<LaneMark>>,
+) -> Base<E> {
     let Opening { environment, region, layout, identity, settings, .. } = opening;
-    let blocks_per_lane = segments.len() as u64 * layout.segment_size
-        / (CHECKSUM_BLOCK + 128)
-        / u64::from(identity.lanes.lanes);
-    let seed = environment.random() as u32;
-    // Pushed one by one: a lane is large, and the closure of an iterator keeps it on the stack twice.
-    let mut empty = Vec::with_capacity(identity.lanes.lanes as usize);
-    for lane in lanes(&identity) {
-        empty.push(Lane::empty(lane, blocks_per_lane as usize, seed));
-    }
-    let epochs = Epochs::new(slots.drained, slots.marks, environment.monotonic_ms());
+    let epochs = Epochs::new(drained, marks, environment.monotonic_ms());
     let context = Context::new(environment, region, layout.segment_shape(), identity);
-    Cache::new(Base::new(context, segments, epochs, settings), empty, slots.tails)
+    Base::new(context, segments, epochs, settings)
+}
+
+/// Pushed one by one: a lane is large, and the closure of an iterator keeps it on the stack twice.
+#[inline(never)]
+fn empty_lanes<E: Environment>(identity: &Identity, blocks: usize, seed: u32) -> Vec<Lane<E>> {
+    let mut empty = Vec::with_capacity(identity.lanes.lanes as usize);
+    for lane in lanes(identity) {
+        empty.push(Lane::empty(lane, blocks, seed));
+    }
+    empty
 }
 
 /// The third stage: the records of each lane become its index, overlay and parked ranges. Lanes share nothing, so many are
@@ -105,6 +122,7 @@ fn with_empty_lanes<E: Environment>(
 ///
 /// # Errors
 /// [`ErrorKind::Damaged`] for a counter value that no log can have reached.
+#[inline(never)]
 fn replay_lanes<E: Environment>(
     cache: &Cache<E>,
     chains: &[Vec<ChainSegment>],
@@ -205,6 +223,7 @@ fn reopen_if_nothing_is_free<E: Environment>(cache: &Cache<E>, chains: &[Vec<Cha
 
 /// After a crash of the process alone, the last stores of each lane may be only in a processor's cache: a power failure now
 /// would undo what was recovered. Writes them back and fences.
+#[inline(never)]
 fn persist_what_was_relied_on<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
     let base = cache.base();
     let region = base.region();
@@ -262,6 +281,7 @@ fn persist_what_was_relied_on<E: Environment>(cache: &Cache<E>, chains: &[Vec<Ch
 /// A crash can leave one good copy of a header, of a lane's last record or of a state slot. That copy is durable now. The other
 /// is stored again, so that a failed page costs nothing afterwards either. A copy that cannot be read is left unchanged: a
 /// store to failed memory may fail as well.
+#[inline(never)]
 fn complete_copies<E: Environment>(cache: &Cache<E>, chains: &[Vec<ChainSegment>]) {
     let base = cache.base();
     let region = base.region();
@@ -327,8 +347,7 @@ impl StateSlots {
 }
 
 impl<E: Environment> SegmentsFound<E> {
-    /// The second stage: reads the headers of all segments and groups the segments by lane. Not inlined, so that its frame is
-    /// not on the stack during the replay.
+    /// The second stage: reads the headers of all segments and groups the segments by lane.
     #[inline(never)]
     fn read(opening: &Opening<E>, tails: &[TwoSlots<LaneTail>]) -> Self {
         let Opening { region, layout, identity, .. } = opening;

@@ -1,8 +1,9 @@
 //! Objects in two slots of a region: read the newest valid one, write the other.
 //!
-//! Invariants: a store never overwrites the slot that holds the newest valid content.
+//! Invariants: a store never overwrites the slot that holds the newest valid content. Contents are on the heap and change in
+//! place: the largest has about a kibibyte, too much for a small stack.
 
-use alloc::vec::Vec;
+use alloc::{boxed::Box, vec::Vec};
 use cbd_format::{Slot, SlotContent, record::bytes_of};
 use cbd_types::{InFlight, MutationPoint, Pmem, Region, Result};
 
@@ -18,7 +19,7 @@ pub(crate) struct InBoth {
 }
 
 /// One object in two slots, with its newest content.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct TwoSlots<T> {
     /// Offsets of the two slots in the region.
     at: [u64; 2],
@@ -26,8 +27,8 @@ pub struct TwoSlots<T> {
     place: u64,
     /// The slot that holds the newest content, and its sequence number; `None` if neither slot is valid.
     newest: Option<(usize, u64)>,
-    /// The newest content.
-    content: Option<T>,
+    /// The newest content; zero if neither slot is valid.
+    content: Box<T>,
     /// The other slot can be read and holds other content.
     is_behind: bool,
     /// Neither slot is valid and neither is blank: there was content, and both its copies are lost.
@@ -49,30 +50,25 @@ impl<T: SlotContent> TwoSlots<T> {
         let is_blank =
             |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0));
         let is_lost = first.is_none() && second.is_none() && !bytes.iter().any(is_blank);
-        let newest = Slot::newest(first, second);
-        let is_behind = newest.is_some_and(|(which, newest)| {
+        let mut slots = Self { is_lost, ..Self::empty(at, place) };
+        if let Some((which, newest)) = Slot::newest(first, second) {
             let other = if which == 0 { second } else { first };
-            bytes[1 - which].is_some()
-                && other.is_none_or(|other| bytes_of(other.content) != bytes_of(newest.content))
-        });
-        Self {
-            at,
-            place,
-            newest: newest.map(|(which, slot)| (which, slot.sequence)),
-            content: newest.map(|(_, slot)| *slot.content),
-            is_behind,
-            is_lost,
+            slots.is_behind = bytes[1 - which].is_some()
+                && other.is_none_or(|other| bytes_of(other.content) != bytes_of(newest.content));
+            slots.newest = Some((which, newest.sequence));
+            *slots.content = *newest.content;
         }
+        slots
     }
 
     /// Both slots in the state of fresh memory: invalid.
-    pub(crate) const fn empty(at: [u64; 2], place: u64) -> Self {
-        Self { at, place, newest: None, content: None, is_behind: false, is_lost: false }
+    pub(crate) fn empty(at: [u64; 2], place: u64) -> Self {
+        Self { at, place, newest: None, content: cbd_format::zeroed(), is_behind: false, is_lost: false }
     }
 
     /// The newest content.
-    pub const fn content(&self) -> Option<&T> {
-        self.content.as_ref()
+    pub fn content(&self) -> Option<&T> {
+        self.newest.is_some().then_some(&*self.content)
     }
 
     /// Whether there was content of which both copies are lost.
@@ -99,11 +95,19 @@ impl<T: SlotContent> TwoSlots<T> {
     /// Stores `content` into the older slot. In flight until the caller fences. A second store before that fence would
     /// overwrite the slot that is still the only durable one, so callers fence after every store.
     pub(crate) fn store<P: Pmem>(&mut self, region: &Region<P>, content: T) -> InFlight {
-        self.store_copy(region, &content)
+        *self.content = content;
+        self.store_content(region)
     }
 
-    /// As [`store`](Self::store), by reference: rows are large and are not copied from frame to frame.
-    fn store_copy<P: Pmem>(&mut self, region: &Region<P>, content: &T) -> InFlight {
+    /// As [`store`](Self::store), for a content that is too large for the stack: `change` changes it in place, from zeroes if
+    /// there is none.
+    pub(crate) fn change<P: Pmem>(&mut self, region: &Region<P>, change: impl FnOnce(&mut T)) -> InFlight {
+        change(&mut self.content);
+        self.store_content(region)
+    }
+
+    /// Stores the present content into the older slot. In flight until the caller fences.
+    fn store_content<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
         let (which, sequence) = match self.newest {
             Some((newest, sequence)) => (1 - newest, sequence + 1),
             None => (0, 1),
@@ -111,47 +115,49 @@ impl<T: SlotContent> TwoSlots<T> {
         self.newest = Some((which, sequence));
         self.is_behind = false;
         self.is_lost = false;
-        self.content = Some(*content);
         if T::SLOT_SIZE == 64 {
             // Marks are stored on the flush path: a whole line, no allocation.
-            region.store_line(self.at[which], &Slot::encode_content_line(sequence, content, self.place))
+            region
+                .store_line(self.at[which], &Slot::encode_content_line(sequence, &*self.content, self.place))
         } else {
-            region.store(self.at[which], &Slot::encode_content(sequence, content, self.place))
+            region.store(self.at[which], &Slot::encode_content(sequence, &*self.content, self.place))
         }
     }
 
     /// Stores `content` durably into both slots, the older one first: afterwards one failed page neither loses it nor brings
     /// back the content that it replaced.
     pub(crate) fn store_in_both<P: Pmem>(&mut self, region: &Region<P>, names: InBoth, content: T) {
-        let stored = self.store_copy(region, &content);
+        let stored = self.store(region, content);
         region.fence(names.first_fence, stored);
         if names.second.is_active() {
-            let stored = self.store_copy(region, &content);
+            let stored = self.store_content(region);
             region.fence(names.fence, stored);
         }
     }
 
-    /// As [`store_in_both`](Self::store_in_both). On a region where a crash of the machine mixes old and new pages, each slot
-    /// is also on the disk before the other one changes, and both are at the end.
+    /// As [`store_in_both`](Self::store_in_both), for the content that `change` makes of the present one, in place; there are
+    /// zeroes if there is none. On a region where a crash of the machine mixes old and new pages, each slot is also on the disk
+    /// before the other one changes, and both are at the end.
     ///
     /// # Errors
-    /// The system's error of the sync. The content may still count in this process.
+    /// The system's error of the sync. The changed content may still count in this process, unless an earlier sync had failed
+    /// and its repetition failed as well: then nothing has changed.
     pub(crate) fn keep_in_both<P: Pmem>(
         &mut self,
         region: &Region<P>,
         names: InBoth,
-        content: T,
+        change: impl FnOnce(&mut T),
     ) -> Result<()> {
         if region.has_sync_failed() {
             // The newest slot may be in memory only, and the other slot may be the only one on the disk.
             self.touch_newest(region, names.first_fence);
             self.sync_newest(region, MutationPoint::RowFirstSync)?;
         }
-        let stored = self.store_copy(region, &content);
+        let stored = self.change(region, change);
         region.fence(names.first_fence, stored);
         self.sync_newest(region, MutationPoint::RowFirstSync)?;
         if names.second.is_active() {
-            let stored = self.store_copy(region, &content);
+            let stored = self.store_content(region);
             region.fence(names.fence, stored);
         }
         self.sync_newest(region, MutationPoint::RowSync)
@@ -174,38 +180,37 @@ impl<T: SlotContent> TwoSlots<T> {
     /// content into the other slot, so that a page that fails later does not bring back the content that it replaced. The
     /// caller has written back and fenced what was read. In flight until the caller fences.
     pub(crate) fn complete<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
-        match self.content {
-            Some(content) if self.is_behind => self.store(region, content),
-            _ => region.nothing_in_flight(),
-        }
+        if self.is_behind { self.store_content(region) } else { region.nothing_in_flight() }
     }
 
     /// Stores the content of the newest slot durably into the other one, whose content was damaged or older. `false` if neither
     /// slot has content.
     pub fn store_again<P: Pmem>(&mut self, region: &Region<P>) -> bool {
-        let Some(content) = self.content else { return false };
-        let stored = self.store(region, content);
+        if self.newest.is_none() {
+            return false;
+        }
+        let stored = self.store_content(region);
         region.fence(MutationPoint::RepairSlotFence, stored);
         true
     }
 
-    /// Stores `content` into both slots of an object on which nothing relies before a later fence: a crash may leave neither
-    /// slot valid. In flight until the caller fences.
+    /// Stores the content that `change` makes of the present one into both slots of an object on which nothing relies before a
+    /// later fence: a crash may leave neither slot valid. In flight until the caller fences.
     pub(crate) fn fill<P: Pmem>(
         &mut self,
         region: &Region<P>,
         second: MutationPoint,
-        content: T,
+        change: impl FnOnce(&mut T),
     ) -> InFlight {
-        let stored = self.store_copy(region, &content);
-        if second.is_active() { stored.and(self.store_copy(region, &content)) } else { stored }
+        let stored = self.change(region, change);
+        if second.is_active() { stored.and(self.store_content(region)) } else { stored }
     }
 
     /// Makes both slots invalid. In flight until the caller fences.
     pub(crate) fn clear<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
         let zeroes = alloc::vec![0; T::SLOT_SIZE];
         self.newest = None;
-        self.content = None;
+        self.content.clear();
         region.store(self.at[0], &zeroes).and(region.store(self.at[1], &zeroes))
     }
 }

@@ -26,10 +26,10 @@ pub use checksum::{crc32c, crc32c_joined};
 pub use layout::{Layout, StructLayout};
 pub use record::{CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordKind, RecordPlace};
 pub use segment::{SegmentHeader, SegmentShape};
-pub use slot::{Slot, SlotContent};
+pub use slot::{Slot, SlotContent, zeroed};
 pub use state::{Drained, FormerDisk, LaneMark, LaneTail, StateShape};
 pub use superblock::Superblock;
-pub use tables::{BackendEntry, BlkdevEntry, HostEntry, SegmentEntry};
+pub use tables::{BackendEntry, BlkdevEntry, FieldText, HostEntry, SegmentEntry};
 pub use unverified::Unverified;
 
 /// Version of the format that this program writes; every later program can open it. Regions of version 0 were created before

@@ -6,7 +6,7 @@
 //! belongs to another kind of object, is invalid.
 
 use crate::{Unverified, checksum::crc32c, layout::on_media};
-use alloc::vec::Vec;
+use alloc::{boxed::Box, vec::Vec};
 use cbd_types::MutationPoint;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32, little_endian::U64,
@@ -31,10 +31,22 @@ pub trait SlotContent: FromBytes + IntoBytes + Immutable + KnownLayout + Unalign
     /// Bytes of a slot, header included; bytes after the content are zero.
     const SLOT_SIZE: usize;
 
+    /// Makes all bytes zero, in place.
+    fn clear(&mut self) {
+        self.zero();
+    }
+
     /// Whether its numbers are possible; an implausible content is invalid even with a valid checksum.
     fn is_plausible(&self) -> bool {
         true
     }
+}
+
+/// A content of zeroes on the heap. It is never on the stack: the largest content has about a kibibyte.
+#[must_use]
+pub fn zeroed<T: SlotContent>() -> Box<T> {
+    let failed = |_| alloc::alloc::handle_alloc_error(alloc::alloc::Layout::new::<T>());
+    T::new_box_zeroed().unwrap_or_else(failed)
 }
 
 /// A content with its sequence number.

@@ -6,7 +6,7 @@
 //! Elsewhere: the order in which the copies are stored, so that one of them is valid at any moment (`cbd-engine`).
 
 use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
-use alloc::{format, string::String, vec::Vec};
+use alloc::{boxed::Box, format, string::String, vec::Vec};
 use cbd_types::{Error, ErrorKind, MutationPoint, Result};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
 
@@ -103,9 +103,14 @@ impl Superblock {
     /// The same superblock with these incompatible features added.
     #[must_use]
     pub fn with_incompatible(mut self, features: u64) -> Self {
+        self.add_incompatible(features);
+        self
+    }
+
+    /// Adds these incompatible features.
+    pub fn add_incompatible(&mut self, features: u64) {
         self.incompatible = U64::new(self.incompatible.get() | features);
         self.crc = U32::new(self.sum());
-        self
     }
 
     /// Whether it has all of these incompatible features.
@@ -138,12 +143,13 @@ impl Unverified<Superblock> {
         self.claim(|block| block.magic.get() == MAGIC)
     }
 
-    /// The superblock and the layout it describes, in a region of `mapped` bytes.
+    /// The superblock and the layout it describes, in a region of `mapped` bytes. On the heap, so that both copies together
+    /// take little of the stack.
     ///
     /// # Errors
     /// [`ErrorKind::Foreign`] without the magic number, [`ErrorKind::Damaged`] with a wrong checksum or impossible
     /// geometry, [`ErrorKind::Unsupported`] for another version or an unknown incompatible feature.
-    pub fn verify(&self, mapped: u64) -> Result<(Superblock, Layout)> {
+    pub fn verify(&self, mapped: u64) -> Result<Box<(Superblock, Layout)>> {
         let damaged = |text: String| Error::new(ErrorKind::Damaged, text);
         let block = self
             .demand(MutationPoint::SuperblockMagic, |block| block.magic.get() == MAGIC)
@@ -202,7 +208,7 @@ impl Unverified<Superblock> {
         if geometry(&expected) != geometry(&block) {
             return Err(damaged("the superblock's offsets contradict its geometry".into()));
         }
-        Ok((block, layout))
+        Ok(Box::new((block, layout)))
     }
 }
 
@@ -213,15 +219,17 @@ impl Unverified<Superblock> {
 /// # Errors
 /// As [`Unverified::verify`]. If one copy is CBD's, its error is returned instead of [`ErrorKind::Foreign`].
 pub fn of_both_copies(
-    first: Result<(Superblock, Layout)>,
-    second: Result<(Superblock, Layout)>,
-) -> Result<(Superblock, Layout)> {
+    first: Result<Box<(Superblock, Layout)>>,
+    second: Result<Box<(Superblock, Layout)>>,
+) -> Result<Box<(Superblock, Layout)>> {
     let is_newer = |error: &Error| error.kind() == ErrorKind::Unsupported;
     match (first, second) {
-        (Ok((first, layout)), Ok((second, _))) => {
-            let is_union = first.is_of_same_transport(&second);
+        (Ok(mut found), Ok(other)) => {
+            let (first, second) = (&mut found.0, &other.0);
+            let is_union = first.is_of_same_transport(second);
             let more = if is_union { second.incompatible.get() } else { 0 };
-            Ok((first.with_incompatible(more), layout))
+            first.add_incompatible(more);
+            Ok(found)
         }
         (_, Err(error)) | (Err(error), _) if is_newer(&error) => Err(error),
         (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
@@ -253,13 +261,13 @@ mod tests {
         Superblock::new(&Layout::new(8 << 20, 64 << 10, 4, 4, 4).unwrap(), [7; 16], 5)
     }
 
-    fn verify(bytes: &[u8]) -> Result<(Superblock, Layout)> {
+    fn verify(bytes: &[u8]) -> Result<Box<(Superblock, Layout)>> {
         Superblock::decode(bytes).unwrap().verify(8 << 20)
     }
 
     #[test]
     fn a_superblock_reads_back() {
-        let (read, layout) = verify(block().as_bytes()).unwrap();
+        let (read, layout) = *verify(block().as_bytes()).unwrap();
         assert_eq!(read, block());
         assert_eq!(layout.segment_size, 64 << 10);
     }
@@ -340,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_known_feature_is_read_back() {
-        let (read, _) = verify(block().with_incompatible(FEATURE_USE_NOTES).as_bytes()).unwrap();
+        let read = verify(block().with_incompatible(FEATURE_USE_NOTES).as_bytes()).unwrap().0;
         assert!(read.has_incompatible(FEATURE_USE_NOTES) && !block().has_incompatible(FEATURE_USE_NOTES));
     }
 

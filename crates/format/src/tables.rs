@@ -172,22 +172,32 @@ impl SlotContent for SegmentEntry {
 /// Bit of [`BackendEntry::features`]: data is checksummed.
 pub const FEATURE_DATA_CRC: u32 = 1;
 
-/// Encodes a text for a fixed field: its length and its bytes.
-///
-/// # Errors
-/// [`ErrorKind::InvalidArgument`] if the text does not fit; the error names it as `what`.
-pub fn encode_text<const N: usize>(what: &str, text: &str) -> Result<(U32, [u8; N])> {
-    let mut field = [0; N];
-    field
-        .get_mut(..text.len())
-        .ok_or_else(|| {
-            Error::new(
+/// A text that fits into a field of `N` bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldText<'a, const N: usize>(&'a str);
+
+impl<'a, const N: usize> FieldText<'a, N> {
+    /// `text`, if it fits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if it does not; the error names the text as `what`.
+    pub fn new(what: &str, text: &'a str) -> Result<Self> {
+        if text.len() > N {
+            return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!("the {what} has {} bytes, at most {N} are possible", text.len()),
-            )
-        })?
-        .copy_from_slice(text.as_bytes());
-    Ok((U32::new(text.len() as u32), field))
+            ));
+        }
+        Ok(Self(text))
+    }
+
+    /// Writes the text and its length into a row. The rest of the field becomes zero.
+    pub fn write(self, length: &mut U32, field: &mut [u8; N]) {
+        *length = U32::new(self.0.len() as u32);
+        let (text, rest) = field.split_at_mut(self.0.len());
+        text.copy_from_slice(self.0.as_bytes());
+        rest.fill(0);
+    }
 }
 
 /// Decodes the text of a fixed field, if its length and its bytes are valid.
@@ -209,11 +219,13 @@ mod tests {
     #[test]
     fn a_text_reads_back_and_one_that_is_too_long_is_refused() {
         for text in ["", "disk", "12345678"] {
-            let (length, field) = encode_text::<8>("name", text).expect("it fits");
+            let (mut length, mut field) = (U32::ZERO, [7; 8]);
+            FieldText::new("name", text).expect("it fits").write(&mut length, &mut field);
             assert_eq!(field[..text.len()], *text.as_bytes());
+            assert!(field[text.len()..].iter().all(|byte| *byte == 0));
             assert_eq!(decode_text("name", length, &field).expect("it is valid"), text);
         }
-        let kind = encode_text::<8>("name", "123456789").map_err(|error| error.kind());
-        assert_eq!(kind, Err(ErrorKind::InvalidArgument));
+        let kind = FieldText::<8>::new("name", "123456789").map_err(|error| error.kind());
+        assert_eq!(kind.err(), Some(ErrorKind::InvalidArgument));
     }
 }

@@ -119,6 +119,7 @@ pub(crate) struct LaneState {
 
 impl LaneState {
     /// An empty lane.
+    #[inline]
     fn new(id: LaneId, index: Index, admission: Admission) -> Self {
         Self {
             id,
@@ -263,11 +264,11 @@ impl<E: Environment> Lane<E> {
     /// An empty lane, with an index for `blocks` blocks. Not inlined: it has a large frame.
     #[inline(never)]
     pub(crate) fn empty(id: LaneId, blocks: usize, seed: u32) -> Self {
-        let state = LaneState::new(id, Index::new(blocks, seed), Admission::new(blocks));
+        let index = Index::new(blocks, seed);
         Self {
             touched: SharedBool::new(false),
-            lines: state.index.lines(),
-            state: Mutex::<E, _>::new(state),
+            lines: index.lines(),
+            state: Mutex::<E, _>::new(LaneState::new(id, index, Admission::new(blocks))),
             cleaned_bytes: SharedU64::new(0),
             cleaned_records: SharedU64::new(0),
         }

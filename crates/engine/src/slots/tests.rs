@@ -167,15 +167,15 @@ fn a_content_for_both_slots_is_durable_in_the_first_before_the_second_is_stored(
 fn what_is_kept_in_both_is_on_the_disk_before_the_other_slot_changes() {
     let region = Region::new(Ram::new(16 << 10, true));
     let mut slots = TwoSlots::empty(AT, PLACE);
-    slots.keep_in_both(&region, NAMES, tail(8)).expect("no sync fails");
+    slots.keep_in_both(&region, NAMES, |it| *it = tail(8)).expect("no sync fails");
     let sync = |which: usize| Op::Sync(AT[which], 64);
     let kept = [store_of(0), Op::Fence, sync(0), store_of(1), Op::Fence, sync(1)];
     assert_eq!(region.memory().take_ops(), kept);
     // A page that the kernel believes to be clean is stored and synced again first.
     region.memory().fail_syncs(1);
-    assert!(slots.keep_in_both(&region, NAMES, tail(9)).is_err());
+    assert!(slots.keep_in_both(&region, NAMES, |it| *it = tail(9)).is_err());
     assert_eq!(region.memory().take_ops(), [store_of(0), Op::Fence, sync(0)]);
-    slots.keep_in_both(&region, NAMES, tail(10)).expect("no sync fails");
+    slots.keep_in_both(&region, NAMES, |it| *it = tail(10)).expect("no sync fails");
     let again = [store_of(0), Op::Fence, sync(0), store_of(1), Op::Fence, sync(1)];
     assert_eq!(region.memory().take_ops(), [&again[..], &[store_of(0), Op::Fence, sync(0)]].concat());
 }
@@ -187,7 +187,7 @@ fn an_object_without_content_has_no_page_to_sync_again() {
     assert!(region.sync(MutationPoint::RowSync, 0, 64).is_err());
     region.memory().take_ops();
     let mut slots = TwoSlots::empty(AT, PLACE);
-    slots.keep_in_both(&region, NAMES, tail(8)).expect("no sync fails");
+    slots.keep_in_both(&region, NAMES, |it| *it = tail(8)).expect("no sync fails");
     assert_eq!(region.memory().take_ops()[0], store_of(0));
 }
 
@@ -218,7 +218,7 @@ fn what_the_newest_slot_says_is_stored_again_durably() {
 fn an_object_is_filled_without_a_fence_and_cleared_in_both_slots() {
     let region = with([Some((2, tail(7))), None]);
     let mut slots = read(&region);
-    let _ = slots.fill(&region, MutationPoint::TailSecond, tail(8));
+    let _ = slots.fill(&region, MutationPoint::TailSecond, |it| *it = tail(8));
     assert_eq!(region.memory().take_ops(), [store_of(1), store_of(0)]);
     assert_eq!([slot(&region, 0), slot(&region, 1)], [Some((4, 8)), Some((3, 8))]);
     let _ = slots.clear(&region);
@@ -257,7 +257,26 @@ fn only_the_page_of_the_newest_slot_is_stored_again() {
     region.memory().fail_syncs(1);
     assert!(region.sync(MutationPoint::RowSync, 0, 64).is_err());
     region.memory().take_ops();
-    slots.keep_in_both(&region, NAMES, tail(9)).expect("no sync fails");
+    slots.keep_in_both(&region, NAMES, |it| *it = tail(9)).expect("no sync fails");
     let ops = region.memory().take_ops();
     assert_eq!(ops[..3], [Op::Store(at[0], 64), Op::Fence, Op::Sync(at[0], 64)]);
+}
+
+#[test]
+fn a_change_begins_with_the_present_content_or_with_zeroes() {
+    let region = Ram::region(16 << 10);
+    let mut slots = TwoSlots::<LaneTail>::empty(AT, PLACE);
+    let next = |it: &mut LaneTail| {
+        it.ordinal = (it.ordinal.get() + 1).into();
+        it.first_sequence = 1.into();
+    };
+    for ordinal in 1..4 {
+        let _ = slots.change(&region, next);
+        assert_eq!(slots.content().map(|it| it.ordinal.get()), Some(ordinal));
+        slots = read(&region);
+    }
+    let _ = slots.clear(&region);
+    assert!(slots.content().is_none());
+    let _ = slots.change(&region, next);
+    assert_eq!(slots.content().map(|it| it.ordinal.get()), Some(1));
 }

@@ -10,10 +10,8 @@ use super::{
 use crate::{Environment, Settings, slots::InBoth};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
-    BackendEntry as BackendRow,
-    tables::{
-        FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text, encode_text,
-    },
+    BackendEntry as BackendRow, FieldText, SlotContent,
+    tables::{FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text},
 };
 use cbd_types::{BackendId, Error, ErrorKind, HostId, MutationPoint, Result};
 
@@ -90,6 +88,76 @@ impl BackendEntry {
     }
 }
 
+impl BackendSpec {
+    /// Validates the spec. Returns its texts.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a value that is out of its range.
+    fn validated(&self) -> Result<DiskTexts<'_>> {
+        self.settings.validated()?;
+        if !(512..=4096).contains(&self.sector) || !self.sector.is_power_of_two() {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("a sector of {} bytes", self.sector)));
+        }
+        if self.size == 0 || !self.size.is_multiple_of(u64::from(self.sector)) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("a backing device of {} bytes is not whole sectors of {}", self.size, self.sector),
+            ));
+        }
+        if !(1..=128).contains(&self.handlers) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{} handlers: 1 to 128 are possible", self.handlers),
+            ));
+        }
+        DiskTexts::new(&self.path, &self.identity)
+    }
+
+    /// Writes what the user chose into a row, without the texts.
+    fn write(&self, row: &mut BackendRow) {
+        row.host = self.host.0.into();
+        row.size = self.size.into();
+        row.sector = self.sector.into();
+        row.handlers = self.handlers.into();
+        row.features = if self.data_crc { FEATURE_DATA_CRC } else { 0 }.into();
+        write_settings(self.settings, row);
+    }
+}
+
+/// The path and the identity of a backing device, which fit into a row.
+pub(super) struct DiskTexts<'a> {
+    path: FieldText<'a, 512>,
+    identity: FieldText<'a, 256>,
+}
+
+impl<'a> DiskTexts<'a> {
+    /// The texts, if they fit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if one is too long.
+    pub(super) fn new(path: &'a str, identity: &'a str) -> Result<Self> {
+        Ok(Self {
+            path: FieldText::new("path", path)?,
+            identity: FieldText::new("identity of the backing device", identity)?,
+        })
+    }
+
+    /// Writes both into a row.
+    pub(super) fn write(&self, row: &mut BackendRow) {
+        self.path.write(&mut row.path_length, &mut row.path);
+        self.identity.write(&mut row.identity_length, &mut row.identity);
+    }
+}
+
+fn write_settings(settings: Settings, row: &mut BackendRow) {
+    row.gc_percent = u32::from(settings.gc_percent).into();
+    row.consistency = settings.consistency.code().into();
+    row.dirty_target_percent = u32::from(settings.dirty_target_percent).into();
+    row.writeback_rate = settings.writeback_rate.into();
+    row.on_write_error = settings.on_write_error.code().into();
+    row.write_error_after_s = settings.write_error_after_s.into();
+}
+
 impl<E: Environment> Transport<E> {
     /// Creates a backend, and its cache if it has one.
     ///
@@ -97,24 +165,7 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NoSpace`] if the cache is larger than the free space or smaller than the minimum, or the table is full;
     /// [`ErrorKind::InvalidArgument`] for a spec that is out of its ranges.
     pub fn create_backend(&self, spec: &BackendSpec) -> Result<BackendId> {
-        let settings = spec.settings.validated()?;
-        if !(512..=4096).contains(&spec.sector) || !spec.sector.is_power_of_two() {
-            return Err(Error::new(ErrorKind::InvalidArgument, format!("a sector of {} bytes", spec.sector)));
-        }
-        if spec.size == 0 || !spec.size.is_multiple_of(u64::from(spec.sector)) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("a backing device of {} bytes is not whole sectors of {}", spec.size, spec.sector),
-            ));
-        }
-        if !(1..=128).contains(&spec.handlers) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("{} handlers: 1 to 128 are possible", spec.handlers),
-            ));
-        }
-        let (path_length, path) = encode_text("path", &spec.path)?;
-        let (identity_length, identity) = encode_text("identity of the backing device", &spec.identity)?;
+        let texts = spec.validated()?;
         let mut tables = self.tables.lock();
         let row = first_free(&tables.backends, |row| row.state.get(), "backend")?;
         let plan = match spec.cache_bytes {
@@ -132,40 +183,26 @@ impl<E: Environment> Transport<E> {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&self.environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&self.environment.random().to_le_bytes());
-        tables.backends[row].keep_in_both(
-            &self.region,
-            ROW,
-            BackendRow {
-                state: STATE_ACTIVE.into(),
-                host: spec.host.0.into(),
-                ownership: ownership.into(),
-                cache_id: if plan.is_some() { cache_id } else { 0 }.into(),
-                size: spec.size.into(),
-                sector: spec.sector.into(),
-                lanes: plan.as_ref().map_or(0, |plan| plan.lanes).into(),
-                segments: plan.as_ref().map_or(0, |plan| plan.segments.len() as u32).into(),
-                state_segment: plan.as_ref().map_or(u32::MAX, |plan| plan.segments[0].0).into(),
-                handlers: spec.handlers.into(),
-                gc_percent: u32::from(settings.gc_percent).into(),
-                consistency: settings.consistency.code().into(),
-                dirty_target_percent: u32::from(settings.dirty_target_percent).into(),
-                writeback_rate: settings.writeback_rate.into(),
-                features: if spec.data_crc { FEATURE_DATA_CRC } else { 0 }.into(),
-                cache_mode: MODE_WRITEBACK.into(),
-                path_length,
-                identity_length,
-                uuid,
-                created_ms: self.environment.wall_ms().into(),
-                path,
-                identity,
-                on_write_error: settings.on_write_error.code().into(),
-                write_error_after_s: settings.write_error_after_s.into(),
-                use_state: use_state.into(),
-                reserved: 0.into(),
-                use_boot: use_boot.0,
-                reserved2: [0; 96],
-            },
-        )?;
+        let created_ms = self.environment.wall_ms();
+        tables.backends[row].keep_in_both(&self.region, ROW, |row| {
+            row.clear();
+            texts.write(row);
+            spec.write(row);
+            row.state = STATE_ACTIVE.into();
+            row.cache_mode = MODE_WRITEBACK.into();
+            row.ownership = ownership.into();
+            row.uuid = uuid;
+            row.created_ms = created_ms.into();
+            row.use_state = use_state.into();
+            row.use_boot = use_boot.0;
+            row.state_segment = u32::MAX.into();
+            if let Some(plan) = &plan {
+                row.cache_id = cache_id.into();
+                row.lanes = plan.lanes.into();
+                row.segments = (plan.segments.len() as u32).into();
+                row.state_segment = plan.segments[0].0.into();
+            }
+        })?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(BackendId(row as u32))
     }
@@ -206,14 +243,7 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a value out of its range.
     pub fn update_settings(&self, id: BackendId, settings: Settings) -> Result<()> {
         let settings = settings.validated()?;
-        self.update_backend(id, |row| {
-            row.gc_percent = u32::from(settings.gc_percent).into();
-            row.consistency = settings.consistency.code().into();
-            row.dirty_target_percent = u32::from(settings.dirty_target_percent).into();
-            row.writeback_rate = settings.writeback_rate.into();
-            row.on_write_error = settings.on_write_error.code().into();
-            row.write_error_after_s = settings.write_error_after_s.into();
-        })
+        self.update_backend(id, |row| write_settings(settings, row))
     }
 
     /// Stores the path at which the backing device was found last, for the next start.
@@ -221,11 +251,8 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a path that is too long.
     pub fn update_path(&self, id: BackendId, path: &str) -> Result<()> {
-        let (path_length, path) = encode_text("path", path)?;
-        self.update_backend(id, |row| {
-            row.path_length = path_length;
-            row.path = path;
-        })
+        let path = FieldText::new("path", path)?;
+        self.update_backend(id, |row| path.write(&mut row.path_length, &mut row.path))
     }
 
     /// Removes a backend and frees its segments. The content of its cache is dropped: the caller has drained it, or drops it
@@ -258,9 +285,7 @@ impl<E: Environment> Transport<E> {
         change: impl FnOnce(&mut BackendRow),
     ) -> Result<()> {
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
-        let Some(mut content) = row.content().copied() else { return Err(no_such("backend", id.index())) };
-        change(&mut content);
-        row.keep_in_both(&self.region, ROW, content)?;
+        row.keep_in_both(&self.region, ROW, change)?;
         self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Transport,
-    rows::{active_row, first_free, no_such, rows},
+    rows::{active_row, first_free, rows},
 };
 use crate::{
     Environment,
@@ -10,8 +10,8 @@ use crate::{
 };
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
-    BlkdevEntry as BlkdevRow,
-    tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
+    FieldText, SlotContent,
+    tables::{STATE_ACTIVE, STATE_FREE, decode_text},
 };
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Result};
 
@@ -60,26 +60,21 @@ impl<E: Environment> Transport<E> {
                 format!("blkdev {} stands on backend {} already", blkdev.id, spec.backend),
             ));
         }
-        let (export_length, export) = encode_text("export", &spec.export)?;
+        let export = FieldText::new("export", &spec.export)?;
         let mut tables = self.tables.lock();
         let backend_uuid =
             tables.backends[spec.backend.index()].content().map_or([0; 16], |backend| backend.uuid);
         let row = first_free(&tables.blkdevs, |row| row.state.get(), "blkdev")?;
         let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
-        tables.blkdevs[row].keep_in_both(
-            &self.region,
-            ROW,
-            BlkdevRow {
-                state: STATE_ACTIVE.into(),
-                host: spec.host.0.into(),
-                backend: spec.backend.0.into(),
-                export_length,
-                ownership: ownership.into(),
-                backend_uuid,
-                export,
-                reserved: [0; 200],
-            },
-        )?;
+        tables.blkdevs[row].keep_in_both(&self.region, ROW, |row| {
+            row.clear();
+            row.state = STATE_ACTIVE.into();
+            row.host = spec.host.0.into();
+            row.backend = spec.backend.0.into();
+            row.ownership = ownership.into();
+            row.backend_uuid = backend_uuid;
+            export.write(&mut row.export_length, &mut row.export);
+        })?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(BlkdevId(row as u32))
     }
@@ -116,9 +111,7 @@ impl<E: Environment> Transport<E> {
     pub fn remove_blkdev(&self, id: BlkdevId) -> Result<()> {
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
-        let Some(mut content) = row.content().copied() else { return Err(no_such("blkdev", id.index())) };
-        content.state = STATE_FREE.into();
-        row.keep_in_both(&self.region, ROW, content)?;
+        row.keep_in_both(&self.region, ROW, |row| row.state = STATE_FREE.into())?;
         self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 }

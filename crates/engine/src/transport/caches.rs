@@ -118,7 +118,7 @@ impl<E: Environment> Transport<E> {
                 first_sequence: 1.into(),
                 reserved: [0; 24],
             };
-            stored = stored.and(tail.fill(region, MutationPoint::BackendTailSecond, first));
+            stored = stored.and(tail.fill(region, MutationPoint::BackendTailSecond, |tail| *tail = first));
         }
         let mut drained = TwoSlots::<Drained>::empty(absolute(state.drained()), 0);
         let first = Drained {
@@ -129,7 +129,7 @@ impl<E: Environment> Transport<E> {
             closed_ms: closed_ms.into(),
             reserved: [0; 8],
         };
-        stored.and(drained.fill(region, MutationPoint::BackendDrainedSecond, first))
+        stored.and(drained.fill(region, MutationPoint::BackendDrainedSecond, |drained| *drained = first))
     }
 
     /// Assigns the segments of `plan` to the cache `cache_id` of the backend in `row`, and initialises it as an empty cache.

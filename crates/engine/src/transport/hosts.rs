@@ -7,8 +7,8 @@ use super::{
 use crate::{Environment, slots::InBoth};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
-    HostEntry as HostRow,
-    tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_text},
+    FieldText, SlotContent,
+    tables::{STATE_ACTIVE, STATE_FREE, decode_text},
 };
 use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Result};
 
@@ -44,7 +44,7 @@ impl<E: Environment> Transport<E> {
                 ),
             ));
         }
-        let (name_length, name_field) = encode_text("host name", name)?;
+        let text = FieldText::new("host name", name)?;
         let mut tables = self.tables.lock();
         let named = tables.hosts.iter().position(|row| {
             row.content().is_some_and(|row| {
@@ -78,18 +78,14 @@ impl<E: Environment> Transport<E> {
             (None, None) => first_free(&tables.hosts, |row| row.state.get(), "host")?,
         };
         let ownership = tables.hosts[row].content().map_or(1, |old| old.ownership.get() + 1);
-        tables.hosts[row].keep_in_both(
-            &self.region,
-            ROW,
-            HostRow {
-                state: STATE_ACTIVE.into(),
-                name_length,
-                ownership: ownership.into(),
-                name: name_field,
-                registered_ms: self.environment.wall_ms().into(),
-                reserved: [0; 152],
-            },
-        )?;
+        let registered_ms = self.environment.wall_ms();
+        tables.hosts[row].keep_in_both(&self.region, ROW, |row| {
+            row.clear();
+            row.state = STATE_ACTIVE.into();
+            row.ownership = ownership.into();
+            row.registered_ms = registered_ms.into();
+            text.write(&mut row.name_length, &mut row.name);
+        })?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(HostId(row as u32))
     }
@@ -107,9 +103,7 @@ impl<E: Environment> Transport<E> {
         }
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.hosts, host.index(), |row| row.state.get(), "host")?;
-        let Some(mut content) = row.content().copied() else { return Ok(()) };
-        content.state = STATE_FREE.into();
-        row.keep_in_both(&self.region, ROW, content)?;
+        row.keep_in_both(&self.region, ROW, |row| row.state = STATE_FREE.into())?;
         self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 

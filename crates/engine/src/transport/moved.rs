@@ -8,12 +8,12 @@
 //!
 //! Elsewhere: identifying the disk, and the decision to move a backend (the tools).
 
-use super::{Transport, rows::active_row};
+use super::{Transport, backends::DiskTexts, rows::active_row};
 use crate::{Environment, slots::TwoSlots};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
-    BackendEntry as BackendRow, FormerDisk as FormerDiskSlot, StateShape,
-    tables::{MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, decode_text, encode_text},
+    BackendEntry as BackendRow, FormerDisk as FormerDiskSlot, SlotContent, StateShape,
+    tables::{MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, decode_text},
 };
 use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId, heap_sort_by_key};
 
@@ -39,30 +39,26 @@ impl<E: Environment> Transport<E> {
     /// and for texts that are too long; [`ErrorKind::NoSpace`] if there is no space for one more former disk;
     /// [`ErrorKind::Media`] if stores to the region have failed.
     pub fn move_backend(&self, id: BackendId, path: &str, identity: &str) -> Result<()> {
-        let (path_length, path) = encode_text("path", path)?;
-        let (identity_length, identity) = encode_text("identity of the backing device", identity)?;
+        let texts = DiskTexts::new(path, identity)?;
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let has_cache = |row: &BackendRow| !self.former_places(row).is_empty();
-        let Some(row) = row.content().copied().filter(has_cache) else {
+        let Some(row) = row.content().filter(|row| has_cache(row)) else {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("backend {id} has no cache to move")));
         };
         // 1. The present disk is recorded as a former one, durably, before the row names the other disk.
-        self.keep_former(id, &row)?;
+        self.keep_former(id, row)?;
         // 2. The row, in one update.
         self.update_row(&mut tables, id, |row| {
             row.cache_mode = MODE_MOVED.into();
-            row.path_length = path_length;
-            row.path = path;
-            row.identity_length = identity_length;
-            row.identity = identity;
+            texts.write(row);
         })
     }
 
     /// Records the disk that the row names durably as a former disk, in a slot pair that no other former disk occupies.
     fn keep_former(&self, id: BackendId, row: &BackendRow) -> Result<()> {
         let places = self.former_places(row);
-        let known: Vec<_> = places.iter().map(|at| self.read_former(row, *at)).collect();
+        let mut known: Vec<_> = places.iter().map(|at| self.read_former(row, *at)).collect();
         let is_same = |slots: &TwoSlots<FormerDiskSlot>| {
             slots.content().is_some_and(|former| former.identity == row.identity)
         };
@@ -72,22 +68,23 @@ impl<E: Environment> Transport<E> {
             return Err(no_room(id, &self.former_disks_of(row)));
         };
         let last = known.iter().filter_map(|slots| slots.content()).map(|former| former.number.get()).max();
-        let content = FormerDiskSlot {
-            path_length: row.path_length,
-            identity_length: row.identity_length,
-            moved_ms: self.environment.wall_ms().into(),
-            path: row.path,
-            identity: row.identity,
-            number: (last.unwrap_or(0) + 1).into(),
-            reserved: [0; 216],
+        let moved_ms = self.environment.wall_ms();
+        let describe = |former: &mut FormerDiskSlot| {
+            former.clear();
+            former.path_length = row.path_length;
+            former.path = row.path;
+            former.identity_length = row.identity_length;
+            former.identity = row.identity;
+            former.moved_ms = moved_ms.into();
+            former.number = (last.unwrap_or(0) + 1).into();
         };
-        let mut former = known[index];
-        let stored = if is_same(&former) {
+        let former = &mut known[index];
+        let stored = if is_same(former) {
             // One of the two slots stays unchanged until the other one is durable.
-            former.store(&self.region, content)
+            former.change(&self.region, describe)
         } else {
-            former = TwoSlots::empty(places[index], row.cache_id.get());
-            former.fill(&self.region, MutationPoint::MovedFormerSecond, content)
+            *former = TwoSlots::empty(places[index], row.cache_id.get());
+            former.fill(&self.region, MutationPoint::MovedFormerSecond, describe)
         };
         self.region.fence(MutationPoint::MovedFormerFence, stored);
         for slot in places[index] {
@@ -103,14 +100,10 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// As [`move_backend`](Self::move_backend).
     pub fn move_backend_back(&self, entry: &super::BackendEntry) -> Result<()> {
-        let (path_length, path) = encode_text("path", &entry.path)?;
-        let (identity_length, identity) = encode_text("identity of the backing device", &entry.identity)?;
+        let texts = DiskTexts::new(&entry.path, &entry.identity)?;
         self.update_backend(entry.id, |row| {
             row.cache_mode = if entry.is_moved { MODE_MOVED } else { MODE_WRITEBACK }.into();
-            row.path_length = path_length;
-            row.path = path;
-            row.identity_length = identity_length;
-            row.identity = identity;
+            texts.write(row);
         })
     }
 
@@ -172,13 +165,13 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let no_such =
             || Error::new(ErrorKind::NotFound, format!("no rescue has moved backend {id} away from {name}"));
-        let row = row.content().copied().ok_or_else(no_such)?;
-        let mut known: Vec<_> = self.former_slots_of(&row);
+        let row = row.content().ok_or_else(no_such)?;
+        let mut known: Vec<_> = self.former_slots_of(row);
         known.retain(|(_, former)| former.path == name || former.identity == name);
         let [(at, _)] = known.as_slice() else {
             return Err(if known.is_empty() { no_such() } else { ambiguous(id, name, &known) });
         };
-        let stored = self.read_former(&row, *at).clear(&self.region);
+        let stored = self.read_former(row, *at).clear(&self.region);
         self.region.fence(MutationPoint::MovedForgetFence, stored);
         for slot in at {
             self.region.sync(MutationPoint::MovedForgetSync, *slot, size_of::<FormerDiskSlot>() as u64)?;

@@ -11,7 +11,7 @@
 
 use super::Transport;
 use crate::Environment;
-use alloc::format;
+use alloc::{boxed::Box, format};
 use cbd_format::{
     Layout, PAGE, Superblock,
     record::bytes_of,
@@ -28,6 +28,19 @@ enum Copy {
     Other,
     /// Memory that cannot be read.
     Unreadable,
+}
+
+impl Copy {
+    /// Compares the copy at an offset with the merged content.
+    #[inline(never)]
+    fn read<P: Pmem>(region: &Region<P>, at: u64, block: &Superblock) -> Self {
+        let mut bytes = [0; size_of::<Superblock>()];
+        match region.load(at, &mut bytes) {
+            Err(_) => Self::Unreadable,
+            Ok(()) if bytes == bytes_of(block) => Self::Current,
+            Ok(()) => Self::Other,
+        }
+    }
 }
 
 /// Both superblocks, and their offsets.
@@ -52,24 +65,17 @@ impl Superblocks {
         let first = verify(region, 0);
         // The mapped size determines the offset of the second copy. If the mapping has grown since, only the first copy has
         // the original size.
-        let used = first.as_ref().map_or(size, |(_, layout)| layout.region_size);
+        let used = first.as_ref().map_or(size, |found| found.1.region_size);
         let second = if used < 2 * PAGE {
             Err(Error::new(ErrorKind::Foreign, "the region is too small for a second superblock"))
         } else {
             verify(region, Layout::second_superblock(used))
         };
         let whole = usize::from(first.is_err());
-        let (block, layout) = of_both_copies(first, second)?;
+        let (block, layout) = *of_both_copies(first, second)?;
         let at = [0, Layout::second_superblock(layout.region_size)];
-        let copy = |at| {
-            let mut bytes = [0; size_of::<Superblock>()];
-            match region.load(at, &mut bytes) {
-                Err(_) => Copy::Unreadable,
-                Ok(()) if bytes == bytes_of(&block) => Copy::Current,
-                Ok(()) => Copy::Other,
-            }
-        };
-        Ok(Self { block, layout, at, copies: at.map(copy), whole })
+        let copies = at.map(|at| Copy::read(region, at, &block));
+        Ok(Self { block, layout, at, copies, whole })
     }
 
     /// The merged content of both copies.
@@ -172,7 +178,7 @@ impl<E: Environment> Transport<E> {
     }
 }
 
-fn verify<P: Pmem>(region: &Region<P>, at: u64) -> Result<(Superblock, Layout)> {
+fn verify<P: Pmem>(region: &Region<P>, at: u64) -> Result<Box<(Superblock, Layout)>> {
     let mut bytes = [0; size_of::<Superblock>()];
     region.load(at, &mut bytes)?;
     Superblock::decode(&bytes)

@@ -320,14 +320,13 @@ impl<E: Environment> Transport<E> {
 fn note_unsure<E: Environment>(tables: &mut Tables<E>, region: &Region<E::Memory>) {
     let boot = region.boot();
     for row in &mut tables.backends {
-        let Some(mut content) = row.content().copied() else { continue };
+        let Some(content) = row.content() else { continue };
         let is_in_use = content.state.get() == STATE_ACTIVE
             && matches!(content.use_state.get(), USE_CLEAN | USE_DIRTY)
             && boot == BootId(content.use_boot);
         if is_in_use {
-            content.use_state = USE_UNSURE.into();
             // If this fails too, the row stays unchanged: no slot may change while the other one is not on the disk.
-            let _ = row.keep_in_both(region, ROW, content);
+            let _ = row.keep_in_both(region, ROW, |row| row.use_state = USE_UNSURE.into());
         }
     }
 }
@@ -343,15 +342,17 @@ fn note<E: Environment>(
     boot: BootId,
 ) -> Result<()> {
     let Some(row) = tables.backends.get_mut(id.index()) else { return Ok(()) };
-    let Some(mut content) = row.content().copied() else { return Ok(()) };
+    let Some(content) = row.content() else { return Ok(()) };
     if state != USE_UNKNOWN {
         tables.superblocks.require(region, FEATURE_USE_NOTES)?;
     }
     let was_unsure = content.use_state.get() == USE_UNSURE && boot.is_same_known(BootId(content.use_boot));
     let state = if was_unsure { USE_UNSURE } else { state };
-    content.use_state = state.into();
-    content.use_boot = boot.0;
-    if let Err(error) = row.keep_in_both(region, ROW, content) {
+    let kept = row.keep_in_both(region, ROW, |row| {
+        row.use_state = state.into();
+        row.use_boot = boot.0;
+    });
+    if let Err(error) = kept {
         note_unsure(tables, region);
         return Err(error);
     }
