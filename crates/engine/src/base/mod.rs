@@ -24,7 +24,7 @@ use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
 pub(crate) use gate::{FirstWrite, Gate};
 pub(crate) use load::Damage;
-pub(crate) use pool::{Asker, Pool};
+pub(crate) use pool::{Asker, Lack, Pool};
 pub(crate) use records::Records;
 pub(crate) use segments::Segment;
 use segments::Segments;
@@ -55,12 +55,13 @@ impl<E: Environment> Base<E> {
         settings: Settings,
     ) -> Self {
         let reserve = context.identity().lanes.lanes;
+        let pool = Pool::new(alloc::vec::Vec::with_capacity(segments.len()), reserve);
         Self {
             context,
             segments: Segments::new(segments),
             gate: Gate::new(),
             wakeups: Wakeups::new(),
-            pool: Pool::new(alloc::vec::Vec::new(), reserve),
+            pool,
             epochs,
             settings: Mutex::<E, _>::new(settings),
             rare: RareCounters::default(),

@@ -24,6 +24,15 @@ pub(crate) enum Asker {
     Frugal,
 }
 
+/// The resource that a record could not get. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lack {
+    /// Segments. A client's waker is on the wait list of the pool.
+    Space,
+    /// Memory.
+    Memory,
+}
+
 struct State {
     free: Vec<u32>,
     waiting: Vec<Waker>,
@@ -51,26 +60,31 @@ impl<E: Environment> Pool<E> {
         }
     }
 
-    /// Takes a free segment, if there is one. A client that gets none is on the wait list when this returns.
-    pub(crate) fn take(&self, asker: Asker, waker: Option<&Waker>) -> Option<u32> {
+    /// Takes a free segment.
+    ///
+    /// # Errors
+    /// [`Lack::Space`] if there is none for `asker`; a client is on the wait list then. [`Lack::Memory`] if it could not be
+    /// added to the list.
+    pub(crate) fn take(&self, asker: Asker, waker: Option<&Waker>) -> Result<u32, Lack> {
         let mut state = self.state.lock();
         let keep = match asker {
             Asker::Essential => 0,
             Asker::Client | Asker::Frugal => self.reserve,
             Asker::Optional => self.left_to_writers(),
         } as usize;
-        if state.free.len() > keep {
-            let taken = state.free.pop();
+        let may_take = state.free.len() > keep;
+        if let Some(taken) = state.free.pop_if(|_| may_take) {
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
-            return taken;
+            return Ok(taken);
         }
         if let Some(waker) = waker {
             if !state.waiting.iter().any(|known| known.will_wake(waker)) {
+                state.waiting.try_reserve(1).map_err(|_| Lack::Memory)?;
                 state.waiting.push(waker.clone());
             }
             self.has_waiters.store(true, Ordering::Relaxed);
         }
-        None
+        Err(Lack::Space)
     }
 
     /// Returns a segment to the pool, and wakes all waiting requests.

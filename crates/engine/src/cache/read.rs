@@ -33,6 +33,49 @@ impl Unreadable {
     }
 }
 
+/// The parts of a range and their sources, in order.
+struct Pieces {
+    /// The first ones. Nearly all reads have one piece: no allocation for them.
+    few: [(ByteRange, Source); 4],
+    more: Vec<(ByteRange, Source)>,
+    count: usize,
+    /// The number of those that only the backing device has.
+    misses: usize,
+    /// Whether there was memory for all of them.
+    is_complete: bool,
+}
+
+impl Pieces {
+    const fn new(range: ByteRange) -> Self {
+        Self { few: [(range, Source::Backing); 4], more: Vec::new(), count: 0, misses: 0, is_complete: true }
+    }
+
+    /// Adds a piece. `false` if there is no memory for it.
+    fn push(&mut self, piece: ByteRange, source: Source) -> bool {
+        if let Some(next) = self.few.get_mut(self.count) {
+            *next = (piece, source);
+            self.count += 1;
+        } else if self.more.try_reserve(1).is_ok() {
+            self.more.push((piece, source));
+        } else {
+            self.is_complete = false;
+            return false;
+        }
+        self.misses += usize::from(source == Source::Backing);
+        true
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &(ByteRange, Source)> {
+        self.few[..self.count].iter().chain(&self.more)
+    }
+}
+
+/// The error of a read for which there is no memory.
+#[cold]
+fn no_memory() -> Error {
+    Error::new(ErrorKind::System, "there is no memory for the request; nothing was read")
+}
+
 /// The error of a read of a quarantined range.
 fn damaged_error(piece: ByteRange) -> Error {
     Error::new(ErrorKind::Media, format!("{piece} is damaged; overwrite it in full to heal it"))
@@ -45,6 +88,7 @@ impl<E: Environment> Cache<E> {
     ///
     /// # Errors
     /// [`ErrorKind::Media`] if data is damaged and the backing device does not have it; none of it is returned.
+    /// [`ErrorKind::System`] if there is no memory for the request.
     pub fn read(&self, range: ByteRange, into: &mut [u8], misses: &mut Vec<Miss>) -> Result<()> {
         debug_assert_eq!(range.len(), into.len() as u64);
         debug_assert!(self.base().identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
@@ -53,26 +97,24 @@ impl<E: Environment> Cache<E> {
             return outcome;
         }
         let first_miss = misses.len();
-        let mut pieces: [(ByteRange, Source); 4] = [(range, Source::Backing); 4];
-        let mut more = Vec::new();
-        let mut count = 0;
+        let mut pieces = Pieces::new(range);
         {
             let (base, id) = (self.base(), self.base().identity().lanes.lane_of(range.start));
             let mut state = self.lane(id).lock_for_request();
             state.note_read(base, range);
             state.look_up(base, range, &mut |piece, source| {
+                if !pieces.push(piece, source) {
+                    return;
+                }
                 if let Source::Record(location) = source {
                     base.segment(location.segment).pin();
                 }
-                // Nearly all reads have one piece: no allocation for them.
-                if let Some(next) = pieces.get_mut(count) {
-                    *next = (piece, source);
-                } else {
-                    more.push((piece, source));
-                }
-                count += 1;
             });
-            for (piece, source) in pieces[..count.min(4)].iter().chain(&more) {
+            if !pieces.is_complete || misses.try_reserve(pieces.misses).is_err() {
+                pieces.iter().for_each(|(_, source)| self.unpin(source));
+                return Err(no_memory());
+            }
+            for (piece, source) in pieces.iter() {
                 if *source == Source::Backing {
                     misses.push(Miss::new(*piece, id, state.register_miss(*piece)));
                 } else {
@@ -81,7 +123,7 @@ impl<E: Environment> Cache<E> {
             }
         }
         let mut outcome = Ok(());
-        for (piece, source) in pieces[..count.min(4)].iter().chain(&more) {
+        for (piece, source) in pieces.iter() {
             let out = &mut into[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
             let result = match source {
                 Source::Record(location) => {
@@ -106,6 +148,12 @@ impl<E: Environment> Cache<E> {
             }
         }
         outcome
+    }
+
+    fn unpin(&self, source: &Source) {
+        if let Source::Record(location) = source {
+            self.base().unpin(location.segment);
+        }
     }
 
     /// The common read: one block or a part of it, all of which one record holds. `None` for any other read; nothing has changed
@@ -144,15 +192,24 @@ impl<E: Environment> Cache<E> {
     /// it. So the range is looked up again and read while the lane is locked, which excludes both. Damaged data that is clean is
     /// read from the backing device and cached again.
     fn read_again(&self, piece: ByteRange, out: &mut [u8], misses: &mut Vec<Miss>) -> Result<()> {
-        let mut found = Vec::new();
+        let mut found = Pieces::new(piece);
         let mut damaged = Vec::new();
         let mut healed = 0;
         {
             let (base, id) = (self.base(), self.base().identity().lanes.lane_of(piece.start));
             let mut state = self.lane(id).lock();
             state.note_read(base, piece);
-            state.look_up(base, piece, &mut |part, source| found.push((part, source)));
-            for (part, source) in found {
+            state.look_up(base, piece, &mut |part, source| {
+                found.push(part, source);
+            });
+            let count = found.iter().count();
+            if !found.is_complete
+                || misses.try_reserve(count).is_err()
+                || damaged.try_reserve_exact(count).is_err()
+            {
+                return Err(no_memory());
+            }
+            for (part, source) in found.iter().copied() {
                 let out = &mut out[(part.start - piece.start) as usize..(part.end - piece.start) as usize];
                 match source {
                     Source::Record(location) => match self.load_piece(location, part, out) {

@@ -12,8 +12,8 @@
 use super::{Admission, Cache, write::no_memory};
 use crate::{
     Environment,
-    base::Asker,
-    lane::{FEW_BLOCKS, Lack, LaneGuard, LaneState, MANY_BLOCKS},
+    base::{Asker, Lack},
+    lane::{FEW_BLOCKS, LaneGuard, LaneState, MANY_BLOCKS},
 };
 use cbd_format::record::{RecordKind, blocks_in};
 use cbd_types::{ByteRange, Durable, Error, InFlight, MutationPoint, Result};

@@ -3,8 +3,8 @@
 use super::Cache;
 use crate::{
     Environment,
-    base::Asker,
-    lane::{FEW_BLOCKS, Lack, MANY_BLOCKS},
+    base::{Asker, Lack},
+    lane::{FEW_BLOCKS, MANY_BLOCKS},
 };
 use cbd_format::record::{RecordKind, blocks_in};
 use cbd_types::{ByteRange, Durable, Error, ErrorKind, MutationPoint, Result};

@@ -1,7 +1,7 @@
 //! Discard and write-zeroes: a record without data, one for each lane that the range covers.
 
 use super::{Admission, Cache, write::no_memory};
-use crate::{Environment, lane::Lack};
+use crate::{Environment, base::Lack};
 use cbd_format::record::RecordKind;
 use cbd_types::{ByteRange, MutationPoint, Result};
 use core::task::Waker;

@@ -4,10 +4,10 @@
 //!
 //! Elsewhere: reads of the log (`base::load`).
 
-use super::{Lack, LaneState, LogSegment};
+use super::{LaneState, LogSegment};
 use crate::{
     Environment,
-    base::{Asker, Base},
+    base::{Asker, Base, Lack},
     position::Location,
     rare,
 };
@@ -43,21 +43,9 @@ impl LaneState {
         }
         // For the segment that is sealed below.
         self.sealed.try_reserve(1).map_err(|_| Lack::Memory)?;
-        let Some(segment) = base.pool().take(asker, waker) else {
-            // A segment may have been released between the first check and `take` without waking a client. A release from now
-            // on wakes the wait list. A client that continues here stays on the list, gets one spurious wakeup, and counts as a
-            // waiting writer until then.
-            if self.has_room_in_open(base, slots, length, asker) {
-                return Ok(());
-            }
-            base.wakeups().wake();
-            if let Some(waker) = waker
-                && base.gate().check_running().is_err()
-            {
-                // The wait list was woken before this waker was added to it.
-                waker.wake_by_ref();
-            }
-            return Err(Lack::Space);
+        let segment = match base.pool().take(asker, waker) {
+            Ok(segment) => segment,
+            Err(lack) => return self.wait_for_room(base, slots, length, asker, waker, lack),
         };
         if base.is_above_gc() {
             base.wakeups().wake();
@@ -67,6 +55,33 @@ impl LaneState {
         }
         self.open_segment(base, segment);
         Ok(())
+    }
+
+    /// The end of [`make_room`](Self::make_room) if the pool has given no segment.
+    #[cold]
+    fn wait_for_room<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        slots: u32,
+        length: u64,
+        asker: Asker,
+        waker: Option<&Waker>,
+        lack: Lack,
+    ) -> Result<(), Lack> {
+        // A segment may have been released between the first check and `take` without waking a client. A release from now on
+        // wakes the wait list. A client that continues here stays on the list, gets one spurious wakeup, and counts as a waiting
+        // writer until then.
+        if self.has_room_in_open(base, slots, length, asker) {
+            return Ok(());
+        }
+        base.wakeups().wake();
+        if let Some(waker) = waker
+            && base.gate().check_running().is_err()
+        {
+            // The wait list was woken before this waker was added to it.
+            waker.wake_by_ref();
+        }
+        Err(lack)
     }
 
     /// Whether the lane's open segment has room for such a record and `asker` may use it. If so, the segment is ready for the

@@ -48,7 +48,7 @@ pub(crate) use parking::{Outcome, Parked, Refused, space_of};
 pub(crate) use reclaim::Chance;
 pub(crate) use replay::{CaughtUp, ChainSegment, Marked, Outcome as Replayed, Tail};
 pub(crate) use report::LaneReport;
-pub(crate) use store::{FEW_BLOCKS, Lack, MANY_BLOCKS};
+pub(crate) use store::{FEW_BLOCKS, MANY_BLOCKS};
 
 /// Bytes of a range whose index lines are prefetched before the lane is locked.
 const PREFETCHED: u64 = 16 * CHECKSUM_BLOCK;

@@ -58,6 +58,11 @@ impl Overlay {
         self.extents.is_empty()
     }
 
+    /// Reserves memory for one change of `range`. `None` if there is none.
+    pub(crate) fn reserve(&mut self, range: ByteRange) -> Option<()> {
+        self.extents.reserve(range)
+    }
+
     /// Gives `range` the meaning `meaning` as of `place`, except where it has a later meaning. The same damage, if it is known
     /// already, stays as it is, noted or not.
     pub(crate) fn insert(&mut self, range: ByteRange, meaning: Meaning, place: Place) {

@@ -57,6 +57,11 @@ impl Parking {
         self.ranges.is_empty()
     }
 
+    /// Reserves memory for one change of `range`. `None` if there is none.
+    pub(super) fn reserve(&mut self, range: ByteRange) -> Option<()> {
+        self.ranges.reserve(range)
+    }
+
     pub(super) fn insert(&mut self, range: ByteRange, parked: Parked) {
         self.ranges.insert(range, parked, |_| false);
     }

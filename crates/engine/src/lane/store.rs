@@ -8,7 +8,7 @@
 use super::{LaneState, blocks, index::BlockData, overlay::Meaning, parking::Parked};
 use crate::{
     Environment,
-    base::{Asker, Base},
+    base::{Asker, Base, Lack},
     position::Location,
 };
 use alloc::vec::Vec;
@@ -22,15 +22,6 @@ pub(crate) const FEW_BLOCKS: usize = 2;
 /// Blocks that the longest write touches: an atomic unit that starts inside a block. Their checksums are in the lane's scratch
 /// buffer.
 pub(crate) const MANY_BLOCKS: usize = 257;
-
-/// The resource that a record could not get. Nothing has changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lack {
-    /// Segments. A client's waker is on the wait list of the pool.
-    Space,
-    /// Memory.
-    Memory,
-}
 
 impl LaneState {
     /// Stores a record with data, durably. The caller has set the lane's touched bit.
@@ -72,12 +63,18 @@ impl LaneState {
         let blocks = if base.identity().data_crc { blocks_in(range) } else { 0 };
         let lines = if base.identity().data_crc { checksum_lines(range) } else { 0 };
 
-        // 1. Reserve everything that could fail: memory for checksums and index nodes, a slot for each line, data space.
+        // 1. Reserve everything that could fail: memory for checksums, index nodes and extents, a slot for each line, data space.
         //    Prefetch the lines that step 4 will touch, so that they arrive during the copy.
         if BLOCKS > FEW_BLOCKS {
             self.ensure_checksums().ok_or(Lack::Memory)?;
         }
         self.index.reserve(blocks_in(range)).ok_or(Lack::Memory)?;
+        if !self.overlay.is_empty() {
+            self.overlay.reserve(range).ok_or(Lack::Memory)?;
+        }
+        if kind.is_parked() || !self.parked.is_empty() {
+            self.parked.reserve(range).ok_or(Lack::Memory)?;
+        }
         self.make_room(base, 1 + lines, range.len(), asker, waker)?;
         let keys = base.identity().lanes.keys(range);
         self.index.prefetch::<E>(keys.clone());
@@ -177,6 +174,10 @@ impl LaneState {
         waker: &Waker,
     ) -> Result<Durable, Lack> {
         // 1. Reserve.
+        self.overlay.reserve(range).ok_or(Lack::Memory)?;
+        if !self.parked.is_empty() {
+            self.parked.reserve(range).ok_or(Lack::Memory)?;
+        }
         self.make_room(base, 1, 0, Asker::Client, Some(waker))?;
         // 4. The record names the whole range; the lane determines which part of it counts.
         let (location, stored) = self.append(base, Record::new(kind, range), &[]);
