@@ -410,7 +410,7 @@ fn a_segment_without_owner_is_reported_missing_in_its_chain() {
     let row = number(log, "segment") as u32;
     let image = place.image();
     let block = cbd_format::Superblock::decode(&image).expect("a superblock");
-    let (_, layout) = block.verify(image.len() as u64).expect("valid");
+    let (_, layout) = *block.verify(image.len() as u64).expect("valid");
     for at in Layout::slots::<cbd_format::SegmentEntry>(layout.segment_table, layout.segment_count, row) {
         place.damage(at + 20);
     }
@@ -428,7 +428,7 @@ fn a_state_segment_without_owner_makes_the_cache_unopenable() {
     let row = number(state, "segment") as u32;
     let image = place.image();
     let block = cbd_format::Superblock::decode(&image).expect("a superblock");
-    let (_, layout) = block.verify(image.len() as u64).expect("valid");
+    let (_, layout) = *block.verify(image.len() as u64).expect("valid");
     for at in Layout::slots::<cbd_format::SegmentEntry>(layout.segment_table, layout.segment_count, row) {
         place.damage(at + 20);
     }

@@ -39,7 +39,7 @@ impl RegionFile {
         let mut bytes = vec![0; PAGE as usize];
         file.read_exact_at(&mut bytes, 0).expect("the superblock");
         let superblock = Superblock::decode(&bytes).expect("a superblock");
-        let (_, layout) = superblock.verify(size).expect("a sound superblock");
+        let (_, layout) = *superblock.verify(size).expect("a sound superblock");
         Self { file, layout }
     }
 
