@@ -35,7 +35,7 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
                 );
             });
         }
-        Notice::TooEarly => {
+        Notice::DeviceBusy => {
             count(&front_ends.counters.vhost_refused);
             refused.say(|more| {
                 tracing::warn!(
