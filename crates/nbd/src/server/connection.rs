@@ -380,7 +380,6 @@ impl<'a> Connection<'a> {
         self.push(Reply::error(cookie, self.negotiated.structured, error));
     }
 
-    /// Receives once.
     fn receive(&mut self) {
         let received = match &mut self.incoming {
             Incoming::Payload(Payload { buffer, filled, .. }) => {
