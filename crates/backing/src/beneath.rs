@@ -326,7 +326,7 @@ impl<'a> Walk<'a> {
     fn file(&mut self, opened: Opened, path: &Path, mut part: Part) -> Result<()> {
         if !self.only_reads(&part) && !opened.writable {
             self.found.warnings.push(format!(
-                "{} stands on {}, which this user may not write: that no other loop device shows it is not known",
+                "{} stands on {}, which this user may not write: whether another loop device maps it is not known",
                 self.top.display(),
                 path.display()
             ));

@@ -110,7 +110,7 @@ impl BackingFile {
         Ok(Self::open_as(path.as_ref(), options, None)?.0)
     }
 
-    /// Opens and locks `path`, which must lead to the disk with the identity `recorded`. Also returns the warnings of
+    /// Opens and locks `path`, which must be the disk with the identity `recorded`. Also returns the warnings of
     /// [`Identity::check`].
     ///
     /// # Errors

@@ -5,9 +5,8 @@
 //! either. The lock ends with the last descriptor, so also when the process is killed; the lock of a file ends with its
 //! [`Held`].
 //!
-//! Not provided: programs that open a file without a lock cannot be detected, as the documentation says. A claim of a
-//! block device cannot be released while a child process has a copy of the descriptor: a new open waits
-//! ([`after_predecessor`]).
+//! Not provided: programs that open a file without a lock cannot be detected. A claim of a block device cannot be
+//! released while a child process has a copy of the descriptor: a new open waits ([`after_predecessor`]).
 
 use crate::beneath::OPEN_TIMEOUT;
 use crate::claims::{Chain, Claim, ClaimRequest, Object, Step, is_locked, registry};
@@ -33,7 +32,7 @@ const FUSE_MAGIC: u64 = 0x6573_5546;
 
 /// An open file or device, and its lock.
 ///
-/// A forked process has a copy of every descriptor until it executes another program, or until it ends: closing alone
+/// A forked process has a copy of every descriptor until it executes another program, or until it ends: a close
 /// would not release the lock, so it is released explicitly. A child that drops its copy does not release the lock of
 /// its parent.
 #[derive(Debug)]
@@ -291,7 +290,7 @@ fn user_of(device: DeviceNumber) -> Option<String> {
         let which = if mount.device == device { "it is" } else { "a part of its disk is" };
         return Some(format!("{which} mounted on {}; unmount it first", mount.target.display()));
     }
-    // Swap files are skipped: they are no block devices, and their file systems may hang.
+    // Swap files are skipped: they are not block devices, and their file systems may hang.
     for swap in mounts::swaps().into_iter().filter(|path| path.starts_with("/dev")) {
         if sys::status_of(&swap).is_ok_and(|found| relatives.contains(&found.special) && found.is_block()) {
             return Some(format!("{} is swap space; turn it off first (swapoff)", swap.display()));

@@ -113,7 +113,7 @@ impl Identity {
     /// Parses a token. Marks of a later version are ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`] if the text is no token.
+    /// [`ErrorKind::Damaged`] if the text is not a token.
     pub fn parse(token: &str) -> Result<Self> {
         let refused =
             || Error::new(ErrorKind::Damaged, format!("not the identity of a backing device: {token:?}"));

@@ -17,7 +17,7 @@ const SECTOR: u64 = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct BlockDirectory {
     path: PathBuf,
-    /// The directory of the whole disk; the same if the device is no partition.
+    /// The directory of the whole disk; the same if the device is not a partition.
     disk: PathBuf,
 }
 

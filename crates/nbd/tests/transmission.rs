@@ -355,7 +355,7 @@ fn stop_completes_what_is_in_flight_and_closes() {
         assert_eq!(answered, 8);
         assert!(client.flush().is_err());
         assert!(idle.flush().is_err());
-        assert_eq!(Client::connect(&served.listen).expect_err("gone").kind(), ErrorKind::NotFound);
+        assert_eq!(Client::connect(&served.listen).expect_err("closed").kind(), ErrorKind::NotFound);
     });
 }
 

@@ -344,6 +344,6 @@ mod tests {
         drop(theirs);
         let mut output = Output::default();
         output.push(Reply::done(1));
-        assert_eq!(output.send(&ours, |_| ()).expect_err("gone").kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(output.send(&ours, |_| ()).expect_err("closed").kind(), io::ErrorKind::BrokenPipe);
     }
 }

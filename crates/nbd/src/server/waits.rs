@@ -73,7 +73,7 @@ impl Waits {
         self.set.readable(AWAITED)
     }
 
-    /// Whether the queue is to be polled.
+    /// Whether the queue must be polled.
     pub(super) fn has_queue(&self) -> bool {
         (QUEUE..QUEUE + self.queue_descriptors).any(|place| self.set.readable(place))
     }

@@ -53,7 +53,7 @@ fn read_environment(number: u32) -> bool {
 fn number_of(name: &str, written: &[&str]) -> u32 {
     let labels = MutationPoint::ALL.iter().map(|known| known.name());
     let position = labels.chain(written.iter().copied()).position(|known| known == name);
-    position.unwrap_or_else(|| panic!("{VARIABLE}={name} is no mutant of this build")) as u32
+    position.unwrap_or_else(|| panic!("{VARIABLE}={name} is not a mutant of this build")) as u32
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ mod switch {
         match mutant {
             Some(number) => {
                 let number = number.parse().ok().filter(|number| (*number as usize) < NUMBERS);
-                number.unwrap_or_else(|| panic!("{CHOICE} is no number of a mutant"))
+                number.unwrap_or_else(|| panic!("{CHOICE} is not the number of a mutant"))
             }
             None if records => RECORDS,
             None => NONE,
