@@ -24,5 +24,5 @@ mod protocol;
 mod server;
 
 pub use listen::Listen;
-pub use protocol::{CONTEXT_ALLOCATION, CONTEXT_STATE, DEFAULT_PORT, status_flag, transmission_flag};
+pub use protocol::{CONTEXT_ALLOCATION, CONTEXT_STATE, status_flag, transmission_flag};
 pub use server::{MEMORY, MEMORY_MIN, Notice, Observer, Options, Server, ThreadSetup, serve_connected};

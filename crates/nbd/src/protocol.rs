@@ -8,9 +8,6 @@
 
 use cbd_types::Error;
 
-/// The port that is registered for NBD.
-pub const DEFAULT_PORT: u16 = 10809;
-
 /// First magic number of a server.
 pub(crate) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Second magic number of a newstyle server, and magic number of each option.
