@@ -249,11 +249,6 @@ impl<B: Backing> Throttle<B> {
         let mechanics = Mechanics::new(parameters, inner.geometry().size, Instant::now());
         Self { inner, parameters, mechanics: Arc::new(Mutex::new(mechanics)) }
     }
-
-    /// The parameters of the model.
-    pub const fn parameters(&self) -> ThrottleParameters {
-        self.parameters
-    }
 }
 
 impl<B: Backing> Backing for Throttle<B> {
