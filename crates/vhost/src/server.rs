@@ -200,12 +200,6 @@ impl Server {
         Ok(Self { shared, path: path.to_owned(), acceptor: Some(acceptor) })
     }
 
-    /// The path of the server's socket.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Whether a front end is connected.
     #[must_use]
     pub fn is_connected(&self) -> bool {
