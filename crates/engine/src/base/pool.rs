@@ -13,7 +13,7 @@ use core::task::Waker;
 
 /// The priority of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Asker {
+pub(crate) enum Requester {
     /// A client's write or discard: it waits if no segment is free.
     Client,
     /// A fill or a second chance: it is skipped if space is short, and leaves the last free segments to writers.
@@ -52,12 +52,12 @@ impl<E: Environment> Pool<E> {
     }
 
     /// Takes a free segment, if there is one. A client that gets none is on the wait list when this returns.
-    pub(crate) fn take(&self, asker: Asker, waker: Option<&Waker>) -> Option<u32> {
+    pub(crate) fn take(&self, requester: Requester, waker: Option<&Waker>) -> Option<u32> {
         let mut state = self.state.lock();
-        let keep = match asker {
-            Asker::Essential => 0,
-            Asker::Client | Asker::Frugal => self.reserve,
-            Asker::Optional => self.left_to_writers(),
+        let keep = match requester {
+            Requester::Essential => 0,
+            Requester::Client | Requester::Frugal => self.reserve,
+            Requester::Optional => self.left_to_writers(),
         } as usize;
         if state.free.len() > keep {
             let taken = state.free.pop();

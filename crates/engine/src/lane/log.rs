@@ -7,7 +7,7 @@
 use super::{Lack, LaneState, LogSegment};
 use crate::{
     Environment,
-    base::{Asker, Base},
+    base::{Base, Requester},
     position::Location,
     rare,
 };
@@ -35,19 +35,19 @@ impl LaneState {
         base: &Base<E>,
         slots: u32,
         length: u64,
-        asker: Asker,
+        requester: Requester,
         waker: Option<&Waker>,
     ) -> Result<(), Lack> {
-        if self.has_room_in_open(base, slots, length, asker) {
+        if self.has_room_in_open(base, slots, length, requester) {
             return Ok(());
         }
         // For the segment that is sealed below.
         self.sealed.try_reserve(1).map_err(|_| Lack::Memory)?;
-        let Some(segment) = base.pool().take(asker, waker) else {
+        let Some(segment) = base.pool().take(requester, waker) else {
             // A segment may have been released between the first check and `take` without waking a client. A release from now
             // on wakes the wait list. A client that continues here stays on the list, gets one spurious wakeup, and counts as a
             // waiting writer until then.
-            if self.has_room_in_open(base, slots, length, asker) {
+            if self.has_room_in_open(base, slots, length, requester) {
                 return Ok(());
             }
             base.wakeups().wake();
@@ -69,19 +69,19 @@ impl LaneState {
         Ok(())
     }
 
-    /// Whether the lane's open segment has room for such a record and `asker` may use it. If so, the segment is ready for the
+    /// Whether the lane's open segment has room for such a record and `requester` may use it. If so, the segment is ready for the
     /// record.
     fn has_room_in_open<E: Environment>(
         &mut self,
         base: &Base<E>,
         slots: u32,
         length: u64,
-        asker: Asker,
+        requester: Requester,
     ) -> bool {
         // While the reserve is incomplete, the open segment may have been taken from it for a quarantine. The rest of such a
         // segment is for further quarantines, and clients wait.
-        let may_use_open =
-            matches!(asker, Asker::Essential | Asker::Frugal) || base.pool().free() >= base.pool().reserve();
+        let may_use_open = matches!(requester, Requester::Essential | Requester::Frugal)
+            || base.pool().free() >= base.pool().reserve();
         if let Some(open) = &mut self.open
             && may_use_open
             && base.shape().fits(open.slots, open.data_low, slots, length)
