@@ -5,20 +5,18 @@
 //! file of a loop device: so the file gets the same lock as a file that is opened directly, over the bytes that the
 //! loop device maps, and a block device is opened exclusively.
 //!
-//! Invariants: bytes of a file or disk are claimed by one backing device, whichever devices map them. Two loop
-//! devices, partitions or mapped devices over disjoint parts do not exclude each other: within this process in all
-//! cases, between processes if a file is beneath them. A device whose used bytes are not known counts as using all. No
-//! call waits longer than [`ANSWER`] for a file system.
+//! Invariants: bytes of a file or disk are claimed by one backing device, whichever devices map them. Two loop devices,
+//! partitions or mapped devices over disjoint parts do not exclude each other: within this process in all cases,
+//! between processes if a file is beneath them. A device whose used bytes are not known counts as using all. No call
+//! waits longer than [`OPEN_TIMEOUT`] for a file system.
 //!
 //! A file that cannot be opened or locked is claimed within this process only, and a warning says that other processes
-//! are not excluded.
-//!
-//! Elsewhere: programs that do not lock.
+//! are not excluded. Programs that do not lock are not excluded either.
 
-use crate::claims::{Chain, Claim, Ground, Object, Shown, Step, Wanted, registry};
+use crate::claims::{Chain, Claim, ClaimRequest, HeldObject, Mapping, Object, Step, registry};
 use crate::hold::{self, Held};
 use crate::length::Length;
-use crate::mapper::{self, MadeOf};
+use crate::mapper::{self, TargetKind};
 use crate::query;
 use crate::sys::{self, LoopFile, Status};
 use crate::sysfs::{BlockDirectory, within};
@@ -33,12 +31,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Timeout for opening the backing file of a loop device.
-pub(crate) const ANSWER: Duration = Duration::from_secs(1);
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Most parts of one device; more than in practice.
+/// Most parts of one device; real devices have fewer.
 const PARTS_MAX: usize = 4096;
 
-/// Most layers of devices; more than in practice.
+/// Most layers of devices; real stacks have fewer.
 const LAYERS_MAX: usize = 64;
 
 const WHOLE: ByteRange = ByteRange { start: 0, end: u64::MAX };
@@ -57,73 +55,73 @@ pub(crate) struct Beneath {
 /// [`ErrorKind::Unsupported`] for a device with too many parts.
 pub(crate) fn claim(path: &Path, device: DeviceNumber, read_only: bool) -> Result<Beneath> {
     // One thread at a time, so that no thread finds a file that another has opened but not registered yet.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let owner = registry().number();
-    let mut walk = Walk::new(path, owner, read_only, Machine::of_this_system());
+    let mut walk = Walk::new(path, owner, read_only, Sources::of_this_system());
     walk.run(device)?;
     Ok(walk.found)
 }
 
 /// The sources of information about devices; replaced in tests.
-struct Machine {
+struct Sources {
     sys: PathBuf,
     table: fn(DeviceNumber) -> io::Result<Vec<mapper::Target>>,
 }
 
-impl Machine {
+impl Sources {
     fn of_this_system() -> Self {
         Self { sys: PathBuf::from("/sys"), table: mapper::table }
     }
 }
 
-/// A part of a block device that is to be visited.
+/// A part of a block device whose underlying objects are claimed next.
 #[derive(Clone, Debug)]
 struct Part {
     device: DeviceNumber,
     bytes: ByteRange,
     /// The chain from the backing device to this part.
     chain: Chain,
-    shown: Option<Shown>,
-    /// The kernel only reads this part, even for writes to the backing device.
+    mapping: Option<Mapping>,
+    /// The kernel only reads this part, even when it writes to the backing device.
     only_read: bool,
-    /// The reason why the used bytes are not known.
-    unsure: Option<String>,
+    /// Why it is not known which bytes are used.
+    unknown: Option<String>,
 }
 
 struct Walk<'a> {
     top: &'a Path,
     owner: u64,
     read_only: bool,
-    machine: Machine,
+    sources: Sources,
     next: Vec<Part>,
     found: Beneath,
 }
 
-/// The backing file of a loop device, which cannot be opened.
+/// A backing file of a loop device that cannot be opened.
 struct Unopened {
     error: io::Error,
     /// The object as the loop driver reports it.
     object: Option<Object>,
 }
 
-/// What a loop device stands on, opened or in use by this process already.
+/// The backing file of a loop device, opened now or in use by this process already.
 struct Opened {
-    ground: Arc<Ground>,
+    held_object: Arc<HeldObject>,
     status: Status,
     /// Whether it is open for writing, which an exclusive lock requires.
     writable: bool,
 }
 
 impl<'a> Walk<'a> {
-    fn new(top: &'a Path, owner: u64, read_only: bool, machine: Machine) -> Self {
-        Self { top, owner, read_only, machine, next: Vec::new(), found: Beneath::default() }
+    fn new(top: &'a Path, owner: u64, read_only: bool, sources: Sources) -> Self {
+        Self { top, owner, read_only, sources, next: Vec::new(), found: Beneath::default() }
     }
 
     fn run(&mut self, device: DeviceNumber) -> Result<()> {
-        let shown = Some(Shown { top: WHOLE, at: 0 });
-        let (chain, only_read, unsure) = (Chain::new(), false, None);
-        self.next.push(Part { device, bytes: WHOLE, chain, shown, only_read, unsure });
+        let mapping = Some(Mapping { top: WHOLE, at: 0 });
+        let (chain, only_read, unknown) = (Chain::new(), false, None);
+        self.next.push(Part { device, bytes: WHOLE, chain, mapping, only_read, unknown });
         let mut visited = 0;
         while let Some(part) = self.next.pop() {
             visited += 1;
@@ -138,16 +136,16 @@ impl<'a> Walk<'a> {
 
     fn visit(&mut self, mut part: Part) -> Result<()> {
         part.chain.push(Step { object: Object::Device(part.device), bytes: part.bytes });
-        let Some(directory) = BlockDirectory::below(&self.machine.sys, part.device) else {
+        let Some(directory) = BlockDirectory::below(&self.sources.sys, part.device) else {
             let name = format!("block device {}", part.device);
-            return self.bottom(part, PathBuf::from(name));
+            return self.lowest(part, PathBuf::from(name));
         };
         let node = Path::new("/dev").join(directory.name());
         if directory.is_partition() {
             let (Some(disk), Some(place)) = (directory.disk_number(), directory.within_disk(WHOLE)) else {
-                return self.bottom(part, node);
+                return self.lowest(part, node);
             };
-            part.lies_in(place);
+            part.translate_to(place);
             part.device = disk;
             part.chain.push(Step { object: Object::Device(disk), bytes: part.bytes });
         }
@@ -156,7 +154,7 @@ impl<'a> Walk<'a> {
         }
         let slaves = directory.slaves();
         if slaves.is_empty() {
-            return self.bottom(part, node);
+            return self.lowest(part, node);
         }
         self.members(&directory, &slaves, &part);
         Ok(())
@@ -168,14 +166,14 @@ impl<'a> Walk<'a> {
         let unknown = if directory.disk("dm/name").is_none() {
             format!("which parts {name} uses is not known")
         } else {
-            match (self.machine.table)(part.device) {
+            match (self.sources.table)(part.device) {
                 Ok(table) => {
                     let targets: Vec<_> = table
                         .into_iter()
                         .filter(|target| target.bytes.intersection(&part.bytes).is_some())
                         .collect();
-                    let unknown = targets.iter().find_map(|target| match &target.made_of {
-                        MadeOf::Unknown(kind) => Some(kind.clone()),
+                    let unknown = targets.iter().find_map(|target| match &target.kind {
+                        TargetKind::Unknown(kind) => Some(kind.clone()),
                         _ => None,
                     });
                     match unknown {
@@ -193,9 +191,9 @@ impl<'a> Walk<'a> {
                 device: *device,
                 bytes: WHOLE,
                 chain: part.chain.clone(),
-                shown: None,
+                mapping: None,
                 only_read: part.only_read,
-                unsure: Some(unknown.clone()),
+                unknown: Some(unknown.clone()),
             });
         }
     }
@@ -203,24 +201,29 @@ impl<'a> Walk<'a> {
     /// Visits the devices in one line of a table.
     fn target(&mut self, target: &mapper::Target, slaves: &[DeviceNumber], part: &Part) {
         let Some(bytes) = target.bytes.intersection(&part.bytes) else { return };
-        // The chain narrows to the bytes of this line.
+        // The chain is restricted to the bytes of this line.
         let mut chain = part.chain.clone();
         chain.extend(chain.last().copied().map(|last| Step { bytes, ..last }));
-        let mut go = |device, bytes, chain: &Chain, shown| {
-            self.next.push(Part { device, bytes, chain: chain.clone(), shown, ..part.clone() });
+        let mut go = |device, bytes, chain: &Chain, mapping| {
+            self.next.push(Part { device, bytes, chain: chain.clone(), mapping, ..part.clone() });
         };
-        match &target.made_of {
-            MadeOf::Linear { device, start } => {
+        match &target.kind {
+            TargetKind::Linear { device, start } => {
                 let from = start.saturating_add(bytes.start - target.bytes.start);
-                let shown = part.shown.map(|shown| {
+                let mapping = part.mapping.map(|mapping| {
                     let skipped = bytes.start - part.bytes.start;
-                    let top = shown.top.start.saturating_add(skipped);
-                    let end = top.saturating_add(bytes.len()).min(shown.top.end);
-                    Shown { top: ByteRange { start: top, end }, at: from }
+                    let top = mapping.top.start.saturating_add(skipped);
+                    let end = top.saturating_add(bytes.len()).min(mapping.top.end);
+                    Mapping { top: ByteRange { start: top, end }, at: from }
                 });
-                go(*device, ByteRange { start: from, end: from.saturating_add(bytes.len()) }, &chain, shown);
+                go(
+                    *device,
+                    ByteRange { start: from, end: from.saturating_add(bytes.len()) },
+                    &chain,
+                    mapping,
+                );
             }
-            MadeOf::Striped { length, parts } => {
+            TargetKind::Striped { length, parts } => {
                 for (device, start) in parts {
                     go(
                         *device,
@@ -230,7 +233,7 @@ impl<'a> Walk<'a> {
                     );
                 }
             }
-            MadeOf::Thin { pool, id, origin } => {
+            TargetKind::Thin { pool, id, origin } => {
                 let own = ByteRange { start: *id, end: id.saturating_add(1) };
                 let mut shared = chain.clone();
                 shared.push(Step { object: Object::Shared(*pool), bytes: own });
@@ -241,12 +244,13 @@ impl<'a> Walk<'a> {
                     // thin device, and is excluded.
                     let from = bytes.start - target.bytes.start;
                     let bytes = ByteRange::at(from, bytes.len());
-                    let (device, unsure) = (*origin, part.unsure.clone());
-                    // Visited last, when the bytes that the backing device writes are registered.
-                    self.next.insert(0, Part { device, bytes, chain, shown: None, only_read: true, unsure });
+                    let (device, unknown) = (*origin, part.unknown.clone());
+                    // Claimed last, when the bytes that the backing device writes are registered.
+                    self.next
+                        .insert(0, Part { device, bytes, chain, mapping: None, only_read: true, unknown });
                 }
             }
-            MadeOf::Snapshot => {
+            TargetKind::Snapshot => {
                 for device in slaves {
                     let mut chain = chain.clone();
                     let own = u64::from(part.device.minor);
@@ -255,21 +259,21 @@ impl<'a> Walk<'a> {
                     go(*device, WHOLE, &chain, None);
                 }
             }
-            MadeOf::Nothing | MadeOf::Unknown(_) => {}
+            TargetKind::Nothing | TargetKind::Unknown(_) => {}
         }
     }
 
-    /// The lowest device: the bytes belong to it.
-    fn bottom(&mut self, part: Part, path: PathBuf) -> Result<()> {
-        self.note(part, None, path, None)
+    /// Claims a part of the lowest device, which has no device beneath it.
+    fn lowest(&mut self, part: Part, path: PathBuf) -> Result<()> {
+        self.claim(part, None, path, None)
     }
 
     fn loop_device(&mut self, directory: &BlockDirectory, path: &Path, mut part: Part) -> Result<()> {
-        part.lies_in(directory.loop_bytes());
+        part.translate_to(directory.loop_bytes());
         let (node, file) = (Path::new("/dev").join(directory.name()), path.to_owned());
         let read_only = self.only_reads(&part);
-        let answer = query::run(&format!("ground {}", node.display()), ANSWER, move || {
-            ground(&node, &file, read_only)
+        let answer = query::run(&format!("backing file {}", node.display()), OPEN_TIMEOUT, move || {
+            open_backing_file(&node, &file, read_only)
         });
         let opened = match answer {
             Some(Ok(opened)) => opened,
@@ -286,7 +290,7 @@ impl<'a> Walk<'a> {
                 return Err(Error::new(ErrorKind::TimedOut, text));
             }
         };
-        let held = &opened.ground.held;
+        let held = &opened.held_object.file;
         if !read_only
             && let Some(other) = hold::loop_device_in_use(held, &opened.status, part.bytes, directory.name())
         {
@@ -298,7 +302,7 @@ impl<'a> Walk<'a> {
             let device = opened.status.special;
             let mut claimed = part.clone();
             claimed.chain.push(Step { object: Object::Device(device), bytes: part.bytes });
-            self.note(claimed, Some(opened.ground), path.to_owned(), None)?;
+            self.claim(claimed, Some(opened.held_object), path.to_owned(), None)?;
             self.next.push(Part { device, ..part });
             return Ok(());
         }
@@ -316,37 +320,38 @@ impl<'a> Walk<'a> {
             Some(object) => part.chain.push(Step { object, bytes: part.bytes }),
             None => {}
         }
-        self.note(part, None, path.to_owned(), None)
+        self.claim(part, None, path.to_owned(), None)
     }
 
     fn file(&mut self, opened: Opened, path: &Path, mut part: Part) -> Result<()> {
         if !self.only_reads(&part) && !opened.writable {
             self.found.warnings.push(format!(
-                "{} stands on {}, which this user may not write: that no other loop device shows it is not known",
+                "{} stands on {}, which this user may not write: whether another loop device maps it is not known",
                 self.top.display(),
                 path.display()
             ));
         }
-        part.chain.push(Step { object: opened.ground.object, bytes: part.bytes });
+        part.chain.push(Step { object: opened.held_object.object, bytes: part.bytes });
         let end = part.bytes.end.min(opened.status.size);
-        // A file without a name cannot be deleted.
+        // Without a name the file cannot be deleted or replaced.
         let length = (opened.status.links > 0).then(|| Length::new(end));
-        self.note(part, Some(opened.ground), path.to_owned(), length)
+        self.claim(part, Some(opened.held_object), path.to_owned(), length)
     }
 
-    /// Claims the object that a part leads to, unless another user has bytes of it.
-    fn note(
+    /// Claims the object at the end of a part's chain, unless another user has bytes of it.
+    fn claim(
         &mut self,
         part: Part,
-        ground: Option<Arc<Ground>>,
+        held_object: Option<Arc<HeldObject>>,
         path: PathBuf,
         length: Option<Length>,
     ) -> Result<()> {
         let exclusive = !self.only_reads(&part);
-        let unsure = part.unsure.map(|why| format!("; {why}, so it counts as using all")).unwrap_or_default();
-        let busy = |who: String| {
+        let unknown =
+            part.unknown.map(|why| format!("; {why}, so it counts as using all")).unwrap_or_default();
+        let busy = |user: String| {
             let text = format!(
-                "{} is in use: it stands on {}, and {who}{unsure}",
+                "{} is in use: it stands on {}, and {user}{unknown}",
                 self.top.display(),
                 path.display()
             );
@@ -360,22 +365,22 @@ impl<'a> Walk<'a> {
         if part.only_read && part.chain.last().is_some_and(|step| registry.has(self.owner, step)) {
             return Ok(());
         }
-        let held = ground.clone();
-        let wanted = Wanted {
+        let held = held_object.clone();
+        let request = ClaimRequest {
             owner: self.owner,
             top: self.top,
             chain: part.chain,
             exclusive,
-            ground,
+            held_object,
             path: path.clone(),
             length,
-            shown: part.shown,
+            mapping: part.mapping,
         };
-        let claimed = registry.claim(wanted);
+        let claimed = registry.claim(request);
         drop(registry);
         let (claim, unlocked) = claimed.map_err(|_| {
-            let who = held.map(|ground| hold::lock_holder(&ground.held));
-            busy(format!("{} holds a lock on that", who.as_deref().unwrap_or("another program")))
+            let user = held.map(|held_object| hold::lock_holder(&held_object.file));
+            busy(format!("{} holds a lock on that", user.as_deref().unwrap_or("another program")))
         })?;
         self.found.claims.push(claim);
         if let Some(error) = unlocked {
@@ -398,10 +403,10 @@ impl<'a> Walk<'a> {
 
     fn busy_device(&self, path: &Path) -> Error {
         let status = sys::status_of(path).ok();
-        let who = status.and_then(|status| hold::device_user(&status));
-        let who = who.unwrap_or_else(|| "another program holds it exclusively".to_owned());
+        let user = status.and_then(|status| hold::device_user(&status));
+        let user = user.unwrap_or_else(|| "another program holds it exclusively".to_owned());
         let text = format!(
-            "{} is in use: it stands on {}, and {who}; only one process at a time can use parts of a block device through loop devices",
+            "{} is in use: it stands on {}, and {user}; only one process at a time can use parts of a block device through loop devices",
             self.top.display(),
             path.display()
         );
@@ -410,23 +415,24 @@ impl<'a> Walk<'a> {
 }
 
 impl Part {
-    /// Translates its bytes to the larger object, in which it is at `place`.
-    fn lies_in(&mut self, place: ByteRange) {
+    /// Translates its bytes to the larger object in which it occupies `place`.
+    fn translate_to(&mut self, place: ByteRange) {
         self.bytes = within(self.bytes, place.start, place.len());
-        self.shown = self.shown.map(|shown| Shown { at: shown.at.saturating_add(place.start), ..shown });
+        self.mapping =
+            self.mapping.map(|mapping| Mapping { at: mapping.at.saturating_add(place.start), ..mapping });
     }
 }
 
 /// Opens the backing file of the loop device `node`, which the kernel reports at `path`. May block on its file system.
-fn ground(node: &Path, path: &Path, read_only: bool) -> std::result::Result<Opened, Unopened> {
+fn open_backing_file(node: &Path, path: &Path, read_only: bool) -> std::result::Result<Opened, Unopened> {
     let expected = File::open(node).and_then(|device| sys::loop_file(device.as_fd())).ok();
     let object = expected.map(|file| {
         if file.is_block() { Object::Device(file.special) } else { Object::File(file.device, file.inode) }
     });
-    ground_at(path, expected, read_only).map_err(|error| Unopened { error, object })
+    open_backing_file_at(path, expected, read_only).map_err(|error| Unopened { error, object })
 }
 
-fn ground_at(path: &Path, expected: Option<LoopFile>, read_only: bool) -> io::Result<Opened> {
+fn open_backing_file_at(path: &Path, expected: Option<LoopFile>, read_only: bool) -> io::Result<Opened> {
     let before = sys::status_of(path)?;
     if let Some(expected) = expected
         && !expected.is(&before)
@@ -437,8 +443,8 @@ fn ground_at(path: &Path, expected: Option<LoopFile>, read_only: bool) -> io::Re
     let object =
         if is_block { Object::Device(before.special) } else { Object::File(before.device, before.inode) };
     let known = |exclusive| {
-        let ground = registry().ground(object, exclusive)?;
-        Some(Opened { ground, status: before, writable: exclusive })
+        let held_object = registry().held_object(object, exclusive)?;
+        Some(Opened { held_object, status: before, writable: exclusive })
     };
     if let Some(known) = known(!read_only) {
         return Ok(known);
@@ -463,8 +469,8 @@ fn ground_at(path: &Path, expected: Option<LoopFile>, read_only: bool) -> io::Re
     if !status.same_object(&before) {
         return Err(io::Error::other("it was exchanged for something else meanwhile"));
     }
-    let ground = Ground { object, exclusive: writable && !read_only, held: Held::new(file) };
-    Ok(Opened { ground: Arc::new(ground), status, writable })
+    let held_object = HeldObject { object, exclusive: writable && !read_only, file: Held::new(file) };
+    Ok(Opened { held_object: Arc::new(held_object), status, writable })
 }
 
 impl LoopFile {

@@ -1,16 +1,16 @@
 //! Registry of the byte ranges beneath the backing devices of this process.
 //!
 //! A backing device has a [`Chain`] for each contiguous range that it consists of: from the device itself down to a
-//! disk or a file, with the bytes at each step. Two chains with a common object overlap, unless their bytes in a common
-//! object are disjoint: from there on down the same layer keeps them apart.
+//! disk or a file, with the bytes at each step. Two chains with a common object overlap, unless their bytes in some
+//! common object are disjoint: then the bytes beneath it are disjoint, too.
 //!
 //! A file is locked, and a block device beneath a loop device is opened exclusively, once in the process, as a
-//! [`Ground`]. Its users share it, each with its own bytes.
+//! [`HeldObject`]. Its users share it, each with its own bytes.
 //!
-//! Invariants: no byte has two users of which one writes; a lock covers exactly the bytes of its users. Within
-//! this process this holds even if a file system refuses the lock.
+//! Invariants: if one user of a byte writes, the byte has no other user; a lock covers exactly the bytes of its users.
+//! Within this process this holds even if a file system refuses the lock.
 //!
-//! Elsewhere: finding the chains (`beneath`); other processes (the locks).
+//! Elsewhere: finding the chains (`beneath`); the exclusion of other processes (the locks).
 
 use crate::hold::Held;
 use crate::length::Length;
@@ -23,15 +23,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// An object that consists of bytes.
+/// An object that contains bytes of a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Object {
     /// A block device or partition.
     Device(DeviceNumber),
     /// A file by its file system and inode.
     File(DeviceNumber, u64),
-    /// A device whose driver keeps its users apart (a thin pool, a snapshot). Its "bytes" are the numbers of those
-    /// users.
+    /// A device whose driver separates its users (a thin pool, a snapshot). Its "bytes" are the numbers of those users.
     Shared(DeviceNumber),
 }
 
@@ -47,21 +46,21 @@ pub(crate) type Chain = Vec<Step>;
 
 /// A file that is locked, or a block device that is opened exclusively.
 #[derive(Debug)]
-pub(crate) struct Ground {
+pub(crate) struct HeldObject {
     pub object: Object,
     pub exclusive: bool,
-    pub held: Held,
+    pub file: Held,
 }
 
 /// Maps a contiguous range of a backing device to the object beneath it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct Mapping {
     /// The bytes of the backing device.
     pub top: ByteRange,
     pub at: u64,
 }
 
-impl Shown {
+impl Mapping {
     /// The end of `range` of the backing device in the object beneath; 0 if no byte of it is there.
     pub fn end_of(&self, range: ByteRange) -> u64 {
         range.intersection(&self.top).map_or(0, |both| self.at.saturating_add(both.end - self.top.start))
@@ -73,45 +72,45 @@ impl Shown {
 pub(crate) struct Claim {
     id: u64,
     process: u32,
-    left: AtomicBool,
-    pub ground: Option<Arc<Ground>>,
+    kept: AtomicBool,
+    pub held_object: Option<Arc<HeldObject>>,
     pub path: PathBuf,
     /// The required length, of a file with a name.
     pub length: Option<Length>,
     /// The mapping from the backing device; `None` if it is not known.
-    pub shown: Option<Shown>,
+    pub mapping: Option<Mapping>,
 }
 
 impl Claim {
-    /// Keeps the claim until the process ends: the kernel still has operations in flight. Without an open file there is
-    /// nothing to keep: the kernel's own claims last as long as the operations.
-    pub fn leave(&self) {
-        if let Some(ground) = &self.ground {
-            self.left.store(true, Ordering::SeqCst);
-            std::mem::forget(Arc::clone(ground));
+    /// Keeps the claim until the process ends, since the kernel still has operations in flight. A claim without an open
+    /// file is one that the kernel holds itself as long as the operations last.
+    pub fn keep_until_exit(&self) {
+        if let Some(held_object) = &self.held_object {
+            self.kept.store(true, Ordering::SeqCst);
+            std::mem::forget(Arc::clone(held_object));
         }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A forked child drops a copy.
-        if *self.left.get_mut() || self.process != std::process::id() {
+        // A forked child drops a copy, which is no claim of its own.
+        if *self.kept.get_mut() || self.process != std::process::id() {
             return;
         }
         let mut registry = registry();
         let Some(at) = registry.users.iter().position(|user| user.id == self.id) else { return };
         let gone = registry.users.swap_remove(at);
-        if let (Some(ground), Some(last)) = (&self.ground, gone.chain.last())
-            && matches!(ground.object, Object::File(..))
+        if let (Some(held_object), Some(last)) = (&self.held_object, gone.chain.last())
+            && matches!(held_object.object, Object::File(..))
         {
             let others = registry.users.iter().filter_map(|user| {
-                let shares = user.ground.as_ptr() == Arc::as_ptr(ground);
+                let shares = user.held_object.as_ptr() == Arc::as_ptr(held_object);
                 user.chain.last().filter(|_| shares).map(|step| step.bytes)
             });
             for bytes in uncovered(last.bytes, others.collect()) {
-                // A lock that cannot be released ends with the descriptor.
-                let _ = sys::unlock_range(ground.held.as_fd(), bytes);
+                // A lock that cannot be released explicitly ends with the descriptor.
+                let _ = sys::unlock_range(held_object.file.as_fd(), bytes);
             }
         }
     }
@@ -121,12 +120,12 @@ impl Drop for Claim {
 #[derive(Debug)]
 struct User {
     id: u64,
-    /// The same number for all claims of one backing device.
+    /// All claims of one backing device have the same number.
     owner: u64,
     top: PathBuf,
     chain: Chain,
     exclusive: bool,
-    ground: Weak<Ground>,
+    held_object: Weak<HeldObject>,
 }
 
 /// All users of this process.
@@ -138,21 +137,21 @@ pub(crate) struct Registry {
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry { last: 0, users: Vec::new() });
 
-/// The registry of this process. Its lock covers a search for a ground and the claim of it.
+/// The registry of this process. Its lock covers a search for a held object and the claim of it.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The parameters of a claim.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ClaimRequest<'a> {
     pub owner: u64,
     pub top: &'a Path,
     pub chain: Chain,
     pub exclusive: bool,
-    pub ground: Option<Arc<Ground>>,
+    pub held_object: Option<Arc<HeldObject>>,
     pub path: PathBuf,
     pub length: Option<Length>,
-    pub shown: Option<Shown>,
+    pub mapping: Option<Mapping>,
 }
 
 impl Registry {
@@ -162,21 +161,20 @@ impl Registry {
         self.last
     }
 
-    /// The ground that this process has opened already.
-    pub fn ground(&self, object: Object, exclusive: bool) -> Option<Arc<Ground>> {
-        let grounds = self.users.iter().filter_map(|user| user.ground.upgrade());
-        grounds.into_iter().find(|ground| {
+    /// The object that this process holds already.
+    pub fn held_object(&self, object: Object, exclusive: bool) -> Option<Arc<HeldObject>> {
+        let held_objects = self.users.iter().filter_map(|user| user.held_object.upgrade());
+        held_objects.into_iter().find(|held_object| {
             let is_file = matches!(object, Object::File(..));
-            ground.object == object && (ground.exclusive == exclusive || !is_file)
+            held_object.object == object && (held_object.exclusive == exclusive || !is_file)
         })
     }
 
     /// Another backing device of this process that uses bytes of this chain.
     pub fn other(&self, owner: u64, chain: &Chain, exclusive: bool) -> Option<&Path> {
-        let user = self
-            .users
-            .iter()
-            .find(|user| user.owner != owner && (user.exclusive || exclusive) && meet(&user.chain, chain))?;
+        let user = self.users.iter().find(|user| {
+            user.owner != owner && (user.exclusive || exclusive) && may_overlap(&user.chain, chain)
+        })?;
         Some(&user.top)
     }
 
@@ -187,17 +185,17 @@ impl Registry {
         })
     }
 
-    /// Registers a claim, and locks its bytes if its ground is a file. The error beside the claim is the reason why
+    /// Registers a claim, and locks its bytes if the object is a file. The error beside the claim is the reason why
     /// they are not locked: then only users in this process exclude each other.
     ///
     /// # Errors
     /// The error of the lock if another open description has it ([`is_locked`]); then no claim is registered.
-    pub fn claim(&mut self, wanted: Wanted<'_>) -> io::Result<(Claim, Option<io::Error>)> {
-        let Wanted { owner, top, chain, exclusive, ground, path, length, shown } = wanted;
+    pub fn claim(&mut self, request: ClaimRequest<'_>) -> io::Result<(Claim, Option<io::Error>)> {
+        let ClaimRequest { owner, top, chain, exclusive, held_object, path, length, mapping } = request;
         let mut unlocked = None;
-        if let (Some(ground), Some(last)) = (&ground, chain.last())
-            && matches!(ground.object, Object::File(..))
-            && let Err(error) = ground.held.lock(ground.exclusive, last.bytes)
+        if let (Some(held_object), Some(last)) = (&held_object, chain.last())
+            && matches!(held_object.object, Object::File(..))
+            && let Err(error) = held_object.file.lock(held_object.exclusive, last.bytes)
         {
             if is_locked(&error) {
                 return Err(error);
@@ -205,20 +203,20 @@ impl Registry {
             unlocked = Some(error);
         }
         let id = self.number();
-        let weak = ground.as_ref().map_or_else(Weak::new, Arc::downgrade);
-        self.users.push(User { id, owner, top: top.to_owned(), chain, exclusive, ground: weak });
-        let (process, left) = (std::process::id(), AtomicBool::new(false));
-        Ok((Claim { id, process, left, ground, path, length, shown }, unlocked))
+        let weak = held_object.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        self.users.push(User { id, owner, top: top.to_owned(), chain, exclusive, held_object: weak });
+        let (process, kept) = (std::process::id(), AtomicBool::new(false));
+        Ok((Claim { id, process, kept, held_object, path, length, mapping }, unlocked))
     }
 }
 
-/// Whether a lock failed because another open description has one, and not because there are none.
+/// Whether a lock failed because another open description has one, and not because the file system has no locks.
 pub(crate) fn is_locked(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
 
 /// Whether two chains may have a byte in common.
-fn meet(one: &Chain, other: &Chain) -> bool {
+fn may_overlap(one: &Chain, other: &Chain) -> bool {
     let mut is_shared = false;
     for step in one {
         for same in other.iter().filter(|same| same.object == step.object) {
@@ -266,16 +264,16 @@ mod tests {
     fn chains_that_are_disjoint_in_one_layer_do_not_overlap_below_it() {
         let first = chain(&[(9, range(0, 10)), (1, ALL)]);
         let second = chain(&[(9, range(10, 20)), (1, ALL)]);
-        let by_another = chain(&[(8, range(10, 20)), (1, ALL)]);
-        assert!(!meet(&first, &second));
-        assert!(meet(&first, &by_another) && meet(&second, &by_another));
-        assert!(!meet(&first, &chain(&[(2, ALL)])));
-        assert!(!meet(&chain(&[(1, range(0, 8))]), &chain(&[(2, ALL), (1, range(8, 9))])));
+        let through_another = chain(&[(8, range(10, 20)), (1, ALL)]);
+        assert!(!may_overlap(&first, &second));
+        assert!(may_overlap(&first, &through_another) && may_overlap(&second, &through_another));
+        assert!(!may_overlap(&first, &chain(&[(2, ALL)])));
+        assert!(!may_overlap(&chain(&[(1, range(0, 8))]), &chain(&[(2, ALL), (1, range(8, 9))])));
     }
 
     #[test]
     fn an_empty_range_overlaps_nothing() {
-        assert!(!meet(&chain(&[(1, range(5, 5))]), &chain(&[(1, ALL)])));
+        assert!(!may_overlap(&chain(&[(1, range(5, 5))]), &chain(&[(1, ALL)])));
     }
 
     #[test]
@@ -291,12 +289,12 @@ mod tests {
 
     #[test]
     fn ends_of_ranges_are_mapped_to_the_object_beneath() {
-        let shown = Shown { top: range(100, 200), at: 5000 };
-        assert_eq!(shown.end_of(range(0, 100)), 0);
-        assert_eq!(shown.end_of(range(0, 101)), 5001);
-        assert_eq!(shown.end_of(range(150, 160)), 5060);
-        assert_eq!(shown.end_of(range(150, 900)), 5100);
-        assert_eq!(shown.end_of(range(200, 900)), 0);
+        let mapping = Mapping { top: range(100, 200), at: 5000 };
+        assert_eq!(mapping.end_of(range(0, 100)), 0);
+        assert_eq!(mapping.end_of(range(0, 101)), 5001);
+        assert_eq!(mapping.end_of(range(150, 160)), 5060);
+        assert_eq!(mapping.end_of(range(150, 900)), 5100);
+        assert_eq!(mapping.end_of(range(200, 900)), 0);
     }
 
     #[test]
@@ -304,23 +302,23 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let open = || std::fs::File::options().read(true).write(true).open(file.path()).expect("it opens");
         let object = Object::File(DeviceNumber { major: 0, minor: 0 }, 0x7777);
-        let ground = Arc::new(Ground { object, exclusive: true, held: Held::new(open()) });
+        let held_object = Arc::new(HeldObject { object, exclusive: true, file: Held::new(open()) });
         let claim = |owner, bytes| {
             let mut registry = registry();
-            let ground = registry.ground(object, true).unwrap_or_else(|| Arc::clone(&ground));
+            let held_object = registry.held_object(object, true).unwrap_or_else(|| Arc::clone(&held_object));
             let step = Step { object, bytes };
             assert_eq!(registry.other(owner, &vec![step], true), None);
-            let wanted = Wanted {
+            let request = ClaimRequest {
                 owner,
                 top: Path::new("/dev/top"),
                 chain: vec![step],
                 exclusive: true,
-                ground: Some(ground),
+                held_object: Some(held_object),
                 path: file.path().to_owned(),
                 length: None,
-                shown: None,
+                mapping: None,
             };
-            let (claim, unlocked) = registry.claim(wanted).expect("free");
+            let (claim, unlocked) = registry.claim(request).expect("free");
             assert!(unlocked.is_none(), "{unlocked:?}");
             claim
         };

@@ -1,6 +1,5 @@
-//! A function that wraps backing devices: a demonstration or a test uses it to put its own device in front of a disk.
-//!
-//! Elsewhere: the devices, among them [`Throttle`](crate::Throttle).
+//! A function that wraps backing devices: a demonstration or a test uses it to put its own device in front of a disk,
+//! such as a [`Throttle`](crate::Throttle).
 
 use crate::Backing;
 use std::fmt;

@@ -24,15 +24,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Whether the page cache is passed by.
+/// Whether the page cache is bypassed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Direct {
     /// Bypassed if the file system supports it.
     #[default]
     Auto,
-    /// Refuse what can't.
+    /// Bypassed; opening fails if the file system does not support it.
     Always,
-    /// Through the page cache.
+    /// Not bypassed.
     Never,
 }
 
@@ -51,15 +51,14 @@ pub enum Engine {
 pub struct Options {
     /// Open it read-only.
     pub read_only: bool,
-    /// Whether the page cache is passed by.
+    /// Whether the page cache is bypassed.
     pub direct: Direct,
     /// How operations reach the kernel.
     pub engine: Engine,
-    /// The logical sector that it must have, because clients have seen it. A file that wants larger ones for direct I/O
-    /// by now goes through the page cache; a block device with larger ones is refused.
+    /// The required logical sector, which clients use. A file on a file system that now requires larger sectors for
+    /// direct I/O goes through the page cache; a block device with larger ones is refused.
     pub sector: Option<u32>,
-    /// The size that it must have, because clients have seen it: a smaller device is refused, a larger one is used up
-    /// to this.
+    /// The required size, which clients use: a smaller device is refused; of a larger one, only this much is used.
     pub size: Option<u64>,
 }
 
@@ -70,15 +69,15 @@ pub struct Info {
     pub path: PathBuf,
     /// A file or a block device.
     pub kind: Kind,
-    /// Whether the page cache is passed by.
+    /// Whether the page cache is bypassed.
     pub direct: bool,
-    /// The reason if it is not, although it was requested.
+    /// Why the page cache is not bypassed, although that was requested.
     pub buffered_reason: Option<String>,
     /// Whether operations go through io_uring.
     pub ring: bool,
-    /// The reason if they do not, although it was requested.
+    /// Why operations do not go through io_uring, although that was requested.
     pub synchronous_reason: Option<String>,
-    /// Open it read-only.
+    /// Whether it is open read-only.
     pub read_only: bool,
     /// Unused bytes at the end: the rest of a partial sector, or the growth of a device.
     pub unused_tail: u64,
@@ -104,15 +103,14 @@ impl BackingFile {
     /// Opens and locks `path`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::Busy`] (mounted, locked, used by a loop device),
-    /// [`ErrorKind::ReadOnly`], [`ErrorKind::InvalidArgument`] (a directory, a character device, no whole sector),
-    /// [`ErrorKind::OutOfRange`] (smaller than it must be), [`ErrorKind::Permission`],
-    /// [`ErrorKind::Unsupported`].
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Busy`] (mounted, locked, used by a loop device), [`ErrorKind::ReadOnly`],
+    /// [`ErrorKind::InvalidArgument`] (a directory, a character device, no whole sector), [`ErrorKind::OutOfRange`]
+    /// (smaller than it must be), [`ErrorKind::Permission`], [`ErrorKind::Unsupported`].
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         Ok(Self::open_as(path.as_ref(), options, None)?.0)
     }
 
-    /// Opens and locks `path`, which must lead to the disk with the identity `recorded`. Also returns the warnings of
+    /// Opens and locks `path`, which must be the disk with the identity `recorded`. Also returns the warnings of
     /// [`Identity::check`].
     ///
     /// # Errors
@@ -141,7 +139,7 @@ impl BackingFile {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
-        // 1. Lock it, so that no other user changes what is checked next.
+        // 1. Lock it, so that no other user changes what the next steps check.
         let whole = match kind {
             Kind::Block => geometry::block_size(&opened.file, &path)?,
             Kind::File => {
@@ -154,12 +152,12 @@ impl BackingFile {
         let identity = identity::of_open(&opened.file, &opened.status, kind, whole);
         let mut warnings = recorded.map_or(Ok(Vec::new()), |recorded| recorded.check(&identity, &path))?;
         warnings.append(&mut opened.warnings);
-        // 3. Check that its geometry fits its clients.
+        // 3. Check that its geometry fits the one that clients use.
         let mut geometry = match kind {
             Kind::Block => geometry::of_block_device(&opened.file, &opened.status, whole, &path)?,
             Kind::File => file_geometry(&mut opened, &path, &options)?,
         };
-        keep_promises(&path, whole, &mut geometry, &options)?;
+        apply_recorded_geometry(&path, whole, &mut geometry, &options)?;
         if kind == Kind::File && !options.read_only {
             check_file_size_limit(&path, geometry.size)?;
         }
@@ -275,7 +273,7 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
 }
 
 fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened> {
-    // Root could write a file without any write bit; the mode is honoured nevertheless.
+    // Root could write a file without a write bit; the mode is respected nevertheless.
     if !options.read_only && expected.mode & 0o222 == 0 {
         let text = format!("{} is read-only: its mode has no write bit (chmod u+w)", path.display());
         return Err(Error::new(ErrorKind::ReadOnly, text));
@@ -303,11 +301,11 @@ fn checked_status(file: &File, path: &Path, expected: &Status, options: &Options
     if status.same_object(expected) {
         return Ok(status);
     }
-    let text = format!("{} was exchanged for something else while it was opened; try again", path.display());
+    let text = format!("another file replaced {} while it was opened; try again", path.display());
     Err(Error::new(ErrorKind::Busy, text))
 }
 
-/// The geometry of a locked file; turns direct I/O off if the file does not support it. The lock stays.
+/// The geometry of a locked file; turns direct I/O off if the file does not support it. The file stays locked.
 fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<BackingGeometry> {
     let mut sector = geometry::FILE_SECTOR;
     if opened.direct {
@@ -327,11 +325,11 @@ fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<
     Ok(geometry::of_file(&opened.file, &opened.status, sector, options.read_only))
 }
 
-fn direct_sector(opened: &Opened, promised: Option<u32>) -> std::result::Result<u32, String> {
+fn direct_sector(opened: &Opened, recorded: Option<u32>) -> std::result::Result<u32, String> {
     let wanted = geometry::direct_sector(&opened.file, &opened.status)?;
-    match promised {
-        Some(promised) if promised < wanted => {
-            Err(format!("the file system wants sectors of {wanted} bytes by now, clients know {promised}"))
+    match recorded {
+        Some(recorded) if recorded < wanted => {
+            Err(format!("the file system requires sectors of {wanted} bytes, and clients use {recorded}"))
         }
         _ => Ok(wanted),
     }
@@ -348,19 +346,24 @@ fn check_options(options: &Options) -> Result<()> {
     }
 }
 
-/// Adjusts the geometry to the one that clients have seen, or returns the reason why it cannot be.
-fn keep_promises(path: &Path, whole: u64, geometry: &mut BackingGeometry, options: &Options) -> Result<()> {
-    if let Some(promised) = options.sector {
-        if promised < geometry.sector {
+/// Adjusts the geometry to the one that clients use, or returns the reason why it does not fit.
+fn apply_recorded_geometry(
+    path: &Path,
+    whole: u64,
+    geometry: &mut BackingGeometry,
+    options: &Options,
+) -> Result<()> {
+    if let Some(recorded) = options.sector {
+        if recorded < geometry.sector {
             let text = format!(
-                "{} has sectors of {} bytes, it had {promised} before; give the device that it was",
+                "{} has sectors of {} bytes, and {recorded} were recorded; use the recorded device",
                 path.display(),
                 geometry.sector
             );
             return Err(Error::new(ErrorKind::Exchanged, text));
         }
-        geometry.sector = promised;
-        geometry.physical_sector = geometry.physical_sector.max(promised);
+        geometry.sector = recorded;
+        geometry.physical_sector = geometry.physical_sector.max(recorded);
     }
     let sector = u64::from(geometry.sector);
     if whole < sector {
@@ -368,8 +371,8 @@ fn keep_promises(path: &Path, whole: u64, geometry: &mut BackingGeometry, option
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     match options.size {
-        Some(promised) if promised > whole => return Err(identity::shrunk(path, promised, whole)),
-        promised => geometry.size = promised.unwrap_or(whole),
+        Some(recorded) if recorded > whole => return Err(identity::shrunk(path, recorded, whole)),
+        recorded => geometry.size = recorded.unwrap_or(whole),
     }
     geometry.size -= geometry.size % sector;
     Ok(())
@@ -398,7 +401,7 @@ fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
             let text = format!("cannot open a queue: {error}; raise the limit of open files (ulimit -n)");
             Err(Error::new(ErrorKind::System, text))
         }
-        Err(error) => Ok((false, Some(format!("io_uring is not to be had: {error}")))),
+        Err(error) => Ok((false, Some(format!("io_uring is not available: {error}")))),
     }
 }
 
@@ -420,12 +423,13 @@ fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &i
         Some(libc::EPERM) if !options.read_only && is_file => {
             (ErrorKind::ReadOnly, format!("{name} may not be written: {error}; is it immutable (lsattr)?"))
         }
-        Some(libc::EACCES) if !options.read_only && no_write_bit && could_read(path) => {
+        Some(libc::EACCES) if !options.read_only && no_write_bit && is_readable(path) => {
             (ErrorKind::ReadOnly, format!("{name} may be read but not written"))
         }
         Some(libc::EACCES | libc::EPERM) => {
-            let text =
-                format!("{name} may not be opened: {error}; run as a user, or in a container, that may");
+            let text = format!(
+                "opening {name} is not permitted: {error}; run as a user, or in a container, with the permission"
+            );
             (ErrorKind::Permission, text)
         }
         Some(libc::EINVAL) if options.direct == Direct::Always => {
@@ -439,6 +443,6 @@ fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &i
     Error::new(kind, text).at_path(name.to_string())
 }
 
-fn could_read(path: &Path) -> bool {
+fn is_readable(path: &Path) -> bool {
     File::open(path).is_ok()
 }

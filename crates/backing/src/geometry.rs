@@ -1,7 +1,7 @@
 //! The geometry of a backing device.
 //!
-//! Invariants: properties that the system does not report get the safe value, even if it is slower: a volatile
-//! cache is assumed, a promise of zeroes is not.
+//! Invariants: a property that the system does not report gets the safe value, even if it is slower: a volatile cache
+//! is assumed, and discarded ranges are not assumed to read as zeroes.
 //!
 //! Elsewhere: whether the device is free to be used (`hold`).
 
@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The sector of a file without a requirement for a larger one, in bytes.
+/// The sector of a file for which no larger one is required, in bytes.
 pub(crate) const FILE_SECTOR: u32 = 512;
 const SECTOR_MAX: u32 = 4096;
 /// Alignment of buffers for direct I/O in bytes; file systems that require more are refused.
@@ -89,7 +89,7 @@ pub(crate) fn direct_sector(file: &File, status: &Status) -> std::result::Result
     };
     let sector = offset.max(FILE_SECTOR);
     if memory > MEMORY_ALIGNMENT || sector > SECTOR_MAX || !sector.is_power_of_two() {
-        return Err(format!("the file system wants direct I/O aligned to {} bytes", memory.max(sector)));
+        return Err(format!("the file system requires direct I/O aligned to {} bytes", memory.max(sector)));
     }
     Ok(sector)
 }
@@ -98,11 +98,11 @@ fn tried_alignment(file: &File) -> std::result::Result<u32, String> {
     let mut buffer = AlignedBuffer::zeroed(SECTOR_MAX as usize);
     let mut length = FILE_SECTOR;
     loop {
-        // One read at an odd sector, to test the alignment of the offset, too.
+        // One read at an odd sector, to test the alignment of the offset as well.
         match file.read_at(&mut buffer[..length as usize], u64::from(length)) {
             Ok(_) => return Ok(length),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && length < SECTOR_MAX => length *= 2,
-            Err(error) => return Err(format!("direct I/O was tried and failed: {error}")),
+            Err(error) => return Err(format!("a test of direct I/O failed: {error}")),
         }
     }
 }
@@ -129,7 +129,7 @@ pub(crate) fn of_file(file: &File, status: &Status, sector: u32, read_only: bool
     }
 }
 
-/// Whether the file system punches holes: tested far after the end of the file, where there is no data.
+/// Whether the file system punches holes: tested far after the end of the file, where there is no data to lose.
 fn punches_holes(file: &File, size: u64) -> bool {
     let at = size.next_multiple_of(1 << 20).saturating_add(1 << 30);
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -1,16 +1,15 @@
 //! Exclusive locks of backing devices.
 //!
-//! Invariants: a block device is locked by `O_EXCL`, which mounts, swap, device mapper and md use, too, and by
-//! claims on its underlying devices (`beneath`); a file by a lock of the open description; no loop device uses either.
-//! The lock ends with the last descriptor, so also when the process is killed; the lock of a file ends with its
+//! Invariants: a block device is locked by `O_EXCL`, which mounts, swap, device mapper and md use, too, and by claims
+//! on its underlying devices (`beneath`); a file is locked by a lock of the open description; no loop device uses
+//! either. The lock ends with the last descriptor, so also when the process is killed; the lock of a file ends with its
 //! [`Held`].
 //!
-//! Elsewhere: programs that open a file without a lock cannot be detected, as the documentation says. A claim of a
-//! block device cannot be released while a child process has a copy of the descriptor: a new open waits
-//! ([`after_predecessor`]).
+//! Not provided: programs that open a file without a lock cannot be detected. A claim of a block device cannot be
+//! released while a child process has a copy of the descriptor: a new open waits ([`after_predecessor`]).
 
-use crate::beneath::ANSWER;
-use crate::claims::{Chain, Claim, Object, Step, Wanted, is_locked, registry};
+use crate::beneath::OPEN_TIMEOUT;
+use crate::claims::{Chain, Claim, ClaimRequest, Object, Step, is_locked, registry};
 use crate::query::{self, Query};
 use crate::sys::{self, LoopFile, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice};
@@ -25,15 +24,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a disk may stay locked by a process that was killed. The kernel releases the lock after the last write of
-/// the process, which can take long on a slow disk; without the lock that write could overwrite a later one.
+/// How long the lock of a disk may outlive the process that held it. The kernel releases the lock of a killed process
+/// after its last write, which can take long on a slow disk; without the lock that write could overwrite a later one.
 pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
 
 const FUSE_MAGIC: u64 = 0x6573_5546;
 
 /// An open file or device, and its lock.
 ///
-/// A forked process has a copy of every descriptor until it executes another program, or until it ends: closing alone
+/// A forked process has a copy of every descriptor until it executes another program, or until it ends: a close
 /// would not release the lock, so it is released explicitly. A child that drops its copy does not release the lock of
 /// its parent.
 #[derive(Debug)]
@@ -43,8 +42,8 @@ pub(crate) struct Held {
     process: u32,
     /// Claims on the underlying devices and files.
     pub beneath: Vec<Claim>,
-    /// Of a file: its entry in the registry of this process, for a loop device over the file that cannot check the
-    /// lock.
+    /// Of a file: its entry in the registry of this process. It also excludes a claim through a loop device that cannot
+    /// check the lock.
     registered: Option<Claim>,
 }
 
@@ -64,9 +63,9 @@ impl Held {
 
     /// Leaves the release of the lock to the close of the last descriptor: the kernel still has operations in flight
     /// and its own reference. It has no reference to the underlying files: these stay open until the process ends.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn release_on_close(&self) {
         self.locked.store(false, Ordering::SeqCst);
-        self.beneath.iter().for_each(Claim::leave);
+        self.beneath.iter().for_each(Claim::keep_until_exit);
     }
 }
 
@@ -89,8 +88,8 @@ impl Drop for Held {
     }
 }
 
-/// Opens a file or device that a process killed a moment ago may still lock; there is no event for the kernel's release
-/// of the lock, so it retries.
+/// Opens a file or device that a process killed a moment ago may still have locked. Retries: the kernel has no event
+/// for the release of the lock.
 ///
 /// # Errors
 /// Those of `open`; [`ErrorKind::Busy`] only after `timeout`.
@@ -112,8 +111,8 @@ pub(crate) fn hold_file(file: &mut Held, status: &Status, path: &Path, read_only
     let whole = ByteRange { start: 0, end: u64::MAX };
     if let Err(error) = file.lock(!read_only, whole) {
         if is_locked(&error) {
-            let who = lock_holder(file);
-            return Err(Error::new(ErrorKind::Busy, format!("{name} is in use: {who} holds a lock on it")));
+            let user = lock_holder(file);
+            return Err(Error::new(ErrorKind::Busy, format!("{name} is in use: {user} holds a lock on it")));
         }
         let text = format!("{name} cannot be held exclusively, its file system refuses a lock: {error}");
         return Err(Error::new(ErrorKind::Unsupported, text));
@@ -123,7 +122,7 @@ pub(crate) fn hold_file(file: &mut Held, status: &Status, path: &Path, read_only
     refuse_loop_device(file, status, path)
 }
 
-/// Registers the user of a file that is locked already.
+/// Registers the user of a file that is already locked.
 fn register(chain: Chain, path: &Path, exclusive: bool) -> Result<Claim> {
     let mut registry = registry();
     let owner = registry.number();
@@ -131,17 +130,17 @@ fn register(chain: Chain, path: &Path, exclusive: bool) -> Result<Claim> {
         let text = format!("{} is in use: {}", path.display(), user_in_this_process(other));
         return Err(Error::new(ErrorKind::Busy, text));
     }
-    let wanted = Wanted {
+    let request = ClaimRequest {
         owner,
         top: path,
         chain,
         exclusive,
-        ground: None,
+        held_object: None,
         path: path.to_owned(),
         length: None,
-        shown: None,
+        mapping: None,
     };
-    let (claim, _) = registry.claim(wanted).map_err(|error| {
+    let (claim, _) = registry.claim(request).map_err(|error| {
         Error::new(ErrorKind::Busy, format!("{} is in use", path.display())).caused_by(error)
     })?;
     Ok(claim)
@@ -160,8 +159,8 @@ pub(crate) fn refuse_loop_device(file: &File, status: &Status, path: &Path) -> R
     Err(Error::new(ErrorKind::Busy, text))
 }
 
-/// Refuses a regular file that a loop device uses. Does not open or change the file. It is no error if nothing, or no
-/// regular file, is at `path`.
+/// Refuses a regular file that a loop device uses. Does not open or change the file. If nothing, or no regular file, is
+/// at `path`, this succeeds.
 ///
 /// # Errors
 /// [`ErrorKind::Busy`] with the name of the loop device, and where it is mounted.
@@ -173,8 +172,8 @@ pub fn refuse_file_beneath_loop_device(path: &Path) -> Result<()> {
     }
 }
 
-/// A text that names another loop device than `own` that uses these bytes and is mounted, swap space, or a member of
-/// another device.
+/// A text that names a loop device other than `own` that uses these bytes and is mounted, used as swap space, or a
+/// member of another device.
 pub(crate) fn loop_device_in_use(
     file: &File,
     status: &Status,
@@ -189,7 +188,7 @@ pub(crate) fn loop_device_in_use(
     })
 }
 
-/// A text that names this process and the backing device for which it uses the same bytes.
+/// A text that names this process, and the backing device for which it uses the same bytes.
 pub(crate) fn user_in_this_process(other: &Path) -> String {
     let process = PathBuf::from(format!("/proc/{}", std::process::id()));
     let process = cbd_holder::name_of(&process, ", this one");
@@ -210,9 +209,9 @@ fn mounted_on(name: &str) -> String {
     mount.map(|mount| format!(", mounted on {}", mount.target.display())).unwrap_or_default()
 }
 
-/// The loop devices that use these bytes of a file or block device, whatever path it was opened by: also those on the
-/// disk that it is a part of, or on a part of it. A loop device whose query times out is on a file system that hangs
-/// (FUSE in another mount namespace, a network), so not on the file system of `file`, which has responded.
+/// The loop devices that use these bytes of a file or block device, whichever path opened it: also those on the disk
+/// that it is a part of, or on a part of it. A loop device whose query times out is on a file system that hangs (FUSE
+/// in another mount namespace, a network), so not on the file system of `file`, which has responded.
 fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDevice> {
     let devices = sysfs::loop_devices();
     if devices.is_empty() {
@@ -221,20 +220,20 @@ fn loop_devices_on(file: &File, status: &Status, bytes: ByteRange) -> Vec<LoopDe
     let on_fuse = sys::file_system(file.as_fd()).is_ok_and(|(magic, _, _)| magic == FUSE_MAGIC);
     let mounts = mounts::of_this_thread().unwrap_or_default();
     let ours = in_disk(status.special, bytes);
-    // A file on FUSE is not the same as one that is not, and a query of its server may hang.
+    // A file on FUSE is not the same object as one on another file system, and a query of its server may hang.
     let may_be = |device: &LoopDevice| on_fuse || !on_fuse_mount(&device.file, &mounts);
     let devices: Vec<LoopDevice> = devices.into_iter().filter(may_be).collect();
     let query_of = |device: &LoopDevice| -> Query<Option<LoopFile>> {
         let copy = device.clone();
         (format!("loop {}", device.name), Box::new(move || backing_file(&copy)))
     };
-    let answers = query::run_all(ANSWER, devices.iter().map(query_of).collect());
+    let answers = query::run_all(OPEN_TIMEOUT, devices.iter().map(query_of).collect());
     let answered = devices.into_iter().zip(answers).filter_map(|(device, answer)| Some((device, answer??)));
     let is_it = |(device, found): &(LoopDevice, LoopFile)| {
         if !status.is_block() {
             return found.is(status) && bytes.intersection(&device.bytes).is_some();
         }
-        // For a file, `device` would be the device of its file system.
+        // For a file, `device` would be the device number of its file system.
         let theirs = in_disk(found.special, device.bytes);
         found.is_block() && theirs.0 == ours.0 && theirs.1.intersection(&ours.1).is_some()
     };
@@ -266,18 +265,18 @@ fn on_fuse_mount(path: &Path, mounts: &[Mount]) -> bool {
     nearest.is_some_and(|mount| mount.kind.starts_with("fuse") && mount.kind != "fuseblk")
 }
 
-/// The error of a block device with a known user; always an error if it is `claimed`.
+/// The error for a block device with a known user; if it is `claimed`, there is always an error.
 pub(crate) fn busy_block_device(status: &Status, path: &Path, claimed: bool) -> Option<Error> {
     let otherwise = || claimed.then(|| String::from("another program holds it exclusively"));
-    let who = if claimed { device_user(status) } else { user_of(status.special) };
-    let who = who.or_else(otherwise)?;
-    Some(Error::new(ErrorKind::Busy, format!("{} is in use: {who}", path.display())))
+    let user = if claimed { device_user(status) } else { user_of(status.special) };
+    let user = user.or_else(otherwise)?;
+    Some(Error::new(ErrorKind::Busy, format!("{} is in use: {user}", path.display())))
 }
 
 /// The known user of a block device, or the process that has it open.
 pub(crate) fn device_user(status: &Status) -> Option<String> {
     let opened = || cbd_holder::of_block_device((status.special.major, status.special.minor));
-    user_of(status.special).or_else(|| opened().map(|who| format!("{who} has it open")))
+    user_of(status.special).or_else(|| opened().map(|user| format!("{user} has it open")))
 }
 
 fn user_of(device: DeviceNumber) -> Option<String> {
@@ -291,7 +290,7 @@ fn user_of(device: DeviceNumber) -> Option<String> {
         let which = if mount.device == device { "it is" } else { "a part of its disk is" };
         return Some(format!("{which} mounted on {}; unmount it first", mount.target.display()));
     }
-    // Swap files are skipped: they are no block devices, and their file systems may hang.
+    // Swap files are skipped: they are not block devices, and their file systems may hang.
     for swap in mounts::swaps().into_iter().filter(|path| path.starts_with("/dev")) {
         if sys::status_of(&swap).is_ok_and(|found| relatives.contains(&found.special) && found.is_block()) {
             return Some(format!("{} is swap space; turn it off first (swapoff)", swap.display()));
@@ -354,11 +353,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_left_ends_with_the_last_descriptor() {
+    fn a_lock_that_is_released_on_close_ends_with_the_last_descriptor() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let first = held(file.path()).expect("free");
         let of_the_kernel = first.try_clone().expect("a copy");
-        first.leave();
+        first.release_on_close();
         drop(first);
         assert_eq!(held(file.path()).expect_err("not yet").kind(), ErrorKind::Busy);
         drop(of_the_kernel);

@@ -2,7 +2,7 @@
 //!
 //! An identity is a set of marks: properties of a disk or file that survive a restart of the machine (serial numbers,
 //! world wide names, a file system's UUID with an inode and its birth time), and, for disks without such properties,
-//! the port that they are plugged into. A path is no mark, nor is a number that the kernel assigns at each start.
+//! the port that they are plugged into. A path is not a mark, nor is a number that the kernel assigns at each start.
 //!
 //! Invariants: two identities are the same disk only if a mark is equal and none contradicts; a token is at most
 //! [`TOKEN_MAX`] bytes of printable ASCII, and any text is either parsed or refused.
@@ -20,15 +20,15 @@ use std::path::Path;
 
 /// Longest token in bytes: the size of its field in a backend's table entry.
 pub const TOKEN_MAX: usize = 256;
-/// Longest value of a mark; longer ones are truncated, and end in a checksum of the whole value.
+/// Longest value of a mark; a longer one is truncated, and ends in a checksum of the whole value.
 const VALUE_MAX: usize = 56;
 
 /// Marks from the strongest to the weakest. If a token exceeds its maximum, the last ones are omitted.
 ///
-/// `inode`, `born`, `fs`, `fsid`, `subvol`: of a file, or of the file behind a loop device; `offset`: where a loop device
-/// begins in its file. `wwid`, `uuid`, `serial`: of a disk, or of what device mapper or md made. `part`, `slice`: a
-/// partition's UUID, its number and first sector. `place`: where it is plugged in. `boot`, `seq`: the start of the
-/// machine, and the kernel's number for the disk, never used twice in it.
+/// `inode`, `born`, `fs`, `fsid`, `subvol`: of a file, or of the file beneath a loop device; `offset`: where a loop
+/// device begins in its file. `wwid`, `uuid`, `serial`: of a disk, or of a device of device mapper or md. `part`,
+/// `slice`: a partition's UUID, and its number and first sector. `place`: the port. `boot`, `seq`: the boot of the
+/// machine, and the kernel's number for the disk, which it uses once in a boot.
 const KEYS: [&str; 14] = [
     "inode", "born", "fs", "fsid", "subvol", "offset", "slice", "part", "wwid", "uuid", "serial", "boot",
     "seq", "place",
@@ -38,10 +38,10 @@ const MUST_AGREE: [&str; 9] = ["inode", "born", "fs", "fsid", "subvol", "wwid", 
 /// Marks that both must have, or neither.
 const MUST_MATCH: [&str; 2] = ["offset", "slice"];
 /// Marks of which at least one must be in both identities; otherwise they cannot be compared.
-const TELLING: [&str; 5] = ["wwid", "uuid", "serial", "part", "inode"];
+const DISTINCTIVE: [&str; 5] = ["wwid", "uuid", "serial", "part", "inode"];
 
 /// File systems whose `f_fsid` is derived from data on the disk, so that it survives a restart: ext, btrfs, f2fs.
-const LASTING_FSID: [u64; 3] = [0xEF53, 0x9123_683E, 0xF2F5_2010];
+const PERSISTENT_FSID: [u64; 3] = [0xEF53, 0x9123_683E, 0xF2F5_2010];
 
 /// The kind of a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,12 +84,13 @@ impl Identity {
         self.size
     }
 
-    /// Whether it has no mark of its own, so that after a restart only the port distinguishes it from another disk.
+    /// Whether it has no mark of its own, so that after a restart only the port distinguishes the disk from another
+    /// one.
     #[must_use]
     pub fn is_weak(&self) -> bool {
         match self.kind {
             Kind::File => !["born", "fs", "fsid"].iter().any(|key| self.marks.contains_key(key)),
-            Kind::Block => !TELLING.iter().any(|key| self.marks.contains_key(key)),
+            Kind::Block => !DISTINCTIVE.iter().any(|key| self.marks.contains_key(key)),
         }
     }
 
@@ -112,10 +113,10 @@ impl Identity {
     /// Parses a token. Marks of a later version are ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`] if the text is no token.
+    /// [`ErrorKind::Damaged`] if the text is not a token.
     pub fn parse(token: &str) -> Result<Self> {
         let refused =
-            || Error::new(ErrorKind::Damaged, format!("no identity of a backing device: {token:?}"));
+            || Error::new(ErrorKind::Damaged, format!("not the identity of a backing device: {token:?}"));
         if token.len() > TOKEN_MAX {
             return Err(refused());
         }
@@ -158,14 +159,14 @@ impl Identity {
                 return Err(format!("its {key} was {before} and is {now}"));
             }
         }
-        if TELLING.iter().any(|key| self.both(found, key).is_some()) {
+        if DISTINCTIVE.iter().any(|key| self.both(found, key).is_some()) {
             return Ok(());
         }
-        self.same_place(found)
+        self.same_port(found)
     }
 
-    /// The comparison for disks without marks: by the kernel's numbers within one start, by the port over several.
-    fn same_place(&self, found: &Self) -> std::result::Result<(), String> {
+    /// The comparison for disks without marks: by the kernel's numbers within one boot, by the port across boots.
+    fn same_port(&self, found: &Self) -> std::result::Result<(), String> {
         if let Some((before, now)) = self.both(found, "boot")
             && before == now
             && let Some((before, now)) = self.both(found, "seq")
@@ -175,7 +176,7 @@ impl Identity {
         match self.both(found, "place") {
             Some((before, now)) if before == now => Ok(()),
             Some((before, now)) => Err(format!("it was at {before} and is at {now}")),
-            None => Err(String::from("nothing that it carries tells it from another disk")),
+            None => Err(String::from("no property distinguishes it from another disk")),
         }
     }
 
@@ -189,19 +190,19 @@ impl Identity {
             let both: Vec<_> = keys.iter().filter_map(|key| self.both(other, key)).collect();
             !both.is_empty() && both.iter().all(|(one, another)| one == another)
         };
-        // An inode number alone is not enough: every file system has an inode 12.
+        // The inode number alone does not suffice: every file system has an inode 12.
         let same_file = self.both(other, "inode").is_some()
             && OF_A_FILE[1..].iter().any(|key| self.both(other, key).is_some())
             && agree(&OF_A_FILE);
         if !same_file && !agree(&OF_A_DISK) {
             return false;
         }
-        let (one, another) = (self.place_in_whole(), other.place_in_whole());
+        let (one, another) = (self.range_in_whole(), other.range_in_whole());
         one.start < another.end && another.start < one.end
     }
 
     /// Its range in the file or the disk that its marks describe.
-    fn place_in_whole(&self) -> ByteRange {
+    fn range_in_whole(&self) -> ByteRange {
         let number = |text: &str| text.parse::<u64>().unwrap_or(0);
         let offset = self.marks.get("offset").map_or(0, |offset| number(offset));
         let sectors = self.marks.get("slice").and_then(|slice| slice.split_once('@'));
@@ -214,7 +215,7 @@ impl Identity {
     }
 
     /// Refuses the disk found at `path` unless it has this identity and is large enough. Returns warnings: a disk that
-    /// has grown (the recorded size stays in force), a disk that cannot be identified for certain.
+    /// has grown (the recorded size stays in use), a disk that cannot be identified for certain.
     ///
     /// # Errors
     /// [`ErrorKind::Exchanged`] for another disk, with both identities; [`ErrorKind::OutOfRange`] for one that shrank.
@@ -241,7 +242,7 @@ impl Identity {
         }
         if found.is_weak() {
             warnings.push(format!(
-                "{} carries no serial number or UUID: after a restart it is known only by where it is plugged in",
+                "{} has no serial number or UUID: after a restart only the port that it is plugged into identifies it",
                 path.display()
             ));
         }
@@ -258,7 +259,7 @@ impl fmt::Display for Identity {
 /// The error of a device that is smaller than it was.
 pub(crate) fn shrunk(path: &Path, recorded: u64, found: u64) -> Error {
     let text = format!(
-        "{} has shrunk: {recorded} bytes were recorded, it has {found}; give it back its size",
+        "{} has shrunk: {recorded} bytes were recorded, it has {found}; restore its size",
         path.display()
     );
     Error::new(ErrorKind::OutOfRange, text)
@@ -276,7 +277,7 @@ pub(crate) fn of_open(file: &Held, status: &Status, kind: Kind, size: u64) -> Id
 
 impl Identity {
     fn mark(&mut self, key: &'static str, value: Option<String>) {
-        let value = value.map(|value| plain(&value)).filter(|value| !value.is_empty());
+        let value = value.map(|value| encode_value(&value)).filter(|value| !value.is_empty());
         if let Some(value) = value {
             self.marks.insert(key, value);
         }
@@ -288,9 +289,9 @@ fn file_marks(file: BorrowedFd<'_>, status: &Status, identity: &mut Identity) {
     identity.mark("born", status.born.map(|(seconds, nanoseconds)| format!("{seconds}.{nanoseconds:09}")));
     identity.mark("subvol", status.subvolume.map(|number| number.to_string()));
     identity.mark("fs", cbd_sys::ioctl::file_system_uuid(file).map(|uuid| hexadecimal(&uuid)));
-    // Recorded in addition, since an older kernel reports no other mark.
+    // Recorded as well, since an older kernel reports no other mark.
     if let Ok((magic, number, _)) = sys::file_system(file)
-        && LASTING_FSID.contains(&magic)
+        && PERSISTENT_FSID.contains(&magic)
     {
         identity.mark("fsid", Some(format!("{number:016x}")));
     }
@@ -313,15 +314,17 @@ fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
         identity.mark("offset", directory.disk("loop/offset").filter(|offset| offset != "0"));
     }
     let made = directory.disk("dm/name").map(|name| format!("dm/{name}"));
-    identity.mark("place", directory.place().or(made));
+    identity.mark("place", directory.port().or(made));
     identity.mark("boot", sysfs::boot());
     identity.mark("seq", directory.disk("diskseq"));
 }
 
-/// A loop device has the marks of its file, since its number changes. The file was opened when it was claimed.
+/// A loop device has the marks of its file, since its number changes. The file was opened for the claim.
 fn loop_marks(device: &Held, identity: &mut Identity) {
-    let Some(ground) = device.beneath.first().and_then(|claim| claim.ground.as_ref()) else { return };
-    let file = &ground.held;
+    let Some(held_object) = device.beneath.first().and_then(|claim| claim.held_object.as_ref()) else {
+        return;
+    };
+    let file = &held_object.file;
     let Ok(status) = sys::status(file.as_fd()) else { return };
     if status.is_regular() {
         file_marks(file.as_fd(), &status, identity);
@@ -345,8 +348,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-/// Encodes a value for a token: printable, no separators, bounded.
-fn plain(value: &str) -> String {
+/// Encodes a value for a token: printable, without separators, bounded.
+fn encode_value(value: &str) -> String {
     let words: Vec<&str> = value.split_whitespace().collect();
     let text = words.join("_");
     let text: String = text.chars().map(|letter| if allowed(letter) { letter } else { '_' }).collect();
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_read_back_as_it_was() {
+    fn a_parsed_token_is_the_identity_that_it_was_made_of() {
         let token = "block;size=4096;slice=2@2048;wwid=naa.5000c500a1b2c3d4;serial=Z1D0";
         assert_eq!(identity(token).to_token(), token);
     }
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_token_is_refused() {
+    fn text_that_is_not_a_token_is_refused() {
         let long = format!("file;size=1;inode={}", "9".repeat(300));
         for token in ["", "file", "file;size=", "file;size=-1", "disk;size=1", "file;size=1;inode", &long] {
             assert_eq!(
@@ -408,7 +411,10 @@ mod tests {
 
     #[test]
     fn long_values_that_differ_at_their_end_stay_different() {
-        assert_ne!(plain(&format!("{}1", "x".repeat(80))), plain(&format!("{}2", "x".repeat(80))));
+        assert_ne!(
+            encode_value(&format!("{}1", "x".repeat(80))),
+            encode_value(&format!("{}2", "x".repeat(80)))
+        );
     }
 
     #[test]
@@ -473,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_made_again_in_the_same_inode_is_another_file() {
+    fn a_file_re_created_with_the_same_inode_is_another_file() {
         let before = identity("file;size=9;inode=12;born=1.5;fs=aa");
         assert!(before.same_disk(&identity("file;size=9;inode=12;born=2.5;fs=aa")).is_err());
     }

@@ -3,12 +3,12 @@
 //! Both queues run the same [`Job`]s: the ring turns a [`Step`] into an entry, the synchronous queue into a system
 //! call, and both pass the result to the job.
 //!
-//! Invariants: a step lies inside the device and is whole sectors; the number of attempts without progress is
-//! bounded; an operation succeeds only when all of it was done.
+//! Invariants: a step lies inside the device and is whole sectors; the number of attempts without progress is bounded;
+//! an operation succeeds only when all of it was done.
 //!
-//! Elsewhere: running the steps, and keeping the buffer alive during them.
+//! Elsewhere: execution of the steps, and ownership of the buffer during them (the queues).
 
-use crate::claims::Shown;
+use crate::claims::Mapping;
 use crate::hold::Held;
 use crate::identity::Kind;
 use crate::length::Length;
@@ -33,13 +33,13 @@ pub(crate) fn zeroes() -> &'static [u8; ZERO_PIECE] {
 const ZERO_PIECE: usize = 256 << 10;
 /// Most bytes that one system call transfers; the kernel's own bound is a little below 2 GiB.
 const TRANSFER_PIECE: usize = 1 << 30;
-/// Most bytes that one call zeroes or punches: a call cannot be interrupted, and a disk may have to write them all.
+/// Most bytes that one call zeroes or punches: a call cannot be interrupted, and a disk may have to write all of them.
 const BLOCK_PIECE: u64 = 128 << 20;
 const FILE_PIECE: u64 = 4 << 30;
 /// Most consecutive attempts without progress.
-const FRUITLESS_ATTEMPTS: u8 = 64;
+const ATTEMPTS_MAX: u8 = 64;
 
-/// State that the queues of one backing device share. The descriptor, and with it the lock, exists until the last queue
+/// State that the queues of one backing device share. The descriptor, and with it the lock, lasts until the last queue
 /// is dropped.
 #[derive(Debug)]
 pub(crate) struct Target {
@@ -48,17 +48,17 @@ pub(crate) struct Target {
     pub kind: Kind,
     pub geometry: BackingGeometry,
     pub read_only: bool,
-    /// Whether the file had a name when it was opened; one without cannot be deleted.
+    /// Whether the file had a name when it was opened; a file without a name cannot be deleted.
     pub is_named: bool,
     /// The required length, of a file.
     pub length: Length,
-    /// Set once the device has refused a method, so that the method is not tried again.
+    /// Set once the device has refused the method; it is not tried again.
     pub no_zero_range: AtomicBool,
     pub no_punch: AtomicBool,
 }
 
 impl Target {
-    /// The change of the file, of a file beneath, or of the paths to them. May block on the file system.
+    /// The change of the file, of a file beneath it, or of the paths to them. May block on the file system.
     pub fn change(&self) -> Option<Change> {
         self.files().find_map(|part| {
             let seen = cbd_holder::change::of(part.file.as_fd(), part.path, part.length.expected());
@@ -67,7 +67,7 @@ impl Target {
     }
 
     /// Refuses to flush a file that was deleted, whose data is lost when this process ends, or truncated: data is lost,
-    /// and data written now may be lost when the file is restored.
+    /// and data written now may be lost when the user restores the file.
     fn check_files(&self) -> Result<()> {
         let change = self.files().find_map(|part| {
             let seen = cbd_holder::change::of_open(part.file.as_fd(), part.path, part.length.expected());
@@ -86,12 +86,12 @@ impl Target {
             file: &self.file,
             path: &self.path,
             length: &self.length,
-            shown: Some(Shown { top: ByteRange { start: 0, end: u64::MAX }, at: 0 }),
+            mapping: Some(Mapping { top: ByteRange { start: 0, end: u64::MAX }, at: 0 }),
         });
         let beneath = self.file.beneath.iter().filter_map(|claim| {
             let length = claim.length.as_ref()?;
-            let file = &claim.ground.as_ref()?.held;
-            Some(Part { file, path: &claim.path, length, shown: claim.shown })
+            let file = &claim.held_object.as_ref()?.file;
+            Some(Part { file, path: &claim.path, length, mapping: claim.mapping })
         });
         own.into_iter().chain(beneath)
     }
@@ -101,13 +101,13 @@ impl Target {
         self.files().try_for_each(|part| part.length.check(part.file.as_fd(), part.path, part.end_of(range)))
     }
 
-    /// Refuses a read after the least length that was seen, even if the file is longer by now.
+    /// Refuses a read after the least length that was seen, even if the file is longer now.
     fn check_before_read(&self, range: ByteRange) -> Result<()> {
         self.files().try_for_each(|part| part.length.check_known(part.path, part.end_of(range)))
     }
 
     /// Refuses a finished read after the end of a file beneath: a loop device that uses the page cache returns zeroes
-    /// there. A read of the own file would have been short.
+    /// there. A read of the backing file itself would have been short.
     fn check_after_read(&self, range: ByteRange) -> Result<()> {
         if self.file.beneath.is_empty() { Ok(()) } else { self.check_before_write(range) }
     }
@@ -119,13 +119,13 @@ struct Part<'a> {
     path: &'a Path,
     length: &'a Length,
     /// The mapping from the backing device to it; `None` if it is not known.
-    shown: Option<Shown>,
+    mapping: Option<Mapping>,
 }
 
 impl Part<'_> {
     /// The end of these bytes of the backing device in the file; the maximum if it is not known.
     fn end_of(&self, range: ByteRange) -> u64 {
-        self.shown.map_or(u64::MAX, |shown| shown.end_of(range))
+        self.mapping.map_or(u64::MAX, |mapping| mapping.end_of(range))
     }
 }
 
@@ -157,33 +157,34 @@ pub(crate) struct Job {
     pub token: OpToken,
     pub op: BackingOp,
     done: u64,
-    fruitless: u8,
+    attempts: u8,
     method: Method,
 }
 
 impl Job {
     pub fn new(token: OpToken, op: BackingOp, target: &Target) -> Self {
         let first = if matches!(op, BackingOp::Discard { .. }) { Method::Punch } else { Method::ZeroRange };
-        let mut job = Self { token, op, done: 0, fruitless: 0, method: first };
+        let mut job = Self { token, op, done: 0, attempts: 0, method: first };
         job.method = job.allowed(first, target);
         job
     }
 
-    /// The result if it is known without the device: of refused and of empty operations.
-    pub fn settled(&self, target: &Target) -> Option<Result<()>> {
+    /// The result if it is known without the device: for refused and empty operations.
+    pub fn known_result(&self, target: &Target) -> Option<Result<()>> {
         if matches!(self.op, BackingOp::Flush) {
             return None;
         }
         let range = self.range();
         let geometry = &target.geometry;
         if target.read_only && !matches!(self.op, BackingOp::Read { .. }) {
-            let text = format!("{} is open for reading only: cannot {}", target.path.display(), self.words());
+            let text =
+                format!("{} is open for reading only: cannot {}", target.path.display(), self.description());
             return Some(Err(Error::new(ErrorKind::ReadOnly, text)));
         }
         if range.start > range.end || range.end > geometry.size {
             let text = format!(
                 "cannot {} of {}: it has {} bytes",
-                self.words(),
+                self.description(),
                 target.path.display(),
                 geometry.size
             );
@@ -193,7 +194,7 @@ impl Job {
         if !range.start.is_multiple_of(sector) || !range.end.is_multiple_of(sector) {
             let text = format!(
                 "cannot {} of {}: not whole sectors of {sector} bytes",
-                self.words(),
+                self.description(),
                 target.path.display()
             );
             return Some(Err(Error::new(ErrorKind::InvalidArgument, text)));
@@ -252,11 +253,12 @@ impl Job {
             Step::Read { length, .. } | Step::Write { length, .. } | Step::WriteZeroes { length, .. } => {
                 let count = (answer as u64).min(length as u64);
                 if count == 0 && matches!(step, Step::Read { .. }) {
-                    return Some(Err(
-                        self.error(target, "it ends before that; has another program truncated it?")
-                    ));
+                    return Some(Err(self.error(
+                        target,
+                        "it ends before that offset; another program may have truncated it",
+                    )));
                 }
-                // Direct I/O continues at a whole sector; a partially transferred sector is repeated.
+                // Direct I/O continues at a whole sector; a partially transferred sector is transferred again.
                 if count == length as u64 { count } else { count - count % u64::from(target.geometry.sector) }
             }
         };
@@ -270,20 +272,20 @@ impl Job {
             });
         }
         if forward > 0 {
-            self.fruitless = 0;
+            self.attempts = 0;
             return None;
         }
-        self.again(target, "it takes no byte")
+        self.retry(target, "no byte was transferred")
     }
 
     fn failed(&mut self, target: &Target, step: Step, errno: i32) -> Option<Result<()>> {
         match errno {
-            // ECANCELED: a ring cancels the operations of a thread that has ended.
-            libc::EINTR | libc::EAGAIN | libc::ECANCELED => self.again(target, &errno_text(errno)),
+            // ECANCELED: when a thread ends, the kernel cancels its operations on a ring.
+            libc::EINTR | libc::EAGAIN | libc::ECANCELED => self.retry(target, &errno_text(errno)),
             libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENOTTY
                 if matches!(step, Step::Allocate { .. }) =>
             {
-                // EINVAL counts, too: some file systems require larger units. The last method reports real faults.
+                // EINVAL counts, too: some file systems require larger units. The last method reports real errors.
                 let next = match (self.method, &self.op) {
                     (Method::Punch, BackingOp::Discard { .. }) => Method::ZeroRange,
                     (Method::ZeroRange, BackingOp::WriteZeroes { .. }) => Method::Punch,
@@ -307,13 +309,13 @@ impl Job {
         }
     }
 
-    fn again(&mut self, target: &Target, why: &str) -> Option<Result<()>> {
-        self.fruitless += 1;
-        (self.fruitless >= FRUITLESS_ATTEMPTS)
-            .then(|| Err(self.error(target, &format!("{why} ({FRUITLESS_ATTEMPTS} attempts)"))))
+    fn retry(&mut self, target: &Target, why: &str) -> Option<Result<()>> {
+        self.attempts += 1;
+        (self.attempts >= ATTEMPTS_MAX)
+            .then(|| Err(self.error(target, &format!("{why} ({ATTEMPTS_MAX} attempts)"))))
     }
 
-    /// `wanted`, or the next method if the device is known not to support it.
+    /// `wanted`, or the next method if the device is known to refuse it.
     fn allowed(&self, wanted: Method, target: &Target) -> Method {
         let no_zero_range = target.no_zero_range.load(Ordering::Relaxed);
         let no_punch = target.no_punch.load(Ordering::Relaxed);
@@ -322,7 +324,7 @@ impl Job {
             Method::Punch if !no_punch => Method::Punch,
             Method::ZeroRange if !no_zero_range => Method::ZeroRange,
             Method::Punch if discard && !no_zero_range => Method::ZeroRange,
-            // A block device that refuses zeroing refuses punching, too, so that is not tried afterwards.
+            // A block device that refuses zeroing refuses punching, too, so punching is not tried.
             Method::ZeroRange if !discard && !no_punch && target.kind == Kind::File => Method::Punch,
             _ => Method::Write,
         }
@@ -339,11 +341,11 @@ impl Job {
     }
 
     fn while_doing(&self, error: Error) -> Error {
-        error.while_doing(format!("cannot {}", self.words()))
+        error.while_doing(format!("cannot {}", self.description()))
     }
 
-    fn words(&self) -> String {
-        words_of(&self.op)
+    fn description(&self) -> String {
+        description_of(&self.op)
     }
 
     fn error(&self, target: &Target, why: &str) -> Error {
@@ -351,7 +353,7 @@ impl Job {
     }
 
     fn error_of(&self, target: &Target, kind: ErrorKind, why: &str) -> Error {
-        Error::new(kind, format!("cannot {} of {}: {why}", self.words(), target.path.display()))
+        Error::new(kind, format!("cannot {} of {}: {why}", self.description(), target.path.display()))
             .at_path(target.path.to_string_lossy())
             .at_range(self.range())
     }
@@ -369,7 +371,7 @@ pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
 }
 
 /// The operation as a text that follows "cannot".
-pub(crate) fn words_of(op: &BackingOp) -> String {
+pub(crate) fn description_of(op: &BackingOp) -> String {
     let verb = match op {
         BackingOp::Read { .. } => "read",
         BackingOp::Write { .. } => "write",
@@ -454,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_takes_no_byte_fails_in_the_end() {
+    fn a_write_that_transfers_no_byte_fails_after_a_bounded_number_of_attempts() {
         let target = target(Kind::File);
         let mut job = write(&target);
         let result = (0..1000).find_map(|_| job.advance(&target, 0)).expect("bounded");
@@ -473,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_system_is_no_space() {
+    fn a_full_file_system_is_a_no_space_error() {
         let target = target(Kind::File);
         for errno in [libc::ENOSPC, libc::EDQUOT] {
             let error = write(&target).advance(&target, -errno).expect("ended").expect_err("failed");
@@ -482,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroing_a_file_falls_back_to_a_hole_and_then_to_writing_for_good() {
+    fn zeroing_a_file_falls_back_to_a_hole_and_then_to_writing_permanently() {
         let target = target(Kind::File);
         let mut job = zero(&target);
         assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_ZERO_RANGE));

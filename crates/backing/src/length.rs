@@ -3,10 +3,8 @@
 //! A write after the end of a truncated file extends it again, and the hole reads as zeroes. So the required length of
 //! the file is stored, and the least length that was seen since.
 //!
-//! Invariants: bytes that were once missing count as missing until the file is opened again, whatever its length
-//! is by then.
-//!
-//! Elsewhere: when to check.
+//! Invariants: bytes that were once missing count as missing until the file is opened again, whatever its length is
+//! then.
 
 use crate::sys;
 use cbd_holder::Change;
@@ -49,7 +47,7 @@ impl Length {
         }
     }
 
-    /// The change of the file, given the `change` that a check found.
+    /// The change to report, given the `change` that a check found.
     pub(crate) fn change(&self, path: &Path, change: Option<Change>) -> Option<Change> {
         match change {
             Some(Change::Deleted { .. }) => return change,

@@ -1,15 +1,16 @@
 //! Backing devices: access to the cached disks and files through queues of operations.
 //!
-//! [`BackingFile`] is a regular file or a block device, held exclusively, reached through io_uring with
-//! `O_DIRECT` where the system allows both. [`Identity`] says which disk it is, by more than its path.
-//! [`Throttle`] and [`Outstanding`] are decorators of the same [`Backing`] trait, and a [`Decorator`] puts any other in front of a device.
+//! [`BackingFile`] is a regular file or a block device, locked exclusively, accessed through io_uring with `O_DIRECT`
+//! where the system allows both. [`Identity`] identifies the disk by more than its path. [`Throttle`] and
+//! [`Outstanding`] are decorators of the same [`Backing`] trait, and a [`Decorator`] puts any other in front of a
+//! device.
 //!
-//! Invariants: a submitted operation is returned once, with its buffer, whatever its result; memory that the
-//! kernel works on is owned by its queue until the kernel is done with it; bytes after the last whole sector are never
-//! accessed; an invalid call or a fault of the device is an error, never a panic.
+//! Invariants: a submitted operation is returned once, with its buffer, whatever its result; memory that the kernel
+//! accesses is owned by its queue until the kernel has finished; bytes after the last whole sector are never accessed;
+//! an invalid call or a fault of the device is an error, never a panic.
 //!
-//! Elsewhere: the choice of operations, and that operations in flight never overlap (the engine); the reaction to
-//! an error (its writeback). The process sets `SIGXFSZ` and `PR_SET_IO_FLUSHER`.
+//! Elsewhere: the choice of operations, and that operations in flight never overlap (the engine); the reaction to an
+//! error (writeback). The process sets `SIGXFSZ` and `PR_SET_IO_FLUSHER`.
 #![deny(unsafe_code)]
 
 mod beneath;
@@ -47,9 +48,9 @@ pub use watch::Watch;
 /// A queue that a thread can sleep on.
 pub trait PollableQueue: BackingQueue {
     /// A descriptor that is readable while [`poll`](BackingQueue::poll) can make progress: for `poll`, `epoll` or a
-    /// ring. It is constant while the queue lives, never read by the caller, and cleared by `poll`. Completions are
-    /// handled in the context of the thread that submitted, so its own `epoll_wait` may end with `EINTR` when one
-    /// arrives.
+    /// ring. It is constant while the queue exists, never read by the caller, and cleared by `poll`. The kernel handles
+    /// completions in the context of the thread that submitted, so `epoll_wait` in that thread may end with `EINTR`
+    /// when one arrives.
     fn wait_descriptor(&self) -> RawFd;
 }
 

@@ -1,9 +1,7 @@
 //! Tables of device mapper: the devices and bytes that each part of a device maps to.
 //!
-//! Invariants: a table is read only if the types of all its targets are in [`KNOWN`], since tables of other types
-//! can contain keys; a line that does not parse has an unknown type.
-//!
-//! Elsewhere: the exclusion of users of the same device.
+//! Invariants: a table is read only if the types of all its targets are in [`KNOWN`], since tables of other types can
+//! contain keys; a line that does not parse has an unknown type.
 
 use cbd_sys::DeviceNumber;
 use cbd_sys::ioctl::mapper_table;
@@ -23,19 +21,19 @@ const KNOWN: [&str; 7] = ["linear", "striped", "thin", "snapshot", "snapshot-ori
 pub(crate) struct Target {
     /// Its range in the device.
     pub bytes: ByteRange,
-    pub made_of: MadeOf,
+    pub kind: TargetKind,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum MadeOf {
+pub(crate) enum TargetKind {
     /// The bytes of a device from `start` on.
     Linear { device: DeviceNumber, start: u64 },
     /// Parts of `length` bytes on several devices, each with its own start.
     Striped { length: u64, parts: Vec<(DeviceNumber, u64)> },
-    /// The thin device with this number in a pool, which keeps its devices apart. Bytes that were never written are
-    /// read from the same offset of its external origin, if it has one.
+    /// The thin device with this number in a pool, whose driver separates the devices. Bytes that were never written
+    /// are read from the same offset of its external origin, if it has one.
     Thin { pool: DeviceNumber, id: u64, origin: Option<DeviceNumber> },
-    /// A snapshot or its origin: the kernel keeps them apart on the devices that they share.
+    /// A snapshot or its origin: the kernel separates them on the devices that they share.
     Snapshot,
     /// No device.
     Nothing,
@@ -74,17 +72,17 @@ pub(crate) fn table(device: DeviceNumber) -> io::Result<Vec<Target>> {
 pub(crate) fn target(line: &Line) -> Target {
     let start = line.start.saturating_mul(SECTOR);
     let bytes = ByteRange { start, end: start.saturating_add(line.length.saturating_mul(SECTOR)) };
-    let made_of = made_of(line).unwrap_or_else(|| MadeOf::Unknown(line.kind.clone()));
-    Target { bytes, made_of }
+    let kind = parse_target(line).unwrap_or_else(|| TargetKind::Unknown(line.kind.clone()));
+    Target { bytes, kind }
 }
 
-fn made_of(line: &Line) -> Option<MadeOf> {
+fn parse_target(line: &Line) -> Option<TargetKind> {
     let mut words = line.parameters.split_whitespace();
     let mut device = || DeviceNumber::parse(words.next()?);
     Some(match line.kind.as_str() {
         "linear" => {
             let device = device()?;
-            MadeOf::Linear { device, start: sectors(words.next()?)? }
+            TargetKind::Linear { device, start: sectors(words.next()?)? }
         }
         "striped" => {
             let count: u64 = words.next()?.parse().ok().filter(|count| *count > 0)?;
@@ -95,7 +93,7 @@ fn made_of(line: &Line) -> Option<MadeOf> {
             }
             // A length that is not a multiple of `count` is rounded up to a whole sector on each device.
             let length = line.length.div_ceil(count).saturating_mul(SECTOR);
-            MadeOf::Striped { length, parts }
+            TargetKind::Striped { length, parts }
         }
         "thin" => {
             let pool = device()?;
@@ -104,10 +102,10 @@ fn made_of(line: &Line) -> Option<MadeOf> {
                 Some(word) => Some(DeviceNumber::parse(word)?),
                 None => None,
             };
-            MadeOf::Thin { pool, id, origin }
+            TargetKind::Thin { pool, id, origin }
         }
-        "snapshot" | "snapshot-origin" => MadeOf::Snapshot,
-        "zero" | "error" => MadeOf::Nothing,
+        "snapshot" | "snapshot-origin" => TargetKind::Snapshot,
+        "zero" | "error" => TargetKind::Nothing,
         _ => return None,
     })
 }
@@ -143,23 +141,23 @@ mod tests {
         DeviceNumber { major, minor }
     }
 
-    fn read(kind: &str, parameters: &str) -> MadeOf {
+    fn read(kind: &str, parameters: &str) -> TargetKind {
         let line = Line { start: 8, length: 16, kind: kind.to_owned(), parameters: parameters.to_owned() };
         let target = target(&line);
         assert_eq!(target.bytes, ByteRange { start: 4096, end: 12288 });
-        target.made_of
+        target.kind
     }
 
     #[test]
     fn a_table_is_read_with_the_devices_and_their_offsets_in_bytes() {
-        assert_eq!(read("linear", "7:0 2048"), MadeOf::Linear { device: number(7, 0), start: 1 << 20 });
+        assert_eq!(read("linear", "7:0 2048"), TargetKind::Linear { device: number(7, 0), start: 1 << 20 });
         let parts = vec![(number(7, 0), 0), (number(7, 1), 4096)];
-        assert_eq!(read("striped", "2 8 7:0 0 7:1 8"), MadeOf::Striped { length: 4096, parts });
-        let thin = |origin| MadeOf::Thin { pool: number(253, 4), id: 17, origin };
+        assert_eq!(read("striped", "2 8 7:0 0 7:1 8"), TargetKind::Striped { length: 4096, parts });
+        let thin = |origin| TargetKind::Thin { pool: number(253, 4), id: 17, origin };
         assert_eq!(read("thin", "253:4 17"), thin(None));
         assert_eq!(read("thin", "253:4 17 7:3"), thin(Some(number(7, 3))));
-        assert_eq!(read("snapshot", "253:4 253:5 P 8"), MadeOf::Snapshot);
-        assert_eq!(read("zero", ""), MadeOf::Nothing);
+        assert_eq!(read("snapshot", "253:4 253:5 P 8"), TargetKind::Snapshot);
+        assert_eq!(read("zero", ""), TargetKind::Nothing);
     }
 
     #[test]
@@ -175,7 +173,7 @@ mod tests {
             ("thin", "253:4"),
             ("thin", "253:4 17 /dev/loop3"),
         ] {
-            assert_eq!(read(kind, parameters), MadeOf::Unknown(kind.to_owned()), "{kind} {parameters}");
+            assert_eq!(read(kind, parameters), TargetKind::Unknown(kind.to_owned()), "{kind} {parameters}");
         }
     }
 
@@ -191,11 +189,11 @@ mod tests {
             answer.extend(parameters);
             answer.resize(next as usize, 0);
         }
-        let found = lines(&answer, 2).expect("two lines");
-        let told: Vec<_> =
-            found.iter().map(|line| (line.start, line.length, line.parameters.as_str())).collect();
-        assert_eq!(told, [(0, 16, "7:0 2048"), (16, 16, "7:1 0")]);
-        assert!(found.iter().all(|line| line.kind == "linear"));
+        let parsed = lines(&answer, 2).expect("two lines");
+        let found: Vec<_> =
+            parsed.iter().map(|line| (line.start, line.length, line.parameters.as_str())).collect();
+        assert_eq!(found, [(0, 16, "7:0 2048"), (16, 16, "7:1 0")]);
+        assert!(parsed.iter().all(|line| line.kind == "linear"));
         assert_eq!(lines(&answer, 3), None);
         assert_eq!(lines(&answer[..50], 2), None);
         assert_eq!(lines(&[], 0), Some(Vec::new()));

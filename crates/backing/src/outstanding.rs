@@ -1,13 +1,13 @@
-//! How long operations of a backing device have had no answer.
+//! The age of operations that a backing device has not completed.
 //!
 //! A disk that hangs reports no error: an operation does not complete. [`Outstanding`] is a decorator whose queues
-//! publish the age of their oldest operation, so that another thread can tell how long the disk has been silent.
+//! publish the age of their oldest operation, so that another thread can report how long the disk has not responded.
 //!
-//! Invariants: an operation counts from before its submission until its completion is taken, also while `submit`
-//! or the end of the queue blocks; reading the age takes no lock that a queue's thread holds during an operation, and a
-//! queue takes no lock after it was opened.
+//! Invariants: an operation counts from before its submission until its completion is taken, also while `submit` or the
+//! end of the queue blocks; reading the age takes no lock that a queue's thread holds during an operation, and a queue
+//! takes no lock after it was opened.
 //!
-//! Elsewhere: how long is too long, and reporting it.
+//! Elsewhere: the limit, and the report.
 
 use crate::{Backing, Identity, PollableQueue};
 use cbd_types::backing::BackingDone;
@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What operations do, by number, as messages name it.
+/// Names of the operations in messages, by number.
 const NAMES: [&str; 5] = ["read", "write", "write-zeroes", "discard", "flush"];
-/// Bits of a published value for the operation's number plus one; the others are milliseconds.
+/// Bits of a published value that hold the operation's number plus one; the higher bits are milliseconds.
 const KIND_BITS: u32 = 3;
 
 const fn kind_of(op: &BackingOp) -> usize {
@@ -34,40 +34,40 @@ const fn kind_of(op: &BackingOp) -> usize {
     }
 }
 
-/// The oldest operation that has no answer.
+/// The oldest operation that is not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Oldest {
-    /// What it is: `read`, `write`, `write-zeroes`, `discard` or `flush`.
+    /// The operation: `read`, `write`, `write-zeroes`, `discard` or `flush`.
     pub name: &'static str,
-    /// How long it has had no answer.
+    /// Time since its submission.
     pub age: Duration,
 }
 
-/// The operations without an answer of all queues of a backing device.
+/// The incomplete operations of all queues of a backing device.
 #[derive(Clone, Debug)]
 pub struct Outstanding(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     begun: Instant,
-    /// What each queue publishes; gone with the queue.
+    /// The value that each queue publishes, until the queue is dropped.
     queues: Mutex<Vec<Weak<AtomicU64>>>,
 }
 
 impl Outstanding {
-    /// Measures the operations of `inner` through the returned device.
+    /// Wraps `inner`; operations are measured through the returned device.
     #[must_use]
     pub fn over(inner: Arc<dyn Backing>) -> (Arc<dyn Backing>, Self) {
         let outstanding = Self(Arc::new(Shared { begun: Instant::now(), queues: Mutex::default() }));
         (Arc::new(Measured { inner, outstanding: outstanding.clone() }), outstanding)
     }
 
-    /// The oldest operation without an answer, if there is any.
+    /// The oldest incomplete operation, if any.
     #[must_use]
     pub fn oldest(&self) -> Option<Oldest> {
         let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let published = queues.iter().filter_map(Weak::upgrade).map(|queue| queue.load(Ordering::Relaxed));
-        // Milliseconds are the higher bits.
+        // Milliseconds are the higher bits, so the minimum is the oldest.
         let oldest = published.filter(|value| *value != 0).min()?;
         let kind = (oldest & ((1 << KIND_BITS) - 1)) as usize - 1;
         let age = Duration::from_millis(self.0.now_ms().saturating_sub(oldest >> KIND_BITS));
@@ -81,7 +81,7 @@ impl Shared {
         self.begun.elapsed().as_millis() as u64
     }
 
-    /// What a queue publishes on its oldest operation; 0 means that there is none.
+    /// The value in which a queue publishes its oldest operation; 0 if it has none.
     fn publish(&self) -> Arc<AtomicU64> {
         let published = Arc::default();
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,7 @@
 //! Queries of file systems that may hang: each runs on a separate thread, and the caller waits for it with a timeout.
 //!
-//! Invariants: at most one query with the same key runs at a time, however often it is requested; a query that
-//! exceeds its timeout occupies one thread, which ends with the query.
-//!
-//! Elsewhere: the meaning of a timeout.
+//! Invariants: at most one query with the same key runs at a time, however often it is requested; a query that exceeds
+//! its timeout occupies one thread until it ends.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -13,7 +11,7 @@ use std::time::{Duration, Instant};
 static RUNNING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 static ENDED: Condvar = Condvar::new();
 
-/// The keys of running queries. A panic cannot leave the set half changed, so a poisoned lock is ignored.
+/// The keys of running queries. A panic cannot leave the set inconsistent, so poisoning of the lock is ignored.
 fn running() -> MutexGuard<'static, BTreeSet<String>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -71,7 +69,8 @@ fn begin<T: Send + 'static>(state: State<T>, keys: &mut BTreeSet<String>) -> Sta
     keys.insert(key.clone());
     let name = key.clone();
     let work = move || {
-        // Created on the thread: if no thread can be created, it is not dropped while the keys are locked.
+        // Created on this thread: if the new thread cannot be created, it must not be dropped while the keys are
+        // locked.
         let entry = Running(name);
         let found = query();
         drop(entry);
@@ -101,7 +100,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn a_query_that_hangs_runs_once_and_again_after_it_ended() {
+    fn a_query_that_hangs_runs_once_and_can_run_again_after_it_has_ended() {
         static HANGS: Mutex<()> = Mutex::new(());
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let query = || {

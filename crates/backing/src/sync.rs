@@ -1,8 +1,7 @@
 //! The queue for systems that forbid io_uring: each operation is executed when it is submitted.
 //!
-//! Invariants: an operation is finished before `submit` returns, and returned by the next `poll`.
-//!
-//! Elsewhere: parallelism: each queue has its own thread.
+//! Invariants: an operation is finished before `submit` returns, and returned by the next `poll`. Parallelism needs
+//! several queues, each with its own thread.
 
 use crate::PollableQueue;
 use crate::job::{Job, Step, Target, zeroes};
@@ -66,7 +65,7 @@ fn answer_of(result: io::Result<usize>) -> i32 {
 impl BackingQueue for SyncQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         let job = Job::new(token, op, &self.target);
-        let done = match job.settled(&self.target) {
+        let done = match job.known_result(&self.target) {
             Some(result) => job.end(result),
             None => run_to_end(job, &self.target),
         };

@@ -1,8 +1,6 @@
 //! Status of files, and the calls of rustix that several modules use.
 //!
-//! Invariants: a failed call is an [`io::Error`] with the system's number.
-//!
-//! Elsewhere: the consequences, and messages for users.
+//! Invariants: a failed call is an [`io::Error`] with the system's errno.
 
 use cbd_sys::loop_device::{self, LoopInfo};
 use cbd_sys::{DeviceNumber, Lock, set_lock};
@@ -61,7 +59,7 @@ impl Status {
         }
     }
 
-    /// Whether both are the same object of this running system.
+    /// Whether both are the same object within this boot of the machine.
     pub fn same_object(&self, other: &Self) -> bool {
         self.mode & libc::S_IFMT == other.mode & libc::S_IFMT
             && self.device == other.device
@@ -93,18 +91,19 @@ pub(crate) fn status_of(path: &Path) -> io::Result<Status> {
     status(name_only(path)?.as_fd())
 }
 
-/// Opens the file at `path` with `O_PATH`, which only names the object: it does not wake a device or block on a FIFO.
+/// Opens the file at `path` with `O_PATH`, which only names the object: it does not spin up a device or block on a
+/// FIFO.
 pub(crate) fn name_only(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)
 }
 
-/// The size of an open file as the kernel remembers it: no server is queried.
+/// The size of an open file that the kernel has cached: no server is queried.
 pub(crate) fn remembered_size(file: BorrowedFd<'_>) -> io::Result<u64> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     Ok(statx(file, c"", flags, StatxFlags::SIZE)?.stx_size)
 }
 
-/// File system magic, its own number for the file system, and its block size.
+/// File system magic, `f_fsid`, and block size.
 pub(crate) fn file_system(file: BorrowedFd<'_>) -> io::Result<(u64, u64, u64)> {
     let raw = fstatfs(file)?;
     Ok((raw.f_type as u64, fstatvfs(file)?.f_fsid, raw.f_bsize as u64))
@@ -133,8 +132,8 @@ pub(crate) fn loop_file(file: BorrowedFd<'_>) -> io::Result<LoopFile> {
     Ok(LoopFile { device: info.device(), inode: info.inode, special: info.special() })
 }
 
-/// Locks these bytes of a file for this open description; does not wait. An end of `u64::MAX` is that of the largest
-/// file.
+/// Locks these bytes of a file for this open description; does not wait. An end of `u64::MAX` means the largest
+/// possible file.
 pub(crate) fn lock_range(file: BorrowedFd<'_>, exclusive: bool, bytes: ByteRange) -> io::Result<()> {
     set_lock(file, if exclusive { Lock::Exclusive } else { Lock::Shared }, bytes.start..bytes.end)
 }

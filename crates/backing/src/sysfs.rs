@@ -1,9 +1,7 @@
 //! Attributes of block devices and loop devices from the kernel's text files.
 //!
-//! Invariants: a missing or unreadable attribute is `None` or empty, never an error: attributes differ between
-//! kernels, and `/sys` and `/proc` may not be mounted.
-//!
-//! Elsewhere: the consequences.
+//! Invariants: a missing or unreadable attribute is `None` or empty, never an error: attributes differ between kernels,
+//! and `/sys` and `/proc` may not be mounted.
 
 use cbd_sys::DeviceNumber;
 use cbd_types::ByteRange;
@@ -19,7 +17,7 @@ const SECTOR: u64 = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct BlockDirectory {
     path: PathBuf,
-    /// The directory of the whole disk; the same if the device is no partition.
+    /// The directory of the whole disk; the same if the device is not a partition.
     disk: PathBuf,
 }
 
@@ -28,7 +26,7 @@ impl BlockDirectory {
         Self::below(Path::new("/sys"), device)
     }
 
-    /// As [`of`](Self::of), in another tree than `/sys`.
+    /// As [`of`](Self::of), in another directory tree than `/sys`.
     pub fn below(sys: &Path, device: DeviceNumber) -> Option<Self> {
         let path = fs::canonicalize(sys.join(format!("dev/block/{device}"))).ok()?;
         let disk = if path.join("partition").exists() { path.parent()?.to_path_buf() } else { path.clone() };
@@ -75,7 +73,7 @@ impl BlockDirectory {
     }
 
     /// The port that the disk is plugged into, without the name that the kernel assigned; `None` for a virtual device.
-    pub fn place(&self) -> Option<String> {
+    pub fn port(&self) -> Option<String> {
         let path = self.disk.strip_prefix("/sys/devices").ok()?.to_str()?;
         let plugged = path.split("/block/").next()?;
         (!plugged.starts_with("virtual")).then(|| plugged.to_owned())
@@ -160,7 +158,7 @@ pub(crate) fn within(bytes: ByteRange, start: u64, length: u64) -> ByteRange {
     ByteRange { start: start.saturating_add(bytes.start).min(end), end }
 }
 
-/// The path of the backing file of the loop device with this folder below `/sys`. A name may consist of any bytes,
+/// The path of the backing file of the loop device with this directory below `/sys`. A name may consist of any bytes,
 /// including blanks at its end: the kernel appends one line feed.
 fn loop_backing(directory: &Path) -> Option<PathBuf> {
     let mut path = fs::read(directory.join("loop/backing_file")).ok()?;
@@ -170,7 +168,7 @@ fn loop_backing(directory: &Path) -> Option<PathBuf> {
     (!path.is_empty()).then(|| PathBuf::from(OsString::from_vec(path)))
 }
 
-/// The bytes of its file that the loop device with this folder below `/sys` maps.
+/// The bytes of its file that the loop device with this directory below `/sys` maps.
 fn loop_bytes(directory: &Path) -> ByteRange {
     let number = |name: &str| attribute(&directory.join(name))?.parse::<u64>().ok();
     let limit = number("loop/sizelimit").filter(|limit| *limit > 0).unwrap_or(u64::MAX);

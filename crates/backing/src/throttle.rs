@@ -2,14 +2,13 @@
 //!
 //! A hard disk has one arm. An operation that does not continue where the last one ended costs a seek, longer for a
 //! longer distance, and on average half a rotation; a small gap forward is skipped by reading if that is faster; then
-//! the bytes are transferred at the transfer rate. A flush costs a rotation. Operations are served in the order of
+//! the bytes are transferred at the transfer rate. A flush costs a rotation. Operations are executed in the order of
 //! submission: no elevator, no cache. A flash disk has a latency, several operations at a time, and a transfer rate.
 //! (The model is that of Ruemmler and Wilkes, "An introduction to disk drive modeling", without the cache.)
 //!
-//! Invariants: an operation is executed at once on the inner device, and returned no sooner than the model
-//! allows, over all queues together; results and data are unchanged.
-//!
-//! Elsewhere: power cuts; a submitted operation may be on the inner device before the model completes it.
+//! Invariants: an operation is executed at once on the inner device, and returned no sooner than the model allows, over
+//! all queues together; results and data are unchanged. So a submitted operation may be on the inner device before the
+//! model completes it, which matters for simulated power cuts.
 
 use crate::{Backing, Identity, PollableQueue, job};
 use cbd_sys::event::{Poller, Timer, wait_readable};
@@ -44,7 +43,7 @@ pub struct ThrottleParameters {
 }
 
 impl ThrottleParameters {
-    /// No throttle; the base of the presets.
+    /// No delays; the base of the presets.
     pub const NONE: Self = Self {
         seek_ms: 0.0,
         rpm: 0.0,
@@ -67,7 +66,7 @@ impl ThrottleParameters {
     };
 
     /// Parses `hdd`, `ssd`, or `name=value` separated by commas, as [`Display`](fmt::Display) prints it. A preset may
-    /// come first, and single values after it.
+    /// come first, and single values follow it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for an unknown name or a number out of range.
@@ -145,7 +144,7 @@ impl fmt::Display for ThrottleParameters {
     }
 }
 
-/// The disk's state: when its parts are free, and the position of the arm.
+/// The state of the disk: when its parts become free, and the position of the arm.
 #[derive(Debug)]
 struct Mechanics {
     parameters: ThrottleParameters,
@@ -204,8 +203,8 @@ impl Mechanics {
         }
         let distance = range.start.abs_diff(self.head) as f64 / self.size as f64;
         // The arm accelerates and decelerates: its time is proportional to the square root of the distance. The
-        // shortest seek is a tenth of the average; the mean root of the distance between two random positions is 8/15,
-        // so the average is `seek_ms`.
+        // shortest seek is a tenth of the average; the mean square root of the distance between two random positions is
+        // 8/15, so the average is `seek_ms`.
         let seek_s = self.parameters.seek_ms / 1000.0 * (0.1 + 0.9 * (15.0 / 8.0) * distance.min(1.0).sqrt());
         let wait = self.parameters.rotation().mul_f64(self.random_share());
         let jump = Duration::from_secs_f64(seek_s) + wait;
@@ -226,7 +225,7 @@ impl Mechanics {
         }
     }
 
-    /// From 0 to 1, the same sequence in every run (xorshift64).
+    /// A number from 0 to 1; the same sequence in every run (xorshift64).
     fn random_share(&mut self) -> f64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -250,11 +249,6 @@ impl<B: Backing> Throttle<B> {
         let mechanics = Mechanics::new(parameters, inner.geometry().size, Instant::now());
         Self { inner, parameters, mechanics: Arc::new(Mutex::new(mechanics)) }
     }
-
-    /// The parameters of the model.
-    pub const fn parameters(&self) -> ThrottleParameters {
-        self.parameters
-    }
 }
 
 impl<B: Backing> Backing for Throttle<B> {
@@ -269,12 +263,12 @@ impl<B: Backing> Backing for Throttle<B> {
     fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
         let inner = self.inner.open_queue(depth)?;
         let open = || {
-            let (timer, gathered) = (Timer::new()?, Poller::new()?);
-            gathered.add(inner.wait_descriptor(), 0, false)?;
-            gathered.add(timer.as_raw_fd(), 0, false)?;
-            std::io::Result::Ok((timer, gathered))
+            let (timer, poller) = (Timer::new()?, Poller::new()?);
+            poller.add(inner.wait_descriptor(), 0, false)?;
+            poller.add(timer.as_raw_fd(), 0, false)?;
+            std::io::Result::Ok((timer, poller))
         };
-        let (timer, gathered) = open().map_err(|error| {
+        let (timer, poller) = open().map_err(|error| {
             Error::new(ErrorKind::System, "cannot open a throttled queue").caused_by(error)
         })?;
         Ok(Box::new(ThrottledQueue {
@@ -283,10 +277,10 @@ impl<B: Backing> Backing for Throttle<B> {
             next: 0,
             beneath: HashMap::new(),
             held: BTreeMap::new(),
-            came: Vec::new(),
+            arrived: Vec::new(),
             timer,
             alarm: None,
-            gathered,
+            poller,
         }))
     }
 
@@ -301,12 +295,12 @@ struct ThrottledQueue {
     next: u64,
     /// Operations in the inner queue: the submitter's token, and the completion time of the model.
     beneath: HashMap<u64, (OpToken, Instant)>,
-    /// Operations that are done in the inner queue but not in the model, by time and number.
+    /// Operations that are complete in the inner queue but not in the model, by time and number.
     held: BTreeMap<(Instant, u64), BackingDone>,
-    came: Vec<BackingDone>,
+    arrived: Vec<BackingDone>,
     timer: Timer,
     alarm: Option<Instant>,
-    gathered: Poller,
+    poller: Poller,
 }
 
 impl ThrottledQueue {
@@ -319,7 +313,7 @@ impl ThrottledQueue {
         }
         let alarm = self.held.first_key_value().map(|((time, _), _)| *time);
         if alarm != self.alarm {
-            // It fails only for a number out of range, which a delay is not.
+            // Fails only for a number out of range, which this delay is not.
             let _ = self.timer.set(alarm.map(|time| time.saturating_duration_since(now)));
             self.alarm = alarm;
         }
@@ -339,8 +333,8 @@ impl BackingQueue for ThrottledQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
-        self.inner.poll(&mut self.came);
-        for mut one in self.came.drain(..) {
+        self.inner.poll(&mut self.arrived);
+        for mut one in self.arrived.drain(..) {
             let number = one.token.0;
             if let Some((token, time)) = self.beneath.remove(&number) {
                 one.token = token;
@@ -354,7 +348,7 @@ impl BackingQueue for ThrottledQueue {
         let before = done.len();
         self.poll(done);
         while done.len() == before && self.in_flight() > 0 {
-            if wait_readable(self.gathered.as_raw_fd()).is_err() {
+            if wait_readable(self.poller.as_raw_fd()).is_err() {
                 return;
             }
             self.poll(done);
@@ -372,7 +366,7 @@ impl BackingQueue for ThrottledQueue {
 
 impl PollableQueue for ThrottledQueue {
     fn wait_descriptor(&self) -> RawFd {
-        self.gathered.as_raw_fd()
+        self.poller.as_raw_fd()
     }
 }
 
@@ -400,11 +394,12 @@ mod tests {
     fn random_writes_to_a_hard_disk_take_an_average_seek_and_half_a_rotation() {
         let start = Instant::now();
         let mut disk = Mechanics::new(ThrottleParameters::HARD_DISK, SIZE, start);
-        let mut place = 1_u64;
+        let mut position = 1_u64;
         let mut now = start;
         for _ in 0..20_000 {
-            place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            now = disk.serve(now, &write((place >> 24) % SIZE / 4096 * 4096));
+            position =
+                position.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            now = disk.serve(now, &write((position >> 24) % SIZE / 4096 * 4096));
         }
         let average_ms = (now - start).as_secs_f64() * 1000.0 / 20_000.0;
         // 8 ms + 60 s / 7200 / 2 + the transfer; and a tenth of a seek for the arm's start.
@@ -461,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_parameters_are_refused() {
+    fn invalid_parameters_are_refused() {
         for text in
             ["rpm", "rpm=-1", "rpm=NaN", "seek_ms=1e9", "colour=3", "rpm=1,hdd", "rpm=1,,", "parallel=x"]
         {

@@ -1,8 +1,7 @@
 //! Detects changes of a backing file while it is in use.
 //!
-//! Invariants: a watch does not keep the lock; after the backing device was closed it reports nothing.
-//!
-//! Elsewhere: the interval and the thread of checks: a check queries the file system, which may hang.
+//! Invariants: a watch does not keep the device locked; after the backing device was closed it reports nothing. A check
+//! queries the file system, which may hang, so it needs a thread of its own.
 
 use crate::job::Target;
 use cbd_holder::Change;
@@ -29,7 +28,7 @@ impl Watch {
 
     /// The change of the file since it was opened. May block on its file system.
     #[must_use]
-    pub fn look(&self) -> Option<Change> {
+    pub fn check(&self) -> Option<Change> {
         self.target.upgrade()?.change()
     }
 }

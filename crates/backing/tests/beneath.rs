@@ -19,8 +19,8 @@ fn refused(path: &Path) -> Error {
 }
 
 /// Checks that `path` is refused with an error that contains all of `parts`. A child process that a concurrent test is
-/// starting has a copy of every descriptor, and so the claim of a block device that was refused or closed a moment ago:
-/// an error for that reason is awaited to end.
+/// starting has a copy of every descriptor, and so keeps the claim of a block device that was refused or closed a
+/// moment ago: an error for that reason is retried until it ends.
 #[track_caller]
 fn assert_refused_with(path: &Path, parts: &[&str]) {
     let end = Instant::now() + Duration::from_secs(20);
@@ -81,7 +81,7 @@ fn a_file_is_locked_through_one_loop_device_at_a_time() {
     open_again(&other.path);
 }
 
-/// Opens a backing device and asserts that a warning contains `part`.
+/// Opens a backing device and checks that a warning contains `part`.
 #[track_caller]
 fn open_with_warning(path: &Path, part: &str) -> BackingFile {
     let identity = open_again(path).identity();
@@ -163,7 +163,7 @@ fn a_loop_device_is_not_locked_below_and_above_another() {
         let line = refused(&below.path).line();
         assert!(line.contains("in use"), "{line}");
         drop(held);
-        // Not locked, but used by a loop device.
+        // Not locked, but in use by a loop device.
         assert_refused_with(&below.path, &[text(&above.path)]);
     }
     open_again(&below.path);
@@ -284,15 +284,15 @@ fn loop_devices_over_parts_of_a_block_device_are_locked_separately_and_refused_i
     let (first, second, over_both) = (part(0..MIB), part(MIB..2 * MIB), part(MIB / 2..MIB + MIB / 2));
     let held = [&first, &second].map(|device| open_again(&device.path));
     assert_refused_for(&over_both.path, &disk.path);
-    run_well(&mut *queue(&held[0], 4), write(MIB - 4096, &[1; 4096]));
-    run_well(&mut *queue(&held[1], 4), write(0, &[2; 4096]));
+    run_ok(&mut *queue(&held[0], 4), write(MIB - 4096, &[1; 4096]));
+    run_ok(&mut *queue(&held[1], 4), write(0, &[2; 4096]));
     let [one, other] = held;
     drop(one);
     // The second one keeps its claim.
     assert_refused_beside(&over_both.path, &disk.path, &second.path);
     drop(other);
     open_again(&over_both.path);
-    // With the last one the claim of the disk itself is released; but loop devices use it.
+    // Dropping the last one releases the claim of the disk itself; but loop devices use it.
     assert_refused_with(&disk.path, &["stands on it"]);
 }
 

@@ -39,7 +39,7 @@ fn a_throttled_device_takes_the_time_of_its_model_and_changes_nothing() {
         assert!(begin.elapsed() >= Duration::from_millis(100), "one after the other");
         let order: Vec<_> = done.iter().map(|one| one.token.0).collect();
         assert_eq!(order, [0, 1, 2, 3, 4]);
-        assert!(run_well(&mut *queue, read(8192, 4096)).iter().all(|byte| *byte == 3));
+        assert!(run_ok(&mut *queue, read(8192, 4096)).iter().all(|byte| *byte == 3));
     });
 }
 
@@ -79,7 +79,7 @@ fn the_wait_descriptor_of_a_throttled_queue_wakes_when_the_model_is_done() {
             wakes += 1;
         }
         assert!(begin.elapsed() >= Duration::from_millis(50) && begin.elapsed() < Duration::from_millis(900));
-        assert!(wakes < 10, "it sleeps in between: {wakes}");
+        assert!(wakes < 10, "the thread sleeps in between: {wakes}");
         assert!(!readable(queue.wait_descriptor(), 0));
     });
 }
@@ -94,7 +94,7 @@ fn the_nth_write_fails_once_and_nothing_of_it_is_done() {
         let failed: Vec<_> =
             (0..5).map(|index| fails(&mut *queue, write(index * 4096, &[7; 4096]))).collect();
         assert_eq!(failed, [false, false, true, false, false]);
-        assert_eq!(run_well(&mut *queue, read(8192, 4096))[0], 0);
+        assert_eq!(run_ok(&mut *queue, read(8192, 4096))[0], 0);
         assert_eq!(disk.handle().failed(), 1);
     });
 }
@@ -130,7 +130,7 @@ fn only_operations_that_touch_the_range_fail() {
 }
 
 #[test]
-fn half_of_the_operations_fail_where_half_is_asked_for() {
+fn a_rule_with_a_share_of_one_half_fails_half_of_the_operations() {
     in_time(|| {
         let directory = directory();
         let disk = Faulty::new(open(&file(directory.path(), "disk", MIB)), vec![rule("percent=50")]);
@@ -141,7 +141,7 @@ fn half_of_the_operations_fail_where_half_is_asked_for() {
 }
 
 #[test]
-fn a_partial_write_leaves_its_first_half_and_gives_the_whole_back() {
+fn a_partial_write_stores_its_first_half_and_returns_the_whole_buffer() {
     in_time(|| {
         let directory = directory();
         let disk =
@@ -152,7 +152,7 @@ fn a_partial_write_leaves_its_first_half_and_gives_the_whole_back() {
         assert!(
             matches!(&done.op, BackingOp::Write { buffer, .. } if buffer.len() == 16384 && buffer[9000] == 9)
         );
-        let bytes = run_well(&mut *queue, read(0, 16384));
+        let bytes = run_ok(&mut *queue, read(0, 16384));
         assert!(bytes[..8192].iter().all(|byte| *byte == 9) && bytes[8192..].iter().all(|byte| *byte == 0));
     });
 }
@@ -165,7 +165,7 @@ fn a_write_that_fails_after_it_was_done_is_on_the_disk() {
             Faulty::new(open(&file(directory.path(), "disk", MIB)), vec![rule("op=write,how=fail_after")]);
         let mut queue = queue(&disk, 8);
         assert!(fails(&mut *queue, write(0, &[9; 4096])));
-        assert_eq!(run_well(&mut *queue, read(0, 4096))[4095], 9);
+        assert_eq!(run_ok(&mut *queue, read(0, 4096))[4095], 9);
     });
 }
 
@@ -190,7 +190,7 @@ fn a_stalled_operation_completes_after_its_release() {
     });
 }
 
-/// A read passes while a write is stalled.
+/// Runs a read while a write is stalled.
 fn run_other(queue: &mut dyn PollableQueue) {
     let mut done = Vec::new();
     queue.submit(OpToken(2), read(0, 4096));
@@ -199,13 +199,13 @@ fn run_other(queue: &mut dyn PollableQueue) {
 }
 
 #[test]
-fn a_trace_holds_what_was_asked_in_order() {
+fn a_trace_lists_the_operations_in_order() {
     in_time(|| {
         let directory = directory();
         let disk = Traced::new(open(&file(directory.path(), "disk", MIB)));
         let mut queue = queue(&disk, 8);
-        run_well(&mut *queue, write(4096, &[1; 512]));
-        run_well(&mut *queue, BackingOp::Flush);
+        run_ok(&mut *queue, write(4096, &[1; 512]));
+        run_ok(&mut *queue, BackingOp::Flush);
         assert!(fails(&mut *queue, read(MIB, 512)));
         let events: Vec<_> = disk.handle().entries().iter().map(|entry| (entry.kind, entry.ended)).collect();
         let expected = [
@@ -222,7 +222,7 @@ fn a_trace_holds_what_was_asked_in_order() {
 }
 
 #[test]
-fn a_trace_notes_overlapping_changes_in_flight() {
+fn a_trace_records_overlapping_changes_in_flight() {
     in_time(|| {
         let directory = directory();
         let disk = Traced::with_capacity(open(&file(directory.path(), "disk", MIB)), 3);
@@ -251,13 +251,13 @@ fn decorators_stack_as_their_specification_says() {
         let words = disk.describe();
         assert!(words.contains("seek_ms=8,rpm=5400,mib_per_s=150") && words.ends_with("traced"), "{words}");
         let mut queue = queue(&*disk, 8);
-        run_well(&mut *queue, read(0, 512));
+        run_ok(&mut *queue, read(0, 512));
         assert!(fails(&mut *queue, read(0, 512)));
     });
 }
 
 #[test]
-fn a_specification_that_is_not_understood_is_refused() {
+fn an_invalid_specification_is_refused() {
     let directory = directory();
     let inner: Arc<dyn Backing> = Arc::new(open(&file(directory.path(), "disk", MIB)));
     for text in ["", "slow", "trace:x", "throttle:rpm", "throttle:hdd;;trace", "fault:op=x"] {

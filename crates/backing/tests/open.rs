@@ -97,7 +97,7 @@ fn geometry_of_a_file_is_whole_sectors_with_a_volatile_cache() {
 }
 
 #[test]
-fn a_promised_size_limits_a_larger_file_and_refuses_a_smaller_one() {
+fn a_recorded_size_limits_a_larger_file_and_refuses_a_smaller_one() {
     let directory = directory();
     let path = file(directory.path(), "disk", 2 * MIB);
     let smaller = Options { size: Some(MIB), ..Options::default() };
@@ -122,7 +122,7 @@ fn a_file_is_recognised_after_it_was_written_moved_and_opened_again() {
 }
 
 #[test]
-fn a_copy_in_the_place_of_a_file_is_refused_with_both_identities() {
+fn a_copy_at_the_path_of_a_file_is_refused_with_both_identities() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB);
     let before = open(&path).identity();
@@ -152,7 +152,7 @@ fn another_disk_is_reported_before_its_size() {
 }
 
 #[test]
-fn a_promised_sector_is_kept() {
+fn a_recorded_sector_stays_in_use() {
     let directory = directory();
     let path = file(directory.path(), "disk", MIB + 512);
     let options = |sector| Options { sector: Some(sector), ..Options::default() };
@@ -167,7 +167,11 @@ fn a_truncated_file_is_distinguished_from_an_exchanged_one() {
     let directory = directory();
     let path = file(directory.path(), "disk", 2 * MIB);
     let before = open(&path).identity();
-    std::fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(MIB)).expect("cut");
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|file| file.set_len(MIB))
+        .expect("the file is truncated");
     let error = before.check(&open(&path).identity(), &path).expect_err("too small");
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
 }
@@ -181,7 +185,7 @@ fn a_file_behind_a_loop_device_is_busy() {
     let path = file(directory.path(), "disk", MIB);
     let device = LoopDevice::new(&path, 512, false);
     assert_refused(&path, ErrorKind::Busy, device.path.to_str().expect("a name"));
-    // By another name, too.
+    // Through another name, too.
     let link = directory.path().join("link");
     std::fs::hard_link(&path, &link).expect("a link");
     assert_refused(&link, ErrorKind::Busy, "loop device");
@@ -204,21 +208,21 @@ fn a_loop_device_has_its_reported_sectors_and_the_identity_of_its_file() {
             assert_eq!((geometry.size, geometry.sector), (4 * MIB, 4096), "{geometry:?}");
             assert_eq!(backing.info().kind, Kind::Block);
             let mut queue = queue(&backing, 8);
-            run_well(&mut *queue, write(4096, &[5; 8192]));
-            run_well(&mut *queue, zero(8192, 4096));
-            run_well(&mut *queue, BackingOp::Flush);
-            assert!(run_well(&mut *queue, read(4096, 4096)).iter().all(|byte| *byte == 5));
-            assert!(run_well(&mut *queue, read(8192, 4096)).iter().all(|byte| *byte == 0));
+            run_ok(&mut *queue, write(4096, &[5; 8192]));
+            run_ok(&mut *queue, zero(8192, 4096));
+            run_ok(&mut *queue, BackingOp::Flush);
+            assert!(run_ok(&mut *queue, read(4096, 4096)).iter().all(|byte| *byte == 5));
+            assert!(run_ok(&mut *queue, read(8192, 4096)).iter().all(|byte| *byte == 0));
             assert_eq!(
                 run(&mut *queue, write(512, &[5; 512])).result.expect_err("half").kind(),
                 ErrorKind::InvalidArgument
             );
-            run_well(&mut *queue, discard(4096, 4096));
-            assert!(run_well(&mut *queue, read(4096, 4096)).iter().all(|byte| *byte == 0));
+            run_ok(&mut *queue, discard(4096, 4096));
+            assert!(run_ok(&mut *queue, read(4096, 4096)).iter().all(|byte| *byte == 0));
             backing.identity()
         };
         assert!(!identity.is_weak(), "{identity}");
-        // The number may differ, but it is the same disk.
+        // The loop device's number may differ, but it is the same disk.
         let device = LoopDevice::new(&path, 4096, false);
         let options = Options { sector: Some(512), ..Options::default() };
         let error = BackingFile::open(&device.path, options).map(|_| ()).expect_err("other sectors");
@@ -311,7 +315,7 @@ fn a_failing_block_device_is_a_backing_error_with_range_and_path() {
     let directory = directory();
     let at = directory.path().to_path_buf();
     in_time(move || {
-        // Its file has no room for the write, which a loop device reports as an I/O error.
+        // The backing file has no space for the write, which a loop device reports as an I/O error.
         own_mounts();
         mount_tmpfs(&at, MIB);
         let device = LoopDevice::new(&file(&at, "disk", 8 * MIB), 512, false);

@@ -1,4 +1,4 @@
-//! The age of operations that a backing device does not answer.
+//! The age of operations that a backing device has not completed.
 
 use cbd_backing::{Backing, BackingFile, Options, Outstanding};
 use cbd_testkit::{FaultRule, Faulty};
@@ -35,11 +35,11 @@ fn an_operation_that_hangs_is_reported_with_its_age_while_others_complete_and_un
     let completed_beside_it = done.len();
     std::thread::sleep(Duration::from_millis(20));
     let (oldest, at_most) = (outstanding.oldest(), begun.elapsed());
-    // Before anything can panic: the end of the queue waits for the write.
+    // Before anything can panic: dropping the queue waits for the write.
     handle.clear();
     hung.wait(&mut done);
     assert_eq!(completed_beside_it, 2, "both flushes complete");
-    let oldest = oldest.expect("the write had no answer");
+    let oldest = oldest.expect("the write is not complete");
     assert_eq!(oldest.name, "write");
     assert!(oldest.age >= Duration::from_millis(20) && oldest.age <= at_most, "{oldest:?}");
     assert_eq!(beside_a_newer_one.map(|oldest| oldest.name), Some("write"), "a newer operation hides it");

@@ -26,7 +26,7 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|index| (index * 31 + seed * 97 + index / 512) as u8).collect()
 }
 
-fn all_comes_back_at_depth(backing: &BackingFile) {
+fn all_operations_are_returned(backing: &BackingFile) {
     const COUNT: u64 = 200;
     const PIECE: usize = 12 << 10;
     let mut queue = queue(backing, 8);
@@ -41,7 +41,7 @@ fn all_comes_back_at_depth(backing: &BackingFile) {
     tokens.sort_unstable();
     assert_eq!(tokens, (0..COUNT).collect::<Vec<_>>());
     assert!(done.iter().all(|one| one.result.is_ok()));
-    run_well(&mut *queue, BackingOp::Flush);
+    run_ok(&mut *queue, BackingOp::Flush);
 
     done.clear();
     for index in 0..COUNT {
@@ -63,7 +63,7 @@ fn data_written_through_a_ring_is_read_back() {
         let directory = directory();
         let backing = open(&file(directory.path(), "disk", 4 * MIB));
         assert!(backing.info().ring && backing.info().direct, "{}", backing.describe());
-        all_comes_back_at_depth(&backing);
+        all_operations_are_returned(&backing);
     });
 }
 
@@ -73,7 +73,7 @@ fn data_written_without_a_ring_is_read_back() {
         let directory = directory();
         let backing = open_synchronous(&file(directory.path(), "disk", 4 * MIB));
         assert!(!backing.info().ring);
-        all_comes_back_at_depth(&backing);
+        all_operations_are_returned(&backing);
     });
 }
 
@@ -85,11 +85,11 @@ fn data_written_through_the_page_cache_is_read_back() {
         let backing =
             BackingFile::open(&path, Options { direct: Direct::Never, ..Options::default() }).expect("open");
         assert!(!backing.info().direct);
-        all_comes_back_at_depth(&backing);
+        all_operations_are_returned(&backing);
     });
 }
 
-/// Random batches of operations that don't overlap, against a plain array.
+/// Compares random batches of operations that do not overlap with a plain array.
 fn agrees_with_an_array(backing: &BackingFile, seed: u64) {
     const SECTORS: u64 = 2048;
     let sector = u64::from(backing.geometry().sector);
@@ -144,8 +144,8 @@ fn agrees_with_an_array(backing: &BackingFile, seed: u64) {
             }
         }
     }
-    run_well(&mut *queue, BackingOp::Flush);
-    let whole = run_well(&mut *queue, read(0, model.len()));
+    run_ok(&mut *queue, BackingOp::Flush);
+    let whole = run_ok(&mut *queue, read(0, model.len()));
     assert!(whole[..] == model[..], "the device holds what the array holds");
 }
 
@@ -192,7 +192,7 @@ fn bytes_after_the_last_whole_sector_are_unchanged() {
         assert_eq!((size, backing.info().unused_tail), (MIB, 333));
         let mut queue = queue(&backing, 4);
         for op in [write(0, &vec![9; size as usize]), zero(0, size), discard(0, size), BackingOp::Flush] {
-            run_well(&mut *queue, op);
+            run_ok(&mut *queue, op);
         }
         let after = std::fs::read(&path).expect("the file");
         assert_eq!(after.len(), before.len());
@@ -221,8 +221,8 @@ fn wrong_operations_are_errors(queue: &mut dyn PollableQueue) {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{words}");
     }
     // An empty operation succeeds.
-    run_well(queue, read(0, 0));
-    run_well(queue, zero(512, 0));
+    run_ok(queue, read(0, 0));
+    run_ok(queue, zero(512, 0));
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_device_that_is_open_for_reading_is_not_written() {
         for op in [write(0, &[1; 512]), zero(0, 512), discard(0, 512)] {
             assert_eq!(run(&mut *queue, op).result.expect_err("refused").kind(), ErrorKind::ReadOnly);
         }
-        run_well(&mut *queue, read(0, 512));
+        run_ok(&mut *queue, read(0, 512));
     });
 }
 
@@ -266,7 +266,7 @@ fn the_wait_descriptor_is_readable_while_an_operation_can_be_returned() {
                 let mut done = Vec::new();
                 queue.submit(OpToken(1), op);
                 while done.is_empty() {
-                    // A completion may end the wait as a signal does.
+                    // The arrival of a completion may interrupt the wait, as a signal does.
                     let _ = readable(descriptor, 1000);
                     queue.poll(&mut done);
                 }
@@ -312,7 +312,7 @@ fn a_queue_that_changes_its_thread_returns_all_operations() {
         let path = file(directory.path(), "disk", 64 * MIB);
         let backing = open(&path);
         let mut queue = queue(&backing, 16);
-        // The thread ends with its operations in flight, which makes the kernel cancel what it can.
+        // The thread ends with its operations in flight, and the kernel cancels those that it can.
         let mut queue = std::thread::spawn(move || {
             for index in 0..32 {
                 queue.submit(OpToken(index), write(index * MIB, &pattern(index, MIB as usize)));
@@ -331,9 +331,7 @@ fn a_queue_that_changes_its_thread_returns_all_operations() {
             one.result.expect("done");
         }
         for index in 0..32 {
-            assert!(
-                run_well(&mut *queue, read(index * MIB, MIB as usize))[..] == pattern(index, MIB as usize)
-            );
+            assert!(run_ok(&mut *queue, read(index * MIB, MIB as usize))[..] == pattern(index, MIB as usize));
         }
     });
 }
@@ -349,10 +347,10 @@ fn a_discarded_range_takes_no_space() {
             return;
         }
         let mut queue = queue(&backing, 4);
-        run_well(&mut *queue, write(0, &pattern(1, MIB as usize)));
-        run_well(&mut *queue, BackingOp::Flush);
+        run_ok(&mut *queue, write(0, &pattern(1, MIB as usize)));
+        run_ok(&mut *queue, BackingOp::Flush);
         let before = std::fs::metadata(&path).expect("the file").blocks();
-        run_well(&mut *queue, discard(0, MIB / 2));
+        run_ok(&mut *queue, discard(0, MIB / 2));
         let after = std::fs::metadata(&path).expect("the file").blocks();
         assert!(after <= before - MIB / 2 / 512, "{before} blocks before, {after} after");
     });
@@ -364,7 +362,11 @@ fn a_read_of_a_truncated_file_is_an_error_with_range_and_path() {
         let directory = directory();
         let path = file(directory.path(), "disk", MIB);
         let mut queue = queue(&open(&path), 4);
-        std::fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(8192)).expect("cut");
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(8192))
+            .expect("the file is truncated");
         let error = run(&mut *queue, read(4096, 8192)).result.expect_err("too short");
         assert_eq!(error.kind(), ErrorKind::Backing);
         let line = error.line();
@@ -373,7 +375,7 @@ fn a_read_of_a_truncated_file_is_an_error_with_range_and_path() {
 }
 
 #[test]
-fn a_full_file_system_is_no_space_and_writes_succeed_once_there_is() {
+fn a_full_file_system_is_a_no_space_error_and_writes_succeed_once_space_is_freed() {
     if !is_root() {
         return;
     }
@@ -388,8 +390,8 @@ fn a_full_file_system_is_no_space_and_writes_succeed_once_there_is() {
             let mut queue = queue(&backing, 4);
             let error = run(&mut *queue, write(0, &vec![1; 4 << 20])).result.expect_err("no space");
             assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-            run_well(&mut *queue, discard(0, 4 * MIB));
-            run_well(&mut *queue, write(8 * MIB, &[1; 4096]));
+            run_ok(&mut *queue, discard(0, 4 * MIB));
+            run_ok(&mut *queue, write(8 * MIB, &[1; 4096]));
         }
     });
 }
@@ -401,7 +403,7 @@ fn plain_system_calls_are_used_and_reported_if_rings_are_forbidden() {
         let directory = directory();
         let backing = open(&file(directory.path(), "disk", 4 * MIB));
         assert!(!backing.info().ring && backing.info().synchronous_reason.is_some());
-        all_comes_back_at_depth(&backing);
+        all_operations_are_returned(&backing);
     });
 }
 
@@ -412,10 +414,10 @@ fn operations_are_executed_without_a_ring_that_has_failed_permanently() {
         let backing = open(&file(directory.path(), "disk", 4 * MIB));
         assert!(backing.info().ring);
         let mut early = queue(&backing, 4);
-        run_well(&mut *early, write(0, &[1; 4096]));
+        run_ok(&mut *early, write(0, &[1; 4096]));
         forbid(libc::SYS_io_uring_enter);
-        run_well(&mut *early, write(0, &[2; 4096]));
-        assert!(run_well(&mut *early, read(0, 4096)).iter().all(|byte| *byte == 2));
-        all_comes_back_at_depth(&backing);
+        run_ok(&mut *early, write(0, &[2; 4096]));
+        assert!(run_ok(&mut *early, read(0, 4096)).iter().all(|byte| *byte == 2));
+        all_operations_are_returned(&backing);
     });
 }

@@ -7,7 +7,7 @@ mod support;
 #[allow(dead_code)]
 mod guest;
 
-use guest::{DATA, DO_FLUSH, EVENT_INDEX, IN, Link, OUT, Ram, Ring, USUAL, WRITE};
+use guest::{DATA, DO_FLUSH, EVENT_INDEX, IN, Link, OUT, Ram, Ring, TYPICAL, WRITE};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -41,12 +41,12 @@ impl Machine {
     }
 
     fn connect(&mut self, place: &Place) -> Link {
-        let mut link = Link::open(&place.path("vm.sock"), USUAL | EVENT_INDEX);
+        let mut link = Link::open(&place.path("vm.sock"), TYPICAL | EVENT_INDEX);
         match &self.notes {
             Some((given, file)) => link.front_end.set_inflight_fd(given, file.as_raw_fd()).expect("taken"),
             None => self.notes = Some(link.make_inflight(1, 64)),
         }
-        link.give_memory(&self.ram);
+        link.share_memory(&self.ram);
         link.start(&self.ram, &self.ring, self.ring.used(&self.ram));
         link
     }
@@ -54,7 +54,7 @@ impl Machine {
     fn write(&mut self, slot: u16, sector: u64, fill: u8) {
         let data = DATA + u64::from(slot) * 4096;
         self.ram.put(data, &[fill; 4096]);
-        self.ring.lay_request(&self.ram, slot * 3, OUT, sector, &[(data, 4096, 0)]);
+        self.ring.write_request(&self.ram, slot * 3, OUT, sector, &[(data, 4096, 0)]);
         self.ring.offer(&self.ram, slot * 3);
     }
 }
@@ -67,8 +67,8 @@ fn a_machine_has_a_device_until_it_disconnects() {
     let mut machine = Machine::new();
     let link = machine.connect(&place);
     machine.ram.put(DATA, &[7; 4096]);
-    assert_eq!(machine.ring.ask(&machine.ram, OUT, 8, &[(DATA, 4096, 0)]), 0);
-    assert_eq!(machine.ring.ask(&machine.ram, DO_FLUSH, 0, &[]), 0);
+    assert_eq!(machine.ring.execute(&machine.ram, OUT, 8, &[(DATA, 4096, 0)]), 0);
+    assert_eq!(machine.ring.execute(&machine.ram, DO_FLUSH, 0, &[]), 0);
     let status = place.json(&["status", "--json"]);
     let device = &status["transports"][0]["backends"][0]["blkdevs"][0];
     assert!(device.to_string().contains(&socket), "{status}");
@@ -131,7 +131,7 @@ fn a_machine_loses_no_write_when_the_daemon_is_killed() {
         pages[page] = fill;
     }
     for (page, fill) in pages.iter().enumerate() {
-        let read = machine.ring.ask(&machine.ram, IN, page as u64 * 8, &[(DATA, 4096, WRITE)]);
+        let read = machine.ring.execute(&machine.ram, IN, page as u64 * 8, &[(DATA, 4096, WRITE)]);
         assert_eq!(read, 0, "page {page}");
         assert_eq!(machine.ram.get(DATA, 4096), [*fill; 4096], "page {page}");
     }

@@ -5,14 +5,14 @@
 //! x86 that instruction waits until those lines have arrived. After a plain store the processor continues
 //! with the next request meanwhile: this saves a quarter of the overhead over the bare copy of 4 KiB.
 //!
-//! A thread that has to sleep pays the cost: it first makes every thread of the process execute a barrier (`membarrier`),
-//! which takes some microseconds.
+//! A thread that has to sleep pays the cost: it first makes every thread of the process execute a barrier
+//! (`membarrier`), which takes some microseconds.
 //!
-//! Invariants: the lock has one holder at a time, to which all changes of earlier holders are visible; a sleeping thread is
-//! woken (`protocol`).
+//! Invariants: the lock has one holder at a time, to which all changes of earlier holders are visible; a sleeping
+//! thread is woken (`protocol`).
 //!
-//! Not provided: fairness. A running thread can acquire the lock before a sleeping one. While a woken thread has not yet
-//! acquired the lock, each unlock wakes it again (a system call).
+//! Not provided: fairness. A running thread can acquire the lock before a sleeping one. While a woken thread has not
+//! yet acquired the lock, each unlock wakes it again (a system call).
 
 mod linux;
 mod protocol;
@@ -26,9 +26,8 @@ pub use linux::prepare;
 #[derive(Debug)]
 pub struct Lock(Protocol<linux::Linux>);
 
-// SAFETY: the protocol has one holder at a time: `lock` returns, and `try_lock` answers true, only to the
-// thread that changed the word from free to held, and only `unlock`, which the contract restricts to the
-// holder, changes it back.
+// SAFETY: the protocol has one holder at a time: `lock` returns, and `try_lock` answers true, only to the thread that
+// changed the word from free to held, and only `unlock`, which the contract restricts to the holder, changes it back.
 #[allow(unsafe_code)]
 unsafe impl RawMutex for Lock {
     // An initial value, copied into each new mutex.

@@ -1,8 +1,8 @@
 //! The lock on Linux: futexes, and barriers by `membarrier`.
 //!
-//! Invariants: once the process has registered, the light barrier is a compiler barrier only, and the heavy one reaches all
-//! threads. If the system later refuses the heavy barrier, a sleeping thread checks the lock every millisecond. Before the
-//! registration, and if the system refuses it from the beginning, the light barrier is a full one.
+//! Invariants: once the process has registered, the light barrier is a compiler barrier only, and the heavy one reaches
+//! all threads. If the system later refuses the heavy barrier, a sleeping thread checks the lock every millisecond.
+//! Before the registration, and if the system refuses it from the beginning, the light barrier is a full one.
 
 use crate::protocol::Platform;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence, fence};
@@ -16,14 +16,14 @@ const REGISTERED: u8 = 1;
 /// The system has no such barrier, or does not permit it.
 const REFUSED: u8 = 2;
 
-/// The result of the registration; it changes once.
-static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
+/// Whether the process is registered for heavy barriers; it changes once.
+static BARRIERS: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Timeout of a sleep after a refused heavy barrier; the thread then checks the lock again.
-const SHORT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// Timeout of any other sleep: a system that reports that all threads have passed a barrier may be wrong (an emulator, a
-/// sandbox).
-const LONG: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const CHECK_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Timeout of any other sleep: a system that reports that all threads have passed a barrier may be wrong (an emulator,
+/// a sandbox).
+const SLEEP_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 #[derive(Debug)]
 pub(crate) struct Linux;
@@ -34,19 +34,19 @@ impl Linux {
     pub(crate) const FREE: AtomicU32 = AtomicU32::new(0);
 }
 
-/// Registers the process for barriers that reach all threads, which makes an unlock inexpensive. A process should call it
-/// once, early; otherwise the first thread that sleeps on a lock registers.
+/// Registers the process for barriers that reach all threads, which makes an unlock inexpensive. A process should call
+/// it once, early; otherwise the first thread that sleeps on a lock registers.
 pub fn prepare() {
-    way();
+    barriers();
 }
 
-fn way() -> u8 {
-    match WAY.load(Ordering::SeqCst) {
+fn barriers() -> u8 {
+    match BARRIERS.load(Ordering::SeqCst) {
         UNKNOWN => {
-            let way = if register() { REGISTERED } else { REFUSED };
+            let barriers = if register() { REGISTERED } else { REFUSED };
             // Concurrent registrations get the same result.
-            match WAY.compare_exchange(UNKNOWN, way, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => way,
+            match BARRIERS.compare_exchange(UNKNOWN, barriers, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => barriers,
                 Err(found) => found,
             }
         }
@@ -55,15 +55,15 @@ fn way() -> u8 {
 }
 
 /// Whether the unlocking thread must execute a full barrier, since no other thread can cause one in it.
-const fn light_is_full(way: u8) -> bool {
-    way != REGISTERED
+const fn light_is_full(barriers: u8) -> bool {
+    barriers != REGISTERED
 }
 
 fn register() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
-fn reach_all() -> bool {
+fn barrier_in_all_threads() -> bool {
     membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 
@@ -71,7 +71,7 @@ impl Platform for Linux {
     type Word = AtomicU32;
 
     // A few microseconds; a lane spins before this itself.
-    const LOOKS: u32 = 100;
+    const SPINS: u32 = 100;
 
     #[inline]
     fn load(word: &AtomicU32, order: Ordering) -> u32 {
@@ -88,13 +88,13 @@ impl Platform for Linux {
     }
 
     #[inline]
-    fn take(word: &AtomicU32) -> bool {
+    fn try_acquire(word: &AtomicU32) -> bool {
         word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     #[inline]
     fn light_barrier() {
-        if light_is_full(WAY.load(Ordering::Relaxed)) {
+        if light_is_full(BARRIERS.load(Ordering::Relaxed)) {
             fence(Ordering::SeqCst);
         } else {
             compiler_fence(Ordering::SeqCst);
@@ -104,12 +104,17 @@ impl Platform for Linux {
     fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
         // A forked child may start without its parent's registration, so it may have to register again.
-        way() == REFUSED || reach_all() || (register() && reach_all())
+        barriers() == REFUSED || barrier_in_all_threads() || (register() && barrier_in_all_threads())
     }
 
     fn sleep(word: &AtomicU32, has_barrier: bool) {
         // Woken, interrupted, timed out, or not put to sleep at all: in each case the caller checks again.
-        let _ = futex::wait(word, Flags::PRIVATE, 1, Some(if has_barrier { &LONG } else { &SHORT }));
+        let _ = futex::wait(
+            word,
+            Flags::PRIVATE,
+            1,
+            Some(if has_barrier { &SLEEP_TIMEOUT } else { &CHECK_TIMEOUT }),
+        );
     }
 
     #[cold]
@@ -119,8 +124,8 @@ impl Platform for Linux {
     }
 
     fn pause() {
-        // `sched_yield` would give the processor to another runnable thread, for milliseconds; a sleeping thread resumes
-        // sooner.
+        // `sched_yield` would give the processor to another runnable thread, for milliseconds; a sleeping thread
+        // resumes sooner.
         core::hint::spin_loop();
     }
 }
@@ -141,7 +146,7 @@ mod tests {
         assert!(light_is_full(UNKNOWN) && light_is_full(REFUSED) && !light_is_full(REGISTERED));
         let has_barriers = register();
         prepare();
-        assert_eq!(WAY.load(Ordering::SeqCst), if has_barriers { REGISTERED } else { REFUSED });
+        assert_eq!(BARRIERS.load(Ordering::SeqCst), if has_barriers { REGISTERED } else { REFUSED });
         assert!(Linux::heavy_barrier());
         let refused = std::thread::spawn(|| {
             forbid::forbid(libc::SYS_membarrier);

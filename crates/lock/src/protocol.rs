@@ -1,8 +1,8 @@
 //! Locking, unlocking, sleeping.
 //!
-//! The lock has two words: whether it is held, and the number of threads that sleep on it or are about to. The only hazard is
-//! a lost wakeup: the holder unlocks and reads no sleeper, while a sleeper reads that the lock is held and sleeps forever.
-//! Each of the two stores one word and then loads the other:
+//! The lock has two words: whether it is held, and the number of threads that sleep on it or are about to. The only
+//! hazard is a lost wakeup: the holder unlocks and reads no sleeper, while a sleeper reads that the lock is held and
+//! sleeps forever. Each of the two stores one word and then loads the other:
 //!
 //! ```text
 //! unlock                      sleep
@@ -11,13 +11,14 @@
 //!   sleepers == 0? done         held == 1? sleep, until woken
 //! ```
 //!
-//! With a full barrier on both sides, at least one of them reads the other's store. A heavy barrier is a full one, and it
-//! causes one in every other thread of the process, whatever that thread executes; so the light one only has to prevent
-//! reordering by the compiler. On a system without heavy barriers the light one is a full barrier as well; the tests explore
-//! all executions of this variant.
+//! With a full barrier on both sides, at least one of them reads the other's store. A heavy barrier is a full one, and
+//! it causes one in every other thread of the process, whatever that thread executes; so the light one only has to
+//! prevent reordering by the compiler. On a system without heavy barriers the light one is a full barrier as well; the
+//! tests explore all executions of this variant.
 //!
-//! Invariants: the changes of a holder happen before those of the next one (`Release` and `Acquire` of `held`); a sleeper is
-//! counted until it holds the lock, so its count is visible to every thread that acquires the lock meanwhile.
+//! Invariants: the changes of a holder happen before those of the next one (`Release` and `Acquire` of `held`); a
+//! sleeper is counted until it holds the lock, so its count is visible to every thread that acquires the lock
+//! meanwhile.
 
 use core::sync::atomic::Ordering;
 
@@ -27,14 +28,14 @@ pub(crate) trait Platform {
     type Word;
 
     /// Number of checks by a thread that finds the lock held, before it sleeps.
-    const LOOKS: u32;
+    const SPINS: u32;
 
     fn load(word: &Self::Word, order: Ordering) -> u32;
     fn store(word: &Self::Word, value: u32, order: Ordering);
     /// Adds `value`, with wrapping.
     fn add(word: &Self::Word, value: u32);
     /// Sets `word` from 0 to 1; returns whether it did. If so, everything before the store of 0 is visible.
-    fn take(word: &Self::Word) -> bool;
+    fn try_acquire(word: &Self::Word) -> bool;
     /// The barrier between the store and the load of an unlock.
     fn light_barrier();
     /// The barrier between the store and the load of a sleep. False if the system refused it.
@@ -63,7 +64,7 @@ impl<P: Platform> Protocol<P> {
 
     #[inline]
     pub(crate) fn try_lock(&self) -> bool {
-        P::take(&self.held)
+        P::try_acquire(&self.held)
     }
 
     #[inline]
@@ -73,7 +74,7 @@ impl<P: Platform> Protocol<P> {
 
     #[inline]
     pub(crate) fn lock(&self) {
-        if !self.try_lock() && !self.look() {
+        if !self.try_lock() && !self.spin() {
             self.sleep();
         }
     }
@@ -89,8 +90,8 @@ impl<P: Platform> Protocol<P> {
     }
 
     /// Spins until the lock becomes free; true if it was acquired.
-    fn look(&self) -> bool {
-        for _ in 0..P::LOOKS {
+    fn spin(&self) -> bool {
+        for _ in 0..P::SPINS {
             if !self.is_locked() && self.try_lock() {
                 return true;
             }
@@ -103,7 +104,7 @@ impl<P: Platform> Protocol<P> {
     fn sleep(&self) {
         P::add(&self.sleepers, 1);
         let has_barrier = P::heavy_barrier();
-        while !self.try_lock() && !self.look() {
+        while !self.try_lock() && !self.spin() {
             P::sleep(&self.held, has_barrier);
         }
         P::add(&self.sleepers, u32::MAX);

@@ -2,11 +2,11 @@
 
 mod support;
 
-use support::{add_up, forbid};
+use support::{forbid, increment_from_threads};
 
 #[test]
-fn all_are_woken() {
-    add_up(|| {
+fn every_sleeping_thread_is_woken() {
+    increment_from_threads(|| {
         forbid(libc::SYS_membarrier);
         cbd_lock::prepare();
     });

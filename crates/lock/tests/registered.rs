@@ -2,16 +2,16 @@
 
 mod support;
 
-use support::{add_up, forbid};
+use support::{forbid, increment_from_threads};
 
 #[test]
-fn all_are_woken() {
+fn every_sleeping_thread_is_woken() {
     cbd_lock::prepare();
-    add_up(|| {});
+    increment_from_threads(|| {});
 }
 
 #[test]
-fn a_sleeper_whose_heavy_barrier_is_refused_checks_the_lock_itself() {
+fn a_sleeper_whose_heavy_barrier_is_refused_checks_the_lock_after_a_timeout() {
     cbd_lock::prepare();
-    add_up(|| forbid(libc::SYS_membarrier));
+    increment_from_threads(|| forbid(libc::SYS_membarrier));
 }

@@ -1,4 +1,4 @@
-//! Measures the export itself: 4 KiB requests over a unix socket to a device that is nothing but memory.
+//! Measures the export itself: 4 KiB requests over a unix socket to a device that consists of memory.
 //!
 //! `cargo run --release -p cbd-nbd --example nbd_latency`
 #[path = "../tests/common/mod.rs"]
@@ -14,7 +14,7 @@ const SECONDS: u64 = 3;
 fn main() -> cbd_types::Result<()> {
     let served = common::serve(common::memory(SIZE));
     let mut client = Client::connect(&served.listen)?;
-    // Every page once, so that none is touched for the first time while the clock runs.
+    // Writes every page once, so that no page is touched for the first time during the measurement.
     let chunk = vec![1; 1 << 20];
     for offset in (0..SIZE as u64).step_by(chunk.len()) {
         client.write(offset, &chunk, false)?;
@@ -29,7 +29,7 @@ fn main() -> cbd_types::Result<()> {
     served.server.stop()
 }
 
-/// A small generator: the measurement needs no more.
+/// A small generator; it suffices for a measurement.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

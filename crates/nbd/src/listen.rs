@@ -11,8 +11,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Size of a socket's send and receive buffers in bytes: large enough that a request of usual size is transferred
-/// without a second wake-up.
+/// Size of a socket's send and receive buffers in bytes: a request of usual size is transferred without a second
+/// wake-up.
 const SOCKET_BUFFER: usize = 1 << 20;
 
 /// The address of a server.
@@ -49,13 +49,13 @@ impl Listen {
     pub fn uri(&self, name: &str) -> String {
         match self {
             Self::Unix(path) => {
-                let path = percent(path.as_os_str().as_bytes(), b"/");
-                format!("nbd+unix:///{}?socket={path}", percent(name.as_bytes(), b""))
+                let path = percent_encoded(path.as_os_str().as_bytes(), b"/");
+                format!("nbd+unix:///{}?socket={path}", percent_encoded(name.as_bytes(), b""))
             }
             Self::Tcp(address) => {
                 let reached = reachable(*address).to_string();
-                // The zone of an IPv6 address stands behind a percent sign, which is escaped in a URI.
-                format!("nbd://{}/{}", reached.replace('%', "%25"), percent(name.as_bytes(), b""))
+                // The zone of an IPv6 address follows a percent sign, which is escaped in a URI.
+                format!("nbd://{}/{}", reached.replace('%', "%25"), percent_encoded(name.as_bytes(), b""))
             }
         }
     }
@@ -66,13 +66,14 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
-    // Addresses reserved for documentation: no packet is sent, but the kernel selects the local address for the route.
-    let towards = |any: &str, other: &str| {
+    // Addresses reserved for documentation: no packet is sent, but the kernel selects the local address of the route.
+    let local_address = |any: &str, other: &str| {
         let socket = UdpSocket::bind(any).ok()?;
         socket.connect(other).ok()?;
         Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
     };
-    let (v4, v6) = (|| towards("0.0.0.0:0", "192.0.2.1:9"), || towards("[::]:0", "[2001:db8::1]:9"));
+    let (v4, v6) =
+        (|| local_address("0.0.0.0:0", "192.0.2.1:9"), || local_address("[::]:0", "[2001:db8::1]:9"));
     let ip = if address.is_ipv4() {
         v4().unwrap_or(Ipv4Addr::LOCALHOST.into())
     } else {
@@ -81,11 +82,11 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Percent-encodes all bytes except those that a URI allows unescaped and those in `kept`.
-fn percent(text: &[u8], kept: &[u8]) -> String {
+/// Percent-encodes all bytes except those that a URI allows unescaped and those in `unescaped`.
+fn percent_encoded(text: &[u8], unescaped: &[u8]) -> String {
     let mut out = String::with_capacity(text.len());
     for &byte in text {
-        let plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || kept.contains(&byte);
+        let plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || unescaped.contains(&byte);
         if plain {
             out.push(char::from(byte));
         } else {
@@ -151,7 +152,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The file is removed before the socket is closed, so a client that connects meanwhile gets ENOENT, not
+        // The file is removed before the socket is closed: a client that connects meanwhile gets ENOENT, not
         // ECONNREFUSED.
         self.file = None;
     }
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_uri_of_a_unix_socket_escapes_what_must_be() {
+    fn the_uri_of_a_unix_socket_is_percent_encoded() {
         let listen = Listen::Unix(PathBuf::from("/run/c b/x.sock"));
         assert_eq!(listen.uri("cbd 0/ü"), "nbd+unix:///cbd%200%2F%C3%BC?socket=/run/c%20b/x.sock");
         let listen = Listen::Tcp("[::1]:10809".parse().expect("an address"));
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uri_of_a_server_at_all_addresses_names_one_at_which_it_is_reached() {
+    fn the_uri_of_a_server_at_all_addresses_names_a_reachable_one() {
         for any in ["0.0.0.0:0", "[::]:0"] {
             let listener =
                 Listener::bind(&Listen::Tcp(any.parse().expect("an address"))).expect("it listens");
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_or_leads_nowhere_is_refused() {
+    fn a_path_that_is_too_long_or_has_no_directory_is_refused() {
         let long = Listen::Unix(PathBuf::from(format!("/tmp/{}", "x".repeat(200))));
         assert_eq!(Listener::bind(&long).expect_err("too long").kind(), ErrorKind::InvalidArgument);
         let nowhere = Listen::Unix(PathBuf::from("/nonexistent-directory/s"));

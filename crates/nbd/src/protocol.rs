@@ -1,15 +1,12 @@
 //! The constants and headers of the NBD protocol, and the table of its errors.
 //!
-//! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`, whose names the constants
-//! have without their prefixes. All numbers on the wire are big-endian.
+//! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`, whose names the constants have
+//! without their prefixes. All numbers on the wire are big-endian.
 //!
-//! Invariants: no I/O; decoding takes any bytes and never panics. Whether a request makes sense for a
-//! device is decided in `server::request`.
+//! Invariants: no I/O; decoding accepts any bytes and never panics. `server::request` decides whether a request is
+//! valid for a device.
 
 use cbd_types::Error;
-
-/// The port that is registered for NBD.
-pub const DEFAULT_PORT: u16 = 10809;
 
 /// First magic number of a server.
 pub(crate) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -67,7 +64,7 @@ pub(crate) mod info {
 pub mod transmission_flag {
     /// The flags are valid; always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
-    /// The export may not be written.
+    /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
     /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
@@ -144,7 +141,7 @@ pub(crate) const STRING_MAX: usize = 4096;
 pub(crate) struct RequestHeader {
     pub(crate) flags: u16,
     pub(crate) command: u16,
-    /// The client's own number for the request; replies carry it.
+    /// The client's identifier of the request; replies carry it.
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
     pub(crate) length: u32,
@@ -153,7 +150,7 @@ pub(crate) struct RequestHeader {
 impl RequestHeader {
     pub(crate) const SIZE: usize = 28;
 
-    /// `None` if the magic number is wrong: then client and server do not agree on where a request begins.
+    /// `None` if the magic number is wrong: then client and server disagree about where a request begins.
     pub(crate) fn decode(bytes: &[u8; Self::SIZE]) -> Option<Self> {
         let mut reader = Reader(bytes);
         (reader.u32()? == REQUEST_MAGIC).then_some(())?;
@@ -216,7 +213,7 @@ pub(crate) mod wire_error {
     pub(crate) const ESHUTDOWN: u32 = 108;
 }
 
-/// Maps the errno of an error to the number on the wire. Errors without a number in the protocol become EPERM if the
+/// Maps the errno of an error to the number on the wire. An error without a number in the protocol becomes EPERM if the
 /// client lacks the permission, EINVAL if the request is invalid, and EIO otherwise.
 pub(crate) fn wire_error_of(error: &Error) -> u32 {
     match error.errno() {
@@ -251,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_survives_the_wire() {
+    fn a_request_is_decoded_as_it_was_encoded() {
         let header =
             RequestHeader { flags: 1, command: 6, cookie: 0x0102_0304, offset: 1 << 40, length: 4096 };
         assert_eq!(RequestHeader::decode(&header.encode()), Some(header));
@@ -268,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_has_a_number_that_the_protocol_knows() {
+    fn every_error_has_a_number_that_the_protocol_defines() {
         let number = |kind| wire_error_of(&Error::new(kind, "x"));
         assert_eq!(number(ErrorKind::ReadOnly), wire_error::EPERM);
         assert_eq!(number(ErrorKind::Permission), wire_error::EPERM);
@@ -285,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_runs_out_says_so() {
+    fn a_reader_returns_none_past_its_end() {
         let mut reader = Reader(&[0, 0, 0, 2, b'a']);
         assert_eq!(reader.string(), None);
         let mut reader = Reader(&[0, 0, 0, 1, b'a', 9]);

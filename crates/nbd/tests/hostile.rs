@@ -8,7 +8,7 @@ use cbd_export::budget::Budget;
 use cbd_nbd::{Notice, Options};
 use cbd_testkit::{Client, Command};
 use cbd_types::{Durability, ErrorKind, MediaError, Operation, Pmem};
-use common::raw::{connect, handshake, ready, request, works};
+use common::raw::{assert_served, connect, handshake, ready, request};
 use common::{Served, Slow, in_time, memory, serve, serve_with, until};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -40,18 +40,18 @@ fn a_client_that_disconnects_after_any_byte_leaves_no_connection_behind() {
     in_time(|| {
         let (ended, options) = counted();
         let served = serve_with(memory(MIB), options);
-        let mut says = handshake();
-        says.extend_from_slice(&request(1, 1, 0, 512));
-        says.extend_from_slice(&[7; 512]);
-        says.extend_from_slice(&request(3, 2, 0, 0));
-        for length in 0..says.len() {
+        let mut sent = handshake();
+        sent.extend_from_slice(&request(1, 1, 0, 512));
+        sent.extend_from_slice(&[7; 512]);
+        sent.extend_from_slice(&request(3, 2, 0, 0));
+        for length in 0..sent.len() {
             let mut stream = connect(&served);
-            stream.write_all(&says[..length]).expect("room");
+            stream.write_all(&sent[..length]).expect("the socket accepts it");
             drop(stream);
         }
-        until("all connections end", || ended.load(Ordering::SeqCst) == says.len());
+        until("all connections end", || ended.load(Ordering::SeqCst) == sent.len());
         assert_eq!(served.server.connections(), 0);
-        works(&served);
+        assert_served(&served);
     });
 }
 
@@ -63,19 +63,19 @@ fn garbage_at_any_point_ends_the_connection() {
         let mut state = 1_u32;
         for length in 0..good.len() {
             let mut stream = connect(&served);
-            let mut says = good[..length].to_vec();
-            says.extend((0..300).map(|_| {
+            let mut sent = good[..length].to_vec();
+            sent.extend((0..300).map(|_| {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 (state >> 24) as u8
             }));
-            let _ = stream.write_all(&says);
+            let _ = stream.write_all(&sent);
             let _ = stream.shutdown(std::net::Shutdown::Write);
-            // The server closes the connection: no reply is endless.
-            let mut heard = Vec::new();
-            let _ = stream.read_to_end(&mut heard);
-            assert!(heard.len() < 4096, "garbage after {length} bytes");
+            // The server closes the connection, so its bytes end.
+            let mut received = Vec::new();
+            let _ = stream.read_to_end(&mut received);
+            assert!(received.len() < 4096, "garbage after {length} bytes");
         }
-        works(&served);
+        assert_served(&served);
     });
 }
 
@@ -84,27 +84,27 @@ fn a_request_with_a_wrong_magic_closes_the_connection() {
     in_time(|| {
         let served = serve(memory(MIB));
         let mut stream = ready(&served);
-        let mut says = request(3, 9, 0, 0);
-        says.extend_from_slice(&[0xEE; 28]);
-        stream.write_all(&says).expect("room");
-        let mut heard = Vec::new();
-        stream.read_to_end(&mut heard).expect("it closes");
+        let mut sent = request(3, 9, 0, 0);
+        sent.extend_from_slice(&[0xEE; 28]);
+        stream.write_all(&sent).expect("the socket accepts it");
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).expect("it closes");
         // Requests before the wrong magic number are answered.
-        assert_eq!(heard.len(), 16);
-        assert_eq!(heard[8..16], 9_u64.to_be_bytes());
-        works(&served);
+        assert_eq!(received.len(), 16);
+        assert_eq!(received[8..16], 9_u64.to_be_bytes());
+        assert_served(&served);
     });
 }
 
 #[test]
-fn a_request_that_comes_byte_by_byte_is_understood() {
+fn a_request_that_arrives_byte_by_byte_is_decoded() {
     in_time(|| {
         let served = serve(memory(MIB));
         let mut stream = ready(&served);
-        let mut says = request(1, 5, 512, 512);
-        says.extend_from_slice(&[3; 512]);
-        for byte in says {
-            stream.write_all(&[byte]).expect("room");
+        let mut sent = request(1, 5, 512, 512);
+        sent.extend_from_slice(&[3; 512]);
+        for byte in sent {
+            stream.write_all(&[byte]).expect("the socket accepts it");
         }
         let mut reply = [0; 16];
         stream.read_exact(&mut reply).expect("a reply");
@@ -120,21 +120,21 @@ fn a_client_that_sends_nothing_is_disconnected_in_time() {
         let mut silent = connect(&served);
         let mut slow = connect(&served);
         let began = Instant::now();
-        let mut heard = Vec::new();
-        // The limit also holds for a client that sends a byte now and then.
+        let mut received = Vec::new();
+        // The timeout also holds for a client that sends a byte now and then.
         for byte in handshake() {
             if slow.write_all(&[byte]).is_err() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(15));
         }
-        silent.read_to_end(&mut heard).expect("it closes");
-        assert_eq!(heard.len(), 18);
-        heard.clear();
-        slow.read_to_end(&mut heard).expect("it closes");
-        assert!(heard.len() < 18 + 32);
+        silent.read_to_end(&mut received).expect("it closes");
+        assert_eq!(received.len(), 18);
+        received.clear();
+        slow.read_to_end(&mut received).expect("it closes");
+        assert!(received.len() < 18 + 32);
         assert!(began.elapsed() < Duration::from_secs(5));
-        works(&served);
+        assert_served(&served);
     });
 }
 
@@ -154,18 +154,18 @@ fn a_client_beyond_the_maximum_is_refused_until_another_disconnects() {
 fn a_client_that_does_not_read_its_replies_blocks_only_itself() {
     in_time(|| {
         let served = serve(memory(64 * MIB));
-        let mut deaf = ready(&served);
-        deaf.set_write_timeout(Some(Duration::from_millis(300))).expect("it can be set");
+        let mut not_reading = ready(&served);
+        not_reading.set_write_timeout(Some(Duration::from_millis(300))).expect("it can be set");
         // Requests far more data than the socket buffers hold.
         let mut asked = 0_u64;
-        while asked < 100_000 && deaf.write_all(&request(0, asked, 0, MIB as u32)).is_ok() {
+        while asked < 100_000 && not_reading.write_all(&request(0, asked, 0, MIB as u32)).is_ok() {
             asked += 1;
         }
         assert!(asked < 100_000, "the server stopped reading");
-        works(&served);
+        assert_served(&served);
         let began = Instant::now();
-        drop(deaf);
-        until("the deaf one is gone", || served.server.connections() == 0);
+        drop(not_reading);
+        until("the client that does not read is disconnected", || served.server.connections() == 0);
         assert!(began.elapsed() < Duration::from_secs(5));
     });
 }
@@ -187,12 +187,12 @@ fn requests_of_a_client_that_reads_no_replies_are_bounded() {
         };
         let served = serve_with(device, options);
         let mut many = ready(&served);
-        let says: Vec<u8> = (0..1000).flat_map(|cookie| request(0, cookie, 0, 4096)).collect();
-        many.write_all(&says).expect("room");
+        let sent: Vec<u8> = (0..1000).flat_map(|cookie| request(0, cookie, 0, 4096)).collect();
+        many.write_all(&sent).expect("the socket accepts it");
         until("the bound on requests is reached", || parked.load(Ordering::SeqCst) == 10);
         let mut large = ready(&served);
-        let says: Vec<u8> = (0..1000).flat_map(|cookie| request(0, cookie, 0, MIB as u32)).collect();
-        large.write_all(&says).expect("room");
+        let sent: Vec<u8> = (0..1000).flat_map(|cookie| request(0, cookie, 0, MIB as u32)).collect();
+        large.write_all(&sent).expect("the socket accepts it");
         until("the bound on bytes is reached", || parked.load(Ordering::SeqCst) == 14);
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(parked.load(Ordering::SeqCst), 14);
@@ -221,9 +221,9 @@ fn stop_does_not_wait_for_a_client_that_does_not_read() {
     in_time(|| {
         let options = Options { stop_timeout: Duration::from_millis(200), ..Options::default() };
         let served = serve_with(memory(64 * MIB), options);
-        let mut deaf = ready(&served);
+        let mut not_reading = ready(&served);
         for cookie in 0..100 {
-            deaf.write_all(&request(0, cookie, 0, MIB as u32)).expect("room");
+            not_reading.write_all(&request(0, cookie, 0, MIB as u32)).expect("the socket accepts it");
         }
         std::thread::sleep(Duration::from_millis(50));
         let began = Instant::now();
@@ -234,9 +234,9 @@ fn stop_does_not_wait_for_a_client_that_does_not_read() {
 
 #[test]
 fn a_panic_of_the_device_ends_its_connection_only() {
-    struct Trap;
+    struct PanickingMemory;
 
-    impl Pmem for Trap {
+    impl Pmem for PanickingMemory {
         fn len(&self) -> u64 {
             MIB as u64
         }
@@ -244,7 +244,7 @@ fn a_panic_of_the_device_ends_its_connection_only() {
             Durability::ProcessCrash
         }
         fn store(&self, at: u64, _from: &[u8]) {
-            assert_ne!(at, 4096, "the test wants it so");
+            assert_ne!(at, 4096, "a fault of the test");
         }
         fn store_summed(&self, _at: u64, _from: &[u8], _first: usize, _checksums: &mut [u32]) {}
         fn store_line(&self, _at: u64, _line: &[u8; 64]) {}
@@ -259,18 +259,18 @@ fn a_panic_of_the_device_ends_its_connection_only() {
     }
 
     in_time(|| {
-        let device = cbd_export::MemoryDevice::new(Arc::new(Trap), 512).expect("a device");
+        let device = cbd_export::MemoryDevice::new(Arc::new(PanickingMemory), 512).expect("a device");
         let served = serve(Arc::new(device));
         let mut client = Client::connect(&served.listen).expect("a client");
         assert!(client.write(4096, &[0; 512], false).is_err());
         until("its thread is gone", || served.server.connections() == 0);
-        works(&served);
+        assert_served(&served);
         served.server.stop().expect("stopped");
     });
 }
 
 /// Clients that request far more data than they read.
-fn deaf(served: &Served, count: usize, length: u32) -> Vec<UnixStream> {
+fn not_reading(served: &Served, count: usize, length: u32) -> Vec<UnixStream> {
     (0..count)
         .map(|_| {
             let mut stream = ready(served);
@@ -291,10 +291,14 @@ fn clients_that_do_not_read_share_one_bound_of_memory_and_others_are_served() {
         let options = || Options { memory: Arc::clone(&bound), ..Options::default() };
         let device: Arc<dyn BlockDevice> = memory(64 * MIB);
         let (served, other) = (serve_with(Arc::clone(&device), options()), serve_with(device, options()));
-        // As many as leave free what a new client needs: an eighth of the bound admits no further connections.
-        let _deaf = (deaf(&served, 12, MIB as u32), deaf(&other, 12, 32 << 20));
+        // As many as leave the memory that a new client needs: an eighth of the bound admits no further connections.
+        let _not_reading = (not_reading(&served, 12, MIB as u32), not_reading(&other, 12, 32 << 20));
         assert!(bound.used() <= bound.limit());
-        assert!(bound.used() > bound.limit() / 2, "only {} are used: too few to say anything", bound.used());
+        assert!(
+            bound.used() > bound.limit() / 2,
+            "only {} bytes are used: too few for this test",
+            bound.used()
+        );
         // Requests of every length, although most of the memory is taken.
         let mut client = Client::connect(&served.listen).expect("there is room for one more");
         let data: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();
@@ -313,12 +317,12 @@ fn clients_that_do_not_read_share_one_bound_of_memory_and_others_are_served() {
 #[test]
 fn silent_sockets_do_not_exclude_other_clients() {
     in_time(|| {
-        let gave_way = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&gave_way);
+        let closed_handshakes = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&closed_handshakes);
         let options = Options {
             handshakes_max: 8,
             observer: Some(Arc::new(move |notice: &Notice<'_>| {
-                if matches!(notice, Notice::GaveWay { .. }) {
+                if matches!(notice, Notice::HandshakeClosed { .. }) {
                     count.fetch_add(1, Ordering::SeqCst);
                 }
             })),
@@ -328,18 +332,18 @@ fn silent_sockets_do_not_exclude_other_clients() {
         let mut silent: Vec<UnixStream> = (0..300).map(|_| connect(&served)).collect();
         let began = Instant::now();
         // The listen queue of the socket may be full for a moment; connecting does not wait for it.
-        until("a newcomer is let in", || Client::connect(&served.listen).is_ok());
-        works(&served);
-        assert!(began.elapsed() < Duration::from_secs(5), "they were waited for");
-        assert!(gave_way.load(Ordering::SeqCst) >= 290);
+        until("a new client is accepted", || Client::connect(&served.listen).is_ok());
+        assert_served(&served);
+        assert!(began.elapsed() < Duration::from_secs(5), "the new client waited for the silent ones");
+        assert!(closed_handshakes.load(Ordering::SeqCst) >= 290);
         // The oldest connections were closed long before the handshake timeout.
-        let mut heard = Vec::new();
-        silent[0].read_to_end(&mut heard).expect("it closes");
+        let mut received = Vec::new();
+        silent[0].read_to_end(&mut received).expect("it closes");
         assert!(began.elapsed() < Duration::from_secs(8));
     });
 }
 
-/// Stops a server whose accepting thread waits for the end of refused clients, if it has reached that wait after
+/// Stops a server whose accepting thread waits for the end of closed handshakes, if it has reached that wait after
 /// `pause`; returns why the client that it had accepted was refused.
 fn refused_by_a_stop(pause: Duration) -> Option<ErrorKind> {
     let (release, hold) = std::sync::mpsc::channel::<()>();
@@ -349,7 +353,7 @@ fn refused_by_a_stop(pause: Duration) -> Option<ErrorKind> {
     let options = Options {
         handshakes_max: 1,
         stop_timeout: Duration::from_millis(100),
-        // The threads do not begin, so that the refused clients do not end.
+        // The threads do not begin, so that the closed handshakes do not end.
         thread_setup: Some(Arc::new({
             let begun = Arc::clone(&begun);
             move || {
@@ -390,8 +394,8 @@ fn a_stop_ends_the_wait_for_refused_clients() {
 #[test]
 fn a_client_for_which_there_is_no_memory_is_refused_with_a_reason() {
     in_time(|| {
-        let told = Arc::new(std::sync::Mutex::new(String::new()));
-        let text = Arc::clone(&told);
+        let reported = Arc::new(std::sync::Mutex::new(String::new()));
+        let text = Arc::clone(&reported);
         let options = Options {
             memory: Budget::new(5 << 20),
             observer: Some(Arc::new(move |notice: &Notice<'_>| {
@@ -404,14 +408,14 @@ fn a_client_for_which_there_is_no_memory_is_refused_with_a_reason() {
         let served = serve_with(memory(MIB), options);
         // A connection takes its memory after the handshake; a reply shows that it has done so.
         let [first, _second] = [(); 2].map(|()| {
-            let mut client = Client::connect(&served.listen).expect("room");
+            let mut client = Client::connect(&served.listen).expect("the socket accepts it");
             client.write(0, &[1; 512], false).expect("memory");
             client
         });
         let mut third = Client::connect(&served.listen).expect("a handshake");
         assert!(third.write(0, &[1; 512], false).is_err());
-        until("it says why", || {
-            told.lock().expect("no thread panicked with the lock").contains("nbd_memory")
+        until("the reason is reported", || {
+            reported.lock().expect("no thread panicked with the lock").contains("nbd_memory")
         });
         drop(first);
         until("there is room again", || {

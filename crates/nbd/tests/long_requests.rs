@@ -26,23 +26,23 @@ fn simple_reply(stream: &mut UnixStream, length: impl Fn(u64) -> usize) -> (u64,
 }
 
 #[test]
-fn a_long_read_in_parts_is_one_simple_reply_and_no_other_comes_between() {
+fn a_long_read_in_parts_is_one_simple_reply_and_no_other_reply_is_sent_in_between() {
     in_time(|| {
-        // Room for the reserved part of each connection, and no more.
+        // Memory for the reserved part of each connection, and no more.
         let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
         let served = serve_with(memory(16 * MIB), options);
         let mut stream = ready(&served);
         for part in 0..8_u8 {
-            let mut says = request(1, 100 + u64::from(part), u64::from(part) * MIB as u64, MIB as u32);
-            says.extend(std::iter::repeat_n(part + 1, MIB));
-            stream.write_all(&says).expect("room");
+            let mut sent = request(1, 100 + u64::from(part), u64::from(part) * MIB as u64, MIB as u32);
+            sent.extend(std::iter::repeat_n(part + 1, MIB));
+            stream.write_all(&sent).expect("the socket accepts it");
             let mut reply = [0; 16];
             stream.read_exact(&mut reply).expect("a reply");
         }
-        let mut says = request(0, 1, 512, 6 << 20);
-        says.extend(request(3, 2, 0, 0));
-        says.extend(request(0, 3, 0, 512));
-        stream.write_all(&says).expect("room");
+        let mut sent = request(0, 1, 512, 6 << 20);
+        sent.extend(request(3, 2, 0, 0));
+        sent.extend(request(0, 3, 0, 512));
+        stream.write_all(&sent).expect("the socket accepts it");
         let length = |cookie| [0, 6 * MIB, 0, 512][cookie as usize];
         let mut replies: Vec<_> = (0..3).map(|_| simple_reply(&mut stream, length)).collect();
         replies.sort_by_key(|(cookie, _)| *cookie);
@@ -59,13 +59,13 @@ fn short_reads_behind_a_long_one_in_parts_do_not_take_the_memory_that_its_next_p
         let served = serve_with(memory(16 * MIB), options);
         let mut stream = ready(&served);
         let length = |cookie| if cookie == 1 { 6 * MIB } else { 256 << 10 };
-        stream.write_all(&request(0, 1, 512, 6 << 20)).expect("room");
-        // From here on no other reply may come before the rest of this one.
+        stream.write_all(&request(0, 1, 512, 6 << 20)).expect("the socket accepts it");
+        // From here on no other reply may be sent before the rest of this one.
         let mut head = [0; 16];
         stream.read_exact(&mut head).expect("a reply");
-        let says: Vec<u8> =
+        let sent: Vec<u8> =
             (200..216).flat_map(|cookie| request(0, cookie, 0, length(cookie) as u32)).collect();
-        stream.write_all(&says).expect("room");
+        stream.write_all(&sent).expect("the socket accepts it");
         stream.read_exact(&mut vec![0; 6 * MIB]).expect("the whole of the long read");
         let cookies: Vec<u64> = (0..16).map(|_| simple_reply(&mut stream, length).0).collect();
         assert!(cookies.into_iter().eq(200..216));
@@ -86,16 +86,16 @@ fn a_long_read_with_one_head_begins_only_when_no_other_reply_of_its_connection_c
             (2..2 + count).flat_map(move |cookie| request(0, cookie, offset, MIB as u32))
         };
 
-        // The first part of the long read is short, so it takes less memory than the next one needs.
+        // The first part of the long read is short, so it takes less memory than the next part needs.
         let mut stream = ready(&served);
-        let says: Vec<u8> = reads(12, ours).chain(request(0, 1, MIB as u64 - 512, 32 << 20)).collect();
-        stream.write_all(&says).expect("room");
+        let sent: Vec<u8> = reads(12, ours).chain(request(0, 1, MIB as u64 - 512, 32 << 20)).collect();
+        stream.write_all(&sent).expect("the socket accepts it");
         device.wait_until_held(12);
         // Other connections take the rest of the memory.
         let others = [16, 9].map(|count| {
             let held = device.held();
             let mut other = ready(&served);
-            other.write_all(&reads(count, of_others).collect::<Vec<u8>>()).expect("room");
+            other.write_all(&reads(count, of_others).collect::<Vec<u8>>()).expect("the socket accepts it");
             device.wait_until_held(held + count as usize);
             other
         });
@@ -109,7 +109,7 @@ fn a_long_read_with_one_head_begins_only_when_no_other_reply_of_its_connection_c
 }
 
 #[test]
-fn a_stream_of_short_reads_does_not_keep_a_long_one_from_its_memory() {
+fn a_stream_of_short_reads_does_not_take_the_memory_of_a_long_one() {
     in_time(|| {
         let options = Options { memory: Budget::new(3 << 20), ..Options::default() };
         // Requests that are parked take their memory before the next part of the long one can.
@@ -122,7 +122,7 @@ fn a_stream_of_short_reads_does_not_keep_a_long_one_from_its_memory() {
         }
         let mut replies = std::iter::from_fn(|| client.complete().expect("a reply"));
         let before = replies.position(|reply| reply.cookie == long).expect("it is answered");
-        assert!(before < 200, "{before} of 400 reads that came later were answered before it");
+        assert!(before < 200, "{before} of 400 later reads were answered before it");
     });
 }
 
@@ -134,12 +134,12 @@ fn a_part_of_a_long_write_that_fails_is_an_error_of_the_write() {
         let served = serve_with(device, options);
         let mut stream = ready(&served);
         // It reaches past the end: it is refused as a whole, and its payload is discarded.
-        let mut says = request(1, 1, 12 << 20, 8 << 20);
-        says.extend(std::iter::repeat_n(1, 8 * MIB));
-        says.extend(request(1, 2, 8 << 20, 8 << 20));
-        says.extend(std::iter::repeat_n(2, 8 * MIB));
+        let mut sent = request(1, 1, 12 << 20, 8 << 20);
+        sent.extend(std::iter::repeat_n(1, 8 * MIB));
+        sent.extend(request(1, 2, 8 << 20, 8 << 20));
+        sent.extend(std::iter::repeat_n(2, 8 * MIB));
         let mut writer = stream.try_clone().expect("a second handle");
-        let sending = std::thread::spawn(move || writer.write_all(&says));
+        let sending = std::thread::spawn(move || writer.write_all(&sent));
         let mut reply = [0; 16];
         stream.read_exact(&mut reply).expect("a reply");
         assert_ne!(reply[4..8], [0; 4]);

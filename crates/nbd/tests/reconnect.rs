@@ -126,28 +126,28 @@ fn client(served: &Served) -> Client {
 
 /// A connection past its handshake that can be closed without DISC.
 fn raw(served: &Served) -> UnixStream {
-    shake_hands(UnixStream::connect(&served.path).unwrap())
+    negotiate(UnixStream::connect(&served.path).unwrap())
 }
 
-fn shake_hands<S: Read + Write>(mut stream: S) -> S {
-    let mut says = 3_u32.to_be_bytes().to_vec();
-    says.extend_from_slice(b"IHAVEOPT");
-    says.extend_from_slice(&7_u32.to_be_bytes());
-    says.extend_from_slice(&6_u32.to_be_bytes());
-    says.extend_from_slice(&[0; 6]);
-    stream.write_all(&says).unwrap();
+fn negotiate<S: Read + Write>(mut stream: S) -> S {
+    let mut sent = 3_u32.to_be_bytes().to_vec();
+    sent.extend_from_slice(b"IHAVEOPT");
+    sent.extend_from_slice(&7_u32.to_be_bytes());
+    sent.extend_from_slice(&6_u32.to_be_bytes());
+    sent.extend_from_slice(&[0; 6]);
+    stream.write_all(&sent).unwrap();
     stream.read_exact(&mut [0; 18 + 32 + 34 + 20]).unwrap();
     stream
 }
 
 fn write(stream: &mut impl Write, offset: u64, byte: u8) {
-    let mut says = 0x2560_9513_u32.to_be_bytes().to_vec();
-    says.extend_from_slice(&[0, 0, 0, 1]);
-    says.extend_from_slice(&offset.to_be_bytes());
-    says.extend_from_slice(&offset.to_be_bytes());
-    says.extend_from_slice(&(BLOCK as u32).to_be_bytes());
-    says.extend_from_slice(&[byte; BLOCK]);
-    stream.write_all(&says).unwrap();
+    let mut sent = 0x2560_9513_u32.to_be_bytes().to_vec();
+    sent.extend_from_slice(&[0, 0, 0, 1]);
+    sent.extend_from_slice(&offset.to_be_bytes());
+    sent.extend_from_slice(&offset.to_be_bytes());
+    sent.extend_from_slice(&(BLOCK as u32).to_be_bytes());
+    sent.extend_from_slice(&[byte; BLOCK]);
+    stream.write_all(&sent).unwrap();
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_write_that_waits_for_space_is_given_up_when_its_connection_breaks() {
 }
 
 #[test]
-fn a_write_that_waits_for_space_is_given_up_for_a_new_client_when_its_client_left_in_order() {
+fn a_write_that_waits_for_space_is_given_up_for_a_new_client_after_its_client_disconnected_in_order() {
     in_time(|| {
         let device = Holding::new();
         let served = serve(Arc::clone(&device) as _);
@@ -184,11 +184,11 @@ fn a_write_that_waits_for_space_is_given_up_for_a_new_client_when_its_client_lef
 }
 
 #[test]
-fn a_new_client_is_answered_only_when_what_the_disk_has_of_an_ended_connection_is_done() {
+fn a_new_client_is_answered_only_after_the_disk_operations_of_an_ended_connection() {
     in_time(|| {
         let device = Holding::new();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let notices = Arc::clone(&told);
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let notices = Arc::clone(&reported);
         let observer = move |notice: &Notice<'_>| match notice {
             Notice::Waits { clients, .. } => notices.lock().unwrap().push(format!("waits for {clients}")),
             Notice::Admitted { .. } => notices.lock().unwrap().push("admitted".to_owned()),
@@ -203,11 +203,11 @@ fn a_new_client_is_answered_only_when_what_the_disk_has_of_an_ended_connection_i
         let mut new = client(&served);
         new.submit(Command::Read { offset: WITH_DISK, length: BLOCK as u32 }).unwrap();
         until("the new client waits", || served.server.waiting() == 1);
-        until("the wait is told", || *told.lock().unwrap() == ["waits for 1"]);
+        until("the wait is reported", || *reported.lock().unwrap() == ["waits for 1"]);
         device.release();
         let answer = new.complete().unwrap().unwrap();
         assert_eq!(answer.data[0], 1, "answered before the write of the ended connection was done");
-        until("its end is told", || *told.lock().unwrap() == ["waits for 1", "admitted"]);
+        until("its end is reported", || *reported.lock().unwrap() == ["waits for 1", "admitted"]);
         assert_eq!(served.server.waiting(), 0);
     });
 }
@@ -219,7 +219,7 @@ fn a_tcp_connection_that_was_closed_is_settled_before_a_new_client_is_answered()
         let any_port = Listen::Tcp("127.0.0.1:0".parse().unwrap());
         let server = Server::start(Arc::clone(&device) as _, any_port, Options::default()).unwrap();
         let Listen::Tcp(address) = server.address().clone() else { panic!("{:?}", server.address()) };
-        let mut old = shake_hands(TcpStream::connect(address).unwrap());
+        let mut old = negotiate(TcpStream::connect(address).unwrap());
         write(&mut old, WAITS_FOR_SPACE, 1);
         write(&mut old, WITH_DISK, 1);
         device.wait_until_held(2);
@@ -228,7 +228,8 @@ fn a_tcp_connection_that_was_closed_is_settled_before_a_new_client_is_answered()
         let mut new = Client::connect(server.address()).unwrap();
         new.submit(Command::Read { offset: WITH_DISK, length: BLOCK as u32 }).unwrap();
         until("the new client waits", || server.waiting() == 1);
-        // If space is freed before the old connection's thread acts, the write completes, which is correct, too.
+        // If space is freed before the thread of the old connection gives up, the write completes, which is correct,
+        // too.
         device.wait_until_held(1);
         device.release();
         assert_eq!(new.complete().unwrap().unwrap().data[0], 1);
@@ -258,7 +259,7 @@ fn other_connections_are_served_while_a_new_client_waits() {
 }
 
 #[test]
-fn a_request_that_was_not_read_when_its_client_went_is_not_done_for_a_new_client_to_see() {
+fn a_request_that_was_not_read_before_its_client_disconnected_is_not_executed() {
     in_time(|| {
         let device = Holding::new();
         let options = Options { requests_max: 1, ..Options::default() };
@@ -266,7 +267,7 @@ fn a_request_that_was_not_read_when_its_client_went_is_not_done_for_a_new_client
         let mut old = raw(&served);
         write(&mut old, WITH_DISK, 1);
         device.wait_until_held(1);
-        // The connection has its maximum of requests, so this one stays in the socket.
+        // The connection has its maximum of requests, so this one stays in the socket's buffer.
         write(&mut old, 0, 1);
         drop(old);
         let mut new = client(&served);
@@ -297,6 +298,6 @@ fn a_server_with_a_client_that_waits_stops_in_time() {
         assert!(began.elapsed() < Duration::from_secs(2));
         assert!(new.complete().is_err());
         device.release();
-        assert_eq!(device.byte(WITH_DISK), 0, "given up with its queue");
+        assert_eq!(device.byte(WITH_DISK), 0, "it is given up with its queue");
     });
 }

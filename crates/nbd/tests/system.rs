@@ -1,4 +1,4 @@
-//! Clients of other projects: libnbd, QEMU and fio. The tests run if `CBD_SYSTEM_TESTS=1` says that these are
+//! Clients of other projects: libnbd, QEMU and fio. The tests run if `CBD_SYSTEM_TESTS=1` states that these are
 //! installed.
 
 mod common;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
 
-/// Whether the tools must be installed. Without the variable the test prints that it did not run.
+/// Whether the tools must be installed. If the variable is not set, the test prints that it did not run.
 fn wanted(test: &str) -> bool {
     let wanted = std::env::var_os("CBD_SYSTEM_TESTS").is_some_and(|value| value == "1");
     if !wanted {
@@ -29,7 +29,7 @@ fn run_with(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> 
     let output = Command::new("timeout")
         .args(["--kill-after=5", "60", program])
         .args(arguments)
-        // Only the system's tools and libraries, not those that the user installed.
+        // Only the tools and libraries of the system, not those that the user installed.
         .envs(environment.iter().copied())
         .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
         .stdin(Stdio::null())
@@ -42,9 +42,9 @@ fn run_with(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> 
 }
 
 /// Memory with extents: the first MiB is dirty, the second clean, the last a hole.
-struct Knowing(Arc<dyn BlockDevice>);
+struct WithExtents(Arc<dyn BlockDevice>);
 
-impl BlockDevice for Knowing {
+impl BlockDevice for WithExtents {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
@@ -70,11 +70,11 @@ impl BlockDevice for Knowing {
 }
 
 #[test]
-fn libnbd_finds_everything_as_the_protocol_says() {
-    if !wanted("libnbd_finds_everything_as_the_protocol_says") {
+fn libnbd_finds_what_the_protocol_specifies() {
+    if !wanted("libnbd_finds_what_the_protocol_specifies") {
         return;
     }
-    let served = serve(Arc::new(Knowing(memory(64 << 20))));
+    let served = serve(Arc::new(WithExtents(memory(64 << 20))));
     let uri = served.server.uri();
     let text = run_with("nbdsh", &["-c", include_str!("libnbd.py")], &[("CBD_URI", &uri)]);
     assert!(text.contains("all is well"), "{text}");
@@ -145,7 +145,7 @@ fn qemu_reads_what_it_wrote() {
 
 fn fio(uri: &str, name: &str, arguments: &[&str]) {
     let common = ["--output-format=terse", "--group_reporting", "--size=32M", "--verify=crc32c"];
-    // Otherwise fio leaves a file in the working directory, which is the source tree.
+    // Without it fio leaves a file in the working directory, which is the source tree.
     let common = [&common[..], &["--verify_state_save=0"]].concat();
     let (uri, name) = (format!("--uri={uri}"), format!("--name={name}"));
     let text =
@@ -173,8 +173,8 @@ fn fio_verifies_what_it_wrote_at_every_size_and_depth() {
 }
 
 #[test]
-fn fio_verifies_a_device_that_parks_everything() {
-    if !wanted("fio_verifies_a_device_that_parks_everything") {
+fn fio_verifies_a_device_that_parks_every_request() {
+    if !wanted("fio_verifies_a_device_that_parks_every_request") {
         return;
     }
     let device = Slow::over(memory(64 << 20), |request| {

@@ -25,7 +25,7 @@ fn simple() -> ClientOptions {
 }
 
 #[test]
-fn what_is_written_is_read_back_whatever_its_length() {
+fn data_of_any_length_is_read_back_as_it_was_written() {
     in_time(|| {
         let served = serve(memory(40 * MIB));
         for options in [ClientOptions::default(), simple()] {
@@ -44,7 +44,7 @@ fn what_is_written_is_read_back_whatever_its_length() {
 }
 
 #[test]
-fn many_requests_of_mixed_sizes_in_flight_are_each_answered_once_and_right() {
+fn many_requests_of_mixed_sizes_in_flight_are_each_answered_once_with_their_data() {
     in_time(|| {
         let served = serve(memory(64 * MIB));
         for options in [ClientOptions::default(), simple()] {
@@ -79,7 +79,7 @@ fn many_requests_of_mixed_sizes_in_flight_are_each_answered_once_and_right() {
 }
 
 #[test]
-fn a_parked_request_does_not_hold_up_those_after_it() {
+fn a_parked_request_does_not_delay_later_ones() {
     in_time(|| {
         let device = Slow::over(memory(MIB), |request| {
             Some(Duration::from_millis(if request.operation == Operation::Read { 300 } else { 1 }))
@@ -103,7 +103,7 @@ fn a_parked_request_does_not_hold_up_those_after_it() {
 }
 
 #[test]
-fn a_lone_write_enters_the_device_once() {
+fn a_single_write_calls_the_device_once() {
     in_time(|| {
         let calls = Arc::new(Calls::default());
         let served = serve(Arc::new(Counting { inner: memory(MIB), calls: Arc::clone(&calls) }));
@@ -117,7 +117,7 @@ fn a_lone_write_enters_the_device_once() {
 }
 
 #[test]
-fn writes_that_are_held_back_for_others_are_answered() {
+fn plugged_writes_are_answered() {
     in_time(|| {
         let calls = Arc::new(Calls::default());
         let served = serve(Arc::new(Counting { inner: memory(MIB), calls: Arc::clone(&calls) }));
@@ -139,7 +139,7 @@ fn writes_that_are_held_back_for_others_are_answered() {
 }
 
 #[test]
-fn zeroes_trims_and_prefetches_are_carried_out() {
+fn zeroes_trims_and_prefetches_are_executed() {
     in_time(|| {
         let served = serve(memory(16 * MIB));
         let mut client = Client::connect(&served.listen).expect("a client");
@@ -166,7 +166,7 @@ fn zeroes_trims_and_prefetches_are_carried_out() {
 }
 
 #[test]
-fn illegal_requests_are_answered_and_the_connection_goes_on() {
+fn invalid_requests_are_answered_and_the_connection_continues() {
     in_time(|| {
         let served = serve(memory(MIB));
         for options in [ClientOptions::default(), simple()] {
@@ -189,7 +189,7 @@ fn illegal_requests_are_answered_and_the_connection_goes_on() {
                 let error = client.run(command).expect_err("it is refused");
                 assert_eq!(error.kind(), kind, "{error}");
             }
-            client.write(0, &[1; 512], false).expect("it goes on");
+            client.write(0, &[1; 512], false).expect("it continues");
         }
     });
 }
@@ -215,8 +215,8 @@ fn a_failing_device_fails_requests_and_nothing_else() {
                 ] {
                     let error = client.run(command).expect_err("it fails");
                     assert_eq!(error.kind(), seen, "{error}");
-                    let says_why = error.line().contains("the test wants it so");
-                    assert_eq!(says_why, options.structured, "{error}");
+                    let has_reason = error.line().contains("a fault of the test");
+                    assert_eq!(has_reason, options.structured, "{error}");
                 }
             }
         }
@@ -253,7 +253,7 @@ fn a_read_only_export_is_marked_and_refuses_changes() {
 }
 
 #[test]
-fn what_one_connection_wrote_another_reads() {
+fn one_connection_reads_what_another_one_wrote() {
     in_time(|| {
         let served = serve(memory(MIB));
         let mut one = Client::connect(&served.listen).expect("a client");
@@ -308,7 +308,7 @@ fn export_names_are_checked() {
 }
 
 #[test]
-fn a_server_without_room_or_with_an_impossible_name_is_refused() {
+fn a_server_with_limits_of_zero_or_an_invalid_name_is_refused() {
     let listen = || Listen::Unix("/nonexistent/s".into());
     for options in [
         Options { connections_max: 0, ..Options::default() },
@@ -355,7 +355,7 @@ fn stop_completes_what_is_in_flight_and_closes() {
         assert_eq!(answered, 8);
         assert!(client.flush().is_err());
         assert!(idle.flush().is_err());
-        assert_eq!(Client::connect(&served.listen).expect_err("gone").kind(), ErrorKind::NotFound);
+        assert_eq!(Client::connect(&served.listen).expect_err("closed").kind(), ErrorKind::NotFound);
     });
 }
 
@@ -398,10 +398,10 @@ fn a_client_that_leaves_in_order_has_its_requests_completed() {
 }
 
 #[test]
-fn each_data_thread_is_set_up_and_its_events_are_observed() {
+fn each_data_thread_is_set_up_and_its_events_are_reported() {
     in_time(|| {
         let set_up = Arc::new(AtomicUsize::new(0));
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let reported = Arc::new(Mutex::new(Vec::new()));
         let options = Options {
             thread_setup: Some({
                 let set_up = Arc::clone(&set_up);
@@ -410,7 +410,7 @@ fn each_data_thread_is_set_up_and_its_events_are_observed() {
                 })
             }),
             observer: Some({
-                let told = Arc::clone(&told);
+                let reported = Arc::clone(&reported);
                 Arc::new(move |notice: &Notice<'_>| {
                     let word = match notice {
                         Notice::Connected { connection } => format!("connected {connection}"),
@@ -419,7 +419,7 @@ fn each_data_thread_is_set_up_and_its_events_are_observed() {
                         }
                         other => format!("{other:?}"),
                     };
-                    told.lock().expect("no thread panicked with the lock").push(word);
+                    reported.lock().expect("no thread panicked with the lock").push(word);
                 })
             }),
             ..Options::default()
@@ -428,6 +428,9 @@ fn each_data_thread_is_set_up_and_its_events_are_observed() {
         drop(Client::connect(&served.listen).expect("a client"));
         served.server.stop().expect("stopped");
         assert_eq!(set_up.load(Ordering::SeqCst), 1);
-        assert_eq!(*told.lock().expect("no thread panicked with the lock"), ["connected 0", "ended 0 false"]);
+        assert_eq!(
+            *reported.lock().expect("no thread panicked with the lock"),
+            ["connected 0", "ended 0 false"]
+        );
     });
 }

@@ -1,8 +1,6 @@
 //! Offsets, sizes and decoders: `docs/dm-pcache.md` in code.
 //!
 //! Invariants: decoded data had a valid checksum; the caller checks that its values are plausible.
-//!
-//! Elsewhere: which of two copies is valid, and the order of updates (`open`, `log`).
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -54,7 +52,7 @@ pub const BIG_ENDIAN: u32 = 1;
 /// Flag of a cache info: keys have the checksum of their data.
 pub const DATA_CRC: u32 = 1;
 /// Flag of a cache info: the creation of the cache was completed.
-pub const MADE: u32 = 1 << 1;
+pub const CREATED: u32 = 1 << 1;
 /// Flag of a segment's info: it has a successor.
 pub const HAS_NEXT: u32 = 1;
 /// Flag of a key set: it has no keys, only the segment in which the log continues.
@@ -64,10 +62,10 @@ pub const CLEAN: u32 = 1 << 1;
 
 /// The initial value of every checksum of the format.
 const SEED: u64 = 0x3_B15A;
-/// The value that the algorithm XORs its result with, and this format does not.
-const TURNED: u32 = u32::MAX;
+/// XORed with a result of the algorithm to cancel its final XOR, which this format does not have.
+const FINAL_XOR: u32 = u32::MAX;
 
-/// A checksum of the format, over bytes that come in parts: CRC32C with its own initial value and without the
+/// A checksum of the format, over bytes that are added in parts: CRC32C with its own initial value and without the
 /// final XOR.
 #[derive(Clone, Debug)]
 pub struct Checksum(Digest);
@@ -82,7 +80,7 @@ impl Checksum {
     }
 
     pub fn value(&self) -> u32 {
-        self.0.finalize() as u32 ^ TURNED
+        self.0.finalize() as u32 ^ FINAL_XOR
     }
 }
 
@@ -94,7 +92,7 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 }
 
 /// Whether bytes that begin with their own checksum match it.
-pub fn is_sound(bytes: &[u8]) -> bool {
+pub fn has_valid_checksum(bytes: &[u8]) -> bool {
     bytes.split_at_checked(4).is_some_and(|(sum, rest)| sum == checksum(rest).to_le_bytes())
 }
 
@@ -134,8 +132,8 @@ impl SetHead {
         self.flags & LAST != 0
     }
 
-    /// Whether its store was interrupted, over zeroes.
-    pub const fn is_cut(&self) -> bool {
+    /// Whether its store was interrupted: its magic and flags are still zero.
+    pub const fn is_interrupted(&self) -> bool {
         self.magic == 0 && self.flags == 0
     }
 

@@ -1,12 +1,10 @@
 //! The source of the bytes.
 //!
 //! Invariants: no read reaches outside the image.
-//!
-//! Elsewhere: files and devices.
 
 use std::fmt;
 
-/// Bytes of an image that are not available: its medium fails there, or it is shorter.
+/// Bytes of an image that cannot be read: its medium fails there, or it is shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unreadable {
     /// First requested byte.

@@ -1,14 +1,13 @@
-//! Reads cache devices of Linux's dm-pcache: determines the dirty data, the damage, and passes the intact
-//! dirty data on.
+//! Reads cache devices of Linux's dm-pcache: finds the dirty data and the damage, and passes the intact dirty data on.
 //!
 //! The format is described in `docs/dm-pcache.md`; this crate is written from that page.
 //!
 //! Invariants:
 //! - the image is only read;
-//! - any bytes give a result: every number of the image is checked before it is used, every existing checksum
-//!   is verified, memory and time are bounded by [`Options::pieces_max`] and by the size of the image;
-//! - bytes that could not be read, or whose checksum is wrong, are never passed on; they are listed. Newer
-//!   data hides older data even if the newer data is damaged.
+//! - any bytes give a result: every number of the image is checked before it is used, every existing checksum is
+//!   verified, memory and time are bounded by [`Options::pieces_max`] and by the size of the image;
+//! - bytes that could not be read, or whose checksum is wrong, are listed and never passed on. Newer data hides older
+//!   data even if the newer data is damaged.
 //!
 //! Elsewhere: files and devices ([`Image`], [`Sink`]), printing (`cbdctrl`).
 #![forbid(unsafe_code)]
@@ -30,11 +29,10 @@ pub use scan::{Scanned, Sink};
 /// How an image is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Continue behind a damaged key set if the log visibly continues there, although the ranges of that key
-    /// set are unknown.
+    /// Continue behind a damaged key set if the log visibly continues there, although the ranges of that key set are
+    /// unknown.
     pub past_damage: bool,
-    /// Maximum number of pieces of the device held in memory at a time; the log is read again for the next
-    /// ones.
+    /// Maximum number of pieces of the device in memory at a time; the log is read again for the next ones.
     pub pieces_max: usize,
 }
 
@@ -53,7 +51,7 @@ pub enum Stage {
     /// Verifying the checksums of data: keys.
     Verifying,
     /// Passing data on: bytes.
-    HandingOn,
+    PassingOn,
 }
 
 /// The progress of a long operation: the completed part, and the whole.

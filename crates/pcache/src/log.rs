@@ -1,7 +1,7 @@
 //! The log: consecutive key sets, from segment to segment.
 //!
-//! Invariants: a walk enters no segment twice and accepts no more data than the cache can hold, so it ends; a
-//! key set is valid only with a correct checksum; the end of the log is reported with its reason.
+//! Invariants: a walk enters no segment twice and accepts no more data than the cache can hold, so it ends; a key set
+//! is valid only with a correct checksum; the end of the log is reported with its reason.
 //!
 //! Elsewhere: the ranges of the device that the keys cover (`pieces`), and their data (`scan`).
 
@@ -15,7 +15,7 @@ use serde::Serialize;
 /// The unit of requests to the device.
 pub(crate) const SECTOR: u64 = 512;
 
-/// Where and why the log ends. All but the first three lose the content behind the end.
+/// Where and why the log ends. With all but the first three, the content behind the end is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum LogEnd {
@@ -24,14 +24,14 @@ pub enum LogEnd {
         /// Offset in the image.
         at: u64,
     },
-    /// An incomplete key set with nothing behind it: its store was interrupted, before a flush covered it.
-    /// Damage to the very last key set looks the same.
+    /// An incomplete key set with nothing behind it: its store was interrupted, before a flush covered it. Damage of
+    /// the last key set looks the same.
     Unfinished {
         /// Offset in the image.
         at: u64,
     },
-    /// A complete key set of an earlier use of the segment: its keys have older generations than the segments
-    /// that they name.
+    /// A complete key set of an earlier use of the segment: its keys have older generations than the segments that they
+    /// refer to.
     Old {
         /// Offset in the image.
         at: u64,
@@ -46,14 +46,14 @@ pub enum LogEnd {
         /// Offset in the image.
         at: u64,
     },
-    /// The log leads to a segment that does not exist, or back to one that it was already in.
+    /// The log refers to a segment that does not exist, or to one that it has already entered.
     Astray {
         /// Offset in the image.
         at: u64,
         /// The segment.
         segment: u32,
     },
-    /// The keys name more data than the cache can hold: they are forged.
+    /// The keys refer to more data than the cache can hold: they are forged.
     Overfull {
         /// Offset in the image.
         at: u64,
@@ -67,28 +67,30 @@ impl LogEnd {
         !matches!(self, Self::Clean { .. } | Self::Unfinished { .. } | Self::Old { .. })
     }
 
-    /// In words.
+    /// The end as text.
     #[must_use]
     pub fn text(self) -> String {
         match self {
             Self::Clean { at } => format!("the log ends at image byte {at}"),
             Self::Unfinished { at } => {
                 format!(
-                    "the log ends at image byte {at} in a key set that was not stored to its end; no flush had covered it"
+                    "the log ends at image byte {at} in a key set that was not stored completely; no flush had covered it"
                 )
             }
             Self::Old { at } => format!("the log ends at image byte {at}, before key sets of an earlier use"),
             Self::Damaged { at } => {
-                format!("the key set at image byte {at} is damaged, and the log goes on behind it")
+                format!("the key set at image byte {at} is damaged, and the log continues behind it")
             }
             Self::Unreadable { at } => {
-                format!("the log cannot be read at image byte {at}; what stands behind is not known")
+                format!("the log cannot be read at image byte {at}; its content behind that is not known")
             }
             Self::Astray { at, segment } => {
-                format!("the log leads at image byte {at} to segment {segment}, where it cannot go on")
+                format!("the log continues at image byte {at} in segment {segment}, which it cannot enter")
             }
             Self::Overfull { at } => {
-                format!("the log up to image byte {at} names more data than the cache can hold: it is forged")
+                format!(
+                    "the log up to image byte {at} refers to more data than the cache can hold: it is forged"
+                )
             }
         }
     }
@@ -101,8 +103,8 @@ pub(crate) struct LoggedKey {
     pub key: Key,
 }
 
-/// The object at a position of the log.
-enum Met {
+/// What is at a position of the log.
+enum LogItem {
     Set {
         keys: Vec<LoggedKey>,
         next: Position,
@@ -123,49 +125,49 @@ enum Met {
 pub(crate) struct Walk<'a, I> {
     cache: &'a Cache<I>,
     position: Position,
-    /// The segments that the log was in: a bit for each.
+    /// The segments that the log has entered: a bit for each.
     seen: Vec<u64>,
     /// Bytes of data of all keys so far.
-    named: u64,
-    /// Segments that the log was in.
+    data_bytes: u64,
+    /// Number of segments that the log has entered.
     pub entered: u32,
     /// Damaged key sets that were skipped.
-    pub passed: u64,
+    pub skipped: u64,
     pub end: Option<LogEnd>,
 }
 
 impl<'a, I: Image> Walk<'a, I> {
     pub fn new(cache: &'a Cache<I>) -> Self {
-        let position = cache.begin.position();
+        let position = cache.start.position();
         let mut seen = vec![0; cache.segments() as usize / 64 + 1];
         seen[position.segment as usize / 64] |= 1 << (position.segment % 64);
-        Self { cache, position, seen, named: 0, entered: 1, passed: 0, end: None }
+        Self { cache, position, seen, data_bytes: 0, entered: 1, skipped: 0, end: None }
     }
 
     /// The keys of the next set; `None` at the end, whose reason is in `end`.
     pub fn next_set(&mut self) -> Option<Vec<LoggedKey>> {
         while self.end.is_none() {
             let at = self.image_at(self.position);
-            match self.meet(self.position) {
-                Met::Set { keys, next } => {
+            match self.read_item(self.position) {
+                LogItem::Set { keys, next } => {
                     if self.is_old(&keys) {
                         self.end = Some(LogEnd::Old { at });
                         return None;
                     }
-                    self.named += keys.iter().map(|logged| u64::from(logged.key.length)).sum::<u64>();
-                    if self.named > self.cache.capacity() {
+                    self.data_bytes += keys.iter().map(|logged| u64::from(logged.key.length)).sum::<u64>();
+                    if self.data_bytes > self.cache.capacity() {
                         self.end = Some(LogEnd::Overfull { at });
                         return None;
                     }
                     self.position = next;
                     return Some(keys);
                 }
-                Met::Last { segment } => self.enter(segment, at),
-                Met::End => self.end = Some(LogEnd::Clean { at }),
-                Met::Unreadable => self.end = Some(LogEnd::Unreadable { at }),
-                Met::Broken { head } => match self.behind(&head) {
+                LogItem::Last { segment } => self.enter(segment, at),
+                LogItem::End => self.end = Some(LogEnd::Clean { at }),
+                LogItem::Unreadable => self.end = Some(LogEnd::Unreadable { at }),
+                LogItem::Broken { head } => match self.position_after(&head) {
                     Some(next) if self.cache.options.past_damage => {
-                        self.passed += 1;
+                        self.skipped += 1;
                         if next.segment == self.position.segment {
                             self.position = next;
                         } else {
@@ -198,28 +200,29 @@ impl<'a, I: Image> Walk<'a, I> {
         }
     }
 
-    /// The position at which the log continues behind an invalid set, if it does: that set was complete once.
-    /// A set whose store was interrupted has zeroes behind it, which are stored first, and its header is
-    /// stored from front to back.
-    fn behind(&self, head: &SetHead) -> Option<Position> {
+    /// The position at which the log continues behind an invalid set, if it does: then that set was once complete.
+    /// Behind a set whose store was interrupted are zeroes, which dm-pcache stores first, and its header is stored from
+    /// front to back.
+    fn position_after(&self, head: &SetHead) -> Option<Position> {
         let Position { segment, offset } = self.position;
         let at = |size: usize| Position { segment, offset: offset + size as u32 };
         if head.is_set() && head.is_last() {
             let next = Position { segment: head.number, offset: 0 };
-            return Some(next).filter(|next| next.segment < self.cache.segments() && self.goes_on(*next));
+            return Some(next)
+                .filter(|next| next.segment < self.cache.segments() && self.continues_at(*next));
         }
-        if head.is_cut() {
+        if head.is_interrupted() {
             return None;
         }
         if let Some(size) = head.size().filter(|_| head.is_set()) {
-            match self.meet(at(size)) {
-                Met::End => return self.size_by_checksum(head).map(at),
-                _ if self.goes_on(at(size)) => return Some(at(size)),
+            match self.read_item(at(size)) {
+                LogItem::End => return self.size_by_checksum(head).map(at),
+                _ if self.continues_at(at(size)) => return Some(at(size)),
                 _ => {}
             }
         }
         let sizes = (1..=format::KEYS_MAX as usize).map(|keys| format::SET_HEAD + keys * format::KEY_SIZE);
-        sizes.map(at).find(|&next| self.goes_on(next))
+        sizes.map(at).find(|&next| self.continues_at(next))
     }
 
     /// The size with which a set would be valid with another number of keys.
@@ -231,22 +234,22 @@ impl<'a, I: Image> Walk<'a, I> {
         (1..=format::KEYS_MAX).filter(|&keys| keys != head.number).find_map(|keys| {
             let size = format::SET_HEAD + format::KEY_SIZE * keys as usize;
             bytes[4..8].copy_from_slice(&keys.to_le_bytes());
-            bytes.get(..size).filter(|set| format::is_sound(set)).map(|_| size)
+            bytes.get(..size).filter(|set| format::has_valid_checksum(set)).map(|_| size)
         })
     }
 
-    /// Whether a valid set, or a valid end of a segment's part, is there.
-    fn goes_on(&self, position: Position) -> bool {
-        match self.meet(position) {
-            Met::Set { keys, .. } => !self.is_old(&keys),
-            Met::Last { segment } => segment < self.cache.segments(),
-            Met::End | Met::Broken { .. } | Met::Unreadable => false,
+    /// Whether a valid set, or a valid end of a segment's part, is at a position.
+    fn continues_at(&self, position: Position) -> bool {
+        match self.read_item(position) {
+            LogItem::Set { keys, .. } => !self.is_old(&keys),
+            LogItem::Last { segment } => segment < self.cache.segments(),
+            LogItem::End | LogItem::Broken { .. } | LogItem::Unreadable => false,
         }
     }
 
-    /// Whether a set is of an earlier use of its segment. A segment is freed, and its generation raised, only
-    /// when no key of the log behind the dirty tail names it any more. Before the dirty tail this is
-    /// possible, in a set that was being collected.
+    /// Whether a set is of an earlier use of its segment. A segment is freed, and its generation raised, only when no
+    /// key of the log behind the dirty tail refers to it. Before the dirty tail a key may refer to such a segment: its
+    /// set was being collected.
     fn is_old(&self, keys: &[LoggedKey]) -> bool {
         let outdated = |logged: &LoggedKey| {
             self.cache
@@ -256,46 +259,46 @@ impl<'a, I: Image> Walk<'a, I> {
         !self.cache.from_key_tail() && keys.iter().any(outdated)
     }
 
-    fn meet(&self, position: Position) -> Met {
+    fn read_item(&self, position: Position) -> LogItem {
         let left = format::SEGMENT_DATA.saturating_sub(position.offset) as usize;
         let Some(data) = self.cache.data_at(position.segment).filter(|_| left >= format::SET_HEAD) else {
-            return Met::Unreadable;
+            return LogItem::Unreadable;
         };
         let at = data + u64::from(position.offset);
         let mut bytes = [0; format::SET_MAX];
         let mut head = [0; format::SET_HEAD];
         if self.cache.image.read(at, &mut head).is_err() {
-            return Met::Unreadable;
+            return LogItem::Unreadable;
         }
         if head == [0; format::SET_HEAD] {
-            return Met::End;
+            return LogItem::End;
         }
         let set = SetHead::read(&head);
         // Behind a set there is always room for the end of a segment's part.
         let reserve = if set.is_last() { 0 } else { format::SET_HEAD };
         let size = set.size().filter(|size| set.is_set() && size + reserve <= left);
-        let Some(size) = size else { return Met::Broken { head: set } };
+        let Some(size) = size else { return LogItem::Broken { head: set } };
         let bytes = &mut bytes[..size];
         if self.cache.image.read(at, bytes).is_err() {
-            return Met::Unreadable;
+            return LogItem::Unreadable;
         }
         let next = Position { segment: position.segment, offset: position.offset + size as u32 };
-        if !format::is_sound(bytes) {
-            return Met::Broken { head: set };
+        if !format::has_valid_checksum(bytes) {
+            return LogItem::Broken { head: set };
         }
         if set.is_last() {
-            return Met::Last { segment: set.number };
+            return LogItem::Last { segment: set.number };
         }
-        let places = (at + format::SET_HEAD as u64..).step_by(format::KEY_SIZE);
+        let offsets = (at + format::SET_HEAD as u64..).step_by(format::KEY_SIZE);
         let (entries, _) = bytes[format::SET_HEAD..].as_chunks::<{ format::KEY_SIZE }>();
         let keys =
-            entries.iter().zip(places).map(|(entry, at)| LoggedKey { at, key: Key::read(entry) }).collect();
-        Met::Set { keys, next }
+            entries.iter().zip(offsets).map(|(entry, at)| LoggedKey { at, key: Key::read(entry) }).collect();
+        LogItem::Set { keys, next }
     }
 }
 
 impl<I: Image> Cache<I> {
-    /// The range of the device of a key, if it is possible.
+    /// The range of a key on the device, if it is possible.
     pub(crate) fn range_of(key: &Key) -> Option<ByteRange> {
         // The maximum size of files and devices. Damage of a part of a sector affects the sector.
         let end =
@@ -304,7 +307,7 @@ impl<I: Image> Cache<I> {
             .then(|| ByteRange { start: key.offset - key.offset % SECTOR, end: end.next_multiple_of(SECTOR) })
     }
 
-    /// The offset of a dirty key's data in the image; or why the data is not available.
+    /// The offset of a dirty key's data in the image, or why the data is not available.
     pub(crate) fn data_of(&self, key: &Key) -> Result<u64, Reason> {
         let numbers = key.offset | u64::from(key.length) | u64::from(key.data_offset);
         if key.flags & !format::CLEAN != 0 || !numbers.is_multiple_of(SECTOR) {
@@ -316,7 +319,7 @@ impl<I: Image> Cache<I> {
         }
         match self.generation(key.segment) {
             Some(generation) if key.generation >= generation => Ok(data + u64::from(key.data_offset)),
-            // The checksum proves the data.
+            // The checksum validates the data.
             None if self.has_data_crc() => Ok(data + u64::from(key.data_offset)),
             _ => Err(Reason::Replaced),
         }
@@ -324,7 +327,7 @@ impl<I: Image> Cache<I> {
 
     /// Whether a key's data is known to be on the backing device.
     pub(crate) fn is_settled(&self, key: &Key) -> bool {
-        // Collected, and so written back before.
+        // A collected key was written back before.
         let collected = || self.generation(key.segment).is_some_and(|generation| key.generation < generation);
         key.is_clean() || self.from_key_tail() && collected()
     }
@@ -356,7 +359,7 @@ impl<I: Image> Cache<I> {
             survey.dirty_key_sets += u64::from(dirty);
             progress(Stage::Surveying, u64::from(walk.entered), u64::from(self.segments()));
         }
-        survey.passed_key_sets = walk.passed;
+        survey.passed_key_sets = walk.skipped;
         survey.log_segments = walk.entered;
         survey.end = walk.end;
         survey
@@ -380,7 +383,7 @@ pub struct Survey {
     pub impossible_keys: u64,
     /// Bytes of all dirty keys, older versions included.
     pub logged_bytes: u64,
-    /// The end of the last dirty range of the device: no smaller device is the backing device.
+    /// The end of the last dirty range of the device: a smaller device is not the backing device.
     pub device_end: u64,
     /// All dirty ranges begin and end at multiples of this many bytes.
     pub grain: u32,

@@ -21,15 +21,15 @@ pub(crate) struct Position {
 
 /// The beginning of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Begin {
+pub(crate) enum LogStart {
     /// The dirty tail: everything before it is on the backing device.
     DirtyTail(Position),
-    /// The key tail, which is older, because the dirty tail is damaged: a part of it is on the backing
+    /// The key tail, which is older, because the dirty tail is damaged: a part of the data behind it is on the backing
     /// device, and is written again.
     KeyTail(Position),
 }
 
-impl Begin {
+impl LogStart {
     pub const fn position(self) -> Position {
         match self {
             Self::DirtyTail(position) | Self::KeyTail(position) => position,
@@ -42,7 +42,7 @@ impl Begin {
 enum Generation {
     Known(u64),
     /// No copy is valid.
-    Lost,
+    Unknown,
 }
 
 /// The location of a segment in the image, and its generation.
@@ -57,7 +57,7 @@ struct Segment {
 pub struct Cache<I> {
     pub(crate) image: I,
     pub(crate) options: Options,
-    pub(crate) begin: Begin,
+    pub(crate) start: LogStart,
     version: u8,
     flags: u32,
     /// By their position in the cache; shorter than `count` if the chain is broken.
@@ -70,15 +70,14 @@ impl<I: Image> Cache<I> {
     /// Opens an image.
     ///
     /// # Errors
-    /// [`ErrorKind::Foreign`] if dm-pcache did not create it; [`ErrorKind::Unsupported`] if another kind of
-    /// machine created it; [`ErrorKind::Damaged`] if both copies of an object are damaged and it has no
-    /// substitute.
+    /// [`ErrorKind::Foreign`] if dm-pcache did not create it; [`ErrorKind::Unsupported`] if a machine with another byte
+    /// order created it; [`ErrorKind::Damaged`] if both copies of an object are damaged and it has no substitute.
     pub fn open(image: I, options: Options) -> Result<Self> {
         let mut findings = Findings::default();
         let superblock = superblock(&image, &mut findings)?;
         let info = copies::<{ format::INFO_SIZE }, _>(&image, format::INFO_AT);
         let Some(bytes) = info.newest() else {
-            return Err(without_info(&info, superblock));
+            return Err(missing_info_error(&info, superblock));
         };
         info.note("cache info", &mut findings);
         let held = (image.size().saturating_sub(format::SEGMENTS_AT)) / format::SEGMENT_SIZE;
@@ -96,20 +95,20 @@ impl<I: Image> Cache<I> {
         let mut cache = Self {
             image,
             options,
-            begin: Begin::DirtyTail(Position { segment: 0, offset: 0 }),
+            start: LogStart::DirtyTail(Position { segment: 0, offset: 0 }),
             version: bytes[5],
             flags,
             segments: Vec::new(),
             count,
             findings,
         };
-        if flags & format::MADE == 0 {
+        if flags & format::CREATED == 0 {
             return Err(damaged(
-                "dm-pcache was interrupted while it made it, and stored nothing in it".to_owned(),
+                "dm-pcache was interrupted while it created the cache, and stored nothing in it".to_owned(),
             ));
         }
         cache.follow(first, all.max(count));
-        cache.begin = cache.tails()?;
+        cache.start = cache.tails()?;
         Ok(cache)
     }
 
@@ -149,14 +148,13 @@ impl<I: Image> Cache<I> {
         self.count
     }
 
-    /// Whether the log is read from its oldest end, because it is unknown how much of it is on the backing
-    /// device.
+    /// Whether the log is read from its oldest end, because it is not known how much of it is on the backing device.
     #[must_use]
     pub const fn from_key_tail(&self) -> bool {
-        matches!(self.begin, Begin::KeyTail(_))
+        matches!(self.start, LogStart::KeyTail(_))
     }
 
-    /// Damage of the structures that were read by the open.
+    /// Damage of the structures that [`open`](Self::open) read.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         &self.findings.listed
@@ -178,7 +176,7 @@ impl<I: Image> Cache<I> {
     pub(crate) fn generation(&self, segment: u32) -> Option<u64> {
         match self.segments.get(segment as usize)?.generation {
             Generation::Known(generation) => Some(generation),
-            Generation::Lost => None,
+            Generation::Unknown => None,
         }
     }
 
@@ -187,18 +185,18 @@ impl<I: Image> Cache<I> {
         u64::from(self.count) * u64::from(format::SEGMENT_DATA)
     }
 
-    /// Follows the chain of segments from the first one. dm-pcache creates it once, in ascending order; so if
-    /// a link is damaged and all others follow that order, the next segment is the expected one.
+    /// Follows the chain of segments from the first one. dm-pcache creates it once, in ascending order; so if a link is
+    /// damaged and all others follow that order, the next segment is the expected one.
     fn follow(&mut self, first: u32, all: u32) {
         let mut used = vec![0_u64; all as usize / 64 + 1];
         let mut number = first;
         let mut ascending = true;
-        for place in 0..self.count {
+        for index in 0..self.count {
             let mut word = used.get_mut(number as usize / 64).filter(|_| number < all);
             let bit = 1 << (number % 64);
             let Some(word) = word.as_mut().filter(|word| ***word & bit == 0) else {
                 let what = format!(
-                    "the chain of segments leads to segment {number} as its number {place}, and cannot"
+                    "the chain of segments has segment {number} as number {index}, which is not possible"
                 );
                 self.findings.add(base(number.min(all)), format::SEGMENT_HEAD, true, what);
                 return;
@@ -209,7 +207,7 @@ impl<I: Image> Cache<I> {
             let generation = self.segment_copies(number, format::GENERATION_AT);
             let generation = self.generation_of(number, &generation);
             self.segments.push(Segment { number, generation });
-            if place + 1 == self.count {
+            if index + 1 == self.count {
                 return;
             }
             let expected = number.wrapping_add(1);
@@ -218,23 +216,23 @@ impl<I: Image> Cache<I> {
                 Some(next) => {
                     ascending &= next == expected;
                     number = next;
-                    if info.is_harmed() {
+                    if info.is_damaged() {
                         let what = format!(
-                            "a copy of the info of segment {number} is damaged; the other one serves"
+                            "a copy of the info of segment {number} is damaged; the other copy is used"
                         );
                         self.findings.add(at, format::SEGMENT_HEAD, false, what);
                     }
                 }
                 None if ascending => {
                     let what = format!(
-                        "segment {number} does not say which one follows; they are in ascending order"
+                        "the link of segment {number} is damaged; the order of the segments replaces it"
                     );
                     self.findings.add(at, format::SEGMENT_HEAD, false, what);
                     number = expected;
                 }
                 None => {
                     let what =
-                        format!("segment {number} does not say which one follows; those behind it are lost");
+                        format!("the link of segment {number} is damaged; the segments behind it are lost");
                     self.findings.add(at, format::SEGMENT_HEAD, true, what);
                     return;
                 }
@@ -252,12 +250,12 @@ impl<I: Image> Cache<I> {
         }
         let at = base(number) + format::GENERATION_AT[0];
         let what = format!("the generation of segment {number} is damaged in both copies");
-        // If data has checksums, these prove the data.
+        // If data has checksums, they validate it without the generation.
         self.findings.add(at, 2 * format::SMALL_SIZE as u64, !self.has_data_crc(), what);
-        Generation::Lost
+        Generation::Unknown
     }
 
-    fn tails(&mut self) -> Result<Begin> {
+    fn tails(&mut self) -> Result<LogStart> {
         let dirty = copies::<{ format::SMALL_SIZE }, _>(&self.image, format::DIRTY_TAIL_AT);
         let key = copies::<{ format::SMALL_SIZE }, _>(&self.image, format::KEY_TAIL_AT);
         let position = |bytes: [u8; format::SMALL_SIZE]| {
@@ -267,26 +265,26 @@ impl<I: Image> Cache<I> {
             (position.segment < self.count && inside).then_some(position)
         };
         let (dirty_at, key_at) = (dirty.newest().and_then(position), key.newest().and_then(position));
-        let place = format::DIRTY_TAIL_AT[0];
+        let tail_at = format::DIRTY_TAIL_AT[0];
         let length = 2 * format::SMALL_SIZE as u64;
         match (dirty_at, key_at) {
-            (Some(dirty_at), _) if !dirty.is_harmed() => {
+            (Some(dirty_at), _) if !dirty.is_damaged() => {
                 key.note("key tail", &mut self.findings);
-                Ok(Begin::DirtyTail(dirty_at))
+                Ok(LogStart::DirtyTail(dirty_at))
             }
-            // The remaining copy may be old, and its segment reused since; before the key tail nothing is
-            // reused.
+            // The remaining copy may be old, and its segment reused since; no segment before the key tail is reused.
             (_, Some(key_at)) => {
-                let what = "a copy of the dirty tail is damaged; what the log holds from its oldest end on is taken for dirty";
-                self.findings.add(place, length, false, what);
-                Ok(Begin::KeyTail(key_at))
+                let what = "a copy of the dirty tail is damaged; all data of the log from its oldest end on counts as dirty";
+                self.findings.add(tail_at, length, false, what);
+                Ok(LogStart::KeyTail(key_at))
             }
             (Some(dirty_at), None) => {
-                let what = "a copy of the dirty tail is damaged, and so is the key tail; the copy that is left serves";
-                self.findings.add(place, length, false, what);
-                Ok(Begin::DirtyTail(dirty_at))
+                let what =
+                    "a copy of the dirty tail is damaged, and so is the key tail; the remaining copy is used";
+                self.findings.add(tail_at, length, false, what);
+                Ok(LogStart::DirtyTail(dirty_at))
             }
-            (None, None) => Err(damaged("neither copy of either tail of its log is sound".to_owned())),
+            (None, None) => Err(damaged("neither copy of either tail of its log is valid".to_owned())),
         }
     }
 }
@@ -305,10 +303,10 @@ fn superblock<I: Image>(image: &I, findings: &mut Findings) -> Result<Option<u32
     let mut bytes = [0; format::SUPERBLOCK_SIZE];
     let length = bytes.len() as u64;
     let read = image.read(format::SUPERBLOCK_AT, &mut bytes);
-    if read.is_ok() && u64_at(&bytes, 8) == format::SUPERBLOCK_MAGIC && format::is_sound(&bytes) {
+    if read.is_ok() && u64_at(&bytes, 8) == format::SUPERBLOCK_MAGIC && format::has_valid_checksum(&bytes) {
         let count = u32_at(&bytes, 16);
         if u32_at(&bytes, 4) & format::BIG_ENDIAN != 0 {
-            let text = "a cache of dm-pcache that a big-endian machine made; this one cannot read it";
+            let text = "a cache of dm-pcache that a big-endian machine created; this machine cannot read it";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         if count == 0 || u64::from(count) > format::SEGMENTS_MAX {
@@ -316,24 +314,24 @@ fn superblock<I: Image>(image: &I, findings: &mut Findings) -> Result<Option<u32
         }
         return Ok(Some(count));
     }
-    // The cache info identifies dm-pcache as well: a checksum with its own initial value, twice.
+    // The cache info identifies dm-pcache as well: two copies with a checksum of a special initial value.
     if copies::<{ format::INFO_SIZE }, _>(image, format::INFO_AT).newest().is_none() {
-        let text = "no cache of dm-pcache: it has neither its superblock nor its cache info";
+        let text = "not a cache of dm-pcache: it has neither a superblock nor a cache info of dm-pcache";
         return Err(Error::new(ErrorKind::Foreign, text));
     }
     findings.add(
         format::SUPERBLOCK_AT,
         length,
         false,
-        "the superblock is damaged; the cache info says the same",
+        "the superblock is damaged; the cache info replaces it",
     );
     Ok(None)
 }
 
-fn without_info(info: &Copies<{ format::INFO_SIZE }>, superblock: Option<u32>) -> Error {
-    if superblock.is_some() && info.copies.iter().all(|copy| *copy == Found::Empty) {
+fn missing_info_error(info: &Copies<{ format::INFO_SIZE }>, superblock: Option<u32>) -> Error {
+    if superblock.is_some() && info.copies.iter().all(|copy| *copy == CopyState::Empty) {
         damaged(
-            "it has no cache info: dm-pcache was interrupted while it made it, or both copies are lost"
+            "it has no cache info: dm-pcache was interrupted while it created the cache, or both copies are lost"
                 .to_owned(),
         )
     } else {
@@ -343,28 +341,28 @@ fn without_info(info: &Copies<{ format::INFO_SIZE }>, superblock: Option<u32>) -
 
 /// One of two copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Found<const N: usize> {
+enum CopyState<const N: usize> {
     /// Zeroes: never written.
     Empty,
-    Unsound,
-    Sound([u8; N]),
+    Invalid,
+    Valid([u8; N]),
 }
 
 /// Both copies of an object that is updated in place: checksum, sequence number, content.
 #[derive(Debug)]
 struct Copies<const N: usize> {
     at: [u64; 2],
-    copies: [Found<N>; 2],
+    copies: [CopyState<N>; 2],
 }
 
 fn copies<const N: usize, I: Image>(image: &I, at: [u64; 2]) -> Copies<N> {
     let copies = at.map(|at| {
         let mut bytes = [0; N];
         match image.read(at, &mut bytes) {
-            Err(_) => Found::Unsound,
-            Ok(()) if format::is_sound(&bytes) => Found::Sound(bytes),
-            Ok(()) if bytes == [0; N] => Found::Empty,
-            Ok(()) => Found::Unsound,
+            Err(_) => CopyState::Invalid,
+            Ok(()) if format::has_valid_checksum(&bytes) => CopyState::Valid(bytes),
+            Ok(()) if bytes == [0; N] => CopyState::Empty,
+            Ok(()) => CopyState::Invalid,
         }
     });
     Copies { at, copies }
@@ -374,31 +372,33 @@ impl<const N: usize> Copies<N> {
     /// The newest valid one. Sequence numbers have a byte and wrap around.
     fn newest(&self) -> Option<[u8; N]> {
         match self.copies {
-            [Found::Sound(first), Found::Sound(second)] => {
+            [CopyState::Valid(first), CopyState::Valid(second)] => {
                 Some(if (second[4].wrapping_sub(first[4]) as i8) > 0 { second } else { first })
             }
-            [Found::Sound(only), _] | [_, Found::Sound(only)] => Some(only),
+            [CopyState::Valid(only), _] | [_, CopyState::Valid(only)] => Some(only),
             _ => None,
         }
     }
 
-    /// Whether a copy was written and is not valid. Zeroes beside a copy that is not the first version were
-    /// overwritten data.
-    fn is_harmed(&self) -> bool {
+    /// Whether a copy was written and is not valid. Zeroes beside a copy that is not the first version have replaced
+    /// data.
+    fn is_damaged(&self) -> bool {
         match self.copies {
-            [Found::Sound(_), Found::Sound(_)] => false,
-            [Found::Sound(only), Found::Empty] | [Found::Empty, Found::Sound(only)] => only[4] != 1,
+            [CopyState::Valid(_), CopyState::Valid(_)] => false,
+            [CopyState::Valid(only), CopyState::Empty] | [CopyState::Empty, CopyState::Valid(only)] => {
+                only[4] != 1
+            }
             _ => true,
         }
     }
 
     /// Adds a finding, if there is damage.
     fn note(&self, what: &str, findings: &mut Findings) {
-        if self.is_harmed() {
+        if self.is_damaged() {
             let (first, last) = (self.at[0], self.at[1] + N as u64);
             let what = match self.newest() {
-                Some(_) => format!("a copy of the {what} is damaged; the other one serves"),
-                None => format!("both copies of the {what} are damaged; nothing needs it"),
+                Some(_) => format!("a copy of the {what} is damaged; the other copy is used"),
+                None => format!("both copies of the {what} are damaged; it is not needed"),
             };
             findings.add(first, last - first, false, what);
         }

@@ -1,8 +1,8 @@
-//! The ranges of the device that the dirty keys cover: the newest key of each byte, in a window of the device
-//! that is as large as memory permits.
+//! The ranges of the device that the dirty keys cover: the newest key of each byte, in a window of the device that is
+//! as large as memory permits.
 //!
-//! Invariants: pieces never overlap; a later key covers an earlier one, damaged or not; there are never more
-//! than the limit plus two.
+//! Invariants: pieces never overlap; a later key covers an earlier one, damaged or not; there are never more than the
+//! limit plus two.
 //!
 //! Elsewhere: the order of keys (`log`), the validity of the data (`scan`).
 
@@ -66,7 +66,7 @@ impl Pieces {
         if start >= end {
             return;
         }
-        self.cut_out(start, end);
+        self.remove_range(start, end);
         let piece = Piece { end: range.end, key, data }.behind(start - range.start);
         self.by_start.insert(start, Piece { end, ..piece });
         if self.by_start.len() > self.max {
@@ -74,8 +74,8 @@ impl Pieces {
         }
     }
 
-    /// Removes a range from the pieces that contain it.
-    fn cut_out(&mut self, start: u64, end: u64) {
+    /// Removes a range from the pieces that overlap it.
+    fn remove_range(&mut self, start: u64, end: u64) {
         if let Some((&begin, piece)) = self.by_start.range_mut(..start).next_back()
             && piece.end > start
         {
@@ -93,7 +93,7 @@ impl Pieces {
         }
     }
 
-    /// Leaves the upper half to a later window.
+    /// Drops the upper half, which a later window covers.
     fn shrink(&mut self) {
         if let Some((&middle, _)) = self.by_start.iter().nth(self.max / 2) {
             self.by_start.split_off(&middle);

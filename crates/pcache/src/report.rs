@@ -1,8 +1,6 @@
 //! Findings, in forms that can be listed and printed.
 //!
 //! Invariants: lists are bounded, counts are not.
-//!
-//! Elsewhere: printing.
 
 use cbd_types::ByteRange;
 use serde::Serialize;
@@ -18,7 +16,7 @@ pub struct Finding {
     pub at: u64,
     /// Bytes there.
     pub length: u64,
-    /// Whether it may mean a loss of dirty data; if not, a substitute serves.
+    /// Whether it may mean a loss of dirty data; if not, a substitute is used.
     pub harmful: bool,
     /// The damage, and the reaction to it.
     pub what: String,
@@ -47,15 +45,15 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// In words.
+    /// The reason as text.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Checksum => "its data do not match their checksum",
+            Self::Checksum => "its data does not match its checksum",
             Self::Unreadable => "its data cannot be read from the cache device",
-            Self::Outside => "its key names a place that the cache does not have",
-            Self::Replaced => "its data were replaced, or nothing proves that they were not",
-            Self::Implausible => "its key says what dm-pcache never writes",
+            Self::Outside => "its key refers to a location that the cache does not have",
+            Self::Replaced => "its data was replaced, or it cannot be proved that it was not",
+            Self::Implausible => "its key has values that dm-pcache never writes",
         }
     }
 }

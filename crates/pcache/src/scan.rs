@@ -1,7 +1,7 @@
 //! The newest dirty data of each byte of the device, in ascending order, as far as it is intact.
 //!
-//! Invariants: data that is passed on was read without an error, and if there are checksums, they were
-//! verified immediately before, over all data of the key; all other dirty data is listed.
+//! Invariants: data that is passed on was read without an error, and if there are checksums, they were verified
+//! immediately before, over all data of the key; all other dirty data is listed.
 //!
 //! Elsewhere: the use of the data ([`Sink`]).
 
@@ -68,11 +68,11 @@ impl<I: Image> Cache<I> {
             let all = pieces.iter().map(|(range, _)| range.len()).sum::<u64>();
             let before = scan.scanned.dirty.bytes + scan.scanned.damaged.bytes;
             for (range, piece) in pieces.iter() {
-                scan.hand_on(range, piece, &bad)?;
+                scan.pass_on(range, piece, &bad)?;
                 let done = scan.scanned.dirty.bytes + scan.scanned.damaged.bytes;
-                (scan.progress)(Stage::HandingOn, done, before + all);
+                (scan.progress)(Stage::PassingOn, done, before + all);
             }
-            scan.release()?;
+            scan.pass_held()?;
             from = pieces.end();
             scan.scanned.windows += 1;
         }
@@ -122,12 +122,12 @@ impl<I: Image> Scan<'_, I> {
         keys.retain(|&at| {
             done += 1;
             (self.progress)(Stage::Verifying, done, all);
-            !self.is_sound(at)
+            !self.is_valid(at)
         });
         keys.into_iter().collect()
     }
 
-    fn is_sound(&mut self, key_at: u64) -> bool {
+    fn is_valid(&mut self, key_at: u64) -> bool {
         let mut entry = [0; format::KEY_SIZE];
         if self.cache.image.read(key_at, &mut entry).is_err() {
             return false;
@@ -149,16 +149,16 @@ impl<I: Image> Scan<'_, I> {
         sum.value() == key.data_crc
     }
 
-    fn hand_on(&mut self, range: ByteRange, piece: &Piece, bad: &HashSet<u64>) -> Result<()> {
+    fn pass_on(&mut self, range: ByteRange, piece: &Piece, bad: &HashSet<u64>) -> Result<()> {
         let at = match piece.data {
-            Data::Lost(reason) => return self.lose(range, reason),
-            Data::At(_) if bad.contains(&piece.key) => return self.lose(range, Reason::Checksum),
+            Data::Lost(reason) => return self.mark_lost(range, reason),
+            Data::At(_) if bad.contains(&piece.key) => return self.mark_lost(range, Reason::Checksum),
             Data::At(at) => at,
         };
         let mut done = range.start;
         while done < range.end {
             if self.held == PART || self.at + self.held as u64 != done {
-                self.release()?;
+                self.pass_held()?;
                 self.at = done;
             }
             let length = (range.end - done).min((PART - self.held) as u64);
@@ -186,27 +186,27 @@ impl<I: Image> Scan<'_, I> {
             let bytes = &mut bytes[..page.len() as usize];
             if self.cache.image.read(from, bytes).is_ok() {
                 if self.at + self.held as u64 != done {
-                    self.release()?;
+                    self.pass_held()?;
                     self.at = done;
                 }
                 self.part[self.held..self.held + bytes.len()].copy_from_slice(bytes);
                 self.held += bytes.len();
                 self.scanned.dirty.add(page, None);
             } else {
-                self.lose(page, Reason::Unreadable)?;
+                self.mark_lost(page, Reason::Unreadable)?;
             }
             done = page.end;
         }
         Ok(())
     }
 
-    fn lose(&mut self, range: ByteRange, reason: Reason) -> Result<()> {
+    fn mark_lost(&mut self, range: ByteRange, reason: Reason) -> Result<()> {
         self.scanned.damaged.add(range, Some(reason));
         Ok(())
     }
 
     /// Passes the held data on.
-    fn release(&mut self) -> Result<()> {
+    fn pass_held(&mut self) -> Result<()> {
         let held = std::mem::take(&mut self.held);
         if held > 0 {
             self.sink.take(self.at, &self.part[..held])?;

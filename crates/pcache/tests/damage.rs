@@ -17,7 +17,7 @@ fn with_two_writes(data_crc: bool) -> Writer {
 }
 
 #[track_caller]
-fn opens_with(sample: &Sample, finding: &str) {
+fn assert_finding(sample: &Sample, finding: &str) {
     let read = read(sample);
     assert!(read.has(0, B, 1) && read.has(B, B, 2) && read.damaged().is_empty());
     assert!(read.findings.iter().any(|found| found.contains(finding)), "{:?}", read.findings);
@@ -32,7 +32,7 @@ fn data_with_a_wrong_checksum_and_the_data_that_it_covers_are_not_passed_on() {
     let read = read(&writer.sample);
     assert_eq!(read.damaged(), [(0, 512)]);
     assert_eq!(read.scanned.damaged.ranges[0].reason, Some(Reason::Checksum));
-    assert!(!read.taken.contains_key(&0) && read.has(512, B - 512, 1) && read.has(B, B, 2));
+    assert!(!read.received.contains_key(&0) && read.has(512, B - 512, 1) && read.has(B, B, 2));
 }
 
 #[test]
@@ -50,21 +50,21 @@ fn unreadable_data_is_lost_page_by_page() {
 fn the_cache_info_replaces_a_damaged_superblock() {
     let mut writer = with_two_writes(true);
     writer.sample.flip(4096 + 16, 1);
-    opens_with(&writer.sample, "superblock is damaged");
+    assert_finding(&writer.sample, "superblock is damaged");
     let mut writer = with_two_writes(true);
     writer.sample.poison(4096);
-    opens_with(&writer.sample, "superblock is damaged");
+    assert_finding(&writer.sample, "superblock is damaged");
 }
 
 #[test]
 fn the_order_of_segments_replaces_a_damaged_link() {
     let mut writer = with_two_writes(true);
     writer.sample.flip(Sample::segment_at(0) + 12, 1);
-    opens_with(&writer.sample, "segment 0 does not say which one follows");
+    assert_finding(&writer.sample, "the link of segment 0 is damaged");
     let mut writer = with_two_writes(true);
     writer.sample.poison(Sample::segment_at(0));
     writer.sample.poison(Sample::segment_at(0) + 4096);
-    opens_with(&writer.sample, "segment 0 does not say which one follows");
+    assert_finding(&writer.sample, "the link of segment 0 is damaged");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn the_key_tail_replaces_a_damaged_dirty_tail() {
     writer.sample.set_dirty_tail(2, segment, offset);
     assert_eq!(read(&writer.sample).survey.keys, 0, "all was written back");
     writer.sample.flip(16416, 1);
-    opens_with(&writer.sample, "dirty tail is damaged");
+    assert_finding(&writer.sample, "dirty tail is damaged");
 }
 
 #[test]
@@ -93,17 +93,17 @@ fn collected_data_is_not_dirty_when_the_key_tail_replaces_the_dirty_tail() {
 fn a_lost_generation_costs_its_segment_only_without_checksums_of_data() {
     let mut writer = with_two_writes(true);
     writer.sample.poison(Sample::segment_at(1) + 8192);
-    opens_with(&writer.sample, "generation of segment 1 is damaged");
+    assert_finding(&writer.sample, "generation of segment 1 is damaged");
     let mut writer = with_two_writes(false);
     writer.sample.poison(Sample::segment_at(1) + 8192);
     let read = read(&writer.sample);
     assert_eq!((read.damaged(), read.harmful), (vec![(0, 2 * B)], 1));
-    assert!(read.taken.is_empty());
+    assert!(read.received.is_empty());
 }
 
 #[test]
 fn a_damaged_key_set_ends_the_log_unless_it_is_skipped_on_request() {
-    // Each field of the first set, and one of its key.
+    // Each field of the first set, and one field of its key.
     for byte in [0, 4, 9, 12, 30, 60] {
         let mut writer = Writer::new(true);
         let first = writer.write(0, BLOCK, 1);
@@ -111,7 +111,7 @@ fn a_damaged_key_set_ends_the_log_unless_it_is_skipped_on_request() {
         writer.sample.flip(first + byte, 4);
         let ended = read(&writer.sample);
         assert_eq!(ended.survey.end, Some(LogEnd::Damaged { at: first }), "byte {byte}");
-        assert!(ended.taken.is_empty());
+        assert!(ended.received.is_empty());
         let options = Options { past_damage: true, ..Options::default() };
         let passed = read_with(&writer.sample, options).expect("it can be opened");
         assert!(passed.has(B, B, 2) && passed.scanned.dirty.bytes == B && passed.survey.passed_key_sets == 1);

@@ -37,7 +37,7 @@ fn a_key_with_an_impossible_location_is_damage_of_its_range() {
             continue;
         }
         assert_eq!(read.scanned.damaged.ranges[0].reason, Some(Reason::Outside));
-        assert!(read.has(16 << 30, B, 3) && !read.taken.contains_key(&0));
+        assert!(read.has(16 << 30, B, 3) && !read.received.contains_key(&0));
     }
 }
 
@@ -113,7 +113,7 @@ fn a_circular_chain_of_segments_is_followed_once() {
     writer.sample.reseal(at, 16);
     let read = read(&writer.sample);
     assert!(read.has(0, B, 1) && read.harmful == 1);
-    assert!(read.findings[0].contains("leads to segment 0"), "{:?}", read.findings);
+    assert!(read.findings[0].contains("has segment 0 as number"), "{:?}", read.findings);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn random_damage_never_passes_on_a_byte_that_was_not_written() {
         }
         let options = Options { past_damage: random.random_bool(0.5), pieces_max: 4 };
         let Ok(read) = read_with(&writer.sample, options) else { continue };
-        for (offset, sector) in read.taken {
+        for (offset, sector) in read.received {
             let fill = sector[0];
             assert!(sector.iter().all(|&byte| byte == fill), "seed {seed}: a torn sector at {offset}");
             assert_eq!(u64::from(fill) % 16, offset / B, "seed {seed}: data of another offset at {offset}");

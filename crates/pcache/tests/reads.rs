@@ -24,7 +24,7 @@ fn keys_behind_the_dirty_tail_are_dirty_and_those_before_it_are_not() {
     writer.write(B, BLOCK, 2);
     writer.sample.set_dirty_tail(2, segment, offset);
     let read = read(&writer.sample);
-    assert!(read.has(B, B, 2) && !read.taken.contains_key(&0));
+    assert!(read.has(B, B, 2) && !read.received.contains_key(&0));
     assert_eq!((read.survey.key_sets, read.survey.dirty_keys, read.survey.device_end), (1, 1, 2 * B));
 }
 
@@ -104,7 +104,7 @@ fn without_checksums_of_data_none_are_verified() {
 fn a_key_set_of_an_earlier_use_ends_the_log() {
     let mut writer = Writer::new(true);
     writer.write(0, BLOCK, 1);
-    // As if the zeroes between them had been lost: the segment of its data was freed since.
+    // As if the zeroes between them had been lost: the segment of its data was freed since then.
     let old = SampleKey { segment: 2, ..writer.key(B, BLOCK, 2) };
     writer.sample.set_generation(2, 2, 1);
     let at = writer.sample.append(&[old]);
@@ -123,7 +123,7 @@ fn an_interrupted_store_of_a_key_set_ends_the_log_without_a_loss() {
         let at = writer.write(B, BLOCK, 2);
         let zeroes = vec![0; 64 - stored];
         writer.sample.store(at + stored as u64, &zeroes);
-        // The last byte of a set is zero anyway.
+        // The last byte of a set is always zero.
         writer.sample.flip(at + 63, if stored == 63 { 1 } else { 0 });
         let read = read(&writer.sample);
         let end = if ends_cleanly { LogEnd::Clean { at } } else { LogEnd::Unfinished { at } };
@@ -142,7 +142,7 @@ fn the_result_does_not_depend_on_the_memory_limit() {
     let much = read(&writer.sample);
     let options = Options { pieces_max: 16, ..Options::default() };
     let little = read_with(&writer.sample, options).expect("it can be opened");
-    assert_eq!(much.taken, little.taken);
+    assert_eq!(much.received, little.received);
     assert_eq!(much.scanned.dirty, little.scanned.dirty);
     assert!(little.scanned.windows > 10 && much.scanned.windows == 1, "{}", little.scanned.windows);
 }

@@ -1,9 +1,8 @@
 //! The interface to backing devices: queues that accept operations and return them when they are complete.
 //!
-//! A queue belongs to one thread. An operation owns its buffer from submission to completion, so no other
-//! code can access it meanwhile. The engine never has two overlapping changes in flight, so a queue may
-//! execute them in any order. A read may overlap a change; each sector then has its content before the change
-//! or after it.
+//! A queue belongs to one thread. An operation owns its buffer from submission to completion, so no other code can
+//! access it meanwhile. The engine never has two overlapping changes in flight, so a queue may execute them in any
+//! order. A read may overlap a change; each sector then has its content before the change or after it.
 
 use crate::{AlignedBuffer, ByteRange, Result};
 use alloc::vec::Vec;
@@ -34,8 +33,7 @@ pub enum BackingOp {
         /// The range.
         range: ByteRange,
     },
-    /// Discard the range; only if [`BackingGeometry::discard_zeroes`] states that it reads as zeroes
-    /// afterwards.
+    /// Discard the range; only if [`BackingGeometry::discard_zeroes`] states that it reads as zeroes afterwards.
     Discard {
         /// The range.
         range: ByteRange,

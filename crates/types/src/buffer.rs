@@ -34,8 +34,8 @@ impl AlignedBuffer {
         buffer
     }
 
-    /// Makes the buffer `length` bytes long. Existing capacity is kept and not cleared: newly visible bytes have their former
-    /// content.
+    /// Makes the buffer `length` bytes long. Existing capacity is kept and not cleared: newly visible bytes have their
+    /// former content.
     pub fn resize(&mut self, length: usize) {
         let pages = length.div_ceil(size_of::<Page>());
         if pages > self.pages.len() {
@@ -73,7 +73,7 @@ impl core::fmt::Debug for AlignedBuffer {
 
 /// Buffers that one thread reuses.
 ///
-/// Invariants: the capacity of the kept buffers does not exceed the limit; the content of a buffer is not cleared.
+/// Invariants: the capacity of the spare buffers does not exceed the limit; the content of a buffer is not cleared.
 ///
 /// Elsewhere: the decision to free all buffers when the thread is idle ([`trim`](Self::trim)).
 #[derive(Debug)]
@@ -86,22 +86,23 @@ pub struct SpareBuffers {
 }
 
 impl SpareBuffers {
-    /// Number of buffers that are checked for sufficient capacity.
-    const LOOKS: usize = 64;
+    /// Number of buffers that are checked for sufficient capacity; this bounds the time of a `take`.
+    const CHECKED_MAX: usize = 64;
 
-    /// No buffers; at most `limit` bytes will be kept.
+    /// No buffers; at most `limit` bytes will be held.
     #[must_use]
     pub const fn new(limit: usize) -> Self {
         Self { free: Vec::new(), held: 0, limit }
     }
 
-    /// A buffer of `length` bytes with undefined content: the smallest sufficient one of the buffers that were returned last,
-    /// or a new one.
+    /// A buffer of `length` bytes with undefined content: the smallest sufficient one of the buffers that were returned
+    /// last, or a new one.
     pub fn take(&mut self, length: usize) -> AlignedBuffer {
-        let looked = self.free.len().saturating_sub(Self::LOOKS);
-        let fits = self.free[looked..].iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
+        let first_checked = self.free.len().saturating_sub(Self::CHECKED_MAX);
+        let fits =
+            self.free[first_checked..].iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
         let mut buffer = match fits.min_by_key(|(_, buffer)| buffer.capacity()) {
-            Some((place, _)) => self.free.remove(looked + place),
+            Some((index, _)) => self.free.remove(first_checked + index),
             None => AlignedBuffer::default(),
         };
         self.held -= buffer.capacity();
@@ -146,11 +147,11 @@ mod tests {
     fn a_spare_buffer_is_used_again() {
         let mut spare = SpareBuffers::new(8192);
         let buffer = spare.take(5000);
-        let place = buffer.as_ptr();
+        let address = buffer.as_ptr();
         spare.give(buffer);
         assert_eq!(spare.held(), 8192);
         let again = spare.take(100);
-        assert_eq!((again.as_ptr(), again.len(), spare.held()), (place, 100, 0));
+        assert_eq!((again.as_ptr(), again.len(), spare.held()), (address, 100, 0));
     }
 
     #[test]
@@ -160,19 +161,19 @@ mod tests {
         buffers.into_iter().for_each(|buffer| spare.give(buffer));
         assert_eq!(spare.take(5000).capacity(), 8192);
         assert_eq!(spare.take(5000).capacity(), 16_384);
-        assert_eq!(spare.take(5000).capacity(), 8192, "a new one");
+        assert_eq!(spare.take(5000).capacity(), 8192, "a new buffer");
     }
 
     #[test]
-    fn no_more_is_kept_than_the_limit_and_nothing_after_a_trim() {
+    fn spare_buffers_do_not_exceed_the_limit_and_a_trim_frees_all() {
         let mut spare = SpareBuffers::new(1 << 20);
         let burst: Vec<_> = (1..=64).map(|number| spare.take(number * 4096)).collect();
         for buffer in burst {
             spare.give(buffer);
-            assert!(spare.held() <= 1 << 20, "{} bytes are kept", spare.held());
+            assert!(spare.held() <= 1 << 20, "{} bytes are held", spare.held());
         }
         spare.give(AlignedBuffer::zeroed(2 << 20));
-        assert!((3 << 18..=1 << 20).contains(&spare.held()), "{} bytes are kept", spare.held());
+        assert!((3 << 18..=1 << 20).contains(&spare.held()), "{} bytes are held", spare.held());
         spare.trim();
         assert_eq!(spare.held(), 0);
     }
@@ -180,15 +181,15 @@ mod tests {
     #[test]
     fn a_steady_load_allocates_nothing() {
         let mut spare = SpareBuffers::new(65_536);
-        let mut places = alloc::collections::BTreeSet::new();
+        let mut addresses = alloc::collections::BTreeSet::new();
         let mut busy: alloc::collections::VecDeque<_> = (0..8).map(|_| spare.take(65_536)).collect();
         for _ in 0..100 {
             spare.give(busy.pop_front().unwrap_or_default());
             let buffer = spare.take(65_536);
-            places.insert(buffer.as_ptr() as usize);
+            addresses.insert(buffer.as_ptr() as usize);
             busy.push_back(buffer);
         }
-        assert!(places.len() <= 8, "{} buffers for 8 that are in use at a time", places.len());
+        assert!(addresses.len() <= 8, "{} buffers for 8 that are in use at a time", addresses.len());
     }
 
     #[test]

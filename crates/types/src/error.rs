@@ -1,7 +1,7 @@
 //! One error type: a small stable kind, a text with the object and the remedy, and the underlying error.
 //!
-//! The kind determines the errno that a client receives: [`ErrorKind::errno`] is the only table from kinds to the numbers of
-//! NBD, FUSE, virtio and ublk. The text is for users: it names the fault, the object and the remedy.
+//! The kind determines the errno that a client receives: [`ErrorKind::errno`] is the only table from kinds to the
+//! numbers of NBD, FUSE, virtio and ublk. The text is for users: it names the fault, the object and the remedy.
 
 use crate::ByteRange;
 use alloc::{borrow::Cow, boxed::Box, string::String};
@@ -24,7 +24,7 @@ pub enum ErrorKind {
     Busy,
     /// No space: in the region, in a table, on a file system.
     NoSpace,
-    /// The request reaches past the end of the device.
+    /// The request extends past the end of the device.
     OutOfRange,
     /// The object is read-only.
     ReadOnly,
@@ -38,7 +38,7 @@ pub enum ErrorKind {
     Foreign,
     /// This program does not support the format, a feature or an operation.
     Unsupported,
-    /// Another process or host owns the object now, or it is being stopped.
+    /// Another process or host owns the object now, or the object is being stopped.
     Stopped,
     /// The caller lacks the permission.
     Permission,
@@ -101,8 +101,9 @@ impl ErrorKind {
 
 /// An error: kind, text, path and bytes concerned, and cause.
 ///
-/// `{}` and [`line`](Self::line) print its text and those of its causes, so that every log line and message is complete.
-/// `{:#}` prints only its own text, for a reporter that follows the causes through [`source`](core::error::Error::source).
+/// `{}` and [`line`](Self::line) print its text and those of its causes, so that every log line and message is
+/// complete. `{:#}` prints only its own text, for a reporter that follows the causes through
+/// [`source`](core::error::Error::source).
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,

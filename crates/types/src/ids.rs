@@ -56,8 +56,7 @@ number!(
     Ordinal(u64)
 );
 number!(
-    /// The position of a record in the history of its lane: contiguous, reused only after a truncation of the
-    /// log.
+    /// The position of a record in the history of its lane: contiguous, reused only after a truncation of the log.
     Sequence(u64)
 );
 number!(

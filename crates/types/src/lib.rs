@@ -1,7 +1,8 @@
 //! The common types of the system, and its interfaces to the environment.
 //!
-//! Invariants: this crate starts no thread, reads no clock, uses no file descriptor and contains no `unsafe`. The engine uses
-//! only these traits, so the same engine runs over real memory and over a simulator that controls crashes, faults and time.
+//! Invariants: this crate starts no thread, reads no clock, uses no file descriptor and contains no `unsafe`. The
+//! engine uses only these traits, so the same engine runs over real memory and over a simulator that controls crashes,
+//! faults and time.
 //!
 //! Elsewhere: the bytes on media (`cbd-format`), the engine (`cbd-engine`).
 #![no_std]

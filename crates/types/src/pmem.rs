@@ -1,9 +1,9 @@
 //! The interface to persistent memory, and the types that prove durability.
 //!
-//! A store is *in flight* until a fence by the same thread: a power failure keeps any part of it. The engine
-//! uses [`Region`]; it returns [`InFlight`] for a store and converts it to [`Durable`] with a fence, and an
-//! acknowledgement of a request requires a [`Durable`]. Recovery reads through [`Region::load`], which
-//! reports failed memory as an error instead of a signal.
+//! A store is *in flight* until a fence by the same thread: a power failure keeps any part of it. The engine uses
+//! [`Region`]; it returns [`InFlight`] for a store and converts it to [`Durable`] with a fence, and an acknowledgement
+//! of a request requires a [`Durable`]. Recovery reads through [`Region::load`], which reports failed memory as an
+//! error instead of a signal.
 
 use crate::{BootId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, MutationPoint, Result};
 use alloc::{format, string::String};
@@ -44,9 +44,8 @@ impl From<MediaError> for Error {
 
 /// Memory that is addressed in bytes, stored to and fenced; a mapping or a simulator implements it.
 ///
-/// All offsets are from the first byte of the region. Callers check their offsets against [`len`](Self::len)
-/// first; an access outside of it is a [`MediaError`] of a load and a panic of a store, never an access to
-/// other memory.
+/// All offsets are from the first byte of the region. Callers check their offsets against [`len`](Self::len) first; an
+/// access past the end is a [`MediaError`] of a load and a panic of a store, never an access to other memory.
 pub trait Pmem: Send + Sync {
     /// Size of the region in bytes.
     fn len(&self) -> u64;
@@ -95,8 +94,8 @@ pub trait Pmem: Send + Sync {
         let _ = at;
     }
 
-    /// The offset of the first store that has ever failed: from then on a fence proves nothing. Inexpensive; checked after
-    /// every fence that leads to an acknowledgement.
+    /// The offset of the first store that has ever failed: from then on a fence proves nothing. Inexpensive; checked
+    /// after every fence that leads to an acknowledgement.
     fn failed_at(&self) -> Option<u64> {
         None
     }
@@ -106,18 +105,18 @@ pub trait Pmem: Send + Sync {
         BootId::UNKNOWN
     }
 
-    /// Whether a crash of the machine leaves a mixture of old and new pages: those of an ordinary file, which
-    /// the kernel writes back in any order. False for memory that keeps every fenced store, and for memory
-    /// that is lost with the machine.
+    /// Whether a crash of the machine leaves a mixture of old and new pages, as in an ordinary file, whose pages the
+    /// kernel writes back in any order. False for memory that keeps every fenced store, and for memory whose content
+    /// ends with the machine.
     fn mixes_pages(&self) -> bool {
         false
     }
 
-    /// If [`mixes_pages`](Self::mixes_pages): returns when the present content of the pages with these
-    /// `length` bytes at `at` is on the disk.
+    /// If [`mixes_pages`](Self::mixes_pages): returns when the present content of the pages with these `length` bytes
+    /// at `at` is on the disk.
     ///
     /// # Errors
-    /// The system error; it is unknown then which of the pages are on the disk.
+    /// The system error; it is then not known which of the pages are on the disk.
     fn sync(&self, at: u64, length: u64) -> Result<()> {
         let _ = (at, length);
         Ok(())
@@ -130,7 +129,7 @@ pub trait Pmem: Send + Sync {
 }
 
 /// Evidence of stores that no fence has followed yet.
-#[must_use = "what is in flight is lost by a power cut until it is fenced"]
+#[must_use = "stores in flight are lost by a power cut until they are fenced"]
 #[derive(Debug)]
 pub struct InFlight(());
 
@@ -196,7 +195,7 @@ impl<P: Pmem> Region<P> {
         self.memory.durability()
     }
 
-    /// A token without a store, for code in which a fence is optional.
+    /// Evidence for no store, for code in which a fence is optional.
     pub const fn nothing_in_flight(&self) -> InFlight {
         InFlight(())
     }
@@ -221,8 +220,8 @@ impl<P: Pmem> Region<P> {
         InFlight(())
     }
 
-    /// Writes back data that recovery relied on; see [`Pmem::write_back`]. Unreadable memory is left out: no
-    /// code relies on it, and a write-back of it would count as a failed store.
+    /// Writes back data that recovery relied on; see [`Pmem::write_back`]. Unreadable memory is left out: no code
+    /// relies on it, and a write-back of it would count as a failed store.
     pub fn write_back(&self, point: MutationPoint, at: u64, length: u64) -> InFlight {
         if !point.is_active() {
             return InFlight(());
@@ -278,15 +277,15 @@ impl<P: Pmem> Region<P> {
         self.memory.sync(at, length).inspect_err(|_| self.has_sync_failed.store(true, Ordering::Relaxed))
     }
 
-    /// Whether a [`sync`](Self::sync) has failed. The kernel then considers pages clean that are not on the disk, including
-    /// pages outside of the range of that sync. A later sync omits them although it succeeds.
+    /// Whether a [`sync`](Self::sync) has failed. The kernel then considers pages clean that are not on the disk,
+    /// including pages outside of the range of that sync. A later sync omits them although it succeeds.
     pub fn has_sync_failed(&self) -> bool {
         self.has_sync_failed.load(Ordering::Relaxed)
     }
 
-    /// Stores one line of each page again, unchanged, so that the next [`sync`](Self::sync) writes the page regardless of the
-    /// results of earlier ones. No other thread may store to these pages meanwhile. Unreadable pages are left out. Blank
-    /// pages, which may be holes of a file, are left out too. In flight until the caller fences.
+    /// Stores one line of each page again, unchanged, so that the next [`sync`](Self::sync) writes the page regardless
+    /// of the results of earlier ones. No other thread may store to these pages meanwhile. Unreadable pages are left
+    /// out. Blank pages, which may be holes of a file, are left out too. In flight until the caller fences.
     pub fn touch_pages(&self, point: MutationPoint, at: u64, length: u64) -> InFlight {
         if !point.is_active() || !self.memory.mixes_pages() {
             return InFlight(());
@@ -331,7 +330,7 @@ impl<P: Pmem> Region<P> {
         self.memory.failed_at().map(|at| {
             Error::new(
                 ErrorKind::Media,
-                format!("the region's memory failed under a store at byte {at}: it takes no more writes"),
+                format!("the region's memory failed under a store at byte {at}: it accepts no more writes"),
             )
         })
     }

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn touching_ranges_do_not_overlap() {
+    fn adjacent_ranges_do_not_overlap() {
         assert!(!ByteRange::at(0, 512).overlaps(&ByteRange::at(512, 512)));
         assert_eq!(ByteRange::at(0, 512).intersection(&ByteRange::at(512, 512)), None);
     }

@@ -9,8 +9,8 @@ pub enum Operation {
     Read,
     /// Write the request's buffer.
     Write,
-    /// Everything that completed before this was submitted becomes durable, and nothing that was submitted later reaches the
-    /// backing device before it.
+    /// Everything that completed before this was submitted becomes durable, and nothing that was submitted later
+    /// reaches the backing device before it.
     Flush,
     /// Discard the range; it reads as zeroes from now on.
     Discard,
@@ -27,8 +27,8 @@ pub struct Request {
     pub operation: Operation,
     /// The range, in whole logical sectors; empty for a flush.
     pub range: ByteRange,
-    /// A FUA request: durable at its completion, and nothing later reaches the backing device before it. Only for writes,
-    /// zeroing and discards.
+    /// A FUA request: durable at its completion, and nothing later reaches the backing device before it. Only for
+    /// writes, zeroing and discards.
     pub fua: bool,
     /// As long as `range` for reads and writes, empty otherwise. The completion returns the buffer.
     pub buffer: AlignedBuffer,

@@ -1,10 +1,10 @@
 //! Sorting on a small stack.
 //!
-//! The sorts of the standard library keep up to 4 KiB of elements on the stack, and the unstable one is recursive. A kernel
-//! stack has 16 KiB in total.
+//! The sorts of the standard library keep up to 4 KiB of elements on the stack, and the unstable one is recursive. A
+//! kernel stack has 16 KiB in total.
 
-/// Sorts `items` by `key`, in place, without recursion. The order of elements with equal keys is unspecified. Sorted input
-/// takes one comparison for each element.
+/// Sorts `items` by `key`, in place, without recursion. The order of elements with equal keys is unspecified. Sorted
+/// input takes one comparison for each element.
 pub fn heap_sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     if items.is_sorted_by_key(&key) {
         return;

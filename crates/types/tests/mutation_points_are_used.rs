@@ -41,7 +41,7 @@ fn every_mutation_point_is_used() {
 /// [`cbd_types::Region`] requires a name; the memory beneath it does not.
 #[test]
 fn the_engine_accesses_memory_through_a_region_only() {
-    // Unit tests set what the memory does.
+    // Unit tests change the memory themselves.
     let is_test = |path: &Path| {
         path.ends_with("tests.rs") || path.parent().is_some_and(|folder| folder.ends_with("tests"))
     };

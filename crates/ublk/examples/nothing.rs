@@ -1,8 +1,8 @@
-//! A ublk device that does nothing: every request completes immediately, and a read returns the former
-//! content of its buffer. Its cost per request is that of the export and the kernel's driver alone.
+//! A ublk device without storage: every request completes immediately, and a read returns the former content of its
+//! buffer. Its cost per request is that of the export and the kernel's driver alone.
 //!
-//! `cargo run --release -p cbd-ublk --example nothing -- BYTES QUEUES` prints the device, and serves it until
-//! its standard input ends.
+//! `cargo run --release -p cbd-ublk --example nothing -- BYTES QUEUES` prints the device, and serves it until its
+//! standard input ends.
 
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_types::{Completion, Error, ErrorKind, Geometry, Request, Result};
@@ -72,7 +72,7 @@ fn run() -> Result<()> {
     let mut numbers = std::env::args().skip(1).map(|text| text.parse::<u64>().ok());
     let (Some(Some(size)), Some(Some(queues)), None) = (numbers.next(), numbers.next(), numbers.next())
     else {
-        return Err(Error::new(ErrorKind::InvalidArgument, "it takes bytes and a number of queues"));
+        return Err(Error::new(ErrorKind::InvalidArgument, "arguments: BYTES QUEUES"));
     };
     let device: Arc<dyn BlockDevice> = Arc::new(Nothing(size / 4096 * 4096));
     let options = Options {

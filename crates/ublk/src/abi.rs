@@ -1,9 +1,7 @@
 //! The kernel's interface: numbers and structures of `linux/ublk_cmd.h`.
 //!
-//! Invariants: a structure has the kernel's size and field offsets, which the tests compare with the values
-//! of the kernel's compiler; commands are encoded as ioctls, since newer kernels accept no others.
-//!
-//! Elsewhere: the use of the commands.
+//! Invariants: a structure has the kernel's size and field offsets, which the tests compare with the values of the
+//! kernel's compiler; commands are encoded as ioctls, since newer kernels accept no others.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -42,7 +40,7 @@ pub mod command {
     pub const SET_PARAMETERS: u32 = control(BOTH, 0x08);
     /// Returns the parameters of the disk.
     pub const GET_PARAMETERS: u32 = control(READ, 0x09);
-    /// Announces that a new server takes over a device whose server is gone.
+    /// Announces that a new server takes over a device whose server has ended.
     pub const START_RECOVERY: u32 = control(BOTH, 0x10);
     /// Announces that the new server serves all queues.
     pub const END_RECOVERY: u32 = control(BOTH, 0x11);
@@ -68,7 +66,7 @@ pub mod request_command {
 pub mod feature {
     /// The device outlives its server.
     pub const USER_RECOVERY: u64 = 1 << 3;
-    /// Requests that a lost server had not answered are sent to the next server again.
+    /// Requests that an ended server had not answered are sent to the next server again.
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     /// Commands are encoded as ioctls.
     pub const IOCTL_ENCODED: u64 = 1 << 6;
@@ -82,7 +80,7 @@ pub mod state {
     pub const DEAD: u16 = 0;
     /// It has a server, as far as the kernel knows.
     pub const LIVE: u16 = 1;
-    /// Its server is gone; requests wait for the next server.
+    /// Its server has ended; requests wait for the next server.
     pub const QUIESCED: u16 = 2;
 }
 
@@ -199,8 +197,8 @@ pub struct Numbers {
     pub disk_minor: u32,
 }
 
-/// The parameters of a disk. Newer kernels have more, which are neither set nor queried: the length states
-/// where this structure ends.
+/// The parameters of a disk. Newer kernels have more, which are neither set nor queried: the length states where this
+/// structure ends.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Parameters {
@@ -221,7 +219,7 @@ pub struct IoCommand {
     pub queue: u16,
     /// The slot.
     pub slot: u16,
-    /// Bytes done, or a negative errno; for replies.
+    /// Bytes transferred, or a negative errno; for replies.
     pub result: i32,
     /// The slot's buffer.
     pub address: u64,

@@ -1,9 +1,7 @@
 //! Commands to the driver about devices.
 //!
-//! Invariants: a command ends within its timeout; if the driver still executes it then, the memory that it
-//! may still access is leaked to it.
-//!
-//! Elsewhere: the order of the commands ([`crate::device`]).
+//! Invariants: a command ends within its timeout; if the driver still executes it then, the memory that it may still
+//! access is leaked.
 #![allow(unsafe_code)]
 
 use crate::abi::{ANY_DEVICE, CONTROL, ControlCommand, DeviceInfo, NO_QUEUE, Parameters, command, feature};
@@ -38,9 +36,9 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// As an error, with the attempted operation in front.
+    /// The error, with the attempted operation in front of its text.
     #[must_use]
-    pub fn explain(self, what: &str) -> Error {
+    pub fn into_error(self, what: &str) -> Error {
         match self {
             Self::Errno(errno) => system_error(what, &io::Error::from_raw_os_error(errno)),
             Self::TimedOut => Error::new(
@@ -74,16 +72,16 @@ impl Control {
         let asked = control.exchange(command::GET_FEATURES, ANY_DEVICE, 0, &mut features, TIMEOUT);
         match asked {
             Ok(()) => {}
-            Err(Refusal::Errno(libc::EPERM | libc::EACCES)) => return Err(no_right()),
+            Err(Refusal::Errno(libc::EPERM | libc::EACCES)) => return Err(no_permission()),
             Err(Refusal::Errno(_)) => return Err(too_old()),
-            Err(refusal) => return Err(refusal.explain(CONTROL)),
+            Err(refusal) => return Err(refusal.into_error(CONTROL)),
         }
         control.features = u64::from_ne_bytes(features);
         let needed = feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::IOCTL_ENCODED;
         if control.features & needed == needed { Ok(control) } else { Err(too_old()) }
     }
 
-    /// Whether the driver can stop a device on the condition that no process has it open.
+    /// Whether the driver can stop a device only if no process has it open.
     #[must_use]
     pub const fn stops_safely(&self) -> bool {
         self.features & feature::SAFE_STOP != 0
@@ -127,7 +125,7 @@ impl Control {
     }
 
     /// A command about a device whose only argument is a number.
-    pub fn tell(
+    pub fn command(
         &self,
         operation: u32,
         device: u32,
@@ -137,11 +135,11 @@ impl Control {
         self.exchange(operation, device, data, &mut [], timeout)
     }
 
-    /// Removes a device that has no disk any more. Its number is free when no process has the disk open.
+    /// Removes a device that has no disk any more. Its number becomes free when no process has the disk open.
     pub fn delete(&self, device: u32) -> std::result::Result<(), Refusal> {
-        match self.tell(command::DELETE_DEVICE_LATER, device, 0, TIMEOUT) {
+        match self.command(command::DELETE_DEVICE_LATER, device, 0, TIMEOUT) {
             Err(Refusal::Errno(libc::EOPNOTSUPP | libc::EINVAL)) => {
-                self.tell(command::DELETE_DEVICE, device, 0, TIMEOUT)
+                self.command(command::DELETE_DEVICE, device, 0, TIMEOUT)
             }
             deleted => deleted,
         }
@@ -156,7 +154,7 @@ impl Control {
         bytes: &mut [u8],
         timeout: Duration,
     ) -> std::result::Result<(), Refusal> {
-        // On the heap, so that it can be leaked to a command that does not end.
+        // On the heap, so that it can be leaked if the command does not end.
         let mut buffer = bytes.to_vec().into_boxed_slice();
         let command = ControlCommand {
             device,
@@ -171,8 +169,8 @@ impl Control {
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), operation).cmd(entry).build();
         let mut ring: IoUring<squeue::Entry128, cqueue::Entry> =
             IoUring::builder().dontfork().build(2).map_err(Refusal::System)?;
-        // SAFETY: the buffer that the command names lives until its completion, or forever if the completion
-        // does not arrive in time.
+        // SAFETY: the buffer that the command names lives until its completion, or forever if the completion does not
+        // arrive in time.
         unsafe { ring.submission().push(&entry) }
             .map_err(|_| Refusal::System(io::Error::from_raw_os_error(libc::EBUSY)))?;
         let Some(result) = wait(&mut ring, timeout)? else {
@@ -203,7 +201,7 @@ fn wait(
         }
         match entered {
             Ok(_) => taken = true,
-            // The entry may have been consumed before the wait was interrupted.
+            // The kernel may have consumed the entry before the wait was interrupted.
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => taken = true,
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => return Ok(None),
             // In flight, and its completion cannot be awaited: treated as a timeout.
@@ -231,12 +229,12 @@ fn no_control_device(error: &io::Error) -> Error {
                  CONFIG_BLK_DEV_UBLK)"
             ),
         ),
-        Some(libc::EPERM | libc::EACCES) => no_right(),
+        Some(libc::EPERM | libc::EACCES) => no_permission(),
         _ => system_error(CONTROL, error),
     }
 }
 
-fn no_right() -> Error {
+fn no_permission() -> Error {
     Error::new(ErrorKind::Permission, format!("{CONTROL}: ublk devices need root (CAP_SYS_ADMIN)"))
 }
 

@@ -1,9 +1,7 @@
 //! The life cycle of a device in the kernel: created, started, taken over, stopped.
 //!
-//! Invariants: a device is touched only if it carries the project's mark; a start that fails leaves nothing
-//! behind, a takeover that fails leaves the device unchanged, so that its clients keep waiting.
-//!
-//! Elsewhere: serving its queues ([`crate::service`]).
+//! Invariants: a device is changed only if it carries the project's mark; a start that fails leaves no device behind, a
+//! takeover that fails leaves the device unchanged, so that its clients keep waiting.
 
 use crate::abi::{ANY_DEVICE, CONTROL, DeviceInfo, Parameters, command, feature, state};
 use crate::control::{Control, Refusal, TIMEOUT, devices};
@@ -21,7 +19,7 @@ use std::time::{Duration, Instant};
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of the kernel's cleanup after a server was killed.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval of the checks for its end: the kernel has no event for it.
+/// Interval of checks whether that cleanup has ended: the kernel has no event for it.
 const TAKEOVER_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A device in the kernel.
@@ -30,13 +28,13 @@ pub struct Device {
     control: Control,
     info: DeviceInfo,
     parameters: Parameters,
-    /// Whether an earlier server had it.
+    /// Whether an earlier server created it.
     taken_over: bool,
 }
 
 /// The requested properties of a new device.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct DeviceRequest {
     /// Its mark.
     pub tag: Tag,
     /// Queues; the kernel may create fewer.
@@ -55,36 +53,38 @@ impl Device {
     /// # Errors
     /// [`ErrorKind::Exchanged`] if the device with the mark has another size or sector size; otherwise the
     /// refused command.
-    pub fn take_over_or_make(wish: &Wish) -> Result<Self> {
+    pub fn take_over_or_create(request: &DeviceRequest) -> Result<Self> {
         let control = Control::open()?;
-        match find(&control, wish.tag)? {
-            // Its server ended before the start or after the stop: it has no users.
+        match find(&control, request.tag)? {
+            // Its server ended before the start or after the stop, so it has no users.
             Some(info) if info.state == state::DEAD => {
-                control.delete(info.device).map_err(|refusal| refusal.explain(&name(info.device)))?;
-                Self::make(control, wish)
+                control.delete(info.device).map_err(|refusal| refusal.into_error(&name(info.device)))?;
+                Self::create(control, request)
             }
-            Some(info) => Self::take_over(control, info, wish),
-            None => Self::make(control, wish),
+            Some(info) => Self::take_over(control, info, request),
+            None => Self::create(control, request),
         }
     }
 
-    fn make(control: Control, wish: &Wish) -> Result<Self> {
+    fn create(control: Control, request: &DeviceRequest) -> Result<Self> {
         let mut info = DeviceInfo {
-            queues: wish.queues,
-            depth: wish.depth,
-            buffer_bytes: wish.buffer_bytes,
+            queues: request.queues,
+            depth: request.depth,
+            buffer_bytes: request.buffer_bytes,
             device: ANY_DEVICE,
             flags: feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::IOCTL_ENCODED,
-            tag: wish.tag.value(),
+            tag: request.tag.value(),
             ..DeviceInfo::default()
         };
         control.add(&mut info).map_err(no_device)?;
-        let device = Self { control, info, parameters: wish.parameters, taken_over: false };
-        let set = device.control.set_parameters(info.device, &wish.parameters);
-        let made = set
-            .map_err(|refusal| refusal.explain(&format!("{}: what the disk is to be", name(info.device))))
+        let device = Self { control, info, parameters: request.parameters, taken_over: false };
+        let set = device.control.set_parameters(info.device, &request.parameters);
+        let created = set
+            .map_err(|refusal| {
+                refusal.into_error(&format!("{}: cannot set the parameters of the disk", name(info.device)))
+            })
             .and_then(|()| device.check());
-        match made {
+        match created {
             Ok(()) => Ok(device),
             Err(error) => {
                 // A device that was never started has no users.
@@ -94,36 +94,36 @@ impl Device {
         }
     }
 
-    fn take_over(control: Control, mut info: DeviceInfo, wish: &Wish) -> Result<Self> {
+    fn take_over(control: Control, mut info: DeviceInfo, request: &DeviceRequest) -> Result<Self> {
         let number = info.device;
         let what = || format!("{} waits for its daemon, and cannot be taken over", name(number));
-        let parameters = control.parameters(number).map_err(|refusal| refusal.explain(&what()))?;
-        // The other parameters are those that an older version chose.
-        let essence = |of: &Parameters| (of.basic.sectors, of.basic.logical_shift);
-        if essence(&parameters) != essence(&wish.parameters) {
+        let parameters = control.parameters(number).map_err(|refusal| refusal.into_error(&what()))?;
+        // An older version may have chosen the other parameters.
+        let identifying = |of: &Parameters| (of.basic.sectors, of.basic.logical_shift);
+        if identifying(&parameters) != identifying(&request.parameters) {
             return Err(Error::new(
                 ErrorKind::Exchanged,
                 format!(
-                    "{}: it was made with {} sectors of 512 bytes, and there are {} now, or sectors of another size; stop it with \
+                    "{}: it was created with {} sectors of 512 bytes, and there are {} now, or sectors of another size; stop it with \
                      dev-stop --force and start it again",
                     what(),
                     parameters.basic.sectors,
-                    wish.parameters.basic.sectors
+                    request.parameters.basic.sectors
                 ),
             ));
         }
         let end = Instant::now() + TAKEOVER_TIMEOUT;
         loop {
-            match control.tell(command::START_RECOVERY, number, 0, TIMEOUT) {
+            match control.command(command::START_RECOVERY, number, 0, TIMEOUT) {
                 Ok(()) => break,
                 // An earlier takeover was interrupted after this step.
                 Err(Refusal::Errno(libc::EINVAL)) if info.state == state::QUIESCED => break,
                 Err(Refusal::Errno(libc::EBUSY)) if Instant::now() < end => {
                     std::thread::sleep(TAKEOVER_INTERVAL);
                 }
-                Err(refusal) => return Err(refusal.explain(&what())),
+                Err(refusal) => return Err(refusal.into_error(&what())),
             }
-            info = control.info(number).map_err(|refusal| refusal.explain(&what()))?.unwrap_or(info);
+            info = control.info(number).map_err(|refusal| refusal.into_error(&what()))?.unwrap_or(info);
         }
         let device = Self { control, info, parameters, taken_over: true };
         device.check()?;
@@ -162,13 +162,13 @@ impl Device {
     /// Starts the device, whose queues are served now: the disk appears, or its clients continue.
     ///
     /// # Errors
-    /// The kernel's error. A new device is removed then, one that was taken over waits again.
+    /// The kernel's error. A new device is then removed; after a failed takeover the clients wait again.
     pub fn start(&self) -> Result<()> {
         let operation = if self.taken_over { command::END_RECOVERY } else { command::START_DEVICE };
         let server = u64::from(std::process::id());
         self.control
-            .tell(operation, self.info.device, server, START_TIMEOUT)
-            .map_err(|refusal| refusal.explain(&format!("{} cannot be started", name(self.info.device))))
+            .command(operation, self.info.device, server, START_TIMEOUT)
+            .map_err(|refusal| refusal.into_error(&format!("{} cannot be started", name(self.info.device))))
     }
 
     /// Removes the disk, if no process has it open; otherwise nothing changes.
@@ -178,14 +178,14 @@ impl Device {
     pub fn stop_if_unused(&self, timeout: Duration) -> Result<()> {
         let safely = self.control.stops_safely();
         let operation = if safely { command::TRY_STOP_DEVICE } else { command::STOP_DEVICE };
-        // A user in the kernel (a file system on several devices, a journal, a target) is not visible among
-        // processes and mounts, but has claimed the disk.
+        // A user in the kernel (a file system on several devices, a journal, a target) is not visible among processes
+        // and mounts, but has opened the disk exclusively.
         let claimed = if safely { None } else { Some(self.claim()?) };
         drop(claimed);
-        self.tell_stop(operation, timeout)
+        self.command_stop(operation, timeout)
     }
 
-    /// Opens the disk exclusively for a moment.
+    /// Opens the disk exclusively, to check that no other user has.
     fn claim(&self) -> Result<File> {
         let path = format!("/dev/ublkb{}", self.info.device);
         OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&path).map_err(|error| {
@@ -203,13 +203,13 @@ impl Device {
     /// # Errors
     /// [`ErrorKind::TimedOut`] if requests are not answered in time.
     pub fn stop(&self, timeout: Duration) -> Result<()> {
-        self.tell_stop(command::STOP_DEVICE, timeout)
+        self.command_stop(command::STOP_DEVICE, timeout)
     }
 
-    fn tell_stop(&self, operation: u32, timeout: Duration) -> Result<()> {
+    fn command_stop(&self, operation: u32, timeout: Duration) -> Result<()> {
         self.control
-            .tell(operation, self.info.device, 0, timeout)
-            .map_err(|refusal| refusal.explain(&format!("{} cannot be stopped", name(self.info.device))))
+            .command(operation, self.info.device, 0, timeout)
+            .map_err(|refusal| refusal.into_error(&format!("{} cannot be stopped", name(self.info.device))))
     }
 
     /// Removes the device, after its disk.
@@ -224,7 +224,7 @@ impl Device {
         self.info.device
     }
 
-    /// Whether it was taken over with the clients of an earlier server.
+    /// Whether it was taken over, with the clients of an earlier server.
     #[must_use]
     pub const fn is_taken_over(&self) -> bool {
         self.taken_over
@@ -232,7 +232,7 @@ impl Device {
 
     /// Queues, slots of each, and bytes of a slot's buffer.
     #[must_use]
-    pub const fn shape(&self) -> (u16, u16, usize) {
+    pub const fn dimensions(&self) -> (u16, u16, usize) {
         (self.info.queues, self.info.depth, self.info.buffer_bytes as usize)
     }
 
@@ -248,7 +248,7 @@ impl Device {
     /// When the kernel does not report it.
     pub fn disk_numbers(&self) -> Result<(u32, u32)> {
         let parameters = self.control.parameters(self.info.device);
-        let numbers = parameters.map_err(|refusal| refusal.explain(&name(self.info.device)))?.numbers;
+        let numbers = parameters.map_err(|refusal| refusal.into_error(&name(self.info.device)))?.numbers;
         Ok((numbers.disk_major, numbers.disk_minor))
     }
 }
@@ -266,7 +266,7 @@ fn name(device: u32) -> String {
 /// The device that carries a mark.
 fn find(control: &Control, tag: Tag) -> Result<Option<DeviceInfo>> {
     for number in devices() {
-        let info = control.info(number).map_err(|refusal| refusal.explain(&name(number)))?;
+        let info = control.info(number).map_err(|refusal| refusal.into_error(&name(number)))?;
         if let Some(info) = info.filter(|info| info.tag == tag.value()) {
             return Ok(Some(info));
         }
@@ -275,7 +275,7 @@ fn find(control: &Control, tag: Tag) -> Result<Option<DeviceInfo>> {
 }
 
 /// Whether another process serves the device, which then has the character device `channel` open. A process that was
-/// just killed has closed it, although the kernel may still report the device as live: that device is left behind.
+/// just killed has closed it, although the kernel may still report the device as live: no process serves that device.
 fn is_served_elsewhere(info: &DeviceInfo, channel: &Path) -> bool {
     let server = u32::try_from(info.server).unwrap_or(0);
     info.state == state::LIVE && server != std::process::id() && {
@@ -299,14 +299,13 @@ fn no_device(refusal: Refusal) -> Error {
         Refusal::Errno(libc::EPERM) => {
             Error::new(ErrorKind::Permission, "ublk devices need root (CAP_SYS_ADMIN)")
         }
-        refusal => refusal.explain("the kernel makes no ublk device"),
+        refusal => refusal.into_error("the kernel makes no ublk device"),
     }
 }
 
-/// Removes devices that a predecessor left and that are not needed: devices with the mark of the daemon that
-/// are not among `wanted`, and entries in the folder `names` of disks that do not exist. Returns the names of
-/// the removed disks. A device that another process serves stays: if the state of a daemon was copied, the
-/// copy uses the same mark.
+/// Removes unneeded devices of an earlier process: devices with the mark of the daemon that are not among `wanted`, and
+/// entries in the folder `names` of disks that do not exist. Returns the names of the removed disks. A device that
+/// another process serves is not removed: if the state of a daemon was copied, the copy uses the same mark.
 ///
 /// # Errors
 /// When the driver cannot be queried.
@@ -323,7 +322,7 @@ pub fn sweep(daemon: u64, wanted: &[Tag], names: &Path) -> Result<Vec<String>> {
     }
     for entry in std::fs::read_dir(names).into_iter().flatten().flatten() {
         if !Path::new("/sys/block").join(entry.file_name()).exists() {
-            // An entry that stays is replaced when a disk of this daemon gets the name.
+            // An entry that cannot be removed is replaced when a disk of this daemon gets the name.
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -347,12 +346,11 @@ impl LeftBehind {
         is_left.then_some(Self { control, number: info.device })
     }
 
-    /// The device of the daemon with this number whose disk is recorded in the folder `names` with the link
-    /// `link`, if there is one: for a caller that cannot compute the mark, because the region with the
-    /// identity is gone.
+    /// The device of the daemon with this number whose disk is recorded in the folder `names` with the link `link`, if
+    /// there is one: for a caller that cannot compute the mark, because the region with the identity is missing.
     #[must_use]
     pub fn named(daemon: u64, names: &Path, link: &Path) -> Option<Self> {
-        for number in noted_under(names, link) {
+        for number in numbers_of_link(names, link) {
             let control = Control::open().ok()?;
             let Ok(Some(info)) = control.info(number) else { continue };
             let is_left = info.state != state::DEAD && !is_served_elsewhere(&info, Path::new(CONTROL));
@@ -370,7 +368,7 @@ impl LeftBehind {
     pub fn user(&self) -> Result<Option<String>> {
         let what = || format!("{} waits for its daemon", name(self.number));
         let numbers =
-            self.control.parameters(self.number).map_err(|refusal| refusal.explain(&what()))?.numbers;
+            self.control.parameters(self.number).map_err(|refusal| refusal.into_error(&what()))?.numbers;
         let device = (numbers.disk_major, numbers.disk_minor);
         crate::export::is_busy(&BlockNode { path: disk_path(self.number), device }, None)
     }
@@ -381,20 +379,22 @@ impl LeftBehind {
     /// When the kernel refuses.
     pub fn remove(self) -> Result<()> {
         let what = || format!("{} cannot be removed", name(self.number));
-        remove(&self.control, self.number).map_err(|refusal| refusal.explain(&what()))
+        remove(&self.control, self.number).map_err(|refusal| refusal.into_error(&what()))
     }
 }
 
-/// The numbers of the disks that the folder `names` records with the link `link`; disks that are gone may be
-/// among them.
-fn noted_under(names: &Path, link: &Path) -> Vec<u32> {
+/// The numbers of the disks that the folder `names` records with the link `link`; removed disks may be among them.
+fn numbers_of_link(names: &Path, link: &Path) -> Vec<u32> {
     let entries = std::fs::read_dir(names).into_iter().flatten().flatten();
-    let noted = entries.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == link));
-    noted.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("ublkb")?.parse().ok()).collect()
+    let entries_of_link =
+        entries.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == link));
+    entries_of_link
+        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("ublkb")?.parse().ok())
+        .collect()
 }
 
 fn remove(control: &Control, number: u32) -> std::result::Result<(), Refusal> {
-    control.tell(command::STOP_DEVICE, number, 0, TIMEOUT)?;
+    control.command(command::STOP_DEVICE, number, 0, TIMEOUT)?;
     control.delete(number)
 }
 
@@ -428,10 +428,13 @@ mod tests {
         );
         drop(mine);
         server.kill().expect("it is alive");
-        // It has no open files any more, and is not reaped yet.
+        // It has closed its files, and is not reaped yet.
         let mut words = server.stdout.take().expect("a pipe");
         words.read_to_end(&mut Vec::new()).expect("its end");
-        assert!(!is_served_elsewhere(&of(state::LIVE, pid), &channel), "the kernel has not noticed");
+        assert!(
+            !is_served_elsewhere(&of(state::LIVE, pid), &channel),
+            "the kernel still reports the device as live"
+        );
         server.wait().expect("it has ended");
         assert!(!is_served_elsewhere(&of(state::LIVE, 0), &channel), "the kernel does not report the server");
     }
@@ -448,9 +451,12 @@ mod tests {
         for (name, link) in links {
             std::os::unix::fs::symlink(link, folder.path().join(name)).expect("a link");
         }
-        assert_eq!(noted_under(folder.path(), Path::new("/dev/cbd0")), [3]);
-        assert_eq!(noted_under(folder.path(), Path::new("/dev/cbd2")), Vec::<u32>::new());
-        assert_eq!(noted_under(&folder.path().join("missing"), Path::new("/dev/cbd0")), Vec::<u32>::new());
+        assert_eq!(numbers_of_link(folder.path(), Path::new("/dev/cbd0")), [3]);
+        assert_eq!(numbers_of_link(folder.path(), Path::new("/dev/cbd2")), Vec::<u32>::new());
+        assert_eq!(
+            numbers_of_link(&folder.path().join("missing"), Path::new("/dev/cbd0")),
+            Vec::<u32>::new()
+        );
     }
 
     #[test]

@@ -1,18 +1,18 @@
-//! The export: a device in the kernel, the threads that serve it, and the link by which users know it.
+//! The export: a device in the kernel, the threads that serve it, and the link by which users access it.
 //!
-//! Invariants: started parts are stopped in reverse order, whichever step of the start failed; a stop ends
-//! within its timeout, even if the device below never answers; a device in use is stopped only with force. A
-//! device whose process is killed, or that is [left](Ublk::leave), stays, and its clients wait for the next
-//! [start](Ublk::start) with the same mark.
+//! Invariants: started parts are stopped in reverse order, whichever step of the start failed; a stop ends within its
+//! timeout, even if the device below never responds; a device in use is stopped only with force. A device whose process
+//! is killed, or that is [left](Ublk::leave), stays, and its clients wait for the next [start](Ublk::start) with the
+//! same mark.
 //!
 //! Elsewhere: the list of devices and their names.
 
 use crate::abi;
-use crate::device::{Device, Wish, disk_path};
-use crate::life::Order;
+use crate::device::{Device, DeviceRequest, disk_path};
 use crate::parameters::{self, TRANSFER_BYTES_MAX};
 use crate::service::{Service, ThreadSetup};
 use crate::tag::Tag;
+use crate::thread_control::Order;
 use cbd_export::BlockDevice;
 use cbd_export::link::{self, Link};
 use cbd_export::users::{self, BlockNode};
@@ -35,14 +35,14 @@ pub struct Options {
     pub tag: Tag,
     /// The link to create, such as `/dev/cbd0`.
     pub link: Option<PathBuf>,
-    /// A folder with a symbolic link from the name of the disk to [`link`](Self::link), created before the
-    /// disk appears: a udev rule derives from it which device the disk is.
+    /// A folder with a symbolic link from the name of the disk to [`link`](Self::link), created before the disk
+    /// appears: a udev rule finds there which device the disk is.
     pub names: Option<PathBuf>,
-    /// Queues at most, each with a thread. The kernel creates no more than there are processors, and
-    /// distributes the processors.
+    /// Queues at most, each with a thread. The kernel creates no more than there are processors, and distributes the
+    /// processors among the queues.
     pub queues: usize,
-    /// Requests of each queue that the daemon accepts at a time. Each takes 1 MiB of address space, and as
-    /// much memory as has been touched of it.
+    /// Requests of each queue that the daemon accepts at a time. Each takes 1 MiB of address space, and as much memory
+    /// as was accessed of it.
     pub depth: usize,
     /// Runs at the beginning of each thread.
     pub thread_setup: Option<ThreadSetup>,
@@ -78,48 +78,48 @@ impl std::fmt::Debug for Ublk {
 }
 
 impl Ublk {
-    /// Creates a device, or takes over the one that an earlier process left with the same mark, serves it and
-    /// creates the link.
+    /// Creates a device, or takes over the one that an earlier process left with the same mark, serves it and creates
+    /// the link.
     ///
     /// # Errors
-    /// The refused step, as text. A new device is removed then; one that was left keeps waiting.
+    /// The refused step, as text. A new device is then removed; a device that was taken over keeps its clients waiting.
     pub fn start(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
         let what = || format!("{} could not be exported through ublk", options.name);
-        Self::bring_up(device, options).context(what)
+        Self::start_device(device, options).context(what)
     }
 
-    fn bring_up(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
-        let wish = wish(device.as_ref(), options)?;
-        let kernel = Device::take_over_or_make(&wish)?;
+    fn start_device(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self> {
+        let request = request(device.as_ref(), options)?;
+        let kernel = Device::take_over_or_create(&request)?;
         let disk = disk_path(kernel.number());
-        let undo = Undo(Some(&kernel));
+        let removal = RemoveOnFailure(Some(&kernel));
         if let Some(link) = &options.link {
             link::may_be_made(link, Some(&disk))?;
         }
-        let name_link = note_name(options, &disk)?;
+        let name_link = record_name(options, &disk)?;
         let service = Service::start(&kernel, device, options.read_only, options.thread_setup.as_ref())?;
         let started = kernel.start().and_then(|()| kernel.disk_numbers());
         let numbers = match started {
             Ok(numbers) => numbers,
             Err(error) => {
                 if !kernel.is_taken_over() {
-                    // The start command may wait for replies that do not come; without a disk all slots end.
+                    // The start command may wait for replies that do not arrive; without a disk all slots end.
                     service.order(Order::Fail);
-                    drop(undo);
+                    drop(removal);
                 }
                 return Err(service
                     .failure()
                     .map_or(error, |failure| Error::new(ErrorKind::System, failure)));
             }
         };
-        undo.forget();
+        removal.cancel();
         let node = BlockNode { path: disk, device: numbers };
         let mut export = Self { device: kernel, service, node, link: None, name_link, running: true };
         match options.link.as_ref().map(|link| Link::create(link, &export.node.path)).transpose() {
             Ok(link) => export.link = link,
             Err(error) => {
                 if export.is_taken_over() {
-                    // Waiting clients keep waiting; a new device is removed by the drop.
+                    // Clients of a device that was taken over keep waiting; the drop removes a new device.
                     let _ = export.leave(DROP_TIMEOUT);
                 }
                 return Err(error);
@@ -149,17 +149,17 @@ impl Ublk {
     /// Queues, and the slots of each.
     #[must_use]
     pub const fn queues(&self) -> (u16, u16) {
-        let (queues, depth, _) = self.device.shape();
+        let (queues, depth, _) = self.device.dimensions();
         (queues, depth)
     }
 
-    /// Whether the disk is gone.
+    /// Whether the disk was removed.
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         !self.running
     }
 
-    /// Why the export has stopped serving although it was not asked to.
+    /// The error of a thread that stopped serving without an order.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         self.service.failure()
@@ -176,9 +176,8 @@ impl Ublk {
     /// Removes the device: link, disk and device, within about `timeout`.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if the device is in use and `mode` is not force; it stays available then. With
-    /// force, [`ErrorKind::TimedOut`] says that threads still wait for the device below; clients see errors
-    /// all the same.
+    /// [`ErrorKind::Busy`] if the device is in use and `mode` is not force; it then stays available. With force,
+    /// [`ErrorKind::TimedOut`] if threads still wait for the device below; clients see errors nevertheless.
     pub fn stop(&mut self, mode: StopMode, timeout: Duration) -> Result<()> {
         if !self.running {
             return Ok(());
@@ -206,12 +205,12 @@ impl Ublk {
         } else {
             self.link.take().iter().for_each(Link::remove);
             let stopped = self.stop_by_force(end);
-            return self.clear_away(end).and(stopped);
+            return self.remove_device(end).and(stopped);
         }
-        self.clear_away(end)
+        self.remove_device(end)
     }
 
-    /// Grants requests in flight half of the time; then they are answered with errors.
+    /// Lets requests in flight complete for half of the time; then they are answered with errors.
     fn stop_by_force(&self, end: Instant) -> Result<()> {
         let timeout = end.saturating_duration_since(Instant::now());
         std::thread::scope(|scope| {
@@ -219,8 +218,7 @@ impl Ublk {
             let device = &self.device;
             let stopping = std::thread::Builder::new().name("cbd-ublk-stop".to_owned());
             if stopping.spawn_scoped(scope, move || stopped.send(device.stop(timeout))).is_err() {
-                // Without a thread the half of the time cannot be awaited, so requests in flight fail at
-                // once.
+                // Without a thread there is no wait for half of the time, so requests in flight fail at once.
                 self.service.order(Order::Fail);
                 return device.stop(timeout);
             }
@@ -232,14 +230,14 @@ impl Ublk {
         })
     }
 
-    /// The disk is gone, and with it all slots: the threads end too, if the device below has no request in
-    /// flight.
-    fn clear_away(&mut self, end: Instant) -> Result<()> {
+    /// Removes the device after its disk. Without the disk all slots have ended, so the threads end as well, once the
+    /// device below has no request in flight.
+    fn remove_device(&mut self, end: Instant) -> Result<()> {
         self.running = false;
         let ended = self.service.join(end);
         self.device.delete();
         if let Some(name) = self.name_link.take() {
-            // An entry that stays is replaced when another disk gets the name.
+            // An entry that cannot be removed is replaced when another disk gets the name.
             let _ = std::fs::remove_file(name);
         }
         if ended {
@@ -249,13 +247,13 @@ impl Ublk {
         Err(Error::new(ErrorKind::TimedOut, text))
     }
 
-    /// Ends the threads and leaves the device: its clients wait until a process takes it over. Requests that
-    /// the device below executes are answered first, if that takes no longer than `timeout`; otherwise the
-    /// next process receives them again.
+    /// Ends the threads and leaves the device: its clients wait until a process takes it over. Requests that the device
+    /// below executes are answered first, if that takes no longer than `timeout`; otherwise the next process receives
+    /// them again.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if threads still wait for the device below: only the end of the process leaves
-    /// the device then.
+    /// [`ErrorKind::TimedOut`] if threads still wait for the device below; then the device is left only when the
+    /// process ends. the device then.
     pub fn leave(mut self, timeout: Duration) -> Result<()> {
         self.running = false;
         self.service.order(Order::Leave);
@@ -274,16 +272,16 @@ impl Drop for Ublk {
     }
 }
 
-/// Removes a device whose start failed. One that was taken over is left.
-struct Undo<'a>(Option<&'a Device>);
+/// Removes a device whose start failed, unless it was taken over.
+struct RemoveOnFailure<'a>(Option<&'a Device>);
 
-impl Undo<'_> {
-    fn forget(mut self) {
+impl RemoveOnFailure<'_> {
+    fn cancel(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Undo<'_> {
+impl Drop for RemoveOnFailure<'_> {
     fn drop(&mut self) {
         if let Some(device) = self.0.filter(|device| !device.is_taken_over()) {
             let _ = device.stop(DROP_TIMEOUT);
@@ -305,29 +303,29 @@ pub fn is_busy(node: &BlockNode, link: Option<&Path>) -> Result<Option<String>> 
         if let Some(sentence) = users::mounted_in_another_namespace(&part, link) {
             return Ok(Some(sentence));
         }
-        if let Some(who) = users::opened_by(part.device) {
-            return Ok(Some(format!("{} is open in {who}", link.unwrap_or(&part.path).display())));
+        if let Some(process) = users::opened_by(part.device) {
+            return Ok(Some(format!("{} is open in {process}", link.unwrap_or(&part.path).display())));
         }
     }
     Ok(None)
 }
 
-fn wish(device: &dyn BlockDevice, options: &Options) -> Result<Wish> {
+fn request(device: &dyn BlockDevice, options: &Options) -> Result<DeviceRequest> {
     let wrong = |text: String| Error::new(ErrorKind::InvalidArgument, text);
     let number = |value: usize, largest: usize, what: &str| {
         u16::try_from(value)
             .ok()
             .filter(|&value| value > 0 && usize::from(value) <= largest)
-            .ok_or_else(|| wrong(format!("{value} is no number of {what}; take 1 to {largest}")))
+            .ok_or_else(|| wrong(format!("{value} is not a number of {what}; use 1 to {largest}")))
     };
     let name = &options.name;
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if name.is_empty() || name.len() > 63 || name.starts_with('.') || !name.bytes().all(plain) {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > 63 || name.starts_with('.') || !name.bytes().all(allowed) {
         return Err(wrong(format!(
-            "{name:?} is no name for a device; take letters, digits, '-', '_' and '.'"
+            "{name:?} is not a name for a device; use letters, digits, '-', '_' and '.'"
         )));
     }
-    Ok(Wish {
+    Ok(DeviceRequest {
         tag: options.tag,
         queues: number(options.queues, abi::QUEUES_MAX, "queues")?,
         depth: number(options.depth, abi::DEPTH_MAX, "requests of a queue")?,
@@ -337,16 +335,16 @@ fn wish(device: &dyn BlockDevice, options: &Options) -> Result<Wish> {
 }
 
 /// Records which device the disk will be, for udev.
-fn note_name(options: &Options, disk: &Path) -> Result<Option<PathBuf>> {
+fn record_name(options: &Options, disk: &Path) -> Result<Option<PathBuf>> {
     let (Some(folder), Some(link), Some(name)) = (&options.names, &options.link, disk.file_name()) else {
         return Ok(None);
     };
-    let note = folder.join(name);
-    let failed = |error: &std::io::Error| cbd_export::system_error(note.display(), error);
+    let entry = folder.join(name);
+    let failed = |error: &std::io::Error| cbd_export::system_error(entry.display(), error);
     cbd_export::folders::own_folder(folder, 0o755)?;
-    match std::fs::remove_file(&note) {
+    match std::fs::remove_file(&entry) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(&error)),
-        _ => std::os::unix::fs::symlink(link, &note).map_err(|error| failed(&error))?,
+        _ => std::os::unix::fs::symlink(link, &entry).map_err(|error| failed(&error))?,
     }
-    Ok(Some(note))
+    Ok(Some(entry))
 }

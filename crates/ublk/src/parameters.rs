@@ -1,7 +1,7 @@
 //! The parameters of the disk, as reported to the kernel.
 //!
-//! Invariants: the parameters match the device's behaviour. Flushes and FUA writes are requested although a
-//! write is durable at its completion, because they delimit epochs.
+//! Invariants: the parameters match the device's behaviour. Flushes and FUA writes are requested although a write is
+//! durable at its completion, because they delimit epochs.
 
 use crate::abi::{Basic, Discard, Parameters, attribute, parameter};
 use cbd_types::{Error, ErrorKind, Geometry, Result};

@@ -1,7 +1,7 @@
 //! Converts the kernel's description of a request.
 //!
-//! Invariants: whatever a description contains, the result lies inside the device, is whole sectors, and fits
-//! the buffer of its slot; everything else is an error of that request alone.
+//! Invariants: whatever a description contains, the result lies inside the device, is whole sectors, and fits the
+//! buffer of its slot; everything else is an error of that request only.
 
 use crate::abi::{Description, operation};
 use crate::parameters::SECTOR;

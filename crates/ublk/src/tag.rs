@@ -1,7 +1,7 @@
 //! The mark that a device carries in the kernel: it identifies the daemon and the device.
 //!
 //! Invariants: two marks are equal only for the same device of the same daemon, as far as 32 bits of each can
-//! tell; the daemon's half is never zero, as it is in a device without a mark.
+//! distinguish them; the daemon's half is never zero, as it is in a device without a mark.
 
 /// The mark of a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -1,15 +1,15 @@
-//! The work of a thread that serves a queue: it takes requests from its slots, executes them through its own
-//! queue of the device, and answers them.
+//! The work of a thread that serves a queue: it takes requests from its slots, executes them through its own queue of
+//! the device, and answers them.
 //!
-//! Invariants: a request is answered once, through its slot, or left to the next server as a whole; a slot
-//! that waits for the device delays no other slot; nothing is allocated for a request, and one system call
-//! submits replies and waits for requests. An invalid description is an error of that request.
+//! Invariants: a request is answered once, through its slot, or left to the next server completely; a slot that waits
+//! for the device delays no other slot; nothing is allocated for a request, and one system call submits replies and
+//! waits for requests. An invalid description is an error of that request.
 //!
 //! Elsewhere: the start and end of the thread ([`crate::service`]).
 
-use crate::life::{Life, Order};
 use crate::request::{self, Task};
 use crate::ring::{Event, Ring};
+use crate::thread_control::{Order, ThreadControl};
 use cbd_export::{RequestQueue, system_error};
 use cbd_types::{AlignedBuffer, Completion, Error, ErrorKind, Geometry, Operation, Request, Result};
 use std::io;
@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// Requests that are taken before completed ones are answered.
 const BATCH: usize = 16;
 
-/// The ring's number of the next order.
+/// The watch number of the next order.
 const ORDER: u32 = 0;
-/// Its first number of the device queue's descriptors.
+/// The first watch number of the device queue's descriptors.
 const QUEUE: u32 = 1;
 /// Descriptors that are watched besides those of the device's queue.
 pub const WATCHES: usize = QUEUE as usize;
@@ -36,7 +36,7 @@ enum Slot {
     /// The device executes its request, which was already answered with an error.
     GivenUp,
     /// The kernel has ended it.
-    Over,
+    Ended,
 }
 
 /// The work of a thread.
@@ -45,11 +45,11 @@ pub struct Worker {
     queue: Box<dyn RequestQueue>,
     geometry: Geometry,
     read_only: bool,
-    life: Arc<Life>,
+    thread_control: Arc<ThreadControl>,
     /// The last order that was read.
     order: Order,
     slots: Vec<Slot>,
-    over: usize,
+    ended: usize,
     events: Vec<Event>,
     done: Vec<Completion>,
     descriptors: Vec<RawFd>,
@@ -62,7 +62,7 @@ impl Worker {
         queue: Box<dyn RequestQueue>,
         geometry: Geometry,
         read_only: bool,
-        life: Arc<Life>,
+        thread_control: Arc<ThreadControl>,
     ) -> Self {
         let depth = ring.depth();
         Self {
@@ -71,10 +71,10 @@ impl Worker {
             queue,
             geometry,
             read_only,
-            life,
+            thread_control,
             order: Order::Serve,
             slots: vec![Slot::Idle; depth],
-            over: 0,
+            ended: 0,
             events: Vec::with_capacity(depth + WATCHES),
             done: Vec::with_capacity(depth),
         }
@@ -85,8 +85,7 @@ impl Worker {
         self.ring
     }
 
-    /// Serves until all slots have ended, or until it was ordered to leave and the device has no request in
-    /// flight.
+    /// Serves until all slots have ended, or until it was ordered to leave and the device has no request in flight.
     ///
     /// # Errors
     /// When the kernel and this thread disagree about the protocol.
@@ -109,30 +108,30 @@ impl Worker {
     }
 
     fn is_finished(&self) -> bool {
-        let nothing_comes = self.over == self.slots.len() || self.order == Order::Leave;
-        nothing_comes && self.queue.parked() == 0
+        let no_more_requests = self.ended == self.slots.len() || self.order == Order::Leave;
+        no_more_requests && self.queue.parked() == 0
     }
 
     fn handle(&mut self, events: &[Event]) -> Result<()> {
-        let mut may_go_on = false;
+        let mut has_progress = false;
         for some in events.chunks(BATCH) {
             for &event in some {
                 match event {
                     Event::Slot(slot, 0) => self.take(slot, some.len() > 1)?,
                     Event::Slot(slot, result) => self.end(slot, result)?,
-                    Event::Watch(ORDER) => self.hear()?,
-                    Event::Watch(_) => may_go_on = true,
+                    Event::Watch(ORDER) => self.read_order()?,
+                    Event::Watch(_) => has_progress = true,
                 }
             }
             self.queue.unplug(&mut self.done);
-            self.settle()?;
+            self.answer_completed()?;
             if events.len() > BATCH {
                 self.ring.submit().map_err(|error| cannot_answer(&error))?;
             }
         }
-        if may_go_on {
+        if has_progress {
             self.queue.poll(&mut self.done);
-            self.settle()?;
+            self.answer_completed()?;
         }
         for &event in events {
             if let Event::Watch(watch) = event {
@@ -145,7 +144,7 @@ impl Worker {
     /// Arms the poll of a descriptor again.
     fn watch(&mut self, watch: u32) -> Result<()> {
         let descriptor = match watch {
-            ORDER => self.life.next_order(self.order),
+            ORDER => self.thread_control.later_order(self.order),
             queue => self.descriptors.get((queue - QUEUE) as usize).copied(),
         };
         let Some(descriptor) = descriptor else { return Ok(()) };
@@ -156,8 +155,8 @@ impl Worker {
 
     // -- in ------------------------------------------------------------------------------------------
 
-    /// Takes a request; with `among_others` the device may hold it back until the whole batch is taken.
-    fn take(&mut self, slot: usize, among_others: bool) -> Result<()> {
+    /// Takes a request; with `plugged` the device may hold it back until the whole batch is taken.
+    fn take(&mut self, slot: usize, plugged: bool) -> Result<()> {
         match self.order {
             Order::Serve => {}
             // The next server receives it.
@@ -167,12 +166,12 @@ impl Worker {
         }
         let Some(description) = self.ring.description(slot) else { return Ok(()) };
         match request::parse(&description, &self.geometry, self.read_only, self.ring.capacity()) {
-            Ok(task) => self.submit(slot, task, among_others),
+            Ok(task) => self.submit(slot, task, plugged),
             Err(errno) => self.answer(slot, -errno),
         }
     }
 
-    fn submit(&mut self, slot: usize, task: Task, among_others: bool) -> Result<()> {
+    fn submit(&mut self, slot: usize, task: Task, plugged: bool) -> Result<()> {
         let length = task.data_bytes();
         let buffer =
             if length == 0 { Some(AlignedBuffer::default()) } else { self.ring.take_buffer(slot, length) };
@@ -181,7 +180,7 @@ impl Worker {
         self.slots[slot] = Slot::Busy(task.operation, length as i32);
         let Task { operation, range, fua } = task;
         let request = Request { id: slot as u64, operation, range, fua, buffer };
-        if among_others {
+        if plugged {
             self.queue.submit_plugged(request, &mut self.done);
         } else {
             self.queue.submit(request, &mut self.done);
@@ -191,16 +190,16 @@ impl Worker {
 
     /// Handles a slot that the kernel has ended, or whose reply it refused.
     fn end(&mut self, slot: usize, result: i32) -> Result<()> {
-        if self.slots[slot] != Slot::Over {
-            self.slots[slot] = Slot::Over;
-            self.over += 1;
+        if self.slots[slot] != Slot::Ended {
+            self.slots[slot] = Slot::Ended;
+            self.ended += 1;
         }
         match -result {
             libc::ENODEV | libc::ECANCELED => Ok(()),
             errno => Err(Error::new(
                 ErrorKind::System,
                 format!(
-                    "the kernel's ublk driver does not go on with slot {slot}: {}",
+                    "the kernel's ublk driver ended slot {slot} with an error: {}",
                     io::Error::from_raw_os_error(errno)
                 ),
             )),
@@ -208,8 +207,8 @@ impl Worker {
     }
 
     /// Reads a new order.
-    fn hear(&mut self) -> Result<()> {
-        self.order = self.life.ordered();
+    fn read_order(&mut self) -> Result<()> {
+        self.order = self.thread_control.ordered();
         if self.order == Order::Fail {
             for slot in 0..self.slots.len() {
                 if let Slot::Busy(..) = self.slots[slot] {
@@ -217,9 +216,9 @@ impl Worker {
                     self.offer_again(slot, -libc::EIO)?;
                 }
             }
-            // Their clients have errors: a write that waits for space must not be executed later.
+            // The clients have received errors: a write that waits for space must not be executed later.
             self.queue.give_up(&mut self.done);
-            self.settle()?;
+            self.answer_completed()?;
         }
         Ok(())
     }
@@ -227,20 +226,20 @@ impl Worker {
     // -- out -----------------------------------------------------------------------------------------
 
     /// Answers the completed requests.
-    fn settle(&mut self) -> Result<()> {
+    fn answer_completed(&mut self) -> Result<()> {
         while let Some(Completion { id, result, buffer }) = self.done.pop() {
             let slot = usize::try_from(id).unwrap_or(usize::MAX);
             match self.slots.get(slot) {
                 Some(&Slot::Busy(operation, length)) => {
-                    let carries = matches!(operation, Operation::Read | Operation::Write);
-                    if carries {
+                    let has_data = matches!(operation, Operation::Read | Operation::Write);
+                    if has_data {
                         self.ring.put_buffer(slot, buffer);
                     }
                     self.answer(slot, result.map_or_else(|error| -error.errno(), |()| length))?;
                 }
-                // Its slot may have a new request by now, in another buffer.
+                // Its slot may already have a new request, in another buffer.
                 Some(Slot::GivenUp) => self.slots[slot] = Slot::Idle,
-                Some(Slot::Over) => {}
+                Some(Slot::Ended) => {}
                 Some(Slot::Idle) | None => {
                     debug_assert!(false, "the device completed request {id}, which it does not have");
                 }

@@ -1,4 +1,4 @@
-//! Measures the export alone: 4 KiB requests through rings in shared memory to a device that consists of memory.
+//! Measures the export itself: 4 KiB requests through rings in shared memory to a device that consists of memory.
 //!
 //! `cargo run --release -p cbd-vhost --example vhost_latency [SPIN_US]`
 //!
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = Options { spin_max: Duration::from_micros(spin), ..Options::default() };
     let server = Server::start(device, &path, options)?;
     let mut client = Client::connect(path.to_str().ok_or("the path of a socket is text")?)?;
-    // Every block once, so that no page is touched for the first time during the measurement.
+    // Writes every block once, so that no page is touched for the first time during the measurement.
     client.run(true, 16, |nth| nth, |nth, _| nth == SIZE as usize / BLOCK)?;
     for write in [true, false] {
         for depth in DEPTHS {
@@ -65,8 +65,8 @@ impl Client {
         Ok(Self { transport, queue, data })
     }
 
-    /// Keeps `depth` requests in flight until `last` is true for the number of begun requests; returns each latency in
-    /// ns.
+    /// Keeps `depth` requests in flight until `last` is true for the number of begun requests; returns the latency of
+    /// each in ns.
     fn run(
         &mut self,
         write: bool,

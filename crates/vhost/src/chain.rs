@@ -1,14 +1,14 @@
 //! A request in the guest's memory: a chain of descriptors, direct or in an indirect table.
 //!
-//! Invariants: a chain that was read is finite, in order (what the device reads, then what it writes), inside the
-//! guest's memory when it was read, and shorter than 4 GiB; any other chain is refused with a reason. Each descriptor
-//! is loaded once. The memory map can change afterwards, so copies check their addresses again.
+//! Invariants: a chain that was read is finite, in order (first what the device reads, then what it writes), inside the
+//! guest's memory at that time, and shorter than 4 GiB; any other chain is refused with a reason. Each descriptor is
+//! loaded once. The memory map can change afterwards, so copies check their addresses again.
 
 use crate::malformed;
 use cbd_types::Result;
 use vm_memory::{Address, ByteValued, Bytes, GuestAddress, GuestMemory, Permissions};
 
-/// Most descriptors of a chain. A ring has no more, and an indirect table needs no more.
+/// Most descriptors of a chain: as many as the largest ring has. An indirect table needs no more.
 const DESCRIPTORS_MAX: usize = 1024;
 const NEXT: u16 = virtio_bindings::virtio_ring::VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = virtio_bindings::virtio_ring::VRING_DESC_F_WRITE as u16;
@@ -24,7 +24,8 @@ struct Descriptor {
     next: u16,
 }
 
-// SAFETY: fields of integers without holes between them: any bytes are a descriptor, and it is only bytes.
+// SAFETY: the fields are integers without padding between them: any bytes are a descriptor, and a descriptor is only
+// bytes.
 unsafe impl ByteValued for Descriptor {}
 
 const DESCRIPTOR_SIZE: u64 = size_of::<Descriptor>() as u64;
@@ -124,15 +125,15 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Reads the chain that begins at `head` of the table at `table`, which has `size` descriptors. Reuses the memory
-    /// of the lists.
+    /// Reads the chain that begins at `head` of the table at `table`, which has `size` descriptors. The memory of the
+    /// lists is reused.
     pub(crate) fn read<M: GuestMemory>(
         &mut self,
         memory: &M,
         table: GuestAddress,
         size: u16,
         head: u16,
-        indirect_is_agreed: bool,
+        indirect_is_negotiated: bool,
     ) -> Result<()> {
         self.readable.clear();
         self.writable.clear();
@@ -142,7 +143,9 @@ impl Chain {
         let mut seen = 0;
         loop {
             if index >= size {
-                return Err(malformed(format!("a chain leads to descriptor {index} of a table of {size}")));
+                return Err(malformed(format!(
+                    "a chain continues at descriptor {index} of a table of {size}"
+                )));
             }
             seen += 1;
             // A chain without a loop visits each descriptor of its table at most once.
@@ -151,7 +154,7 @@ impl Chain {
             }
             let descriptor = load(memory, table, index)?;
             if descriptor.flags & INDIRECT != 0 {
-                if inside_indirect || !indirect_is_agreed || descriptor.flags & NEXT != 0 {
+                if inside_indirect || !indirect_is_negotiated || descriptor.flags & NEXT != 0 {
                     return Err(malformed(format!(
                         "descriptor {index} is indirect where that is not allowed (flags {:#x})",
                         descriptor.flags
@@ -232,7 +235,11 @@ mod tests {
             .expect("memory")
     }
 
-    fn lay(memory: &GuestMemoryMmap, table: GuestAddress, descriptors: &[(u64, u32, u16, u16)]) {
+    fn write_descriptors(
+        memory: &GuestMemoryMmap,
+        table: GuestAddress,
+        descriptors: &[(u64, u32, u16, u16)],
+    ) {
         for (index, &(address, length, flags, next)) in descriptors.iter().enumerate() {
             let at = GuestAddress(table.0 + 16 * index as u64);
             memory.write_obj(Descriptor { address, length, flags, next }, at).expect("inside");
@@ -246,14 +253,18 @@ mod tests {
 
     fn refusal(descriptors: &[(u64, u32, u16, u16)]) -> String {
         let memory = memory();
-        lay(&memory, TABLE, descriptors);
+        write_descriptors(&memory, TABLE, descriptors);
         read(&memory, 8, 0).expect_err("it is malformed").line()
     }
 
     #[test]
     fn a_chain_is_read_in_its_order() {
         let memory = memory();
-        lay(&memory, TABLE, &[(0x3000, 16, NEXT, 2), (0x5000, 1, WRITE, 0), (0x4000, 512, NEXT, 1)]);
+        write_descriptors(
+            &memory,
+            TABLE,
+            &[(0x3000, 16, NEXT, 2), (0x5000, 1, WRITE, 0), (0x4000, 512, NEXT, 1)],
+        );
         let chain = read(&memory, 8, 0).expect("a chain");
         assert_eq!((chain.readable.len(), chain.writable.len()), (528, 1));
         assert_eq!(chain.readable.list[1], Segment { address: GuestAddress(0x4000), length: 512 });
@@ -262,11 +273,11 @@ mod tests {
     #[test]
     fn an_indirect_table_is_read_after_direct_descriptors() {
         let memory = memory();
-        lay(&memory, TABLE, &[(0x3000, 16, NEXT, 1), (0x8000, 32, INDIRECT, 0)]);
-        lay(&memory, GuestAddress(0x8000), &[(0x4000, 512, NEXT, 1), (0x5000, 1, WRITE, 0)]);
+        write_descriptors(&memory, TABLE, &[(0x3000, 16, NEXT, 1), (0x8000, 32, INDIRECT, 0)]);
+        write_descriptors(&memory, GuestAddress(0x8000), &[(0x4000, 512, NEXT, 1), (0x5000, 1, WRITE, 0)]);
         let chain = read(&memory, 8, 0).expect("a chain");
         assert_eq!((chain.readable.len(), chain.writable.len()), (528, 1));
-        let refused = Chain::default().read(&memory, TABLE, 8, 0, false).expect_err("not agreed").line();
+        let refused = Chain::default().read(&memory, TABLE, 8, 0, false).expect_err("not negotiated").line();
         assert!(refused.contains("indirect"), "{refused}");
     }
 
@@ -277,9 +288,9 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_leads_to_itself_is_refused() {
+    fn a_table_that_refers_to_itself_is_refused() {
         let memory = memory();
-        lay(&memory, TABLE, &[(TABLE.0, 128, INDIRECT, 0)]);
+        write_descriptors(&memory, TABLE, &[(TABLE.0, 128, INDIRECT, 0)]);
         assert!(read(&memory, 8, 0).expect_err("indirect twice").line().contains("indirect"));
     }
 
@@ -297,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_the_guests_is_refused() {
+    fn addresses_outside_the_guests_memory_are_refused() {
         for (address, length) in
             [(0x1_0000, 1), (0xFFFF, 2), (u64::MAX, 1), (u64::MAX - 15, u32::MAX), (0x2_0FFF, 2)]
         {
@@ -310,24 +321,24 @@ mod tests {
     }
 
     #[test]
-    fn readable_descriptors_come_before_writable_ones() {
+    fn a_readable_descriptor_behind_a_writable_one_is_refused() {
         assert!(refusal(&[(0x3000, 16, NEXT | WRITE, 1), (0x4000, 16, 0, 0)]).contains("behind"));
     }
 
     #[test]
     fn a_long_chain_of_huge_descriptors_is_refused() {
-        // The guest has 64 KiB; a table may name the same bytes many times.
+        // The guest has 64 KiB of table; the table may name the same bytes many times.
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 64 << 20)]).expect("memory");
-        lay(&memory, TABLE, &[(0x10_0000, 16 * 1024, INDIRECT, 0)]);
+        write_descriptors(&memory, TABLE, &[(0x10_0000, 16 * 1024, INDIRECT, 0)]);
         let table = (0..1024).map(|index| (0, 63 << 20, NEXT, index + 1)).collect::<Vec<_>>();
-        lay(&memory, GuestAddress(0x10_0000), &table);
+        write_descriptors(&memory, GuestAddress(0x10_0000), &table);
         assert!(read(&memory, 8, 0).expect_err("too long").line().contains("4 GiB"));
     }
 
     #[test]
-    fn copies_cross_the_borders_of_segments() {
+    fn copies_span_several_segments() {
         let memory = memory();
-        lay(&memory, TABLE, &[(0x3000, 5, NEXT, 1), (0x4000, 0, NEXT, 2), (0x5000, 7, 0, 0)]);
+        write_descriptors(&memory, TABLE, &[(0x3000, 5, NEXT, 1), (0x4000, 0, NEXT, 2), (0x5000, 7, 0, 0)]);
         let chain = read(&memory, 8, 0).expect("a chain");
         chain.readable.store(&memory, 3, b"abcdef").expect("stored");
         let mut both = [0; 4];

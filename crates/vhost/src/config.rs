@@ -6,7 +6,7 @@
 use cbd_types::{Geometry, Operation};
 use virtio_bindings::{virtio_blk as blk, virtio_config, virtio_ring};
 
-/// The protocol's sector in bytes, independent of the device's sector size.
+/// The protocol's sector in bytes, whatever the device's sector size.
 pub(crate) const SECTOR: u64 = 512;
 /// Most data descriptors of a request (`seg_max`): a typical ring of 128 has two more for head and status.
 const SEGMENTS_MAX: u32 = 126;
@@ -14,9 +14,9 @@ const SEGMENTS_MAX: u32 = 126;
 pub(crate) const RANGES_MAX: u32 = 32;
 /// Most sectors of each range: 2 GiB.
 const RANGE_SECTORS_MAX: u32 = 4 << 20;
-/// Bytes of the configuration space that have a meaning.
+/// Bytes of the configuration space that are defined.
 const SIZE: usize = 60;
-/// Offset of the cache mode in it.
+/// Offset of the cache mode in the configuration space.
 pub(crate) const WRITE_CACHE: u32 = 32;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`, a vhost-user bit among the device's feature bits.
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_durable_at_once_unless_flushes_are_agreed() {
+    fn writes_are_durable_at_once_unless_flushes_are_negotiated() {
         assert!(DeviceConfig::writes_through(0, true));
         assert!(DeviceConfig::writes_through(CACHE_MODE, true));
         assert!(!DeviceConfig::writes_through(FLUSH, false));

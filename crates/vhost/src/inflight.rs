@@ -2,18 +2,18 @@
 //! next server.
 //!
 //! The layout is the protocol's for split rings ("Inflight I/O tracking" in QEMU's vhost-user specification): for each
-//! ring a head of 16 bytes and 16 for each descriptor. A front end asks for rings of the size that it offers, but a
-//! guest may choose a larger one (the BIOS of QEMU's machines does), so there is always room for the largest. The order
-//! of the stores makes it safe to kill the server at any point:
+//! ring a head of 16 bytes and 16 for each descriptor. A front end requests memory for rings of the size that it
+//! offers, but a guest may choose a larger ring (the BIOS of QEMU's machines does), so there is always room for the
+//! largest. The order of the stores makes it safe to kill the server at any point:
 //!
 //! 1. a request is taken: its counter is stored, then its mark;
 //! 2. it is answered: it is recorded as the last answered, its answer is stored in the used ring, the ring's index is
 //!    incremented;
 //! 3. its mark is cleared, and the used index is recorded here.
 //!
-//! If the server is killed before step 2 incremented the index, the request is still marked and is executed again. This
-//! has the same effect as once, since the guest has seen no answer. If it is killed before the end of step 3, the index
-//! recorded here is behind the ring's, and the last answered request is done.
+//! If the server is killed before step 2 incremented the index, the request is still marked and is executed again. That
+//! has the effect of one execution, since the guest has seen no answer. If it is killed before the end of step 3, the
+//! index recorded here is behind the ring's, and recovery clears the mark of the last answered request.
 //!
 //! Invariants: recorded values are checked against their bounds; the used ring's own index is authoritative.
 
@@ -51,7 +51,7 @@ pub(crate) struct Area {
     mapping: MmapRegion,
     queues: u16,
     /// Bytes of each ring's part.
-    each: usize,
+    part_bytes: usize,
 }
 
 const fn ring_bytes(queue_size: u16) -> usize {
@@ -65,7 +65,7 @@ pub(crate) const fn bytes(queues: u16) -> u64 {
 
 impl Area {
     /// New memory, and the file that the front end is to preserve.
-    pub(crate) fn fresh(queues: u16) -> Result<(Self, File)> {
+    pub(crate) fn create(queues: u16) -> Result<(Self, File)> {
         let size = bytes(queues);
         let file = system::sealed_memory(size)?;
         let kept = file.try_clone().map_err(|error| {
@@ -81,18 +81,18 @@ impl Area {
             |why: String| malformed(format!("the memory for requests in flight cannot be used: {why}"));
         let share = size.checked_div(u64::from(queues)).unwrap_or(0);
         // Bytes beyond those that the largest ring needs are not used.
-        let each = share.min(ring_bytes(RING_MAX) as u64) as usize / ALIGNMENT * ALIGNMENT;
-        if each < ring_bytes(queue_size.max(1)) {
+        let part_bytes = share.min(ring_bytes(RING_MAX) as u64) as usize / ALIGNMENT * ALIGNMENT;
+        if part_bytes < ring_bytes(queue_size.max(1)) {
             return Err(refused(format!("{size} bytes for {queues} rings of {queue_size}")));
         }
-        let bytes = usize::from(queues) * each;
+        let bytes = usize::from(queues) * part_bytes;
         check_size(&file, offset, bytes as u64).map_err(refused)?;
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
             .map_err(|error| refused(error.to_string()))?;
-        // SAFETY: `Area` drops the mapping after this; it is reached by atomics alone, and is the front end's too, which may change it
+        // SAFETY: `Area` drops the mapping after this; all accesses are atomic, and the front end may change the memory
         // at any time.
         let guard = unsafe { Registration::of_zeroes(mapping.as_ptr() as usize, mapping.size()) }?;
-        Ok(Self { guard, mapping, queues, each })
+        Ok(Self { guard, mapping, queues, part_bytes })
     }
 }
 
@@ -108,13 +108,13 @@ pub(crate) struct Ring {
 impl Ring {
     /// The part of ring `index`, whose size is `size`.
     pub(crate) fn new(area: &Arc<Area>, index: usize, size: u16) -> Result<Self> {
-        if index >= usize::from(area.queues) || ring_bytes(size) > area.each {
+        if index >= usize::from(area.queues) || ring_bytes(size) > area.part_bytes {
             return Err(malformed(format!(
                 "ring {index} of {size} has no room among requests in flight of {} rings with {} bytes each",
-                area.queues, area.each
+                area.queues, area.part_bytes
             )));
         }
-        let begin = index * area.each;
+        let begin = index * area.part_bytes;
         Ok(Self { area: Arc::clone(area), begin, size, counter: 0 })
     }
 
@@ -166,7 +166,7 @@ impl Ring {
     }
 
     /// Step 1: the request is taken.
-    pub(crate) fn take(&mut self, head: u16) -> Result<()> {
+    pub(crate) fn mark_taken(&mut self, head: u16) -> Result<()> {
         let entry = self.entry(head);
         self.store(entry + COUNTER_AT, self.counter)?;
         self.counter = self.counter.wrapping_add(1);
@@ -174,14 +174,14 @@ impl Ring {
     }
 
     /// Step 2: its answer is about to be stored in the used ring.
-    pub(crate) fn answer(&mut self, head: u16) -> Result<()> {
+    pub(crate) fn begin_answer(&mut self, head: u16) -> Result<()> {
         let last = self.load::<u16>(LAST_ANSWERED_AT)?;
         self.store(self.entry(head) + NEXT_AT, last)?;
         self.store(LAST_ANSWERED_AT, head)
     }
 
     /// Step 3: its answer is stored, and the used ring's index is `used` now.
-    pub(crate) fn answered(&mut self, head: u16, used: u16) -> Result<()> {
+    pub(crate) fn finish_answer(&mut self, head: u16, used: u16) -> Result<()> {
         self.store(self.entry(head) + MARK_AT, 0_u8)?;
         self.store(USED_INDEX_AT, used)
     }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     fn ring() -> Ring {
-        let (area, _file) = Area::fresh(2).expect("an area");
+        let (area, _file) = Area::create(2).expect("an area");
         let mut ring = Ring::new(&Arc::new(area), 1, 8).expect("its ring");
         assert!(ring.recover(65_535).expect("fresh").is_empty());
         ring
@@ -238,31 +238,31 @@ mod tests {
     fn unanswered_requests_are_found_in_the_order_of_submission() {
         let mut ring = ring();
         for head in [5, 2, 7, 0] {
-            ring.take(head).expect("noted");
+            ring.mark_taken(head).expect("recorded");
         }
-        ring.answer(2).expect("noted");
-        ring.answered(2, 0).expect("noted");
+        ring.begin_answer(2).expect("recorded");
+        ring.finish_answer(2, 0).expect("recorded");
         let mut next = successor(&ring);
         assert_eq!(next.recover(0).expect("found"), [5, 7, 0]);
-        // New requests come after them.
-        next.take(1).expect("noted");
+        // New requests follow them.
+        next.mark_taken(1).expect("recorded");
         assert_eq!(successor(&ring).recover(0).expect("found"), [5, 7, 0, 1]);
     }
 
     #[test]
     fn a_server_killed_before_it_published_an_answer_executes_the_request_again() {
         let mut ring = ring();
-        ring.take(3).expect("noted");
-        ring.answer(3).expect("noted");
+        ring.mark_taken(3).expect("recorded");
+        ring.begin_answer(3).expect("recorded");
         assert_eq!(successor(&ring).recover(65_535).expect("found"), [3]);
     }
 
     #[test]
     fn a_server_killed_after_it_published_an_answer_does_not_execute_the_request_again() {
         let mut ring = ring();
-        ring.take(3).expect("noted");
-        ring.take(4).expect("noted");
-        ring.answer(3).expect("noted");
+        ring.mark_taken(3).expect("recorded");
+        ring.mark_taken(4).expect("recorded");
+        ring.begin_answer(3).expect("recorded");
         assert_eq!(successor(&ring).recover(0).expect("found"), [4]);
         // The next recovery finds the same.
         assert_eq!(successor(&ring).recover(0).expect("found"), [4]);
@@ -270,13 +270,13 @@ mod tests {
 
     #[test]
     fn parts_of_rings_do_not_overlap() {
-        let (area, _file) = Area::fresh(2).expect("an area");
+        let (area, _file) = Area::create(2).expect("an area");
         let area = Arc::new(area);
         let mut rings = [0, 1].map(|index| Ring::new(&area, index, 8).expect("its ring"));
         for ring in &mut rings {
             ring.recover(0).expect("fresh");
         }
-        rings[0].take(7).expect("noted");
+        rings[0].mark_taken(7).expect("recorded");
         assert!(successor(&rings[1]).recover(0).expect("found").is_empty());
         assert!(Ring::new(&area, 2, 8).is_err());
         assert!(Ring::new(&area, 0, RING_MAX).is_ok());
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_size_of_a_rings_part_follows_from_the_size_of_the_memory() {
-        let (_, file) = Area::fresh(2).expect("an area");
+        let (_, file) = Area::create(2).expect("an area");
         let open = |bytes| Area::open(file.try_clone().expect("a file"), 0, bytes, 2, 8).map(Arc::new);
         // The size that a server allocates for exactly the announced rings: 16 bytes and 8 times 16, rounded up to a
         // multiple of 64.
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_too_small_is_refused() {
-        let (_, file) = Area::fresh(1).expect("an area");
+        let (_, file) = Area::create(1).expect("an area");
         for (offset, size, queues) in
             [(0, 192, 2), (1 << 20, 192, 1), (0, 100, 1), (u64::MAX, 192, 1), (0, 192, 0)]
         {

@@ -1,9 +1,9 @@
 //! The guest's memory: mappings of the files that a front end handed over.
 //!
-//! Invariants: pieces do not overlap; a piece is no larger than its file was when it was mapped; a later
-//! truncation of the file is detected ([`GuestMap::check`]); the memory is only reached by copies and atomics, never by
+//! Invariants: pieces do not overlap; a piece is no larger than its file was when it was mapped; a later truncation of
+//! the file is detected ([`GuestMap::check`]); the memory is accessed only by copies and atomics, never through a
 //! reference; the sizes of all pieces are counted before anything is mapped, for this front end and for all of them
-//! together ([`Bounds`]): address space that front ends use up is missing for threads and buffers of everybody else.
+//! together ([`MemoryLimits`]): address space that front ends use is not available for threads and buffers.
 
 use crate::malformed;
 use crate::threads::name_of;
@@ -15,7 +15,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
-/// Most pieces of one guest: as many as a message of the protocol can carry.
+/// Most pieces of one guest: as many as a message of the protocol can hold.
 pub(crate) const PIECES_MAX: usize = 32;
 
 /// A piece of memory as the front end describes it.
@@ -33,15 +33,15 @@ pub(crate) struct Piece {
 
 /// Limits on the memory that front ends may hand over.
 #[derive(Clone, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct MemoryLimits {
     /// Most bytes of one front end.
     pub(crate) each: u64,
     /// Most bytes of all front ends together.
     pub(crate) all: Arc<Budget>,
 }
 
-impl Bounds {
-    /// Refuses pieces that are too large together, before any of them is mapped.
+impl MemoryLimits {
+    /// Refuses pieces that are too large in total, before any of them is mapped.
     fn check(&self, pieces: impl Iterator<Item = Piece>) -> Result<()> {
         let sum = pieces.fold(0, |sum: u64, piece| sum.saturating_add(piece.size));
         if sum <= self.each {
@@ -77,7 +77,7 @@ impl Bounds {
 #[derive(Debug)]
 struct Mapped {
     piece: Piece,
-    // In this order: the address range is deregistered, then unmapped, then no longer accounted.
+    // In this order: the address range is deregistered, then unmapped, then no longer counted.
     guard: Registration,
     region: Arc<GuestRegionMmap>,
     _share: Share,
@@ -98,21 +98,21 @@ impl GuestMap {
     }
 
     /// A map of these pieces.
-    pub(crate) fn new(pieces: Vec<(Piece, File)>, bounds: &Bounds) -> Result<Self> {
+    pub(crate) fn new(pieces: Vec<(Piece, File)>, limits: &MemoryLimits) -> Result<Self> {
         let losses = cbd_guard::losses();
         check_count(pieces.len())?;
-        bounds.check(pieces.iter().map(|(piece, _)| *piece))?;
+        limits.check(pieces.iter().map(|(piece, _)| *piece))?;
         let mapped =
-            pieces.into_iter().map(|(piece, file)| map(piece, file, bounds)).collect::<Result<_>>()?;
+            pieces.into_iter().map(|(piece, file)| map(piece, file, limits)).collect::<Result<_>>()?;
         Self::of(mapped, losses)
     }
 
     /// The same map with one more piece.
-    pub(crate) fn with(&self, piece: Piece, file: File, bounds: &Bounds) -> Result<Self> {
+    pub(crate) fn with(&self, piece: Piece, file: File, limits: &MemoryLimits) -> Result<Self> {
         check_count(self.mapped.len() + 1)?;
-        bounds.check(self.mapped.iter().map(|mapped| mapped.piece).chain([piece]))?;
+        limits.check(self.mapped.iter().map(|mapped| mapped.piece).chain([piece]))?;
         let mut mapped = self.mapped.clone();
-        mapped.push(map(piece, file, bounds)?);
+        mapped.push(map(piece, file, limits)?);
         Self::of(mapped, self.losses)
     }
 
@@ -169,8 +169,8 @@ impl GuestMap {
         })
     }
 
-    /// Fails if some of the memory was lost: bytes that were read from it since may be zeroes that the guest did not
-    /// write.
+    /// Fails if some of the memory was lost: bytes that were read from it since then may be zeroes that the guest did
+    /// not write.
     pub(crate) fn check(&self) -> Result<()> {
         if cbd_guard::losses() == self.losses {
             return Ok(());
@@ -195,7 +195,7 @@ fn check_count(pieces: usize) -> Result<()> {
     Ok(())
 }
 
-fn map(piece: Piece, file: File, bounds: &Bounds) -> Result<Arc<Mapped>> {
+fn map(piece: Piece, file: File, limits: &MemoryLimits) -> Result<Arc<Mapped>> {
     let refused = |why: String| {
         malformed(format!(
             "{} bytes of memory at {:#x} of the guest cannot be mapped: {why}",
@@ -207,19 +207,19 @@ fn map(piece: Piece, file: File, bounds: &Bounds) -> Result<Arc<Mapped>> {
         return Err(refused("its address range in the front end exceeds the address space".into()));
     }
     check_size(&file, piece.offset, piece.size).map_err(refused)?;
-    let share = bounds.take(piece)?;
+    let share = limits.take(piece)?;
     let mapping = MmapRegion::from_file(FileOffset::new(file, piece.offset), size)
         .map_err(|error| refused(error.to_string()))?;
     let region = GuestRegionMmap::new(mapping, GuestAddress(piece.guest))
         .ok_or_else(|| refused("its range in the file overflows".into()))?;
-    // SAFETY: `Mapped` drops the mapping after this; it is reached by volatile copies and atomics alone, and is the guest's, which
-    // may change it at any time.
+    // SAFETY: `Mapped` drops the mapping after this; all accesses are volatile copies or atomic, and the guest may
+    // change the memory at any time.
     let guard = unsafe { Registration::of_zeroes(region.as_ptr() as usize, region.size()) }?;
     debug_assert_eq!(region.len(), piece.size);
     Ok(Arc::new(Mapped { piece, guard, region: Arc::new(region), _share: share }))
 }
 
-/// Checks that a file has `size` bytes at `offset`; not for devices, which do not report a size.
+/// Checks that a file has `size` bytes at `offset`. Devices, which do not report a size, are not checked.
 pub(crate) fn check_size(file: &File, offset: u64, size: u64) -> std::result::Result<(), String> {
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     let end = offset.checked_add(size).ok_or("its range in the file overflows")?;

@@ -1,7 +1,7 @@
 //! The messages of the protocol, one method each: their contents are passed to the [`Session`].
 //!
-//! Invariants: requests for features that are not offered are refused; the reason of a refusal is stored in the
-//! session, since the protocol carries none.
+//! Invariants: requests for features that are not offered are refused; the session stores the reason of a refusal,
+//! since the protocol transfers none.
 
 use crate::malformed;
 use crate::memory::{PIECES_MAX, Piece};
@@ -33,7 +33,7 @@ impl Session {
     }
 
     fn not_offered<T>(&mut self, what: &str) -> Answer<T> {
-        self.answer(Err(malformed(format!("the front end asks for {what}, which is not offered"))))
+        self.answer(Err(malformed(format!("the front end requests {what}, which is not offered"))))
     }
 }
 
@@ -65,7 +65,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_features(&mut self, features: u64) -> Answer<()> {
-        let result = self.agree(features);
+        let result = self.negotiate(features);
         self.answer(result)
     }
 
@@ -161,14 +161,19 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Answer<(VhostUserInflight, File)> {
-        let result = self.make_inflight(wanted.num_queues, wanted.queue_size);
+        let result = self.create_inflight(wanted.num_queues, wanted.queue_size);
         let (bytes, file) = self.answer(result)?;
         Ok((VhostUserInflight::new(bytes, 0, wanted.num_queues, wanted.queue_size), file))
     }
 
-    fn set_inflight_fd(&mut self, kept: &VhostUserInflight, file: File) -> Answer<()> {
-        let result =
-            self.take_inflight(file, kept.mmap_offset, kept.mmap_size, kept.num_queues, kept.queue_size);
+    fn set_inflight_fd(&mut self, preserved: &VhostUserInflight, file: File) -> Answer<()> {
+        let result = self.adopt_inflight(
+            file,
+            preserved.mmap_offset,
+            preserved.mmap_size,
+            preserved.num_queues,
+            preserved.queue_size,
+        );
         self.answer(result)
     }
 

@@ -1,7 +1,7 @@
 //! Validation of a chain as a request to the device.
 //!
 //! Invariants: a valid request consists of whole sectors inside the device and has as much data as its ranges; an
-//! invalid one is answered with its status; one without room for a status is an error that stops its ring.
+//! invalid one is answered with its status; if it has no room for a status, that is an error that stops its ring.
 
 use crate::chain::Chain;
 use crate::config::{DeviceConfig, RANGES_MAX, SECTOR};
@@ -36,7 +36,7 @@ impl Status {
     }
 }
 
-/// The action for a request.
+/// What a request asks the server to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Task {
     /// An operation of the device, range after range; a flush has one empty range.

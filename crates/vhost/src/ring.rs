@@ -1,7 +1,5 @@
-//! One ring without a front end, for callers that have mapped a guest's memory already and serve its requests on their
-//! own thread.
-//!
-//! Invariants: the ring uses the same code as the ring of a front end (`worker`, `memory`).
+//! One ring without a front end, for callers that have mapped a guest's memory themselves and serve its requests on
+//! their own thread. The code is that of a front end's ring (`worker`, `memory`).
 
 use crate::memory::{GuestMap, Piece};
 use crate::server::Options;
@@ -41,7 +39,7 @@ pub struct GuestRing {
 }
 
 /// Executes the requests in `ring` on the calling thread, until the ring is empty or about `most` requests were taken:
-/// a guest could add requests for ever.
+/// a guest could add requests forever.
 ///
 /// # Errors
 /// The memory cannot be mapped, or the guest violates the protocol; then the ring is not accessed any more.
@@ -56,7 +54,7 @@ pub fn serve_ring(
         let GuestPiece { file, offset, address, size } = given;
         (Piece { guest: address, size, front_end: address, offset }, file)
     };
-    let memory = Arc::new(GuestMap::new(memory.into_iter().map(piece).collect(), &options.bounds())?);
+    let memory = Arc::new(GuestMap::new(memory.into_iter().map(piece).collect(), &options.memory_limits())?);
     let setup = Setup {
         index: 0,
         size: ring.size,
@@ -64,7 +62,7 @@ pub fn serve_ring(
         base: 0,
         features: ring.features,
     };
-    // No client kicks: only the requests that are in the ring now are served.
+    // No client kicks: only the requests that are in the ring at this moment are served.
     let silent = File::open("/dev/null").map_err(|error| {
         Error::new(ErrorKind::System, "cannot open /dev/null in place of a kick descriptor").caused_by(error)
     })?;
@@ -76,5 +74,5 @@ pub fn serve_ring(
         device.open_queue()?,
         None,
     )?;
-    worker.run_dry(most)
+    worker.run_until_empty(most)
 }

@@ -1,12 +1,12 @@
 //! The server: one device at one socket, one front end at a time.
 //!
-//! Invariants: after a front end disconnected the next can connect, and waits for a moment if it is early; a
-//! front end that connects while another is connected is refused; [`Server::stop`] is bounded in time and completes
-//! what is in flight.
+//! Invariants: after a front end disconnected the next can connect, and waits for a limited time if the disconnection
+//! is not complete; a front end that connects while another is connected is refused; [`Server::stop`] is bounded in
+//! time and completes the requests in flight.
 //!
-//! Elsewhere: the messages of a front end (`messages`, `session`), and when a server is started or stopped.
+//! Elsewhere: the messages of a front end (`messages`, `session`).
 
-use crate::memory::Bounds;
+use crate::memory::MemoryLimits;
 use crate::session::Session;
 use crate::threads::Threads;
 use cbd_export::budget::Budget;
@@ -27,10 +27,10 @@ use std::thread;
 use std::time::Duration;
 use vhost::vhost_user::{BackendReqHandler, Error as Refusal};
 
-/// Time limit for the first message of a front end.
+/// Timeout for the first message of a front end.
 const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a front end waits for the end of the previous one.
-const HANDOVER: Duration = Duration::from_secs(2);
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of attempts to accept while the process has no free descriptor.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// Time that a stop waits for threads beyond the time that rings have to finish.
@@ -60,8 +60,9 @@ pub enum Notice<'a> {
     Connected,
     /// A front end connected while another was connected; it was refused.
     Refused,
-    /// A front end was refused because the backing device still has requests of the last one, which is gone.
-    TooEarly,
+    /// A front end was refused because the backing device still has requests of the previous one, which has
+    /// disconnected.
+    DeviceBusy,
     /// A front end disconnected; in order if there is no error.
     Ended {
         /// The error, if it did not disconnect in order.
@@ -76,7 +77,7 @@ pub enum Notice<'a> {
     },
     /// Front ends cannot be accepted for now.
     CannotAccept {
-        /// Why not.
+        /// The reason.
         error: &'a Error,
     },
 }
@@ -86,7 +87,7 @@ pub enum Notice<'a> {
 pub struct Options {
     /// The device's name; its first 20 bytes are the serial number in the guest.
     pub name: String,
-    /// Refuse what changes the device.
+    /// Refuse requests that change the device.
     pub read_only: bool,
     /// Most rings of a front end; each has a thread while it is in use.
     pub queues_max: u16,
@@ -104,7 +105,7 @@ pub struct Options {
     pub stop_timeout: Duration,
     /// Called on each thread that serves data.
     pub thread_setup: Option<ThreadSetup>,
-    /// Told what happens.
+    /// Called for events of the server.
     pub observer: Option<Observer>,
 }
 
@@ -137,8 +138,8 @@ impl fmt::Debug for Options {
 }
 
 impl Options {
-    pub(crate) fn bounds(&self) -> Bounds {
-        Bounds { each: self.guest_memory_max, all: Arc::clone(&self.guest_memory) }
+    pub(crate) fn memory_limits(&self) -> MemoryLimits {
+        MemoryLimits { each: self.guest_memory_max, all: Arc::clone(&self.guest_memory) }
     }
 
     pub(crate) fn notify(&self, notice: &Notice<'_>) {
@@ -165,12 +166,12 @@ struct Shared {
     /// Signalled when serving has ended, and never cleared.
     finished: Event,
     connected: AtomicBool,
-    /// The front end has disconnected, and the device still has requests of it.
-    settling: AtomicBool,
-    /// The running threads, to report what they wait for.
+    /// The front end has disconnected, and the device still has its requests.
+    completing: AtomicBool,
+    /// The running threads, to report what they wait for if they do not end in time.
     threads: Arc<Threads>,
     /// The front end's socket, to shut it down.
-    present: Mutex<Option<UnixStream>>,
+    front_end: Mutex<Option<UnixStream>>,
 }
 
 impl fmt::Debug for Server {
@@ -199,12 +200,6 @@ impl Server {
         Ok(Self { shared, path: path.to_owned(), acceptor: Some(acceptor) })
     }
 
-    /// The path of the server's socket.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Whether a front end is connected.
     #[must_use]
     pub fn is_connected(&self) -> bool {
@@ -224,7 +219,7 @@ impl Server {
     fn shut_down(&mut self) -> Result<()> {
         let Some(acceptor) = self.acceptor.take() else { return Ok(()) };
         self.shared.stop.signal();
-        self.shared.hang_up();
+        self.shared.shut_down_front_end();
         let timeout = self.shared.options.stop_timeout + STOP_GRACE;
         if cbd_export::wait_any(&[self.shared.finished.descriptor()], Some(timeout))?.is_none() {
             return Err(Error::new(
@@ -232,7 +227,7 @@ impl Server {
                 format!(
                     "the vhost-user server at {} did not end in time: {}",
                     self.path.display(),
-                    self.shared.threads.waits()
+                    self.shared.threads.describe_waits()
                 ),
             ));
         }
@@ -255,14 +250,15 @@ struct Listener {
     socket: Socket,
 }
 
-/// Serves one front end on a connected socket, on the calling thread until the front end disconnects; there is no way
-/// to stop it.
+/// Serves one front end on a connected socket, on the calling thread until the front end disconnects; it cannot be
+/// stopped.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end in order.
+/// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end
+/// in order.
 pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: UnixStream, options: Options) -> Result<()> {
     let shared = Shared::new(device, options)?;
-    converse(&shared, socket)
+    serve_front_end(&shared, socket)
 }
 
 impl Shared {
@@ -283,19 +279,19 @@ impl Shared {
             ended: Event::new()?,
             finished: Event::new()?,
             connected: AtomicBool::new(false),
-            settling: AtomicBool::new(false),
+            completing: AtomicBool::new(false),
             threads: Arc::default(),
-            present: Mutex::default(),
+            front_end: Mutex::default(),
         }))
     }
 
-    fn present(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
-        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    fn front_end(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
+        self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shuts down the front end's connection, which wakes its thread.
-    fn hang_up(&self) {
-        if let Some(socket) = &*self.present() {
+    fn shut_down_front_end(&self) {
+        if let Some(socket) = &*self.front_end() {
             // The connection may be closed already.
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -311,7 +307,7 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
     let mut waits = WaitSet::new();
     let stop = waits.add(shared.stop.descriptor(), Interest::Read);
     let incoming = waits.add(listener.socket.as_raw_fd(), Interest::Read);
-    let mut present: Option<thread::JoinHandle<()>> = None;
+    let mut front_end: Option<thread::JoinHandle<()>> = None;
     let mut spare = Spare::default();
     loop {
         if let Err(error) = waits.wait(None) {
@@ -325,13 +321,13 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
             continue;
         }
         match listener.socket.accept() {
-            Ok((socket, _)) if is_gone(shared, &mut present) => match check_reserve(&socket) {
-                Ok(()) => present = admit(shared, socket.into()),
+            Ok((socket, _)) if has_no_front_end(shared, &mut front_end) => match check_reserve(&socket) {
+                Ok(()) => front_end = admit(shared, socket.into()),
                 Err(error) => {
                     shared.cannot_accept(format!("a vhost-user front end was refused: {error}"));
                 }
             },
-            Ok(_) if shared.settling.load(Ordering::Acquire) => shared.options.notify(&Notice::TooEarly),
+            Ok(_) if shared.completing.load(Ordering::Acquire) => shared.options.notify(&Notice::DeviceBusy),
             Ok(_) => shared.options.notify(&Notice::Refused),
             Err(error) if socket::is_momentary(&error) => {}
             Err(error) => {
@@ -342,22 +338,23 @@ fn accept(shared: &Arc<Shared>, listener: Listener) {
             }
         }
     }
-    // The file is removed before the front end is disconnected, so that it does not reconnect here.
+    // The file is removed before the front end is disconnected, so that the front end does not reconnect to this
+    // server.
     drop(listener);
-    if let Some(present) = present {
+    if let Some(front_end) = front_end {
         // The thread sees the stop event and ends. If it panicked, it has ended already.
-        let _ = present.join();
+        let _ = front_end.join();
     }
 }
 
-/// Whether no front end is connected; waits for one that is disconnecting.
-fn is_gone(shared: &Shared, present: &mut Option<thread::JoinHandle<()>>) -> bool {
-    let Some(thread) = present.take() else { return true };
+/// Whether no front end is connected; waits for a front end that is disconnecting.
+fn has_no_front_end(shared: &Shared, front_end: &mut Option<thread::JoinHandle<()>>) -> bool {
+    let Some(thread) = front_end.take() else { return true };
     if !thread.is_finished() {
         let wait = [shared.stop.descriptor(), shared.ended.descriptor()];
-        let ended = cbd_export::wait_any(&wait, Some(HANDOVER));
+        let ended = cbd_export::wait_any(&wait, Some(DISCONNECT_TIMEOUT));
         if !matches!(ended, Ok(Some(1))) {
-            *present = Some(thread);
+            *front_end = Some(thread);
             return false;
         }
     }
@@ -368,7 +365,7 @@ fn is_gone(shared: &Shared, present: &mut Option<thread::JoinHandle<()>>) -> boo
 fn admit(shared: &Arc<Shared>, socket: UnixStream) -> Option<thread::JoinHandle<()>> {
     shared.ended.clear();
     match socket.try_clone() {
-        Ok(clone) => *shared.present() = Some(clone),
+        Ok(clone) => *shared.front_end() = Some(clone),
         Err(error) => {
             shared.cannot_accept(format!("cannot duplicate the socket of a front end: {error}"));
             return None;
@@ -379,9 +376,9 @@ fn admit(shared: &Arc<Shared>, socket: UnixStream) -> Option<thread::JoinHandle<
     let spawned = start_thread("vhost-control", move || {
         let connected = connected;
         let shared = &*connected.0;
-        let _running = shared.threads.enter("the front end's connection".to_owned());
+        let _running = shared.threads.register("the front end's connection".to_owned());
         shared.options.notify(&Notice::Connected);
-        let outcome = converse(shared, socket);
+        let outcome = serve_front_end(shared, socket);
         shared.options.notify(&Notice::Ended { error: outcome.as_ref().err() });
     });
     spawned.map_err(|error| shared.options.notify(&Notice::CannotAccept { error: &error })).ok()
@@ -392,15 +389,15 @@ struct Connected(Arc<Shared>);
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        *self.0.present() = None;
+        *self.0.front_end() = None;
         self.0.connected.store(false, Ordering::Release);
-        self.0.settling.store(false, Ordering::Release);
+        self.0.completing.store(false, Ordering::Release);
         self.0.ended.signal();
     }
 }
 
 /// Serves a front end from its first message to its last.
-fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
+fn serve_front_end(shared: &Shared, socket: UnixStream) -> Result<()> {
     let mut waits = WaitSet::new();
     let stop = waits.add(shared.stop.descriptor(), Interest::Read);
     let incoming = waits.add(socket.as_raw_fd(), Interest::Read);
@@ -437,14 +434,14 @@ fn converse(shared: &Shared, socket: UnixStream) -> Result<()> {
             }
         }
     };
-    // The server reports its stop before it closes the connection itself.
-    let is_gone =
+    // The server signals its stop before it closes the connection itself.
+    let is_disconnected =
         !matches!(cbd_export::wait_any(&[shared.stop.descriptor()], Some(Duration::ZERO)), Ok(Some(_)));
-    shared.settling.store(is_gone, Ordering::Release);
+    shared.completing.store(is_disconnected, Ordering::Release);
     let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
     let outcome = session
         .fault
         .take()
         .map_or(outcome, |fault| Err(fault.while_doing("a vhost-user front end was disconnected")));
-    session.end(is_gone).and(outcome)
+    session.end(is_disconnected).and(outcome)
 }

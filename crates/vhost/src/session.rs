@@ -1,10 +1,10 @@
 //! The state that one front end has set up: features, memory, rings; and its changes by messages.
 //!
-//! A ring runs as soon as it is set up completely. A message pauses the rings that it concerns and resumes them after
-//! the change, so no ring runs during a change: when the front end has its reply, no thread uses the previous state.
+//! A ring runs as soon as its setup is complete. A message pauses the rings that it concerns and resumes them after the
+//! change, so no ring runs during a change: when the front end has its reply, no thread uses the previous state.
 //!
-//! Invariants: the contents of a message are checked before anything is changed; an invalid message ends the
-//! session with a reason ([`Session::fault`]).
+//! Invariants: the contents of a message are checked before anything is changed; an invalid message ends the session
+//! with a reason ([`Session::fault`]).
 //!
 //! Elsewhere: the bytes of messages (`messages`), requests (`worker`).
 
@@ -13,9 +13,9 @@ use crate::inflight::{self, Area};
 use crate::malformed;
 use crate::memory::{GuestMap, Piece};
 use crate::server::{Notice, Options};
-use crate::system::{self, Bell};
+use crate::system::{self, Notifier};
 use crate::threads::Threads;
-use crate::worker::{Common, Halt, Setup, Worker};
+use crate::worker::{Common, PauseEvent, Setup, Worker};
 use cbd_export::BlockDevice;
 use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
@@ -36,8 +36,8 @@ struct Slot {
     addresses: Option<[GuestAddress; 3]>,
     base: u16,
     kick: Option<Arc<File>>,
-    call: Option<Arc<Bell>>,
-    error: Option<Arc<Bell>>,
+    call: Option<Arc<Notifier>>,
+    error: Option<Arc<Notifier>>,
     enabled: bool,
     state: State,
 }
@@ -46,9 +46,9 @@ struct Slot {
 enum State {
     /// Not started since it was set up.
     #[default]
-    Fresh,
+    NotStarted,
     Paused(Box<Worker>),
-    Running(thread::JoinHandle<Box<Worker>>, Arc<Halt>),
+    Running(thread::JoinHandle<Box<Worker>>, Arc<PauseEvent>),
 }
 
 /// The state of one front end.
@@ -65,7 +65,7 @@ pub(crate) struct Session {
     stop: RawFd,
     /// The front end's socket.
     front_end: RawFd,
-    /// The time limit of the rings' end, once the server stops.
+    /// When the rings must have ended, once the server stops.
     until: Option<Instant>,
     /// The error in the message that ended the session.
     pub(crate) fault: Option<Error>,
@@ -99,28 +99,28 @@ impl Session {
         }
     }
 
-    /// Completes the requests in flight and releases everything. If the front end is gone, requests that have not begun
-    /// are given up: they stay recorded as in flight for the next one.
+    /// Completes the requests in flight and releases all resources. If the front end has disconnected, requests that
+    /// have not begun are given up: they stay recorded as in flight for the next front end.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when the server stops and the device does not complete its requests in time;
     /// they stay recorded as in flight, and are executed when the front end reconnects.
-    pub(crate) fn end(&mut self, is_gone: bool) -> Result<()> {
-        // All rings, whatever the result of one: a ring that continues would execute requests of a front end that is
-        // gone.
+    pub(crate) fn end(&mut self, is_disconnected: bool) -> Result<()> {
+        // All rings, whatever the result of one: a ring that continues would execute requests of a disconnected front
+        // end.
         let (mut left, mut failed) = (0, Ok(()));
         for index in 0..self.slots.len() {
             if let Err(error) = self.pause(index) {
                 failed = failed.and(Err(error));
             }
             if let State::Paused(worker) = &mut self.slots[index].state
-                && is_gone
+                && is_disconnected
             {
                 worker.disconnect();
             }
         }
         for index in 0..self.slots.len() {
-            match self.retire(index) {
+            match self.drain_ring(index) {
                 Ok(is_done) => left += usize::from(!is_done),
                 Err(error) => failed = failed.and(Err(error)),
             }
@@ -141,18 +141,19 @@ impl Session {
         &self.common.config
     }
 
-    pub(crate) fn agree(&mut self, features: u64) -> Result<()> {
+    pub(crate) fn negotiate(&mut self, features: u64) -> Result<()> {
         let unknown = features & !self.common.config.features();
         if unknown != 0 {
             return Err(malformed(format!(
-                "the front end agrees to features that were not offered: {unknown:#x}"
+                "the front end accepts features that were not offered: {unknown:#x}"
             )));
         }
-        if self.features != features && self.slots.iter().any(|slot| !matches!(slot.state, State::Fresh)) {
+        if self.features != features && self.slots.iter().any(|slot| !matches!(slot.state, State::NotStarted))
+        {
             return Err(malformed("the front end changes features while rings are running"));
         }
         self.features = features;
-        // Without the bit that allows a front end to enable rings, they are enabled from the start.
+        // Without the bit that lets a front end enable rings, they are enabled from the start.
         self.start_all()
     }
 
@@ -160,7 +161,7 @@ impl Session {
         self.common.config.read(offset, size, self.common.write_cache.load(Ordering::Relaxed))
     }
 
-    /// Only the cache mode can be written; other writes of a guest have no effect.
+    /// Only the cache mode can be written; other writes have no effect.
     pub(crate) fn write_config(&mut self, offset: u32, bytes: &[u8]) {
         let at = WRITE_CACHE.checked_sub(offset).map(|at| at as usize);
         if let Some(mode) = at.and_then(|at| bytes.get(at)) {
@@ -171,12 +172,12 @@ impl Session {
     // -- memory -----------------------------------------------------------------------------------------------
 
     pub(crate) fn set_memory(&mut self, pieces: Vec<(Piece, File)>) -> Result<()> {
-        let memory = GuestMap::new(pieces, &self.options.bounds())?;
+        let memory = GuestMap::new(pieces, &self.options.memory_limits())?;
         self.change_memory(memory)
     }
 
     pub(crate) fn add_memory(&mut self, piece: Piece, file: File) -> Result<()> {
-        let memory = self.memory.with(piece, file, &self.options.bounds())?;
+        let memory = self.memory.with(piece, file, &self.options.memory_limits())?;
         self.change_memory(memory)
     }
 
@@ -185,13 +186,13 @@ impl Session {
         self.change_memory(memory)
     }
 
-    /// Every ring continues with the new memory, or stops if it is not inside it any more.
+    /// Every ring continues with the new memory, or stops if it is not inside the new memory.
     fn change_memory(&mut self, memory: GuestMap) -> Result<()> {
         for index in 0..self.slots.len() {
             self.pause(index)?;
         }
         self.memory = Arc::new(memory);
-        self.threads.note_files(self.memory.files());
+        self.threads.set_files(self.memory.files());
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             if let State::Paused(worker) = &mut slot.state {
@@ -207,18 +208,18 @@ impl Session {
 
     // -- requests in flight -----------------------------------------------------------------------------------
 
-    pub(crate) fn make_inflight(&mut self, queues: u16, size: u16) -> Result<(u64, File)> {
+    pub(crate) fn create_inflight(&mut self, queues: u16, size: u16) -> Result<(u64, File)> {
         if queues == 0 || usize::from(queues) > self.slots.len() || size == 0 || size > RING_MAX {
             return Err(malformed(format!(
-                "the front end asks for records of requests in flight for {queues} rings of {size}"
+                "the front end requests records of requests in flight for {queues} rings of {size}"
             )));
         }
-        let (area, file) = Area::fresh(queues)?;
+        let (area, file) = Area::create(queues)?;
         self.inflight = Some(Arc::new(area));
         Ok((inflight::bytes(queues), file))
     }
 
-    pub(crate) fn take_inflight(
+    pub(crate) fn adopt_inflight(
         &mut self,
         file: File,
         offset: u64,
@@ -237,12 +238,12 @@ impl Session {
 
     // -- rings ------------------------------------------------------------------------------------------------
 
-    /// The slot of a ring that does not run.
-    fn fresh(&mut self, index: usize) -> Result<&mut Slot> {
+    /// The slot of a ring that has not started.
+    fn idle_slot(&mut self, index: usize) -> Result<&mut Slot> {
         let queues = self.slots.len();
         let slot = self.slots.get_mut(index);
         let slot = slot.ok_or_else(|| malformed(format!("ring {index} of a device with {queues}")))?;
-        if matches!(slot.state, State::Fresh) {
+        if matches!(slot.state, State::NotStarted) {
             Ok(slot)
         } else {
             Err(malformed(format!("the front end changes ring {index} while it runs")))
@@ -250,26 +251,26 @@ impl Session {
     }
 
     pub(crate) fn set_size(&mut self, index: usize, size: u32) -> Result<()> {
-        let slot = self.fresh(index)?;
+        let slot = self.idle_slot(index)?;
         match u16::try_from(size) {
             Ok(size) if size.is_power_of_two() && size <= RING_MAX => {
                 slot.size = size;
                 Ok(())
             }
             _ => Err(malformed(format!(
-                "ring {index} is to have {size} descriptors: there can be a power of two of at most {RING_MAX}"
+                "ring {index} cannot have {size} descriptors: the number must be a power of two of at most {RING_MAX}"
             ))),
         }
     }
 
     pub(crate) fn set_addresses(&mut self, index: usize, addresses: [u64; 3]) -> Result<()> {
         let memory = Arc::clone(&self.memory);
-        let slot = self.fresh(index)?;
+        let slot = self.idle_slot(index)?;
         let mut found = [GuestAddress(0); 3];
         for (found, address) in found.iter_mut().zip(addresses) {
             *found = memory.translate(address).ok_or_else(|| {
                 malformed(format!(
-                    "ring {index} has the address {address:#x}, where no memory was handed over"
+                    "ring {index} has the address {address:#x}, which is not in memory that was handed over"
                 ))
             })?;
         }
@@ -278,9 +279,9 @@ impl Session {
     }
 
     pub(crate) fn set_base(&mut self, index: usize, base: u32) -> Result<()> {
-        let slot = self.fresh(index)?;
+        let slot = self.idle_slot(index)?;
         slot.base = u16::try_from(base)
-            .map_err(|_| malformed(format!("ring {index} is to begin at {base}, which is no index")))?;
+            .map_err(|_| malformed(format!("ring {index} cannot begin at {base}: that is not an index")))?;
         Ok(())
     }
 
@@ -289,7 +290,7 @@ impl Session {
         if index >= self.slots.len() {
             return Err(malformed(format!("ring {index} of a device with {}", self.slots.len())));
         }
-        if !self.retire(index)? {
+        if !self.drain_ring(index)? {
             return Err(Error::new(ErrorKind::TimedOut, format!("ring {index} cannot be stopped in time")));
         }
         let slot = &mut self.slots[index];
@@ -299,15 +300,17 @@ impl Session {
 
     pub(crate) fn set_kick(&mut self, index: usize, kick: Option<File>) -> Result<()> {
         let Some(kick) = kick else {
-            return Err(malformed(format!("ring {index} is to be served without a kick descriptor")));
+            return Err(malformed(format!(
+                "ring {index} has no kick descriptor, and cannot be served without one"
+            )));
         };
         system::set_nonblocking(&kick)?;
-        self.fresh(index)?.kick = Some(Arc::new(kick));
+        self.idle_slot(index)?.kick = Some(Arc::new(kick));
         self.start(index)
     }
 
     pub(crate) fn set_call(&mut self, index: usize, call: Option<File>) -> Result<()> {
-        let call = call.map(Bell::new).transpose()?.map(Arc::new);
+        let call = call.map(Notifier::new).transpose()?.map(Arc::new);
         self.pause(index)?;
         self.slots[index].call.clone_from(&call);
         if let State::Paused(worker) = &mut self.slots[index].state {
@@ -318,7 +321,7 @@ impl Session {
     }
 
     pub(crate) fn set_error(&mut self, index: usize, error: Option<File>) -> Result<()> {
-        let error = error.map(Bell::new).transpose()?.map(Arc::new);
+        let error = error.map(Notifier::new).transpose()?.map(Arc::new);
         self.pause(index)?;
         self.slots[index].error = error;
         self.start(index)
@@ -342,8 +345,8 @@ impl Session {
         }
         let mut worker = match (std::mem::take(&mut slot.state), &slot.kick, slot.addresses) {
             (State::Paused(worker), ..) => worker,
-            (State::Fresh, Some(kick), Some(addresses)) if slot.size > 0 => {
-                let noted = self.inflight.as_ref().map(|area| inflight::Ring::new(area, index, slot.size));
+            (State::NotStarted, Some(kick), Some(addresses)) if slot.size > 0 => {
+                let record = self.inflight.as_ref().map(|area| inflight::Ring::new(area, index, slot.size));
                 let setup =
                     Setup { index, size: slot.size, addresses, base: slot.base, features: self.features };
                 Box::new(Worker::new(
@@ -352,7 +355,7 @@ impl Session {
                     Arc::clone(&self.memory),
                     Arc::clone(kick),
                     self.device.open_queue()?,
-                    noted.transpose()?,
+                    record.transpose()?,
                 )?)
             }
             (state, ..) => {
@@ -365,19 +368,20 @@ impl Session {
             return Ok(());
         }
         worker.call.clone_from(&slot.call);
-        let halt = Arc::new(Halt::new()?);
-        let (order, options, error) = (Arc::clone(&halt), Arc::clone(&self.options), slot.error.clone());
+        let pause = Arc::new(PauseEvent::new()?);
+        let (pause_event, options, error) =
+            (Arc::clone(&pause), Arc::clone(&self.options), slot.error.clone());
         let threads = Arc::clone(&self.threads);
         let thread = cbd_export::start_thread(format!("vhost-{index}"), move || {
-            let _running = threads.enter(format!("ring {index}"));
+            let _running = threads.register(format!("ring {index}"));
             if let Some(setup) = &options.thread_setup {
                 setup();
             }
-            worker.run(&order);
+            worker.run(&pause_event);
             report(&options, index, &worker, error.as_deref());
             worker
         })?;
-        slot.state = State::Running(thread, halt);
+        slot.state = State::Running(thread, pause);
         Ok(())
     }
 
@@ -387,8 +391,8 @@ impl Session {
         let slot = self.slots.get_mut(index);
         let slot = slot.ok_or_else(|| malformed(format!("ring {index} of a device with {queues}")))?;
         match std::mem::take(&mut slot.state) {
-            State::Running(thread, halt) => {
-                halt.order();
+            State::Running(thread, pause) => {
+                pause.signal();
                 let worker = thread.join().map_err(|_| {
                     Error::new(ErrorKind::System, format!("the thread of ring {index} failed"))
                 })?;
@@ -400,7 +404,7 @@ impl Session {
     }
 
     /// Completes a ring's requests and removes its worker; false if the device did not complete them in time.
-    fn retire(&mut self, index: usize) -> Result<bool> {
+    fn drain_ring(&mut self, index: usize) -> Result<bool> {
         self.pause(index)?;
         let slot = &mut self.slots[index];
         let State::Paused(mut worker) = std::mem::take(&mut slot.state) else { return Ok(true) };
@@ -411,11 +415,11 @@ impl Session {
 }
 
 /// Reports a ring's fault to the observer and to the front end.
-fn report(options: &Options, index: usize, worker: &Worker, bell: Option<&Bell>) {
+fn report(options: &Options, index: usize, worker: &Worker, notifier: Option<&Notifier>) {
     let Some(error) = &worker.fault else { return };
     options.notify(&Notice::RingFailed { ring: index, error });
-    if let Some(bell) = bell {
-        // A front end that does not read the event misses it.
-        let _ = bell.ring();
+    if let Some(notifier) = notifier {
+        // A front end that does not read the event does not learn of it.
+        let _ = notifier.signal();
     }
 }

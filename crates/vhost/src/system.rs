@@ -21,20 +21,20 @@ fn flags(file: &File) -> Result<OFlags> {
 
 /// A descriptor that the front end waits on. Its flags are not changed, since they also apply to the front end.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Notifier {
     file: File,
     /// Whether a write could block.
     may_wait: bool,
 }
 
-impl Bell {
+impl Notifier {
     pub(crate) fn new(file: File) -> Result<Self> {
         let may_wait = !flags(&file)?.contains(OFlags::NONBLOCK);
         Ok(Self { file, may_wait })
     }
 
-    /// Signals the front end; an earlier signal that is still pending is no error.
-    pub(crate) fn ring(&self) -> io::Result<()> {
+    /// Signals the front end; if an earlier signal is still pending, this succeeds.
+    pub(crate) fn signal(&self) -> io::Result<()> {
         if self.may_wait {
             let mut entry = [PollFd::new(&self.file, PollFlags::OUT)];
             if poll(&mut entry, Some(&Timespec::default())) == Ok(0) {
@@ -48,14 +48,15 @@ impl Bell {
     }
 }
 
-/// Anonymous memory with a descriptor, `size` bytes of zeroes, whose size is sealed.
+/// Anonymous memory with a descriptor: `size` bytes of zeroes, with a sealed size.
 pub(crate) fn sealed_memory(size: u64) -> Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(c"cbd-vhost-in-flight", flags)
-        .map_err(|error| refused("make shared memory for requests in flight", error))?;
+        .map_err(|error| refused("create shared memory for requests in flight", error))?;
     let file = File::from(file);
     file.set_len(size).map_err(|error| {
-        Error::new(ErrorKind::System, "cannot size the memory for requests in flight").caused_by(error)
+        Error::new(ErrorKind::System, "cannot set the size of the memory for requests in flight")
+            .caused_by(error)
     })?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| refused("seal the memory for requests in flight", error))?;

@@ -32,24 +32,24 @@ pub(crate) struct Running {
 
 impl Threads {
     /// Registers the calling thread as `what`.
-    pub(crate) fn enter(self: &Arc<Self>, what: String) -> Running {
+    pub(crate) fn register(self: &Arc<Self>, what: String) -> Running {
         let id = rustix::thread::gettid().as_raw_pid();
         self.running().push(Thread { what, id });
         Running { threads: Arc::clone(self), id }
     }
 
     /// Records the names of the files that the guest's memory is mapped from.
-    pub(crate) fn note_files(&self, files: Vec<String>) {
+    pub(crate) fn set_files(&self, files: Vec<String>) {
         *self.files.lock().unwrap_or_else(PoisonError::into_inner) = files;
     }
 
-    /// A text of what the running threads wait for.
-    pub(crate) fn waits(&self) -> String {
+    /// A text with what the running threads wait for.
+    pub(crate) fn describe_waits(&self) -> String {
         let running = self.running().clone();
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner).join(", ");
         let lines: Vec<String> = running
             .iter()
-            .map(|thread| format!("{} {}", thread.what, describe(&wait_of(thread.id), &files)))
+            .map(|thread| format!("{} {}", thread.what, describe(&wait_of_thread(thread.id), &files)))
             .collect();
         if lines.is_empty() { "its threads are about to end".to_owned() } else { lines.join("; ") }
     }
@@ -72,13 +72,13 @@ pub(crate) fn name_of(file: &impl AsRawFd) -> String {
 }
 
 /// The system call that a thread is in, from `/proc`; empty if it cannot be read.
-fn wait_of(id: i32) -> String {
+fn wait_of_thread(id: i32) -> String {
     fs::read_to_string(format!("/proc/self/task/{id}/syscall")).unwrap_or_default()
 }
 
 fn describe(system_call: &str, files: &str) -> String {
     match system_call.split_whitespace().next() {
-        // Blocked outside a system call: in a page fault.
+        // Blocked outside of a system call: in a page fault.
         Some("-1") => {
             format!("waits for a page of the guest's memory; the memory is of {files}")
         }
@@ -115,16 +115,16 @@ mod tests {
         let thread = std::thread::spawn({
             let threads = Arc::clone(&threads);
             move || {
-                let _running = threads.enter("ring 3".to_owned());
+                let _running = threads.register("ring 3".to_owned());
                 begin.send(()).expect("the thread waits");
                 let _ = ended.recv();
             }
         });
         began.recv().expect("it runs");
-        assert!(threads.waits().starts_with("ring 3 "));
+        assert!(threads.describe_waits().starts_with("ring 3 "));
         drop(end);
         thread.join().expect("it ends");
-        assert_eq!(threads.waits(), "its threads are about to end");
+        assert_eq!(threads.describe_waits(), "its threads are about to end");
     }
 
     #[test]

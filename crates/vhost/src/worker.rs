@@ -1,4 +1,4 @@
-//! One ring: its thread, with a request queue of its own.
+//! One ring: its thread, with its own request queue.
 //!
 //! A request that the device completes at once is answered at once; one that it parks is answered when it completes, in
 //! any order. One wait set covers the ring, the device and the pause event; before the thread waits, it polls the ring
@@ -9,13 +9,13 @@
 //! - data is written only if the memory it was loaded from still existed after the last load;
 //! - requests that are taken and not answered are bounded by the ring's size and by bytes; beyond that the ring waits;
 //! - a ring with a fault is not accessed any more; its requests in the device are completed and not answered;
-//! - after the front end disconnected no request is begun: requests that wait for space are given up and not answered,
-//!   so they stay recorded as in flight for the next connection; requests in the backing device are completed first.
+//! - after the front end disconnected no request begins: requests that wait for space are given up and not answered, so
+//!   they stay recorded as in flight for the next connection; requests in the backing device are completed first.
 
 mod idle;
 mod setup;
 
-pub(crate) use setup::{Common, Halt, Setup};
+pub(crate) use setup::{Common, PauseEvent, Setup};
 
 use crate::chain::Chain;
 use crate::config::{DeviceConfig, EVENT_INDEX, INDIRECT};
@@ -24,7 +24,7 @@ use crate::malformed;
 use crate::memory::GuestMap;
 use crate::request::{self, HEAD, Status, Task};
 use crate::spin::Spin;
-use crate::system::Bell;
+use crate::system::Notifier;
 use cbd_export::RequestQueue;
 use cbd_export::buffers::Buffers;
 use cbd_export::wake::{Interest, WaitSet};
@@ -50,9 +50,9 @@ struct Job {
     taken: bool,
     chain: Chain,
     operation: Option<Operation>,
-    /// The ranges that are left, the last one first.
+    /// The ranges that remain, the last one first.
     ranges: Vec<ByteRange>,
-    /// Bytes of its data that are submitted.
+    /// Bytes of its data that were submitted.
     position: u64,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Worker {
     queue: Queue,
     pub(crate) memory: Arc<GuestMap>,
     pub(crate) kick: Arc<File>,
-    pub(crate) call: Option<Arc<Bell>>,
+    pub(crate) call: Option<Arc<Notifier>>,
     device: Box<dyn RequestQueue>,
     /// Number of the device's wait descriptors.
     descriptors: usize,
@@ -81,13 +81,13 @@ pub(crate) struct Worker {
     done: Vec<Completion>,
     /// Whether there are answers of which the guest was not notified.
     unnotified: bool,
-    /// Notify the guest even if it does not ask for it: a server that was killed may not have notified it of its last
-    /// answers.
+    /// Notify the guest even if it suppresses notifications: a server that was killed may not have notified it of its
+    /// last answers.
     notify_always: bool,
     spin: Spin,
     /// Number of kicks since the last request was taken.
     empty_kicks: u32,
-    /// The front end disconnected: no request is begun any more.
+    /// The front end disconnected: no further request begins.
     disconnected: bool,
     /// Why the ring is stopped.
     pub(crate) fault: Option<Error>,
@@ -151,7 +151,7 @@ impl Worker {
         Ok(worker)
     }
 
-    /// The index at which the next server has to continue.
+    /// The index at which the next server must continue.
     pub(crate) fn base(&self) -> u16 {
         self.queue.next_avail()
     }
@@ -173,13 +173,13 @@ impl Worker {
         (self.unnotified, self.notify_always) = (true, true);
     }
 
-    /// Serves until `halt` is signalled; an error is stored in [`fault`](Self::fault).
-    pub(crate) fn run(&mut self, halt: &Halt) {
+    /// Serves until `pause` is signalled; an error is stored in [`fault`](Self::fault).
+    pub(crate) fn run(&mut self, pause: &PauseEvent) {
         if self.fault.is_some() {
             return;
         }
-        if let Err(error) = self.serve(halt) {
-            // If memory was lost, that is the cause: bytes that were read from it are not the guest's.
+        if let Err(error) = self.serve(pause) {
+            // If memory was lost, that is the cause: bytes that were read from it are not those of the guest.
             let error = self.check_memory().err().unwrap_or(error);
             self.fault = Some(error);
         }
@@ -187,44 +187,44 @@ impl Worker {
 
     /// Executes and answers the requests in the ring, until it is empty or about `most` were taken; waits only for the
     /// device.
-    pub(crate) fn run_dry(&mut self, most: usize) -> Result<()> {
+    pub(crate) fn run_until_empty(&mut self, most: usize) -> Result<()> {
         let mut waits = WaitSet::new();
         for descriptor in self.device.wait_descriptors() {
             waits.add(descriptor, Interest::Read);
         }
         let mut rounds = most.div_ceil(BATCH);
         loop {
-            let took = rounds > 0 && self.take()?;
+            let taken_now = rounds > 0 && self.take_batch()?;
             rounds = rounds.saturating_sub(1);
             self.device.poll(&mut self.done);
-            self.settle()?;
+            self.process_completions()?;
             self.notify()?;
-            if !took && self.submitted == 0 {
+            if !taken_now && self.submitted == 0 {
                 return Ok(());
             }
-            if !took {
+            if !taken_now {
                 waits.wait(None)?;
             }
         }
     }
 
-    fn serve(&mut self, halt: &Halt) -> Result<()> {
+    fn serve(&mut self, pause: &PauseEvent) -> Result<()> {
         let mut waits = WaitSet::new();
-        waits.add(halt.event.descriptor(), Interest::Read);
+        waits.add(pause.event.descriptor(), Interest::Read);
         waits.add(self.kick.as_raw_fd(), Interest::Read);
         for descriptor in self.device.wait_descriptors() {
             waits.add(descriptor, Interest::Read);
         }
         self.queue.disable_notification(self.memory.memory()).map_err(ring_error)?;
-        while !halt.is_signalled() {
-            let took = self.take()?;
+        while !pause.is_signalled() {
+            let taken_now = self.take_batch()?;
             if self.taken > 0 {
                 self.device.poll(&mut self.done);
-                self.settle()?;
+                self.process_completions()?;
             }
             self.notify()?;
-            if !took {
-                self.idle(halt, &mut waits)?;
+            if !taken_now {
+                self.idle(pause, &mut waits)?;
             }
         }
         Ok(())
@@ -238,25 +238,25 @@ impl Worker {
     }
 
     /// Takes up to a batch of requests; false if none could be taken.
-    fn take(&mut self) -> Result<bool> {
-        let mut took = 0;
+    fn take_batch(&mut self) -> Result<bool> {
+        let mut taken_now = 0;
         let begun = loop {
-            if took == BATCH || self.is_full() {
+            if taken_now == BATCH || self.is_full() {
                 break Ok(());
             }
             match self.begin_next() {
-                Ok(true) => took += 1,
+                Ok(true) => taken_now += 1,
                 Ok(false) => break Ok(()),
                 Err(error) => break Err(error),
             }
         };
         // Requests before an invalid one are executed.
-        let settled = self.settle();
+        let settled = self.process_completions();
         begun.and(settled)?;
-        if took > 0 {
+        if taken_now > 0 {
             self.empty_kicks = 0;
         }
-        Ok(took > 0)
+        Ok(taken_now > 0)
     }
 
     /// Begins the next request of the ring, if any.
@@ -279,7 +279,7 @@ impl Worker {
             }
             Some(_) => {
                 if let Some(inflight) = &mut self.inflight {
-                    inflight.take(head)?;
+                    inflight.mark_taken(head)?;
                 }
                 Ok(Some(head))
             }
@@ -322,18 +322,18 @@ impl Worker {
             return self.answer(head, Status::Done);
         };
         let mut range = left;
-        let carries = matches!(operation, Operation::Read | Operation::Write);
-        if carries && left.len() > PIECE {
+        let has_data = matches!(operation, Operation::Read | Operation::Write);
+        if has_data && left.len() > PIECE {
             range.end = left.start + PIECE;
             job.ranges.push(ByteRange { start: range.end, end: left.end });
         }
         // At most a piece, which fits in `usize`.
-        let mut buffer = self.buffers.take(if carries { range.len() as usize } else { 0 });
+        let mut buffer = self.buffers.take(if has_data { range.len() as usize } else { 0 });
         if operation == Operation::Write {
             job.chain.readable.load(self.memory.memory(), HEAD + job.position, &mut buffer)?;
         }
         job.position += range.len();
-        // After the last load and before the request is submitted: proves that the loaded bytes are the guest's.
+        // After the last load and before the submission: proves that the loaded bytes are those of the guest.
         self.check_memory()?;
         let write_cache = self.common.write_cache.load(Ordering::Relaxed);
         let fua = !matches!(operation, Operation::Read | Operation::Flush)
@@ -346,7 +346,7 @@ impl Worker {
     }
 
     /// Processes completions, and unplugs requests that the device held back, until there are no more completions.
-    fn settle(&mut self) -> Result<()> {
+    fn process_completions(&mut self) -> Result<()> {
         loop {
             // In the order in which they completed.
             self.done.reverse();
@@ -397,12 +397,12 @@ impl Worker {
         job.chain.writable.store(memory, length - 1, &[status.byte()])?;
         self.memory.check()?;
         if let Some(inflight) = &mut self.inflight {
-            inflight.answer(head)?;
+            inflight.begin_answer(head)?;
         }
         // A chain is shorter than 4 GiB.
         self.queue.add_used(memory, head, length as u32).map_err(ring_error)?;
         if let Some(inflight) = &mut self.inflight {
-            inflight.answered(head, self.queue.next_used())?;
+            inflight.finish_answer(head, self.queue.next_used())?;
         }
         job.taken = false;
         self.taken -= 1;
@@ -422,7 +422,7 @@ impl Worker {
         }
         let Some(call) = &self.call else { return Ok(()) };
         self.notify_always = false;
-        call.ring().map_err(|error| {
+        call.signal().map_err(|error| {
             malformed(format!("the front end's call descriptor cannot be signalled: {error}"))
         })
     }
@@ -455,9 +455,9 @@ impl Worker {
         }
     }
 
-    /// Completes and answers the requests in the device; takes no new ones. Waits until the device is done, or until
-    /// `timeout` has passed after `stop` became readable, which sets `until`; when `front_end` is closed, requests that
-    /// have not begun are given up. False if the device still has requests.
+    /// Completes and answers the requests in the device; takes no new ones. Waits until the device has completed them,
+    /// or until `timeout` has passed after `stop` became readable, which sets `until`; when `front_end` is closed,
+    /// requests that have not begun are given up. False if the device still has requests.
     pub(crate) fn drain(
         &mut self,
         stop: RawFd,
@@ -478,7 +478,7 @@ impl Worker {
         }
         loop {
             self.device.poll(&mut self.done);
-            if let Err(error) = self.settle().and_then(|()| self.notify()) {
+            if let Err(error) = self.process_completions().and_then(|()| self.notify()) {
                 self.fault.get_or_insert(error);
                 continue;
             }

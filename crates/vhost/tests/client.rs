@@ -1,5 +1,5 @@
-//! A client of another project: the virtio driver that libblkio's vhost-user driver uses, an independent implementation
-//! of the protocol.
+//! A client of another project: the virtio driver of libblkio's vhost-user driver, an independent implementation of the
+//! protocol.
 
 mod common;
 
@@ -80,21 +80,21 @@ impl Client {
 
     fn write(&mut self, queue: usize, offset: u64, length: usize) -> i32 {
         let buffer = self.shared.at(0);
-        // SAFETY: the buffer lies in the memory that is shared, and lives until the answer.
+        // SAFETY: the buffer lies in the shared memory, and lives until the answer.
         unsafe { self.queues[queue].write_raw(offset, buffer, length, 0) }.expect("queued");
         self.answers(queue, 1)[0].1
     }
 
     fn read(&mut self, queue: usize, offset: u64, length: usize) -> Vec<u8> {
         let buffer = self.shared.at(SIZE / 2);
-        // SAFETY: the buffer lies in the memory that is shared, and lives until the answer.
+        // SAFETY: the buffer lies in the shared memory, and lives until the answer.
         unsafe { self.queues[queue].read_raw(offset, buffer, length, 0) }.expect("queued");
         assert_eq!(self.answers(queue, 1)[0].1, 0);
         self.shared.get(SIZE / 2, length)
     }
 }
 
-fn works(features: VirtioFeatureFlags) {
+fn assert_served(features: VirtioFeatureFlags) {
     let served = serve(memory(16 << 20));
     let mut client = Client::connect(&served.path, features, 2);
     client.shared.put(0, &[3; 65536]);
@@ -115,18 +115,18 @@ fn works(features: VirtioFeatureFlags) {
 }
 
 #[test]
-fn a_client_without_extras_is_served() {
-    works(VirtioFeatureFlags::empty());
+fn a_client_without_optional_features_is_served() {
+    assert_served(VirtioFeatureFlags::empty());
 }
 
 #[test]
 fn a_client_with_event_indexes_is_served() {
-    works(VirtioFeatureFlags::RING_EVENT_IDX);
+    assert_served(VirtioFeatureFlags::RING_EVENT_IDX);
 }
 
 #[test]
 fn a_client_with_indirect_descriptors_is_served() {
-    works(VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX);
+    assert_served(VirtioFeatureFlags::RING_INDIRECT_DESC | VirtioFeatureFlags::RING_EVENT_IDX);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn many_writes_on_several_rings_are_read_back() {
                 client.shared.put(place, &[(round * 31 + queue * 7 + slot) as u8; BLOCK]);
                 let (buffer, offset) =
                     (client.shared.at(place), ((round * 64 + queue * 16 + slot) * BLOCK) as u64);
-                // SAFETY: the buffer lies in the memory that is shared, and lives until the answer.
+                // SAFETY: the buffer lies in the shared memory, and lives until the answer.
                 unsafe { client.queues[queue].write_raw(offset, buffer, BLOCK, slot) }.expect("queued");
             }
         }

@@ -1,4 +1,4 @@
-//! Servers that are killed and restarted, and front ends that disconnect and reconnect: no request is lost, none is
+//! Servers that are killed and restarted, and front ends that disconnect and reconnect: no request is lost, and none is
 //! answered twice.
 
 mod common;
@@ -85,14 +85,14 @@ fn directory() -> tempfile::TempDir {
 struct Guest {
     ram: Ram,
     ring: Ring,
-    /// The ring size that the front end announces when it asks for the record of requests in flight.
-    said: u16,
-    notes: Option<(vhost::vhost_user::message::VhostUserInflight, File)>,
+    /// The ring size that the front end announces when it requests the record of requests in flight.
+    announced_size: u16,
+    record: Option<(vhost::vhost_user::message::VhostUserInflight, File)>,
 }
 
 impl Guest {
     fn new(size: u16) -> Self {
-        Self { ram: Ram::new(), ring: Ring::new(0, size), said: size, notes: None }
+        Self { ram: Ram::new(), ring: Ring::new(0, size), announced_size: size, record: None }
     }
 
     /// Connects as a front end whose server has ended: it knows only the indices in the ring.
@@ -102,14 +102,14 @@ impl Guest {
             assert!(Instant::now() < end, "no server listens");
             std::thread::sleep(Duration::from_millis(2));
         }
-        // The connection was refused or closed; the server may take a moment to see that the previous one ended.
+        // The connection was refused or closed; the server may need a moment to detect that the previous one ended.
         std::thread::sleep(Duration::from_millis(5));
-        let mut link = Link::open(path, USUAL | EVENT_INDEX);
-        match &self.notes {
+        let mut link = Link::open(path, TYPICAL | EVENT_INDEX);
+        match &self.record {
             Some((given, file)) => link.front_end.set_inflight_fd(given, file.as_raw_fd()).expect("taken"),
-            None => self.notes = Some(link.make_inflight(1, self.said)),
+            None => self.record = Some(link.make_inflight(1, self.announced_size)),
         }
-        link.give_memory(&self.ram);
+        link.share_memory(&self.ram);
         link.start(&self.ram, &self.ring, self.ring.used(&self.ram));
         link
     }
@@ -117,24 +117,24 @@ impl Guest {
     fn write(&mut self, slot: u16, sector: u64, fill: u8) {
         let data = DATA + u64::from(slot) * 512;
         self.ram.put(data, &[fill; 512]);
-        self.ring.lay_request(&self.ram, slot * 3, OUT, sector, &[(data, 512, 0)]);
+        self.ring.write_request(&self.ram, slot * 3, OUT, sector, &[(data, 512, 0)]);
         self.ring.offer(&self.ram, slot * 3);
     }
 }
 
 #[test]
 fn requests_in_flight_when_the_server_is_killed_are_executed_by_the_next() {
-    are_done_by_the_next(Guest::new(64), 0);
+    assert_executed_by_the_next_server(Guest::new(64), 0);
 }
 
 #[test]
 fn requests_in_flight_of_a_ring_larger_than_announced_are_executed_by_the_next_server() {
-    // The last of the descriptors are used.
-    are_done_by_the_next(Guest { said: 64, ..Guest::new(256) }, 256 / 3 - 16);
+    // The last descriptors of the ring are used.
+    assert_executed_by_the_next_server(Guest { announced_size: 64, ..Guest::new(256) }, 256 / 3 - 16);
 }
 
 /// Requests in sixteen slots from `first` on.
-fn are_done_by_the_next(mut guest: Guest, first: u16) {
+fn assert_executed_by_the_next_server(mut guest: Guest, first: u16) {
     let slots = first..first + 16;
     let directory = directory();
     let path = directory.path().join("vhost.sock");
@@ -146,14 +146,14 @@ fn are_done_by_the_next(mut guest: Guest, first: u16) {
     }
     guest.ring.kick();
     // All are recorded, none is executed.
-    let (given, file) = guest.notes.as_ref().expect("notes");
-    let noted = || {
+    let (given, file) = guest.record.as_ref().expect("a record");
+    let recorded = || {
         use std::os::unix::fs::FileExt;
-        let mut notes = vec![0; given.mmap_size as usize];
-        file.read_exact_at(&mut notes, 0).expect("read");
-        notes[16..].chunks(16).filter(|entry| entry[0] == 1).count()
+        let mut record = vec![0; given.mmap_size as usize];
+        file.read_exact_at(&mut record, 0).expect("read");
+        record[16..].chunks(16).filter(|entry| entry[0] == 1).count()
     };
-    until("all are taken", || noted() == 16);
+    until("all are taken", || recorded() == 16);
     process.kill();
     std::fs::remove_file(directory.path().join("hold")).expect("removed");
     drop(link);
@@ -165,22 +165,22 @@ fn are_done_by_the_next(mut guest: Guest, first: u16) {
     let mut answered = (0..16).map(|_| guest.ring.wait(&guest.ram).0 / 3).collect::<Vec<_>>();
     answered.sort_unstable();
     assert_eq!(answered, slots.clone().collect::<Vec<_>>());
-    until("all notes are gone", || {
+    until("no request is recorded", || {
         use std::os::unix::fs::FileExt;
-        let (given, file) = guest.notes.as_ref().expect("notes");
-        let mut notes = vec![0; given.mmap_size as usize];
-        file.read_exact_at(&mut notes, 0).expect("read");
-        notes[16..].chunks(16).all(|entry| entry[0] == 0)
+        let (given, file) = guest.record.as_ref().expect("a record");
+        let mut record = vec![0; given.mmap_size as usize];
+        file.read_exact_at(&mut record, 0).expect("read");
+        record[16..].chunks(16).all(|entry| entry[0] == 0)
     });
     for slot in slots {
         assert_eq!(guest.ring.status(&guest.ram, slot * 3), 0);
-        assert_eq!(guest.ring.ask(&guest.ram, IN, u64::from(slot), &[(DATA + 0x8000, 512, WRITE)]), 0);
+        assert_eq!(guest.ring.execute(&guest.ram, IN, u64::from(slot), &[(DATA + 0x8000, 512, WRITE)]), 0);
         assert_eq!(guest.ram.get(DATA + 0x8000, 512), [slot as u8 + 1; 512]);
     }
 }
 
-/// A guest that keeps writing, and a server that is killed at any moment: each request is answered once, and its data
-/// is stored.
+/// A guest that keeps writing, and a server that is killed at any time: each request is answered once, and its data is
+/// stored.
 #[test]
 fn no_request_is_lost_or_answered_twice_over_many_kills() {
     const SLOTS: u16 = 20;
@@ -190,7 +190,7 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
     let mut process = Process::start(directory.path());
     let mut link = guest.connect(&path);
     // The request in flight of each slot, and the acknowledged data of each sector.
-    let mut flying = [None::<(u64, u8)>; SLOTS as usize];
+    let mut in_flight = [None::<(u64, u8)>; SLOTS as usize];
     let mut acknowledged = vec![0_u8; 2000];
     let mut busy = std::collections::HashSet::new();
     let mut state = 12345_u64;
@@ -205,18 +205,18 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
         // On a busy machine it may take longer.
         while Instant::now() < end || (answered == 0 && began.elapsed() < TIMEOUT) {
             for slot in 0..SLOTS {
-                if flying[usize::from(slot)].is_none() {
+                if in_flight[usize::from(slot)].is_none() {
                     let sector = next() % acknowledged.len() as u64;
                     if busy.insert(sector) {
                         let fill = next() as u8 | 1;
                         guest.write(slot, sector, fill);
-                        flying[usize::from(slot)] = Some((sector, fill));
+                        in_flight[usize::from(slot)] = Some((sector, fill));
                     }
                 }
             }
             guest.ring.kick();
             while let Some((head, _)) = guest.ring.answer(&guest.ram) {
-                let (sector, fill) = flying[usize::from(head / 3)].take().expect("it was in flight");
+                let (sector, fill) = in_flight[usize::from(head / 3)].take().expect("it was in flight");
                 assert_eq!(guest.ring.status(&guest.ram, head), 0);
                 acknowledged[sector as usize] = fill;
                 busy.remove(&sector);
@@ -229,14 +229,14 @@ fn no_request_is_lost_or_answered_twice_over_many_kills() {
         process = Process::start(directory.path());
         link = guest.connect(&path);
     }
-    while flying.iter().any(Option::is_some) {
+    while in_flight.iter().any(Option::is_some) {
         let (head, _) = guest.ring.wait(&guest.ram);
-        let (sector, fill) = flying[usize::from(head / 3)].take().expect("it was in flight");
+        let (sector, fill) = in_flight[usize::from(head / 3)].take().expect("it was in flight");
         assert_eq!(guest.ring.status(&guest.ram, head), 0);
         acknowledged[sector as usize] = fill;
     }
     for (sector, fill) in acknowledged.iter().enumerate() {
-        assert_eq!(guest.ring.ask(&guest.ram, IN, sector as u64, &[(DATA + 0x8000, 512, WRITE)]), 0);
+        assert_eq!(guest.ring.execute(&guest.ram, IN, sector as u64, &[(DATA + 0x8000, 512, WRITE)]), 0);
         assert_eq!(guest.ram.get(DATA + 0x8000, 512), [*fill; 512], "sector {sector}");
     }
     drop(link);
@@ -257,8 +257,8 @@ fn a_front_end_that_reconnects_continues_at_its_index() {
         gate.hold();
         guest.write(1, 100 + u64::from(round), round + 1);
         guest.ring.kick();
-        let asked = usize::from(round) * 3 + 2;
-        until("it is parked", || gate.asked().len() == asked);
+        let operations = usize::from(round) * 3 + 2;
+        until("it is parked", || gate.operations().len() == operations);
         drop(link);
         std::thread::sleep(Duration::from_millis(5));
         // A request that was added while no server was connected waits.
@@ -279,16 +279,16 @@ fn a_request_waiting_for_space_is_given_up_with_its_front_end_and_executed_once_
     gate.hold_for_space();
     guest.write(0, 7, 9);
     guest.ring.kick();
-    until("it waits", || gate.asked().len() == 1);
+    until("it waits", || gate.operations().len() == 1);
     drop(link);
-    // The device still holds requests: the connection does not wait for it.
+    // The device still holds requests: the connection ends without waiting for the device.
     served.reports("ended");
     assert_eq!(guest.ring.answer(&guest.ram), None);
     let _link = guest.connect(&served.path);
-    until("it is asked again", || gate.asked().len() == 2);
+    until("it is submitted again", || gate.operations().len() == 2);
     gate.release();
     assert_eq!(guest.ring.wait(&guest.ram), (0, 1));
-    assert_eq!(gate.asked().len(), 2);
+    assert_eq!(gate.operations().len(), 2);
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_ring_that_is_being_stopped_gives_up_waiting_requests_when_its_front_end_dis
     gate.hold_for_space();
     guest.write(0, 7, 9);
     guest.ring.kick();
-    until("it waits", || gate.asked().len() == 1);
+    until("it waits", || gate.operations().len() == 1);
     // A message whose reply waits for the request.
     let socket = link.front_end.as_raw_fd();
     let closer = std::thread::spawn(move || {
@@ -323,7 +323,7 @@ fn a_server_that_stops_answers_requests_in_flight_and_removes_its_socket() {
     gate.hold();
     guest.write(0, 0, 1);
     guest.ring.kick();
-    until("it is parked", || gate.asked().len() == 1);
+    until("it is parked", || gate.operations().len() == 1);
     let releaser = {
         let gate = Arc::clone(&gate);
         std::thread::spawn(move || {
@@ -347,7 +347,7 @@ fn a_server_whose_device_hangs_stops_in_time_and_the_next_executes_its_requests(
     gate.hold();
     guest.write(0, 7, 9);
     guest.ring.kick();
-    until("it is parked", || gate.asked().len() == 1);
+    until("it is parked", || gate.operations().len() == 1);
     let began = Instant::now();
     served.server.stop().expect("it gives up");
     assert!(began.elapsed() < Duration::from_secs(3));
@@ -360,7 +360,7 @@ fn a_server_whose_device_hangs_stops_in_time_and_the_next_executes_its_requests(
     let again = serve(Arc::clone(&gate) as Arc<dyn BlockDevice>);
     let _link = guest.connect(&again.path);
     assert_eq!(guest.ring.wait(&guest.ram), (0, 1));
-    assert_eq!(gate.asked().len(), 2);
+    assert_eq!(gate.operations().len(), 2);
 }
 
 #[test]
@@ -369,10 +369,10 @@ fn a_front_end_without_a_record_of_requests_in_flight_continues_at_its_base() {
     let ram = Ram::new();
     let mut ring = Ring::new(0, 16);
     for round in 0..40_u16 {
-        let mut link = Link::open(&served.path, USUAL);
-        link.give_memory(&ram);
+        let mut link = Link::open(&served.path, TYPICAL);
+        link.share_memory(&ram);
         link.start(&ram, &ring, ring.used(&ram));
-        assert_eq!(ring.ask(&ram, DO_FLUSH, 0, &[]), 0);
+        assert_eq!(ring.execute(&ram, DO_FLUSH, 0, &[]), 0);
         assert_eq!(link.front_end.get_vring_base(0).expect("stopped"), u32::from(round) + 1);
         drop(link);
         std::thread::sleep(Duration::from_millis(2));
@@ -384,9 +384,9 @@ fn a_connection_without_a_valid_first_message_does_not_exclude_others() {
     let served = serve(memory(1 << 20));
     let mut silent = UnixStream::connect(&served.path).expect("connected");
     served.reports("connected");
-    silent.write_all(&[1]).expect("said");
+    silent.write_all(&[1]).expect("sent");
     drop(silent);
     served.reports("ended");
-    let (_link, ram, mut rings) = boot(&served.path, USUAL, 1);
-    assert_eq!(rings[0].ask(&ram, DO_FLUSH, 0, &[]), 0);
+    let (_link, ram, mut rings) = start_guest(&served.path, TYPICAL, 1);
+    assert_eq!(rings[0].execute(&ram, DO_FLUSH, 0, &[]), 0);
 }

@@ -44,8 +44,9 @@ fn tree() -> tempfile::TempDir {
     folder
 }
 
-/// The tables: 0 to 2 are linear, 1 and 2 overlap; 3 and 4 are of a type that is not known; the table of 5 cannot be read; 6 and 7
-/// are thin; 8 is of two parts, on both sides of what 9 has; 10 to 12 are thin, of which 10 and 11 have 0 as their external origin.
+/// The tables: 0 to 2 are linear, 1 and 2 overlap; 3 and 4 are of a type that is not known; the table of 5 cannot be
+/// read; 6 and 7 are thin; 8 has two parts, before and after the bytes of 9; 10 to 12 are thin, of which 10 and 11 have
+/// 0 as their external origin.
 fn table(device: DeviceNumber) -> io::Result<Vec<mapper::Target>> {
     let lines: &[(u64, u64, &str, &str)] = match device.minor {
         0 => &[(0, 100, "linear", "253:20 0")],
@@ -72,8 +73,8 @@ fn table(device: DeviceNumber) -> io::Result<Vec<mapper::Target>> {
 fn claim_in(tree: &Path, minor: u32) -> Result<Vec<Claim>> {
     let owner = registry().number();
     let top = PathBuf::from(format!("/dev/dm-{minor}"));
-    let machine = Machine { sys: tree.to_owned(), table };
-    let mut walk = Walk::new(&top, owner, false, machine);
+    let sources = Sources { sys: tree.to_owned(), table };
+    let mut walk = Walk::new(&top, owner, false, sources);
     walk.run(number(minor))?;
     Ok(walk.found.claims)
 }
@@ -89,16 +90,22 @@ fn refused(tree: &Path, minor: u32, parts: &[&str]) {
 
 /// Claims bytes of a file on which no lock is possible, and returns the claims and the warnings.
 fn claim_without_lock(top: &str, path: &Path, bytes: ByteRange) -> Result<Beneath> {
-    // Only a name for the file: a lock fails with EBADF.
+    // `O_PATH` only names the file: a lock fails with EBADF.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path).expect("it opens");
     let status = sys::status(file.as_fd()).expect("a status");
     let object = Object::File(status.device, status.inode);
-    let ground = Arc::new(Ground { object, exclusive: true, held: Held::new(file) });
+    let held_object = Arc::new(HeldObject { object, exclusive: true, file: Held::new(file) });
     let owner = registry().number();
-    let mut walk = Walk::new(Path::new(top), owner, false, Machine::of_this_system());
-    let part =
-        Part { device: number(0), bytes, chain: Chain::new(), shown: None, only_read: false, unsure: None };
-    walk.file(Opened { ground, status, writable: true }, path, part)?;
+    let mut walk = Walk::new(Path::new(top), owner, false, Sources::of_this_system());
+    let part = Part {
+        device: number(0),
+        bytes,
+        chain: Chain::new(),
+        mapping: None,
+        only_read: false,
+        unknown: None,
+    };
+    walk.file(Opened { held_object, status, writable: true }, path, part)?;
     Ok(walk.found)
 }
 
@@ -126,26 +133,26 @@ fn bytes_that_a_backing_device_writes_and_reads_as_an_origin_are_locked_once() {
         let file = File::options().read(true).write(true).open(file.path()).expect("it opens");
         let status = sys::status(file.as_fd()).expect("a status");
         let object = Object::File(status.device, status.inode);
-        let ground = Arc::new(Ground { object, exclusive, held: Held::new(file) });
-        Opened { ground, status, writable: true }
+        let held_object = Arc::new(HeldObject { object, exclusive, file: Held::new(file) });
+        Opened { held_object, status, writable: true }
     };
     let owner = registry().number();
-    let mut walk = Walk::new(Path::new("/dev/dm-0"), owner, false, Machine::of_this_system());
+    let mut walk = Walk::new(Path::new("/dev/dm-0"), owner, false, Sources::of_this_system());
     let part = |bytes, only_read| {
         let (device, chain) = (number(0), Chain::new());
-        Part { device, bytes, chain, shown: None, only_read, unsure: None }
+        Part { device, bytes, chain, mapping: None, only_read, unknown: None }
     };
     walk.file(opened(true), file.path(), part(range(0, 8192), false)).expect("free");
     walk.file(opened(false), file.path(), part(range(4096, 8192), true)).expect("its own");
     walk.file(opened(false), file.path(), part(range(8192, 9000), true)).expect("free");
     assert_eq!(walk.found.claims.len(), 2);
     assert!(walk.found.warnings.is_empty(), "{:?}", walk.found.warnings);
-    let lock = |exclusive, bytes| opened(exclusive).ground.held.lock(exclusive, bytes).is_ok();
+    let lock = |exclusive, bytes| opened(exclusive).held_object.file.lock(exclusive, bytes).is_ok();
     assert!(!lock(false, range(4096, 8192)));
     assert!(lock(false, range(8192, 9000)) && !lock(true, range(8192, 9000)), "it is shared");
 }
 
-/// One test, since all share the registry of the process.
+/// One test, since all tests share the registry of the process.
 #[test]
 fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known() {
     let tree = tree();
@@ -153,7 +160,8 @@ fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known
     // Disjoint devices are both claimed; overlapping ones are refused with the user.
     let (first, second) = (claim_in(tree, 0).expect("free"), claim_in(tree, 1).expect("free"));
     refused(tree, 2, &["/dev/disk", "for /dev/dm-1"]);
-    // A device of an unknown type counts as using all, and so does one whose table cannot be read; the message says so.
+    // A device of an unknown type counts as using all bytes, and so does one whose table cannot be read; the message
+    // says so.
     refused(tree, 3, &["for /dev/dm-0", "of type raid"]);
     refused(tree, 5, &["its table cannot be read (Permission denied"]);
     drop((first, second));
@@ -166,7 +174,7 @@ fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known
     refused(tree, 6, &["for /dev/dm-6"]);
     refused(tree, 0, &["for /dev/dm-"]);
     drop(thin);
-    // Thin devices read a common external origin together, and no other device may write the bytes that they read.
+    // Thin devices share a common external origin, and no other device may write the bytes that they read.
     let thin = [claim_in(tree, 10).expect("free"), claim_in(tree, 11).expect("free")];
     refused(tree, 0, &["for /dev/dm-1"]);
     let others = [1, 12].map(|minor| claim_in(tree, minor).expect("other bytes"));
@@ -177,7 +185,7 @@ fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known
     drop(origin);
     // A device of two parts does not use the bytes between them.
     let around = claim_in(tree, 8).expect("free");
-    assert_eq!(around.iter().filter(|claim| claim.shown.is_some()).count(), 2);
+    assert_eq!(around.iter().filter(|claim| claim.mapping.is_some()).count(), 2);
     let between = claim_in(tree, 9).expect("free");
     refused(tree, 8, &["for /dev/dm-8"]);
     drop((around, between));
@@ -192,16 +200,22 @@ fn mapped_devices_exclude_each_other_where_their_tables_overlap_or_are_not_known
 #[test]
 fn bytes_of_a_mapped_device_are_translated_by_its_table() {
     let tree = tree();
-    let machine = Machine { sys: tree.path().to_owned(), table: |_| table(number(8)) };
-    let mut walk = Walk::new(Path::new("/dev/dm-8"), 0, false, machine);
-    let shown = Some(Shown { top: WHOLE, at: 0 });
-    let part =
-        Part { device: number(8), bytes: WHOLE, chain: Chain::new(), shown, only_read: false, unsure: None };
+    let sources = Sources { sys: tree.path().to_owned(), table: |_| table(number(8)) };
+    let mut walk = Walk::new(Path::new("/dev/dm-8"), 0, false, sources);
+    let mapping = Some(Mapping { top: WHOLE, at: 0 });
+    let part = Part {
+        device: number(8),
+        bytes: WHOLE,
+        chain: Chain::new(),
+        mapping,
+        only_read: false,
+        unknown: None,
+    };
     walk.visit(part).expect("nothing is claimed yet");
-    let mut found: Vec<_> = walk.next.iter().map(|part| (part.bytes, part.shown)).collect();
+    let mut found: Vec<_> = walk.next.iter().map(|part| (part.bytes, part.mapping)).collect();
     found.sort_by_key(|(bytes, _)| bytes.start);
     let sectors = |start: u64, end: u64| range(start * 512, end * 512);
-    let expected = |top, at: u64| Some(Shown { top, at: at * 512 });
+    let expected = |top, at: u64| Some(Mapping { top, at: at * 512 });
     assert_eq!(
         found,
         [
@@ -212,7 +226,7 @@ fn bytes_of_a_mapped_device_are_translated_by_its_table() {
 }
 
 #[test]
-fn a_part_of_a_part_is_translated_to_the_whole() {
+fn a_range_of_a_partition_is_translated_to_the_disk() {
     assert_eq!(within(WHOLE, 0, u64::MAX), WHOLE);
     assert_eq!(within(WHOLE, 1024, 4096), range(1024, 5120));
     // A partition of a loop device that begins in its file.

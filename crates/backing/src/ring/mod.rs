@@ -32,7 +32,7 @@ pub struct RingQueue {
     /// Operations that completed without the ring; `signal` is raised while there are any.
     ended: VecDeque<BackingDone>,
     signal: Signal,
-    gathered: Poller,
+    poller: Poller,
     /// The ring has failed permanently: all further operations are executed without it.
     broken: bool,
 }
@@ -43,12 +43,12 @@ impl RingQueue {
         let open = || -> io::Result<_> {
             let raw = RawRing::new(depth)?;
             let signal = Signal::new()?;
-            let gathered = Poller::new()?;
-            gathered.add(raw.descriptor(), 0, false)?;
-            gathered.add(signal.as_raw_fd(), 0, false)?;
-            Ok((raw, signal, gathered))
+            let poller = Poller::new()?;
+            poller.add(raw.descriptor(), 0, false)?;
+            poller.add(signal.as_raw_fd(), 0, false)?;
+            Ok((raw, signal, poller))
         };
-        let (raw, signal, gathered) = open().map_err(|error| {
+        let (raw, signal, poller) = open().map_err(|error| {
             let text = format!(
                 "cannot open a queue to {}: {error}; is the limit of open files (ulimit -n) too low?",
                 target.path.display()
@@ -56,7 +56,7 @@ impl RingQueue {
             Error::new(ErrorKind::System, text)
         })?;
         let (waiting, ended) = (VecDeque::new(), VecDeque::new());
-        Ok(Self { raw, target, depth, waiting, ended, signal, gathered, broken: false })
+        Ok(Self { raw, target, depth, waiting, ended, signal, poller, broken: false })
     }
 
     fn end(&mut self, done: BackingDone) {
@@ -84,24 +84,24 @@ impl RingQueue {
 
     fn enter(&mut self) {
         if self.broken {
-            return self.run_taken_back();
+            return self.run_without_ring();
         }
         match self.raw.enter() {
             Ok(()) => {}
-            // Memory or completion space is short for the moment. The completion of an operation in flight wakes the
-            // thread to retry.
+            // The kernel is short of memory or of completion space for now. The completion of an operation in flight
+            // wakes the thread, which retries.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
-                    && self.raw.taken() > 0 => {}
+                    && self.raw.in_kernel() > 0 => {}
             Err(_) => {
                 self.broken = true;
-                self.run_taken_back();
+                self.run_without_ring();
             }
         }
     }
 
-    fn run_taken_back(&mut self) {
-        for job in self.raw.take_back() {
+    fn run_without_ring(&mut self) {
+        for job in self.raw.take_unsubmitted() {
             let done = run_to_end(job, &self.target);
             self.end(done);
         }
@@ -124,7 +124,7 @@ impl RingQueue {
 impl BackingQueue for RingQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         let job = Job::new(token, op, &self.target);
-        match job.settled(&self.target) {
+        match job.known_result(&self.target) {
             Some(result) => self.end(job.end(result)),
             None => {
                 self.waiting.push_back(job);
@@ -143,7 +143,7 @@ impl BackingQueue for RingQueue {
         let before = done.len();
         self.collect(done);
         while done.len() == before && self.in_flight() > 0 {
-            // It fails only if the kernel has no ring any more: then no completion arrives any more.
+            // Fails only if the kernel has no ring any more; then no completion arrives.
             if self.raw.get_events(true).is_err() {
                 return;
             }
@@ -162,15 +162,15 @@ impl BackingQueue for RingQueue {
 
 impl PollableQueue for RingQueue {
     fn wait_descriptor(&self) -> RawFd {
-        self.gathered.as_raw_fd()
+        self.poller.as_raw_fd()
     }
 }
 
 impl Drop for RingQueue {
     fn drop(&mut self) {
-        // The kernel finishes before the lock is released, or keeps it.
+        // The lock is released only when the kernel has finished; otherwise it ends with the kernel's reference.
         if !self.raw.finish() {
-            self.target.file.leave();
+            self.target.file.release_on_close();
         }
     }
 }

@@ -22,9 +22,9 @@ pub(crate) struct RawRing {
     slots: Vec<Option<Job>>,
     free: Vec<usize>,
     /// Slots whose entry is in the submission queue and which the kernel has not taken, in order.
-    untaken: VecDeque<usize>,
-    /// Number of jobs in the kernel.
-    taken: usize,
+    unsubmitted: VecDeque<usize>,
+    /// Number of jobs in the kernel: their entries were taken and their completions have not arrived.
+    in_kernel: usize,
 }
 
 /// Checks that this system allows a ring with all required operations.
@@ -41,7 +41,7 @@ pub(crate) fn available() -> io::Result<()> {
 }
 
 fn build(entries: u32) -> io::Result<IoUring> {
-    // Completions then do not interrupt a thread: they are processed when the thread enters the kernel next.
+    // With this flag completions do not interrupt the thread: they are processed when it enters the kernel next.
     match IoUring::builder().dontfork().setup_coop_taskrun().setup_taskrun_flag().build(entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             IoUring::builder().dontfork().build(entries)
@@ -57,8 +57,8 @@ impl RawRing {
             ring: build(entries)?,
             slots: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
-            untaken: VecDeque::with_capacity(depth),
-            taken: 0,
+            unsubmitted: VecDeque::with_capacity(depth),
+            in_kernel: 0,
         })
     }
 
@@ -76,8 +76,8 @@ impl RawRing {
     }
 
     /// Number of jobs in the kernel.
-    pub fn taken(&self) -> usize {
-        self.taken
+    pub fn in_kernel(&self) -> usize {
+        self.in_kernel
     }
 
     /// Queues the first step of a job; returns the job if there is no free slot.
@@ -91,20 +91,20 @@ impl RawRing {
     fn queue(&mut self, slot: usize, target: &Target) {
         let Some(job) = &mut self.slots[slot] else { return };
         let entry = entry(job, target).user_data(slot as u64);
-        // SAFETY: the memory that the entry names is the job's buffer, which is on the heap, owned by the job,
-        // and long enough for the step; or it is static. The job stays in its slot, untouched, until the
-        // completion has been seen, and the ring's drop waits for it. The descriptor is the target's, which
-        // outlives the job's queue; an entry of a closed one would fail and touch no memory.
+        // SAFETY: the memory that the entry names is the job's buffer, which is on the heap, owned by the job, and long
+        // enough for the step; or it is static. The job stays in its slot, untouched, until the completion has been
+        // seen, and the ring's drop waits for it. The descriptor is the target's, which outlives the job's queue; an
+        // entry of a closed one would fail and access no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // There are as many entries as slots and a slot has at most one, so there is room, except in a ring that has
-        // failed permanently, whose entries the kernel does not take: then the caller takes the jobs back.
+        // failed permanently, whose entries the kernel does not take: then the caller takes these jobs out of the ring.
         let _ = pushed;
-        self.untaken.push_back(slot);
+        self.unsubmitted.push_back(slot);
     }
 
     /// Submits the entries of the submission queue to the kernel.
     pub fn enter(&mut self) -> io::Result<()> {
-        while !self.untaken.is_empty() {
+        while !self.unsubmitted.is_empty() {
             match self.ring.submit() {
                 Ok(0) => return Err(io::Error::from_raw_os_error(libc::EAGAIN)),
                 Ok(count) => self.count(count),
@@ -116,14 +116,14 @@ impl RawRing {
     }
 
     fn count(&mut self, count: usize) {
-        let count = count.min(self.untaken.len());
-        self.untaken.drain(..count);
-        self.taken += count;
+        let count = count.min(self.unsubmitted.len());
+        self.unsubmitted.drain(..count);
+        self.in_kernel += count;
     }
 
-    /// Returns the jobs that the kernel refuses to take. No entry may be submitted after that.
-    pub fn take_back(&mut self) -> Vec<Job> {
-        let slots: Vec<_> = self.untaken.drain(..).collect();
+    /// Removes and returns the jobs that the kernel refuses to take. No entry may be submitted after that.
+    pub fn take_unsubmitted(&mut self) -> Vec<Job> {
+        let slots: Vec<_> = self.unsubmitted.drain(..).collect();
         slots.into_iter().filter_map(|slot| self.release(slot)).collect()
     }
 
@@ -133,9 +133,9 @@ impl RawRing {
         job
     }
 
-    /// Lets the kernel run pending completion work, and sleeps until there is a completion if `sleep`. Submits nothing.
+    /// Lets the kernel run pending completion work; if `sleep`, waits until there is a completion. Submits nothing.
     pub fn get_events(&mut self, sleep: bool) -> io::Result<()> {
-        if self.taken == 0 {
+        if self.in_kernel == 0 {
             return Ok(());
         }
         // SAFETY: no entry is submitted and no argument passed, so the kernel accesses no memory.
@@ -148,7 +148,7 @@ impl RawRing {
 
     /// Waits until the kernel has no job; false if waiting is not possible, and the kernel may still have jobs.
     pub fn finish(&mut self) -> bool {
-        while self.taken > 0 {
+        while self.in_kernel > 0 {
             if self.completion().is_none() && self.get_events(true).is_err() {
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return false;
@@ -160,7 +160,7 @@ impl RawRing {
     /// The slot of a step that has ended, and its result.
     pub fn completion(&mut self) -> Option<(usize, i32)> {
         let mut entry: Option<cqueue::Entry> = self.ring.completion().next();
-        if entry.is_none() && self.taken > 0 {
+        if entry.is_none() && self.in_kernel > 0 {
             let wanted = {
                 let submission = self.ring.submission();
                 submission.taskrun() || submission.cq_overflow()
@@ -170,7 +170,7 @@ impl RawRing {
             }
         }
         let entry = entry?;
-        self.taken -= 1;
+        self.in_kernel -= 1;
         Some((entry.user_data() as usize, entry.result()))
     }
 
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_cannot_wait_for_the_kernel_leaves_the_lock_to_it() {
-        // On a thread that must not enter a ring any more.
+        // A thread that must not enter a ring any more.
         let thread = std::thread::spawn(|| {
             let file = tempfile::NamedTempFile::new().expect("a file");
             file.as_file().set_len(1 << 20).expect("a size");
@@ -248,7 +248,7 @@ mod tests {
             let mut queue = RingQueue::new(Arc::clone(&backing.target), 4).expect("a ring");
             let of_the_kernel = backing.target.file.try_clone().expect("a copy");
             // An operation whose completion does not arrive.
-            queue.raw.taken = 1;
+            queue.raw.in_kernel = 1;
             forbid::forbid(libc::SYS_io_uring_enter);
             drop(backing);
             drop(queue);

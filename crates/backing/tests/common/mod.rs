@@ -50,8 +50,8 @@ pub fn open(path: &Path) -> BackingFile {
     BackingFile::open(path, Options::default()).expect("free to be opened")
 }
 
-/// Opens a device that was open a moment ago. A child process that a concurrent test is starting has a copy of every
-/// descriptor, and with it the claim of a block device.
+/// Opens a device that was closed a moment ago. A child process that a concurrent test is starting has a copy of every
+/// descriptor, and with it the claim of a block device, so this waits.
 pub fn open_again(path: &Path) -> BackingFile {
     after_predecessor(Duration::from_secs(20), || BackingFile::open(path, Options::default()))
         .expect("free to be opened")
@@ -90,7 +90,7 @@ pub fn run(queue: &mut dyn PollableQueue, op: BackingOp) -> BackingDone {
 }
 
 /// Runs one operation that must succeed, and returns the data that it read.
-pub fn run_well(queue: &mut dyn PollableQueue, op: BackingOp) -> AlignedBuffer {
+pub fn run_ok(queue: &mut dyn PollableQueue, op: BackingOp) -> AlignedBuffer {
     let done = run(queue, op);
     done.result.expect("done");
     match done.op {
@@ -106,31 +106,31 @@ pub fn queue(backing: &dyn Backing, depth: usize) -> Box<dyn PollableQueue> {
 /// Whether a descriptor is readable within some milliseconds.
 pub fn readable(descriptor: RawFd, milliseconds: i32) -> bool {
     let mut entry = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry is passed, and one it is.
+    // SAFETY: the call gets one entry and the number one.
     unsafe { libc::poll(&raw mut entry, 1, milliseconds) > 0 }
 }
 
 pub fn is_root() -> bool {
-    // SAFETY: it takes nothing and can't fail.
+    // SAFETY: the call takes no argument and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
-        eprintln!("not run: it needs root");
+        eprintln!("not run: the test needs root");
     }
     root
 }
 
-/// Gives the calling thread mounts of its own, which end with it.
+/// Gives the calling thread a mount namespace of its own, which ends with the thread.
 pub fn own_mounts() {
-    // SAFETY: it takes a number, and changes this thread alone.
+    // SAFETY: the call takes a number, and affects this thread only.
     assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0, "a mount namespace");
     let none = std::ptr::null();
-    // SAFETY: the strings are C strings; what is null may be so for a change of propagation.
+    // SAFETY: the strings are C strings; the null arguments are allowed for a change of propagation.
     let result =
         unsafe { libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) };
     assert_eq!(result, 0, "private mounts");
 }
 
-/// Mounts a tmpfs of `size` bytes for the calling thread, which has mounts of its own.
+/// Mounts a tmpfs of `size` bytes for the calling thread, which has its own mount namespace.
 pub fn mount_tmpfs(at: &Path, size: u64) {
     let at = std::ffi::CString::new(at.to_str().expect("a name")).expect("a name");
     let options = std::ffi::CString::new(format!("size={size}")).expect("an option");
@@ -140,11 +140,11 @@ pub fn mount_tmpfs(at: &Path, size: u64) {
     assert_eq!(result, 0, "a tmpfs");
 }
 
-/// Mounts the ext4 of a block device, to be read only, for the calling thread, which has mounts of its own.
+/// Mounts the ext4 file system of a block device read-only, for the calling thread, which has its own mount namespace.
 pub fn mount_read_only(device: &Path, at: &Path) {
     let text = |path: &Path| std::ffi::CString::new(path.to_str().expect("a name")).expect("a name");
     let (device, at) = (text(device), text(at));
-    // SAFETY: all arguments are C strings that outlive the call, or null, which may be so.
+    // SAFETY: all arguments are C strings that outlive the call, or null, which is allowed here.
     let result = unsafe {
         libc::mount(device.as_ptr(), at.as_ptr(), c"ext4".as_ptr(), libc::MS_RDONLY, std::ptr::null())
     };
@@ -161,7 +161,7 @@ pub fn unmount(at: &Path) {
 /// A loop device that is removed when the last descriptor is closed, so also when the test is killed.
 pub struct LoopDevice {
     pub path: PathBuf,
-    // Keeps the device.
+    // Keeps the device attached.
     _descriptor: File,
 }
 
@@ -171,7 +171,7 @@ impl LoopDevice {
         Self::on_part(file, sector, read_only, 0..0)
     }
 
-    /// As [`new`](Self::new), on these bytes of `file`; an end of 0 is that of the file.
+    /// As [`new`](Self::new), on these bytes of `file`; an end of 0 means the end of the file.
     pub fn on_part(file: &Path, sector: u32, read_only: bool, bytes: std::ops::Range<u64>) -> Self {
         #[repr(C)]
         struct Configuration {
@@ -190,9 +190,9 @@ impl LoopDevice {
         let control =
             OpenOptions::new().read(true).write(true).open("/dev/loop-control").expect("loop devices");
         let backing = OpenOptions::new().read(true).write(!read_only).open(file).expect("the file");
-        // Another process may take the free one first.
+        // Another process may take the free number first.
         for _ in 0..100 {
-            // SAFETY: it takes no argument.
+            // SAFETY: the call takes no argument.
             let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
             assert!(number >= 0, "a free loop device");
             let path = PathBuf::from(format!("/dev/loop{number}"));

@@ -35,7 +35,7 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
                 );
             });
         }
-        Notice::TooEarly => {
+        Notice::DeviceBusy => {
             count(&front_ends.counters.vhost_refused);
             refused.say(|more| {
                 tracing::warn!(
@@ -75,7 +75,7 @@ pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nb
             count(&front_ends.counters.nbd_refused);
             refused.say(|more| tracing::warn!(device, "an NBD client was refused: {error}{more}"));
         }
-        Notice::GaveWay { connection } => {
+        Notice::HandshakeClosed { connection } => {
             count(&front_ends.counters.nbd_gave_way);
             gave_way.say(|more| {
                 tracing::warn!(

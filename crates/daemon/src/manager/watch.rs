@@ -147,7 +147,7 @@ fn key(file: &ExportFile) -> String {
 
 fn probe(run: &RunningBackend) -> Probe<Option<Change>> {
     let watch = run.watch().clone();
-    Box::new(move || watch.look())
+    Box::new(move || watch.check())
 }
 
 /// Stores the present change of a file, and logs it if it is new.

@@ -24,7 +24,7 @@ use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
 pub(crate) use gate::{FirstWrite, Gate};
 pub(crate) use load::Damage;
-pub(crate) use pool::{Asker, Lack, Pool};
+pub(crate) use pool::{Lack, Pool, Requester};
 pub(crate) use records::Records;
 pub(crate) use segments::Segment;
 use segments::Segments;

@@ -13,7 +13,7 @@ use core::task::Waker;
 
 /// The priority of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Asker {
+pub(crate) enum Requester {
     /// A client's write or discard: it waits if no segment is free.
     Client,
     /// A fill or a second chance: it is skipped if space is short, and leaves the last free segments to writers.
@@ -63,14 +63,14 @@ impl<E: Environment> Pool<E> {
     /// Takes a free segment.
     ///
     /// # Errors
-    /// [`Lack::Space`] if there is none for `asker`; a client is on the wait list then. [`Lack::Memory`] if it could not be
+    /// [`Lack::Space`] if there is none for `requester`; a client is on the wait list then. [`Lack::Memory`] if it could not be
     /// added to the list.
-    pub(crate) fn take(&self, asker: Asker, waker: Option<&Waker>) -> Result<u32, Lack> {
+    pub(crate) fn take(&self, requester: Requester, waker: Option<&Waker>) -> Result<u32, Lack> {
         let mut state = self.state.lock();
-        let keep = match asker {
-            Asker::Essential => 0,
-            Asker::Client | Asker::Frugal => self.reserve,
-            Asker::Optional => self.left_to_writers(),
+        let keep = match requester {
+            Requester::Essential => 0,
+            Requester::Client | Requester::Frugal => self.reserve,
+            Requester::Optional => self.left_to_writers(),
         } as usize;
         let may_take = state.free.len() > keep;
         if let Some(taken) = state.free.pop_if(|_| may_take) {

@@ -7,7 +7,7 @@
 use super::{Cache, status::LISTED_MAX};
 use crate::{
     Environment, Mutex,
-    base::Asker,
+    base::Requester,
     lane::Source,
     position::{Location, Place},
 };
@@ -109,7 +109,7 @@ impl<E: Environment> Cache<E> {
         range: ByteRange,
         sequence: u64,
         place: Place,
-        asker: Asker,
+        requester: Requester,
     ) -> bool {
         let (base, lane) = (self.base(), self.lane(id));
         let mut state = lane.lock();
@@ -118,7 +118,7 @@ impl<E: Environment> Cache<E> {
         if !state.knows_damage(base, range, place) {
             self.damage_log().count_once(|at| base.place_of(at) == place);
         }
-        state.quarantine(base, range, sequence, place, asker)
+        state.quarantine(base, range, sequence, place, requester)
     }
 
     /// Records losses that recovery found and had no space to record. Returns `false` as [`quarantine`](Self::quarantine) does.

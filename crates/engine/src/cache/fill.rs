@@ -6,7 +6,7 @@
 use super::Cache;
 use crate::{
     Environment,
-    base::Asker,
+    base::Requester,
     lane::{FEW_BLOCKS, FillId, LaneState, MANY_BLOCKS},
 };
 use cbd_format::{RecordKind, record::blocks_in};
@@ -59,8 +59,8 @@ impl<E: Environment> Cache<E> {
     }
 
     fn commit_fill<const BLOCKS: usize>(&self, lane: &mut LaneState, range: ByteRange, data: &[u8]) {
-        let (kind, asker) = (RecordKind::Fill, Asker::Optional);
-        let _ = lane.commit::<E, BLOCKS>(self.base(), kind, range, data, asker, None);
+        let (kind, requester) = (RecordKind::Fill, Requester::Optional);
+        let _ = lane.commit::<E, BLOCKS>(self.base(), kind, range, data, requester, None);
     }
 
     /// Cancels a fill: the read failed, or its data is not needed any more.

@@ -6,7 +6,7 @@
 use super::{Cache, status::LISTED_MAX};
 use crate::{
     Environment,
-    base::Asker,
+    base::Requester,
     lane::{Outcome, Parked, Refused, space_of},
 };
 use alloc::vec::Vec;
@@ -37,7 +37,7 @@ impl<E: Environment> Cache<E> {
                 Err(None) => return false,
                 Err(Some(damage)) => {
                     let place = self.base().place_of(parked.location);
-                    if !self.quarantine(id, damage.range, parked.sequence, place, Asker::Essential) {
+                    if !self.quarantine(id, damage.range, parked.sequence, place, Requester::Essential) {
                         return false;
                     }
                 }

@@ -12,7 +12,7 @@
 use super::{Admission, Cache, write::no_memory};
 use crate::{
     Environment,
-    base::{Asker, Lack},
+    base::{Lack, Requester},
     lane::{FEW_BLOCKS, LaneGuard, LaneState, MANY_BLOCKS},
 };
 use cbd_format::record::{RecordKind, blocks_in};
@@ -115,11 +115,11 @@ impl<E: Environment> Cache<E> {
         if self.base().region().check_stores(MutationPoint::WriteTogetherAfterFailure).is_err() {
             return Held::RegionFailed;
         }
-        let (kind, asker) = (RecordKind::Write, Asker::Client);
+        let (kind, requester) = (RecordKind::Write, Requester::Client);
         let in_flight = if blocks_in(range) <= FEW_BLOCKS {
-            state.store::<E, FEW_BLOCKS>(self.base(), kind, range, data, asker, Some(waker))
+            state.store::<E, FEW_BLOCKS>(self.base(), kind, range, data, requester, Some(waker))
         } else {
-            state.store::<E, MANY_BLOCKS>(self.base(), kind, range, data, asker, Some(waker))
+            state.store::<E, MANY_BLOCKS>(self.base(), kind, range, data, requester, Some(waker))
         };
         match in_flight {
             Ok((in_flight, _)) => {

@@ -3,7 +3,7 @@
 use super::Cache;
 use crate::{
     Environment,
-    base::{Asker, Lack},
+    base::{Lack, Requester},
     lane::{FEW_BLOCKS, MANY_BLOCKS},
 };
 use cbd_format::record::{RecordKind, blocks_in};
@@ -51,8 +51,8 @@ impl<E: Environment> Cache<E> {
         // A failed store may have been the lane's last record: a later record would prove that one, so none may follow.
         base.region().check_stores(MutationPoint::RecordAfterFailure)?;
         lane.announce(base);
-        let (kind, asker) = (RecordKind::Write, Asker::Client);
-        Ok(match state.commit::<E, BLOCKS>(base, kind, range, data, asker, Some(waker)) {
+        let (kind, requester) = (RecordKind::Write, Requester::Client);
+        Ok(match state.commit::<E, BLOCKS>(base, kind, range, data, requester, Some(waker)) {
             Ok((durable, _)) => {
                 base.region().check_stores(MutationPoint::WriteStoreCheck)?;
                 Admission::Done(durable)

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Environment,
-    base::{Asker, Base},
+    base::{Base, Requester},
     position::{Location, NONE, Place},
     rare,
 };
@@ -25,7 +25,7 @@ use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, MutationPoint, SECTOR};
 impl LaneState {
     /// Notes damage of `range`, which the record `sequence` at `place` held, durably: from now on reads of it fail, except
     /// where newer data covers it. The caller has set the lane's touched bit. `false` if there is no room for a record that
-    /// `asker` may use, or the region takes no stores any more; the caller must declare nothing clean then. Damage noted up to
+    /// `requester` may use, or the region takes no stores any more; the caller must declare nothing clean then. Damage noted up to
     /// that point stays noted.
     pub(crate) fn quarantine<E: Environment>(
         &mut self,
@@ -33,13 +33,13 @@ impl LaneState {
         range: ByteRange,
         sequence: u64,
         place: Place,
-        asker: Asker,
+        requester: Requester,
     ) -> bool {
         self.overlay.insert(range, Meaning::Damaged, place);
         self.forget_parked_up_to(base, range, place);
         self.heal_what_is_newer(base, range, place);
         self.cancel_fills(range);
-        self.record_new_damage(base, range, sequence, place, asker)
+        self.record_new_damage(base, range, sequence, place, requester)
     }
 
     /// Whether the overlay has damage of the record at `place` in the chunks of `range`.
@@ -60,7 +60,7 @@ impl LaneState {
         // Start with the last loss: it marks bad everything that the earlier ones do.
         let Some(Lost { sequence, place }) = self.lost.last().copied() else { return true };
         let everything = ByteRange { start: 0, end: u64::MAX };
-        let is_noted = self.record_new_damage(base, everything, sequence, place, Asker::Essential);
+        let is_noted = self.record_new_damage(base, everything, sequence, place, Requester::Essential);
         if is_noted {
             self.lost.pop();
         }
@@ -96,7 +96,7 @@ impl LaneState {
         left: &[ByteRange],
         ordinal: u64,
     ) -> bool {
-        self.record_damage(base, left, 0, Asker::Essential, |damage| goes_with(ordinal, damage))
+        self.record_damage(base, left, 0, Requester::Essential, |damage| goes_with(ordinal, damage))
     }
 
     /// Records the damage of `range` that the record `sequence` at `place` held and that no record notes yet. `false` as for
@@ -107,7 +107,7 @@ impl LaneState {
         range: ByteRange,
         sequence: u64,
         place: Place,
-        asker: Asker,
+        requester: Requester,
     ) -> bool {
         let left: Vec<ByteRange> = self
             .damage_in(base, range)
@@ -116,7 +116,7 @@ impl LaneState {
             .collect();
         // Damage that is already noted stays with its own record: the new record may span it without naming it.
         let is_new = |damage: Damage| damage.place == place && damage.noted == 0;
-        self.record_damage(base, &left, sequence, asker, is_new)
+        self.record_damage(base, &left, sequence, requester, is_new)
     }
 
     /// Records that `left`, which is in order, is damage of the record with this sequence number. `which` selects that damage
@@ -126,13 +126,13 @@ impl LaneState {
         base: &Base<E>,
         left: &[ByteRange],
         sequence: u64,
-        asker: Asker,
+        requester: Requester,
         which: impl Fn(Damage) -> bool,
     ) -> bool {
         // All of it fits into the one segment that is kept back for each lane, beside the parked ranges.
         for note in notes::of(left, base.shape().slots_max() / 4) {
             if base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
-                || self.make_room(base, note.slots(), 0, asker, None).is_err()
+                || self.make_room(base, note.slots(), 0, requester, None).is_err()
             {
                 return false;
             }

@@ -7,7 +7,7 @@
 use super::{LaneState, LogSegment};
 use crate::{
     Environment,
-    base::{Asker, Base, Lack},
+    base::{Base, Lack, Requester},
     position::Location,
     rare,
 };
@@ -35,17 +35,17 @@ impl LaneState {
         base: &Base<E>,
         slots: u32,
         length: u64,
-        asker: Asker,
+        requester: Requester,
         waker: Option<&Waker>,
     ) -> Result<(), Lack> {
-        if self.has_room_in_open(base, slots, length, asker) {
+        if self.has_room_in_open(base, slots, length, requester) {
             return Ok(());
         }
         // For the segment that is sealed below.
         self.sealed.try_reserve(1).map_err(|_| Lack::Memory)?;
-        let segment = match base.pool().take(asker, waker) {
+        let segment = match base.pool().take(requester, waker) {
             Ok(segment) => segment,
-            Err(lack) => return self.wait_for_room(base, slots, length, asker, waker, lack),
+            Err(lack) => return self.wait_for_room(base, slots, length, requester, waker, lack),
         };
         if base.is_above_gc() {
             base.wakeups().wake();
@@ -64,14 +64,14 @@ impl LaneState {
         base: &Base<E>,
         slots: u32,
         length: u64,
-        asker: Asker,
+        requester: Requester,
         waker: Option<&Waker>,
         lack: Lack,
     ) -> Result<(), Lack> {
         // A segment may have been released between the first check and `take` without waking a client. A release from now on
         // wakes the wait list. A client that continues here stays on the list, gets one spurious wakeup, and counts as a waiting
         // writer until then.
-        if self.has_room_in_open(base, slots, length, asker) {
+        if self.has_room_in_open(base, slots, length, requester) {
             return Ok(());
         }
         base.wakeups().wake();
@@ -84,19 +84,19 @@ impl LaneState {
         Err(lack)
     }
 
-    /// Whether the lane's open segment has room for such a record and `asker` may use it. If so, the segment is ready for the
+    /// Whether the lane's open segment has room for such a record and `requester` may use it. If so, the segment is ready for the
     /// record.
     fn has_room_in_open<E: Environment>(
         &mut self,
         base: &Base<E>,
         slots: u32,
         length: u64,
-        asker: Asker,
+        requester: Requester,
     ) -> bool {
         // While the reserve is incomplete, the open segment may have been taken from it for a quarantine. The rest of such a
         // segment is for further quarantines, and clients wait.
-        let may_use_open =
-            matches!(asker, Asker::Essential | Asker::Frugal) || base.pool().free() >= base.pool().reserve();
+        let may_use_open = matches!(requester, Requester::Essential | Requester::Frugal)
+            || base.pool().free() >= base.pool().reserve();
         if let Some(open) = &mut self.open
             && may_use_open
             && base.shape().fits(open.slots, open.data_low, slots, length)

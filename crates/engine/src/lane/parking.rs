@@ -16,7 +16,7 @@
 use super::{LaneState, Source, overlay::Meaning};
 use crate::{
     Environment,
-    base::{Asker, Base, Damage},
+    base::{Base, Damage, Requester},
     position::{Location, Place},
     rangemap::RangeMap,
 };
@@ -220,12 +220,12 @@ impl LaneState {
         data.resize(range.len() as usize, 0);
         base.load_data(location, &record, range, &mut data)?;
         let kind = RecordKind::ParkedWrite;
-        let committed = self.commit::<E, 2>(base, kind, range, &data, Asker::Essential, None);
+        let committed = self.commit::<E, 2>(base, kind, range, &data, Requester::Essential, None);
         Ok(if committed.is_ok() { Outcome::Done } else { Outcome::NoSpace })
     }
 
     fn append_parked_zeroes<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) -> Outcome {
-        if self.make_room(base, 1, 0, Asker::Essential, None).is_err() {
+        if self.make_room(base, 1, 0, Requester::Essential, None).is_err() {
             return Outcome::NoSpace;
         }
         let (location, stored) = self.append(base, Record::new(RecordKind::ParkedZeroes, range), &[]);

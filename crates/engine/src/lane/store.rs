@@ -8,7 +8,7 @@
 use super::{LaneState, blocks, index::BlockData, overlay::Meaning, parking::Parked};
 use crate::{
     Environment,
-    base::{Asker, Base, Lack},
+    base::{Base, Lack, Requester},
     position::Location,
 };
 use alloc::vec::Vec;
@@ -34,10 +34,10 @@ impl LaneState {
         kind: RecordKind,
         range: ByteRange,
         data: &[u8],
-        asker: Asker,
+        requester: Requester,
         waker: Option<&Waker>,
     ) -> Result<(Durable, Location), Lack> {
-        let (stored, location) = self.store::<E, BLOCKS>(base, kind, range, data, asker, waker)?;
+        let (stored, location) = self.store::<E, BLOCKS>(base, kind, range, data, requester, waker)?;
         // 5. Fence. Only then may the caller unlock the lane and complete the request: another processor's fence does not drain
         //    this processor's buffers.
         let fence = match kind {
@@ -56,7 +56,7 @@ impl LaneState {
         kind: RecordKind,
         range: ByteRange,
         data: &[u8],
-        asker: Asker,
+        requester: Requester,
         waker: Option<&Waker>,
     ) -> Result<(InFlight, Location), Lack> {
         debug_assert!(base.identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
@@ -75,7 +75,7 @@ impl LaneState {
         if kind.is_parked() || !self.parked.is_empty() {
             self.parked.reserve(range).ok_or(Lack::Memory)?;
         }
-        self.make_room(base, 1 + lines, range.len(), asker, waker)?;
+        self.make_room(base, 1 + lines, range.len(), requester, waker)?;
         let keys = base.identity().lanes.keys(range);
         self.index.prefetch::<E>(keys.clone());
         let data_offset = self.take_data(range.len());
@@ -178,7 +178,7 @@ impl LaneState {
         if !self.parked.is_empty() {
             self.parked.reserve(range).ok_or(Lack::Memory)?;
         }
-        self.make_room(base, 1, 0, Asker::Client, Some(waker))?;
+        self.make_room(base, 1, 0, Requester::Client, Some(waker))?;
         // 4. The record names the whole range; the lane determines which part of it counts.
         let (location, stored) = self.append(base, Record::new(kind, range), &[]);
         self.overlay.insert(range, Meaning::Zeroes, base.place_of(location));

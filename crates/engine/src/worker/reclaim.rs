@@ -8,7 +8,7 @@
 
 use crate::{
     Cache, Environment,
-    base::{Asker, Records},
+    base::{Records, Requester},
     lane::{Chance, LogSegment},
     position::Location,
     rare,
@@ -192,8 +192,8 @@ impl Victim {
         if !state.is_current(base, *block, *location) {
             return true;
         }
-        let (kind, asker) = (RecordKind::Fill, Asker::Optional);
-        let appended = state.commit::<E, 2>(base, kind, *block, scratch, asker, None);
+        let (kind, requester) = (RecordKind::Fill, Requester::Optional);
+        let appended = state.commit::<E, 2>(base, kind, *block, scratch, requester, None);
         if appended.is_ok() {
             rare::count(&base.rare().second_chances);
         }

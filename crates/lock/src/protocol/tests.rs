@@ -1,21 +1,20 @@
-//! All executions of a few threads, under the memory model of the language: with full barriers on both sides, as on a system
-//! without heavy barriers.
+//! All executions of a few threads, under the memory model of the language: with full barriers on both sides, as on a
+//! system without heavy barriers.
 
 use super::*;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Condvar, Mutex};
 use std::rc::Rc;
 
-/// A word and its futex queue: a sleeping thread checks the word under the same lock under which another one
-/// wakes it.
+/// A word and its futex queue: a sleeping thread checks the word under the same lock under which another one wakes it.
 struct Word {
     value: AtomicU32,
     queue: Mutex<()>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
 fn word() -> Word {
-    Word { value: AtomicU32::new(0), queue: Mutex::new(()), bell: Condvar::new() }
+    Word { value: AtomicU32::new(0), queue: Mutex::new(()), wakeup: Condvar::new() }
 }
 
 /// The platform of the model; `LIGHT` and `HEAVY` determine whether the barriers have an effect.
@@ -24,7 +23,7 @@ struct Model<const LIGHT: bool, const HEAVY: bool>;
 impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
     type Word = Word;
 
-    const LOOKS: u32 = 0;
+    const SPINS: u32 = 0;
 
     fn load(word: &Word, order: Ordering) -> u32 {
         word.value.load(order)
@@ -38,7 +37,7 @@ impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
         word.value.fetch_add(value, Ordering::Relaxed);
     }
 
-    fn take(word: &Word) -> bool {
+    fn try_acquire(word: &Word) -> bool {
         word.value.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
@@ -58,13 +57,13 @@ impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
     fn sleep(word: &Word, _has_barrier: bool) {
         let queue = word.queue.lock().expect("no panic");
         if word.value.load(Ordering::Relaxed) == 1 {
-            drop(word.bell.wait(queue).expect("no panic"));
+            drop(word.wakeup.wait(queue).expect("no panic"));
         }
     }
 
     fn wake(word: &Word) {
         let _queue = word.queue.lock().expect("no panic");
-        word.bell.notify_one();
+        word.wakeup.notify_one();
     }
 
     fn pause() {}
@@ -72,7 +71,7 @@ impl<const LIGHT: bool, const HEAVY: bool> Platform for Model<LIGHT, HEAVY> {
 
 /// Threads that each acquire the lock and increment the number that it protects; a thread that is never woken
 /// is a deadlock, which fails the execution.
-fn add_up<const LIGHT: bool, const HEAVY: bool>(threads: usize, preemptions: Option<usize>) {
+fn increment_from_threads<const LIGHT: bool, const HEAVY: bool>(threads: usize, preemptions: Option<usize>) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.check(move || {
@@ -103,22 +102,22 @@ fn add_up<const LIGHT: bool, const HEAVY: bool>(threads: usize, preemptions: Opt
 
 #[test]
 fn two_threads_exclude_each_other_and_both_end() {
-    add_up::<true, true>(2, None);
+    increment_from_threads::<true, true>(2, None);
 }
 
 #[test]
 fn three_threads_exclude_each_other_and_all_end() {
-    add_up::<true, true>(3, Some(3));
+    increment_from_threads::<true, true>(3, Some(3));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_barrier_of_the_unlock_a_wakeup_is_lost() {
-    add_up::<false, true>(2, None);
+    increment_from_threads::<false, true>(2, None);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_barrier_of_the_sleeper_a_wakeup_is_lost() {
-    add_up::<true, false>(2, None);
+    increment_from_threads::<true, false>(2, None);
 }

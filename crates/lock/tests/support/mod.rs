@@ -14,10 +14,10 @@ type Mutex<T> = lock_api::Mutex<Lock, T>;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 3000;
 
-/// Threads that increment a number under one lock; occasionally one sleeps with the lock held, so that the
-/// others have to sleep for it. A thread that is the ancestor of all of them runs `first`. Fails after a
-/// minute if a thread is not woken.
-pub fn add_up(first: impl FnOnce() + Send + 'static) {
+/// Increments a number under one lock in several threads; occasionally one sleeps with the lock held, so that the
+/// others have to sleep for it. A thread that is the ancestor of all of them runs `first`. Fails after a minute if a
+/// thread is not woken.
+pub fn increment_from_threads(first: impl FnOnce() + Send + 'static) {
     let (ended, end) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         first();

@@ -1,23 +1,24 @@
-//! One connection after the handshake: requests in, replies out, on one thread with a request queue of its own.
+//! One connection after the handshake: receives requests and sends replies, on one thread with its own request queue.
 //!
 //! A request that the device completes at once is answered at once; one that it parks is answered when it completes,
 //! possibly out of order. One wait set covers the socket, the queue and the stop event.
 //!
 //! Invariants:
-//! - each request that was read whole gets exactly one reply, unless the client went away or stop ran out of time;
+//! - each request that was read completely gets exactly one reply, unless the client disconnected or the stop timed
+//!   out;
 //! - requests that were read and not answered are bounded in number and bytes (`memory`); beyond that the socket is not
 //!   read, so a client that sends without reading its replies blocks only its own connection;
 //! - a request that waits for memory waits for requests of its own connection, never for another client;
 //! - after the client's last request, the requests in the device are completed before the queue is closed; requests
-//!   that have not begun are given up when the client is gone, or when a new client waits for the end of this one.
+//!   that have not begun are given up if the client has disconnected, or if a new client waits for the end of this one.
 
 use super::Limits;
+use super::client_entry::ClientEntry;
 use super::ending::Ending;
-use super::handshake::Agreed;
+use super::handshake::Negotiated;
 use super::incoming::{Incoming, Payload};
 use super::memory::{Memory, RESERVED, cost_of};
 use super::parts::{Direction, Framing, Next, PART, Parts};
-use super::presence::Presence;
 use super::receive::{Received, Receiver};
 use super::reply::{Output, Reply, Sent};
 use super::request::{CACHE_PIECE, Rules, Task};
@@ -35,7 +36,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Replies are sent when this many bytes of them are queued, even if more requests were received.
-const SEND_AT: usize = 64 << 10;
+const SEND_THRESHOLD: usize = 64 << 10;
 /// After this time without a request, spare buffers are freed.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -44,7 +45,7 @@ pub(super) struct Connection<'a> {
     device: &'a dyn BlockDevice,
     queue: Box<dyn RequestQueue>,
     rules: Rules,
-    agreed: Agreed,
+    negotiated: Negotiated,
     limits: Limits,
     receiver: Receiver,
     incoming: Incoming,
@@ -56,7 +57,7 @@ pub(super) struct Connection<'a> {
     /// Requests that were read and whose replies are not sent.
     unanswered: usize,
     /// CACHE commands that are not finished, and their buffers.
-    pieces: VecDeque<(usize, AlignedBuffer)>,
+    cache_commands: VecDeque<(usize, AlignedBuffer)>,
     done: Vec<Completion>,
     ending: Option<Ending>,
     /// Set when the server stops: the time at which parked requests are given up.
@@ -64,7 +65,7 @@ pub(super) struct Connection<'a> {
     fault: Option<Error>,
     waits: Waits,
     /// Declared after the queue, so that it is dropped after it.
-    presence: Presence,
+    client_entry: ClientEntry,
 }
 
 impl<'a> Connection<'a> {
@@ -72,20 +73,20 @@ impl<'a> Connection<'a> {
         socket: &'a Socket,
         device: &'a dyn BlockDevice,
         rules: Rules,
-        agreed: Agreed,
+        negotiated: Negotiated,
         limits: Limits,
         memory: Memory,
-        presence: Presence,
+        client_entry: ClientEntry,
     ) -> Result<Self> {
         let queue = device.open_queue()?;
-        let (order, awaited) = (limits.order, presence.descriptor());
-        let waits = Waits::new(socket.as_raw_fd(), order, awaited, &queue.wait_descriptors());
+        let (stop, awaited) = (limits.stop_descriptor, client_entry.descriptor());
+        let waits = Waits::new(socket.as_raw_fd(), stop, awaited, &queue.wait_descriptors());
         Ok(Self {
             socket,
             device,
             queue,
             rules,
-            agreed,
+            negotiated,
             limits,
             receiver: Receiver::new(),
             incoming: Incoming::Head,
@@ -94,28 +95,28 @@ impl<'a> Connection<'a> {
             parts: None,
             slots: Slots::default(),
             unanswered: 0,
-            pieces: VecDeque::new(),
+            cache_commands: VecDeque::new(),
             done: Vec::new(),
             ending: None,
             stop_until: None,
             fault: None,
             waits,
-            presence,
+            client_entry,
         })
     }
 
-    /// Serves until the client goes, breaks the protocol, or the server stops.
+    /// Serves until the client disconnects, violates the protocol, or the server stops.
     ///
     /// # Errors
     /// The reason for the log; the connection ends in any case.
     pub(super) fn serve(mut self) -> Result<()> {
         loop {
             self.take_requests();
-            self.submit_piece();
+            self.submit_cache_piece();
             self.read_next_part();
-            // What the queue has parked is continued when its descriptors say so (`wait`).
+            // Parked requests continue when the descriptors of the queue are readable (`wait`).
             self.queue.unplug(&mut self.done);
-            self.settle();
+            self.answer_completed();
             self.send();
             self.give_up();
             if self.is_over() {
@@ -156,13 +157,13 @@ impl<'a> Connection<'a> {
     /// Whether the number of requests and their memory allow one more.
     fn admits(&self, header: &RequestHeader) -> bool {
         self.unanswered < self.limits.requests
-            && !self.parts.as_ref().is_some_and(Parts::comes_first)
-            && (self.memory.has(self.rules.cost(header)) || self.may_go_in_parts(header))
+            && !self.parts.as_ref().is_some_and(Parts::blocks_requests)
+            && (self.memory.has(self.rules.cost(header)) || self.can_begin_in_parts(header))
     }
 
     /// Whether a request that exceeds the free memory can begin with its first part.
-    fn may_go_in_parts(&self, header: &RequestHeader) -> bool {
-        let is_alone = header.command == command::READ && self.agreed.framing(header) == Framing::OneHead;
+    fn can_begin_in_parts(&self, header: &RequestHeader) -> bool {
+        let is_alone = header.command == command::READ && self.negotiated.framing(header) == Framing::OneHead;
         self.parts.is_none()
             && matches!(header.command, command::READ | command::WRITE)
             && self.rules.cost(header) > RESERVED
@@ -199,7 +200,7 @@ impl<'a> Connection<'a> {
                 }
                 Incoming::Refused { cookie, left, error } => self.skip(cookie, left, error),
             }
-            if self.output.waiting() >= SEND_AT {
+            if self.output.waiting() >= SEND_THRESHOLD {
                 break;
             }
         }
@@ -211,13 +212,13 @@ impl<'a> Connection<'a> {
         if header.command == command::DISC {
             self.receiver.consume(RequestHeader::SIZE);
             self.end(None, true);
-            self.ending.iter_mut().for_each(|ending| ending.in_order = true);
+            self.ending.iter_mut().for_each(|ending| ending.announced = true);
             return true;
         }
-        let task = self.rules.validate(header, &self.agreed);
+        let task = self.rules.validate(header, &self.negotiated);
         let cost = if task.is_ok() { self.rules.cost(header) } else { 0 };
         let is_whole = self.memory.take(cost);
-        if !is_whole && !self.may_go_in_parts(header) {
+        if !is_whole && !self.can_begin_in_parts(header) {
             return false;
         }
         self.receiver.consume(RequestHeader::SIZE);
@@ -246,14 +247,14 @@ impl<'a> Connection<'a> {
             Ok(Task::Cache(range)) => {
                 let buffer = self.memory.buffer(range.len().min(CACHE_PIECE) as usize);
                 let number = self.slots.insert(Slot { cookie, kind: Kind::Cache(range), cost });
-                self.pieces.push_back((number, buffer));
+                self.cache_commands.push_back((number, buffer));
             }
             Ok(Task::Status { range, one }) => {
-                let reply = match status::describe(self.device, range, one, self.agreed.contexts) {
+                let reply = match status::describe(self.device, range, one, self.negotiated.contexts) {
                     Ok(contexts) => Reply::status(cookie, &contexts, cost),
                     Err(error) => {
                         self.memory.give(cost);
-                        Reply::error(cookie, self.agreed.structured, &error)
+                        Reply::error(cookie, self.negotiated.structured, &error)
                     }
                 };
                 self.push(reply);
@@ -265,10 +266,10 @@ impl<'a> Connection<'a> {
     // -- requests in parts ------------------------------------------------------------------------------------
 
     fn begin_in_parts(&mut self, header: &RequestHeader, operation: Operation, range: ByteRange, fua: bool) {
-        let structured = self.agreed.structured;
+        let structured = self.negotiated.structured;
         let direction = match operation {
             Operation::Write => Direction::Write { fua },
-            _ => Direction::Read(self.agreed.framing(header)),
+            _ => Direction::Read(self.negotiated.framing(header)),
         };
         self.parts = Some(Parts::new(header.cookie, structured, direction, range));
         if operation == Operation::Write {
@@ -322,7 +323,7 @@ impl<'a> Connection<'a> {
         };
         match parts.done(part, result, buffer) {
             Next::Wait(buffer) => {
-                self.memory.put_by(buffer);
+                self.memory.keep_spare(buffer);
                 self.memory.give(cost);
             }
             Next::Send(reply) => self.output.push(reply),
@@ -343,9 +344,9 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Queues a reply, behind the remaining parts of a read whose head is queued.
+    /// Queues a reply; it is held back while only parts of a read with one head may be sent.
     fn push(&mut self, reply: Reply) {
-        if self.parts.as_ref().is_some_and(Parts::is_alone) {
+        if self.parts.as_ref().is_some_and(Parts::excludes_replies) {
             self.output.hold(reply);
         } else {
             self.output.push(reply);
@@ -376,10 +377,9 @@ impl<'a> Connection<'a> {
     }
 
     fn refuse(&mut self, cookie: u64, error: &Error) {
-        self.push(Reply::error(cookie, self.agreed.structured, error));
+        self.push(Reply::error(cookie, self.negotiated.structured, error));
     }
 
-    /// Receives once.
     fn receive(&mut self) {
         let received = match &mut self.incoming {
             Incoming::Payload(Payload { buffer, filled, .. }) => {
@@ -426,23 +426,23 @@ impl<'a> Connection<'a> {
         } else {
             self.queue.submit_plugged(request, &mut self.done);
         }
-        self.settle();
+        self.answer_completed();
     }
 
     /// Submits one piece of one CACHE command, so that a long command does not delay other requests.
-    fn submit_piece(&mut self) {
-        let Some((number, mut buffer)) = self.pieces.pop_front() else { return };
+    fn submit_cache_piece(&mut self) {
+        let Some((number, mut buffer)) = self.cache_commands.pop_front() else { return };
         let Some(Slot { kind: Kind::Cache(left), .. }) = self.slots.get_mut(number) else { return };
         let range = ByteRange { start: left.start, end: left.end.min(left.start + CACHE_PIECE) };
         left.start = range.end;
         buffer.resize(range.len() as usize);
         let request = Request { id: number as u64, operation: Operation::Read, range, fua: false, buffer };
         self.queue.submit(request, &mut self.done);
-        self.settle();
+        self.answer_completed();
     }
 
-    /// Answers what the device has completed.
-    fn settle(&mut self) {
+    /// Answers the requests that the device has completed.
+    fn answer_completed(&mut self) {
         let mut done = mem::take(&mut self.done);
         for completion in done.drain(..) {
             self.answer(completion);
@@ -462,7 +462,7 @@ impl<'a> Connection<'a> {
             && self.ending.is_none()
         {
             self.slots.put_back(number, slot);
-            self.pieces.push_back((number, buffer));
+            self.cache_commands.push_back((number, buffer));
             return;
         }
         self.slots.free(number);
@@ -473,18 +473,18 @@ impl<'a> Connection<'a> {
         let reply = match (result, slot.kind) {
             (Ok(()), Kind::Read(range)) if buffer.len() as u64 == range.len() => {
                 // The buffer is sent with the reply and remains accounted until then.
-                self.push(Reply::data(slot.cookie, self.agreed.structured, range.start, buffer));
+                self.push(Reply::data(slot.cookie, self.negotiated.structured, range.start, buffer));
                 return;
             }
             (Ok(()), Kind::Read(_)) => {
                 let error = Error::new(ErrorKind::System, "the device returned a read of another length");
-                Reply::error(slot.cookie, self.agreed.structured, &error)
+                Reply::error(slot.cookie, self.negotiated.structured, &error)
             }
             (Ok(()), Kind::Plain | Kind::Cache(_) | Kind::Part(_)) => Reply::done(slot.cookie),
-            (Err(error), _) => Reply::error(slot.cookie, self.agreed.structured, &error),
+            (Err(error), _) => Reply::error(slot.cookie, self.negotiated.structured, &error),
         };
         self.push(reply);
-        self.memory.put_by(buffer);
+        self.memory.keep_spare(buffer);
         self.memory.give(slot.cost);
     }
 
@@ -498,19 +498,19 @@ impl<'a> Connection<'a> {
         let sent = self.output.send(self.socket, |Sent { ends, cost, buffer }| {
             *unanswered -= usize::from(ends);
             if let Some(buffer) = buffer {
-                memory.put_by(buffer);
+                memory.keep_spare(buffer);
             }
             memory.give(cost);
         });
         if let Err(error) = sent {
-            let text = format!("an NBD client went away without waiting for its replies: {error}");
+            let text = format!("an NBD client disconnected without waiting for its replies: {error}");
             self.end(Some(Error::new(ErrorKind::Stopped, text)), false);
         }
     }
 
     // -- the end ----------------------------------------------------------------------------------------------
 
-    /// Stops taking requests. `sending` says whether the client can still receive replies.
+    /// Stops taking requests. `sending` states whether the client can still receive replies.
     fn end(&mut self, fault: Option<Error>, sending: bool) {
         if self.fault.is_none() {
             self.fault = fault;
@@ -519,23 +519,23 @@ impl<'a> Connection<'a> {
             Some(ending) => ending.sending &= sending,
             None => {
                 self.ending = Some(Ending::new(sending, self.limits.stop));
-                self.presence.leave();
+                self.client_entry.leave();
             }
         }
     }
 
-    /// Gives up requests that have not begun, if the client is gone or a new client waits for the end of this one;
-    /// reports to `presence` when no request of this connection can change the device any more.
+    /// Gives up requests that have not begun, if the connection is broken or a new client waits for its end; reports to
+    /// `client_entry` when no request of this connection can change the device any more.
     fn give_up(&mut self) {
         let Some(ending) = &mut self.ending else { return };
-        if !ending.gave_up && (ending.is_gone() || self.presence.is_awaited()) {
+        if !ending.gave_up && (ending.is_broken() || self.client_entry.is_awaited()) {
             ending.gave_up = true;
             self.queue.give_up(&mut self.done);
-            self.settle();
+            self.answer_completed();
             self.send();
         }
         if is_settled(self.queue.changes()) {
-            self.presence.settled();
+            self.client_entry.settled();
         }
     }
 
@@ -546,7 +546,7 @@ impl<'a> Connection<'a> {
             return true;
         }
         if self.slots.parked() > 0 {
-            // The device still has parked requests; the time limit for sending begins after them.
+            // The device still has parked requests; the timeout for sending begins after them.
             ending.until = now + self.limits.stop;
             return false;
         }
@@ -566,12 +566,12 @@ impl<'a> Connection<'a> {
             self.stop_until = Some(Instant::now() + self.limits.stop);
             self.end(None, true);
         }
-        if self.waits.is_awaited() && self.presence.is_awaited() {
+        if self.waits.is_awaited() && self.client_entry.is_awaited() {
             self.end(None, true);
         }
         if self.waits.has_queue() {
             self.queue.poll(&mut self.done);
-            self.settle();
+            self.answer_completed();
         }
         if input && self.waits.has_bytes() {
             if self.ending.is_none() {
@@ -587,7 +587,7 @@ impl<'a> Connection<'a> {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        if !self.pieces.is_empty() {
+        if !self.cache_commands.is_empty() {
             return Some(Duration::ZERO);
         }
         let sending = self.ending.as_ref().filter(|_| self.slots.parked() == 0).map(|ending| ending.until);

@@ -1,4 +1,4 @@
-//! How far the end of a connection is.
+//! The state of a connection that ends.
 
 use std::time::{Duration, Instant};
 
@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 pub(super) struct Ending {
     /// Whether replies can still be sent.
     pub(super) sending: bool,
-    /// When sending is given up.
+    /// When unsent replies are given up.
     pub(super) until: Instant,
-    /// Whether the client said that it goes: what it asked for before is done.
-    pub(super) in_order: bool,
-    /// Whether what had not begun was given up.
+    /// Whether the client sent DISC: the requests before it are completed.
+    pub(super) announced: bool,
+    /// Whether requests that had not begun were given up.
     pub(super) gave_up: bool,
 }
 
 impl Ending {
-    /// It begins now; replies may take until `stop` from now.
+    /// An end that begins now; replies may take until `stop` from now.
     pub(super) fn new(sending: bool, stop: Duration) -> Self {
-        Self { sending, until: Instant::now() + stop, in_order: false, gave_up: false }
+        Self { sending, until: Instant::now() + stop, announced: false, gave_up: false }
     }
 
-    /// Whether the client went without a word.
-    pub(super) const fn is_gone(&self) -> bool {
-        !self.sending && !self.in_order
+    /// Whether the client disconnected without DISC.
+    pub(super) const fn is_broken(&self) -> bool {
+        !self.sending && !self.announced
     }
 }

@@ -1,8 +1,8 @@
 //! The server's half of the handshake: fixed newstyle, from the greeting to the first request.
 //!
-//! Invariants: every length is checked before it is used, no option makes the server buffer more than
-//! [`OPTION_MAX`] bytes, and every input results in a reply, an error reply or an `Err`. The stream enforces the time
-//! limit: it fails when the time is up.
+//! Invariants: every length is checked before it is used, no option makes the server buffer more than [`OPTION_MAX`]
+//! bytes, and every input results in a reply, an error reply or an `Err`. The stream enforces the timeout: it fails
+//! when the time is up.
 
 use super::request::Rules;
 use crate::protocol::{
@@ -26,7 +26,7 @@ pub(super) const ALLOCATION_ID: u32 = 1;
 /// The number of `cbd:state` in block status.
 pub(super) const STATE_ID: u32 = 2;
 
-/// The metadata contexts that a client chose.
+/// The metadata contexts that a client selected.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Contexts {
     pub(super) allocation: bool,
@@ -35,7 +35,7 @@ pub(super) struct Contexts {
 
 /// The negotiated protocol features.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     pub(super) structured: bool,
     pub(super) contexts: Contexts,
 }
@@ -55,7 +55,7 @@ impl Offer<'_> {
 }
 
 /// Negotiates with a client until the transmission phase begins; `None` if the client ended the handshake in order.
-/// `accepted` is called before the client is told that it may send requests.
+/// `accepted` is called before the client learns that it may send requests.
 ///
 /// # Errors
 /// When the stream fails or the client breaks the protocol.
@@ -63,7 +63,7 @@ pub(super) fn negotiate<S: Read + Write>(
     stream: &mut S,
     offer: &Offer<'_>,
     accepted: &mut dyn FnMut(),
-) -> Result<Option<Agreed>> {
+) -> Result<Option<Negotiated>> {
     let mut greeting = Vec::with_capacity(18);
     greeting.extend_from_slice(&NBDMAGIC.to_be_bytes());
     greeting.extend_from_slice(&IHAVEOPT.to_be_bytes());
@@ -74,15 +74,15 @@ pub(super) fn negotiate<S: Read + Write>(
     receive(stream, &mut flags)?;
     let flags = u32::from_be_bytes(flags);
     if flags & !u32::from(SERVER_FLAGS) != 0 {
-        return Err(broken(format!("the client asks for unknown handshake flags {flags:#x}")));
+        return Err(violation(format!("the client sends unknown handshake flags {flags:#x}")));
     }
     let no_zeroes = flags & u32::from(handshake_flag::NO_ZEROES) != 0;
     let mut handshake =
-        Handshake { stream, offer, agreed: Agreed::default(), out: Vec::new(), no_zeroes, accepted };
+        Handshake { stream, offer, negotiated: Negotiated::default(), out: Vec::new(), no_zeroes, accepted };
     loop {
         match handshake.option()? {
             Next::Option => {}
-            Next::Requests => return Ok(Some(handshake.agreed)),
+            Next::Requests => return Ok(Some(handshake.negotiated)),
             Next::End => return Ok(None),
         }
     }
@@ -97,7 +97,7 @@ enum Next {
 struct Handshake<'a, S> {
     stream: &'a mut S,
     offer: &'a Offer<'a>,
-    agreed: Agreed,
+    negotiated: Negotiated,
     /// Replies to the current option; sent when they are complete.
     out: Vec<u8>,
     no_zeroes: bool,
@@ -110,10 +110,10 @@ impl<S: Read + Write> Handshake<'_, S> {
         receive(self.stream, &mut head)?;
         let mut reader = Reader(&head);
         let (Some(magic), Some(code), Some(length)) = (reader.u64(), reader.u32(), reader.u32()) else {
-            return Err(broken("an option without a head".into()));
+            return Err(violation("an option without a head".into()));
         };
         if magic != IHAVEOPT {
-            return Err(broken(format!("an option begins with {magic:#018x}")));
+            return Err(violation(format!("an option begins with {magic:#018x}")));
         }
         if length as usize > OPTION_MAX {
             return self.too_big(code, length).map(|()| Next::Option);
@@ -132,7 +132,7 @@ impl<S: Read + Write> Handshake<'_, S> {
             option::INFO | option::GO => self.information(code, &data),
             option::STRUCTURED_REPLY => {
                 if data.is_empty() {
-                    self.agreed.structured = true;
+                    self.negotiated.structured = true;
                     self.reply(code, option_reply::ACK, &[]);
                 } else {
                     self.refuse(code, option_reply::ERR_INVALID, "this option has no data");
@@ -140,9 +140,9 @@ impl<S: Read + Write> Handshake<'_, S> {
                 Next::Option
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(code, &data),
-            // STARTTLS among them: TLS is not supported; use a unix socket or a tunnel.
+            // STARTTLS among others: TLS is not supported; a unix socket or a tunnel replaces it.
             _ => {
-                self.refuse(code, option_reply::ERR_UNSUP, "this server does not know the option");
+                self.refuse(code, option_reply::ERR_UNSUP, "this server does not support the option");
                 Next::Option
             }
         };
@@ -156,11 +156,11 @@ impl<S: Read + Write> Handshake<'_, S> {
     /// EXPORT_NAME, the oldest option: its reply cannot be an error, so a wrong name ends the connection.
     fn export_name(&mut self, name: &[u8]) -> Result<Next> {
         if !self.offer.is_named(name) {
-            return Err(broken(format!("there is no export {:?}", String::from_utf8_lossy(name))));
+            return Err(violation(format!("there is no export {:?}", String::from_utf8_lossy(name))));
         }
         let rules = self.offer.rules;
         self.out.extend_from_slice(&rules.size.to_be_bytes());
-        self.out.extend_from_slice(&rules.flags(self.agreed.structured).to_be_bytes());
+        self.out.extend_from_slice(&rules.flags(self.negotiated.structured).to_be_bytes());
         if !self.no_zeroes {
             self.out.extend_from_slice(&[0; 124]);
         }
@@ -195,10 +195,10 @@ impl<S: Read + Write> Handshake<'_, S> {
         let rules = self.offer.rules;
         let mut export = info::EXPORT.to_be_bytes().to_vec();
         export.extend_from_slice(&rules.size.to_be_bytes());
-        export.extend_from_slice(&rules.flags(self.agreed.structured).to_be_bytes());
+        export.extend_from_slice(&rules.flags(self.negotiated.structured).to_be_bytes());
         self.reply(code, option_reply::INFO, &export);
 
-        // Also to clients that did not ask for it, because requests that are not whole sectors are refused.
+        // Sent even if the client did not request it, because requests that are not whole sectors are refused.
         let mut blocks = info::BLOCK_SIZE.to_be_bytes().to_vec();
         for size in [rules.sector, PREFERRED_BLOCK.max(rules.sector), rules.payload_max] {
             blocks.extend_from_slice(&size.to_be_bytes());
@@ -219,10 +219,10 @@ impl<S: Read + Write> Handshake<'_, S> {
     fn contexts(&mut self, code: u32, data: &[u8]) -> Next {
         let setting = code == option::SET_META_CONTEXT;
         if setting {
-            self.agreed.contexts = Contexts::default();
+            self.negotiated.contexts = Contexts::default();
         }
-        if !self.agreed.structured {
-            self.refuse(code, option_reply::ERR_INVALID, "structured replies must be agreed on first");
+        if !self.negotiated.structured {
+            self.refuse(code, option_reply::ERR_INVALID, "structured replies must be negotiated first");
             return Next::Option;
         }
         let Some((name, queries)) = parse_contexts(data) else {
@@ -252,7 +252,7 @@ impl<S: Read + Write> Handshake<'_, S> {
             }
         }
         if setting {
-            self.agreed.contexts = chosen;
+            self.negotiated.contexts = chosen;
         }
         self.reply(code, option_reply::ACK, &[]);
         Next::Option
@@ -260,7 +260,7 @@ impl<S: Read + Write> Handshake<'_, S> {
 
     fn too_big(&mut self, code: u32, length: u32) -> Result<()> {
         if length > OPTION_SKIPPED_MAX || code == option::EXPORT_NAME {
-            return Err(broken(format!("an option of {length} bytes")));
+            return Err(violation(format!("an option of {length} bytes")));
         }
         let mut left = length as usize;
         let mut dropped = [0; 4096];
@@ -318,14 +318,14 @@ fn put_string(out: &mut Vec<u8>, text: &str) {
 }
 
 fn receive<S: Read>(stream: &mut S, into: &mut [u8]) -> Result<()> {
-    stream.read_exact(into).map_err(lost)
+    stream.read_exact(into).map_err(stream_error)
 }
 
 fn send<S: Write>(stream: &mut S, bytes: &[u8]) -> Result<()> {
-    stream.write_all(bytes).map_err(lost)
+    stream.write_all(bytes).map_err(stream_error)
 }
 
-fn lost(error: std::io::Error) -> Error {
+fn stream_error(error: std::io::Error) -> Error {
     let kind = match error.kind() {
         std::io::ErrorKind::TimedOut => ErrorKind::TimedOut,
         _ => ErrorKind::Stopped,
@@ -333,8 +333,8 @@ fn lost(error: std::io::Error) -> Error {
     Error::new(kind, "the handshake with an NBD client ended early").caused_by(error)
 }
 
-fn broken(text: String) -> Error {
-    Error::new(ErrorKind::InvalidArgument, format!("the NBD handshake was broken off: {text}"))
+fn violation(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, format!("the NBD handshake failed: {text}"))
 }
 
 #[cfg(test)]

@@ -8,19 +8,19 @@ const SIZE: u64 = 1 << 30;
 
 /// A client that sends all its bytes at once; the server's bytes are recorded.
 struct Script {
-    says: Cursor<Vec<u8>>,
-    hears: Vec<u8>,
+    sent: Cursor<Vec<u8>>,
+    received: Vec<u8>,
 }
 
 impl Read for Script {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.says.read(into)
+        self.sent.read(into)
     }
 }
 
 impl Write for Script {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.hears.write(bytes)
+        self.received.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -28,7 +28,7 @@ impl Write for Script {
     }
 }
 
-fn run(says: Vec<u8>) -> (Result<Option<Agreed>>, Vec<u8>) {
+fn run(sent: Vec<u8>) -> (Result<Option<Negotiated>>, Vec<u8>) {
     let geometry = Geometry {
         size: SIZE,
         sector: 512,
@@ -41,28 +41,28 @@ fn run(says: Vec<u8>) -> (Result<Option<Agreed>>, Vec<u8>) {
     };
     let rules = Rules::new(&geometry, false, 32 << 20);
     let offer = Offer { name: "disk", description: "a test", rules: &rules };
-    let mut script = Script { says: Cursor::new(says), hears: Vec::new() };
+    let mut script = Script { sent: Cursor::new(sent), received: Vec::new() };
     let mut accepted = 0;
     let outcome = negotiate(&mut script, &offer, &mut || accepted += 1);
     assert_eq!(accepted, i32::from(matches!(outcome, Ok(Some(_)))));
-    (outcome, script.hears)
+    (outcome, script.received)
 }
 
 /// Client flags and options.
 fn client(options: &[(u32, Vec<u8>)]) -> Vec<u8> {
-    let mut says = 3_u32.to_be_bytes().to_vec();
+    let mut sent = 3_u32.to_be_bytes().to_vec();
     for (code, data) in options {
-        says.extend_from_slice(&IHAVEOPT.to_be_bytes());
-        says.extend_from_slice(&code.to_be_bytes());
-        says.extend_from_slice(&(data.len() as u32).to_be_bytes());
-        says.extend_from_slice(data);
+        sent.extend_from_slice(&IHAVEOPT.to_be_bytes());
+        sent.extend_from_slice(&code.to_be_bytes());
+        sent.extend_from_slice(&(data.len() as u32).to_be_bytes());
+        sent.extend_from_slice(data);
     }
-    says
+    sent
 }
 
 /// Checks the greeting and returns the replies that follow it: option, kind and data.
-fn replies(hears: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
-    let mut reader = Reader(hears);
+fn replies(received: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut reader = Reader(received);
     assert_eq!(reader.u64(), Some(NBDMAGIC));
     assert_eq!(reader.u64(), Some(IHAVEOPT));
     assert_eq!(reader.u16(), Some(3));
@@ -93,9 +93,9 @@ fn queries(name: &str, queries: &[&str]) -> Vec<u8> {
 
 /// One option that is not the last, then an abort: its replies.
 fn one(code: u32, data: Vec<u8>) -> Vec<(u32, Vec<u8>)> {
-    let (outcome, hears) = run(client(&[(code, data), (option::ABORT, vec![])]));
+    let (outcome, received) = run(client(&[(code, data), (option::ABORT, vec![])]));
     assert_eq!(outcome.expect("in order"), None);
-    let mut replies = replies(&hears);
+    let mut replies = replies(&received);
     assert_eq!(replies.pop(), Some((option::ABORT, option_reply::ACK, vec![])));
     replies
         .into_iter()
@@ -111,10 +111,10 @@ fn kinds(code: u32, data: Vec<u8>) -> Vec<u32> {
 }
 
 #[test]
-fn go_tells_size_flags_and_block_sizes_and_ends_the_handshake() {
-    let (outcome, hears) = run(client(&[(option::GO, named("disk", &[]))]));
-    assert_eq!(outcome.expect("in order"), Some(Agreed::default()));
-    let replies = replies(&hears);
+fn go_returns_size_flags_and_block_sizes_and_ends_the_handshake() {
+    let (outcome, received) = run(client(&[(option::GO, named("disk", &[]))]));
+    assert_eq!(outcome.expect("in order"), Some(Negotiated::default()));
+    let replies = replies(&received);
     assert_eq!(replies.len(), 3);
     let mut export = Reader(&replies[0].2);
     assert_eq!((export.u16(), export.u64()), (Some(info::EXPORT), Some(SIZE)));
@@ -127,7 +127,7 @@ fn go_tells_size_flags_and_block_sizes_and_ends_the_handshake() {
 }
 
 #[test]
-fn info_tells_name_and_description_to_those_who_ask_and_goes_on() {
+fn info_returns_name_and_description_on_request_and_the_handshake_continues() {
     let replies = one(option::INFO, named("", &[info::NAME, info::DESCRIPTION, 77]));
     assert_eq!(replies.len(), 5);
     assert_eq!(replies[2], (option_reply::INFO, [&info::NAME.to_be_bytes()[..], b"disk"].concat()));
@@ -136,31 +136,31 @@ fn info_tells_name_and_description_to_those_who_ask_and_goes_on() {
 }
 
 #[test]
-fn an_unknown_export_is_an_error_and_the_handshake_goes_on() {
+fn an_unknown_export_is_an_error_and_the_handshake_continues() {
     assert_eq!(kinds(option::GO, named("other", &[])), [option_reply::ERR_UNKNOWN]);
     assert_eq!(kinds(option::INFO, named("dis", &[])), [option_reply::ERR_UNKNOWN]);
 }
 
 #[test]
 fn export_name_answers_with_and_without_zeroes() {
-    let (outcome, hears) = run(client(&[(option::EXPORT_NAME, b"disk".to_vec())]));
-    assert_eq!(outcome.expect("in order"), Some(Agreed::default()));
-    assert_eq!(hears.len(), 18 + 10);
-    assert_eq!(hears[18..26], SIZE.to_be_bytes());
+    let (outcome, received) = run(client(&[(option::EXPORT_NAME, b"disk".to_vec())]));
+    assert_eq!(outcome.expect("in order"), Some(Negotiated::default()));
+    assert_eq!(received.len(), 18 + 10);
+    assert_eq!(received[18..26], SIZE.to_be_bytes());
 
-    let mut says = client(&[(option::EXPORT_NAME, vec![])]);
-    says[..4].copy_from_slice(&1_u32.to_be_bytes());
-    let (outcome, hears) = run(says);
+    let mut sent = client(&[(option::EXPORT_NAME, vec![])]);
+    sent[..4].copy_from_slice(&1_u32.to_be_bytes());
+    let (outcome, received) = run(sent);
     assert!(outcome.expect("in order").is_some());
-    assert_eq!(hears.len(), 18 + 10 + 124);
-    assert!(hears[28..].iter().all(|&byte| byte == 0));
+    assert_eq!(received.len(), 18 + 10 + 124);
+    assert!(received[28..].iter().all(|&byte| byte == 0));
 }
 
 #[test]
 fn a_wrong_export_name_ends_the_connection() {
-    let (outcome, hears) = run(client(&[(option::EXPORT_NAME, b"other".to_vec())]));
+    let (outcome, received) = run(client(&[(option::EXPORT_NAME, b"other".to_vec())]));
     assert!(outcome.is_err());
-    assert_eq!(hears.len(), 18);
+    assert_eq!(received.len(), 18);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_list_names_the_export() {
 }
 
 #[test]
-fn tls_and_options_of_the_future_are_not_supported() {
+fn tls_and_unknown_options_are_not_supported() {
     for code in [4, 5, 11, 12, 0, u32::MAX] {
         assert_eq!(kinds(code, vec![1, 2, 3]), [option_reply::ERR_UNSUP], "option {code}");
     }
@@ -186,10 +186,10 @@ fn contexts_need_structured_replies_first() {
 }
 
 /// The contexts, with their numbers, in the replies to an option that follows STRUCTURED_REPLY.
-fn contexts(code: u32, data: Vec<u8>) -> (Option<Agreed>, Vec<(u32, String)>) {
+fn contexts(code: u32, data: Vec<u8>) -> (Option<Negotiated>, Vec<(u32, String)>) {
     let options = [(option::STRUCTURED_REPLY, vec![]), (code, data), (option::GO, named("disk", &[]))];
-    let (outcome, hears) = run(client(&options));
-    let named = replies(&hears)
+    let (outcome, received) = run(client(&options));
+    let named = replies(&received)
         .into_iter()
         .filter(|reply| reply.1 == option_reply::META_CONTEXT)
         .map(|(_, _, data)| {
@@ -202,42 +202,42 @@ fn contexts(code: u32, data: Vec<u8>) -> (Option<Agreed>, Vec<(u32, String)>) {
 }
 
 #[test]
-fn contexts_that_are_set_are_the_known_ones_among_those_asked_for() {
+fn only_known_contexts_of_a_request_are_set() {
     let data =
         queries("disk", &["base:allocation", "qemu:dirty-bitmap:x", "cbd:state", "base:", "base:allocation"]);
-    let (agreed, named) = contexts(option::SET_META_CONTEXT, data);
+    let (negotiated, named) = contexts(option::SET_META_CONTEXT, data);
     let chosen = Contexts { allocation: true, state: true };
-    assert_eq!(agreed, Some(Agreed { structured: true, contexts: chosen }));
+    assert_eq!(negotiated, Some(Negotiated { structured: true, contexts: chosen }));
     assert_eq!(named, [(ALLOCATION_ID, CONTEXT_ALLOCATION.into()), (STATE_ID, CONTEXT_STATE.into())]);
 
-    let (agreed, named) = contexts(option::SET_META_CONTEXT, queries("", &["base:"]));
-    assert_eq!(agreed.expect("it goes on").contexts, Contexts::default());
+    let (negotiated, named) = contexts(option::SET_META_CONTEXT, queries("", &["base:"]));
+    assert_eq!(negotiated.expect("it continues").contexts, Contexts::default());
     assert_eq!(named, []);
 }
 
 #[test]
 fn contexts_are_listed_all_or_by_namespace_and_nothing_is_set() {
-    let (agreed, named) = contexts(option::LIST_META_CONTEXT, queries("disk", &[]));
-    assert_eq!(agreed.expect("it goes on").contexts, Contexts::default());
+    let (negotiated, named) = contexts(option::LIST_META_CONTEXT, queries("disk", &[]));
+    assert_eq!(negotiated.expect("it continues").contexts, Contexts::default());
     assert_eq!(named, [(0, CONTEXT_ALLOCATION.into()), (0, CONTEXT_STATE.into())]);
     assert_eq!(contexts(option::LIST_META_CONTEXT, queries("", &["cbd:"])).1, [(0, CONTEXT_STATE.into())]);
     assert_eq!(contexts(option::LIST_META_CONTEXT, queries("", &["nope:"])).1, []);
 }
 
 #[test]
-fn setting_contexts_again_forgets_the_former_ones() {
+fn setting_contexts_again_replaces_the_earlier_ones() {
     let options = [
         (option::STRUCTURED_REPLY, vec![]),
         (option::SET_META_CONTEXT, queries("disk", &["base:allocation"])),
         (option::SET_META_CONTEXT, queries("disk", &["cbd:state"])),
         (option::GO, named("disk", &[])),
     ];
-    let agreed = run(client(&options)).0.expect("in order").expect("it goes on");
-    assert_eq!(agreed.contexts, Contexts { allocation: false, state: true });
+    let negotiated = run(client(&options)).0.expect("in order").expect("it continues");
+    assert_eq!(negotiated.contexts, Contexts { allocation: false, state: true });
 }
 
 #[test]
-fn options_whose_lengths_lie_are_invalid() {
+fn options_with_wrong_lengths_are_invalid() {
     for code in [option::GO, option::INFO] {
         for data in
             [vec![], vec![0, 0, 0], named("disk", &[])[..9].to_vec(), [named("disk", &[]), vec![0]].concat()]
@@ -255,9 +255,9 @@ fn options_whose_lengths_lie_are_invalid() {
     many[8..12].fill(0xFF);
     let options =
         [(option::STRUCTURED_REPLY, vec![]), (option::SET_META_CONTEXT, many), (option::ABORT, vec![])];
-    let (outcome, hears) = run(client(&options));
+    let (outcome, received) = run(client(&options));
     assert_eq!(outcome.expect("in order"), None);
-    assert_eq!(replies(&hears)[1].1, option_reply::ERR_INVALID);
+    assert_eq!(replies(&received)[1].1, option_reply::ERR_INVALID);
 }
 
 #[test]
@@ -266,23 +266,23 @@ fn a_name_beyond_the_protocols_bound_is_invalid() {
 }
 
 #[test]
-fn an_option_that_is_too_long_is_passed_over_and_a_huge_one_ends_the_connection() {
+fn an_option_that_is_too_long_is_skipped_and_a_huge_one_ends_the_connection() {
     assert_eq!(kinds(option::GO, vec![0; OPTION_MAX + 1]), [option_reply::ERR_TOO_BIG]);
-    let mut says = client(&[]);
-    says.extend_from_slice(&IHAVEOPT.to_be_bytes());
-    says.extend_from_slice(&option::GO.to_be_bytes());
-    says.extend_from_slice(&u32::MAX.to_be_bytes());
-    assert_eq!(run(says).0.expect_err("too much").kind(), ErrorKind::InvalidArgument);
+    let mut sent = client(&[]);
+    sent.extend_from_slice(&IHAVEOPT.to_be_bytes());
+    sent.extend_from_slice(&option::GO.to_be_bytes());
+    sent.extend_from_slice(&u32::MAX.to_be_bytes());
+    assert_eq!(run(sent).0.expect_err("too much").kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
 fn unknown_client_flags_and_wrong_magic_end_the_connection() {
-    let mut says = client(&[(option::GO, named("disk", &[]))]);
-    says[0] = 1;
-    assert!(run(says).0.is_err());
-    let mut says = client(&[(option::GO, named("disk", &[]))]);
-    says[4] ^= 1;
-    assert!(run(says).0.is_err());
+    let mut sent = client(&[(option::GO, named("disk", &[]))]);
+    sent[0] = 1;
+    assert!(run(sent).0.is_err());
+    let mut sent = client(&[(option::GO, named("disk", &[]))]);
+    sent[4] ^= 1;
+    assert!(run(sent).0.is_err());
 }
 
 /// A handshake that uses almost all options.
@@ -300,21 +300,21 @@ fn everything() -> Vec<u8> {
 
 #[test]
 fn a_handshake_that_ends_after_any_byte_is_an_error() {
-    let says = everything();
-    assert!(run(says.clone()).0.is_ok());
-    for length in 0..says.len() {
-        let error = run(says[..length].to_vec()).0.expect_err("it is not complete");
+    let sent = everything();
+    assert!(run(sent.clone()).0.is_ok());
+    for length in 0..sent.len() {
+        let error = run(sent[..length].to_vec()).0.expect_err("it is not complete");
         assert_eq!(error.kind(), ErrorKind::Stopped, "after {length} bytes");
     }
 }
 
 #[test]
 fn a_handshake_with_any_bit_flipped_ends_without_a_panic() {
-    let says = everything();
-    for bit in 0..says.len() * 8 {
-        let mut says = says.clone();
-        says[bit / 8] ^= 1 << (bit % 8);
-        let (_, hears) = run(says);
-        assert!(hears.len() < 8192, "bit {bit}");
+    let sent = everything();
+    for bit in 0..sent.len() * 8 {
+        let mut sent = sent.clone();
+        sent[bit / 8] ^= 1 << (bit % 8);
+        let (_, received) = run(sent);
+        assert!(received.len() < 8192, "bit {bit}");
     }
 }

@@ -9,7 +9,7 @@ pub(super) enum Incoming {
     Head,
     /// In the payload of a write.
     Payload(Payload),
-    /// Before the next part of a write, for which there is no memory yet.
+    /// Before the next part of a write, which waits for memory.
     Part,
     /// In the payload of a write that was refused.
     Refused { cookie: u64, left: usize, error: Error },

@@ -1,8 +1,8 @@
 //! The memory of one connection's requests and replies, part of the budget that all connections of the process share.
 //!
-//! Each export has the reserved parts of its first [`GUARANTEED`] connections from the start, so that no number of clients
-//! of other exports locks its own out. An eighth of the budget admits no further connections of an export: it is left for
-//! exports that start later.
+//! Each export reserves the memory of its first [`GUARANTEED_CONNECTIONS`] connections when it starts, so that clients
+//! of other exports, however many, cannot exclude its own. An eighth of the budget admits no further connections of an
+//! export: it is left for exports that start later.
 //!
 //! Each connection has a reserved part, which no other connection can take: with that part alone it makes progress,
 //! whatever other clients do. Memory beyond it comes from the rest of the budget, and only while the rest still holds
@@ -10,9 +10,9 @@
 //! room for one more. No connection waits for memory of another: a request that exceeds the free memory is executed in
 //! parts (`parts`), or waits for requests of its own connection.
 //!
-//! Invariants: all buffers of a connection, spare ones included, are counted; what is counted never exceeds the budget.
+//! Invariants: all buffers of a connection, spare ones included, are counted; the total never exceeds the budget.
 //!
-//! Elsewhere: which request needs what (`connection`).
+//! Elsewhere: the memory that each request needs (`connection`).
 
 use cbd_export::budget::{Budget, Guarantee, Share};
 use cbd_export::buffers::Buffers;
@@ -24,7 +24,7 @@ const OVERHEAD: usize = 256 << 10;
 /// Bytes of buffers that are reserved for each connection.
 pub(super) const RESERVED: usize = 2 << 20;
 /// Connections of an export for which memory is reserved from its start.
-const GUARANTEED: usize = 4;
+const GUARANTEED_CONNECTIONS: usize = 4;
 /// Bytes that a connection takes from the budget at least.
 pub(super) const CONNECTION: u64 = (RESERVED + OVERHEAD) as u64;
 /// Smallest buffer in bytes.
@@ -38,7 +38,7 @@ pub(super) struct Memory {
     /// Bytes of buffers and replies in use.
     used: usize,
     /// Bytes that may be in use together; a larger request is admitted only while no other is in use.
-    most: usize,
+    limit: usize,
 }
 
 /// Bytes that a buffer of `length` bytes takes.
@@ -52,17 +52,17 @@ pub(super) const fn cost_of(length: usize) -> usize {
     }
 }
 
-/// The part of `budget` for the first connections of an export. It is smaller where the budget is small for the number of
+/// The part of `budget` for the first connections of an export. It is smaller if the budget is small for the number of
 /// exports.
 pub(super) fn guarantee(budget: &Arc<Budget>) -> Arc<Guarantee> {
-    Guarantee::new(budget, CONNECTION, GUARANTEED)
+    Guarantee::new(budget, CONNECTION, GUARANTEED_CONNECTIONS)
 }
 
 impl Memory {
     /// # Errors
-    /// [`ErrorKind::NoSpace`] where the export has its guaranteed connections, and all connections together have taken so
+    /// [`ErrorKind::NoSpace`] if the export has its guaranteed connections, and all connections together have taken so
     /// much that there is no room for one more.
-    pub(super) fn new(guarantee: &Arc<Guarantee>, most: usize) -> Result<Self> {
+    pub(super) fn new(guarantee: &Arc<Guarantee>, limit: usize) -> Result<Self> {
         let budget = guarantee.budget();
         let for_others = budget.limit() / 8 / CONNECTION * CONNECTION;
         let share = guarantee.take(for_others).ok_or_else(|| {
@@ -75,12 +75,12 @@ impl Memory {
                 ),
             )
         })?;
-        Ok(Self { budget: Arc::clone(budget), share, buffers: Buffers::default(), used: 0, most })
+        Ok(Self { budget: Arc::clone(budget), share, buffers: Buffers::default(), used: 0, limit })
     }
 
     /// Bytes that may be in use without a larger share of the budget.
-    fn granted(&self) -> usize {
-        // It was a usize before.
+    fn share_bytes(&self) -> usize {
+        // It was a `usize` when it was added to the share.
         self.share.bytes() as usize - OVERHEAD
     }
 
@@ -90,14 +90,14 @@ impl Memory {
         if cost == 0 {
             return true;
         }
-        if self.used > 0 && after > self.most {
+        if self.used > 0 && after > self.limit {
             return false;
         }
-        // A buffer that is reused is accounted already.
+        // A buffer that is reused is already counted.
         let again = if cost > 0 && self.buffers.has(cost) { cost } else { 0 };
         let held = self.buffers.held() - again;
-        if after + held > self.granted() && !self.grow(after + held) {
-            if after > self.granted() && !self.grow(after) {
+        if after + held > self.share_bytes() && !self.grow(after + held) {
+            if after > self.share_bytes() && !self.grow(after) {
                 return false;
             }
             self.buffers.trim();
@@ -109,10 +109,10 @@ impl Memory {
     /// Whether [`take`](Self::take) would succeed now; another connection may take the memory first.
     pub(super) fn has(&self, cost: usize) -> bool {
         let after = self.used + cost;
-        let more = after.saturating_sub(self.granted()) as u64;
+        let more = after.saturating_sub(self.share_bytes()) as u64;
         let free = || self.budget.limit().saturating_sub(self.budget.used());
         cost == 0
-            || (self.used == 0 || after <= self.most)
+            || (self.used == 0 || after <= self.limit)
                 && (more == 0 || free() >= more.saturating_add(self.left_for_others(after)))
     }
 
@@ -141,14 +141,14 @@ impl Memory {
         self.buffers.take(length)
     }
 
-    /// Keeps a buffer for reuse; its bytes remain taken.
-    pub(super) fn put_by(&mut self, buffer: AlignedBuffer) {
-        if self.used + self.buffers.held() <= self.granted() && !self.is_short() {
+    /// Keeps a buffer for reuse; its bytes remain counted.
+    pub(super) fn keep_spare(&mut self, buffer: AlignedBuffer) {
+        if self.used + self.buffers.held() <= self.share_bytes() && !self.is_short() {
             self.buffers.give(buffer);
         }
     }
 
-    /// Whether more than half of the budget is taken: then spare buffers are freed.
+    /// Whether more than half of the budget is taken; then spare buffers are freed.
     fn is_short(&self) -> bool {
         self.budget.used() > self.budget.limit() / 2
     }
@@ -160,7 +160,7 @@ impl Memory {
 
     /// Whether no bytes are in use, but spare buffers or a share above the reserved part are held.
     pub(super) fn is_idle(&self) -> bool {
-        self.used == 0 && (self.buffers.held() > 0 || self.granted() > RESERVED)
+        self.used == 0 && (self.buffers.held() > 0 || self.share_bytes() > RESERVED)
     }
 
     /// Frees everything that is not in use.
@@ -171,7 +171,7 @@ impl Memory {
 
     fn shrink(&mut self) {
         let needed = self.used.max(RESERVED);
-        if needed < self.granted() {
+        if needed < self.share_bytes() {
             self.share.resize((needed + OVERHEAD) as u64, 0);
         }
     }
@@ -183,7 +183,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A connection of an export of its own, which has ended but for it.
+    /// The only connection of an export that has ended otherwise.
     fn memory(budget: &Arc<Budget>) -> Memory {
         connection(&guarantee(budget)).expect("room")
     }
@@ -201,15 +201,16 @@ mod tests {
             while memory.take(MIB) {}
             greedy.push(memory);
         }
-        assert!(greedy.len() > GUARANTEED);
-        let mut own: Vec<Memory> = (0..GUARANTEED).map(|_| connection(&other).expect("guaranteed")).collect();
+        assert!(greedy.len() > GUARANTEED_CONNECTIONS);
+        let mut own: Vec<Memory> =
+            (0..GUARANTEED_CONNECTIONS).map(|_| connection(&other).expect("guaranteed")).collect();
         assert!(own.iter_mut().all(|memory| memory.take(RESERVED)));
         assert_eq!(connection(&other).expect_err("no room").kind(), ErrorKind::NoSpace);
         own.pop();
         assert!(connection(&other).is_ok());
         let later = guarantee(&budget);
         assert!(
-            (0..GUARANTEED).all(|_| connection(&later).is_ok()),
+            (0..GUARANTEED_CONNECTIONS).all(|_| connection(&later).is_ok()),
             "an export that starts during the attack"
         );
         assert!(budget.used() <= budget.limit());
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_budget_admits_one_connection_and_no_smaller_one_does() {
+    fn the_smallest_allowed_budget_admits_one_connection_and_a_smaller_one_none() {
         let export = guarantee(&Budget::new(CONNECTION));
         let mut memory = connection(&export).expect("room");
         assert!(memory.take(RESERVED));
@@ -261,12 +262,12 @@ mod tests {
         let mut memory = connection(&export).expect("room");
         assert!(memory.take(16 * MIB));
         let buffer = memory.buffer(16 * MIB);
-        memory.put_by(buffer);
+        memory.keep_spare(buffer);
         memory.give(16 * MIB);
         assert!(memory.is_idle());
         memory.trim();
         assert!(!memory.is_idle());
-        assert_eq!(budget.used(), GUARANTEED as u64 * CONNECTION);
+        assert_eq!(budget.used(), GUARANTEED_CONNECTIONS as u64 * CONNECTION);
         drop((memory, export));
         assert_eq!(budget.used(), 0);
     }

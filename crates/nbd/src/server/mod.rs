@@ -1,19 +1,17 @@
 //! The NBD server: one device on one socket, a thread for each connection.
 //!
-//! Invariants: connections are bounded in number, handshakes in number and time, and all connections in the
-//! memory that they take together (`memory`); a silent client does not exclude other clients: the oldest handshake is
-//! closed for a new one; [`Server::stop`] is bounded in time and completes what was in flight; a panic or an error in
-//! one connection ends that connection only.
-//!
-//! Elsewhere: what requests do (the device), and when a server is started or stopped.
+//! Invariants: connections are bounded in number, handshakes in number and time, and all connections in the memory that
+//! they take together (`memory`); a client that sends nothing does not exclude other clients: the oldest handshake is
+//! closed for a new one; [`Server::stop`] is bounded in time and completes the requests in flight; a panic or an error
+//! in one connection ends that connection only.
 
+mod client_entry;
 mod connection;
 mod ending;
 mod handshake;
 mod incoming;
 mod memory;
 mod parts;
-mod presence;
 mod receive;
 mod reply;
 mod request;
@@ -30,10 +28,10 @@ use cbd_export::socket::is_momentary;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_export::{BlockDevice, Clients, Event, start_thread};
 use cbd_types::{Error, ErrorKind, Result};
+use client_entry::ClientEntry;
 use connection::Connection;
 use handshake::{Offer, negotiate};
 use memory::Memory;
-use presence::Presence;
 use request::Rules;
 use socket2::Socket;
 use std::collections::VecDeque;
@@ -50,12 +48,13 @@ use stream::BoundedStream;
 const PAYLOAD_MAX: u32 = 32 << 20;
 /// Default for the bytes of buffers that all connections may have together.
 pub const MEMORY: u64 = 1 << 30;
-/// Bytes of buffers that one connection takes at least: with fewer for all connections together no client is accepted.
+/// Bytes of buffers that one connection takes at least; if all connections together may have less, no client is
+/// accepted.
 pub const MEMORY_MIN: u64 = memory::CONNECTION;
 /// Interval of attempts to accept while the process has no free descriptor and no connection of this server ends.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// Time that connections closed during their handshake have to end before further clients are refused.
-const GIVING_WAY: Duration = Duration::from_secs(10);
+const CLOSED_HANDSHAKES_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that a stop waits for threads beyond the time that connections have to finish.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
@@ -76,38 +75,40 @@ pub enum Notice<'a> {
     },
     /// A client was refused: the maximum of clients is connected, or there is no descriptor, thread or memory for it.
     Refused {
-        /// Why.
+        /// The reason.
         error: &'a Error,
     },
-    /// A client had not finished its handshake when further clients connected; its connection was closed for them.
-    GaveWay {
+    /// A client had not finished its handshake when further clients connected; the server closed its connection for
+    /// them.
+    HandshakeClosed {
         /// The connection's number.
         connection: u64,
     },
-    /// A connection ended; in order if there is no error, or refused after its handshake, as [`Notice::Refused`] said.
+    /// A connection ended: in order if there is no error, or refused after its handshake, as [`Notice::Refused`]
+    /// reported.
     Ended {
         /// The connection's number.
         connection: u64,
         /// The error, if it did not end in order.
         error: Option<&'a Error>,
     },
-    /// The first request of a client waits because requests of connections that have ended are still with the device.
+    /// The first request of a client waits, because the device still has requests of connections that have ended.
     Waits {
         /// The connection's number.
         connection: u64,
-        /// How many connections it waits for.
+        /// Number of connections that it waits for.
         clients: usize,
     },
     /// The wait reported by [`Notice::Waits`] is over.
     Admitted {
         /// The connection's number.
         connection: u64,
-        /// How long it took.
+        /// Duration of the wait.
         waited: Duration,
     },
     /// Clients cannot be accepted for now.
     CannotAccept {
-        /// Why not.
+        /// The reason.
         error: &'a Error,
     },
 }
@@ -115,7 +116,7 @@ pub enum Notice<'a> {
 /// How a device is served.
 #[derive(Clone)]
 pub struct Options {
-    /// The export's name; clients may also ask for the default export, whose name is empty.
+    /// The export's name; clients may also select the default export, whose name is empty.
     pub export_name: String,
     /// Description for users, shown in lists of exports.
     pub description: String,
@@ -133,8 +134,8 @@ pub struct Options {
     pub requests_max: usize,
     /// Bytes of buffers that the requests of one connection may have.
     pub bytes_max: usize,
-    /// Bytes that the connections of all servers that share this may have together. A server reserves those of its first
-    /// clients when it starts.
+    /// Bytes that the connections of all servers with this budget may have together. A server reserves those of its
+    /// first clients when it starts.
     pub memory: Arc<Budget>,
     /// Time limit of a handshake.
     pub handshake_timeout: Duration,
@@ -183,7 +184,7 @@ struct Shared {
     device: Arc<dyn BlockDevice>,
     rules: Rules,
     options: Options,
-    /// What the first clients may take of the memory of all servers, and the rest of it.
+    /// What the first clients may take of the memory of all servers, and the rest of that memory.
     memory: Arc<Guarantee>,
     /// Signalled when the server stops, and never cleared.
     stop: Event,
@@ -192,7 +193,7 @@ struct Shared {
     live: Mutex<Live>,
     changed: Condvar,
     numbers: AtomicU64,
-    /// Connected clients and their requests that are not settled.
+    /// Connected clients, and disconnected ones whose requests can still change the device.
     clients: Clients,
 }
 
@@ -250,7 +251,7 @@ impl Server {
     }
 
     /// Number of clients whose first request waits until no request of a connection that has ended can change the
-    /// device any more.
+    /// device.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.clients.waiting()
@@ -273,7 +274,7 @@ impl Server {
         shared.stop.signal();
         shared.live().stopping = true;
         shared.changed.notify_all();
-        // The acceptor waits only for the event and for `changed`; if it panicked, it has ended already.
+        // The acceptor waits only for the event and for `changed`; if it panicked, it has already ended.
         let _ = acceptor.join();
         let mut live = shared.live();
         while live.threads > 0 {
@@ -282,7 +283,7 @@ impl Server {
                 return Err(Error::new(
                     ErrorKind::TimedOut,
                     format!(
-                        "{} connections of the NBD server at {} did not end: the device does not answer",
+                        "{} connections of the NBD server at {} did not end: the device does not respond",
                         live.threads, self.address
                     ),
                 ));
@@ -300,19 +301,19 @@ impl Drop for Server {
 }
 
 /// Serves one client on a socket that the caller has accepted, on the calling thread until the client disconnects.
-/// Handshake, bounds and replies are those of [`Server`]; there is no way to stop it.
+/// Handshake, bounds and replies are those of [`Server`]; it cannot be stopped.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end in
-/// order.
+/// [`ErrorKind::InvalidArgument`] for options that [`Server::start`] refuses; otherwise why the connection did not end
+/// in order.
 pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: OwnedFd, options: Options) -> Result<()> {
     let shared = Shared::new(device, options)?;
     shared.live().threads += 1;
     let mut registration =
         Registration { shared: Arc::clone(&shared), number: 0, serving: false, refused: false };
     let socket = Arc::new(Socket::from(socket));
-    let presence = Presence::enter(&shared.clients, &socket)?;
-    converse(&shared, &socket, 0, &mut registration, presence)
+    let client_entry = ClientEntry::enter(&shared.clients, &socket)?;
+    serve_client(&shared, &socket, 0, &mut registration, client_entry)
 }
 
 impl Shared {
@@ -344,13 +345,13 @@ impl Shared {
     }
 }
 
-/// Bounds of a connection, and the time that its end may take.
+/// The limit on requests of a connection, and on the time that its end may take.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     requests: usize,
     stop: Duration,
     /// Readable when the server stops.
-    order: RawFd,
+    stop_descriptor: RawFd,
 }
 
 fn check(options: &Options) -> Result<()> {
@@ -358,46 +359,46 @@ fn check(options: &Options) -> Result<()> {
     for (what, text) in [("name", &options.export_name), ("description", &options.description)] {
         if text.len() > STRING_MAX || text.contains('\0') {
             return invalid(format!(
-                "the {what} of an NBD export has at most {STRING_MAX} bytes and no zero among them"
+                "the {what} of an NBD export has at most {STRING_MAX} bytes, none of which is zero"
             ));
         }
     }
     if options.connections_max == 0 || options.handshakes_max == 0 || options.requests_max == 0 {
-        return invalid("an NBD server needs room for at least one connection, handshake and request".into());
+        return invalid("an NBD server must allow at least one connection, handshake and request".into());
     }
     Ok(())
 }
 
-/// Accepts clients until the server stops. The listener, and with it the socket's file, goes at the end.
+/// Accepts clients until the server stops; then the listener removes the socket's file.
 fn accept(shared: &Arc<Shared>, listener: &Listener) {
     let mut waits = WaitSet::new();
     let stop = waits.add(shared.stop.descriptor(), Interest::Read);
     let incoming = waits.add(listener.socket.as_raw_fd(), Interest::Read);
     let ended = waits.add(shared.ended.descriptor(), Interest::Nothing);
-    let mut starved = false;
+    let mut no_descriptor = false;
     let mut spare = Spare::default();
     loop {
         // Without a free descriptor the socket stays readable; then the thread waits for the end of another connection.
-        waits.set(incoming, if starved { Interest::Nothing } else { Interest::Read });
-        waits.set(ended, if starved { Interest::Read } else { Interest::Nothing });
-        if let Err(error) = waits.wait(starved.then_some(ACCEPT_AGAIN)) {
+        waits.set(incoming, if no_descriptor { Interest::Nothing } else { Interest::Read });
+        waits.set(ended, if no_descriptor { Interest::Read } else { Interest::Nothing });
+        if let Err(error) = waits.wait(no_descriptor.then_some(ACCEPT_AGAIN)) {
             shared.notify(&Notice::CannotAccept { error: &error });
             return;
         }
         if waits.readable(stop) {
             return;
         }
-        if starved {
+        if no_descriptor {
             shared.ended.clear();
         }
-        starved = false;
+        no_descriptor = false;
         match listener.socket.accept() {
             Ok((socket, _)) => admit(shared, socket, &listener.address),
             Err(error) if is_momentary(&error) => {}
             Err(error) => {
                 let text = format!("cannot accept an NBD client at {}: {error}", listener.address);
                 shared.notify(&Notice::CannotAccept { error: &Error::new(ErrorKind::System, text) });
-                starved = !spare.turn_away(&listener.socket);
+                no_descriptor = !spare.turn_away(&listener.socket);
             }
         }
     }
@@ -412,13 +413,13 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
     let socket = Arc::new(socket);
     match shared.enter(number, &socket) {
         Err(error) => return refused(&error),
-        Ok(Some(oldest)) => shared.notify(&Notice::GaveWay { connection: oldest }),
+        Ok(Some(oldest)) => shared.notify(&Notice::HandshakeClosed { connection: oldest }),
         Ok(None) => {}
     }
     let registration = Registration { shared: Arc::clone(shared), number, serving: false, refused: false };
-    // Entered in the order of connecting, so that a later client finds the earlier ones.
-    let presence = match Presence::enter(&shared.clients, &socket) {
-        Ok(presence) => presence,
+    // Entered in the order of connection, so that a later client finds the earlier ones.
+    let client_entry = match ClientEntry::enter(&shared.clients, &socket) {
+        Ok(client_entry) => client_entry,
         Err(error) => return refused(&error),
     };
     tune(&socket, address);
@@ -428,7 +429,7 @@ fn admit(shared: &Arc<Shared>, socket: Socket, address: &Listen) {
         if let Some(setup) = &shared.options.thread_setup {
             setup();
         }
-        let outcome = converse(&shared, &socket, number, &mut registration, presence);
+        let outcome = serve_client(&shared, &socket, number, &mut registration, client_entry);
         // Closed before it counts as ended.
         registration.leave_handshake();
         drop(socket);
@@ -457,7 +458,7 @@ impl Shared {
         };
         if is_crowded(&live) {
             let waits = |live: &mut Live| is_crowded(live) && !live.stopping;
-            let waited = self.changed.wait_timeout_while(live, GIVING_WAY, waits);
+            let waited = self.changed.wait_timeout_while(live, CLOSED_HANDSHAKES_TIMEOUT, waits);
             live = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         if live.stopping {
@@ -467,12 +468,13 @@ impl Shared {
             return Err(too_many(connections_max));
         }
         if is_crowded(&live) {
-            let text = format!("more than {handshakes_max} refused NBD clients have not ended yet");
+            let text =
+                format!("more than {handshakes_max} closed handshakes of NBD clients have not ended yet");
             return Err(Error::new(ErrorKind::Busy, text));
         }
         let oldest = if live.handshakes.len() >= handshakes_max { live.handshakes.pop_front() } else { None };
         if let Some((_, socket)) = &oldest {
-            // It may be gone already.
+            // The client may have closed it already.
             let _ = socket.shutdown(Shutdown::Both);
         }
         live.handshakes.push_back((number, Arc::clone(socket)));
@@ -523,18 +525,18 @@ impl Drop for Registration {
 }
 
 /// Serves a client from the handshake to the end of the connection.
-fn converse(
+fn serve_client(
     shared: &Shared,
     socket: &Socket,
     number: u64,
     registration: &mut Registration,
-    presence: Presence,
+    client_entry: ClientEntry,
 ) -> Result<()> {
     let options = &shared.options;
-    let broken = |error: std::io::Error| {
+    let setup_error = |error: std::io::Error| {
         Error::new(ErrorKind::System, "cannot set up the socket of an NBD client").caused_by(error)
     };
-    socket.set_nonblocking(true).map_err(broken)?;
+    socket.set_nonblocking(true).map_err(setup_error)?;
     let until = Instant::now() + options.handshake_timeout;
     let offer = Offer { name: &options.export_name, description: &options.description, rules: &shared.rules };
     let mut stream = BoundedStream::new(socket, shared.stop.descriptor(), until);
@@ -545,7 +547,7 @@ fn converse(
             shared.notify(&Notice::Connected { connection: number });
         }
     };
-    let Some(agreed) = negotiate(&mut stream, &offer, &mut accepted)? else { return Ok(()) };
+    let Some(negotiated) = negotiate(&mut stream, &offer, &mut accepted)? else { return Ok(()) };
     registration.refused = true;
     if !is_registered {
         return Err(too_many(options.connections_max));
@@ -553,9 +555,9 @@ fn converse(
     let memory = Memory::new(&shared.memory, options.bytes_max)?;
     registration.refused = false;
     let stop = shared.stop.descriptor();
-    if !presence.admit(number, socket, stop, &|notice| shared.notify(notice))? {
+    if !client_entry.admit(number, socket, stop, &|notice| shared.notify(notice))? {
         return Ok(());
     }
-    let limits = Limits { requests: options.requests_max, stop: options.stop_timeout, order: stop };
-    Connection::new(socket, &*shared.device, shared.rules, agreed, limits, memory, presence)?.serve()
+    let limits = Limits { requests: options.requests_max, stop: options.stop_timeout, stop_descriptor: stop };
+    Connection::new(socket, &*shared.device, shared.rules, negotiated, limits, memory, client_entry)?.serve()
 }

@@ -10,7 +10,7 @@
 //!
 //! Elsewhere: memory, the socket and the device (`connection`).
 
-use super::handshake::Agreed;
+use super::handshake::Negotiated;
 use super::reply::Reply;
 use crate::protocol::{RequestHeader, command_flag};
 use cbd_types::{AlignedBuffer, ByteRange, Error, ErrorKind};
@@ -27,7 +27,7 @@ pub(super) enum Framing {
     OneHead,
 }
 
-impl Agreed {
+impl Negotiated {
     /// How the data of a read in parts is sent.
     pub(super) const fn framing(&self, header: &RequestHeader) -> Framing {
         if self.structured && header.flags & command_flag::DF == 0 {
@@ -53,7 +53,7 @@ pub(super) struct Parts {
     structured: bool,
     all: ByteRange,
     /// The range that has not begun.
-    left: ByteRange,
+    remaining: ByteRange,
     /// Parts in the device, or whose payload is being received.
     running: usize,
     error: Option<Error>,
@@ -61,7 +61,7 @@ pub(super) struct Parts {
     answered: bool,
 }
 
-/// The action after a part.
+/// The next step after a part.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Send this reply; others may follow it unless parts of the same head are to follow.
@@ -76,7 +76,7 @@ pub(super) enum Next {
 
 impl Parts {
     pub(super) const fn new(cookie: u64, structured: bool, direction: Direction, all: ByteRange) -> Self {
-        Self { cookie, direction, structured, all, left: all, running: 0, error: None, answered: false }
+        Self { cookie, direction, structured, all, remaining: all, running: 0, error: None, answered: false }
     }
 
     /// Whether it is a read.
@@ -91,32 +91,32 @@ impl Parts {
     }
 
     fn next(&self) -> ByteRange {
-        let end = (self.left.start / PART * PART + PART).min(self.left.end);
-        ByteRange { start: self.left.start, end }
+        let end = (self.remaining.start / PART * PART + PART).min(self.remaining.end);
+        ByteRange { start: self.remaining.start, end }
     }
 
     /// Whether a part can begin. Parts of a read run one at a time, in order.
     pub(super) const fn has_next(&self) -> bool {
-        !self.left.is_empty() && (matches!(self.direction, Direction::Write { .. }) || self.running == 0)
+        !self.remaining.is_empty() && (matches!(self.direction, Direction::Write { .. }) || self.running == 0)
     }
 
     /// Begins the next part and returns its range.
     pub(super) fn begin(&mut self) -> ByteRange {
         let part = self.next();
-        self.left.start = part.end;
+        self.remaining.start = part.end;
         self.running += 1;
         part
     }
 
     /// Whether only parts of this request may be sent now.
-    pub(super) fn is_alone(&self) -> bool {
+    pub(super) fn excludes_replies(&self) -> bool {
         self.answered && matches!(self.direction, Direction::Read(Framing::OneHead))
     }
 
     /// Whether no other request may begin now: a stream of requests could take the memory that the next part of a read
     /// waits for. Behind a read with one head a request would even hold that memory, since its reply waits for the last
     /// part.
-    pub(super) const fn comes_first(&self) -> bool {
+    pub(super) const fn blocks_requests(&self) -> bool {
         match self.direction {
             Direction::Read(Framing::OneHead) => true,
             Direction::Read(Framing::Chunks) => self.has_next(),
@@ -137,7 +137,7 @@ impl Parts {
         if let Err(error) = result {
             self.error.get_or_insert(error);
         }
-        if !self.left.is_empty() || self.running > 0 {
+        if !self.remaining.is_empty() || self.running > 0 {
             return Next::Wait(buffer);
         }
         match self.error.take() {
@@ -157,14 +157,14 @@ impl Parts {
         let result = result
             .and_then(|()| if buffer.len() as u64 == part.len() { Ok(()) } else { Err(wrong_length()) });
         if let Err(error) = result {
-            if self.is_alone() {
+            if self.excludes_replies() {
                 let text = "a read failed after the head of its reply, which cannot report an error any more";
                 return Next::Broken(error.while_doing(text));
             }
-            self.left.start = self.left.end;
+            self.remaining.start = self.remaining.end;
             return Next::End(Reply::error(self.cookie, self.structured, &error));
         }
-        let (first, last) = (!self.answered, self.left.is_empty());
+        let (first, last) = (!self.answered, self.remaining.is_empty());
         self.answered = true;
         let reply = match framing {
             Framing::Chunks => Reply::chunk_of_data(self.cookie, part.start, buffer, last),
@@ -173,8 +173,8 @@ impl Parts {
                 let length = self.all.len() as usize;
                 Reply::head_of_data(self.cookie, self.structured, self.all.start, length, buffer)
             }
-            Framing::OneHead => Reply::more_data(buffer),
+            Framing::OneHead => Reply::continued_data(buffer),
         };
-        if last { Next::End(reply) } else { Next::Send(reply.goes_on()) }
+        if last { Next::End(reply) } else { Next::Send(reply.continued()) }
     }
 }

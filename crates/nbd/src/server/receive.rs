@@ -41,7 +41,7 @@ impl Receiver {
     /// The head of the next request, if it is complete; it remains in the buffer.
     ///
     /// # Errors
-    /// The bytes are no request: the position of the next request is unknown.
+    /// The bytes are not a request: the position of the next request is unknown.
     pub(super) fn peek(&self) -> Result<Option<RequestHeader>> {
         let Some(bytes) = self.bytes[self.start..self.end].first_chunk() else { return Ok(None) };
         match RequestHeader::decode(bytes) {
@@ -75,7 +75,7 @@ impl Receiver {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         if self.end == self.bytes.len() {
-            // With an empty buffer, a result of 0 bytes would look like the end of the stream.
+            // With a full buffer, a result of 0 bytes would look like the end of the stream.
             return Ok(Received::Nothing);
         }
         let mut socket = socket;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_head_is_no_request_yet() {
+    fn half_a_head_is_not_a_request_yet() {
         let (ours, mut theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).expect("a pair");
         let mut receiver = Receiver::new();
         let bytes = RequestHeader { flags: 0, command: 3, cookie: 1, offset: 0, length: 0 }.encode();

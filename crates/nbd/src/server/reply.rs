@@ -1,10 +1,10 @@
 //! The encoding of replies, and the queue in which they wait for the socket.
 //!
-//! Invariants: a reply is sent whole and in the order of the queue; sending never waits. The queue itself has no
+//! Invariants: a reply is sent completely and in the order of the queue; sending never waits. The queue itself has no
 //! bound; the number of requests has one (`connection`), and each has one reply, which may consist of parts (`parts`).
 
 use super::memory::cost_of;
-use super::status::Described;
+use super::status::ContextStatus;
 use crate::protocol::{SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, wire_error_of};
 use cbd_types::{AlignedBuffer, Error};
 use socket2::Socket;
@@ -25,7 +25,7 @@ pub(super) struct Reply {
     head_length: usize,
     body: Body,
     sent: usize,
-    /// Bytes that are accounted to it besides its buffer.
+    /// Bytes counted for it besides its buffer.
     cost: usize,
     /// Whether it completes the reply to its request.
     ends: bool,
@@ -36,7 +36,7 @@ pub(super) struct Reply {
 pub(super) struct Sent {
     /// Whether the reply to its request is complete.
     pub(super) ends: bool,
-    /// Bytes that were accounted to it.
+    /// Bytes that were counted for it.
     pub(super) cost: usize,
     /// Its buffer.
     pub(super) buffer: Option<AlignedBuffer>,
@@ -133,12 +133,12 @@ impl Reply {
     }
 
     /// A further part of the data, without a head.
-    pub(super) fn more_data(buffer: AlignedBuffer) -> Self {
+    pub(super) fn continued_data(buffer: AlignedBuffer) -> Self {
         Self { body: Body::Data(buffer), ..Self::empty() }
     }
 
-    /// The same, but further parts of the reply follow.
-    pub(super) fn goes_on(self) -> Self {
+    /// The same reply, which further parts follow.
+    pub(super) fn continued(self) -> Self {
         Self { ends: false, ..self }
     }
 
@@ -147,11 +147,11 @@ impl Reply {
         matches!(self.body, Body::Data(_))
     }
 
-    /// Block status: a chunk for each context. `contexts` is not empty. `cost` bytes are accounted to it until it is
+    /// Block status: a chunk for each context. `contexts` is not empty. `cost` bytes are counted for it until it is
     /// sent.
-    pub(super) fn status(cookie: u64, contexts: &[Described], cost: usize) -> Self {
+    pub(super) fn status(cookie: u64, contexts: &[ContextStatus], cost: usize) -> Self {
         let mut bytes = Vec::new();
-        for (place, Described { context, descriptors }) in contexts.iter().enumerate() {
+        for (place, ContextStatus { context, descriptors }) in contexts.iter().enumerate() {
             let last = place + 1 == contexts.len();
             let head = Self::chunk(
                 cookie,
@@ -339,11 +339,11 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_gone_is_an_error() {
+    fn a_reply_to_a_closed_connection_is_an_error() {
         let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).expect("a pair");
         drop(theirs);
         let mut output = Output::default();
         output.push(Reply::done(1));
-        assert_eq!(output.send(&ours, |_| ()).expect_err("gone").kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(output.send(&ours, |_| ()).expect_err("closed").kind(), io::ErrorKind::BrokenPipe);
     }
 }

@@ -1,9 +1,9 @@
 //! Validation of request heads: a task for the device, or an error.
 //!
-//! Invariants: a task's range lies inside the device, is whole sectors and is not empty; no payload is longer
-//! than [`Rules::payload_max`]. Pure: no I/O, no state.
+//! Invariants: a task's range lies inside the device, is whole sectors and is not empty; no payload is longer than
+//! [`Rules::payload_max`]. No I/O, no state.
 
-use super::handshake::{Agreed, Contexts};
+use super::handshake::{Contexts, Negotiated};
 use super::memory::cost_of;
 use crate::protocol::{RequestHeader, command, command_flag, transmission_flag};
 use cbd_types::{ByteRange, Error, ErrorKind, Geometry, Operation, Result};
@@ -28,7 +28,7 @@ pub(super) struct Rules {
     fast_zeroes: bool,
 }
 
-/// The action for a request.
+/// What a request asks the server to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Task {
     /// One request to the device.
@@ -84,8 +84,8 @@ impl Rules {
     ///
     /// # Errors
     /// The kind determines the error number that the client receives.
-    pub(super) fn validate(&self, header: &RequestHeader, agreed: &Agreed) -> Result<Task> {
-        self.check_flags(header, agreed)?;
+    pub(super) fn validate(&self, header: &RequestHeader, negotiated: &Negotiated) -> Result<Task> {
+        self.check_flags(header, negotiated)?;
         let fua = header.flags & command_flag::FUA != 0;
         let device = |operation, range| Task::Device { operation, range, fua };
         match header.command {
@@ -123,13 +123,13 @@ impl Rules {
             }
             command::CACHE => Ok(Task::Cache(self.range(header, ErrorKind::InvalidArgument)?)),
             command::BLOCK_STATUS => {
-                if agreed.contexts == Contexts::default() {
-                    return Err(invalid("no metadata context was agreed on in the handshake".into()));
+                if negotiated.contexts == Contexts::default() {
+                    return Err(invalid("no metadata context was negotiated in the handshake".into()));
                 }
                 let range = self.range(header, ErrorKind::InvalidArgument)?;
                 Ok(Task::Status { range, one: header.flags & command_flag::REQ_ONE != 0 })
             }
-            unknown => Err(invalid(format!("command {unknown} is not known"))),
+            unknown => Err(invalid(format!("command {unknown} is not supported"))),
         }
     }
 
@@ -145,12 +145,12 @@ impl Rules {
         }
     }
 
-    fn check_flags(&self, header: &RequestHeader, agreed: &Agreed) -> Result<()> {
+    fn check_flags(&self, header: &RequestHeader, negotiated: &Negotiated) -> Result<()> {
         use command_flag as flag;
         // FUA is valid with every command once it was offered.
         let known = flag::FUA
             | match header.command {
-                command::READ if agreed.structured => flag::DF,
+                command::READ if negotiated.structured => flag::DF,
                 command::WRITE_ZEROES if self.fast_zeroes => flag::NO_HOLE | flag::FAST_ZERO,
                 command::WRITE_ZEROES => flag::NO_HOLE,
                 command::BLOCK_STATUS => flag::REQ_ONE,
@@ -158,7 +158,10 @@ impl Rules {
             };
         let unknown = header.flags & !known;
         if unknown != 0 {
-            return Err(invalid(format!("flags {unknown:#x} are not known with command {}", header.command)));
+            return Err(invalid(format!(
+                "flags {unknown:#x} are not supported with command {}",
+                header.command
+            )));
         }
         Ok(())
     }
@@ -173,7 +176,7 @@ impl Rules {
     fn check_payload(&self, header: &RequestHeader) -> Result<()> {
         if header.length > self.payload_max {
             return Err(invalid(format!(
-                "{} bytes in one request; at most {} are possible",
+                "{} bytes in one request; at most {} are supported",
                 header.length, self.payload_max
             )));
         }
@@ -182,7 +185,7 @@ impl Rules {
 
     fn range(&self, header: &RequestHeader, beyond: ErrorKind) -> Result<ByteRange> {
         if header.length == 0 {
-            return Err(invalid("a request for no bytes".into()));
+            return Err(invalid("a request of zero bytes".into()));
         }
         let sector = u64::from(self.sector);
         let length = u64::from(header.length);
@@ -244,16 +247,16 @@ mod tests {
         assert_eq!(zero(command_flag::FAST_ZERO), Err(ErrorKind::InvalidArgument));
     }
 
-    fn all() -> Agreed {
-        Agreed { structured: true, contexts: Contexts { allocation: true, state: true } }
+    fn all() -> Negotiated {
+        Negotiated { structured: true, contexts: Contexts { allocation: true, state: true } }
     }
 
-    fn ask(command: u16, flags: u16, offset: u64, length: u32) -> Result<Task> {
+    fn validate(command: u16, flags: u16, offset: u64, length: u32) -> Result<Task> {
         rules(true, false).validate(&RequestHeader { flags, command, cookie: 0, offset, length }, &all())
     }
 
     fn kind(command: u16, flags: u16, offset: u64, length: u32) -> ErrorKind {
-        ask(command, flags, offset, length).expect_err("it is refused").kind()
+        validate(command, flags, offset, length).expect_err("it is refused").kind()
     }
 
     #[test]
@@ -266,7 +269,7 @@ mod tests {
             (command::WRITE_ZEROES, ErrorKind::NoSpace),
             (command::BLOCK_STATUS, ErrorKind::InvalidArgument),
         ] {
-            assert!(ask(command, 0, SIZE - 512, 512).is_ok(), "command {command}");
+            assert!(validate(command, 0, SIZE - 512, 512).is_ok(), "command {command}");
             assert_eq!(kind(command, 0, SIZE - 512, 1024), expected, "command {command}");
             assert_eq!(kind(command, 0, u64::MAX - 511, 512), expected, "command {command}");
             assert_eq!(kind(command, 0, u64::MAX - 511, 1024), expected, "command {command}");
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_sectors_is_invalid() {
+    fn a_request_that_is_not_whole_sectors_is_invalid() {
         for command in [command::READ, command::WRITE, command::TRIM, command::CACHE, command::WRITE_ZEROES] {
             for (offset, length) in [(1, 512), (512, 511), (0, 0), (256, 256)] {
                 assert_eq!(kind(command, 0, offset, length), ErrorKind::InvalidArgument);
@@ -286,16 +289,17 @@ mod tests {
     fn payloads_are_bounded_and_other_lengths_are_not() {
         assert_eq!(kind(command::READ, 0, 0, (32 << 20) + 512), ErrorKind::InvalidArgument);
         assert_eq!(kind(command::WRITE, 0, 0, (32 << 20) + 512), ErrorKind::InvalidArgument);
-        assert!(ask(command::WRITE, 0, 0, 32 << 20).is_ok());
-        assert!(ask(command::TRIM, 0, 0, 1 << 30).is_ok());
-        assert!(ask(command::WRITE_ZEROES, 0, 0, 1 << 30).is_ok());
+        assert!(validate(command::WRITE, 0, 0, 32 << 20).is_ok());
+        assert!(validate(command::TRIM, 0, 0, 1 << 30).is_ok());
+        assert!(validate(command::WRITE_ZEROES, 0, 0, 1 << 30).is_ok());
     }
 
     #[test]
     fn a_flag_is_known_only_with_its_command() {
         use command_flag as flag;
-        let known =
-            |command, flags| ask(command, flags, 0, if command == command::FLUSH { 0 } else { 4096 }).is_ok();
+        let known = |command, flags| {
+            validate(command, flags, 0, if command == command::FLUSH { 0 } else { 4096 }).is_ok()
+        };
         for command in 0..8 {
             if command == command::DISC {
                 continue;
@@ -311,7 +315,7 @@ mod tests {
             assert_eq!(known(command, flag::REQ_ONE), command == command::BLOCK_STATUS, "command {command}");
             assert!(!known(command, 1 << 9), "command {command}");
         }
-        let simple = Agreed::default();
+        let simple = Negotiated::default();
         let fragment =
             RequestHeader { flags: flag::DF, command: command::READ, cookie: 0, offset: 0, length: 512 };
         assert!(rules(true, false).validate(&fragment, &simple).is_err());
@@ -334,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_export_takes_no_change() {
+    fn changes_of_a_read_only_export_are_refused() {
         let rules = rules(true, true);
         for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
             let header = RequestHeader { flags: 0, command, cookie: 0, offset: 0, length: 4096 };
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn trim_is_offered_and_taken_only_where_the_device_discards() {
+    fn trim_is_offered_and_accepted_only_if_the_device_discards() {
         assert_ne!(rules(true, false).flags(false) & transmission_flag::SEND_TRIM, 0);
         assert_eq!(rules(false, false).flags(false) & transmission_flag::SEND_TRIM, 0);
         let header = RequestHeader { flags: 0, command: command::TRIM, cookie: 0, offset: 0, length: 4096 };
@@ -361,7 +365,9 @@ mod tests {
         let header =
             RequestHeader { flags: 0, command: command::BLOCK_STATUS, cookie: 0, offset: 0, length: 512 };
         assert!(
-            rules(true, false).validate(&header, &Agreed { structured: true, ..Agreed::default() }).is_err()
+            rules(true, false)
+                .validate(&header, &Negotiated { structured: true, ..Negotiated::default() })
+                .is_err()
         );
     }
 }

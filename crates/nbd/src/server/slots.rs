@@ -1,8 +1,6 @@
 //! The requests of a connection that are in the device, each with a number.
 //!
 //! Invariants: a number belongs to one request from [`Slots::insert`] until [`Slots::free`].
-//!
-//! Elsewhere: the reply to a request (`connection`).
 
 use cbd_types::ByteRange;
 
@@ -10,7 +8,7 @@ use cbd_types::ByteRange;
 pub(super) struct Slot {
     pub(super) cookie: u64,
     pub(super) kind: Kind,
-    /// Bytes that are accounted to it.
+    /// Bytes that are counted for it.
     pub(super) cost: usize,
 }
 
@@ -19,7 +17,7 @@ pub(super) enum Kind {
     Read(ByteRange),
     /// A reply without data.
     Plain,
-    /// The range that is left to be read and discarded.
+    /// The range that remains to be read and discarded.
     Cache(ByteRange),
     /// A part of the request that is executed in parts.
     Part(ByteRange),
@@ -61,12 +59,12 @@ impl Slots {
         self.slots.get_mut(number)?.take()
     }
 
-    /// Returns a request that [`take`](Self::take) removed: the device gets a further piece of it.
+    /// Puts back a request that [`take`](Self::take) removed: the device gets a further piece of it.
     pub(super) fn put_back(&mut self, number: usize, slot: Slot) {
         self.slots[number] = Some(slot);
     }
 
-    /// Frees the number of a removed request for another.
+    /// Frees the number of a removed request.
     pub(super) fn free(&mut self, number: usize) {
         self.free.push(number);
     }

@@ -1,34 +1,34 @@
-//! Block status: the state of a range, as descriptors of the contexts that a client chose.
+//! Block status: the state of a range, as descriptors of the contexts that a client selected.
 //!
-//! Invariants: descriptors are not empty, begin where the request begins, stay inside it, and two that touch
-//! differ; their number is bounded, so an answer may cover less than was asked for, as the protocol allows.
+//! Invariants: descriptors are not empty, begin where the request begins, stay inside it, and adjacent ones differ;
+//! their number is bounded, so a reply may cover less than the request, as the protocol allows.
 
 use super::handshake::{ALLOCATION_ID, Contexts, STATE_ID};
 use crate::protocol::status_flag;
 use cbd_export::{BlockDevice, ExtentState};
 use cbd_types::{ByteRange, Result};
 
-/// Most descriptors in one answer and context.
+/// Most descriptors of one context in a reply.
 const DESCRIPTORS_MAX: usize = 4096;
-/// Bytes for which the device is asked at a time; this bounds the number of extents held in memory.
+/// Bytes whose extents are queried at a time; this bounds the number of extents in memory.
 const WINDOW: u64 = 64 << 20;
 
-/// The descriptors of one context.
+/// Block status in one context.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Described {
+pub(super) struct ContextStatus {
     /// The context's number.
     pub(super) context: u32,
     /// Lengths and flags.
     pub(super) descriptors: Vec<(u32, u32)>,
 }
 
-/// The descriptors of the chosen contexts for `range`, in order.
+/// The status of `range` in the selected contexts, in order.
 pub(super) fn describe(
     device: &dyn BlockDevice,
     range: ByteRange,
     one: bool,
     contexts: Contexts,
-) -> Result<Vec<Described>> {
+) -> Result<Vec<ContextStatus>> {
     let most = if one { 1 } else { DESCRIPTORS_MAX };
     let mut runs = Vec::new();
     if contexts.allocation {
@@ -40,7 +40,7 @@ pub(super) fn describe(
     for window in range.split_at_multiples(WINDOW) {
         let mut at = window.start;
         for extent in device.extents(window)? {
-            // Bytes without an extent are data; extents are cut to the window.
+            // Bytes without an extent are data; extents are clipped to the window.
             let Some(extent_range) = extent.range.intersection(&ByteRange { start: at, end: window.end })
             else {
                 continue;
@@ -54,7 +54,7 @@ pub(super) fn describe(
             break;
         }
     }
-    Ok(runs.into_iter().map(|runs| Described { context: runs.id, descriptors: runs.found }).collect())
+    Ok(runs.into_iter().map(|runs| ContextStatus { context: runs.id, descriptors: runs.found }).collect())
 }
 
 struct Runs {
@@ -127,8 +127,8 @@ mod tests {
         }
     }
 
-    fn described(context: u32, descriptors: &[(u32, u32)]) -> Described {
-        Described { context, descriptors: descriptors.to_vec() }
+    fn described(context: u32, descriptors: &[(u32, u32)]) -> ContextStatus {
+        ContextStatus { context, descriptors: descriptors.to_vec() }
     }
 
     const BOTH: Contexts = Contexts { allocation: true, state: true };

@@ -35,7 +35,7 @@ impl<'a> BoundedStream<'a> {
             }
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the timeout has passed"));
             }
             self.waits.set(0, interest);
             self.waits.wait(Some(left)).map_err(|error| io::Error::other(error.line()))?;
@@ -50,7 +50,7 @@ impl Read for BoundedStream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         // The deadline holds also while data arrives in small pieces.
         if Instant::now() >= self.until {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the timeout has passed"));
         }
         self.when_ready(Interest::Read, |mut socket| socket.read(into))
     }

@@ -1,7 +1,5 @@
-//! The wait set of a connection: its socket, the server's stop event, a new client that waits for its end, and the
-//! queue of the device.
-//!
-//! Elsewhere: the reaction to each event (`connection`).
+//! The wait set of a connection: its socket, the server's stop event, a new client that waits for the end of the
+//! connection, and the queue of the device.
 
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_types::Result;
@@ -29,8 +27,8 @@ impl Waits {
         Self { set, queue_descriptors: queue.len() }
     }
 
-    /// Waits until a descriptor is ready or the time is up: the socket for received bytes if `input` is set, for room
-    /// if `output` is set, and for its end if `sending` is set. The stop event is not in the set after it was
+    /// Waits until a descriptor is ready or the timeout has passed: the socket for received bytes if `input` is set,
+    /// for room if `output` is set, and for its end if `sending` is set. The stop event is not in the set after it was
     /// signalled.
     ///
     /// # Errors
@@ -75,7 +73,7 @@ impl Waits {
         self.set.readable(AWAITED)
     }
 
-    /// Whether the queue is to be polled.
+    /// Whether the queue must be polled.
     pub(super) fn has_queue(&self) -> bool {
         (QUEUE..QUEUE + self.queue_descriptors).any(|place| self.set.readable(place))
     }

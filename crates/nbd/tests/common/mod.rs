@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const PAGE: usize = 4096;
 
-/// Memory on the heap; a lock for each page, so that it is safe and does not slow a measurement.
+/// Memory on the heap, with a lock for each page: safe code that does not slow a measurement.
 pub struct Heap(Vec<Mutex<Box<[u8; PAGE]>>>);
 
 impl Heap {
@@ -87,7 +87,7 @@ pub fn memory(size: usize) -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::new(Heap::new(size), 512).expect("a device"))
 }
 
-/// How long a request is parked before it is executed; `None` means for ever.
+/// How long a request is parked before it is executed; `None` means forever.
 pub type Delay = Arc<dyn Fn(&Request) -> Option<Duration> + Send + Sync>;
 
 /// A device that parks each request, executes it after a delay, and then signals.
@@ -139,7 +139,7 @@ impl RequestQueue for SlowQueue {
         let (due, waker): (_, Waker) = (self.due.clone(), self.event.waker());
         thread::spawn(move || {
             thread::sleep(delay);
-            // The queue may be dropped already; then no thread waits for the request.
+            // The queue may already be dropped; then no thread waits for the request.
             let _ = due.send(request);
             waker.wake();
         });
@@ -163,7 +163,7 @@ impl RequestQueue for SlowQueue {
 }
 
 /// Whether a request is executed.
-type Opens = Box<dyn Fn(&Request) -> bool + Send>;
+type Selects = Box<dyn Fn(&Request) -> bool + Send>;
 
 /// A device that holds all requests until `release` selects those to execute; shorter ones are executed first.
 pub struct Gate {
@@ -173,7 +173,7 @@ pub struct Gate {
 
 #[derive(Default)]
 struct GateState {
-    opens: Option<Opens>,
+    selects: Option<Selects>,
     held: usize,
     queues: Vec<Waker>,
 }
@@ -192,10 +192,10 @@ impl Gate {
         until("requests are held", || self.held() >= count);
     }
 
-    /// Executes the requests that `opens` selects, from now on.
-    pub fn release(&self, opens: impl Fn(&Request) -> bool + Send + 'static) {
+    /// Executes the requests that `selects` selects, from now on.
+    pub fn release(&self, selects: impl Fn(&Request) -> bool + Send + 'static) {
         let mut state = self.state.lock().expect("no thread panicked with the lock");
-        state.opens = Some(Box::new(opens));
+        state.selects = Some(Box::new(selects));
         state.queues.iter().for_each(Waker::wake);
     }
 }
@@ -230,8 +230,8 @@ impl RequestQueue for GateQueue {
     fn poll(&mut self, done: &mut Vec<Completion>) {
         self.event.clear();
         let mut state = self.state.lock().expect("no thread panicked with the lock");
-        let Some(opens) = &state.opens else { return };
-        let mut released: Vec<Request> = self.held.extract_if(.., |request| opens(request)).collect();
+        let Some(selects) = &state.selects else { return };
+        let mut released: Vec<Request> = self.held.extract_if(.., |request| selects(request)).collect();
         released.sort_by_key(|request| request.range.len());
         state.held -= released.len();
         drop(state);
@@ -264,7 +264,7 @@ struct FailingQueue(ErrorKind);
 
 impl RequestQueue for FailingQueue {
     fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
-        let result = Err(Error::new(self.0, "the test wants it so"));
+        let result = Err(Error::new(self.0, "a fault of the test"));
         done.push(Completion { id: request.id, result, buffer: request.buffer });
     }
 
@@ -287,7 +287,8 @@ pub struct Calls {
     pub poll: AtomicUsize,
 }
 
-/// A device that counts the calls of its queues, which hold back what is submitted with others, as the engine does.
+/// A device that counts the calls of its queues; a queue holds plugged requests back until the unplug, as the engine
+/// does.
 pub struct Counting {
     pub inner: Arc<dyn BlockDevice>,
     pub calls: Arc<Calls>,
@@ -367,9 +368,9 @@ pub fn serve_with(device: Arc<dyn BlockDevice>, options: Options) -> Served {
 }
 
 /// Waits for a condition.
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
-    while !is_so() {
+    while !condition() {
         assert!(Instant::now() < until, "{what}");
         thread::sleep(Duration::from_millis(2));
     }

@@ -1,4 +1,4 @@
-//! A client that sends exactly the bytes that a test gives it.
+//! A client that sends exactly the bytes of a test.
 
 use super::Served;
 use cbd_testkit::Client;
@@ -8,23 +8,23 @@ use std::time::Duration;
 
 /// The client's half of a handshake without structured replies: flags, and GO for the default export.
 pub fn handshake() -> Vec<u8> {
-    let mut says = 3_u32.to_be_bytes().to_vec();
-    says.extend_from_slice(b"IHAVEOPT");
-    says.extend_from_slice(&7_u32.to_be_bytes());
-    says.extend_from_slice(&6_u32.to_be_bytes());
-    says.extend_from_slice(&[0; 6]);
-    says
+    let mut sent = 3_u32.to_be_bytes().to_vec();
+    sent.extend_from_slice(b"IHAVEOPT");
+    sent.extend_from_slice(&7_u32.to_be_bytes());
+    sent.extend_from_slice(&6_u32.to_be_bytes());
+    sent.extend_from_slice(&[0; 6]);
+    sent
 }
 
 /// The head of a request without flags.
 pub fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
-    let mut says = 0x2560_9513_u32.to_be_bytes().to_vec();
-    says.extend_from_slice(&0_u16.to_be_bytes());
-    says.extend_from_slice(&command.to_be_bytes());
-    says.extend_from_slice(&cookie.to_be_bytes());
-    says.extend_from_slice(&offset.to_be_bytes());
-    says.extend_from_slice(&length.to_be_bytes());
-    says
+    let mut sent = 0x2560_9513_u32.to_be_bytes().to_vec();
+    sent.extend_from_slice(&0_u16.to_be_bytes());
+    sent.extend_from_slice(&command.to_be_bytes());
+    sent.extend_from_slice(&cookie.to_be_bytes());
+    sent.extend_from_slice(&offset.to_be_bytes());
+    sent.extend_from_slice(&length.to_be_bytes());
+    sent
 }
 
 /// A stream before its handshake.
@@ -45,7 +45,7 @@ pub fn ready(served: &Served) -> UnixStream {
 }
 
 /// Checks that a client is served.
-pub fn works(served: &Served) {
+pub fn assert_served(served: &Served) {
     let mut client = Client::connect(&served.listen).expect("it still serves");
     client.write(0, &[1; 512], false).expect("it still writes");
 }

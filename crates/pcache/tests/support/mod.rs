@@ -1,4 +1,4 @@
-//! Shared by the tests of images.
+//! Helpers of the tests of images.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use cbd_pcache::{Cache, Options, Scanned, Sink, Survey};
@@ -11,9 +11,9 @@ pub const BLOCK: usize = 4096;
 
 /// The device with the data that was passed on, in sectors of 512 bytes.
 #[derive(Default, Debug)]
-pub struct Taken(pub BTreeMap<u64, Vec<u8>>, u64);
+pub struct Received(pub BTreeMap<u64, Vec<u8>>, u64);
 
-impl Sink for Taken {
+impl Sink for Received {
     fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         assert!(offset >= self.1 && !bytes.is_empty(), "calls ascend and never overlap");
         assert!(offset.is_multiple_of(512) && bytes.len().is_multiple_of(512), "whole sectors");
@@ -27,19 +27,19 @@ impl Sink for Taken {
 
 /// The result of reading an image.
 #[derive(Debug)]
-pub struct Read {
+pub struct Outcome {
     pub survey: Survey,
     pub scanned: Scanned,
-    pub taken: BTreeMap<u64, Vec<u8>>,
+    pub received: BTreeMap<u64, Vec<u8>>,
     pub harmful: u64,
     pub findings: Vec<String>,
 }
 
-impl Read {
+impl Outcome {
     /// Whether the whole range was passed on with this content.
     pub fn has(&self, offset: u64, length: u64, fill: u8) -> bool {
         let mut sectors = (offset..offset + length).step_by(512);
-        sectors.all(|at| self.taken.get(&at).is_some_and(|sector| sector.iter().all(|&byte| byte == fill)))
+        sectors.all(|at| self.received.get(&at).is_some_and(|sector| sector.iter().all(|&byte| byte == fill)))
     }
 
     /// Damaged ranges: offset, bytes.
@@ -48,17 +48,18 @@ impl Read {
     }
 }
 
-pub fn read_with(sample: &Sample, options: Options) -> std::result::Result<Read, Error> {
+pub fn read_with(sample: &Sample, options: Options) -> std::result::Result<Outcome, Error> {
     let cache = Cache::open(sample, options)?;
     let survey = cache.survey(&mut |_, _, _| {});
-    let mut taken = Taken::default();
-    let scanned = cache.scan(&mut taken, &mut |_, done, of| assert!(done <= of)).expect("the sink takes all");
-    assert_eq!(scanned.dirty.bytes, taken.0.len() as u64 * 512);
+    let mut received = Received::default();
+    let scanned =
+        cache.scan(&mut received, &mut |_, done, of| assert!(done <= of)).expect("the sink takes all");
+    assert_eq!(scanned.dirty.bytes, received.0.len() as u64 * 512);
     let findings = cache.findings().iter().map(ToString::to_string).collect();
-    Ok(Read { survey, scanned, taken: taken.0, harmful: cache.harmful(), findings })
+    Ok(Outcome { survey, scanned, received: received.0, harmful: cache.harmful(), findings })
 }
 
-pub fn read(sample: &Sample) -> Read {
+pub fn read(sample: &Sample) -> Outcome {
     read_with(sample, Options::default()).expect("the image can be opened")
 }
 

@@ -1,19 +1,19 @@
 //! The mutant of this process: the environment names it.
 //!
-//! Invariants: the same for the whole life of a process.
+//! Invariants: the mutant does not change while the process runs.
 
 use super::{MutationPoint, written};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The variable with the name of the mutant.
-const CHOICE: &str = "CBD_MUTANT";
+const VARIABLE: &str = "CBD_MUTANT";
 
 /// The environment was not read yet.
 const UNKNOWN: u32 = u32::MAX;
 /// No mutant is named.
 const NONE: u32 = u32::MAX - 1;
 
-/// The position of a mutation point in the list, or the number of a written mutant behind all of these.
+/// The position of a mutation point in the list, or the number of a written mutant, counted behind the mutation points.
 static CHOSEN: AtomicU32 = AtomicU32::new(UNKNOWN);
 
 /// Whether the environment names this mutation point.
@@ -34,15 +34,15 @@ pub fn is_mutant(number: u32) -> bool {
 #[inline]
 fn is_chosen(number: u32) -> bool {
     match CHOSEN.load(Ordering::Relaxed) {
-        UNKNOWN => first(number),
+        UNKNOWN => read_environment(number),
         chosen => chosen == number,
     }
 }
 
-/// Reads the environment. Threads that call it at the same time read the same.
+/// Reads the environment. Concurrent calls read the same value.
 #[cold]
-fn first(number: u32) -> bool {
-    let chosen = match std::env::var(CHOICE) {
+fn read_environment(number: u32) -> bool {
+    let chosen = match std::env::var(VARIABLE) {
         Ok(name) if !name.is_empty() => number_of(&name, written::NAMES),
         _ => NONE,
     };
@@ -53,7 +53,7 @@ fn first(number: u32) -> bool {
 fn number_of(name: &str, written: &[&str]) -> u32 {
     let labels = MutationPoint::ALL.iter().map(|known| known.name());
     let position = labels.chain(written.iter().copied()).position(|known| known == name);
-    position.unwrap_or_else(|| panic!("{CHOICE}={name} is no mutant of this build")) as u32
+    position.unwrap_or_else(|| panic!("{VARIABLE}={name} is not a mutant of this build")) as u32
 }
 
 #[cfg(test)]

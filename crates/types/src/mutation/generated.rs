@@ -39,7 +39,7 @@ mod switch {
     #[must_use]
     pub fn generated(number: u32) -> bool {
         match CHOSEN.load(Ordering::Relaxed) {
-            UNKNOWN => first(number),
+            UNKNOWN => read_environment(number),
             RECORDS => {
                 record(number);
                 false
@@ -48,9 +48,9 @@ mod switch {
         }
     }
 
-    /// Reads the environment. Threads that call it at the same time read the same.
+    /// Reads the environment. Concurrent calls read the same value.
     #[cold]
-    fn first(number: u32) -> bool {
+    fn read_environment(number: u32) -> bool {
         let chosen = choice(std::env::var(CHOICE).ok().as_deref(), std::env::var_os(RECORD).is_some());
         CHOSEN.store(chosen, Ordering::Relaxed);
         generated(number)
@@ -60,7 +60,7 @@ mod switch {
         match mutant {
             Some(number) => {
                 let number = number.parse().ok().filter(|number| (*number as usize) < NUMBERS);
-                number.unwrap_or_else(|| panic!("{CHOICE} is no number of a mutant"))
+                number.unwrap_or_else(|| panic!("{CHOICE} is not the number of a mutant"))
             }
             None if records => RECORDS,
             None => NONE,

@@ -1,9 +1,10 @@
-//! The list of all mutation points, by the place where they are used.
+//! The list of all mutation points, in the order of the code that uses them.
 
-/// Defines the mutation points: what each is for and what goes wrong without it, its variant, its name.
+/// Defines the mutation points: the purpose of each and what goes wrong without it, its variant, its name.
 macro_rules! mutation_points {
     ($( $(#[doc = $about:literal])+ $variant:ident = $name:literal, )+) => {
-        /// A step without which data would be lost or wrong, and which a test can remove. Each variant says what goes wrong without it.
+        /// A step without which data would be lost or wrong, and which a test can remove. Each variant describes what
+        /// goes wrong without it.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum MutationPoint {
             $( $(#[doc = $about])+ $variant, )+
@@ -31,21 +32,21 @@ macro_rules! mutation_points {
 mutation_points! {
     // The superblock.
 
-    /// A region that is not ours is not opened as one.
+    /// Memory that does not hold a region is not opened as one.
     SuperblockMagic = "superblock.magic",
-    /// A superblock with a flipped bit does not say where anything lies.
+    /// A superblock with a flipped bit does not determine the layout.
     SuperblockChecksum = "superblock.checksum",
 
-    // Making a transport.
+    // Creation of a transport.
 
     /// The erased superblocks are durable before the tables are blanked.
     FormatEraseFence = "format.erase.fence",
-    /// The blank tables are durable before a superblock says that they are tables.
+    /// The blank tables are durable before a superblock refers to them.
     FormatBlankFence = "format.blank.fence",
-    /// A transport that was reported as made is there after a power cut.
+    /// A transport that was reported as created exists after a power cut.
     FormatSuperblockFence = "format.superblock.fence",
 
-    // Features that a transport gets later.
+    // Features that are added to a transport later.
 
     /// The first copy with a new feature is durable before the other one changes.
     FeatureFirstFence = "feature.first.fence",
@@ -56,7 +57,7 @@ mutation_points! {
     /// Both copies are on the disk of an ordinary file before the feature is used.
     FeatureSync = "feature.sync",
 
-    // Two slots, newest valid wins.
+    // Two slots, of which the newest valid one counts.
 
     /// A slot of another kind of object does not count.
     SlotKind = "slot.kind",
@@ -67,7 +68,7 @@ mutation_points! {
     /// Impossible numbers in a slot do not count.
     SlotContent = "slot.content",
 
-    // Tables, in the order in which a backend is made.
+    // Tables, in the order in which a backend is created.
 
     /// What was read of the superblocks is durable before anything relies on it, after a mere process crash.
     OpenSuperblockWriteBack = "open.superblock.write-back",
@@ -81,25 +82,25 @@ mutation_points! {
     OpenSegmentsWriteBack = "open.segments.write-back",
     /// Completes the write-backs at opening.
     OpenFence = "open.fence",
-    /// The slot that was released is durable before anything relies on it.
+    /// A slot that was restored at opening is durable before anything relies on it.
     OpenWholeFence = "open.whole.fence",
     /// A host's row: its first slot is durable before the second is touched.
     HostRowFirstFence = "host.row.first.fence",
-    /// A host's row stands in both slots.
+    /// A host's row is stored in both slots.
     HostRowSecond = "host.row.second",
-    /// A host that was reported as registered is there after a power cut.
+    /// A host that was reported as registered exists after a power cut.
     HostRowFence = "host.row.fence",
     /// A backend's row: its first slot is durable before the second is touched.
     BackendRowFirstFence = "backend.row.first.fence",
-    /// A backend's row stands in both slots: one failed page would take it, or bring back one that was removed.
+    /// A backend's row is stored in both slots: one failed page would lose it, or restore a row that was removed.
     BackendRowSecond = "backend.row.second",
-    /// A backend that was reported as made is there after a power cut.
+    /// A backend that was reported as created exists after a power cut.
     BackendRowFence = "backend.row.fence",
-    /// The former disk of a backend that is moved stands twice: one failed page does not take it.
+    /// The former disk of a backend that is moved is stored twice: one failed page does not lose it.
     MovedFormerSecond = "moved.former.second",
-    /// The former disk is durable before the row says that the backend was moved.
+    /// The former disk is durable before the row records that the backend was moved.
     MovedFormerFence = "moved.former.fence",
-    /// The former disk is on the disk of an ordinary file before the row says that the backend was moved.
+    /// The former disk is on the disk of an ordinary file before the row records that the backend was moved.
     MovedFormerSync = "moved.former.sync",
     /// A former disk that was reported as forgotten stays forgotten.
     MovedForgetFence = "moved.forget.fence",
@@ -107,51 +108,52 @@ mutation_points! {
     MovedForgetSync = "moved.forget.sync",
     /// A blkdev's row: its first slot is durable before the second is touched.
     BlkdevRowFirstFence = "blkdev.row.first.fence",
-    /// A blkdev's row stands in both slots.
+    /// A blkdev's row is stored in both slots.
     BlkdevRowSecond = "blkdev.row.second",
-    /// A blkdev that was reported as made is there after a power cut.
+    /// A blkdev that was reported as created exists after a power cut.
     BlkdevRowFence = "blkdev.row.fence",
-    /// Segments name their cache before the backend's row says that it is there.
+    /// Segments name their cache before the backend's row exists.
     BackendSegmentsFirstFence = "backend.segments.first.fence",
     /// The second slots are durable before the row.
     BackendSegmentsFence = "backend.segments.fence",
-    /// A lane's first tail stands in both slots: an older cache's would count.
+    /// A lane's first tail is stored in both slots: otherwise the tail of an older cache would count.
     BackendTailSecond = "backend.tail.second",
-    /// The first drained stands in both slots: an older cache's would count.
+    /// The first drained is stored in both slots: otherwise that of an older cache would count.
     BackendDrainedSecond = "backend.drained.second",
-    /// The state block is durable before the backend's row says that it is there.
+    /// The state block is durable before the backend's row exists.
     BackendStateFence = "backend.state.fence",
 
-    // Ordinary files, of which a crash of the machine mixes old and new pages.
+    // Ordinary files, whose old and new pages are mixed after a crash of the machine.
 
     /// The erased superblocks of an earlier transport are on the disk before its tables are overwritten.
     FormatEraseSync = "format.erase.sync",
-    /// The blank tables are on the disk before a superblock says that they are tables.
+    /// The blank tables are on the disk before a superblock refers to them.
     FormatBlankSync = "format.blank.sync",
-    /// The superblocks that were read are on the disk before anything relies on them, and before one of them changes: a killed process
-    /// may have left them in the kernel's cache only.
+    /// The superblocks that were read are on the disk before anything relies on them, and before one of them changes: a
+    /// killed process may have left them in the kernel's cache only.
     OpenSuperblockSync = "open.superblock.sync",
-    /// The rows that were read are on the disk before anything relies on them: a killed process may have left them in the kernel's
-    /// cache only.
+    /// The rows that were read are on the disk before anything relies on them: a killed process may have left them in
+    /// the kernel's cache only.
     OpenSync = "open.sync",
     /// After a sync that failed, pages are stored again before another sync counts: the kernel considers them clean.
     SyncAgain = "sync.again",
-    /// The slot of a row that was restored at opening is on the disk before the other one changes: the disk may tear both pages.
+    /// The slot of a row that was restored at opening is on the disk before the other one changes: the disk may tear
+    /// both pages.
     OpenWholeSync = "open.whole.sync",
     /// Entries of segments are on the disk before the row of the backend that they name.
     BackendSegmentsSync = "backend.segments.sync",
     /// The first slot of a row is on the disk before the second changes: the disk may tear both pages.
     RowFirstSync = "row.first.sync",
-    /// A row that was reported as changed is on the disk: an older one would give segments to a cache that is gone.
+    /// A row that was reported as changed is on the disk: an older one would assign segments to a removed cache.
     RowSync = "row.sync",
-    /// All pages of the region are on the disk before a row says so.
+    /// All pages of the region are on the disk before a row states that.
     UseSync = "use.sync",
 
     // Segments.
 
     /// A torn or flipped header does not count.
     HeaderChecksum = "header.checksum",
-    /// What is no header does not count.
+    /// Bytes that are not a header do not count.
     HeaderMagic = "header.magic",
     /// A header that was copied from another segment does not count.
     HeaderSegment = "header.segment",
@@ -161,7 +163,7 @@ mutation_points! {
     HeaderLanes = "header.lanes",
     /// A header of a lane that does not exist does not count.
     HeaderLane = "header.lane",
-    /// Forged counters, from which counting on would overflow, do not count.
+    /// Forged counters that would overflow later do not count.
     HeaderCounters = "header.counters",
     /// A segment's header is durable before its first record.
     HeaderFence = "header.fence",
@@ -170,15 +172,15 @@ mutation_points! {
 
     /// A torn or flipped record does not count.
     RecordChecksum = "record.checksum",
-    /// A record of an earlier life of its segment does not count.
+    /// A record of an earlier use of its segment does not count.
     RecordGeneration = "record.generation",
-    /// A record of a kind that is not known does not count.
+    /// A record of an unknown kind does not count.
     RecordKind = "record.kind",
-    /// Bytes that are to be zero are.
+    /// A record with reserved bytes that are not zero does not count.
     RecordReserved = "record.reserved",
-    /// A record's range is neither empty nor wraps.
+    /// A record whose range is empty or wraps around does not count.
     RecordRange = "record.range",
-    /// Forged counters, from which counting on would overflow, do not count.
+    /// Forged counters that would overflow later do not count.
     RecordCounters = "record.counters",
     /// A torn or flipped line of checksums does not count.
     ChecksumLineChecksum = "checksums.checksum",
@@ -186,20 +188,20 @@ mutation_points! {
     ChecksumLineKind = "checksums.kind",
     /// Lines of checksums are not exchanged.
     ChecksumLineIndex = "checksums.index",
-    /// A line holds at most as many checksums as it has places.
+    /// A line with more checksums than it has room for does not count.
     ChecksumLineCount = "checksums.count",
     /// A line of checksums belongs to its record.
     ChecksumLineSequence = "checksums.sequence",
 
     // A write.
 
-    /// Without checksums data is durable before a record can name it: a torn write would not show.
+    /// Without checksums data is durable before a record can refer to it: a torn write would not be detected.
     WriteDataFence = "write.data.fence",
     /// A write is durable when it completes.
     WriteFence = "write.fence",
     /// Writes that share a fence are durable when they complete.
     WriteTogetherFence = "write.together.fence",
-    /// Nothing comes together with others behind a record that was not stored.
+    /// Writes that share a fence are not stored behind a record that was not stored.
     WriteTogetherAfterFailure = "write.together.after-failure",
     /// Writes that share a fence are not acknowledged after a store has failed.
     WriteTogetherStoreCheck = "write.together.store-check",
@@ -209,20 +211,20 @@ mutation_points! {
     FillFence = "fill.fence",
     /// Zeroes are durable when the request completes.
     ZeroFence = "zero.fence",
-    /// A request that covers no lane has a fence all the same: its evidence is made of one.
+    /// A request that covers no lane has a fence nevertheless: only a fence creates the evidence for its completion.
     ZeroNothingFence = "zero.nothing.fence",
     /// A discard is not acknowledged after a store has failed.
     ZeroStoreCheck = "zero.store-check",
 
     // A store that failed.
 
-    /// Nothing comes behind a record that was not stored: it would prove a write that was never acknowledged.
+    /// No record follows one that was not stored: it would prove a write that was never acknowledged.
     RecordAfterFailure = "store-failed.record",
     /// No mark proves a record that was not stored.
     MarkStoreCheck = "store-failed.mark",
-    /// Drained does not pass what was not stored.
+    /// Drained does not pass a record that was not stored.
     DrainedStoreCheck = "store-failed.drained",
-    /// The tail does not pass a quarantine that was not stored, nor is a segment reused whose tail was not.
+    /// The tail does not pass a quarantine that was not stored, and a segment is not reused if its tail was not stored.
     TailStoreCheck = "store-failed.tail",
     /// A change of a table that was not stored is not reported as done.
     TableStoreCheck = "store-failed.table",
@@ -243,9 +245,9 @@ mutation_points! {
 
     /// Drained: its first slot is durable before the second is touched.
     DrainedFirstFence = "drained.first.fence",
-    /// Drained stands in both slots: one failed page would take the backing device back to an older epoch.
+    /// Drained is stored in both slots: otherwise one failed page would return it to an older epoch.
     DrainedSecond = "drained.second",
-    /// Drained is durable before anything later is submitted, and before anybody relies on it.
+    /// Drained is durable before anything later is submitted, and before anything relies on it.
     DrainedFence = "drained.fence",
 
 
@@ -263,14 +265,14 @@ mutation_points! {
 
     /// The tail: its first slot is durable before the second is touched.
     TailFirstFence = "tail.first.fence",
-    /// The tail stands in both slots: an older one names a segment that is reused.
+    /// The tail is stored in both slots: an older tail refers to a segment that is reused.
     TailSecond = "tail.second",
     /// The new tail is durable before the segment returns to the pool.
     TailFence = "tail.fence",
 
     // Recovery.
 
-    /// The dropped record is gone, durably, before that data is stored.
+    /// The dropped record is durably erased before data is stored in its place.
     RecoveryReopenEraseFence = "recovery.reopen.erase.fence",
     /// Tails that recovery relied on are durable before anything is served, after a mere process crash.
     RecoveryTailWriteBack = "recovery.tail.write-back",
@@ -288,12 +290,12 @@ mutation_points! {
     RecoveryDataWriteBack = "recovery.data.write-back",
     /// Completes the write-backs of recovery.
     RecoveryFence = "recovery.fence",
-    /// What recovery stored again is durable.
+    /// Data that recovery stored again is durable.
     RecoveryWholeFence = "recovery.whole.fence",
-    /// A copy that was reported as repaired is whole after a power cut.
+    /// A copy that was reported as repaired is intact after a power cut.
     RepairCopyFence = "repair.copy.fence",
-    /// A slot that was reported as repaired is whole after a power cut.
+    /// A slot that was reported as repaired is intact after a power cut.
     RepairSlotFence = "repair.slot.fence",
-    /// A region whose stores failed takes no new tail and no new drained.
+    /// A region whose stores failed gets no new tail and no new drained.
     BackgroundWorkerStoreCheck = "worker.store-check",
 }

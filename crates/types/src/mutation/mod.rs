@@ -1,15 +1,15 @@
-//! Names of the mutation points: each fence, each write-back, each sync, each check of stores, each validation of data that was
-//! read.
+//! Names of the mutation points: each fence, each write-back, each sync, each check of stores, each validation of data
+//! that was read.
 //!
-//! Invariants: in an ordinary build every mutation point is active, and the query is a constant without a
-//! cost. With the feature `mutants`, in a build made for it, the environment variable `CBD_MUTANT` names one
-//! that is left out, and the tests must detect this: see `docs/mutants.md`.
+//! Invariants: in an ordinary build every mutation point is active, and the query is a constant without a cost. With
+//! the feature `mutants`, in a build for that purpose, the environment variable `CBD_MUTANT` names a mutation point
+//! that is inactive, and the tests must detect this: see `docs/mutants.md`.
 //!
-//! Elsewhere: the code at a mutation point (where it is used), their removal one by one (`cargo xtask
-//! mutants`), mutants of all other steps, of which the product knows nothing (`xtask/mutants/written`).
+//! Elsewhere: the code at a mutation point (where it is used), their removal one by one (`cargo xtask mutants`),
+//! mutants of all other steps, which the product does not contain (`xtask/mutants/written`).
 //!
-//! The method is mutation testing, but with mutants chosen by hand: each is a mistake that has occurred in
-//! systems like this one.
+//! The method is mutation testing, but with mutants chosen by hand: each is a mistake that has occurred in systems like
+//! this one.
 
 #[cfg(feature = "mutants")]
 mod chosen;
@@ -42,7 +42,7 @@ impl MutationPoint {
         true
     }
 
-    /// Whether the mutation point is active; `CBD_MUTANT` may name one that is not.
+    /// Whether the mutation point is active; `CBD_MUTANT` may name an inactive one.
     ///
     /// # Panics
     /// When the variable names no mutant.
@@ -52,7 +52,7 @@ impl MutationPoint {
         !chosen::is_removed(self)
     }
 
-    /// A validation: whether `condition` holds, or the mutation point is removed.
+    /// A validation: whether `condition` holds, or the mutation point is inactive.
     #[inline(always)]
     #[must_use]
     pub fn holds(self, condition: bool) -> bool {

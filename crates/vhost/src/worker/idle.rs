@@ -1,11 +1,11 @@
 //! Waiting for requests: the thread polls the ring for a while, then sleeps.
 //!
-//! Invariants: before the thread sleeps it enables notifications and then checks the ring again, so it does not
-//! miss a request that the guest added before it could see that. A kick descriptor that is readable again and again
-//! although the ring has no new request costs a bounded number of wake-ups: after [`EMPTY_KICKS`] empty kicks in a row
-//! the thread polls the ring every [`PAUSE`] instead, until a request arrives or the kicks end.
+//! Invariants: before the thread sleeps it enables notifications and then checks the ring again, so it does not miss a
+//! request that the guest added before it could see that. A kick descriptor that is always readable although the ring
+//! has no new request costs a bounded number of wake-ups: after [`EMPTY_KICKS`] consecutive empty kicks the thread
+//! polls the ring every [`PAUSE`] instead, until a request arrives or the kicks end.
 
-use super::{Halt, Worker, ring_error};
+use super::{PauseEvent, Worker, ring_error};
 use crate::malformed;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_types::Result;
@@ -18,9 +18,9 @@ use virtio_queue::QueueT;
 const POLLS: usize = 64;
 /// After this time without a request, spare buffers are freed.
 const IDLE: Duration = Duration::from_secs(1);
-/// Number of kicks in a row without a request after which the thread does not wait for the descriptor.
+/// Number of consecutive kicks without a request after which the thread does not wait for the descriptor.
 pub(super) const EMPTY_KICKS: u32 = 16;
-/// How long the thread does not wait for it.
+/// How long the thread then does not wait for the descriptor.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Index of the kick descriptor in the wait set: after the pause event, before the device's descriptors.
 const KICK: usize = 1;
@@ -32,10 +32,10 @@ impl Worker {
     }
 
     /// Waits until a request may have arrived or completed.
-    pub(super) fn idle(&mut self, halt: &Halt, waits: &mut WaitSet) -> Result<()> {
+    pub(super) fn idle(&mut self, pause: &PauseEvent, waits: &mut WaitSet) -> Result<()> {
         let began = Instant::now();
         let (full, alone) = (self.is_full(), self.taken == 0);
-        if alone && self.poll_ring(began, halt)? {
+        if alone && self.poll_ring(began, pause)? {
             return Ok(());
         }
         self.check_memory()?;
@@ -49,7 +49,8 @@ impl Worker {
         waits.wait(if paused { Some(PAUSE) } else { idle })?;
         if waits.none_ready() {
             if paused {
-                // Reads the descriptor once more: after another empty kick the thread again does not wait for it.
+                // Reads the descriptor once more: after another empty kick the thread again does not wait for the
+                // descriptor.
                 self.empty_kicks = EMPTY_KICKS - 1;
             } else {
                 self.buffers.trim();
@@ -63,25 +64,25 @@ impl Worker {
             self.clear_kick()?;
             self.empty_kicks = self.empty_kicks.saturating_add(1);
         }
-        // The device may have work of its own even when all requests are answered (`serve` polls it only while some are
-        // not).
+        // The device may have work of its own even when all requests are answered (`serve` polls the device only while
+        // a request is unanswered).
         if alone && (KICK + 1..KICK + 1 + self.descriptors).any(|index| waits.readable(index)) {
             self.device.poll(&mut self.done);
-            self.settle()?;
+            self.process_completions()?;
         }
         if full {
             return Ok(());
         }
         // A wait that ended without a request does not change the spin time.
         if alone && self.empty_kicks <= 1 {
-            self.spin.learn(began.elapsed());
+            self.spin.adapt(began.elapsed());
         }
         self.queue.disable_notification(self.memory.memory()).map_err(ring_error)
     }
 
-    /// Polls the ring for the spin time; true if there may be something to do.
-    fn poll_ring(&mut self, began: Instant, halt: &Halt) -> Result<bool> {
-        let window = self.spin.window();
+    /// Polls the ring for the spin time; true if a request may have arrived or completed.
+    fn poll_ring(&mut self, began: Instant, pause: &PauseEvent) -> Result<bool> {
+        let window = self.spin.time();
         if window.is_zero() {
             return Ok(false);
         }
@@ -92,7 +93,7 @@ impl Worker {
                 }
                 std::hint::spin_loop();
             }
-            if began.elapsed() >= window || halt.is_signalled() {
+            if began.elapsed() >= window || pause.is_signalled() {
                 return Ok(false);
             }
         }

@@ -12,23 +12,23 @@ use vm_memory::GuestAddress;
 
 /// The event that pauses a ring's thread; it is never cleared.
 #[derive(Debug)]
-pub(crate) struct Halt {
-    ordered: AtomicBool,
+pub(crate) struct PauseEvent {
+    signalled: AtomicBool,
     pub(super) event: Event,
 }
 
-impl Halt {
+impl PauseEvent {
     pub(crate) fn new() -> Result<Self> {
-        Ok(Self { ordered: AtomicBool::new(false), event: Event::new()? })
+        Ok(Self { signalled: AtomicBool::new(false), event: Event::new()? })
     }
 
-    pub(crate) fn order(&self) {
-        self.ordered.store(true, Ordering::Release);
+    pub(crate) fn signal(&self) {
+        self.signalled.store(true, Ordering::Release);
         self.event.signal();
     }
 
     pub(super) fn is_signalled(&self) -> bool {
-        self.ordered.load(Ordering::Acquire)
+        self.signalled.load(Ordering::Acquire)
     }
 }
 

@@ -6,13 +6,13 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 /// An operation, and whether it had FUA.
-pub type Asked = (Operation, ByteRange, bool);
+pub type Recorded = (Operation, ByteRange, bool);
 
 #[derive(Default)]
 struct State {
     held: bool,
     gives_up: bool,
-    asked: Vec<Asked>,
+    operations: Vec<Recorded>,
     wakers: Vec<Waker>,
     polls: usize,
 }
@@ -28,12 +28,12 @@ impl Gate {
         Arc::new(Self { inner, state: Arc::default() })
     }
 
-    /// From now on requests wait.
+    /// Holds requests from now on.
     pub fn hold(&self) {
         self.state.lock().expect("no thread panicked with the lock").held = true;
     }
 
-    /// Waiting requests can be given up, as requests that wait for space.
+    /// Holds requests that can be given up, like requests that wait for space.
     pub fn hold_for_space(&self) {
         let mut state = self.state.lock().expect("no thread panicked with the lock");
         (state.held, state.gives_up) = (true, true);
@@ -46,8 +46,8 @@ impl Gate {
         state.wakers.iter().for_each(Waker::wake);
     }
 
-    /// Signals the queues to be polled, as a device with work of its own does.
-    pub fn nudge(&self) {
+    /// Wakes the queues so that they are polled, as a device with work of its own does.
+    pub fn wake_queues(&self) {
         self.state.lock().expect("no thread panicked with the lock").wakers.iter().for_each(Waker::wake);
     }
 
@@ -57,8 +57,8 @@ impl Gate {
     }
 
     /// The operations so far.
-    pub fn asked(&self) -> Vec<Asked> {
-        self.state.lock().expect("no thread panicked with the lock").asked.clone()
+    pub fn operations(&self) -> Vec<Recorded> {
+        self.state.lock().expect("no thread panicked with the lock").operations.clone()
     }
 }
 
@@ -94,7 +94,7 @@ impl RequestQueue for GateQueue {
 
     fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
         let mut state = self.state.lock().expect("no thread panicked with the lock");
-        state.asked.push((request.operation, request.range, request.fua));
+        state.operations.push((request.operation, request.range, request.fua));
         if state.held {
             self.waiting.push(request);
         } else {

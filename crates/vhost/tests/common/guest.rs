@@ -1,5 +1,5 @@
-//! A guest and its front end: messages by the front end of the `vhost` crate, rings written by hand, so that they can
-//! be invalid.
+//! A guest and its front end: messages are sent by the front end of the `vhost` crate, rings are written by hand, so
+//! that they can be invalid.
 
 use super::TIMEOUT;
 use std::fs::File;
@@ -24,7 +24,7 @@ pub const EVENT_INDEX: u64 = 1 << 29;
 pub const PROTOCOL: u64 = 1 << 30;
 pub const VERSION_1: u64 = 1 << 32;
 /// The features that a typical guest negotiates.
-pub const USUAL: u64 = FLUSH | PROTOCOL | VERSION_1 | INDIRECT_DESCRIPTORS;
+pub const TYPICAL: u64 = FLUSH | PROTOCOL | VERSION_1 | INDIRECT_DESCRIPTORS;
 
 pub const IN: u32 = 0;
 pub const OUT: u32 = 1;
@@ -115,7 +115,7 @@ impl Ram {
 /// A descriptor: address, length, flags.
 pub type Piece = (u64, u32, u16);
 
-/// The guest's half of a ring; it outlives connections, too.
+/// The guest's half of a ring; it outlives connections.
 pub struct Ring {
     pub index: usize,
     pub size: u16,
@@ -146,19 +146,26 @@ impl Ring {
     }
 
     /// Writes consecutive descriptors from `at`.
-    pub fn lay(&self, ram: &Ram, at: u16, pieces: &[Piece]) {
-        self.lay_table(ram, self.table(), at, pieces);
+    pub fn write_descriptors(&self, ram: &Ram, at: u16, pieces: &[Piece]) {
+        self.write_table(ram, self.table(), at, pieces);
     }
 
-    pub fn lay_table(&self, ram: &Ram, table: u64, at: u16, pieces: &[Piece]) {
+    pub fn write_table(&self, ram: &Ram, table: u64, at: u16, pieces: &[Piece]) {
         for (index, &(address, length, flags)) in pieces.iter().enumerate() {
             let here = at + index as u16;
             let (flags, next) = if index + 1 < pieces.len() { (flags | NEXT, here + 1) } else { (flags, 0) };
-            self.lay_raw(ram, table, here, (address, length, flags), next);
+            self.write_descriptor(ram, table, here, (address, length, flags), next);
         }
     }
 
-    pub fn lay_raw(&self, ram: &Ram, table: u64, at: u16, (address, length, flags): Piece, next: u16) {
+    pub fn write_descriptor(
+        &self,
+        ram: &Ram,
+        table: u64,
+        at: u16,
+        (address, length, flags): Piece,
+        next: u16,
+    ) {
         let mut raw = [0; 16];
         raw[..8].copy_from_slice(&address.to_le_bytes());
         raw[8..12].copy_from_slice(&length.to_le_bytes());
@@ -176,7 +183,7 @@ impl Ring {
     }
 
     /// Advances the available index beyond the entries that were written.
-    pub fn claim(&mut self, ram: &Ram, count: u16) {
+    pub fn advance_available(&mut self, ram: &Ram, count: u16) {
         ram.store(self.base() + AVAILABLE + 2, self.next_available.wrapping_add(count));
     }
 
@@ -237,7 +244,7 @@ impl Ring {
     }
 
     /// Writes a request at descriptors from `at`: head, data, status.
-    pub fn lay_request(&self, ram: &Ram, at: u16, kind: u32, sector: u64, data: &[Piece]) {
+    pub fn write_request(&self, ram: &Ram, at: u16, kind: u32, sector: u64, data: &[Piece]) {
         let head = self.head(at);
         ram.put(head, &kind.to_le_bytes());
         ram.put(head + 4, &[0; 4]);
@@ -246,7 +253,7 @@ impl Ring {
         let mut pieces = vec![(head, 16, 0)];
         pieces.extend_from_slice(data);
         pieces.push((head + 16, 1, WRITE));
-        self.lay(ram, at, &pieces);
+        self.write_descriptors(ram, at, &pieces);
     }
 
     /// The status of the request at `at`.
@@ -255,8 +262,8 @@ impl Ring {
     }
 
     /// Executes a request and returns its status.
-    pub fn ask(&mut self, ram: &Ram, kind: u32, sector: u64, data: &[Piece]) -> u8 {
-        self.lay_request(ram, 0, kind, sector, data);
+    pub fn execute(&mut self, ram: &Ram, kind: u32, sector: u64, data: &[Piece]) -> u8 {
+        self.write_request(ram, 0, kind, sector, data);
         self.offer(ram, 0);
         self.kick();
         assert_eq!(self.wait(ram).0, 0);
@@ -277,13 +284,13 @@ impl Link {
         let offered = front_end.get_features().expect("features");
         assert_eq!(features & !offered, 0, "offered is {offered:#x}");
         let protocol = front_end.get_protocol_features().expect("features of the protocol");
-        front_end.set_protocol_features(protocol & all_of_ours()).expect("agreed");
+        front_end.set_protocol_features(protocol & protocol_features()).expect("negotiated");
         front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        front_end.set_features(features).expect("agreed");
+        front_end.set_features(features).expect("negotiated");
         Self { front_end }
     }
 
-    pub fn give_memory(&self, ram: &Ram) {
+    pub fn share_memory(&self, ram: &Ram) {
         self.front_end.set_mem_table(&[ram.region()]).expect("memory");
     }
 
@@ -317,13 +324,13 @@ impl Link {
     /// Memory for requests in flight, from the server.
     pub fn make_inflight(&mut self, queues: u16, size: u16) -> (VhostUserInflight, File) {
         let wanted = VhostUserInflight { num_queues: queues, queue_size: size, ..Default::default() };
-        let (given, file) = self.front_end.get_inflight_fd(&wanted).expect("memory for notes");
+        let (given, file) = self.front_end.get_inflight_fd(&wanted).expect("memory for the record");
         self.front_end.set_inflight_fd(&given, file.as_raw_fd()).expect("taken");
         (given, file)
     }
 }
 
-fn all_of_ours() -> VhostUserProtocolFeatures {
+fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::CONFIG
         | VhostUserProtocolFeatures::REPLY_ACK
@@ -332,10 +339,10 @@ fn all_of_ours() -> VhostUserProtocolFeatures {
 }
 
 /// A guest with `queues` rings of 256 that run.
-pub fn boot(path: &Path, features: u64, queues: usize) -> (Link, Ram, Vec<Ring>) {
+pub fn start_guest(path: &Path, features: u64, queues: usize) -> (Link, Ram, Vec<Ring>) {
     let ram = Ram::new();
     let mut link = Link::open(path, features);
-    link.give_memory(&ram);
+    link.share_memory(&ram);
     let rings = (0..queues).map(|index| Ring::new(index, 256)).collect::<Vec<_>>();
     for ring in &rings {
         link.start(&ram, ring, 0);

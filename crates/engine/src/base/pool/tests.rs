@@ -7,16 +7,16 @@ fn pool(free: u32, reserve: u32) -> Pool<Still> {
     Pool::new((0..free).collect(), reserve)
 }
 
-/// How many segments this asker gets of a pool of 20 that keeps back 8.
-fn given(asker: Asker) -> usize {
+/// How many segments this requester gets of a pool of 20 that keeps back 8.
+fn given(requester: Requester) -> usize {
     let pool = pool(20, 8);
-    core::iter::from_fn(|| pool.take(asker, None).ok()).count()
+    core::iter::from_fn(|| pool.take(requester, None).ok()).count()
 }
 
 #[test]
 fn clients_leave_the_reserve_and_optional_askers_a_quarter_more() {
     assert_eq!(
-        [Asker::Essential, Asker::Client, Asker::Frugal, Asker::Optional].map(given),
+        [Requester::Essential, Requester::Client, Requester::Frugal, Requester::Optional].map(given),
         [20, 12, 12, 10]
     );
     assert_eq!([pool(9, 1), pool(9, 4), pool(9, 5)].map(|pool| pool.left_to_writers()), [2, 5, 7]);
@@ -28,7 +28,7 @@ fn the_segment_that_came_back_first_is_taken_last() {
     let pool = pool(0, 0);
     [3, 1, 2].into_iter().for_each(|segment| pool.release(segment));
     assert_eq!(pool.free(), 3);
-    let taken: Vec<_> = core::iter::from_fn(|| pool.take(Asker::Essential, None).ok()).collect();
+    let taken: Vec<_> = core::iter::from_fn(|| pool.take(Requester::Essential, None).ok()).collect();
     assert_eq!(taken, [3, 1, 2]);
     assert_eq!(pool.free(), 0);
 }
@@ -37,7 +37,7 @@ fn the_segment_that_came_back_first_is_taken_last() {
 fn the_number_of_free_segments_is_known_without_the_lock() {
     let pool = pool(3, 1);
     assert_eq!(pool.free(), 3);
-    let taken = pool.take(Asker::Client, None).expect("three are free");
+    let taken = pool.take(Requester::Client, None).expect("three are free");
     assert_eq!(pool.free(), 2);
     pool.release(taken);
     assert_eq!(pool.free(), 3);
@@ -49,7 +49,7 @@ fn a_client_without_space_is_woken_once_when_the_reserve_is_whole() {
     let (bell, waker) = bell();
     assert!(!pool.has_waiters());
     for _ in 0..2 {
-        assert_eq!(pool.take(Asker::Client, Some(&waker)), Err(Lack::Space));
+        assert_eq!(pool.take(Requester::Client, Some(&waker)), Err(Lack::Space));
     }
     assert!(pool.has_waiters());
     pool.release(0);
@@ -64,8 +64,8 @@ fn a_client_without_space_is_woken_once_when_the_reserve_is_whole() {
 fn who_asks_without_a_waker_or_gets_a_segment_does_not_wait() {
     let pool = pool(1, 0);
     let (bell, waker) = bell();
-    assert_eq!(pool.take(Asker::Client, Some(&waker)), Ok(0));
-    assert_eq!(pool.take(Asker::Client, None), Err(Lack::Space));
+    assert_eq!(pool.take(Requester::Client, Some(&waker)), Ok(0));
+    assert_eq!(pool.take(Requester::Client, None), Err(Lack::Space));
     assert!(!pool.has_waiters());
     pool.release(0);
     assert_eq!(bell.rings(), 0);
@@ -75,14 +75,14 @@ fn who_asks_without_a_waker_or_gets_a_segment_does_not_wait() {
 fn who_is_forgotten_is_not_woken_and_others_still_wait() {
     let pool = pool(0, 0);
     let ((first, first_waker), (second, second_waker)) = (bell(), bell());
-    let _ = pool.take(Asker::Client, Some(&first_waker));
-    let _ = pool.take(Asker::Client, Some(&second_waker));
+    let _ = pool.take(Requester::Client, Some(&first_waker));
+    let _ = pool.take(Requester::Client, Some(&second_waker));
     pool.forget(&first_waker);
     assert!(pool.has_waiters());
     pool.release(0);
     assert_eq!((first.rings(), second.rings()), (0, 1));
-    let _ = pool.take(Asker::Essential, None);
-    let _ = pool.take(Asker::Client, Some(&second_waker));
+    let _ = pool.take(Requester::Essential, None);
+    let _ = pool.take(Requester::Client, Some(&second_waker));
     pool.forget(&second_waker);
     assert!(!pool.has_waiters());
 }
@@ -91,8 +91,8 @@ fn who_is_forgotten_is_not_woken_and_others_still_wait() {
 fn all_are_woken_for_a_stop() {
     let pool = pool(0, 4);
     let ((first, first_waker), (second, second_waker)) = (bell(), bell());
-    let _ = pool.take(Asker::Client, Some(&first_waker));
-    let _ = pool.take(Asker::Client, Some(&second_waker));
+    let _ = pool.take(Requester::Client, Some(&first_waker));
+    let _ = pool.take(Requester::Client, Some(&second_waker));
     pool.wake_all();
     assert_eq!((first.rings(), second.rings(), pool.has_waiters()), (1, 1, false));
     pool.wake_all();

@@ -10,7 +10,7 @@
 use super::{Content, Writeback, newest::Found};
 use crate::{
     Cache, Environment,
-    base::Asker,
+    base::Requester,
     cache::Met,
     position::{Cursor, Location, Place},
 };
@@ -50,14 +50,14 @@ impl Writeback {
 
     /// The priority with which this batch allocates space for quarantines. Unless it is written segment by segment or retries
     /// parked ranges, it leaves the reserve.
-    pub(super) fn asker_for_quarantines(&self) -> Asker {
+    pub(super) fn requester_of_quarantines(&self) -> Requester {
         let is_of_parked = self.batch.as_ref().is_some_and(|batch| batch.target.is_none());
-        if self.by_segment.is_some() || is_of_parked { Asker::Essential } else { Asker::Frugal }
+        if self.by_segment.is_some() || is_of_parked { Requester::Essential } else { Requester::Frugal }
     }
 
     /// Collects the next part of the batch from the logs: only the newest version of each block in it.
     pub(super) fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
-        let asker = self.asker_for_quarantines();
+        let requester = self.requester_of_quarantines();
         let Some(batch) = &mut self.batch else { return };
         let Some(target) = batch.target else { return };
         let mut part =
@@ -68,7 +68,7 @@ impl Writeback {
             let cleaned = &mut batch.cleaned[lane.index()];
             let scanned = part.scan_lane(cache, lane, &mut self.cursors[lane.index()], cleaned);
             batch.lacks_something |= !scanned.lost.is_empty();
-            if !quarantine_gaps(cache, lane, scanned.lost, asker) {
+            if !quarantine_gaps(cache, lane, scanned.lost, requester) {
                 return self.give_up(cache);
             }
             if scanned.is_full {
@@ -182,13 +182,13 @@ fn quarantine_gaps<E: Environment>(
     cache: &Cache<E>,
     lane: LaneId,
     lost: Vec<(u64, Place)>,
-    asker: Asker,
+    requester: Requester,
 ) -> bool {
     let whole = ByteRange { start: 0, end: cache.base().identity().size };
     let mut noted = true;
     // The last gap first: its quarantine also marks all earlier gaps bad, so only this one takes space.
     for (sequence, place) in lost.into_iter().rev() {
-        noted &= cache.quarantine(lane, whole, sequence, place, asker);
+        noted &= cache.quarantine(lane, whole, sequence, place, requester);
         cache.base().epochs().void_until_now(cache.base().context());
     }
     noted

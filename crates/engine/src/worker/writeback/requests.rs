@@ -8,7 +8,7 @@
 //! Elsewhere: retries of refused requests (`failing`).
 
 use super::{Content, REQUEST_MAX, Writeback};
-use crate::{Cache, Environment, base::Asker, position::Location, worker::failing::Flight};
+use crate::{Cache, Environment, base::Requester, position::Location, worker::failing::Flight};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
 
 /// Zeroes are written, and space is discarded, in requests of at most this many bytes.
@@ -101,12 +101,12 @@ impl Writeback {
             Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
         }
         let mut buffer = self.buffers.take(range.len() as usize);
-        let asker = self.asker_for_quarantines();
+        let requester = self.requester_of_quarantines();
         for number in 0..flight.pieces.len() {
             let (piece, content) = flight.pieces[number];
             let Content::Data { location, lane, sequence } = content else { continue };
             let out = &mut buffer[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
-            let damaged = match load_for_writeback(cache, lane, location, sequence, piece, out, asker) {
+            let damaged = match load_for_writeback(cache, lane, location, sequence, piece, out, requester) {
                 Ok(()) => continue,
                 Err(Some(damaged)) => damaged,
                 Err(None) => {
@@ -188,16 +188,16 @@ fn load_for_writeback<E: Environment>(
     sequence: u64,
     piece: ByteRange,
     out: &mut [u8],
-    asker: Asker,
+    requester: Requester,
 ) -> Result<(), Option<ByteRange>> {
     let place = cache.base().place_of(location);
     let record = match cache.base().load_record(location) {
         Ok(record) if record.range().contains(&piece) => record,
         _ => {
-            return Err(cache.quarantine(lane, piece, sequence, place, asker).then_some(piece));
+            return Err(cache.quarantine(lane, piece, sequence, place, requester).then_some(piece));
         }
     };
     cache.base().load_data(location, &record, piece, out).map_err(|damage| {
-        cache.quarantine(lane, damage.range, record.sequence.get(), place, asker).then_some(damage.range)
+        cache.quarantine(lane, damage.range, record.sequence.get(), place, requester).then_some(damage.range)
     })
 }

@@ -1,4 +1,4 @@
-//! The state that the threads of a device share with their starter.
+//! Orders to the threads of a device, and the state that they share with their starter.
 //!
 //! Invariants: an order reaches every thread, and is never withdrawn; every wait has a timeout.
 
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 pub enum Order {
     /// Serve.
     Serve = 0,
-    /// Take no more requests, answer those that the device has, and end: the next server receives the others.
+    /// Take no more requests, answer those that the device executes, and end: the next server receives the others.
     Leave = 1,
-    /// Answer everything with an error, without a wait for the device.
+    /// Answer all requests with an error, without waiting for the device.
     Fail = 2,
 }
 
@@ -26,24 +26,24 @@ pub enum Order {
 pub struct State {
     /// Threads that serve a queue.
     pub serving: usize,
-    /// Why a thread ended that was not asked to.
+    /// The error of a thread that ended without an order.
     pub failure: Option<Error>,
 }
 
 /// Orders, and the state of the threads.
 #[derive(Debug)]
-pub struct Life {
+pub struct ThreadControl {
     order: AtomicU8,
-    /// Stays signalled after the first order.
+    /// Signalled from the first order on.
     ordered: Event,
-    /// Stays signalled after the last one.
+    /// Signalled from the last possible order on.
     failing: Event,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Life {
-    /// For threads that serve.
+impl ThreadControl {
+    /// The control of threads that serve.
     ///
     /// # Errors
     /// When the process may not open another descriptor.
@@ -66,7 +66,7 @@ impl Life {
         }
     }
 
-    /// The present order.
+    /// The latest order.
     pub fn ordered(&self) -> Order {
         match self.order.load(Ordering::SeqCst) {
             0 => Order::Serve,
@@ -75,9 +75,8 @@ impl Life {
         }
     }
 
-    /// A descriptor that is readable as soon as a later order than `order` is given; `None` after the last
-    /// one.
-    pub fn next_order(&self, order: Order) -> Option<RawFd> {
+    /// A descriptor that is readable as soon as a later order than `order` is given; `None` after the last order.
+    pub fn later_order(&self, order: Order) -> Option<RawFd> {
         match order {
             Order::Serve => Some(self.ordered.descriptor()),
             Order::Leave => Some(self.failing.descriptor()),
@@ -85,20 +84,20 @@ impl Life {
         }
     }
 
-    /// Locks the state. A thread that panicked with the lock held left only numbers.
-    pub fn look(&self) -> MutexGuard<'_, State> {
+    /// Locks the state. It is consistent even if a thread panicked with the lock held, so poisoning is ignored.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state and wakes all waiters.
     pub fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.look());
+        change(&mut self.lock());
         self.changed.notify_all();
     }
 
     /// Waits until no thread serves; returns whether that happened by `end`.
     pub fn wait_until_none_serves(&self, end: Instant) -> bool {
-        let mut state = self.look();
+        let mut state = self.lock();
         while state.serving > 0 {
             let left = end.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
@@ -118,29 +117,29 @@ mod tests {
 
     #[test]
     fn each_order_is_signalled_once_and_none_is_withdrawn() {
-        let life = Life::new().unwrap();
+        let thread_control = ThreadControl::new().unwrap();
         let heard = |order| {
-            let descriptor = life.next_order(order)?;
+            let descriptor = thread_control.later_order(order)?;
             wait_any(&[descriptor], Some(Duration::ZERO)).unwrap()
         };
         assert_eq!(heard(Order::Serve), None);
-        life.order(Order::Leave);
+        thread_control.order(Order::Leave);
         assert_eq!((heard(Order::Serve), heard(Order::Leave)), (Some(0), None));
-        life.order(Order::Fail);
-        life.order(Order::Leave);
+        thread_control.order(Order::Fail);
+        thread_control.order(Order::Leave);
         assert_eq!(heard(Order::Leave), Some(0));
-        assert_eq!(life.ordered(), Order::Fail);
-        assert_eq!(life.next_order(Order::Fail), None);
+        assert_eq!(thread_control.ordered(), Order::Fail);
+        assert_eq!(thread_control.later_order(Order::Fail), None);
     }
 
     #[test]
     fn a_wait_for_threads_ends_with_them_or_at_its_timeout() {
-        let life = Life::new().unwrap();
-        life.change(|state| state.serving = 1);
-        assert!(!life.wait_until_none_serves(Instant::now() + Duration::from_millis(10)));
+        let thread_control = ThreadControl::new().unwrap();
+        thread_control.change(|state| state.serving = 1);
+        assert!(!thread_control.wait_until_none_serves(Instant::now() + Duration::from_millis(10)));
         std::thread::scope(|scope| {
-            scope.spawn(|| life.change(|state| state.serving = 0));
-            assert!(life.wait_until_none_serves(Instant::now() + Duration::from_secs(10)));
+            scope.spawn(|| thread_control.change(|state| state.serving = 0));
+            assert!(thread_control.wait_until_none_serves(Instant::now() + Duration::from_secs(10)));
         });
     }
 }

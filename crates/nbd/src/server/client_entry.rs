@@ -1,11 +1,9 @@
 //! A connection's entry among the clients of its export: when its first request may be executed, and whether a new
 //! client waits for its end.
 //!
-//! Invariants: the first request is read only when no request of an earlier, disconnected client can change the
-//! device any more; the wait for that ends when the server stops and when the client disconnects; a long wait is
-//! reported when it begins and when it ends.
-//!
-//! Elsewhere: giving up and completing requests (`connection`).
+//! Invariants: the first request is read only when no request of an earlier, disconnected client can change the device;
+//! the wait for that ends when the server stops and when the client disconnects; a long wait is reported when it begins
+//! and when it ends.
 
 use super::Notice;
 use cbd_export::wake::{Interest, WaitSet, is_closed_by_peer};
@@ -17,16 +15,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A wait is reported after this time.
-const LONG: Duration = Duration::from_secs(1);
+const REPORTED_AFTER: Duration = Duration::from_secs(1);
 
 /// A connection's entry among the clients.
-pub(super) struct Presence {
+pub(super) struct ClientEntry {
     /// `None` once no request of the connection can change the device any more.
     client: Option<Client>,
     wakeup: Event,
 }
 
-impl Presence {
+impl ClientEntry {
     /// Enters the connection at `socket`, before its handshake.
     pub(super) fn enter(clients: &Clients, socket: &Arc<Socket>) -> Result<Self> {
         let wakeup = Event::new()?;
@@ -69,11 +67,11 @@ impl Presence {
                 }
                 return Ok(true);
             }
-            if !is_reported && began.elapsed() >= LONG {
+            if !is_reported && began.elapsed() >= REPORTED_AFTER {
                 is_reported = true;
                 notify(&Notice::Waits { connection, clients: left });
             }
-            waits.wait((!is_reported).then(|| LONG.saturating_sub(began.elapsed())))?;
+            waits.wait((!is_reported).then(|| REPORTED_AFTER.saturating_sub(began.elapsed())))?;
             if waits.readable(stop) || waits.failed(request) {
                 return Ok(false);
             }
