@@ -5,6 +5,7 @@ extern crate std;
 mod model;
 pub(crate) mod rig;
 mod states;
+mod trouble;
 mod writeback;
 
 use crate::Environment;
