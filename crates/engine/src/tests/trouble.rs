@@ -3,7 +3,7 @@
 
 use super::rig::{Options, Rig, SECTOR};
 use crate::{Admission, LogEntry, OnWriteError, Settings, Step, ZeroProgress};
-use alloc::{vec, vec::Vec};
+use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_format::record::blocks_in;
 use cbd_types::{ByteRange, CHUNK, ErrorKind, LaneId, Result};
 
@@ -178,6 +178,41 @@ impl Play {
         assert_eq!(recovered.drained_epoch, status.drained_epoch);
     }
 
+    /// Damages both copies of the last record of a lane: no one knows what it held, so all that is not newer is lost.
+    fn lose_last_record(&mut self, lane: LaneId) {
+        let cache = Arc::clone(&self.rig.cache);
+        let Some(segment) = cache.log().segments(lane).pop() else { return };
+        let mut last = None;
+        cache.log().visit(&segment, &mut |slot, entry| last = Some((slot, entry)));
+        let Some((slot, LogEntry::Record(record))) = last else { return };
+        if record.kind().is_dirty() && !cache.log().is_on_backing(&segment, slot, &record) {
+            cache.log().shape().slot(slot).iter().for_each(|at| self.flip(segment.base + at + 20));
+            for sector in 0..self.model.len() {
+                if cache.base().identity().lanes.lane_of(sector as u64 * SECTOR) == lane {
+                    self.model[sector] = Sector::Lost;
+                }
+            }
+        }
+    }
+
+    /// Some records of new data are lost.
+    fn round_without_records(&mut self, sectors: u64) {
+        for _ in 0..100 + self.next(600) {
+            if self.next(40) == 0 {
+                self.rig.cache.flush().expect("it runs");
+            }
+            if !self.change(sectors) {
+                break;
+            }
+            if self.next(100) == 0 {
+                let lane = self.next(u64::from(self.rig.cache.lane_count())) as u32;
+                self.lose_last_record(LaneId(lane));
+            }
+        }
+        self.recover();
+        self.check_reads(20);
+    }
+
     /// New data, of which some is damaged and some is refused, while clients continue.
     fn round(&mut self, sectors: u64, percent: u64, refused: u64) {
         for _ in 0..100 + self.next(900) {
@@ -242,5 +277,17 @@ fn damage_in_several_lanes_is_recorded_in_each() {
         for (sectors, percent, refused) in [(1, 95, 3), (6, 40, 4), (1, 100, 0)] {
             play.round(sectors, percent, refused);
         }
+    }
+}
+
+#[test]
+fn a_lost_record_takes_what_is_older_in_its_lane_and_nothing_newer() {
+    for (seed, lanes) in [(0, 1), (1, 1), (2, 2), (3, 2)] {
+        let (device, segments) = (u64::from(lanes) * CHUNK, 1 + 9 * u64::from(lanes));
+        let mut play = Play::new(Options { device, lanes, segments, ..Options::default() }, seed);
+        for sectors in [1, 12, 3] {
+            play.round_without_records(sectors);
+        }
+        play.round(4, 20, 0);
     }
 }
