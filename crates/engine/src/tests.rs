@@ -2,7 +2,9 @@
 
 extern crate std;
 
+mod damaged;
 mod model;
+mod requests;
 pub(crate) mod rig;
 mod states;
 mod trouble;

@@ -3,12 +3,14 @@
 use super::std::sync::Mutex;
 use super::{Bell, Ram, Still, bell};
 use crate::{
-    Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport, ZeroProgress,
+    Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, LogEntry, LogSegmentView, Settings, Step,
+    Transport, ZeroProgress,
 };
 use alloc::{collections::VecDeque, sync::Arc, vec, vec::Vec};
+use cbd_format::Record;
 use cbd_types::{
-    BackendId, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Region,
-    Result, backing::BackingDone,
+    BackendId, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
+    Region, Result, backing::BackingDone,
 };
 use core::task::Waker;
 
@@ -297,5 +299,46 @@ impl Rig {
     pub(crate) fn drain_without_clock(&mut self) {
         self.cache.request_drain();
         while matches!(self.worker.step(), Step::Busy | Step::WaitBacking) {}
+    }
+
+    /// The records of a lane that can be read, in order, each with its segment and slot.
+    pub(crate) fn records_of(&self, lane: LaneId) -> Vec<(LogSegmentView, u32, Record)> {
+        let mut records = Vec::new();
+        for segment in self.cache.log().segments(lane) {
+            self.cache.log().visit(&segment, &mut |slot, entry| {
+                if let LogEntry::Record(record) = entry {
+                    records.push((segment, slot, record));
+                }
+            });
+        }
+        records
+    }
+
+    /// The record with the newest data of the sector at `at`.
+    pub(crate) fn newest(&self, at: u64) -> (LogSegmentView, u32, Record) {
+        let lane = self.cache.base().identity().lanes.lane_of(at);
+        let holds = |(segment, slot, _): &(LogSegmentView, u32, Record)| {
+            !self.cache.log().newest_parts(segment, *slot, ByteRange::at(at, SECTOR)).is_empty()
+        };
+        self.records_of(lane).into_iter().find(holds).expect("a record holds it")
+    }
+
+    /// Changes a byte of the memory without the knowledge of the cache.
+    pub(crate) fn flip(&self, at: u64) {
+        let mut byte = [0];
+        self.transport.region().load(at, &mut byte).expect("it can be read");
+        let _ = self.transport.region().store(at, &[byte[0] ^ 1]);
+    }
+
+    /// Damages the newest data of the sector at `at`.
+    pub(crate) fn damage(&self, at: u64) {
+        let (segment, _, record) = self.newest(at);
+        self.flip(segment.base + u64::from(record.data_offset.get()) + at - record.range().start);
+    }
+
+    /// Damages both copies of the record with the newest data of the sector at `at`.
+    pub(crate) fn lose_record(&self, at: u64) {
+        let (segment, slot, _) = self.newest(at);
+        self.cache.log().shape().slot(slot).iter().for_each(|at| self.flip(segment.base + at + 20));
     }
 }

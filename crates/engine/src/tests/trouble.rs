@@ -1,6 +1,7 @@
 //! A cache whose memory loses data and whose disk refuses requests, against an array: what reads give meanwhile, and what
 //! the cache, the disk and the next process have when the trouble is over.
 
+use super::model::marked;
 use super::rig::{Options, Rig, SECTOR};
 use crate::{Admission, LogEntry, OnWriteError, Settings, Step, ZeroProgress};
 use alloc::{sync::Arc, vec, vec::Vec};
@@ -84,36 +85,21 @@ impl Play {
     /// Damages blocks of records that the disk does not have, `percent` of them.
     fn damage(&mut self, percent: u64) {
         for lane in (0..self.rig.cache.lane_count()).map(LaneId) {
-            for segment in self.rig.cache.log().segments(lane) {
-                let mut records = Vec::new();
-                self.rig.cache.log().visit(&segment, &mut |slot, entry| {
-                    if let LogEntry::Record(record) = entry {
-                        records.push((slot, record));
-                    }
-                });
-                for (slot, record) in records {
-                    if !record.kind().has_data() || self.rig.cache.log().is_on_backing(&segment, slot, &record)
-                    {
-                        continue;
-                    }
-                    for block in (0..blocks_in(record.range())).map(|block| record.block_range(block)) {
-                        if self.next(100) < percent {
-                            let at = u64::from(record.data_offset.get()) + block.start - record.range().start;
-                            self.flip(segment.base + at);
-                            for part in self.rig.cache.log().newest_parts(&segment, slot, block) {
-                                self.model[Self::sectors(part)].fill(Sector::Lost);
-                            }
+            for (segment, slot, record) in self.rig.records_of(lane) {
+                if !record.kind().has_data() || self.rig.cache.log().is_on_backing(&segment, slot, &record) {
+                    continue;
+                }
+                for block in (0..blocks_in(record.range())).map(|block| record.block_range(block)) {
+                    if self.next(100) < percent {
+                        let at = u64::from(record.data_offset.get()) + block.start - record.range().start;
+                        self.rig.flip(segment.base + at);
+                        for part in self.rig.cache.log().newest_parts(&segment, slot, block) {
+                            self.model[Self::sectors(part)].fill(Sector::Lost);
                         }
                     }
                 }
             }
         }
-    }
-
-    fn flip(&self, at: u64) {
-        let mut byte = [0];
-        self.rig.transport.region().load(at, &mut byte).expect("it can be read");
-        let _ = self.rig.transport.region().store(at, &[byte[0] ^ 1]);
     }
 
     /// What a client reads of a sector.
@@ -125,14 +111,27 @@ impl Play {
             result => result.expect("only what is lost fails"),
         }
         if let Some(miss) = misses.pop() {
-            bytes = self.rig.disk.with(|state| state.bytes[range.start as usize..range.end as usize].to_vec());
+            bytes =
+                self.rig.disk.with(|state| state.bytes[range.start as usize..range.end as usize].to_vec());
             self.rig.cache.complete_fill(miss, &bytes);
         }
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "sector {sector}");
         Sector::Holds(bytes[0])
     }
 
+    /// The next pass marks each lane that has records behind its mark.
+    fn check_touched(&self) {
+        for lane in (0..self.rig.cache.lane_count()).map(LaneId) {
+            let is_unmarked = self.rig.cache.log().next_sequence(lane).0 - 1 > marked(&self.rig.cache, lane);
+            assert!(
+                !is_unmarked || self.rig.cache.lane(lane).is_touched(),
+                "records of {lane:?} get no mark"
+            );
+        }
+    }
+
     fn check_reads(&mut self, count: usize) {
+        self.check_touched();
         for _ in 0..count {
             let sector = self.range(1).start / SECTOR;
             assert_eq!(self.read(sector as usize), self.model[sector as usize], "sector {sector}");
@@ -186,7 +185,7 @@ impl Play {
         cache.log().visit(&segment, &mut |slot, entry| last = Some((slot, entry)));
         let Some((slot, LogEntry::Record(record))) = last else { return };
         if record.kind().is_dirty() && !cache.log().is_on_backing(&segment, slot, &record) {
-            cache.log().shape().slot(slot).iter().for_each(|at| self.flip(segment.base + at + 20));
+            cache.log().shape().slot(slot).iter().for_each(|at| self.rig.flip(segment.base + at + 20));
             for sector in 0..self.model.len() {
                 if cache.base().identity().lanes.lane_of(sector as u64 * SECTOR) == lane {
                     self.model[sector] = Sector::Lost;
@@ -271,8 +270,14 @@ fn damage_and_refusals_together_lose_only_what_is_damaged() {
 fn damage_in_several_lanes_is_recorded_in_each() {
     let settings = Settings { consistency: crate::Consistency::Checkpoint, ..parks() };
     for seed in 0..3 {
-        let options =
-            Options { device: 2 * CHUNK, lanes: 2, segments: 19, settings, volatile_cache: false, ..Options::default() };
+        let options = Options {
+            device: 2 * CHUNK,
+            lanes: 2,
+            segments: 19,
+            settings,
+            volatile_cache: false,
+            ..Options::default()
+        };
         let mut play = Play::new(options, seed);
         for (sectors, percent, refused) in [(1, 95, 3), (6, 40, 4), (1, 100, 0)] {
             play.round(sectors, percent, refused);
