@@ -145,6 +145,8 @@ pub(crate) struct Options {
     pub(crate) settings: Settings,
     pub(crate) discard_zeroes: bool,
     pub(crate) volatile_cache: bool,
+    /// Of the queue to the disk.
+    pub(crate) depth: usize,
 }
 
 impl Default for Options {
@@ -157,6 +159,7 @@ impl Default for Options {
             settings: Settings::default(),
             discard_zeroes: true,
             volatile_cache: true,
+            depth: 8,
         }
     }
 }
@@ -223,7 +226,7 @@ impl Rig {
             discard_zeroes: options.discard_zeroes,
             discard_granularity: 512,
         };
-        let queue = Queue { disk: disk.clone(), submitted: VecDeque::new(), depth: 8 };
+        let queue = Queue { disk: disk.clone(), submitted: VecDeque::new(), depth: options.depth };
         let worker = BackgroundWorker::new(Arc::clone(&cache), queue, geometry);
         let (room, waker) = bell();
         Self { environment, transport, backend, cache, worker, disk, room, waker, options }
@@ -290,12 +293,34 @@ impl Rig {
         panic!("the background worker never becomes idle: {:?}", self.cache.status());
     }
 
+    /// Runs the background worker until it waits for something after `ms`.
+    pub(crate) fn settle_until(&mut self, ms: u64) {
+        for _ in 0..20_000 {
+            match self.worker.step() {
+                Step::Idle { until_ms: Some(until) } if until <= ms => self.environment.set_monotonic(until),
+                Step::Idle { .. } => return,
+                Step::Busy | Step::WaitBacking => {}
+            }
+        }
+        panic!("the background worker never waits: {:?}", self.cache.status());
+    }
+
     pub(crate) fn drain(&mut self) {
         self.cache.request_drain();
         self.settle();
     }
 
-    /// The same without moving the clock.
+    /// Runs the background worker until it waits for time or for nothing, without moving the clock.
+    pub(crate) fn run(&mut self) -> Option<u64> {
+        for _ in 0..1_000_000 {
+            if let Step::Idle { until_ms } = self.worker.step() {
+                return until_ms;
+            }
+        }
+        panic!("the background worker never waits: {:?}", self.cache.status());
+    }
+
+    /// Drains without moving the clock.
     pub(crate) fn drain_without_clock(&mut self) {
         self.cache.request_drain();
         while matches!(self.worker.step(), Step::Busy | Step::WaitBacking) {}
