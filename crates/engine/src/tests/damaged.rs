@@ -238,3 +238,54 @@ fn a_tool_is_told_which_blocks_are_damaged_which_are_newest_and_which_the_disk_h
     rig.drain_without_clock();
     assert!(is_on_backing(&rig, 0) && !is_on_backing(&rig, CHUNK), "that is parked");
 }
+
+#[test]
+fn as_many_damaged_ranges_are_listed_as_the_status_has_room_for() {
+    let mut rig = Rig::new(Options { segments: 30, ..Options::default() });
+    let count = 1200;
+    (0..count).for_each(|number| assert!(rig.write(ByteRange::at(2 * number * SECTOR, SECTOR), 1)));
+    rig.damage_sectors(|_| true);
+    for _ in 0..2 {
+        (0..count)
+            .for_each(|number| assert!(read(&rig, ByteRange::at(2 * number * SECTOR, SECTOR)).is_err()));
+    }
+    let (damage, healed, listed) = found(&rig);
+    assert_eq!((damage, healed, listed.len()), (1024, 0, 1024));
+    rig.drain();
+    let (damage, _, listed) = found(&rig);
+    assert_eq!((damage, listed.len()), (count, 1024), "writeback counts the others");
+    assert_eq!(rig.cache.quarantined_bytes(), count * SECTOR);
+}
+
+#[test]
+fn as_many_parked_ranges_are_listed_as_the_status_has_room_for_by_address() {
+    let settings =
+        Settings { on_write_error: OnWriteError::Park, write_error_after_s: 0, ..Settings::default() };
+    let options = Options { device: 16 * CHUNK, lanes: 16, segments: 140, settings, ..Options::default() };
+    let mut rig = Rig::new(options);
+    rig.disk.with(|state| state.unwritable = vec![ByteRange { start: 0, end: options.device }]);
+    let ranges: Vec<_> = (0..16 * 80)
+        .map(|number| ByteRange::at(number % 16 * CHUNK + number / 16 * 2 * SECTOR, SECTOR))
+        .collect();
+    ranges.iter().for_each(|range| assert!(rig.zero(*range, false)));
+    rig.drain_without_clock();
+    let status = rig.cache.status();
+    assert_eq!((status.parked_bytes, status.dirty_records), (ranges.len() as u64 * SECTOR, 0));
+    let mut expected = ranges;
+    expected.sort_unstable_by_key(|range| range.start);
+    expected.truncate(1024);
+    assert_eq!(status.parked, expected);
+}
+
+#[test]
+fn a_lane_parks_as_many_zeroes_as_a_quarter_of_a_segment_has_records_for() {
+    let settings =
+        Settings { on_write_error: OnWriteError::Park, write_error_after_s: 0, ..Settings::default() };
+    for (count, parked) in [(128, 128), (129, 0)] {
+        let mut rig = Rig::new(Options { settings, ..Options::default() });
+        rig.disk.with(|state| state.unwritable = vec![ByteRange { start: 0, end: rig.options.device }]);
+        (0..count).for_each(|number| assert!(rig.zero(ByteRange::at(2 * number * SECTOR, SECTOR), false)));
+        rig.drain_without_clock();
+        assert_eq!(rig.cache.status().parked_total, parked);
+    }
+}

@@ -174,3 +174,85 @@ fn who_abandons_a_cache_wakes_those_that_wait() {
     rig.cache.abandon();
     assert_eq!(rig.room.rings(), 1);
 }
+
+#[test]
+fn each_request_that_stores_a_record_touches_its_lane() {
+    type Request = fn(&Rig);
+    let requests: [Request; 4] = [
+        |rig| assert!(rig.write(block(0), 1)),
+        |rig| assert!(rig.zero(block(0), false)),
+        |rig| assert_eq!(together(rig, &[0]), [Ok(true)]),
+        |rig| drop(rig.read(block(0))),
+    ];
+    for request in requests {
+        let rig = Rig::new(Options::default());
+        rig.cache.flush().expect("it runs");
+        request(&rig);
+        assert!(rig.cache.lanes()[0].is_touched());
+    }
+}
+
+#[test]
+fn a_request_whose_own_store_fails_is_not_acknowledged() {
+    type Request = fn(&Rig) -> core::result::Result<bool, ErrorKind>;
+    let requests: [Request; 3] = [
+        |rig| outcome(rig.cache.write(block(0), &[1; BLOCK as usize], &rig.waker)),
+        |rig| zero(rig, block(0)),
+        |rig| together(rig, &[0]).remove(0),
+    ];
+    for request in requests {
+        let rig = Rig::new(Options::default());
+        assert!(rig.write(block(9), 1));
+        rig.transport.region().memory().fail_stores_after(0);
+        assert_eq!(request(&rig), Err(ErrorKind::Media));
+    }
+}
+
+#[test]
+fn long_writes_and_long_fills_are_cached_as_short_ones_are() {
+    let options = Options { device: 6 * CHUNK, segments: 40, ..Options::default() };
+    let rig = Rig::new(options);
+    for (number, length) in [SECTOR, BLOCK, 2 * BLOCK, 3 * BLOCK, 4 * BLOCK].into_iter().enumerate() {
+        // Far from the begin of the device, too.
+        for start in [0, 5 * CHUNK].map(|far| far + number as u64 * 16 * BLOCK + SECTOR) {
+            let (range, data) = (ByteRange::at(start, length), vec![number as u8 + 1; length as usize]);
+            rig.cache.write_together(&[(range, &data)], &rig.waker, |_, result| {
+                assert_eq!(outcome(result), Ok(true));
+            });
+            assert_eq!(rig.read(range), data);
+            let read = ByteRange::at(start + 8 * BLOCK, length);
+            let filled = rig.cache.status().filled_bytes;
+            let data = rig.read(read);
+            assert_eq!(rig.cache.status().filled_bytes, filled + length, "{length} bytes");
+            assert_eq!(rig.read(read), data);
+            assert!(rig.cache.extents(read).iter().all(|extent| extent.cached && !extent.dirty));
+        }
+    }
+}
+
+#[test]
+fn hits_and_misses_are_counted_by_what_is_cached() {
+    let rig = Rig::new(Options::default());
+    assert!(rig.write(block(0), 1));
+    rig.read(ByteRange::at(0, 2 * BLOCK));
+    let status = rig.cache.status();
+    assert_eq!((status.read_hit_bytes, status.read_missed_bytes), (BLOCK, BLOCK));
+    rig.read(ByteRange::at(SECTOR, SECTOR));
+    rig.read(ByteRange::at(0, 2 * BLOCK));
+    let status = rig.cache.status();
+    assert_eq!((status.read_hit_bytes, status.read_missed_bytes), (3 * BLOCK + SECTOR, BLOCK));
+}
+
+#[test]
+fn an_epoch_is_drained_when_nothing_of_it_is_dirty() {
+    let mut rig = Rig::new(Options::default());
+    assert!(rig.write(block(0), 1));
+    let first = rig.cache.request_drain();
+    assert!(!rig.cache.is_drained(first));
+    rig.settle();
+    assert!(rig.cache.is_drained(first) && rig.cache.drained_epoch() == first);
+    let second = rig.cache.request_drain();
+    assert!(rig.cache.is_drained(second) && rig.cache.drained_epoch() < second, "nothing was written in it");
+    assert!(rig.write(block(0), 2));
+    assert!(!rig.cache.is_drained(rig.cache.request_drain()));
+}

@@ -4,7 +4,7 @@ use super::std::sync::Mutex;
 use super::{Bell, Ram, Still, bell};
 use crate::{
     Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, LogEntry, LogSegmentView, Settings, Step,
-    Transport, ZeroProgress,
+    Transport, ZeroProgress, base::Asker,
 };
 use alloc::{collections::VecDeque, sync::Arc, vec, vec::Vec};
 use cbd_format::Record;
@@ -365,5 +365,39 @@ impl Rig {
     pub(crate) fn lose_record(&self, at: u64) {
         let (segment, slot, _) = self.newest(at);
         self.cache.log().shape().slot(slot).iter().for_each(|at| self.flip(segment.base + at + 20));
+    }
+
+    /// Damages the data of each record of the first lane for which `which` is true of its first sector.
+    pub(crate) fn damage_sectors(&self, which: impl Fn(u64) -> bool) {
+        for (segment, _, record) in self.records_of(LaneId(0)) {
+            if record.kind().has_data() && which(record.range().start / SECTOR) {
+                self.flip(segment.base + u64::from(record.data_offset.get()));
+            }
+        }
+    }
+
+    /// Writes sectors until the cache is full, and zeroes until no record of a client finds room. Returns the number of
+    /// sectors; they begin at the first one.
+    pub(crate) fn fill_up(&self) -> u64 {
+        self.fill_up_from(0)
+    }
+
+    /// As [`fill_up`](Self::fill_up), from another sector on.
+    pub(crate) fn fill_up_from(&self, first: u64) -> u64 {
+        let mut count = first;
+        while self.write(ByteRange::at(count * SECTOR, SECTOR), 1 + count as u8 % 100) {
+            count += 1;
+        }
+        while self.zero(ByteRange { start: self.options.device - SECTOR, end: self.options.device }, false) {}
+        count
+    }
+
+    /// Takes the segments that are kept back, as if other lanes had needed them.
+    pub(crate) fn take_reserve(&self) -> Vec<u32> {
+        core::iter::from_fn(|| self.cache.base().pool().take(Asker::Essential, None)).collect()
+    }
+
+    pub(crate) fn give_space(&self, taken: Vec<u32>) {
+        taken.into_iter().for_each(|segment| self.cache.base().pool().release(segment));
     }
 }

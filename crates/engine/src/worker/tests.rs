@@ -211,3 +211,46 @@ fn after_a_failed_store_the_worker_does_nothing() {
     assert_eq!(rig.worker.step(), Step::Idle { until_ms: None });
     assert_eq!((rig.disk.take_asked(), rig.transport.region().memory().take_ops()), (vec![], vec![]));
 }
+
+#[test]
+fn a_segment_whose_parked_data_finds_no_room_is_left_until_a_range_is_unparked() {
+    let mut rig = Rig::new(half_full(OnWriteError::Park));
+    rig.disk.with(|state| state.unwritable = vec![ByteRange::at(0, SECTOR)]);
+    assert!(rig.write(ByteRange::at(0, SECTOR), 1));
+    rig.drain_without_clock();
+    rig.fill_up_from(1);
+    let taken = rig.take_reserve();
+    rig.cache.request_drain();
+    rig.environment.set_monotonic(250);
+    rig.run();
+    let status = rig.cache.status();
+    assert_eq!(
+        (status.rare.segments_reclaimed, status.parked_bytes, status.dirty_bytes),
+        (0, SECTOR, SECTOR)
+    );
+    // Room alone does not count, since only reclaim makes it.
+    rig.give_space(taken);
+    rig.environment.set_monotonic(400);
+    rig.run();
+    assert_eq!(rig.cache.status().rare.segments_reclaimed, 0);
+    rig.disk.with(|state| state.unwritable.clear());
+    rig.environment.set_monotonic(600_000);
+    rig.run();
+    assert_eq!(rig.cache.status().parked_bytes, 0);
+    assert!(rig.cache.status().rare.segments_reclaimed >= 7, "{:?}", rig.cache.status().rare);
+}
+
+#[test]
+fn a_segment_whose_damage_finds_no_room_keeps_it() {
+    let mut rig = Rig::new(half_full(OnWriteError::Stop));
+    assert!(rig.write(block(0), 1));
+    rig.damage(0);
+    rig.drain_without_clock();
+    rig.fill_up_from(8);
+    let taken = rig.take_reserve();
+    rig.cache.request_drain();
+    rig.run();
+    assert_eq!(rig.cache.status().rare.segments_reclaimed, 0);
+    assert_eq!((rig.cache.quarantined_bytes(), rig.recovered().quarantined_bytes()), (BLOCK, BLOCK));
+    assert_eq!(taken.len(), 1);
+}

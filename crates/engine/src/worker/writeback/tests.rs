@@ -6,6 +6,8 @@ use crate::{OnWriteError, Settings, Step};
 use alloc::vec;
 use cbd_types::CHUNK;
 
+mod no_space;
+
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 
@@ -264,23 +266,12 @@ fn a_worker_without_work_stores_nothing() {
     }
 }
 
-/// Writes sectors until the cache is full, and zeroes until no record finds room. Returns the number of sectors; they begin
-/// at the first one.
-fn fill_up(rig: &Rig) -> u64 {
-    let mut count = 0;
-    while rig.write(sector(count), 1 + count as u8 % 100) {
-        count += 1;
-    }
-    while rig.zero(sector(6000), false) {}
-    count
-}
-
 #[test]
 fn damage_for_which_there_is_no_room_is_recorded_segment_by_segment() {
     let mut rig = Rig::new(Options::default());
-    let count = fill_up(&rig);
+    let count = rig.fill_up();
     let is_whole = |number: u64| number.is_multiple_of(50);
-    (0..count).filter(|number| !is_whole(*number)).for_each(|number| rig.damage(number * SECTOR));
+    rig.damage_sectors(|number| !is_whole(number));
     let segments = rig.cache.status().used_segments();
     rig.cache.request_drain();
     let (mut reclaimed_early, mut dirty) = (0, rig.cache.dirty_bytes());
@@ -315,8 +306,8 @@ fn damage_for_which_there_is_no_room_is_recorded_segment_by_segment() {
 #[test]
 fn what_is_settled_is_not_written_again_after_a_failed_flush() {
     let mut rig = Rig::new(Options::default());
-    let count = fill_up(&rig);
-    (0..count).filter(|number| number % 50 != 0).for_each(|number| rig.damage(number * SECTOR));
+    let count = rig.fill_up();
+    rig.damage_sectors(|number| number % 50 != 0);
     rig.cache.request_drain();
     let tail = rig.cache.log().segments(LaneId(0))[0];
     let is_settled = |rig: &Rig| {
