@@ -2,9 +2,12 @@
 
 extern crate std;
 
+mod damaged;
 mod model;
+mod requests;
 pub(crate) mod rig;
 mod states;
+mod trouble;
 mod writeback;
 
 use crate::Environment;
@@ -13,6 +16,7 @@ use cbd_format::crc32c;
 use cbd_types::{BootId, ByteRange, Durability, Error, ErrorKind, MediaError, Pmem, Region, Result};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use core::task::Waker;
+pub(crate) use model::marked;
 use std::sync::Mutex;
 use std::task::Wake;
 

@@ -12,7 +12,7 @@ use crate::{
     position::{Location, Place},
 };
 use alloc::{string::String, vec::Vec};
-use cbd_types::{ByteRange, CHUNK, Error, LaneId};
+use cbd_types::{ByteRange, Error, LaneId};
 
 /// The damage that reads and writeback have found.
 #[derive(Default)]
@@ -88,14 +88,13 @@ impl<E: Environment> Cache<E> {
         // The list stays complete meanwhile: a read and another status request may use it at the same time. A lane's lock is not
         // taken under the lock of the list.
         let is_replaced = |(range, location): &(ByteRange, Location)| {
-            !range.split_at_multiples(CHUNK).any(|piece| {
-                let mut is_there = false;
-                let state = self.lane_of(piece.start).lock();
-                state.look_up(self.base(), piece, &mut |_, source| {
-                    is_there |= source == Source::Record(*location);
-                });
-                is_there
-            })
+            // What a record holds lies in one chunk.
+            let mut is_there = false;
+            let state = self.lane_of(range.start).lock();
+            state.look_up(self.base(), *range, &mut |_, source| {
+                is_there |= source == Source::Record(*location);
+            });
+            !is_there
         };
         let replaced: Vec<_> = self.damage_log().listed().into_iter().filter(is_replaced).collect();
         self.damage_log().retain(&replaced)

@@ -1,7 +1,7 @@
 //! What a lane holds when it begins, and what of it is replaced.
 
 use super::{index::Index, overlay::Meaning, *};
-use crate::position::Location;
+use crate::position::{Location, Place};
 
 /// What tests of other modules set and see of a lane.
 impl LaneState {
@@ -21,6 +21,12 @@ impl LaneState {
     /// Run, cut, ordinal of the next segment, and losses that are not noted.
     pub(crate) fn recovered(&self) -> (u64, u64, u64, usize) {
         (self.run, self.cut, self.next_ordinal, self.lost.len())
+    }
+
+    /// A loss that recovery has found and had no room to note: everything up to `place` is damaged.
+    pub(crate) fn set_lost(&mut self, range: ByteRange, sequence: u64, place: Place) {
+        self.overlay.insert(range, Meaning::Damaged, place);
+        self.lost.push(Lost { sequence, place });
     }
 
     pub(crate) fn pending_fills(&self) -> usize {

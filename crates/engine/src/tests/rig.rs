@@ -3,12 +3,14 @@
 use super::std::sync::Mutex;
 use super::{Bell, Ram, Still, bell};
 use crate::{
-    Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport, ZeroProgress,
+    Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, LogEntry, LogSegmentView, Settings, Step,
+    Transport, ZeroProgress, base::Asker,
 };
 use alloc::{collections::VecDeque, sync::Arc, vec, vec::Vec};
+use cbd_format::Record;
 use cbd_types::{
-    BackendId, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, OpToken, Region,
-    Result, backing::BackingDone,
+    BackendId, BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken,
+    Region, Result, backing::BackingDone,
 };
 use core::task::Waker;
 
@@ -143,6 +145,8 @@ pub(crate) struct Options {
     pub(crate) settings: Settings,
     pub(crate) discard_zeroes: bool,
     pub(crate) volatile_cache: bool,
+    /// Of the queue to the disk.
+    pub(crate) depth: usize,
 }
 
 impl Default for Options {
@@ -155,6 +159,7 @@ impl Default for Options {
             settings: Settings::default(),
             discard_zeroes: true,
             volatile_cache: true,
+            depth: 8,
         }
     }
 }
@@ -221,7 +226,7 @@ impl Rig {
             discard_zeroes: options.discard_zeroes,
             discard_granularity: 512,
         };
-        let queue = Queue { disk: disk.clone(), submitted: VecDeque::new(), depth: 8 };
+        let queue = Queue { disk: disk.clone(), submitted: VecDeque::new(), depth: options.depth };
         let worker = BackgroundWorker::new(Arc::clone(&cache), queue, geometry);
         let (room, waker) = bell();
         Self { environment, transport, backend, cache, worker, disk, room, waker, options }
@@ -288,14 +293,111 @@ impl Rig {
         panic!("the background worker never becomes idle: {:?}", self.cache.status());
     }
 
+    /// Runs the background worker until it waits for something after `ms`.
+    pub(crate) fn settle_until(&mut self, ms: u64) {
+        for _ in 0..20_000 {
+            match self.worker.step() {
+                Step::Idle { until_ms: Some(until) } if until <= ms => self.environment.set_monotonic(until),
+                Step::Idle { .. } => return,
+                Step::Busy | Step::WaitBacking => {}
+            }
+        }
+        panic!("the background worker never waits: {:?}", self.cache.status());
+    }
+
     pub(crate) fn drain(&mut self) {
         self.cache.request_drain();
         self.settle();
     }
 
-    /// The same without moving the clock.
+    /// Runs the background worker until it waits for time or for nothing, without moving the clock.
+    pub(crate) fn run(&mut self) -> Option<u64> {
+        for _ in 0..1_000_000 {
+            if let Step::Idle { until_ms } = self.worker.step() {
+                return until_ms;
+            }
+        }
+        panic!("the background worker never waits: {:?}", self.cache.status());
+    }
+
+    /// Drains without moving the clock.
     pub(crate) fn drain_without_clock(&mut self) {
         self.cache.request_drain();
         while matches!(self.worker.step(), Step::Busy | Step::WaitBacking) {}
+    }
+
+    /// The records of a lane that can be read, in order, each with its segment and slot.
+    pub(crate) fn records_of(&self, lane: LaneId) -> Vec<(LogSegmentView, u32, Record)> {
+        let mut records = Vec::new();
+        for segment in self.cache.log().segments(lane) {
+            self.cache.log().visit(&segment, &mut |slot, entry| {
+                if let LogEntry::Record(record) = entry {
+                    records.push((segment, slot, record));
+                }
+            });
+        }
+        records
+    }
+
+    /// The record with the newest data of the sector at `at`.
+    pub(crate) fn newest(&self, at: u64) -> (LogSegmentView, u32, Record) {
+        let lane = self.cache.base().identity().lanes.lane_of(at);
+        let holds = |(segment, slot, _): &(LogSegmentView, u32, Record)| {
+            !self.cache.log().newest_parts(segment, *slot, ByteRange::at(at, SECTOR)).is_empty()
+        };
+        self.records_of(lane).into_iter().find(holds).expect("a record holds it")
+    }
+
+    /// Changes a byte of the memory without the knowledge of the cache.
+    pub(crate) fn flip(&self, at: u64) {
+        let mut byte = [0];
+        self.transport.region().load(at, &mut byte).expect("it can be read");
+        let _ = self.transport.region().store(at, &[byte[0] ^ 1]);
+    }
+
+    /// Damages the newest data of the sector at `at`.
+    pub(crate) fn damage(&self, at: u64) {
+        let (segment, _, record) = self.newest(at);
+        self.flip(segment.base + u64::from(record.data_offset.get()) + at - record.range().start);
+    }
+
+    /// Damages both copies of the record with the newest data of the sector at `at`.
+    pub(crate) fn lose_record(&self, at: u64) {
+        let (segment, slot, _) = self.newest(at);
+        self.cache.log().shape().slot(slot).iter().for_each(|at| self.flip(segment.base + at + 20));
+    }
+
+    /// Damages the data of each record of the first lane for which `which` is true of its first sector.
+    pub(crate) fn damage_sectors(&self, which: impl Fn(u64) -> bool) {
+        for (segment, _, record) in self.records_of(LaneId(0)) {
+            if record.kind().has_data() && which(record.range().start / SECTOR) {
+                self.flip(segment.base + u64::from(record.data_offset.get()));
+            }
+        }
+    }
+
+    /// Writes sectors until the cache is full, and zeroes until no record of a client finds room. Returns the number of
+    /// sectors; they begin at the first one.
+    pub(crate) fn fill_up(&self) -> u64 {
+        self.fill_up_from(0)
+    }
+
+    /// As [`fill_up`](Self::fill_up), from another sector on.
+    pub(crate) fn fill_up_from(&self, first: u64) -> u64 {
+        let mut count = first;
+        while self.write(ByteRange::at(count * SECTOR, SECTOR), 1 + count as u8 % 100) {
+            count += 1;
+        }
+        while self.zero(ByteRange { start: self.options.device - SECTOR, end: self.options.device }, false) {}
+        count
+    }
+
+    /// Takes the segments that are kept back, as if other lanes had needed them.
+    pub(crate) fn take_reserve(&self) -> Vec<u32> {
+        core::iter::from_fn(|| self.cache.base().pool().take(Asker::Essential, None)).collect()
+    }
+
+    pub(crate) fn give_space(&self, taken: Vec<u32>) {
+        taken.into_iter().for_each(|segment| self.cache.base().pool().release(segment));
     }
 }

@@ -137,3 +137,6 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         Step::Idle { until_ms }
     }
 }
+
+#[cfg(test)]
+mod tests;

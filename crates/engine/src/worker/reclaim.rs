@@ -143,7 +143,7 @@ impl Victim {
         let mut state = cache.lane(self.lane).lock();
         state.load_index_lines(base, &records);
         for (location, record) in &records {
-            if record.kind().has_data() && self.second_chance > 0 && !base.pool().has_waiters() {
+            if record.kind().has_data() && !base.pool().has_waiters() {
                 state.add_chances(base, *location, record, &mut self.second_chance, &mut chances);
             }
         }

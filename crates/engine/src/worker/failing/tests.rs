@@ -362,6 +362,11 @@ fn after_a_batch_that_came_through_sectors_are_narrowed_down_at_once_again() {
     failing.recovered();
     failing.add(flight(0, 512), &park(0), 1001);
     assert_eq!(failing.refused().len(), 1);
+    let mut failing = self::failing();
+    failing.too_much(0, REQUEST_MAX);
+    failing.recovered();
+    failing.add(flight(0, 512), &park(0), 0);
+    assert_eq!(failing.refused().len(), 1, "at any time");
 }
 
 #[test]

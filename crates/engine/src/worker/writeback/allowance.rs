@@ -114,12 +114,16 @@ mod tests {
         assert_eq!(allowance.due_ms(1000, 601), None);
         allowance.spend(1_000_000);
         assert_eq!(allowance.due_ms(1000, 601), Some(1601), "the rate may change meanwhile");
+        allowance.spend(u64::MAX);
+        assert_eq!(allowance.due_ms(1, 601), Some(1601), "however long that is");
     }
 
     #[test]
     fn parts_of_bytes_are_not_lost() {
         let mut allowance = Allowance::new(0);
-        (1..=1000).for_each(|now| allowance.earn(1, now));
+        allowance.earn(1, 1);
+        assert_eq!(allowance.due_ms(1, 1), None, "something is earned");
+        (2..=1000).for_each(|now| allowance.earn(1, now));
         assert_eq!(allowance.due_ms(1, 1000), None);
         allowance.spend(1);
         assert_eq!(allowance.due_ms(1, 1000), Some(1001));

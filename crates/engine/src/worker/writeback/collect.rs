@@ -7,7 +7,7 @@
 //!
 //! Elsewhere: when a batch begins, and up to which epoch (`writeback`).
 
-use super::{Content, Writeback, newest::Found};
+use super::{Content, Writeback, newest::Found, requests::ZERO_MAX};
 use crate::{
     Cache, Environment,
     base::Requester,
@@ -157,7 +157,8 @@ impl Part {
             self.records += 1;
             self.found.add(range, content);
         } else {
-            for part in cache.base().identity().lanes.of_lane(lane, range) {
+            let parts = cache.base().identity().lanes.of_lane(lane, range);
+            for part in parts.flat_map(|part| part.split_at_multiples(ZERO_MAX)) {
                 self.records += 1;
                 self.found.add(part, content);
             }

@@ -64,17 +64,10 @@ impl Content {
 /// A range of a batch and the content that it gets.
 pub(crate) type Piece = (ByteRange, Content);
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
-    Writing,
-    Flushing,
-}
-
 /// Epochs that are being written to the backing device, or a retry of parked ranges.
 struct Batch {
     /// The last epoch of the batch; `None` for a retry of parked ranges.
     target: Option<u64>,
-    phase: Phase,
     /// Sorted by address, without overlaps.
     pieces: VecDeque<Piece>,
     /// Whether the part in `pieces` is the last.
@@ -85,9 +78,7 @@ struct Batch {
     taken: Vec<Piece>,
     /// Dirty bytes and records that become clean with the batch, for each lane.
     cleaned: Vec<(u64, u64)>,
-    /// A range of the batch was parked.
-    has_parked: bool,
-    /// The backing device does not get all content of the batch: some of it is damaged, or was refused.
+    /// The backing device does not get all content of the batch: some of it is damaged, or was refused and parked.
     lacks_something: bool,
 }
 
@@ -95,13 +86,11 @@ impl Batch {
     fn new(target: Option<u64>, lanes: usize) -> Self {
         Self {
             target,
-            phase: Phase::Writing,
             pieces: VecDeque::new(),
             complete: false,
             settled: false,
             taken: Vec::new(),
             cleaned: alloc::vec![(0, 0); lanes],
-            has_parked: false,
             lacks_something: false,
         }
     }
@@ -226,10 +215,7 @@ impl Writeback {
             // Operations of an abandoned batch complete first: they must not be in flight together with those of the next batch.
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
         };
-        let (phase, target) = (batch.phase, batch.target);
-        if phase == Phase::Flushing {
-            return if queue.in_flight() > 0 { Progress::InFlight } else { self.flush(cache, queue, now) };
-        }
+        let target = batch.target;
         if let Some(target) = target
             && self.urgency_checked.0 != now
         {
@@ -240,9 +226,7 @@ impl Writeback {
         if let Some(until) = self.submit(cache, queue, now, urgent) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
-        if self.batch.is_none() {
-            return Progress::Busy;
-        }
+        // Requests, or the flush behind them.
         if queue.in_flight() > 0 {
             return Progress::InFlight;
         }
@@ -264,7 +248,6 @@ impl Writeback {
             }
             return Progress::Busy;
         }
-        batch.phase = Phase::Flushing;
         self.flush(cache, queue, now)
     }
 
@@ -389,7 +372,7 @@ impl Writeback {
     /// Closes an epoch, which marks the lanes. If parked records and quarantines were lost without a mark, recovery would take
     /// them for writes that were never acknowledged.
     fn mark_if_relied_on<E: Environment>(cache: &Cache<E>, batch: &Batch) {
-        if batch.has_parked || batch.lacks_something {
+        if batch.lacks_something {
             cache.close_epoch();
         }
     }
@@ -408,7 +391,6 @@ impl Writeback {
             lane.lock().settle(*cursor);
         }
         batch.settled = true;
-        batch.phase = Phase::Writing;
         self.failing.recovered();
         cache.backing().end_trouble();
     }
@@ -460,3 +442,6 @@ impl Writeback {
         self.cursors.clone_from(&self.safe);
     }
 }
+
+#[cfg(test)]
+mod tests;

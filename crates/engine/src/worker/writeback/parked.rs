@@ -108,7 +108,6 @@ impl Writeback {
         if let Some(batch) = &mut self.batch {
             // Also if newer data covers the range: the backing device never gets this version.
             batch.lacks_something = true;
-            batch.has_parked = true;
         }
         let mut refused: VecDeque<Piece> = join_adjacent(self.failing.take_refused()).into();
         while let Some((range, content)) = refused.pop_front() {
@@ -188,4 +187,42 @@ fn join_adjacent(refused: Vec<Piece>) -> Vec<Piece> {
         }
     }
     joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::position::Location;
+    use cbd_types::{ByteRange, LaneId};
+
+    const SECTOR: u64 = 512;
+
+    fn data(sequence: u64) -> Content {
+        Content::Data { location: Location { segment: 0, slot: sequence as u32 }, lane: LaneId(0), sequence }
+    }
+
+    /// The ranges that become of these, by their first and their last sector.
+    fn joined(refused: &[(u64, u64, Content)]) -> Vec<(u64, u64)> {
+        let range = |start, end| ByteRange { start: start * SECTOR, end: end * SECTOR };
+        let pieces = refused.iter().map(|(start, end, content)| (range(*start, *end), *content)).collect();
+        join_adjacent(pieces).iter().map(|(range, _)| (range.start / SECTOR, range.end / SECTOR)).collect()
+    }
+
+    #[test]
+    fn refused_sectors_of_one_content_are_parked_together_as_far_as_one_record_can_hold_them() {
+        let zeroes = Content::Zeroes;
+        assert_eq!(joined(&[(1, 2, data(1)), (2, 3, data(1)), (3, 8, data(1))]), [(1, 8)]);
+        assert_eq!(joined(&[(1, 2, data(1)), (2, 3, data(2))]), [(1, 2), (2, 3)], "other records");
+        assert_eq!(joined(&[(1, 2, data(1)), (3, 4, data(1))]), [(1, 2), (3, 4)], "not adjacent");
+        assert_eq!(joined(&[(1, 2, zeroes), (3, 4, zeroes)]), [(1, 2), (3, 4)], "not adjacent");
+        assert_eq!(joined(&[(1, 2, zeroes), (2, 3, Content::Discard)]), [(1, 2), (2, 3)]);
+        // Data of one checksum block, zeroes of one chunk, near the begin of the device and far from it.
+        let chunk = CHUNK / SECTOR;
+        for far in [0, 8000 * chunk] {
+            let piece = |start, content| (far + start, far + start + 1, content);
+            let both = |start, content| joined(&[piece(start, content), piece(start + 1, content)]).len();
+            assert_eq!([6, 7, 8].map(|start| both(start, data(1))), [1, 2, 1], "blocks");
+            assert_eq!([chunk - 2, chunk - 1, chunk].map(|start| both(start, zeroes)), [1, 2, 1], "chunks");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use crate::{Cache, Environment, base::Requester, position::Location, worker::fai
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
 
 /// Zeroes are written, and space is discarded, in requests of at most this many bytes.
-const ZERO_MAX: u64 = 64 << 20;
+pub(super) const ZERO_MAX: u64 = 64 << 20;
 
 impl Writeback {
     /// Submits requests as far as the queue depth and the rate allow. Returns the time at which a request that waits may be
