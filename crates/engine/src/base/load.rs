@@ -93,12 +93,17 @@ impl<E: Environment> Base<E> {
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));
+        on_device && in_unit && self.is_of_lane(lane, record)
+    }
+
+    fn is_of_lane(&self, lane: LaneId, record: &Record) -> bool {
         let map = self.identity().lanes;
-        let is_of_lane = || match record.kind().has_data() {
-            true => map.lane_of(range.start) == lane,
-            false => map.of_lane(lane, range).next().is_some(),
-        };
-        on_device && in_unit && is_of_lane()
+        let range = record.range();
+        if record.kind().has_data() {
+            map.lane_of(range.start) == lane
+        } else {
+            map.of_lane(lane, range).next().is_some()
+        }
     }
 
     /// Copies `range` of the record at `location` into `into`, and verifies it. If only a part of a block is requested, the whole
