@@ -112,6 +112,14 @@ impl<E: Environment> LogView<'_, E> {
         Sequence(self.0.lane(lane).lock().next_sequence())
     }
 
+    /// The number of misses in a lane whose fills were neither completed nor cancelled.
+    ///
+    /// # Panics
+    /// If the lane does not exist.
+    pub fn pending_fills(&self, lane: LaneId) -> usize {
+        self.0.lane(lane).lock().pending_fills()
+    }
+
     /// The seed of the checksum of a line in `slot`.
     pub fn place(&self, segment: &LogSegmentView, slot: u32) -> RecordPlace {
         self.0.base().segment(segment.number).place(slot)
