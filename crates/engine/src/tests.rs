@@ -2,6 +2,7 @@
 
 extern crate std;
 
+mod losses;
 mod model;
 pub(crate) mod rig;
 mod states;

@@ -47,7 +47,7 @@ fn sources(cache: &Cache<Still>) -> Vec<(ByteRange, Source)> {
 }
 
 /// The sequence number of a lane's mark.
-fn marked(cache: &Cache<Still>, lane: LaneId) -> u64 {
+pub(super) fn marked(cache: &Cache<Still>, lane: LaneId) -> u64 {
     let shape = StateShape { lanes: cache.lane_count() };
     let at = shape.mark(lane).map(|at| cache.base().identity().state_base + at);
     let slots = TwoSlots::<LaneMark>::read(cache.base().region(), at, u64::from(lane.0));

@@ -236,6 +236,20 @@ impl Rig {
         Self::open(environment, transport, backend, disk, options)
     }
 
+    /// The next process with other memory, and with a disk of its own that has the same bytes.
+    pub(crate) fn in_memory(&self, memory: Ram) -> Self {
+        let environment = Arc::clone(&self.environment);
+        let transport = Transport::open(Arc::clone(&environment), Region::new(memory)).expect("it opens");
+        let disk = Disk::default();
+        disk.with(|state| state.bytes = self.disk.with(|state| state.bytes.clone()));
+        Self::open(environment, transport, self.backend, disk, self.options)
+    }
+
+    /// A copy of the memory as it is now.
+    pub(crate) fn memory(&self) -> Ram {
+        self.transport.region().memory().copy()
+    }
+
     /// Another process in the memory as it is now, which changes nothing of this one.
     pub(crate) fn recovered(&self) -> Arc<Cache<Still>> {
         let region = Region::new(self.transport.region().memory().copy());
