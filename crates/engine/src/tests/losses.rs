@@ -4,7 +4,7 @@
 use super::model::marked;
 use super::rig::{Options, Rig, SECTOR, SEGMENT};
 use crate::position::Cursor;
-use crate::{LogEntry, LogSegmentView};
+use crate::{LogEntry, LogSegmentView, Settings};
 use alloc::{vec, vec::Vec};
 use cbd_format::{PAGE, Record, SegmentHeader};
 use cbd_types::{ByteRange, ErrorKind, LaneId, Region};
@@ -338,4 +338,78 @@ fn a_mark_of_a_later_run_does_not_prove_a_record_that_an_earlier_run_left_torn()
     let (run, cut, ordinal, _) = last.cache.lane(LANE).lock().recovered();
     assert_eq!((run, cut, ordinal), (3, 14, 6));
     assert_eq!(last.cache.status().rare.torn_records_dropped, 1);
+}
+
+/// The blocks of a record's data: each with the bytes of the device and its place in the region.
+fn blocks_of(history: &History, segment: usize, record: &Record) -> Vec<(ByteRange, u64)> {
+    let data = history.segments[segment].0.base + u64::from(record.data_offset.get());
+    let blocks = record.range().split_at_multiples(4096);
+    blocks.map(|block| (block, data + (block.start - record.range().start))).collect()
+}
+
+#[test]
+fn a_damaged_block_is_lost_alone_unless_the_disk_has_it_and_stays_so_once_it_is_noted() {
+    use Then::{Drain, Flush};
+    for history in [&[][..], &[(14, Flush)], &[(8, Drain), (14, Flush)]].map(History::new) {
+        for (segment, _, record) in &history.records {
+            let sequence = record.sequence.get();
+            let is_torn = sequence == 14 && history.marked < 14;
+            if !record.kind().has_data() {
+                continue;
+            }
+            for (block, at) in blocks_of(&history, *segment, record) {
+                let mut rig = history.without(&[(at + block.len() - 1, 1)]);
+                let end = if is_torn { 13 } else { 14 };
+                let mut sectors = history.sectors(&history.ends_with(end));
+                let is_on_disk = record.epoch.get() <= history.drained;
+                let disk = rig.disk.with(|state| state.bytes.clone());
+                for sector in block.start / SECTOR..block.end / SECTOR {
+                    if sectors[sector as usize] == Sector::Holds(sequence as u8) {
+                        let byte = disk[(sector * SECTOR) as usize];
+                        sectors[sector as usize] =
+                            if is_on_disk { Sector::Holds(byte) } else { Sector::Damaged };
+                    }
+                }
+                assert_eq!(read(&rig), sectors);
+                assert_eq!(rig.cache.lane(LANE).lock().recovered().1, end);
+                rig.drain();
+                assert_eq!(read(&rig), sectors);
+                assert_eq!(read(&rig.in_memory(rig.memory())), sectors);
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_outlasts_reclaim_and_ends_where_it_is_overwritten() {
+    let history = History::new(&[(14, Then::Flush)]);
+    let (segment, slot, _) = history.records[5];
+    let mut rig = history.without(&history.line(segment, slot));
+    let mut sectors = history.sectors(&history.without_record(6));
+    let settings = Settings { gc_percent: 0, ..Settings::default() };
+    rig.cache.set_settings(settings).expect("valid");
+    for round in 0..6_u8 {
+        // A part of the damage ends.
+        let (first, count, is_zero) = [(0, 3, false), (56, 8, true), (127, 2, false)][usize::from(round % 3)];
+        let range = ByteRange::at((first + u64::from(round / 3)) * SECTOR, count * SECTOR);
+        assert!(if is_zero { rig.zero(range, true) } else { rig.write(range, 50 + round) });
+        let value = Sector::Holds(if is_zero { 0 } else { 50 + round });
+        sectors[(range.start / SECTOR) as usize..(range.end / SECTOR) as usize].fill(value);
+        rig.drain();
+        assert_eq!(read(&rig), sectors);
+        let left = rig.options.device / SECTOR - SECTORS
+            + sectors.iter().filter(|sector| **sector == Sector::Damaged).count() as u64;
+        assert_eq!(rig.cache.status().quarantined_bytes, left * SECTOR);
+        rig = rig.in_memory(rig.memory());
+        assert_eq!(read(&rig), sectors);
+        assert_eq!(rig.cache.status().quarantined_bytes, left * SECTOR);
+    }
+    assert!(rig.cache.log().segments(LANE).iter().all(|segment| segment.ordinal.0 > 3), "all are reclaimed");
+    let everything = ByteRange { start: 0, end: rig.options.device };
+    assert!(rig.zero(everything, false));
+    assert_eq!(rig.cache.status().quarantined_bytes, 0);
+    rig.drain();
+    let recovered = rig.in_memory(rig.memory());
+    assert_eq!(read(&recovered), vec![Sector::Holds(0); SECTORS as usize]);
+    assert!(recovered.cache.status().is_all_on_backing());
 }
