@@ -415,3 +415,6 @@ fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
     });
     others
 }
+
+#[cfg(test)]
+mod tests;
