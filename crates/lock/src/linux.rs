@@ -203,6 +203,9 @@ mod tests {
     fn words_are_added_to_and_taken_once() {
         let word = AtomicU32::new(0);
         assert!(Linux::take(&word) && !Linux::take(&word));
+        assert_eq!(Linux::load(&word, Ordering::SeqCst), 1);
+        Linux::store(&word, 0, Ordering::SeqCst);
+        assert!(Linux::take(&word));
         Linux::add(&word, 2);
         Linux::add(&word, u32::MAX);
         assert_eq!(Linux::load(&word, Ordering::SeqCst), 2);

@@ -2,23 +2,33 @@
 
 use super::*;
 use alloc::string::ToString;
-use cbd_engine::{BackendSpec, BackgroundWorker, FormatOptions, Settings, Step, Transport};
-use cbd_types::{LaneId, Region};
+use alloc::task::Wake;
+use cbd_engine::{
+    BackendSpec, BackgroundWorker, FormatOptions, LogEntry, Settings, Step, Transport, TwoSlots,
+};
+use cbd_format::{LaneMark, RecordKind, StateShape};
+use cbd_types::{BackendId, LaneId, Region};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 /// Memory in a vector.
-struct Ram(Mutex<Vec<u8>>, AtomicUsize);
+struct Ram {
+    bytes: Mutex<Vec<u8>>,
+    fences: AtomicUsize,
+    /// So many stores succeed; if there are more, one has failed.
+    good_stores: AtomicUsize,
+}
 
 impl Pmem for Ram {
     fn len(&self) -> u64 {
-        self.0.lock().len() as u64
+        self.bytes.lock().len() as u64
     }
     fn durability(&self) -> Durability {
         Durability::ProcessCrash
     }
     fn store(&self, at: u64, from: &[u8]) {
-        self.0.lock()[at as usize..][..from.len()].copy_from_slice(from);
+        self.good_stores.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.lock()[at as usize..][..from.len()].copy_from_slice(from);
     }
     fn store_summed(&self, at: u64, from: &[u8], first: usize, checksums: &mut [u32]) {
         self.store(at, from);
@@ -30,10 +40,10 @@ impl Pmem for Ram {
         self.store(at, line);
     }
     fn fence(&self) {
-        self.1.fetch_add(1, Ordering::Relaxed);
+        self.fences.fetch_add(1, Ordering::Relaxed);
     }
     fn load(&self, at: u64, into: &mut [u8]) -> core::result::Result<(), MediaError> {
-        into.copy_from_slice(&self.0.lock()[at as usize..][..into.len()]);
+        into.copy_from_slice(&self.bytes.lock()[at as usize..][..into.len()]);
         Ok(())
     }
     fn load_summed(&self, at: u64, into: &mut [u8]) -> core::result::Result<u32, MediaError> {
@@ -41,6 +51,9 @@ impl Pmem for Ram {
         Ok(cbd_format::crc32c(into))
     }
     fn write_back(&self, _: u64, _: u64) {}
+    fn failed_at(&self) -> Option<u64> {
+        (self.good_stores.load(Ordering::Relaxed) > usize::MAX / 2).then_some(0)
+    }
 }
 
 #[derive(Default)]
@@ -68,8 +81,20 @@ const DEVICE: u64 = 2 * CHUNK;
 /// Reads and writes of the disk from here on fail.
 const BAD: u64 = DEVICE - CHUNK / 2;
 
+/// Counts its wakeups.
+#[derive(Default)]
+struct Bell(AtomicUsize);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 struct Rig {
     transport: Arc<Transport<Still>>,
+    backend: BackendId,
+    bell: Arc<Bell>,
     cache: Arc<Cache<Still>>,
     queue: Queue<Still, Disk>,
     geometry: BackingGeometry,
@@ -89,7 +114,11 @@ fn rig() -> Rig {
         backend_rows: 4,
         blkdev_rows: 4,
     };
-    let memory = Ram(Mutex::new(vec![0; ((SEGMENTS + 8) * SEGMENT) as usize]), AtomicUsize::new(0));
+    let memory = Ram {
+        bytes: Mutex::new(vec![0; ((SEGMENTS + 8) * SEGMENT) as usize]),
+        fences: AtomicUsize::new(0),
+        good_stores: AtomicUsize::new(usize::MAX / 2),
+    };
     let transport =
         Transport::format(Arc::new(Still::default()), Region::new(memory), &format).expect("there is room");
     let host = transport.register_host("host", None).expect("there is room");
@@ -117,8 +146,9 @@ fn rig() -> Rig {
         discard_granularity: 512,
     };
     let device = Arc::new(Device::cached(Arc::clone(&cache), geometry));
-    let queue = Queue::new(device, disk(), Waker::noop().clone());
-    Rig { transport, cache, queue, geometry, done: Vec::new() }
+    let bell = Arc::new(Bell::default());
+    let queue = Queue::new(device, disk(), Waker::from(Arc::clone(&bell)));
+    Rig { transport, backend, bell, cache, queue, geometry, done: Vec::new() }
 }
 
 fn write(id: u64, start: u64, length: u64, value: u8) -> Request {
@@ -159,7 +189,22 @@ impl Rig {
 
     /// The fences since the start.
     fn fences(&self) -> usize {
-        self.transport.region().memory().1.load(Ordering::Relaxed)
+        self.transport.region().memory().fences.load(Ordering::Relaxed)
+    }
+
+    /// The sequence numbers that the marks of both lanes prove.
+    fn marks(&self) -> [u64; 2] {
+        let state = self.transport.segments_of(self.backend)[0];
+        let base = self.transport.info().layout.segment_base(state);
+        [0, 1].map(|lane: u32| {
+            let at = (StateShape { lanes: 2 }).mark(LaneId(lane)).map(|at| base + at);
+            let mark = TwoSlots::<LaneMark>::read(self.transport.region(), at, u64::from(lane));
+            mark.content().map_or(0, |mark| mark.lane_sequence.get())
+        })
+    }
+
+    fn rings(&self) -> usize {
+        self.bell.0.load(Ordering::Relaxed)
     }
 
     fn epoch(&self) -> u64 {
@@ -183,7 +228,7 @@ impl Rig {
     fn fill_up(&mut self) -> u64 {
         for id in 0..2 * 17 * 16 {
             self.submit(write(id, id % 1024 * BLOCK, BLOCK, 1));
-            if self.queue.parked() > 0 {
+            if !self.queue.waiting.is_empty() {
                 self.completed();
                 return id;
             }
@@ -202,7 +247,7 @@ fn short_writes_are_held_back_until_a_batch_is_full_or_no_more_follow() {
     rig.plug(write(7, 0, PLUGGED_BYTES_MAX, 9));
     assert_eq!(rig.completed(), [0, 1, 2, 3, 4, 5, 6, 7].map(|id| (id, None)));
     assert_eq!(rig.queue.parked(), 0);
-    rig.plug(write(8, 0, 512, 1));
+    rig.plug(write(8, 0, PLUGGED_BYTES_MAX, 1));
     assert!(rig.completed().is_empty());
     assert_eq!(rig.poll(), [(8, None)]);
     rig.plug(write(9, 0, 512, 1));
@@ -378,8 +423,10 @@ fn a_queue_that_is_dropped_waits_for_no_space_and_leaves_no_fill() {
     rig.poll();
     rig.submit(read(2, 4 * BLOCK, BLOCK));
     rig.submit(read(3, CHUNK, BLOCK));
-    assert_eq!(rig.pending_fills(), 2 + usize::from(!rig.queue.fills.is_empty()));
+    assert_eq!((rig.queue.fills.len(), rig.pending_fills()), (1, 3));
+    let before = rig.cache.status().writers_waiting;
     rig.fill_up();
+    assert!(!before && rig.cache.status().writers_waiting);
     let Rig { cache, queue, transport, .. } = rig;
     drop(queue);
     assert!(!cache.status().writers_waiting);
@@ -398,4 +445,70 @@ fn the_geometry_of_a_cached_disk_is_that_of_the_cache() {
     assert!(seen.discard && !seen.rotational && seen.fast_zeroes);
     let larger = geometry(BackingGeometry { size: 2 * DEVICE, physical_sector: 8192, ..rig.geometry });
     assert_eq!((larger.size, larger.physical_sector), (DEVICE, 8192));
+}
+
+#[test]
+fn the_lanes_of_fua_writes_are_marked_and_only_these_writes_fail_without_a_mark() {
+    let mut rig = rig();
+    let starts = [0, CHUNK];
+    starts.into_iter().for_each(|start| rig.submit(write(0, start, BLOCK, 1)));
+    rig.completed();
+    // Of the two lanes, one after the other, only that of the FUA write is marked.
+    let before = rig.marks();
+    rig.plug(write(1, starts[0], BLOCK, 1));
+    rig.plug(Request { fua: true, ..write(2, starts[1], BLOCK, 1) });
+    assert_eq!(rig.poll().len(), 2);
+    let first = rig.marks();
+    rig.plug(Request { fua: true, ..write(1, starts[0], BLOCK, 1) });
+    rig.plug(write(2, starts[1], BLOCK, 1));
+    assert_eq!(rig.poll().len(), 2);
+    let second = rig.marks();
+    let rises = [first, second].map(|marks| marks.iter().filter(|mark| **mark > 1).count());
+    assert_eq!((before, rises), ([0, 0], [1, 2]));
+    // The stores of both writes succeed, and the one of the mark fails.
+    rig.transport.region().memory().good_stores.store(2 * 3, Ordering::Relaxed);
+    rig.plug(write(1, starts[0], BLOCK, 1));
+    rig.plug(Request { fua: true, ..write(2, starts[1], BLOCK, 1) });
+    assert_eq!(rig.poll(), [(1, None), (2, Some(ErrorKind::Media))]);
+}
+
+#[test]
+fn a_thread_with_data_to_cache_is_woken_to_poll_again_and_no_other() {
+    let mut rig = rig();
+    rig.submit(write(0, 0, BLOCK, 1));
+    rig.poll();
+    assert_eq!(rig.rings(), 0);
+    rig.submit(read(1, 8 * BLOCK, BLOCK));
+    rig.poll();
+    assert_eq!(rig.rings(), 1);
+    rig.poll();
+    assert_eq!(rig.rings(), 1);
+}
+
+#[test]
+fn a_discard_and_zeroes_are_records_of_their_kinds() {
+    let mut rig = rig();
+    rig.submit(request(Operation::Discard, 0, 4096, false));
+    rig.submit(request(Operation::WriteZeroes, 0, 4096, false));
+    let mut kinds = Vec::new();
+    for lane in [0, 1].map(LaneId) {
+        for segment in rig.cache.log().segments(lane) {
+            rig.cache.log().visit(&segment, &mut |_, entry| {
+                let LogEntry::Record(record) = entry else { panic!("nothing is lost") };
+                kinds.push(record.kind());
+            });
+        }
+    }
+    assert_eq!(kinds, [RecordKind::Discard, RecordKind::WriteZeroes]);
+}
+
+#[test]
+fn damaged_data_that_the_disk_has_is_read_together_with_what_is_beside_it() {
+    let mut rig = rig();
+    rig.submit(write(0, 2 * BLOCK, BLOCK, 3));
+    rig.make_room();
+    let segments = (0..2).flat_map(|lane| rig.cache.log().segments(LaneId(lane))).collect::<Vec<_>>();
+    let _ = rig.transport.region().store(segments[0].base + SEGMENT - 4096 - BLOCK + 100, &[9]);
+    rig.submit(read(1, 0, 5 * BLOCK));
+    assert_eq!(rig.asked(), [("read", 0, 5 * BLOCK)]);
 }
