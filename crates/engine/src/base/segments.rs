@@ -154,3 +154,6 @@ impl<E: Environment> Base<E> {
         self.pool.release(segment);
     }
 }
+
+#[cfg(test)]
+mod tests;
