@@ -363,8 +363,9 @@ impl<E: Environment> SegmentsFound<E> {
             });
             match live {
                 Some(header) => {
-                    segment.begin(header.generation.get(), header.salt.get(), header.ordinal.get());
-                    chains[header.lane.get() as usize].push(ChainSegment { segment: number as u32, header });
+                    let lane = LaneId(header.lane.get());
+                    segment.begin(lane, header.generation.get(), header.salt.get(), header.ordinal.get());
+                    chains[lane.index()].push(ChainSegment { segment: number as u32, header });
                 }
                 None => free.push(number as u32),
             }
@@ -433,3 +434,6 @@ fn order_chain(chain: &mut Vec<ChainSegment>) -> Vec<u32> {
     });
     others
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 extern crate std;
 
 mod damaged;
+mod losses;
 mod model;
 mod requests;
 pub(crate) mod rig;

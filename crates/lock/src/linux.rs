@@ -43,7 +43,7 @@ pub fn prepare() {
 fn barriers() -> u8 {
     match BARRIERS.load(Ordering::SeqCst) {
         UNKNOWN => {
-            let barriers = if register() { REGISTERED } else { REFUSED };
+            let barriers = barriers_after(register());
             // Concurrent registrations get the same result.
             match BARRIERS.compare_exchange(UNKNOWN, barriers, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => barriers,
@@ -52,6 +52,11 @@ fn barriers() -> u8 {
         }
         found => found,
     }
+}
+
+/// The kind of barriers after an attempt to register.
+const fn barriers_after(is_registered: bool) -> u8 {
+    if is_registered { REGISTERED } else { REFUSED }
 }
 
 /// Whether the unlocking thread must execute a full barrier, since no other thread can cause one in it.
@@ -63,7 +68,13 @@ fn register() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
-fn barrier_in_all_threads() -> bool {
+/// Whether a heavy barrier has reached all threads that may rely on it.
+fn is_reached(barriers: u8, reach_all: impl Fn() -> bool, register: impl Fn() -> bool) -> bool {
+    // A forked child may start without its parent's registration, so it may have to register again.
+    barriers == REFUSED || reach_all() || (register() && reach_all())
+}
+
+fn reach_all() -> bool {
     membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 
@@ -103,8 +114,7 @@ impl Platform for Linux {
 
     fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);
-        // A forked child may start without its parent's registration, so it may have to register again.
-        barriers() == REFUSED || barrier_in_all_threads() || (register() && barrier_in_all_threads())
+        is_reached(barriers(), reach_all, register)
     }
 
     fn sleep(word: &AtomicU32, has_barrier: bool) {
@@ -144,7 +154,8 @@ mod tests {
     #[test]
     fn the_light_barrier_is_full_without_heavy_ones_and_a_refused_heavy_one_is_reported() {
         assert!(light_is_full(UNKNOWN) && light_is_full(REFUSED) && !light_is_full(REGISTERED));
-        let has_barriers = register();
+        let has_barriers = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
+        assert_eq!(register(), has_barriers);
         prepare();
         assert_eq!(BARRIERS.load(Ordering::SeqCst), if has_barriers { REGISTERED } else { REFUSED });
         assert!(Linux::heavy_barrier());
@@ -154,6 +165,55 @@ mod tests {
         });
         // If the system never had heavy barriers, no thread relies on them.
         assert_eq!(refused.join().expect("no panic"), !has_barriers);
+    }
+
+    #[test]
+    fn a_registration_counts_and_without_one_no_thread_relies_on_heavy_barriers() {
+        assert_eq!([barriers_after(true), barriers_after(false)], [REGISTERED, REFUSED]);
+        let (yes, no) = (|| true, || false);
+        assert!(is_reached(REFUSED, no, no) && is_reached(REGISTERED, yes, no));
+        assert!(!is_reached(REGISTERED, no, no) && !is_reached(REGISTERED, no, yes));
+        // The first attempt of a forked child fails, the one behind its registration does not.
+        let attempts = core::cell::Cell::new(0);
+        let second = || attempts.replace(attempts.get() + 1) > 0;
+        assert!(is_reached(REGISTERED, second, yes));
+    }
+
+    #[test]
+    fn a_sleep_ends_soon_where_no_barrier_was_reached_and_lasts_otherwise() {
+        let word = AtomicU32::new(1);
+        let begun = Instant::now();
+        Linux::sleep(&word, false);
+        assert!(begun.elapsed() < Duration::from_millis(500));
+        // A thread that sleeps returns rarely, until it is woken.
+        let word = Arc::new(AtomicU32::new(1));
+        let sleeper = std::thread::spawn({
+            let word = Arc::clone(&word);
+            move || {
+                let mut sleeps = 0;
+                while Linux::load(&word, Ordering::SeqCst) == 1 {
+                    Linux::sleep(&word, true);
+                    sleeps += 1;
+                }
+                sleeps
+            }
+        });
+        std::thread::sleep(Duration::from_millis(60));
+        Linux::store(&word, 0, Ordering::SeqCst);
+        Linux::wake(&word);
+        assert!(sleeper.join().expect("no panic") <= 5);
+    }
+
+    #[test]
+    fn words_are_added_to_and_taken_once() {
+        let word = AtomicU32::new(0);
+        assert!(Linux::try_acquire(&word) && !Linux::try_acquire(&word));
+        assert_eq!(Linux::load(&word, Ordering::SeqCst), 1);
+        Linux::store(&word, 0, Ordering::SeqCst);
+        assert!(Linux::try_acquire(&word));
+        Linux::add(&word, 2);
+        Linux::add(&word, u32::MAX);
+        assert_eq!(Linux::load(&word, Ordering::SeqCst), 2);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A queue without a cache: the operations that a request is converted to, and the requests that are refused.
 
+mod cached;
+
 use super::*;
 use alloc::vec;
 use cbd_types::{BackingGeometry, Durability, MediaError, Pmem};
@@ -44,7 +46,7 @@ impl Environment for NoEnvironment {
     }
 }
 
-/// Completes each operation at the next poll; writes from offset `bad` on fail.
+/// Completes each operation at the next poll; reads and writes from offset `bad` on fail.
 struct Disk {
     submitted: Vec<(OpToken, BackingOp)>,
     asked: Vec<(&'static str, u64, u64)>,
@@ -67,10 +69,10 @@ impl BackingQueue for Disk {
         for (token, mut op) in self.submitted.drain(..) {
             let mut result = Ok(());
             match &mut op {
-                BackingOp::Read { buffer, .. } => buffer.fill(7),
-                BackingOp::Write { offset, .. } if *offset >= self.bad => {
+                BackingOp::Read { offset, .. } | BackingOp::Write { offset, .. } if *offset >= self.bad => {
                     result = Err(Error::new(ErrorKind::Backing, "it is bad"));
                 }
+                BackingOp::Read { buffer, .. } => buffer.fill(7),
                 _ => {}
             }
             done.push(BackingDone { token, op, result });
@@ -189,7 +191,8 @@ fn a_request_is_whole_sectors_inside_the_device_with_a_buffer_that_fits() {
         Request { buffer: AlignedBuffer::zeroed(512), ..request(Operation::Discard, 0, 512, false) };
     assert_eq!(refused(with_bytes), Err(ErrorKind::InvalidArgument));
     assert_eq!(refused(read(SIZE, 0)), Ok(()));
-    assert_eq!(asked(&mut queue, read(SIZE - 512, 512)), [("read", SIZE - 512, 512)]);
+    let zeroes = request(Operation::WriteZeroes, SIZE - 512, 512, false);
+    assert_eq!(asked(&mut queue, zeroes), [("zeroes", SIZE - 512, 512)]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::Base;
 use crate::{Environment, position::Location, rare};
 use alloc::{format, vec::Vec};
 use cbd_format::{CHECKSUMS_PER_LINE, ChecksumLine, Record, crc32c_joined};
-use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, Result, SECTOR};
+use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, LaneId, Result, SECTOR};
 
 /// Data of a record that does not match its checksum, or memory that failed.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl<E: Environment> Base<E> {
                 continue;
             }
             if let Some(record) = Record::decode(&line).verify(&place, generation, self.shape().size)
-                && self.accepts(&record)
+                && self.accepts(runtime.lane(), &record)
             {
                 if copy > 0 {
                     rare::count(&self.rare.mirror_reads);
@@ -83,8 +83,9 @@ impl<E: Environment> Base<E> {
         stored
     }
 
-    /// Whether the record's range lies on the device and, if it has data, inside one chunk.
-    pub(crate) fn accepts(&self, record: &Record) -> bool {
+    /// Whether the record's range lies on the device and belongs to `lane`, whose log holds the record. If it has data, all of
+    /// the range must lie inside one chunk of the lane; otherwise the range must contain a part of one.
+    pub(crate) fn accepts(&self, lane: LaneId, record: &Record) -> bool {
         let range = record.range();
         // A sector is a power of two: the mask avoids a division for each record of a log.
         let in_sector = u64::from(self.identity().sector) - 1;
@@ -92,7 +93,17 @@ impl<E: Environment> Base<E> {
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));
-        on_device && in_unit
+        on_device && in_unit && self.is_of_lane(lane, record)
+    }
+
+    fn is_of_lane(&self, lane: LaneId, record: &Record) -> bool {
+        let map = self.identity().lanes;
+        let range = record.range();
+        if record.kind().has_data() {
+            map.lane_of(range.start) == lane
+        } else {
+            map.of_lane(lane, range).next().is_some()
+        }
     }
 
     /// Copies `range` of the record at `location` into `into`, and verifies it. If only a part of a block is requested, the whole
@@ -231,3 +242,6 @@ impl<E: Environment> Base<E> {
         !record.kind().is_dirty() || Epoch(record.epoch.get()) <= self.drained_epoch()
     }
 }
+
+#[cfg(test)]
+mod tests;

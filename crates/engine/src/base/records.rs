@@ -9,6 +9,7 @@ use super::Base;
 use crate::{Environment, position::Location};
 use alloc::vec::Vec;
 use cbd_format::{PAGE, Record, RecordPlace, SegmentShape, record::line_at};
+use cbd_types::LaneId;
 use core::ops::Range;
 
 /// Number of lines in a page.
@@ -21,6 +22,8 @@ pub(crate) struct Records {
     /// The place of the lines, except for the slot.
     place: RecordPlace,
     generation: u32,
+    /// The lane whose log holds the segment.
+    lane: LaneId,
     /// The first slot that is not read.
     end: u32,
     /// Slots whose first copies are in `lines`.
@@ -40,6 +43,7 @@ impl<E: Environment> Base<E> {
             base: runtime.base(),
             place: runtime.place(0),
             generation: runtime.generation(),
+            lane: runtime.lane(),
             end: end.min(self.shape().slots_max()),
             loaded: 0..0,
             ahead: 1,
@@ -105,7 +109,7 @@ impl<E: Environment> Base<E> {
         let line = line_at(&records.lines, (slot - records.loaded.start) as usize)?;
         let place = RecordPlace { slot, ..records.place };
         let record = Record::decode_in_place(line).verify(&place, records.generation, self.shape().size)?;
-        self.accepts(record).then_some(record)
+        self.accepts(records.lane, record).then_some(record)
     }
 
     fn load_lines(&self, records: &mut Records, slot: u32) {

@@ -10,7 +10,7 @@ use crate::{
 };
 use alloc::{boxed::Box, vec::Vec};
 use cbd_format::RecordPlace;
-use cbd_types::SegmentId;
+use cbd_types::{LaneId, SegmentId};
 use core::sync::atomic::Ordering;
 
 /// Bit of [`Segment::pins`]: reclaim has finished with the segment; the last reader releases it.
@@ -27,6 +27,8 @@ pub(crate) struct Segment<E> {
     generation: SharedU32<E>,
     salt: SharedU64<E>,
     ordinal: SharedU64<E>,
+    /// The lane whose log holds it.
+    lane: SharedU32<E>,
     /// Number of readers that copy from the segment at this moment, and [`RETIRED`].
     pins: SharedU32<E>,
 }
@@ -39,6 +41,7 @@ impl<E: Environment> Segment<E> {
             generation: SharedU32::new(0),
             salt: SharedU64::new(0),
             ordinal: SharedU64::new(0),
+            lane: SharedU32::new(0),
             pins: SharedU32::new(0),
         }
     }
@@ -72,8 +75,15 @@ impl<E: Environment> Segment<E> {
         self.ordinal.load(Ordering::Relaxed)
     }
 
-    /// A new life of the segment. No thread reads it: it comes from the pool.
-    pub(crate) fn begin(&self, generation: u32, salt: u64, ordinal: u64) {
+    /// The lane whose log holds it.
+    #[inline]
+    pub(crate) fn lane(&self) -> LaneId {
+        LaneId(self.lane.load(Ordering::Relaxed))
+    }
+
+    /// A new life of the segment, in the log of `lane`. No thread reads it: it comes from the pool.
+    pub(crate) fn begin(&self, lane: LaneId, generation: u32, salt: u64, ordinal: u64) {
+        self.lane.store(lane.0, Ordering::Relaxed);
         self.generation.store(generation, Ordering::Relaxed);
         self.salt.store(salt, Ordering::Relaxed);
         self.ordinal.store(ordinal, Ordering::Relaxed);
@@ -144,3 +154,6 @@ impl<E: Environment> Base<E> {
         self.pool.release(segment);
     }
 }
+
+#[cfg(test)]
+mod tests;

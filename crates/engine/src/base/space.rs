@@ -36,3 +36,6 @@ impl<E: Environment> Base<E> {
         self.pool.free() + (self.pool.reserve() / 4).max(2) >= self.free_wanted()
     }
 }
+
+#[cfg(test)]
+mod tests;

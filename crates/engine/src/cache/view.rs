@@ -112,6 +112,14 @@ impl<E: Environment> LogView<'_, E> {
         Sequence(self.0.lane(lane).lock().next_sequence())
     }
 
+    /// The number of misses in a lane whose fills were neither completed nor cancelled.
+    ///
+    /// # Panics
+    /// If the lane does not exist.
+    pub fn pending_fills(&self, lane: LaneId) -> usize {
+        self.0.lane(lane).lock().pending_fills()
+    }
+
     /// The seed of the checksum of a line in `slot`.
     pub fn place(&self, segment: &LogSegmentView, slot: u32) -> RecordPlace {
         self.0.base().segment(segment.number).place(slot)
@@ -126,9 +134,11 @@ impl<E: Environment> LogView<'_, E> {
         self.0.base().find_record(Location { segment: segment.number, slot })
     }
 
-    /// Whether `record` lies on the device: the check that the engine makes of every record that it reads.
-    pub fn accepts(&self, record: &Record) -> bool {
-        self.0.base().accepts(record)
+    /// Whether the range of `record` lies on the device and belongs to the segment's lane: the check that the engine makes of
+    /// every record that it reads.
+    pub fn accepts(&self, segment: &LogSegmentView, record: &Record) -> bool {
+        let base = self.0.base();
+        base.accepts(base.segment(segment.number).lane(), record)
     }
 
     /// Calls `give` for each slot of a segment at which a record or a gap begins, in order.

@@ -48,6 +48,11 @@ impl LaneState {
         }
     }
 
+    /// The number of fills that have neither ended nor been cancelled.
+    pub(crate) fn pending_fills(&self) -> usize {
+        self.fills.len()
+    }
+
     /// Cancels the fills that a commit to `range` overlaps: their reads of the backing device must not become records.
     pub(super) fn cancel_fills(&mut self, range: ByteRange) {
         if !self.fills.is_empty() {

@@ -126,7 +126,7 @@ impl LaneState {
         let runtime = base.segment(segment);
         let generation = runtime.generation().wrapping_add(1).max(1);
         let salt = base.environment().random();
-        runtime.begin(generation, salt, self.next_ordinal);
+        runtime.begin(self.id, generation, salt, self.next_ordinal);
         if generation > 1 {
             rare::count(&base.rare().segment_reuses);
         }

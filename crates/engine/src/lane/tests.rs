@@ -29,10 +29,6 @@ impl LaneState {
         self.lost.push(Lost { sequence, place });
     }
 
-    pub(crate) fn pending_fills(&self) -> usize {
-        self.fills.len()
-    }
-
     /// Each block of the index, and whether several records cover it in parts.
     pub(crate) fn blocks(&self) -> alloc::collections::BTreeMap<u32, bool> {
         self.index.iter().map(|(key, found)| (key, matches!(found, index::Found::Parts(_)))).collect()

@@ -202,7 +202,7 @@ fn a_tool_finds_a_record_in_any_slot_of_a_segment_and_in_no_other() {
     assert!(log.record(&segment, slots).is_none());
     let mut beyond = record;
     beyond.offset = rig.options.device.into();
-    assert!(log.accepts(&record) && !log.accepts(&beyond));
+    assert!(log.accepts(&segment, &record) && !log.accepts(&segment, &beyond));
 }
 
 #[test]

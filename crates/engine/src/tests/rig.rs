@@ -4,7 +4,7 @@ use super::std::sync::Mutex;
 use super::{Bell, Ram, Still, bell};
 use crate::{
     Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, LogEntry, LogSegmentView, Settings, Step,
-    Transport, ZeroProgress, base::Asker,
+    Transport, ZeroProgress, base::Requester,
 };
 use alloc::{collections::VecDeque, sync::Arc, vec, vec::Vec};
 use cbd_format::Record;
@@ -241,6 +241,20 @@ impl Rig {
         Self::open(environment, transport, backend, disk, options)
     }
 
+    /// The next process with other memory, and with a disk of its own that has the same bytes.
+    pub(crate) fn in_memory(&self, memory: Ram) -> Self {
+        let environment = Arc::clone(&self.environment);
+        let transport = Transport::open(Arc::clone(&environment), Region::new(memory)).expect("it opens");
+        let disk = Disk::default();
+        disk.with(|state| state.bytes = self.disk.with(|state| state.bytes.clone()));
+        Self::open(environment, transport, self.backend, disk, self.options)
+    }
+
+    /// A copy of the memory as it is now.
+    pub(crate) fn memory(&self) -> Ram {
+        self.transport.region().memory().copy()
+    }
+
     /// Another process in the memory as it is now, which changes nothing of this one.
     pub(crate) fn recovered(&self) -> Arc<Cache<Still>> {
         let region = Region::new(self.transport.region().memory().copy());
@@ -394,7 +408,7 @@ impl Rig {
 
     /// Takes the segments that are kept back, as if other lanes had needed them.
     pub(crate) fn take_reserve(&self) -> Vec<u32> {
-        core::iter::from_fn(|| self.cache.base().pool().take(Asker::Essential, None)).collect()
+        core::iter::from_fn(|| self.cache.base().pool().take(Requester::Essential, None).ok()).collect()
     }
 
     pub(crate) fn give_space(&self, taken: Vec<u32>) {

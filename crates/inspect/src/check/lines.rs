@@ -247,7 +247,7 @@ pub(crate) fn good_copies(
         let is_good = match number.checked_sub(1) {
             None => Record::decode(&line)
                 .verify(&seed, segment.generation, shape.size)
-                .is_some_and(|read| cache.log().accepts(&read)),
+                .is_some_and(|read| cache.log().accepts(segment, &read)),
             Some(further) => ChecksumLine::decode(&line)
                 .verify_of(record, &seed, u8::try_from(further).unwrap_or(u8::MAX))
                 .is_some(),

@@ -1,6 +1,8 @@
 //! All executions of a few threads, under the memory model of the language: with full barriers on both sides, as on a
 //! system without heavy barriers.
 
+mod steps;
+
 use super::*;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Condvar, Mutex};
