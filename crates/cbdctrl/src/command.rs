@@ -126,7 +126,7 @@ fn limited(client: &Client, asks: Asks) -> Client {
 
 fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
     // A long operation may take its time as long as the daemon is alive; the terminal shows that it continues.
-    let client = &asked.clone().tells(progress::waiting);
+    let client = &asked.clone().with_waiting_callback(progress::waiting);
     match command {
         Command::TpReg { host, path, size, segment_size, format, force } => {
             let request =

@@ -120,7 +120,7 @@ fn a_store_process_that_dies_is_replaced_and_its_successor_holds_its_entries() {
     let first = folder.processes();
     child::signal(&first[0], libc::SIGKILL);
     until("another store process", || {
-        store.tend();
+        store.maintain();
         let now = folder.processes();
         now.len() == 1 && now != first
     });
@@ -151,7 +151,7 @@ fn a_silent_store_process_delays_one_call_and_its_late_commands_are_undone() {
     assert!(again.elapsed() < Duration::from_millis(500), "{:?}", again.elapsed());
     child::signal(&process, libc::SIGCONT);
     until("an answer", || {
-        store.tend();
+        store.maintain();
         store.put("cbd-e", &[two.as_fd()]).is_ok()
     });
     drop(store);

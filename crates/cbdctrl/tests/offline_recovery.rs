@@ -385,7 +385,8 @@ fn a_region_without_superblocks_is_not_formatted_and_is_rescued_by_the_superbloc
     let refused = place.run(&format);
     assert_eq!(refused.code, 1, "{refused:?}");
     assert!(
-        refused.stderr.contains("superblocks are gone") && refused.stderr.contains("this daemon remembers"),
+        refused.stderr.contains("superblocks are gone")
+            && refused.stderr.contains("registered with this daemon"),
         "{refused:?}"
     );
     let report = offline(&place, &["check", &region]);

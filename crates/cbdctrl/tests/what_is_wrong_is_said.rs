@@ -149,7 +149,7 @@ fn the_log_reports_when_the_control_socket_is_removed_and_restored() {
     std::fs::rename(place.socket(), &aside).expect("moved");
     expect_in_log(&place, &["ERROR", "control socket", &place.socket(), "was removed"]);
     std::fs::rename(&aside, place.socket()).expect("moved back");
-    expect_in_log(&place, &["INFO", "control socket", "its file is as it was"]);
+    expect_in_log(&place, &["INFO", "control socket", "its file is restored"]);
 }
 
 #[test]
