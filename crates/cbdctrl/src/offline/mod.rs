@@ -211,7 +211,7 @@ fn describe_ranges(what: &str, ranges: &[RangeSummary], text: &mut String) {
 
 fn describe_finding(finding: &Finding, text: &mut String) {
     let _ = writeln!(text, "{}: {}", finding.severity.name(), finding.what);
-    let place = finding.place.to_string();
+    let place = finding.location.to_string();
     if !place.is_empty() {
         let _ = writeln!(text, "  where:  {place}");
     }

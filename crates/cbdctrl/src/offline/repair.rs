@@ -81,7 +81,7 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
         region.sync(MutationPoint::UseSync, 0, region.size())?;
         done = true;
     }
-    let left: Vec<&Finding> = plan.left_alone().collect();
+    let left: Vec<&Finding> = plan.not_repaired().collect();
     let code = match (done, left.is_empty(), plan.repairs.is_empty()) {
         (false, ..) => NOT_DONE,
         (true, false, true) => NOTHING_REPAIRED,
@@ -125,7 +125,7 @@ fn text_of(plan: &Plan) -> String {
     if plan.repairs.len() > SHOWN {
         let _ = writeln!(text, "to do: {} more like these", plan.repairs.len() - SHOWN);
     }
-    let mut left = plan.left_alone().peekable();
+    let mut left = plan.not_repaired().peekable();
     if left.peek().is_some() {
         text.push_str("not repaired, because no undamaged copy determines the contents:\n");
     }

@@ -156,7 +156,7 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
         }
         if backend.summary.mixed_pages {
             text.push_str(
-                "  warning: the machine crashed while this cache was in use: of its pages some may be old. It is written only with \
+                "  warning: the machine crashed while this cache was in use: some of its pages may be old. It is written only with \
                  --after-crash, and may write old data over newer\n",
             );
         }
