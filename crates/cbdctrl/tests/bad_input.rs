@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use support::sandbox::{Mounted, in_sandbox};
 use support::{Fixture, MIB, Ran, run_for, text_of, tool};
 
-/// The state that a refused command must not change: the lists, except counters, and the bytes of the files in
-/// `watched`.
+/// State that a refused command must not change: the lists without counters, and the bytes of the files in `watched`.
 fn observable_state(fixture: &Fixture, watched: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = [
         &["tp-list"][..],
@@ -52,8 +51,7 @@ fn assert_line(ran: &Ran, parts: &[&str]) {
     }
 }
 
-/// Asserts that `cbdctrl` refuses `arguments` with a line that has all `parts`, with and without `--json`, and changes
-/// nothing.
+/// Asserts that `cbdctrl` refuses `arguments` with a line that has all `parts`, also with `--json`, and changes nothing.
 #[track_caller]
 fn refused(fixture: &Fixture, arguments: &[&str], parts: &[&str], watched: &[&str]) {
     let before = observable_state(fixture, watched);

@@ -71,7 +71,7 @@ impl Checker<'_> {
             let (kind, at, seed) = (object.kind, pair.at, object.seed);
             Some(Repair::Slot { what: name.clone(), kind, at, seed })
         };
-        let location_of = |slot: usize| Location {
+        let locate = |slot: usize| Location {
             at: Some(pair.at[slot]),
             length: Some(T::SLOT_SIZE as u64),
             ..object.location
@@ -84,7 +84,7 @@ impl Checker<'_> {
                     self.add(
                         Severity::Note,
                         object.structure,
-                        location_of(old),
+                        locate(old),
                         format!("{name}: one slot is a version older than the other, as after a crash between two stores"),
                         "nothing: the newer one counts, but only one slot has it",
                         REPAIR,
@@ -98,15 +98,7 @@ impl Checker<'_> {
                     if object.updated == Updated::Both {
                         let what = format!("{name}: a crash interrupted its first update after one slot");
                         let cost = "nothing: it counts, but only one slot has it";
-                        self.add(
-                            Severity::Note,
-                            object.structure,
-                            location_of(bad),
-                            what,
-                            cost,
-                            REPAIR,
-                            repair(),
-                        );
+                        self.add(Severity::Note, object.structure, locate(bad), what, cost, REPAIR, repair());
                     }
                     return;
                 }
@@ -117,21 +109,13 @@ impl Checker<'_> {
                         "the other slot is valid; it may be the older of the two",
                     ),
                 };
-                self.add(
-                    Severity::Corrected,
-                    object.structure,
-                    location_of(bad),
-                    what,
-                    cost,
-                    REPAIR,
-                    repair(),
-                );
+                self.add(Severity::Corrected, object.structure, locate(bad), what, cost, REPAIR, repair());
             }
             [None, None] if pair.is_unused() => {}
             [None, None] if object.updated == Updated::Both && pair.blank[1] => self.add(
                 Severity::Note,
                 object.structure,
-                location_of(0),
+                locate(0),
                 format!("{name}: a crash cut off its first update: it counts as never written"),
                 "nothing",
                 NOTHING_TO_DO,
@@ -141,7 +125,7 @@ impl Checker<'_> {
                 let (severity, cost) = object.if_lost;
                 let what = format!("{name}: both of its slots are damaged");
                 let advice = "cannot be repaired: its content is not known";
-                self.add(severity, object.structure, location_of(0), what, cost, advice, None);
+                self.add(severity, object.structure, locate(0), what, cost, advice, None);
             }
         }
     }
