@@ -21,7 +21,8 @@ use std::path::PathBuf;
     after_help = EXIT_CODES
 )]
 pub struct Cli {
-    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR for other users than root]
+    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR for other users than
+    /// root]
     #[arg(long, global = true, value_name = "PATH", env = "CBD_SOCKET")]
     pub socket: Option<PathBuf>,
     /// Print JSON, errors too (lists are JSON in a pipe anyway)
@@ -54,7 +55,7 @@ pub struct OnTransport {
 
 /// Timeout of a request to the daemon.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Asks {
+pub struct RequestTimeout {
     /// Seconds to wait for the daemon's answer
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400), value_name = "SECONDS")]
     pub timeout: u64,
@@ -94,7 +95,7 @@ pub enum Command {
     TpList {
         /// Timeout
         #[command(flatten)]
-        asks: Asks,
+        request: RequestTimeout,
     },
     /// List the hosts of a transport
     HostList {
@@ -103,7 +104,7 @@ pub enum Command {
         on: OnTransport,
         /// Timeout
         #[command(flatten)]
-        asks: Asks,
+        request: RequestTimeout,
     },
     /// Start a backend: serve a backing device on a transport, with or without a cache
     BackendStart {
@@ -122,8 +123,9 @@ pub enum Command {
         /// Also create a block device on it, and print its path and nothing else
         #[arg(short = 'D', long)]
         start_dev: bool,
-        /// Export of that block device: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
-        #[arg(short, long, requires = "start_dev", value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
+        /// Export of that block device: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or
+        /// vhost-user:PATH
+        #[arg(short, long, requires = "start_dev", value_parser = SuggestedValues(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
         /// Allow other machines to connect: NBD at an address that is not a loopback address
         #[arg(long, requires = "start_dev")]
@@ -137,8 +139,8 @@ pub enum Command {
         /// Whether data has checksums
         #[arg(long, value_name = "on|off", value_parser = on_or_off(), hide_possible_values = true)]
         data_crc: Option<bool>,
-        /// Serve it although the log of recovery points shows that the disk is newer than the region: old dirty data then overwrites
-        /// newer data
+        /// Serve it although the log of recovery points shows that the disk is newer than the region: old dirty data
+        /// then overwrites newer data
         #[arg(long)]
         older_region: bool,
     },
@@ -170,7 +172,7 @@ pub enum Command {
         all: bool,
         /// Timeout
         #[command(flatten)]
-        asks: Asks,
+        request: RequestTimeout,
     },
     /// Create a block device on a backend and print its path
     DevStart {
@@ -181,7 +183,7 @@ pub enum Command {
         #[arg(short, long, value_name = "ID")]
         backend: u32,
         /// Its export: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
-        #[arg(short, long, value_parser = Suggests(&EXPORTS), hide_possible_values = true)]
+        #[arg(short, long, value_parser = SuggestedValues(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
         /// Create a kernel block device or fail: no NBD server instead
         #[arg(long)]
@@ -212,13 +214,13 @@ pub enum Command {
         all: bool,
         /// Timeout
         #[command(flatten)]
-        asks: Asks,
+        request: RequestTimeout,
     },
     /// Show status: hit ratio, dirty bytes, recovery point, durability, errors
     Status {
         /// Timeout
         #[command(flatten)]
-        asks: Asks,
+        request: RequestTimeout,
     },
     /// Change settings of a backend while it runs
     #[command(after_help = SETTINGS)]
@@ -233,7 +235,7 @@ pub enum Command {
         #[arg(
             required = true,
             value_name = "NAME=VALUE",
-            value_parser = Suggests(&crate::completions::SETTINGS),
+            value_parser = SuggestedValues(&crate::completions::SETTINGS),
             hide_possible_values = true
         )]
         changes: Vec<String>,
@@ -319,11 +321,11 @@ pub enum Numbers {
 /// The kinds of exports, each the beginning of an argument.
 const EXPORTS: [&str; 7] = ["auto", "kernel", "ublk", "fuse-loop", "nbd:unix:", "nbd:tcp:", "vhost-user:"];
 
-/// Any text; completions offer these values.
+/// Any text is accepted; completions offer these values.
 #[derive(Clone, Debug)]
-struct Suggests(&'static [&'static str]);
+struct SuggestedValues(&'static [&'static str]);
 
-impl TypedValueParser for Suggests {
+impl TypedValueParser for SuggestedValues {
     type Value = String;
 
     fn parse_ref(

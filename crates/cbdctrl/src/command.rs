@@ -1,6 +1,6 @@
 //! The commands that send requests to a daemon.
 
-use crate::cli::{Asks, Command};
+use crate::cli::{Command, RequestTimeout};
 use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
@@ -120,13 +120,13 @@ fn absolute_export(export: Option<String>) -> Result<Option<String>> {
 }
 
 /// The client for a query, which has a timeout.
-fn limited(client: &Client, asks: Asks) -> Client {
-    client.clone().with_timeout(Timeout::Limit(Duration::from_secs(asks.timeout)))
+fn limited(client: &Client, request: RequestTimeout) -> Client {
+    client.clone().with_timeout(Timeout::Limit(Duration::from_secs(request.timeout)))
 }
 
-fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
-    // A long operation may take its time as long as the daemon is alive; the terminal shows that it continues.
-    let client = &asked.clone().tells(progress::waiting);
+fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
+    // A long operation has no timeout while the daemon is alive; the terminal shows that it continues.
+    let client = &plain.clone().with_waiting_callback(progress::waiting);
     match command {
         Command::TpReg { host, path, size, segment_size, format, force } => {
             let request =
@@ -139,13 +139,13 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
             client.delete(&format!("/v1/transports/{transport}"))?;
             output.result(&serde_json::json!({}), "")
         }
-        Command::TpList { asks } => {
-            let list: Vec<TransportInfo> = limited(client, asks).get("/v1/transports")?;
+        Command::TpList { request } => {
+            let list: Vec<TransportInfo> = limited(client, request).get("/v1/transports")?;
             output.list(&list, transport_table)
         }
-        Command::HostList { on, asks } => {
+        Command::HostList { on, request } => {
             let path = format!("/v1/transports/{}/hosts", on.transport);
-            let list: Vec<HostInfo> = limited(client, asks).get(&path)?;
+            let list: Vec<HostInfo> = limited(client, request).get(&path)?;
             output.list(&list, host_table)
         }
         Command::BackendStart {
@@ -184,11 +184,11 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::BackendStop { on, backend, force, timeout, discard_dirty } => {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
-            long(asked, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty })
+            long(plain, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty })
         }
-        Command::BackendList { on, all, asks } => {
+        Command::BackendList { on, all, request } => {
             let path = format!("/v1/transports/{}/backends?all={all}", on.transport);
-            let list: Vec<BackendInfo> = limited(client, asks).get(&path)?;
+            let list: Vec<BackendInfo> = limited(client, request).get(&path)?;
             output.list(&list, backend_table)
         }
         Command::DevStart { on, backend, export, allow_remote, require_kernel } => {
@@ -203,13 +203,13 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
             let path = format!("/v1/transports/{}/blkdevs/{dev}/stop", on.transport);
             stop_blkdev(client, output, &path, &StopBlkdev { force })
         }
-        Command::DevList { on, all, asks } => {
+        Command::DevList { on, all, request } => {
             let path = format!("/v1/transports/{}/blkdevs?all={all}", on.transport);
-            let list: Vec<BlkdevInfo> = limited(client, asks).get(&path)?;
+            let list: Vec<BlkdevInfo> = limited(client, request).get(&path)?;
             output.list(&list, blkdev_table)
         }
-        Command::Status { asks } => {
-            let status: Status = limited(client, asks).status()?;
+        Command::Status { request } => {
+            let status: Status = limited(client, request).status()?;
             let page = crate::status::page(&status);
             output.result(&status, &fit(&page))
         }
@@ -220,11 +220,11 @@ fn execute(command: Command, asked: &Client, output: &Output) -> Result<()> {
         }
         Command::Checkpoint { on, backend, wait, timeout } => {
             let path = format!("/v1/transports/{}/checkpoint", on.transport);
-            long(asked, output, &path, &Drain { backend, wait, timeout_s: timeout })
+            long(plain, output, &path, &Drain { backend, wait, timeout_s: timeout })
         }
         Command::Drain { on, backend, timeout } => {
             let path = format!("/v1/transports/{}/drain", on.transport);
-            long(asked, output, &path, &Drain { backend, wait: true, timeout_s: timeout })
+            long(plain, output, &path, &Drain { backend, wait: true, timeout_s: timeout })
         }
         Command::Check(_)
         | Command::Dump(_)

@@ -1,5 +1,5 @@
-//! Completions for shells: those that clap generates from [`crate::cli`], and numbers of objects, which the shell requests from
-//! the daemon.
+//! Completions for shells: those that clap generates from [`crate::cli`], and numbers of objects, which the shell
+//! requests from the daemon.
 //!
 //! Invariants: a completion waits at most a second for the daemon, and prints nothing if none responds.
 

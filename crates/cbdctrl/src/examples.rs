@@ -45,7 +45,7 @@ pub fn of(name: &str) -> &'static [Example] {
             ("Write all dirty data to the disk, which is a plain disk then:", "cbdctrl backend-stop -b 0"),
             ("Allow a slow disk more time without progress:", "cbdctrl backend-stop -b 0 --timeout 600"),
             (
-                "Give up the dirty data of a dead disk; status shows the number of bytes:",
+                "Drop the dirty data of a failed disk; status shows the number of bytes:",
                 "cbdctrl backend-stop -b 0 --discard-dirty 1048576",
             ),
         ],

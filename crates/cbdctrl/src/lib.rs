@@ -1,8 +1,8 @@
 //! The command line: commands, their help, completions and man pages, and the daemon as `cbdd`.
 //!
-//! Invariants: a command prints its result and nothing else on standard output, an error as one line on standard error, and
-//! exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery have exit codes of their own
-//! ([`offline`]). Commands are matched whole, never by prefix.
+//! Invariants: a command prints its result and nothing else on standard output, an error as one line on standard error,
+//! and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery have exit codes
+//! of their own ([`offline`]). Commands are matched whole, never by prefix.
 //!
 //! Elsewhere: the implementation of the commands (`cbd-daemon`, `cbd-inspect`, `cbd-demo`).
 

@@ -20,8 +20,8 @@ pub fn numbers(kind: Numbers, transport: u32, socket: &Path) -> ExitCode {
     ended(io::stdout().write_all(text.as_bytes()), || "the numbers cannot be printed".to_owned())
 }
 
-/// Writes man pages below `folder`: one in `man1` for each command, one in `man8` for the daemon. If `folder` itself is named
-/// `man1`, as with earlier versions, its parent is used.
+/// Writes man pages below `folder`: one in `man1` for each command, one in `man8` for the daemon. If `folder` itself is
+/// named `man1`, as with earlier versions, its parent is used.
 pub fn man(folder: &Path) -> ExitCode {
     let is_section = folder.file_name().is_some_and(|name| name == "man1");
     let root = folder.parent().filter(|_| is_section).unwrap_or(folder);

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Waiting time after which [`waiting`] shows a line.
-const SILENCE: Duration = Duration::from_secs(2);
+const SHOW_AFTER: Duration = Duration::from_secs(2);
 
 /// Whether a line of [`waiting`] is on the terminal.
 static SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Shows on a terminal how long the command has waited for the daemon.
 pub fn waiting(elapsed: Duration) {
-    if elapsed >= SILENCE && std::io::stderr().is_terminal() {
+    if elapsed >= SHOW_AFTER && std::io::stderr().is_terminal() {
         SHOWN.store(true, Ordering::Relaxed);
         eprint!("\rwaiting for the daemon: {} s ", elapsed.as_secs());
     }

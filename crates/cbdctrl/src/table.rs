@@ -1,14 +1,14 @@
 //! Tables and pages for a terminal.
 //!
-//! Invariants: no text is truncated. A line that does not fit is wrapped at a space, and a word longer than a line, such as a
-//! path, is not broken, so that it can be copied.
+//! Invariants: no text is truncated. A line that does not fit is wrapped at a space, and a word longer than a line,
+//! such as a path, is not broken, so that it can be copied.
 
 /// The least width of a wrapped column; if there is less space, the column is printed below its row.
 const COLUMN_MIN: usize = 24;
 /// Indent of a column below its row.
-const BELOW: usize = 4;
+const INDENT_BELOW: usize = 4;
 /// The width of a terminal that does not report its own.
-const USUAL_WIDTH: u16 = 80;
+const DEFAULT_WIDTH: u16 = 80;
 
 /// Columns of the terminal on standard output; none if it is no terminal.
 pub fn terminal_width() -> Option<usize> {
@@ -16,7 +16,7 @@ pub fn terminal_width() -> Option<usize> {
     let stdout = std::io::stdout();
     stdout.is_terminal().then(|| {
         let size = terminal_size::terminal_size_of(&stdout);
-        usize::from(size.map_or(USUAL_WIDTH, |(width, _)| width.0).max(20))
+        usize::from(size.map_or(DEFAULT_WIDTH, |(width, _)| width.0).max(20))
     })
 }
 
@@ -54,7 +54,7 @@ pub fn wrap_page(page: &str, width: usize) -> String {
         let indent = line.len() - line.trim_start().len();
         let name = line[indent..].find("  ").map(|at| indent + at);
         let column = name.map(|at| at + line[at..].len() - line[at..].trim_start().len());
-        let column = column.filter(|&column| column + COLUMN_MIN <= width).unwrap_or(indent + BELOW);
+        let column = column.filter(|&column| column + COLUMN_MIN <= width).unwrap_or(indent + INDENT_BELOW);
         let (head, rest) = match name {
             Some(_) if line.is_char_boundary(column) && column <= line.len() => line.split_at(column),
             _ => line.split_at(indent),
@@ -104,7 +104,7 @@ impl Table {
             let (mut indent, mut lines) = (column, wrapped(last, width.saturating_sub(column)));
             let is_wider = |text: &str| column + text.chars().count() > width;
             if (!fits && is_wider(last)) || lines.iter().any(|line| is_wider(line)) {
-                (indent, lines) = (BELOW, wrapped(last, width.saturating_sub(BELOW)));
+                (indent, lines) = (INDENT_BELOW, wrapped(last, width.saturating_sub(INDENT_BELOW)));
                 lines.insert(0, String::new());
             }
             for (number, part) in lines.into_iter().enumerate() {

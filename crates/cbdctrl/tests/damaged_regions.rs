@@ -1,5 +1,5 @@
-//! Damage of a region, end to end: no wrong data is read or written back; lost ranges are listed until they are overwritten; and
-//! the daemon starts without a command, in bounded time, with all undamaged data.
+//! Damage of a region, end to end: no wrong data is read or written back; lost ranges are listed until they are
+//! overwritten; and the daemon starts without a command, in bounded time, with all undamaged data.
 //!
 //! The region is a file that the daemon has mapped, so a change of the file is a change of the daemon's memory.
 
@@ -8,7 +8,7 @@ mod support;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use support::region::RegionFile;
-use support::{MIB, Place, until};
+use support::{Fixture, MIB, until};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 8 * MIB;
@@ -19,35 +19,35 @@ const START_MAX: Duration = Duration::from_secs(20);
 
 /// A daemon with backend 0 on a disk of old data.
 struct Damaged {
-    place: Place,
+    fixture: Fixture,
     disk: String,
 }
 
 impl Damaged {
     /// With `held`, no data is written back while the daemon runs.
     fn new(held: bool) -> Self {
-        let mut place = Place::new();
-        place.decorate = held.then(|| "fault:op=write".to_owned());
-        place.start();
-        place.register("64M");
-        std::fs::write(place.path("disk"), vec![OLD; SIZE as usize]).expect("a disk");
-        let disk = place.text("disk");
-        place.start_backend(&disk);
-        Self { place, disk }
+        let mut fixture = Fixture::new();
+        fixture.decorate = held.then(|| "fault:op=write".to_owned());
+        fixture.start();
+        fixture.register("64M");
+        std::fs::write(fixture.path("disk"), vec![OLD; SIZE as usize]).expect("a disk");
+        let disk = fixture.text("disk");
+        fixture.start_backend(&disk);
+        Self { fixture, disk }
     }
 
     fn region(&self) -> RegionFile {
-        RegionFile::open(&self.place.region())
+        RegionFile::open(&self.fixture.region())
     }
 
     fn write(&self, at: u64, length: u64, value: u8) {
-        self.place.client().write(at, &vec![value; length as usize], true).expect("written");
+        self.fixture.client().write(at, &vec![value; length as usize], true).expect("written");
     }
 
     /// The data that a client reads; `None` for an error, which must be that of failing media.
     fn read(&self, at: u64, length: u64) -> Option<Vec<u8>> {
         let mut bytes = vec![0xee; length as usize];
-        match self.place.client().read(at, &mut bytes) {
+        match self.fixture.client().read(at, &mut bytes) {
             Ok(()) => Some(bytes),
             Err(error) => {
                 assert_eq!(error.errno(), 5, "{error}");
@@ -78,7 +78,7 @@ impl Damaged {
     }
 
     fn listed(&self) -> Vec<(u64, u64)> {
-        let cache = self.place.cache();
+        let cache = self.fixture.cache();
         let number = |range: &Value, name: &str| range[name].as_u64().expect("a number");
         let ranges = cache["quarantined"].as_array().expect("a list");
         ranges.iter().map(|range| (number(range, "start"), number(range, "end"))).collect()
@@ -87,9 +87,9 @@ impl Damaged {
     /// Asserts that the daemon starts without a command and in time.
     #[track_caller]
     fn start(&mut self) {
-        self.place.decorate = None;
+        self.fixture.decorate = None;
         let begin = Instant::now();
-        self.place.start();
+        self.fixture.start();
         assert!(begin.elapsed() < START_MAX, "it took {:?}", begin.elapsed());
     }
 
@@ -99,20 +99,20 @@ impl Damaged {
     }
 
     fn drain(&self) {
-        self.place.run(&["drain", "--backend", "0"]);
-        until("everything on the disk", || self.place.cache()["dirty_bytes"] == 0);
+        self.fixture.run(&["drain", "--backend", "0"]);
+        until("everything on the disk", || self.fixture.cache()["dirty_bytes"] == 0);
     }
 
     /// Overwrites the whole device, after which no damage must be left, and stops the backend.
-    fn expect_that_overwriting_heals(self) {
+    fn expect_healed_by_overwriting(self) {
         let value = |at: u64| (at / 65536 % 200 + 3) as u8;
         for at in (0..SIZE).step_by(65536) {
             self.write(at, 65536, value(at));
         }
         self.drain();
         assert_eq!(self.listed(), []);
-        until("a consistent disk", || self.place.cache()["void"].is_null());
-        self.place.ok(&["backend-stop", "--backend", "0"]);
+        until("a consistent disk", || self.fixture.cache()["void"].is_null());
+        self.fixture.ok(&["backend-stop", "--backend", "0"]);
         let plain = std::fs::read(&self.disk).expect("the disk");
         let wrong = plain.iter().enumerate().find(|(at, byte)| **byte != value(*at as u64));
         assert_eq!(wrong, None, "on the plain disk");
@@ -129,12 +129,12 @@ fn damaged_dirty_data_loses_its_own_block_only_until_it_is_overwritten() {
         assert_eq!(damaged.read(MIB, 65536), None, "a read of it and more fails");
         damaged.expect_lost(lost, BLOCK);
         assert_eq!(damaged.listed(), [(lost, lost + BLOCK)]);
-        assert!(damaged.place.cache()["void"].is_string(), "the disk alone lacks it");
+        assert!(damaged.fixture.cache()["void"].is_string(), "the disk alone lacks it");
         damaged.expect(MIB, 3 * BLOCK, 7);
         damaged.expect(lost + BLOCK, 12 * BLOCK, 7);
     };
     check(&damaged);
-    damaged.place.kill();
+    damaged.fixture.kill();
     damaged.start();
     check(&damaged);
     damaged.drain();
@@ -142,10 +142,10 @@ fn damaged_dirty_data_loses_its_own_block_only_until_it_is_overwritten() {
     assert_eq!(damaged.on_disk(lost, BLOCK), vec![OLD; BLOCK as usize], "damage is not written back");
     assert_eq!(damaged.on_disk(MIB, 3 * BLOCK), vec![7; 3 * BLOCK as usize]);
     assert_eq!(damaged.on_disk(lost + BLOCK, 12 * BLOCK), vec![7; 12 * BLOCK as usize]);
-    damaged.place.terminate();
+    damaged.fixture.terminate();
     damaged.start();
     check(&damaged);
-    damaged.place.kill();
+    damaged.fixture.kill();
     damaged.start();
     check(&damaged);
     // A write to a part of the block does not restore the rest.
@@ -155,7 +155,7 @@ fn damaged_dirty_data_loses_its_own_block_only_until_it_is_overwritten() {
     damaged.write(lost, BLOCK, 9);
     damaged.expect(lost, BLOCK, 9);
     assert_eq!(damaged.listed(), []);
-    damaged.expect_that_overwriting_heals();
+    damaged.expect_healed_by_overwriting();
 }
 
 #[test]
@@ -165,20 +165,20 @@ fn damaged_clean_data_is_read_from_the_disk_and_cached_again() {
     damaged.drain();
     damaged.region().damage_data(MIB + 3 * BLOCK);
     damaged.expect(MIB, 65536, 7);
-    let cache = damaged.place.cache();
+    let cache = damaged.fixture.cache();
     assert_eq!((&cache["damage_healed"], damaged.listed()), (&1.into(), vec![]), "{cache}");
     assert!(cache["void"].is_null());
     until("the block in the cache", || {
-        let before = damaged.place.cache()["read_miss_bytes"].clone();
+        let before = damaged.fixture.cache()["read_miss_bytes"].clone();
         damaged.expect(MIB, 65536, 7);
-        damaged.place.cache()["read_miss_bytes"] == before
-            && damaged.place.cache()["damage_healed"] == cache["damage_healed"]
+        damaged.fixture.cache()["read_miss_bytes"] == before
+            && damaged.fixture.cache()["damage_healed"] == cache["damage_healed"]
     });
-    damaged.place.kill();
+    damaged.fixture.kill();
     damaged.start();
     damaged.expect(MIB, 65536, 7);
     assert_eq!(damaged.listed(), []);
-    damaged.expect_that_overwriting_heals();
+    damaged.expect_healed_by_overwriting();
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_clean_record_whose_copies_are_both_damaged_loses_no_data() {
         damaged.drain();
         let region = damaged.region();
         if restarted {
-            damaged.place.kill();
+            damaged.fixture.kill();
         }
         region.lose_record(2 * MIB);
         if restarted {
@@ -201,7 +201,7 @@ fn a_clean_record_whose_copies_are_both_damaged_loses_no_data() {
             damaged.expect(at, BLOCK, value);
         }
         assert_eq!(damaged.listed(), []);
-        damaged.expect_that_overwriting_heals();
+        damaged.expect_healed_by_overwriting();
     }
 }
 
@@ -212,7 +212,7 @@ fn a_dirty_record_whose_copies_are_both_damaged_affects_older_data_only() {
         damaged.write(number * 65536, BLOCK, 10 + number as u8);
     }
     let region = damaged.region();
-    damaged.place.kill();
+    damaged.fixture.kill();
     region.lose_record(5 * 65536);
     damaged.start();
     let check = |damaged: &Damaged| {
@@ -231,8 +231,8 @@ fn a_dirty_record_whose_copies_are_both_damaged_affects_older_data_only() {
     check(&damaged);
     assert_eq!(damaged.on_disk(5 * 65536, BLOCK), vec![OLD; BLOCK as usize]);
     assert_eq!(damaged.on_disk(6 * 65536, BLOCK), vec![16; BLOCK as usize]);
-    damaged.place.kill();
+    damaged.fixture.kill();
     damaged.start();
     check(&damaged);
-    damaged.expect_that_overwriting_heals();
+    damaged.expect_healed_by_overwriting();
 }

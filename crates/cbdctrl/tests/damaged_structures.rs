@@ -1,12 +1,12 @@
-//! Each structure of a region is damaged in one copy and in both, while no daemon runs. The next daemon starts without a command
-//! and in time, serves undamaged data, reports the damage, and never returns wrong data.
+//! Each structure of a region is damaged in one copy and in both, while no daemon runs. The next daemon starts without
+//! a command and in time, serves undamaged data, reports the damage, and never returns wrong data.
 
 mod support;
 
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use support::region::RegionFile;
-use support::{MIB, Place};
+use support::{Fixture, MIB};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 4 * MIB;
@@ -27,62 +27,73 @@ fn value(block: u64) -> u8 {
 
 /// A killed daemon's files: a region with backends 0 and 1, and a second region with one more.
 struct Killed {
-    place: Place,
+    fixture: Fixture,
     region: Vec<u8>,
 }
 
 impl Killed {
     fn new() -> Self {
-        let mut place = Place::with_region();
-        let disk = place.disk("disk", SIZE);
-        place.start_backend(&disk);
-        let second = place.disk("second", SIZE);
-        let export = |name: &str| format!("nbd:unix:{}", place.text(name));
-        place.ok(&["backend-start", "-p", &second, "-c", "12M", "-D", "-e", &export("second.sock")]);
-        let other = place.in_memory("other-region");
-        place.ok(&["tp-reg", "-p", &other, "-s", "32M", "-H", "node1", "--format"]);
-        let third = place.disk("third", SIZE);
-        place.ok(&["backend-start", "-t", "1", "-p", &third, "-c", "12M", "-D", "-e", &export("third.sock")]);
+        let mut fixture = Fixture::with_region();
+        let disk = fixture.disk("disk", SIZE);
+        fixture.start_backend(&disk);
+        let second = fixture.disk("second", SIZE);
+        let export = |name: &str| format!("nbd:unix:{}", fixture.text(name));
+        fixture.ok(&["backend-start", "-p", &second, "-c", "12M", "-D", "-e", &export("second.sock")]);
+        let other = fixture.in_memory("other-region");
+        fixture.ok(&["tp-reg", "-p", &other, "-s", "32M", "-H", "node1", "--format"]);
+        let third = fixture.disk("third", SIZE);
+        fixture.ok(&[
+            "backend-start",
+            "-t",
+            "1",
+            "-p",
+            &third,
+            "-c",
+            "12M",
+            "-D",
+            "-e",
+            &export("third.sock"),
+        ]);
         for socket in ["nbd.sock", "second.sock", "third.sock"] {
-            let mut client = place.client_of(socket);
+            let mut client = fixture.client_of(socket);
             DRAINED.for_each(|block| {
                 client.write(block * BLOCK, &[value(block); BLOCK as usize], false).expect("written")
             });
         }
         for transport in ["0", "1"] {
-            place.ok(&["drain", "-t", transport]);
+            fixture.ok(&["drain", "-t", transport]);
         }
         for socket in ["nbd.sock", "second.sock", "third.sock"] {
-            let mut client = place.client_of(socket);
+            let mut client = fixture.client_of(socket);
             DIRTY.for_each(|block| {
                 client.write(block * BLOCK, &[value(block); BLOCK as usize], true).expect("written")
             });
         }
-        place.kill();
-        let region = std::fs::read(place.region()).expect("the region");
-        Self { place, region }
+        fixture.kill();
+        let region = std::fs::read(fixture.region()).expect("the region");
+        Self { fixture, region }
     }
 
     /// The region of the killed daemon with `damage` applied, and a new daemon on it.
     #[track_caller]
     fn start_with(&mut self, damage: impl FnOnce(&RegionFile)) -> Value {
-        std::fs::write(self.place.region(), &self.region).expect("the region");
+        std::fs::write(self.fixture.region(), &self.region).expect("the region");
         // The killed daemon may have logged newer recovery points: the region would be refused as older than its disk.
-        let points = self.place.path("state/recovery-points");
+        let points = self.fixture.path("state/recovery-points");
         if points.exists() {
             std::fs::remove_dir_all(points).expect("removed");
         }
-        damage(&RegionFile::open(&self.place.region()));
+        damage(&RegionFile::open(&self.fixture.region()));
         let begin = Instant::now();
-        self.place.start();
+        self.fixture.start();
         assert!(begin.elapsed() < START_MAX, "it took {:?}", begin.elapsed());
-        self.place.json(&["status", "--json"])
+        self.fixture.json(&["status", "--json"])
     }
 
     /// Reads every block of a device: each has the right data or fails. Returns the blocks that fail.
     #[track_caller]
     fn unreadable(&self, socket: &str) -> Vec<u64> {
-        let mut client = self.place.client_of(socket);
+        let mut client = self.fixture.client_of(socket);
         let mut lost = Vec::new();
         for block in 0..SIZE / BLOCK {
             let mut bytes = [0xee; BLOCK as usize];
@@ -100,7 +111,7 @@ impl Killed {
     }
 
     #[track_caller]
-    fn expect_others_to_be_whole(&self, with_second: bool) {
+    fn expect_others_undamaged(&self, with_second: bool) {
         if with_second {
             assert_eq!(self.unreadable("second.sock"), NOTHING, "the other backend of the region");
         }
@@ -127,23 +138,23 @@ fn listed(status: &Value) -> Vec<u64> {
 fn one_damaged_copy_of_any_structure_loses_no_data() {
     let mut killed = Killed::new();
     killed.start_with(|_| ());
-    let pairs = RegionFile::open(&killed.place.region()).pairs();
-    killed.place.kill();
+    let pairs = RegionFile::open(&killed.fixture.region()).pairs();
+    killed.fixture.kill();
     for (name, copies, length) in pairs {
         for (number, at) in copies.into_iter().enumerate() {
             println!("copy {number} of {name}");
             let status = killed.start_with(|region| region.damage(at, length));
             assert_eq!(backend(&status, 0)["alive"], true, "{status}");
             assert_eq!(killed.unreadable("nbd.sock"), NOTHING, "copy {number} of {name}");
-            killed.expect_others_to_be_whole(true);
-            assert_eq!(listed(&killed.place.json(&["status", "--json"])), NOTHING);
-            killed.place.kill();
+            killed.expect_others_undamaged(true);
+            assert_eq!(listed(&killed.fixture.json(&["status", "--json"])), NOTHING);
+            killed.fixture.kill();
         }
     }
 }
 
 /// The loss when both copies of a structure are damaged.
-struct Cost {
+struct Loss {
     /// Whether backend 0 is served, with the right data in every block that is not lost.
     served: bool,
     /// Number of lost blocks.
@@ -155,16 +166,16 @@ struct Cost {
 }
 
 /// The loss for each structure. All blocks are lost if the lane may have held any of them.
-fn cost_of_both(name: &str) -> Cost {
-    let nothing = Cost { served: true, lost: 0, said: "", other: true };
+fn loss_of_both(name: &str) -> Loss {
+    let nothing = Loss { served: true, lost: 0, said: "", other: true };
     match name {
-        "superblock" => Cost { served: false, said: "both superblocks are gone", other: false, ..nothing },
-        "row of the backend" => Cost { served: false, said: "backend 0: both copies of its row", ..nothing },
+        "superblock" => Loss { served: false, said: "both superblocks are gone", other: false, ..nothing },
+        "row of the backend" => Loss { served: false, said: "backend 0: both copies of its row", ..nothing },
         "row of the block device" => {
-            Cost { served: false, said: "both copies of row 0 of the block devices", ..nothing }
+            Loss { served: false, said: "both copies of row 0 of the block devices", ..nothing }
         }
-        "segment table" => Cost { served: false, said: "its state segment", other: false, ..nothing },
-        "header of a segment" | "page of records" => Cost { lost: SIZE / BLOCK, ..nothing },
+        "segment table" => Loss { served: false, said: "its state segment", other: false, ..nothing },
+        "header of a segment" | "page of records" => Loss { lost: SIZE / BLOCK, ..nothing },
         _ => nothing,
     }
 }
@@ -173,23 +184,23 @@ fn cost_of_both(name: &str) -> Cost {
 fn two_damaged_copies_of_any_structure_never_return_wrong_data_and_others_continue() {
     let mut killed = Killed::new();
     killed.start_with(|_| ());
-    let pairs = RegionFile::open(&killed.place.region()).pairs();
-    killed.place.kill();
+    let pairs = RegionFile::open(&killed.fixture.region()).pairs();
+    killed.fixture.kill();
     for (name, copies, length) in pairs {
         let status = killed.start_with(|region| copies.into_iter().for_each(|at| region.damage(at, length)));
-        let cost = cost_of_both(name);
+        let loss = loss_of_both(name);
         let served = backend(&status, 0)["blkdevs"][0]["alive"] == true;
-        assert_eq!(served, cost.served, "{name}: {status}");
-        assert!(killed.place.ok(&["status"]).contains(cost.said), "{name}: the status says it: {status}");
+        assert_eq!(served, loss.served, "{name}: {status}");
+        assert!(killed.fixture.ok(&["status"]).contains(loss.said), "{name}: the status says it: {status}");
         let lost = if served { killed.unreadable("nbd.sock") } else { Vec::new() };
-        assert_eq!(lost.len() as u64, cost.lost, "{name}: {lost:?}");
-        let listed = listed(&killed.place.json(&["status", "--json"]));
+        assert_eq!(lost.len() as u64, loss.lost, "{name}: {lost:?}");
+        let listed = listed(&killed.fixture.json(&["status", "--json"]));
         assert!(
             lost.iter().all(|block| listed.contains(block)),
             "{name}: {lost:?} is not listed: {listed:?}"
         );
-        killed.expect_others_to_be_whole(cost.other);
-        killed.place.kill();
+        killed.expect_others_undamaged(loss.other);
+        killed.fixture.kill();
     }
 }
 
@@ -198,16 +209,16 @@ fn a_backend_whose_row_is_lost_keeps_its_space_and_its_number() {
     let mut killed = Killed::new();
     let free = |status: &Value| status["transports"][0]["free_segments"].as_u64().expect("a number");
     let before = killed.start_with(|_| ());
-    let region = RegionFile::open(&killed.place.region());
+    let region = RegionFile::open(&killed.fixture.region());
     let pairs = region.pairs();
     let (_, row, length) = pairs.iter().find(|(name, ..)| *name == "row of the backend").expect("it has one");
-    killed.place.kill();
+    killed.fixture.kill();
     let status = killed.start_with(|region| row.iter().for_each(|at| region.damage(*at, *length)));
     assert_eq!(free(&status), free(&before), "its segments may hold dirty data");
-    let disk = killed.place.disk("another", SIZE);
-    killed.place.ok(&["backend-start", "-p", &disk, "-c", "12M"]);
+    let disk = killed.fixture.disk("another", SIZE);
+    killed.fixture.ok(&["backend-start", "-p", &disk, "-c", "12M"]);
     let numbers: Vec<Value> = killed
-        .place
+        .fixture
         .json(&["backend-list"])
         .as_array()
         .expect("a list")
@@ -221,19 +232,20 @@ fn a_backend_whose_row_is_lost_keeps_its_space_and_its_number() {
 fn a_backend_that_lost_its_block_device_is_warned_of_until_it_has_one() {
     let mut killed = Killed::new();
     killed.start_with(|_| ());
-    let pairs = RegionFile::open(&killed.place.region()).pairs();
+    let pairs = RegionFile::open(&killed.fixture.region()).pairs();
     let (_, row, length) =
         pairs.iter().find(|(name, ..)| *name == "row of the block device").expect("it has one");
-    killed.place.kill();
+    killed.fixture.kill();
     killed.start_with(|region| row.iter().for_each(|at| region.damage(*at, *length)));
-    let said = |place: &Place| place.ok(&["status"]).contains("both copies of row 0 of the block devices");
-    assert!(said(&killed.place), "{}", killed.place.ok(&["status"]));
-    let before = killed.place.ok(&["status"]);
+    let said =
+        |fixture: &Fixture| fixture.ok(&["status"]).contains("both copies of row 0 of the block devices");
+    assert!(said(&killed.fixture), "{}", killed.fixture.ok(&["status"]));
+    let before = killed.fixture.ok(&["status"]);
     assert!(
         before.contains("without a block device: backend 0 (") && before.contains("dev-start"),
         "{before}"
     );
-    killed.place.ok(&["dev-start", "-b", "0", "--export", &killed.place.nbd()]);
-    assert!(!said(&killed.place), "{}", killed.place.ok(&["status"]));
+    killed.fixture.ok(&["dev-start", "-b", "0", "--export", &killed.fixture.nbd()]);
+    assert!(!said(&killed.fixture), "{}", killed.fixture.ok(&["status"]));
     assert_eq!(killed.unreadable("nbd.sock"), NOTHING);
 }

@@ -1,6 +1,7 @@
-//! The demonstration: both ways to the device, and that nothing of it is left, however it ends.
+//! The demonstration, through both exports: it succeeds, and leaves nothing behind, however it ends.
 //!
-//! They run where `CBD_SYSTEM_TESTS=1` says so, one after the other: what one leaves would be another's, and all measure.
+//! The tests run if `CBD_SYSTEM_TESTS=1` is set, one after the other, because a test would find the leftovers of
+//! another one, and because they measure.
 
 mod support;
 
@@ -13,18 +14,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use support::{system_tests, until, wait};
 
-/// On a machine that does other things too.
+/// Timeout of a demonstration on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(150);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A folder for temporary files.
-struct Stage {
+/// A folder for the temporary files of demonstrations.
+struct DemoRun {
     folder: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Stage {
+impl DemoRun {
     fn new() -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::Builder::new().prefix("cbd-").tempdir().expect("a folder");
@@ -35,24 +36,24 @@ impl Stage {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
         command.arg("demo").args(arguments).env("TMPDIR", self.folder.path());
         support::child::dies_with_the_test(&mut command);
-        let said = tempfile::tempfile().expect("a file");
-        command.stdin(Stdio::null()).stdout(said.try_clone().expect("a file"));
-        (command.spawn().expect("cbdctrl"), said)
+        let output = tempfile::tempfile().expect("a file");
+        command.stdin(Stdio::null()).stdout(output.try_clone().expect("a file"));
+        (command.spawn().expect("cbdctrl"), output)
     }
 
-    /// Runs it to its end, which must be a good one.
+    /// Runs a demonstration, which must succeed; returns its report.
     fn run(&self, arguments: &[&str]) -> Value {
-        let (mut demo, mut said) = self.start(arguments);
+        let (mut demo, mut output) = self.start(arguments);
         let Some(status) = wait(&mut demo, TIMEOUT) else {
             end(&mut demo);
-            panic!("it took more than {TIMEOUT:?}: {}", text(&mut said));
+            panic!("it took more than {TIMEOUT:?}: {}", text(&mut output));
         };
-        let said = text(&mut said);
-        assert!(status.success(), "{status}: {said}");
-        serde_json::from_str(&said).expect("one JSON object")
+        let output = text(&mut output);
+        assert!(status.success(), "{status}: {output}");
+        serde_json::from_str(&output).expect("one JSON object")
     }
 
-    /// Processes that were started from here: number and command line.
+    /// Processes of demonstrations in the folder: their folder in `/proc`, and command line.
     fn processes(&self) -> Vec<(PathBuf, String)> {
         let mark = self.folder.path().to_string_lossy().into_owned();
         let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
@@ -63,7 +64,7 @@ impl Stage {
             .collect()
     }
 
-    /// Loop devices over files in here.
+    /// Loop devices over files in the folder.
     fn loop_devices(&self) -> Vec<PathBuf> {
         let mark = self.folder.path().to_string_lossy().into_owned();
         let devices = std::fs::read_dir("/sys/block").expect("/sys/block").flatten();
@@ -71,23 +72,23 @@ impl Stage {
     }
 
     #[track_caller]
-    fn holds_nothing(&self) {
+    fn expect_no_leftovers(&self) {
         until("the end of every process", || self.processes().is_empty());
-        // The last of them may still be on its way out.
+        // A process that has just ended may still have one open.
         until("the end of every loop device", || self.loop_devices().is_empty());
-        assert_eq!(ours_in(self.folder.path()), Vec::<PathBuf>::new());
-        assert_eq!(dead_in(Path::new("/dev/shm")), Vec::<PathBuf>::new());
+        assert_eq!(folders_in(self.folder.path()), Vec::<PathBuf>::new());
+        assert_eq!(dead_folders_in(Path::new("/dev/shm")), Vec::<PathBuf>::new());
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
         assert!(!mounts.contains(&*self.folder.path().to_string_lossy()), "{mounts}");
     }
 }
 
-/// What a loop device is bound to; without its folder once that is unmounted.
+/// The backing file of a loop device; without its folder once that is unmounted.
 fn file_of(device: &Path) -> String {
     std::fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default()
 }
 
-fn ours_in(folder: &Path) -> Vec<PathBuf> {
+fn folders_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut ours: Vec<PathBuf> = entries
         .map(|entry| entry.path())
@@ -97,9 +98,9 @@ fn ours_in(folder: &Path) -> Vec<PathBuf> {
     ours
 }
 
-/// Those that no demonstration holds any more.
-fn dead_in(folder: &Path) -> Vec<PathBuf> {
-    let mut ours = ours_in(folder);
+/// The folders whose lock no demonstration holds.
+fn dead_folders_in(folder: &Path) -> Vec<PathBuf> {
+    let mut ours = folders_in(folder);
     ours.retain(|path| {
         File::open(path.join("cbd-demo.lock")).is_ok_and(|lock| lock.try_lock().is_ok()) && path.exists()
     });
@@ -109,7 +110,7 @@ fn dead_in(folder: &Path) -> Vec<PathBuf> {
 fn text(file: &mut File) -> String {
     use std::io::Seek;
     let mut text = String::new();
-    file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("what it said");
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("the output");
     text
 }
 
@@ -125,7 +126,7 @@ fn above_zero(report: &Value, pointer: &str) {
 }
 
 #[track_caller]
-fn shows_what_it_promises(report: &Value) {
+fn check_report(report: &Value) {
     assert_eq!(report["ok"], true);
     assert_eq!(report["error"], Value::Null);
     assert_eq!(report["backing_verified"], true);
@@ -155,47 +156,47 @@ fn shows_what_it_promises(report: &Value) {
     ] {
         above_zero(report, pointer);
     }
-    // Else the figures are the disk's.
+    // Otherwise the disk was measured.
     assert_eq!(report["results"]["cached"]["read_missed_bytes"], 0, "{report:#}");
     let median = |device: &str| report["results"][device]["write"]["p50_us"].as_f64().expect("a number");
     assert!(median("cached") * 5.0 < median("uncached"), "a cache that is not faster: {report:#}");
 }
 
 #[test]
-fn by_nbd_the_demonstration_succeeds_and_leaves_nothing() {
-    if !system_tests("by_nbd_the_demonstration_succeeds_and_leaves_nothing") {
+fn the_demonstration_succeeds_by_nbd_and_leaves_nothing() {
+    if !system_tests("the_demonstration_succeeds_by_nbd_and_leaves_nothing") {
         return;
     }
-    let stage = Stage::new();
-    let report = stage.run(&["--quick", "--json", "--path", "nbd"]);
-    shows_what_it_promises(&report);
+    let demo_run = DemoRun::new();
+    let report = demo_run.run(&["--quick", "--json", "--path", "nbd"]);
+    check_report(&report);
     assert_eq!(report["path"], "nbd");
     assert!(report["fallback_reason"].is_string());
-    stage.holds_nothing();
+    demo_run.expect_no_leftovers();
 }
 
 #[test]
-fn on_a_file_system_the_demonstration_succeeds_and_leaves_nothing() {
-    if !system_tests("on_a_file_system_the_demonstration_succeeds_and_leaves_nothing") {
+fn the_demonstration_succeeds_on_a_file_system_and_leaves_nothing() {
+    if !system_tests("the_demonstration_succeeds_on_a_file_system_and_leaves_nothing") {
         return;
     }
-    let stage = Stage::new();
-    let report = stage.run(&["--quick", "--json", "--path", "fuse-loop"]);
-    shows_what_it_promises(&report);
+    let demo_run = DemoRun::new();
+    let report = demo_run.run(&["--quick", "--json", "--path", "fuse-loop"]);
+    check_report(&report);
     assert_eq!(report["path"], "fuse-loop");
     assert_eq!(report["fallback_reason"], Value::Null);
     assert_eq!(report["backing"]["file_system_checked"], true);
-    stage.holds_nothing();
+    demo_run.expect_no_leftovers();
 }
 
 #[test]
-fn a_user_without_rights_is_told_why_it_is_nbd() {
-    if !system_tests("a_user_without_rights_is_told_why_it_is_nbd") {
+fn the_report_has_the_reason_for_nbd_without_privileges() {
+    if !system_tests("the_report_has_the_reason_for_nbd_without_privileges") {
         return;
     }
-    let stage = Stage::new();
-    // Whoever runs the tests may hide the program from others: so it is copied to where they find it.
-    let folder = stage.folder.path();
+    let demo_run = DemoRun::new();
+    // The program is copied to a folder that other users can read.
+    let folder = demo_run.folder.path();
     std::fs::copy(env!("CARGO_BIN_EXE_cbdctrl"), folder.join("cbdctrl")).expect("a copy");
     let open = |path: &Path| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("rights");
@@ -209,46 +210,46 @@ fn a_user_without_rights_is_told_why_it_is_nbd() {
     let ran = support::run_for(command, TIMEOUT);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     let report: Value = serde_json::from_str(&ran.stdout).expect("one JSON object");
-    shows_what_it_promises(&report);
+    check_report(&report);
     assert_eq!(report["path"], "nbd");
     assert!(report["fallback_reason"].as_str().is_some_and(|reason| reason.len() > 10), "{report:#}");
-    stage.holds_nothing();
+    demo_run.expect_no_leftovers();
 }
 
-/// Waits until the daemon is there, and the work with it.
+/// Waits until the daemon runs and the demonstration has begun its work.
 #[track_caller]
-fn until_the_daemon_works(stage: &Stage) {
-    until("the daemon", || stage.processes().iter().any(|(_, line)| line.contains(" daemon ")));
+fn until_the_daemon_works(demo_run: &DemoRun) {
+    until("the daemon", || demo_run.processes().iter().any(|(_, line)| line.contains(" daemon ")));
     std::thread::sleep(Duration::from_millis(1500));
 }
 
 #[track_caller]
-fn interrupted_in(way: &str, signal: i32) {
-    let stage = Stage::new();
-    let (mut demo, mut said) = stage.start(&["--json", "--path", way]);
-    until_the_daemon_works(&stage);
+fn interrupted_with(export: &str, signal: i32) {
+    let demo_run = DemoRun::new();
+    let (mut demo, mut output) = demo_run.start(&["--json", "--path", export]);
+    until_the_daemon_works(&demo_run);
     support::child::signal(&demo.id().to_string(), signal);
     let status = wait(&mut demo, Duration::from_secs(30));
     if status.is_none() {
         end(&mut demo);
     }
     assert_eq!(status.and_then(|status| status.code()), Some(130));
-    let report: Value = serde_json::from_str(&text(&mut said)).expect("one JSON object");
+    let report: Value = serde_json::from_str(&text(&mut output)).expect("one JSON object");
     assert_eq!(report["ok"], false);
-    stage.holds_nothing();
+    demo_run.expect_no_leftovers();
 }
 
 #[test]
 fn ctrl_c_leaves_nothing_behind() {
     if system_tests("ctrl_c_leaves_nothing_behind") {
-        interrupted_in("nbd", libc::SIGINT);
+        interrupted_with("nbd", libc::SIGINT);
     }
 }
 
 #[test]
 fn ctrl_c_leaves_no_mount_behind() {
     if system_tests("ctrl_c_leaves_no_mount_behind") {
-        interrupted_in("fuse-loop", libc::SIGINT);
+        interrupted_with("fuse-loop", libc::SIGINT);
     }
 }
 
@@ -257,43 +258,45 @@ fn a_panic_leaves_nothing_behind() {
     if !system_tests("a_panic_leaves_nothing_behind") {
         return;
     }
-    let stage = Stage::new();
-    for way in ["nbd", "fuse-loop"] {
-        let (mut demo, _) = stage.start(&["--quick", "--json", "--panic", "--path", way]);
+    let demo_run = DemoRun::new();
+    for export in ["nbd", "fuse-loop"] {
+        let (mut demo, _) = demo_run.start(&["--quick", "--json", "--panic", "--path", export]);
         let status = wait(&mut demo, TIMEOUT);
         if status.is_none() {
             end(&mut demo);
         }
-        assert_eq!(status.and_then(|status| status.code()), Some(101), "{way}");
-        stage.holds_nothing();
+        assert_eq!(status.and_then(|status| status.code()), Some(101), "{export}");
+        demo_run.expect_no_leftovers();
     }
 }
 
-/// Whether a process, a folder in `/proc`, has ended. Who adopted it may take its time to collect it.
+/// Whether the process with this folder in `/proc` has ended. It remains a zombie until the process that adopted it
+/// waits for it.
 fn has_ended(process: &Path) -> bool {
     std::fs::read_to_string(process.join("status"))
         .map_or(true, |status| status.lines().any(|line| line.starts_with("State:") && line.contains('Z')))
 }
 
 #[test]
-fn the_remains_of_a_killed_demonstration_are_removed_by_the_next() {
-    if !system_tests("the_remains_of_a_killed_demonstration_are_removed_by_the_next") {
+fn the_leftovers_of_a_killed_demonstration_are_removed_by_the_next() {
+    if !system_tests("the_leftovers_of_a_killed_demonstration_are_removed_by_the_next") {
         return;
     }
-    let stage = Stage::new();
-    let (mut demo, _) = stage.start(&["--json", "--path", "fuse-loop"]);
-    until_the_daemon_works(&stage);
-    until("its loop devices", || !stage.loop_devices().is_empty());
-    let (processes, devices) = (stage.processes(), stage.loop_devices());
+    let demo_run = DemoRun::new();
+    let (mut demo, _) = demo_run.start(&["--json", "--path", "fuse-loop"]);
+    until_the_daemon_works(&demo_run);
+    until("its loop devices", || !demo_run.loop_devices().is_empty());
+    let (processes, devices) = (demo_run.processes(), demo_run.loop_devices());
     assert!(!processes.is_empty());
     end(&mut demo);
-    // What it started dies with it, to the end: a process that ends has no command line any more. Folders stay.
+    // Its children end with it. A process that is about to end has no command line, so their state is checked. The
+    // folders remain.
     until("the end of every process", || processes.iter().all(|(process, _)| has_ended(process)));
     until("the end of every loop device", || {
-        !devices.iter().any(|device| file_of(device).trim() == "/cbd0") && stage.loop_devices().is_empty()
+        !devices.iter().any(|device| file_of(device).trim() == "/cbd0") && demo_run.loop_devices().is_empty()
     });
-    assert!(!ours_in(stage.folder.path()).is_empty());
-    let report = stage.run(&["--quick", "--json", "--path", "nbd"]);
+    assert!(!folders_in(demo_run.folder.path()).is_empty());
+    let report = demo_run.run(&["--quick", "--json", "--path", "nbd"]);
     assert!(report["swept"].as_array().is_some_and(|swept| swept.len() >= 2), "{report:#}");
-    stage.holds_nothing();
+    demo_run.expect_no_leftovers();
 }

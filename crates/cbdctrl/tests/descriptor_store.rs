@@ -26,7 +26,8 @@ impl StoreFolder {
         self.folder.path().join("keeper.sock")
     }
 
-    /// Connects as a daemon: returns the store, and the names of the entries of a predecessor with the numbers in their files.
+    /// Connects as a daemon: returns the store, and the names of the entries of a predecessor with the numbers in their
+    /// files.
     fn open(&self) -> (ProcessStore, Vec<(String, Vec<u8>)>) {
         let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
         let (store, entries) = ProcessStore::open(&self.socket(), program).expect("a store");
@@ -107,7 +108,7 @@ fn a_second_daemon_is_refused_while_the_first_is_connected_to_the_store_process(
     let program = Path::new(env!("CARGO_BIN_EXE_cbdctrl"));
     let error = ProcessStore::open(&folder.socket(), program).expect_err("it is taken");
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    store.put("cbd-a", &[one.as_fd()]).expect("the first goes on");
+    store.put("cbd-a", &[one.as_fd()]).expect("the first continues");
     drop(store);
 }
 
@@ -120,7 +121,7 @@ fn a_store_process_that_dies_is_replaced_and_its_successor_holds_its_entries() {
     let first = folder.processes();
     child::signal(&first[0], libc::SIGKILL);
     until("another store process", || {
-        store.tend();
+        store.maintain();
         let now = folder.processes();
         now.len() == 1 && now != first
     });
@@ -151,7 +152,7 @@ fn a_silent_store_process_delays_one_call_and_its_late_commands_are_undone() {
     assert!(again.elapsed() < Duration::from_millis(500), "{:?}", again.elapsed());
     child::signal(&process, libc::SIGCONT);
     until("an answer", || {
-        store.tend();
+        store.maintain();
         store.put("cbd-e", &[two.as_fd()]).is_ok()
     });
     drop(store);

@@ -1,5 +1,5 @@
-//! Disks that fill up, fail, are truncated, or disappear and reappear: the cache keeps the data that they refuse, reports it, and
-//! continues without a command where it can.
+//! Disks that fill up, fail, are truncated, or disappear and reappear: the cache keeps the data that they refuse,
+//! reports it, and continues without a command where it can.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::Duration;
 use support::sandbox::in_sandbox;
-use support::{MIB, Place, text_of, tool, until};
+use support::{Fixture, MIB, text_of, tool, until};
 
 const TIMEOUT: Duration = Duration::from_secs(100);
 const SIZE: u64 = 16 * MIB;
@@ -18,8 +18,8 @@ fn value(piece: u64, version: u8) -> u8 {
     (piece % 100) as u8 + version * 100 + 1
 }
 
-fn write_pieces(place: &Place, pieces: std::ops::Range<u64>, version: u8) {
-    let mut client = place.client();
+fn write_pieces(fixture: &Fixture, pieces: std::ops::Range<u64>, version: u8) {
+    let mut client = fixture.client();
     for piece in pieces {
         client.write(piece * 65536, &[value(piece, version); 65536], false).expect("the cache takes it");
     }
@@ -27,8 +27,8 @@ fn write_pieces(place: &Place, pieces: std::ops::Range<u64>, version: u8) {
 }
 
 #[track_caller]
-fn expect_pieces(place: &Place, pieces: std::ops::Range<u64>, version: u8) {
-    let mut client = place.client();
+fn expect_pieces(fixture: &Fixture, pieces: std::ops::Range<u64>, version: u8) {
+    let mut client = fixture.client();
     for piece in pieces {
         let mut bytes = [0; 65536];
         client.read(piece * 65536, &mut bytes).expect("read");
@@ -48,14 +48,14 @@ fn expect_on_disk(disk: &str, pieces: std::ops::Range<u64>, version: u8) {
 
 /// Waits until the status reports failing writeback with the error `why`.
 #[track_caller]
-fn until_it_fails(place: &Place, why: &str) {
-    until("an error", || place.cache()["last_error"].as_str().is_some_and(|text| text.contains(why)));
+fn until_writeback_fails(fixture: &Fixture, why: &str) {
+    until("an error", || fixture.cache()["last_error"].as_str().is_some_and(|text| text.contains(why)));
 }
 
 #[track_caller]
-fn until_drained(place: &Place) {
-    until("a drained cache", || place.cache()["dirty_bytes"] == 0);
-    assert!(place.cache()["last_error"].is_null());
+fn until_drained(fixture: &Fixture) {
+    until("a drained cache", || fixture.cache()["dirty_bytes"] == 0);
+    assert!(fixture.cache()["last_error"].is_null());
 }
 
 #[test]
@@ -67,96 +67,96 @@ fn a_file_system_that_fills_up_loses_no_data_once_space_is_free() {
         let disk = text_of(&small.join("disk"));
         // Sparse: it fills the file system as it is written.
         File::create(&disk).and_then(|file| file.set_len(SIZE)).expect("a disk");
-        let mut place = Place::under(folder);
-        place.start();
-        place.register("64M");
-        place.start_backend(&disk);
-        write_pieces(&place, 0..128, 0);
-        let ran = place.run(&["drain", "-b", "0", "--timeout", "2"]);
+        let mut fixture = Fixture::under(folder);
+        fixture.start();
+        fixture.register("64M");
+        fixture.start_backend(&disk);
+        write_pieces(&fixture, 0..128, 0);
+        let ran = fixture.run(&["drain", "-b", "0", "--timeout", "2"]);
         assert_eq!(ran.code, 1, "{ran:?}");
-        until_it_fails(&place, "No space left");
-        expect_pieces(&place, 0..128, 0);
-        write_pieces(&place, 0..32, 1);
+        until_writeback_fails(&fixture, "No space left");
+        expect_pieces(&fixture, 0..128, 0);
+        write_pieces(&fixture, 0..32, 1);
         // A kill of the daemon does not change that.
-        place.kill();
-        place.start();
-        expect_pieces(&place, 0..32, 1);
-        expect_pieces(&place, 32..128, 0);
-        until_it_fails(&place, "No space left");
+        fixture.kill();
+        fixture.start();
+        expect_pieces(&fixture, 0..32, 1);
+        expect_pieces(&fixture, 32..128, 0);
+        until_writeback_fails(&fixture, "No space left");
         tool("mount", &["-o", "remount,size=64M", &text_of(&small)]);
-        until_drained(&place);
-        place.ok(&["backend-stop", "-b", "0"]);
+        until_drained(&fixture);
+        fixture.ok(&["backend-stop", "-b", "0"]);
         expect_on_disk(&disk, 0..32, 1);
         expect_on_disk(&disk, 32..128, 0);
-        place.terminate();
+        fixture.terminate();
         tool("umount", &[&text_of(&small)]);
     });
 }
 
 #[test]
 fn a_file_that_is_truncated_and_restored_loses_no_dirty_data() {
-    let mut place = Place::with_region();
-    let disk = place.disk("disk", SIZE);
-    place.start_backend(&disk);
-    write_pieces(&place, 0..64, 0);
-    place.ok(&["drain", "-b", "0"]);
+    let mut fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", SIZE);
+    fixture.start_backend(&disk);
+    write_pieces(&fixture, 0..64, 0);
+    fixture.ok(&["drain", "-b", "0"]);
     let copy = std::fs::read(&disk).expect("the disk");
     let file = File::options().write(true).open(&disk).expect("the disk");
     file.set_len(0).expect("cut");
-    write_pieces(&place, 32..96, 1);
-    until_it_fails(&place, &SIZE.to_string());
+    write_pieces(&fixture, 32..96, 1);
+    until_writeback_fails(&fixture, &SIZE.to_string());
     // Cached data is served; a read of data that only the disk had fails, and returns no zeroes.
-    expect_pieces(&place, 32..96, 1);
+    expect_pieces(&fixture, 32..96, 1);
     let mut bytes = [0; 65536];
-    let error = place.client().read(SIZE - 65536, &mut bytes).expect_err("the disk has no such bytes");
+    let error = fixture.client().read(SIZE - 65536, &mut bytes).expect_err("the disk has no such bytes");
     assert_eq!(error.errno(), 5, "{error}");
     // The disk is restored. The daemon cannot tell restored data from a hole, so a restart opens the file again.
     std::os::unix::fs::FileExt::write_all_at(&file, &copy, 0).expect("restored");
-    until_it_fails(&place, "was cut short");
-    place.terminate();
-    place.start();
-    until_drained(&place);
-    place.ok(&["backend-stop", "-b", "0"]);
+    until_writeback_fails(&fixture, "was cut short");
+    fixture.terminate();
+    fixture.start();
+    until_drained(&fixture);
+    fixture.ok(&["backend-stop", "-b", "0"]);
     expect_on_disk(&disk, 0..32, 0);
     expect_on_disk(&disk, 32..96, 1);
-    place.terminate();
+    fixture.terminate();
 }
 
 /// A daemon that serves a plain disk as a kernel block device, used as a disk that can fail and disappear.
-fn lower(folder: &std::path::Path, decorate: Option<&str>) -> (Place, String) {
-    let mut lower = Place::under(folder);
-    lower.decorate = decorate.map(str::to_owned);
-    lower.start();
-    lower.register("16M");
-    let disk = lower.disk("disk", SIZE);
-    let printed = lower.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
-    (lower, printed.trim().to_owned())
+fn lower_daemon(folder: &std::path::Path, decorate: Option<&str>) -> (Fixture, String) {
+    let mut lower_daemon = Fixture::under(folder);
+    lower_daemon.decorate = decorate.map(str::to_owned);
+    lower_daemon.start();
+    lower_daemon.register("16M");
+    let disk = lower_daemon.disk("disk", SIZE);
+    let printed = lower_daemon.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
+    (lower_daemon, printed.trim().to_owned())
 }
 
-fn upper(folder: &std::path::Path, device: &str) -> Place {
-    let mut place = Place::under(folder);
-    place.start();
-    place.register("64M");
-    place.start_backend(device);
-    place
+fn upper_daemon(folder: &std::path::Path, device: &str) -> Fixture {
+    let mut fixture = Fixture::under(folder);
+    fixture.start();
+    fixture.register("64M");
+    fixture.start_backend(device);
+    fixture
 }
 
 #[test]
 fn a_block_device_that_fails_for_a_while_finally_gets_all_data() {
     let name = "a_block_device_that_fails_for_a_while_finally_gets_all_data";
     in_sandbox(name, TIMEOUT, |folder| {
-        let (lower, device) = lower(folder, Some("fault:op=write,after=5,times=20"));
-        let mut place = upper(folder, &device);
-        write_pieces(&place, 0..128, 0);
-        until_it_fails(&place, "Input/output error");
-        expect_pieces(&place, 0..128, 0);
-        until_drained(&place);
-        write_pieces(&place, 0..32, 1);
-        place.ok(&["backend-stop", "-b", "0"]);
-        place.terminate();
-        lower.ok(&["backend-stop", "-b", "0"]);
-        expect_on_disk(&lower.text("disk"), 0..32, 1);
-        expect_on_disk(&lower.text("disk"), 32..128, 0);
+        let (lower_daemon, device) = lower_daemon(folder, Some("fault:op=write,after=5,times=20"));
+        let mut fixture = upper_daemon(folder, &device);
+        write_pieces(&fixture, 0..128, 0);
+        until_writeback_fails(&fixture, "Input/output error");
+        expect_pieces(&fixture, 0..128, 0);
+        until_drained(&fixture);
+        write_pieces(&fixture, 0..32, 1);
+        fixture.ok(&["backend-stop", "-b", "0"]);
+        fixture.terminate();
+        lower_daemon.ok(&["backend-stop", "-b", "0"]);
+        expect_on_disk(&lower_daemon.text("disk"), 0..32, 1);
+        expect_on_disk(&lower_daemon.text("disk"), 32..128, 0);
     });
 }
 
@@ -164,35 +164,35 @@ fn a_block_device_that_fails_for_a_while_finally_gets_all_data() {
 fn a_disk_that_disappears_and_reappears_gets_all_data_after_a_restart() {
     let name = "a_disk_that_disappears_and_reappears_gets_all_data_after_a_restart";
     in_sandbox(name, TIMEOUT, |folder| {
-        let (mut lower, device) = lower(folder, None);
-        let mut place = upper(folder, &device);
-        write_pieces(&place, 0..64, 0);
-        place.ok(&["drain", "-b", "0"]);
-        lower.kill();
+        let (mut lower_daemon, device) = lower_daemon(folder, None);
+        let mut fixture = upper_daemon(folder, &device);
+        write_pieces(&fixture, 0..64, 0);
+        fixture.ok(&["drain", "-b", "0"]);
+        lower_daemon.kill();
         // Writes are acknowledged, and cached data is served.
-        write_pieces(&place, 32..96, 1);
-        until_it_fails(&place, "error");
-        expect_pieces(&place, 0..32, 0);
-        expect_pieces(&place, 32..96, 1);
+        write_pieces(&fixture, 32..96, 1);
+        until_writeback_fails(&fixture, "error");
+        expect_pieces(&fixture, 0..32, 0);
+        expect_pieces(&fixture, 32..96, 1);
         let mut bytes = [0; 65536];
-        let error = place.client().read(SIZE - 65536, &mut bytes).expect_err("only the disk had it");
+        let error = fixture.client().read(SIZE - 65536, &mut bytes).expect_err("only the disk had it");
         assert_eq!(error.errno(), 5, "{error}");
-        let ran = place.run(&["backend-stop", "-b", "0", "--timeout", "2"]);
+        let ran = fixture.run(&["backend-stop", "-b", "0", "--timeout", "2"]);
         assert_eq!(ran.code, 1, "{ran:?}");
-        assert!(place.terminate() < Duration::from_secs(20), "it ends without its disk");
+        assert!(fixture.terminate() < Duration::from_secs(20), "it ends without its disk");
         // Without the disk the daemon starts, and reports the missing disk.
-        place.start();
-        assert_eq!(place.json(&["backend-list"])[0]["alive"], false);
-        lower.start();
-        place.ok(&["backend-start", "-p", &device]);
-        expect_pieces(&place, 0..32, 0);
-        expect_pieces(&place, 32..96, 1);
-        until_drained(&place);
-        place.ok(&["backend-stop", "-b", "0"]);
-        place.terminate();
-        lower.ok(&["backend-stop", "-b", "0"]);
-        expect_on_disk(&lower.text("disk"), 0..32, 0);
-        expect_on_disk(&lower.text("disk"), 32..96, 1);
+        fixture.start();
+        assert_eq!(fixture.json(&["backend-list"])[0]["alive"], false);
+        lower_daemon.start();
+        fixture.ok(&["backend-start", "-p", &device]);
+        expect_pieces(&fixture, 0..32, 0);
+        expect_pieces(&fixture, 32..96, 1);
+        until_drained(&fixture);
+        fixture.ok(&["backend-stop", "-b", "0"]);
+        fixture.terminate();
+        lower_daemon.ok(&["backend-stop", "-b", "0"]);
+        expect_on_disk(&lower_daemon.text("disk"), 0..32, 0);
+        expect_on_disk(&lower_daemon.text("disk"), 32..96, 1);
     });
 }
 
@@ -201,13 +201,13 @@ fn a_disk_that_disappears_and_reappears_gets_all_data_after_a_restart() {
 fn no_export_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk() {
     let name = "no_export_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_the_disk";
     in_sandbox(name, TIMEOUT, |folder| {
-        let mut place = Place::under(folder);
+        let mut fixture = Fixture::under(folder);
         // The disk executes one request at a time.
-        place.decorate = Some("throttle:latency_us=10000000".to_owned());
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        let device = place.start_block_device(&disk, "16M");
+        fixture.decorate = Some("throttle:latency_us=10000000".to_owned());
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", SIZE);
+        let device = fixture.start_block_device(&disk, "16M");
         let block = |at: u64| {
             let file = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(&device);
             (file.expect("the device"), AlignedBuffer::zeroed(4096), at)
@@ -221,15 +221,15 @@ fn no_export_is_opened_after_a_failed_stop_while_requests_of_the_last_wait_for_t
                 std::thread::spawn(move || file.read_exact_at(&mut bytes, at))
             })
             .collect();
-        until("the reads", || place.cache()["read_miss_bytes"].as_u64() >= Some(8192));
-        let refused = place.run(&["backend-stop", "-b", "0", "--force", "--timeout", "1"]);
+        until("the reads", || fixture.cache()["read_miss_bytes"].as_u64() >= Some(8192));
+        let refused = fixture.run(&["backend-stop", "-b", "0", "--force", "--timeout", "1"]);
         assert_eq!(refused.code, 1, "{}", refused.stdout);
-        let listed = place.json(&["dev-list", "--all"])[0].clone();
+        let listed = fixture.json(&["dev-list", "--all"])[0].clone();
         assert_eq!(listed["alive"], false, "{listed}");
         assert!(listed["error"].to_string().contains("still have requests that wait for"), "{listed}");
         reads
             .into_iter()
             .for_each(|read| drop(read.join().expect("it ends").expect_err("its export is gone")));
-        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
+        until("the device", || fixture.json(&["dev-list"])[0]["alive"] == true);
     });
 }

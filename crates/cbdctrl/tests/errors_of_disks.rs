@@ -1,13 +1,13 @@
-//! A disk that fails at the n-th operation, once or permanently, for every n of a workload: writes are still accepted, reads
-//! return the right data or an error, and finally all data is on the disk.
+//! A disk that fails at the n-th operation, once or permanently, for every n of a workload: writes are still accepted,
+//! reads return the right data or an error, and finally all data is on the disk.
 //!
-//! With `CBD_KILLS`, as in long runs, each operation fails once by every kind of fault. A decorator, from the daemon's hidden
-//! option for tests, injects the faults in front of the real file.
+//! With `CBD_KILLS`, as in long runs, each operation fails once by every kind of fault. A decorator, from the daemon's
+//! hidden option for tests, injects the faults in front of the real file.
 
 mod support;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::{MIB, Place, until};
+use support::{Fixture, MIB, until};
 
 const BLOCK: u64 = 65536;
 const SIZE: u64 = 8 * MIB;
@@ -18,7 +18,7 @@ const OPERATIONS_MAX: u64 = 200;
 
 /// A daemon on a disk of old data, which fails by `rule`, and the expected contents of its device, block by block.
 struct Failing {
-    place: Place,
+    fixture: Fixture,
     disk: String,
     model: Vec<u8>,
     /// Reads that failed.
@@ -27,19 +27,19 @@ struct Failing {
 
 impl Failing {
     fn new(rule: &str) -> Self {
-        let mut place = Place::new();
-        place.decorate = Some(format!("fault:{rule}"));
-        place.start();
-        place.register("32M");
-        std::fs::write(place.path("disk"), vec![OLD; SIZE as usize]).expect("a disk");
-        let disk = place.text("disk");
-        place.start_backend(&disk);
-        Self { place, disk, model: vec![OLD; (SIZE / BLOCK) as usize], errors: 0 }
+        let mut fixture = Fixture::new();
+        fixture.decorate = Some(format!("fault:{rule}"));
+        fixture.start();
+        fixture.register("32M");
+        std::fs::write(fixture.path("disk"), vec![OLD; SIZE as usize]).expect("a disk");
+        let disk = fixture.text("disk");
+        fixture.start_backend(&disk);
+        Self { fixture, disk, model: vec![OLD; (SIZE / BLOCK) as usize], errors: 0 }
     }
 
     /// Reads old data; writes, zeroes and discards in three epochs; and reads ranges that are neither cached nor old.
     fn work(&mut self) {
-        let mut client = self.place.client();
+        let mut client = self.fixture.client();
         let blocks = self.model.len() as u64;
         for epoch in 0..3 {
             self.read(epoch * 7);
@@ -62,7 +62,7 @@ impl Failing {
 
     fn read(&mut self, block: u64) {
         let mut bytes = [0xee; BLOCK as usize];
-        match self.place.client().read(block * BLOCK, &mut bytes) {
+        match self.fixture.client().read(block * BLOCK, &mut bytes) {
             Ok(()) => assert!(bytes == [self.model[block as usize]; BLOCK as usize], "block {block}"),
             Err(error) => {
                 // The error of the disk, or that the disk failed.
@@ -78,7 +78,7 @@ impl Failing {
 
     /// Stops the backend; the plain disk must have all data.
     fn finish(self) {
-        self.place.ok(&["backend-stop", "--backend", "0"]);
+        self.fixture.ok(&["backend-stop", "--backend", "0"]);
         let plain = std::fs::read(&self.disk).expect("the disk");
         for (block, bytes) in plain.chunks_exact(BLOCK as usize).enumerate() {
             assert!(bytes.iter().all(|byte| *byte == self.model[block]), "block {block} of the plain disk");
@@ -86,14 +86,14 @@ impl Failing {
     }
 }
 
-/// Runs the workload while operation `n` of the disk and all later ones fail, until the daemon is restarted. Returns whether an
-/// operation failed.
+/// Runs the workload while operation `n` of the disk and all later ones fail, until the daemon is restarted. Returns
+/// whether an operation failed.
 fn fail_for_good(n: u64) -> bool {
     let error = if n.is_multiple_of(2) { "backing" } else { "no_space" };
     let mut failing = Failing::new(&format!("after={n},error={error}"));
     failing.work();
-    let drained = failing.place.run(&["drain", "--backend", "0", "--timeout", "1"]);
-    let cache = failing.place.cache();
+    let drained = failing.fixture.run(&["drain", "--backend", "0", "--timeout", "1"]);
+    let cache = failing.fixture.cache();
     if drained.code == 0 {
         assert_eq!(cache["dirty_bytes"], 0, "{cache}");
     } else {
@@ -101,14 +101,14 @@ fn fail_for_good(n: u64) -> bool {
     }
     let failed = drained.code != 0 || failing.errors > 0;
     failing.read_all();
-    failing.place.kill();
-    failing.place.decorate = None;
-    failing.place.start();
-    let backend = failing.place.json(&["backend-list"])[0].clone();
+    failing.fixture.kill();
+    failing.fixture.decorate = None;
+    failing.fixture.start();
+    let backend = failing.fixture.json(&["backend-list"])[0].clone();
     assert_eq!(backend["blkdevs"][0]["alive"], true, "{backend}");
     failing.errors = 0;
     failing.read_all();
-    assert_eq!(failing.errors, 0, "the disk is well again");
+    assert_eq!(failing.errors, 0, "the disk works again");
     failing.finish();
     failed
 }
@@ -117,13 +117,13 @@ fn fail_for_good(n: u64) -> bool {
 fn fail_once(n: u64, how: &str) {
     let mut failing = Failing::new(&format!("after={n},times=1,how={how}"));
     failing.work();
-    failing.place.ok(&["drain", "--backend", "0"]);
+    failing.fixture.ok(&["drain", "--backend", "0"]);
     failing.read_all();
     assert!(failing.errors <= 1, "one operation failed, and {} reads", failing.errors);
     failing.errors = 0;
     failing.read_all();
     assert_eq!(failing.errors, 0);
-    assert!(failing.place.cache()["last_error"].is_null());
+    assert!(failing.fixture.cache()["last_error"].is_null());
     failing.finish();
 }
 
@@ -153,13 +153,13 @@ fn a_disk_that_fails_at_any_operation_for_good_or_once_loses_nothing() {
     let operations = for_every_n(fail_for_good);
     println!("the workload has {operations} operations of the disk");
     assert!((15..OPERATIONS_MAX).contains(&operations), "{operations}");
-    let ways = ["fail", "fail_after", "partial"];
+    let faults = ["fail", "fail_after", "partial"];
     // Each operation fails by one of the three kinds of fault; in long runs by each of them.
-    let rounds = if std::env::var("CBD_KILLS").is_ok() { ways.len() as u64 } else { 1 };
+    let rounds = if std::env::var("CBD_KILLS").is_ok() { faults.len() as u64 } else { 1 };
     for round in 0..rounds {
         for_every_n(|n| {
             if n < operations {
-                fail_once(n, ways[((n + round) % ways.len() as u64) as usize]);
+                fail_once(n, faults[((n + round) % faults.len() as u64) as usize]);
             }
             n < operations
         });
@@ -170,10 +170,10 @@ fn a_disk_that_fails_at_any_operation_for_good_or_once_loses_nothing() {
 fn writes_since_the_last_successful_flush_are_repeated_when_a_flush_fails() {
     let failing = Failing::new("op=flush,times=1,how=fail_after");
     let data = [7; BLOCK as usize];
-    let mut client = failing.place.client();
+    let mut client = failing.fixture.client();
     (0..16).for_each(|block| client.write(block * BLOCK, &data, false).expect("written"));
-    failing.place.ok(&["drain", "--backend", "0"]);
-    let written = failing.place.cache()["written_back_bytes"].as_u64();
+    failing.fixture.ok(&["drain", "--backend", "0"]);
+    let written = failing.fixture.cache()["written_back_bytes"].as_u64();
     assert_eq!(written, Some(2 * 16 * BLOCK), "all of it twice");
-    until("no error", || failing.place.cache()["last_error"].is_null());
+    until("no error", || failing.fixture.cache()["last_error"].is_null());
 }

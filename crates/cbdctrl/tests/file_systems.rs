@@ -9,7 +9,7 @@ mod support;
 use std::path::Path;
 use std::time::Duration;
 use support::sandbox::{Mounted, in_sandbox};
-use support::{MIB, Place, text_of, tool};
+use support::{Fixture, MIB, text_of, tool};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -42,12 +42,12 @@ fn fio(mounted: &Mounted, arguments: &[&str]) {
 /// Tests a file system that `make` creates and `check` verifies, both with the device as their last argument.
 fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
     let on = |command: &[&str], device: &str| tool(command[0], &[&command[1..], &[device]].concat());
-    let mut place = Place::under(folder);
-    place.start();
-    place.register("128M");
-    let disk = place.disk("disk", size);
+    let mut fixture = Fixture::under(folder);
+    fixture.start();
+    fixture.register("128M");
+    let disk = fixture.disk("disk", size);
     // Much smaller than the written data, so that writeback and reclaim run continuously.
-    let device = place.start_block_device(&disk, "32M");
+    let device = fixture.start_block_device(&disk, "32M");
     on(make, &device);
     let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
     fio(&mounted, &["--rw=randwrite", "--bs=4k", "--io_size=24M", "--fsync=256"]);
@@ -70,9 +70,9 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
     let mounted = Mounted::new(&device, &folder.join("mnt"), "ro");
     assert_eq!(summary(&mounted), before, "read through the cache");
     mounted.unmount();
-    place.ok(&["dev-stop", "--dev", "0"]);
-    place.ok(&["backend-stop", "--backend", "0"]);
-    place.terminate();
+    fixture.ok(&["dev-stop", "--dev", "0"]);
+    fixture.ok(&["backend-stop", "--backend", "0"]);
+    fixture.terminate();
     on(check, &disk);
     let mounted = Mounted::new(&disk, &folder.join("plain"), "loop,ro");
     assert_eq!(summary(&mounted), before, "read from the plain disk");

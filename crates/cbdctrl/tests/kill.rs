@@ -1,8 +1,8 @@
 //! The daemon is killed at random moments under a load that logs its writes; no acknowledged write may be lost.
 //!
-//! Invariants: the log of writes is in this process, not in the daemon. The device is divided into cells, and each cell belongs to
-//! one connection. In a cell at most two requests are in flight, and two overlap: an acknowledged one must be there, any other
-//! may be there, each completely or not at all.
+//! Invariants: the log of writes is in this process, not in the daemon. The device is divided into cells, and each cell
+//! belongs to one connection. In a cell at most two requests are in flight, and two overlap: an acknowledged one must
+//! be there, any other may be there, each completely or not at all.
 //!
 //! `CBD_KILLS` sets the number of kills (50), `CBD_SEED` the seed of the random choices.
 
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use support::pattern::{Random, SECTOR, fill, seed, version_of};
-use support::{MIB, Place};
+use support::{Fixture, MIB};
 
 /// Bytes of a cell: no request is larger than the atomic unit of the small cache, none crosses a chunk.
 const CELL: u64 = 256 << 10;
@@ -93,7 +93,7 @@ impl Cell {
     }
 
     /// Compares the contents with the permitted states, and records them as the present state.
-    fn settle(&mut self, bytes: &[u8]) -> Result<(), String> {
+    fn compare(&mut self, bytes: &[u8]) -> Result<(), String> {
         let first = self.number * SECTORS;
         let mut found = Vec::with_capacity(self.sectors.len());
         for (index, sector) in bytes.chunks_exact(SECTOR).enumerate() {
@@ -174,7 +174,7 @@ impl Writer<'_> {
             if !self.cells[cell].changes.is_empty() || self.random.percent(10) {
                 let (offset, length) = (self.cells[cell].offset(), self.cells[cell].length());
                 let cookie = self.client.submit(Command::Read { offset, length })?;
-                self.note(cookie, cell, Sent::Read { cell });
+                self.record_sent(cookie, cell, Sent::Read { cell });
             } else if self.random.percent(3) {
                 let cookie = self.client.submit(Command::Flush)?;
                 self.sent.insert(cookie, Sent::Flush);
@@ -202,7 +202,7 @@ impl Writer<'_> {
             }
             Sent::Read { cell } => {
                 self.answered(cell);
-                self.cells[cell].settle(&completed.data).unwrap_or_else(|text| panic!("read: {text}"));
+                self.cells[cell].compare(&completed.data).unwrap_or_else(|text| panic!("read: {text}"));
             }
         }
         self.client.recycle(completed.data);
@@ -243,11 +243,11 @@ impl Writer<'_> {
             }
         };
         let cookie = self.client.submit(command)?;
-        self.note(cookie, cell, Sent::Change { cell, change });
+        self.record_sent(cookie, cell, Sent::Change { cell, change });
         Ok(())
     }
 
-    fn note(&mut self, cookie: u64, cell: usize, sent: Sent) {
+    fn record_sent(&mut self, cookie: u64, cell: usize, sent: Sent) {
         self.sent.insert(cookie, sent);
         *self.busy.entry(cell).or_default() += 1;
     }
@@ -267,7 +267,7 @@ fn check(load: &Load, client: &mut Client) {
         for cell in cells.lock().expect("no writer panicked").iter_mut() {
             let mut bytes = vec![0; cell.length() as usize];
             client.read(cell.offset(), &mut bytes).expect("every byte can be read");
-            cell.settle(&bytes).unwrap_or_else(|text| panic!("after the kill: {text}"));
+            cell.compare(&bytes).unwrap_or_else(|text| panic!("after the kill: {text}"));
         }
     }
 }
@@ -282,12 +282,12 @@ struct Moment {
 }
 
 /// Loads the device for `milliseconds` and kills the daemon.
-fn load_and_kill(place: &mut Place, load: &Arc<Load>, random: &mut Random, milliseconds: u64) -> Moment {
+fn load_and_kill(fixture: &mut Fixture, load: &Arc<Load>, random: &mut Random, milliseconds: u64) -> Moment {
     load.killing.store(false, Ordering::Relaxed);
     let (sender, ends) = mpsc::channel();
     let writers: Vec<_> = (0..CONNECTIONS)
         .map(|number| {
-            let (load, client, sender) = (Arc::clone(load), place.client(), sender.clone());
+            let (load, client, sender) = (Arc::clone(load), fixture.client(), sender.clone());
             let seed = random.number();
             std::thread::spawn(move || {
                 let _ = sender.send(write_until_killed(&load, number, client, seed));
@@ -295,12 +295,12 @@ fn load_and_kill(place: &mut Place, load: &Arc<Load>, random: &mut Random, milli
         })
         .collect();
     std::thread::sleep(Duration::from_millis(milliseconds));
-    let cache = place.cache();
+    let cache = fixture.cache();
     let number = |name: &str| cache[name].as_u64().expect("a number");
     let before = number("written_back_bytes");
-    let now = place.cache();
+    let now = fixture.cache();
     load.killing.store(true, Ordering::Relaxed);
-    place.kill();
+    fixture.kill();
     drop(sender);
     let mut unanswered = 0;
     for _ in &writers {
@@ -322,33 +322,33 @@ fn load_and_kill(place: &mut Place, load: &Arc<Load>, random: &mut Random, milli
 }
 
 /// The disk as it was before, with old data everywhere.
-fn old_disk(place: &Place) -> String {
+fn old_disk(fixture: &Fixture) -> String {
     let mut bytes = vec![0; SIZE as usize];
     for (number, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
         fill(sector, number as u64, OLD);
     }
-    std::fs::write(place.path("disk"), bytes).expect("a disk");
-    place.text("disk")
+    std::fs::write(fixture.path("disk"), bytes).expect("a disk");
+    fixture.text("disk")
 }
 
 #[test]
 fn acknowledged_writes_are_complete_after_every_kill() {
     let kills = std::env::var("CBD_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(50_u64);
     let mut random = Random(seed());
-    let mut place = Place::new();
+    let mut fixture = Fixture::new();
     // Slower than the clients, so that the cache is full and reclaim runs continuously.
-    place.decorate = Some("throttle:ssd,mib_per_s=250".to_owned());
-    place.start();
-    place.register("64M");
-    let disk = old_disk(&place);
-    place.start_backend(&disk);
+    fixture.decorate = Some("throttle:ssd,mib_per_s=250".to_owned());
+    fixture.start();
+    fixture.register("64M");
+    let disk = old_disk(&fixture);
+    fixture.start_backend(&disk);
     let load = Arc::new(idle_load());
     let (mut working, mut full) = (0, 0);
     for round in 0..kills {
         let mode = ["strict", "checkpoint", "none"][round as usize % 3];
-        place.ok(&["set", "--backend", "0", &format!("consistency={mode}")]);
+        fixture.ok(&["set", "--backend", "0", &format!("consistency={mode}")]);
         let milliseconds = 20 + random.below(400);
-        let moment = load_and_kill(&mut place, &load, &mut random, milliseconds);
+        let moment = load_and_kill(&mut fixture, &load, &mut random, milliseconds);
         println!("kill {round} ({mode}): {moment:?}");
         assert!(moment.unanswered > 0, "no request was in flight at kill {round}");
         assert!(moment.dirty_bytes > 0, "nothing was dirty at kill {round}");
@@ -356,13 +356,13 @@ fn acknowledged_writes_are_complete_after_every_kill() {
         full += u64::from(moment.free_segments <= 2);
         if random.percent(25) {
             // Also during the restart.
-            place.start_without_waiting();
+            fixture.start_without_waiting();
             std::thread::sleep(Duration::from_millis(random.below(60)));
-            place.kill();
+            fixture.kill();
         }
-        place.start();
-        check(&load, &mut place.client());
-        let cache = place.cache();
+        fixture.start();
+        check(&load, &mut fixture.client());
+        let cache = fixture.cache();
         assert_eq!(cache["damage_found"], 0, "a kill is no damage: {cache}");
     }
     let acknowledged = load.acknowledged.load(Ordering::Relaxed);
@@ -370,7 +370,7 @@ fn acknowledged_writes_are_complete_after_every_kill() {
         "{kills} kills, {working} while writeback ran, {full} with a full cache, {acknowledged} changes acknowledged"
     );
     assert!(kills < 10 || (working >= kills / 4 && full >= kills / 4), "the load was too light");
-    place.ok(&["backend-stop", "--backend", "0"]);
+    fixture.ok(&["backend-stop", "--backend", "0"]);
     check_plain(&load, &disk);
 }
 
@@ -395,7 +395,7 @@ fn bytes_of(sectors: &[(usize, u64)]) -> Vec<u8> {
 fn the_log_allows_whole_changes_in_any_order() {
     for found in [[(8, 2), (4, OLD)], [(4, 2), (8, 3)], [(8, 2), (4, 3)]] {
         let bytes = bytes_of(&[found[0], found[1], (500, OLD)]);
-        assert_eq!(cell_with_changes().settle(&bytes), Ok(()), "{found:?}");
+        assert_eq!(cell_with_changes().compare(&bytes), Ok(()), "{found:?}");
     }
 }
 
@@ -405,11 +405,11 @@ fn the_log_detects_missing_torn_and_foreign_data() {
     for found in [[(8, OLD), (4, OLD)], [(8, 2), (2, 3)], [(6, 2), (6, 3)], [(8, 2), (4, 9)]] {
         let rest = 512 - found[0].0 - found[1].0;
         let bytes = bytes_of(&[found[0], found[1], (rest, OLD)]);
-        assert!(cell_with_changes().settle(&bytes).is_err(), "{found:?}");
+        assert!(cell_with_changes().compare(&bytes).is_err(), "{found:?}");
     }
     let mut bytes = bytes_of(&[(8, 2), (504, OLD)]);
     bytes[3000] ^= 1;
-    assert!(cell_with_changes().settle(&bytes).is_err(), "a flipped bit");
+    assert!(cell_with_changes().compare(&bytes).is_err(), "a flipped bit");
 }
 
 /// The logs of a load over a whole device, without connections.
@@ -433,7 +433,7 @@ fn check_plain(load: &Load, disk: &str) {
         for cell in cells.lock().expect("no writer panicked").iter_mut() {
             let mut bytes = vec![0; cell.length() as usize];
             plain.read_exact_at(&mut bytes, cell.offset()).expect("the disk has its size");
-            cell.settle(&bytes).unwrap_or_else(|text| panic!("on the plain disk: {text}"));
+            cell.compare(&bytes).unwrap_or_else(|text| panic!("on the plain disk: {text}"));
         }
     }
     assert_eq!(plain.metadata().expect("the disk").len(), SIZE);
@@ -442,17 +442,17 @@ fn check_plain(load: &Load, disk: &str) {
 #[test]
 fn a_kill_in_the_middle_of_a_stop_loses_nothing() {
     let mut random = Random(seed());
-    let mut place = Place::new();
+    let mut fixture = Fixture::new();
     // 12 MiB are drained in about 100 ms.
-    place.decorate = Some("throttle:ssd,mib_per_s=120".to_owned());
-    place.start();
-    place.register("64M");
-    let disk = old_disk(&place);
-    place.start_backend(&disk);
+    fixture.decorate = Some("throttle:ssd,mib_per_s=120".to_owned());
+    fixture.start();
+    fixture.register("64M");
+    let disk = old_disk(&fixture);
+    fixture.start_backend(&disk);
     let load = idle_load();
     let (mut there, mut without_device, mut gone) = (0, 0, 0);
     for round in 0..12 {
-        let mut client = place.client();
+        let mut client = fixture.client();
         for cells in &load.cells {
             for cell in cells.lock().expect("no writer panicked").iter_mut().step_by(3) {
                 let version = load.next_version.fetch_add(1, Ordering::Relaxed);
@@ -466,45 +466,45 @@ fn a_kill_in_the_middle_of_a_stop_loses_nothing() {
         }
         drop(client);
         let mut stop = std::process::Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
-        stop.args(["backend-stop", "--backend", "0"]).env("CBD_SOCKET", place.socket());
+        stop.args(["backend-stop", "--backend", "0"]).env("CBD_SOCKET", fixture.socket());
         stop.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let mut stop = stop.spawn().expect("a stop");
         // Every third stop reaches its last steps, which begin when the export has closed.
         if round % 3 == 2 {
             let end = std::time::Instant::now() + Duration::from_secs(20);
-            while place.path("nbd.sock").exists() && std::time::Instant::now() < end {
+            while fixture.path("nbd.sock").exists() && std::time::Instant::now() < end {
                 std::thread::yield_now();
             }
             std::thread::sleep(Duration::from_micros(random.below(2000)));
         } else {
             std::thread::sleep(Duration::from_millis(random.below(60)));
         }
-        place.kill();
+        fixture.kill();
         support::wait(&mut stop, Duration::from_secs(20)).expect("the stop sees the end of the daemon");
-        place.start();
-        if place.json(&["backend-list"])[0].is_object() {
+        fixture.start();
+        if fixture.json(&["backend-list"])[0].is_object() {
             there += 1;
             // The block devices are closed first.
-            if place.json(&["dev-list"]) == serde_json::json!([]) {
+            if fixture.json(&["dev-list"]) == serde_json::json!([]) {
                 without_device += 1;
-                place.ok(&["dev-start", "--backend", "0", "--export", &place.nbd()]);
+                fixture.ok(&["dev-start", "--backend", "0", "--export", &fixture.nbd()]);
             }
-            check(&load, &mut place.client());
+            check(&load, &mut fixture.client());
         } else {
             gone += 1;
             check_plain(&load, &disk);
-            assert_eq!(place.json(&["dev-list"]), serde_json::json!([]));
-            place.start_backend(&disk);
+            assert_eq!(fixture.json(&["dev-list"]), serde_json::json!([]));
+            fixture.start_backend(&disk);
         }
-        let cache = place.cache();
+        let cache = fixture.cache();
         assert_eq!(cache["damage_found"], 0, "a kill is no damage: {cache}");
     }
     println!(
         "the backend was there {there} times, {without_device} without its device, and gone {gone} times"
     );
     assert!(there > 0, "no stop was hit in its middle");
-    place.ok(&["backend-stop", "--backend", "0"]);
+    fixture.ok(&["backend-stop", "--backend", "0"]);
     check_plain(&load, &disk);
     // All of its space is free again.
-    assert_eq!(place.json(&["tp-list"])[0]["free_segments"], place.json(&["tp-list"])[0]["segment_num"]);
+    assert_eq!(fixture.json(&["tp-list"])[0]["free_segments"], fixture.json(&["tp-list"])[0]["segment_num"]);
 }

@@ -1,12 +1,13 @@
 //! The daemon is killed, and stopped for a while, under fio, which writes through NBD and through a block device.
 //!
-//! The proof: fio logs each request that succeeded (its latency log, one line per request, with offset and length), and fio is
-//! not killed, so the log is complete. A round's pass over a device writes no byte twice, and each 16 bytes that it writes have
-//! the round and the offset of the request. So after a kill each logged request must be there, complete and of this round; of
-//! the others at most as many may be there as fio keeps in flight; all other blocks are unchanged.
+//! The proof: fio logs each request that succeeded (its latency log, one line per request, with offset and length), and
+//! fio is not killed, so the log is complete. A round's pass over a device writes no byte twice, and each 16 bytes that
+//! it writes have the round and the offset of the request. So after a kill each logged request must be there, complete
+//! and of this round; of the others at most as many may be there as fio keeps in flight; all other blocks are
+//! unchanged.
 //!
-//! The NBD client of fio 3.33 sometimes waits forever on a connection that has ended. The test then kills it, without a log: such
-//! a pass proves only that no earlier one lost data and that no block is torn. The test permits few of them.
+//! The NBD client of fio 3.33 sometimes waits forever on a connection that has ended. The test then kills it, without a
+//! log: such a pass proves only that no earlier one lost data and that no block is torn. The test permits few of them.
 //!
 //! `CBD_KILLS` sets the number of kills (20), `CBD_SEED` the seed of the random choices.
 
@@ -22,7 +23,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::pattern::{Random, seed};
 use support::sandbox::in_sandbox;
-use support::{MIB, Place, text_of, until, wait};
+use support::{Fixture, MIB, text_of, until, wait};
 
 const BLOCK: usize = 4096;
 /// Large compared with the cache, so that writeback and reclaim run continuously.
@@ -30,7 +31,7 @@ const SIZE: u64 = 64 * MIB;
 /// Requests that fio keeps in flight on each device.
 const DEPTH: usize = 8;
 /// Timeout for fio to end after its device has ended.
-const FIO_ENDS: Duration = Duration::from_secs(10);
+const FIO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for a daemon to serve again after a kill.
 const START_MAX: Duration = Duration::from_secs(10);
 
@@ -65,51 +66,52 @@ impl Device {
         Self { name, export, blocks: vec![(0, 0); SIZE as usize / BLOCK], has_log: true }
     }
 
-    fn fio(&self, place: &Place) -> Command {
+    fn fio(&self, fixture: &Fixture) -> Command {
         let mut command = Command::new("fio");
         // Threads: a job that is a process of its own would outlive a fio that has to be killed.
         command.args(["--name=load", "--thread", "--output-format=terse", "--verify_state_save=0"]);
         command.arg(format!("--size={SIZE}")).arg(format!("--iodepth={DEPTH}"));
         match &self.export {
-            Export::Nbd => command.args(["--ioengine=nbd", &format!("--uri={}", place.uri())]),
+            Export::Nbd => command.args(["--ioengine=nbd", &format!("--uri={}", fixture.uri())]),
             Export::Block(path) => {
                 command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={path}")])
             }
         };
         command
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .current_dir(place.path("dev").parent().expect("a parent"));
+            .current_dir(fixture.path("dev").parent().expect("a parent"));
         support::child::dies_with_the_test(&mut command);
-        let said = File::options().create(true).append(true).open(self.said(place)).expect("a file");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        let error_file =
+            File::options().create(true).append(true).open(self.error_file(fixture)).expect("a file");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(error_file);
         command
     }
 
     /// Starts a pass in which every 16 bytes are the round and the offset of the request.
-    fn load(&self, place: &Place, round: u64, seed: u64) -> Child {
-        let mut command = self.fio(place);
+    fn load(&self, fixture: &Fixture, round: u64, seed: u64) -> Child {
+        let mut command = self.fio(fixture);
         command.args(["--rw=randwrite", "--bsrange=4k-64k", "--verify=pattern", "--do_verify=0"]);
         command.arg(format!("--verify_pattern=\"R{round:07}\"%o")).arg(format!("--randseed={}", seed >> 1));
-        command.arg(format!("--write_lat_log={}", text_of(&self.log(place)))).arg("--log_offset=1");
+        command.arg(format!("--write_lat_log={}", text_of(&self.log(fixture)))).arg("--log_offset=1");
         command.args(["--disable_clat=1", "--disable_slat=1"]);
         command.spawn().expect("fio")
     }
 
-    fn log(&self, place: &Place) -> PathBuf {
-        place.path(self.name)
+    fn log(&self, fixture: &Fixture) -> PathBuf {
+        fixture.path(self.name)
     }
 
     /// Fio's standard error.
-    fn said(&self, place: &Place) -> PathBuf {
-        place.path(&format!("{}.said", self.name))
+    fn error_file(&self, fixture: &Fixture) -> PathBuf {
+        fixture.path(&format!("{}.said", self.name))
     }
 
     /// Takes the requests of the pass that succeeded, and removes their log.
-    fn answered(&self, place: &Place) -> Vec<Answered> {
-        let path = PathBuf::from(format!("{}_lat.1.log", text_of(&self.log(place))));
+    fn answered(&self, fixture: &Fixture) -> Vec<Answered> {
+        let path = PathBuf::from(format!("{}_lat.1.log", text_of(&self.log(fixture))));
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
-            let said = std::fs::read_to_string(self.said(place)).unwrap_or_default();
-            panic!("fio left no log {}: {error}; it said: {said}", path.display())
+            let error_file = std::fs::read_to_string(self.error_file(fixture)).unwrap_or_default();
+            panic!("fio left no log {}: {error}; it said: {error_file}", path.display())
         });
         std::fs::remove_file(&path).expect("its own log");
         text.lines()
@@ -124,9 +126,9 @@ impl Device {
             .collect()
     }
 
-    fn reader(&self, place: &Place) -> Reader {
+    fn reader(&self, fixture: &Fixture) -> Reader {
         match &self.export {
-            Export::Nbd => Reader::Nbd(Box::new(place.client())),
+            Export::Nbd => Reader::Nbd(Box::new(fixture.client())),
             Export::Block(path) => {
                 let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path);
                 Reader::File(file.expect("the device"))
@@ -135,17 +137,17 @@ impl Device {
     }
 
     /// Reads and checks every block; returns the number of requests that had succeeded.
-    fn check(&mut self, place: &Place, round: u64) -> usize {
-        let answered = if self.has_log { self.answered(place) } else { Vec::new() };
+    fn check(&mut self, fixture: &Fixture, round: u64) -> usize {
+        let answered = if self.has_log { self.answered(fixture) } else { Vec::new() };
         assert!(!self.has_log || answered.len() > 10, "{}, round {round}: the load was too light", self.name);
-        let found = self.reader(place).origins(self.name);
-        self.settle(round, &answered, found)
+        let found = self.reader(fixture).origins(self.name);
+        self.compare(round, &answered, found)
             .unwrap_or_else(|text| panic!("{}, round {round}: {text}", self.name));
         answered.len()
     }
 
     /// Compares every block with its permitted contents after `round`, and records the contents.
-    fn settle(&mut self, round: u64, answered: &[Answered], found: Vec<Origin>) -> Result<(), String> {
+    fn compare(&mut self, round: u64, answered: &[Answered], found: Vec<Origin>) -> Result<(), String> {
         let mut wanted = self.blocks.clone();
         for request in answered {
             let blocks = [request.offset, request.offset + request.length].map(|at| at as usize / BLOCK);
@@ -223,37 +225,37 @@ fn origin(block: &[u8]) -> Option<Origin> {
 }
 
 /// A daemon with a device behind NBD and one that is a kernel block device, over disks that are slower than the load.
-fn place_with_both(folder: &Path) -> (Place, Vec<Device>, Vec<String>) {
-    let mut place = Place::under(folder);
-    place.decorate = Some("throttle:ssd,mib_per_s=120,flush_us=1000".to_owned());
-    place.start();
-    place.register("64M");
-    let disks = vec![place.disk("disk", SIZE), place.disk("second", SIZE)];
-    place.start_backend(&disks[0]);
+fn fixture_with_both(folder: &Path) -> (Fixture, Vec<Device>, Vec<String>) {
+    let mut fixture = Fixture::under(folder);
+    fixture.decorate = Some("throttle:ssd,mib_per_s=120,flush_us=1000".to_owned());
+    fixture.start();
+    fixture.register("64M");
+    let disks = vec![fixture.disk("disk", SIZE), fixture.disk("second", SIZE)];
+    fixture.start_backend(&disks[0]);
     let printed =
-        place.ok(&["backend-start", "-p", &disks[1], "-c", "16M", "--start-dev", "--export", "fuse-loop"]);
+        fixture.ok(&["backend-start", "-p", &disks[1], "-c", "16M", "--start-dev", "--export", "fuse-loop"]);
     let device = printed.trim().to_owned();
-    (place, vec![Device::new("nbd", Export::Nbd), Device::new("block", Export::Block(device))], disks)
+    (fixture, vec![Device::new("nbd", Export::Nbd), Device::new("block", Export::Block(device))], disks)
 }
 
 /// The kernel functions in which the threads of a process wait.
-fn where_it_waits(process: &Child) -> String {
+fn kernel_stack(process: &Child) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).into_iter().flatten().flatten();
     let stack = |task: &Path| std::fs::read_to_string(task.join("stack")).unwrap_or_default();
     tasks.map(|task| format!("\n{}:\n{}", task.path().display(), stack(&task.path()))).collect()
 }
 
 /// A number of the status, for each of both caches.
-fn of_both(place: &Place, name: &str) -> [u64; 2] {
-    let status = place.json(&["status", "--json"]);
+fn of_both(fixture: &Fixture, name: &str) -> [u64; 2] {
+    let status = fixture.json(&["status", "--json"]);
     [0, 1].map(|backend| {
         status["transports"][0]["backends"][backend]["cache"][name].as_u64().expect("a number")
     })
 }
 
 /// Waits until fio has begun to write on both devices.
-fn until_written(place: &Place) {
-    until("the load", || of_both(place, "written_bytes").iter().all(|written| *written > MIB));
+fn until_written(fixture: &Fixture) {
+    until("the load", || of_both(fixture, "written_bytes").iter().all(|written| *written > MIB));
 }
 
 #[test]
@@ -262,28 +264,28 @@ fn requests_that_fio_saw_complete_are_there_after_every_kill() {
     let timeout = Duration::from_secs(60 + 8 * kills);
     in_sandbox("requests_that_fio_saw_complete_are_there_after_every_kill", timeout, |folder| {
         let mut random = Random(seed());
-        let (mut place, mut devices, disks) = place_with_both(folder);
+        let (mut fixture, mut devices, disks) = fixture_with_both(folder);
         let (mut acknowledged, mut dirty, mut interrupted, mut slowest) = (0, 0, 0, Duration::ZERO);
         let mut without_log = 0;
         for round in 1..=kills {
             let mode = ["strict", "checkpoint", "none"][round as usize % 3];
             for backend in ["0", "1"] {
-                place.ok(&["set", "--backend", backend, &format!("consistency={mode}")]);
+                fixture.ok(&["set", "--backend", backend, &format!("consistency={mode}")]);
             }
             let loads: Vec<Child> =
-                devices.iter().map(|device| device.load(&place, round, random.number())).collect();
-            until_written(&place);
+                devices.iter().map(|device| device.load(&fixture, round, random.number())).collect();
+            until_written(&fixture);
             std::thread::sleep(Duration::from_millis(random.below(300)));
-            dirty += u64::from(of_both(&place, "dirty_bytes").iter().all(|dirty| *dirty > 0));
+            dirty += u64::from(of_both(&fixture, "dirty_bytes").iter().all(|dirty| *dirty > 0));
             if round % 5 == 0 {
                 // Killed while it is stopped.
-                place.pause();
+                fixture.pause();
                 std::thread::sleep(Duration::from_millis(random.below(400)));
             }
-            place.kill();
+            fixture.kill();
             for (mut load, device) in loads.into_iter().zip(&mut devices) {
-                let Some(ended) = wait(&mut load, FIO_ENDS) else {
-                    println!("{}, round {round}: fio does not end: {}", device.name, where_it_waits(&load));
+                let Some(ended) = wait(&mut load, FIO_TIMEOUT) else {
+                    println!("{}, round {round}: fio does not end: {}", device.name, kernel_stack(&load));
                     load.kill().and_then(|()| load.wait()).expect("it is ours");
                     device.has_log = false;
                     without_log += 1;
@@ -292,13 +294,13 @@ fn requests_that_fio_saw_complete_are_there_after_every_kill() {
                 interrupted += usize::from(!ended.success());
             }
             let began = Instant::now();
-            place.start();
+            fixture.start();
             slowest = slowest.max(began.elapsed());
-            let place = &place;
+            let fixture = &fixture;
             acknowledged += std::thread::scope(|scope| {
                 let checks: Vec<_> = devices
                     .iter_mut()
-                    .map(|device| scope.spawn(move || device.check(place, round)))
+                    .map(|device| scope.spawn(move || device.check(fixture, round)))
                     .collect();
                 checks.into_iter().map(|check| check.join().expect("the check")).sum::<usize>()
             });
@@ -312,7 +314,7 @@ fn requests_that_fio_saw_complete_are_there_after_every_kill() {
         assert!(interrupted as u64 + without_log >= kills, "the passes were too short");
         assert!(without_log <= 1 + kills / 10, "of too many passes it is not known what was answered");
         for (backend, (device, disk)) in devices.iter().zip(&disks).enumerate() {
-            place.ok(&["backend-stop", "--backend", &backend.to_string()]);
+            fixture.ok(&["backend-stop", "--backend", &backend.to_string()]);
             device.check_plain(disk);
         }
     });
@@ -322,34 +324,34 @@ fn requests_that_fio_saw_complete_are_there_after_every_kill() {
 fn a_daemon_that_is_stopped_for_seconds_continues_and_fio_verifies_all_data() {
     let name = "a_daemon_that_is_stopped_for_seconds_continues_and_fio_verifies_all_data";
     in_sandbox(name, Duration::from_secs(120), |folder| {
-        let (place, devices, _) = place_with_both(folder);
+        let (fixture, devices, _) = fixture_with_both(folder);
         let mut loads: Vec<Child> = devices
             .iter()
             .map(|device| {
-                let mut command = device.fio(&place);
+                let mut command = device.fio(&fixture);
                 // Fio's own verification: it reads and compares all its writes after the pass.
                 command.args(["--rw=randwrite", "--bsrange=4k-64k", "--verify=crc32c", "--verify_fatal=1"]);
                 command.spawn().expect("fio")
             })
             .collect();
-        let mut hit = 0;
+        let mut stopped_in_time = 0;
         for stopped_s in [3, 1, 2] {
-            until_written(&place);
+            until_written(&fixture);
             std::thread::sleep(Duration::from_millis(30));
-            place.pause();
+            fixture.pause();
             for load in &mut loads {
-                hit += usize::from(load.try_wait().expect("it is ours").is_none());
+                stopped_in_time += usize::from(load.try_wait().expect("it is ours").is_none());
             }
             std::thread::sleep(Duration::from_secs(stopped_s));
-            place.resume();
+            fixture.resume();
         }
-        assert!(hit >= 2, "fio was done before the daemon was stopped");
+        assert!(stopped_in_time >= 2, "fio was done before the daemon was stopped");
         for mut load in loads {
             let ended = wait(&mut load, Duration::from_secs(60)).expect("fio ends");
             assert!(ended.success(), "fio found an error: {ended}");
         }
         for backend in ["0", "1"] {
-            place.ok(&["backend-stop", "--backend", backend]);
+            fixture.ok(&["backend-stop", "--backend", backend]);
         }
     });
 }
@@ -376,7 +378,7 @@ fn the_check_detects_missing_stale_and_surplus_blocks() {
         let mut found = device.blocks.clone();
         found[2..4].fill((4, 8192));
         change(&mut found);
-        device.settle(4, &answered, found)
+        device.compare(4, &answered, found)
     };
     assert_eq!(after(&|_| ()), Ok(()));
     assert_eq!(after(&|found| found[9] = (4, 36864)), Ok(()), "one that was in flight");

@@ -1,6 +1,7 @@
 //! The daemon is killed under a mounted ext4, with the region kept or discarded.
 //!
-//! Invariants: the log of acknowledged writes is in this process. A write with O_DSYNC that has returned is acknowledged.
+//! Invariants: the log of acknowledged writes is in this process. A write with O_DSYNC that has returned is
+//! acknowledged.
 
 mod support;
 
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::pattern::{Random, SECTOR, fill, seed, version_of};
 use support::sandbox::{Mounted, in_sandbox};
-use support::{MIB, Place, text_of, tool, try_tool};
+use support::{Fixture, MIB, text_of, tool, try_tool};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
@@ -35,7 +36,7 @@ struct Log {
 
 impl Log {
     /// Removes a write that was not acknowledged, or counts it as acknowledged, as found on the disk.
-    fn settle(&mut self, last_is_there: bool) {
+    fn compare(&mut self, last_is_there: bool) {
         if !last_is_there {
             self.writes.truncate(self.acknowledged);
             self.began.truncate(self.acknowledged);
@@ -101,7 +102,7 @@ fn write_until_failure(file: &File, log: &mut Log, mut random: Random, killing: 
 }
 
 /// Writes with O_DSYNC for a while, then kills the daemon; returns the logs, which begin with `logs`.
-fn write_and_kill(place: &mut Place, mounted: &Mounted, logs: Vec<Log>, random: &mut Random) -> Vec<Log> {
+fn write_and_kill(fixture: &mut Fixture, mounted: &Mounted, logs: Vec<Log>, random: &mut Random) -> Vec<Log> {
     let killing = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = logs
         .into_iter()
@@ -117,54 +118,54 @@ fn write_and_kill(place: &mut Place, mounted: &Mounted, logs: Vec<Log>, random: 
         })
         .collect();
     std::thread::sleep(Duration::from_millis(400 + random.below(800)));
-    let dirty = place.cache()["dirty_bytes"].as_u64();
+    let dirty = fixture.cache()["dirty_bytes"].as_u64();
     assert!(dirty.is_some_and(|dirty| dirty > 0), "nothing is dirty: {dirty:?}");
     killing.store(true, Ordering::Relaxed);
-    place.kill();
+    fixture.kill();
     threads.into_iter().map(|thread| thread.join().expect("no writer panicked")).collect()
 }
 
 /// A slow disk, so that some data is always dirty.
-fn place_with_ext4(folder: &Path) -> (Place, String, String) {
-    let mut place = Place::under(folder);
-    place.decorate = Some("throttle:ssd,mib_per_s=30,flush_us=3000".to_owned());
-    place.start();
-    place.register("128M");
-    let disk = place.disk("disk", 128 * MIB);
-    let device = place.start_block_device(&disk, "32M");
+fn fixture_with_ext4(folder: &Path) -> (Fixture, String, String) {
+    let mut fixture = Fixture::under(folder);
+    fixture.decorate = Some("throttle:ssd,mib_per_s=30,flush_us=3000".to_owned());
+    fixture.start();
+    fixture.register("128M");
+    let disk = fixture.disk("disk", 128 * MIB);
+    let device = fixture.start_block_device(&disk, "32M");
     // With blocks of a page, so that a write is to one contiguous range.
     tool("mkfs.ext4", &["-q", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0", &device]);
-    (place, disk, device)
+    (fixture, disk, device)
 }
 
 #[test]
 fn every_acknowledged_write_is_readable_after_the_daemon_was_killed() {
     in_sandbox("every_acknowledged_write_is_readable_after_the_daemon_was_killed", TIMEOUT, |folder| {
         let mut random = Random(seed());
-        let (mut place, disk, device) = place_with_ext4(folder);
+        let (mut fixture, disk, device) = fixture_with_ext4(folder);
         let mut mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
         make_files(&mounted);
         let mut logs: Vec<Log> = (0..FILES).map(|_| Log::default()).collect();
         for round in 0..3 {
-            logs = write_and_kill(&mut place, &mounted, logs, &mut random);
+            logs = write_and_kill(&mut fixture, &mounted, logs, &mut random);
             mounted.unmount();
             if round == 2 {
-                place.decorate = None;
+                fixture.decorate = None;
             }
-            place.start();
+            fixture.start();
             mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
             for (number, log) in logs.iter_mut().enumerate() {
                 println!("round {round}, file {number}: {} writes acknowledged", log.acknowledged);
                 let found = read_blocks(&mounted.path(&number.to_string()));
                 let whole = [log.writes.len(), log.acknowledged].map(|count| log.state(count));
                 assert!(whole.contains(&found), "round {round}, file {number}: {}", missing(log, &found));
-                log.settle(found == whole[0]);
+                log.compare(found == whole[0]);
                 assert!(log.acknowledged > 20 * (round + 1), "the load was too light");
             }
         }
         mounted.unmount();
         tool("e2fsck", &["-fn", &device]);
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
         tool("e2fsck", &["-fn", &disk]);
     });
 }
@@ -181,28 +182,28 @@ fn without_the_region_a_strict_backing_device_equals_a_plain_disk_after_a_power_
     let name = "without_the_region_a_strict_backing_device_equals_a_plain_disk_after_a_power_cut";
     in_sandbox(name, TIMEOUT, |folder| {
         let mut random = Random(seed());
-        let (mut place, disk, device) = place_with_ext4(folder);
-        assert_eq!(place.cache()["consistency"], "strict");
+        let (mut fixture, disk, device) = fixture_with_ext4(folder);
+        assert_eq!(fixture.cache()["consistency"], "strict");
         let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
         make_files(&mounted);
         mounted.unmount();
-        place.ok(&["drain", "-b", "0"]);
+        fixture.ok(&["drain", "-b", "0"]);
         let mut logs: Vec<Log> = (0..FILES).map(|_| Log::default()).collect();
         let mut behind = 0;
         for round in 0..5 {
             let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
-            logs = write_and_kill(&mut place, &mounted, logs, &mut random);
+            logs = write_and_kill(&mut fixture, &mounted, logs, &mut random);
             mounted.unmount();
             let copy = text_of(&folder.join("copy"));
             tool("cp", &["--sparse=always", &disk, &copy]);
             behind += check_alone(folder, &copy, &logs, round);
-            place.start();
+            fixture.start();
             let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
             for (number, log) in logs.iter_mut().enumerate() {
                 let found = read_blocks(&mounted.path(&number.to_string()));
                 let whole = [log.writes.len(), log.acknowledged].map(|count| log.state(count));
                 assert!(whole.contains(&found), "round {round}, file {number}: {}", missing(log, &found));
-                log.settle(found == whole[0]);
+                log.compare(found == whole[0]);
             }
             mounted.unmount();
         }
@@ -210,8 +211,8 @@ fn without_the_region_a_strict_backing_device_equals_a_plain_disk_after_a_power_
     });
 }
 
-/// Checks the backing device alone: the file system is consistent after the journal's replay, and each file is as after some of
-/// its writes, which were flushed one by one. Returns the number of missing writes.
+/// Checks the backing device alone: the file system is consistent after the journal's replay, and each file is as after
+/// some of its writes, which were flushed one by one. Returns the number of missing writes.
 fn check_alone(folder: &Path, copy: &str, logs: &[Log], round: usize) -> usize {
     let checked = try_tool("e2fsck", &["-fy", copy]);
     assert!((0..=1).contains(&checked.code), "round {round}: {}\n{}", checked.stdout, checked.stderr);

@@ -8,29 +8,29 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::child::dies_with_the_test;
-use support::{MIB, Place, Ran};
+use support::{Fixture, MIB, Ran};
 
 const BLOCK: usize = 4096;
 
 /// Runs a tool that must not need a daemon: no socket is passed to it.
-fn offline(place: &Place, arguments: &[&str]) -> Ran {
-    place.run_at("/nonexistent/socket", arguments)
+fn offline(fixture: &Fixture, arguments: &[&str]) -> Ran {
+    fixture.run_at("/nonexistent/socket", arguments)
 }
 
 #[track_caller]
-fn offline_json(place: &Place, arguments: &[&str], code: i32) -> Value {
-    let ran = offline(place, &[arguments, &["--json"]].concat());
+fn offline_json(fixture: &Fixture, arguments: &[&str], code: i32) -> Value {
+    let ran = offline(fixture, &[arguments, &["--json"]].concat());
     assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
     serde_json::from_str(&ran.stdout).expect("JSON")
 }
 
 /// A killed daemon's region and its disk, and the acknowledged writes.
-fn killed(blocks: u64, flushes: bool) -> (Place, String, Vec<u8>) {
-    let mut place = Place::with_region();
-    let disk = place.disk("disk", 32 * MIB);
-    place.start_backend(&disk);
+fn killed(blocks: u64, flushes: bool) -> (Fixture, String, Vec<u8>) {
+    let mut fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", 32 * MIB);
+    fixture.start_backend(&disk);
     let mut expected = vec![0; 32 << 20];
-    let mut client = place.client();
+    let mut client = fixture.client();
     for number in 0..blocks {
         let at = number * 37 % 4096 * BLOCK as u64;
         let data = [number as u8 | 1; BLOCK];
@@ -41,8 +41,8 @@ fn killed(blocks: u64, flushes: bool) -> (Place, String, Vec<u8>) {
         expected[at as usize..at as usize + BLOCK].copy_from_slice(&data);
     }
     drop(client);
-    place.kill();
-    (place, disk, expected)
+    fixture.kill();
+    (fixture, disk, expected)
 }
 
 fn damage(region: &str, at: u64) {
@@ -54,14 +54,14 @@ fn damage(region: &str, at: u64) {
 
 #[test]
 fn status_and_check_count_the_same_segments() {
-    let mut place = Place::with_region();
-    let disk = place.disk("disk", 32 * MIB);
-    place.start_backend(&disk);
-    place.client().write(0, &vec![1; 3 << 20], true).expect("written");
-    let line = place.ok(&["status"]).lines().find(|line| line.contains("segments used")).map(str::to_owned);
-    let served = place.json(&["status", "--json"])["transports"][0]["backends"][0].clone();
-    place.terminate();
-    let checked = offline_json(&place, &["check", &place.region()], 0)["backends"][0].clone();
+    let mut fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", 32 * MIB);
+    fixture.start_backend(&disk);
+    fixture.client().write(0, &vec![1; 3 << 20], true).expect("written");
+    let line = fixture.ok(&["status"]).lines().find(|line| line.contains("segments used")).map(str::to_owned);
+    let served = fixture.json(&["status", "--json"])["transports"][0]["backends"][0].clone();
+    fixture.terminate();
+    let checked = offline_json(&fixture, &["check", &fixture.region()], 0)["backends"][0].clone();
     let number = |value: &Value, name: &str| value[name].as_u64().expect("a number");
     assert_eq!(number(&served, "cache_segs"), number(&checked, "segments"), "{line:?}");
     let used = number(&served, "cache_used_segs");
@@ -73,10 +73,10 @@ fn status_and_check_count_the_same_segments() {
 
 #[test]
 fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
-    let place = Place::with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    place.start_backend(&disk);
-    let region = place.region();
+    let fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    fixture.start_backend(&disk);
+    let region = fixture.region();
     for arguments in [
         &["check", &region][..],
         &["dump", &region, "tables"],
@@ -85,13 +85,13 @@ fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
         &["rescue", &region],
         &["rescue", &region, "--yes"],
     ] {
-        let ran = offline(&place, arguments);
+        let ran = offline(&fixture, arguments);
         assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
         assert!(ran.stderr.contains("in use") && ran.stderr.lines().count() == 1, "{ran:?}");
-        let answer = offline_json(&place, arguments, 3);
+        let answer = offline_json(&fixture, arguments, 3);
         assert_eq!(answer["error"]["kind"], "busy", "{arguments:?}");
     }
-    place.client().write(0, &[1; BLOCK], false).expect("the daemon serves on");
+    fixture.client().write(0, &[1; BLOCK], false).expect("the daemon continues");
 }
 
 /// A loop device over a file, detached when it is dropped.
@@ -116,17 +116,17 @@ fn a_region_beneath_a_loop_device_is_read_with_a_warning_and_not_changed() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it attaches a loop device; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
-    let (place, _disk, _expected) = killed(20, true);
-    let region = place.region();
+    let (fixture, _disk, _expected) = killed(20, true);
+    let region = fixture.region();
     let device = LoopDevice::over(&region);
     let name = device.0.clone();
     let before = std::fs::read(&region).expect("the region");
     for arguments in [&["repair", &region, "--yes"][..], &["rescue", &region, "--yes"]] {
-        let ran = offline(&place, arguments);
+        let ran = offline(&fixture, arguments);
         assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
         let text = format!("{region} is in use: the loop device {name} stands on it");
         assert!(ran.stderr.contains(&text) && ran.stderr.lines().count() == 1, "{arguments:?}: {ran:?}");
-        assert_eq!(offline_json(&place, arguments, 3)["error"]["kind"], "busy", "{arguments:?}");
+        assert_eq!(offline_json(&fixture, arguments, 3)["error"]["kind"], "busy", "{arguments:?}");
     }
     for (arguments, code) in [
         (&["check", &region][..], 0),
@@ -134,24 +134,24 @@ fn a_region_beneath_a_loop_device_is_read_with_a_warning_and_not_changed() {
         (&["rescue", &region], 1),
         (&["dump", &region, "tables"], 0),
     ] {
-        let ran = offline(&place, arguments);
+        let ran = offline(&fixture, arguments);
         assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
         let warning = format!("warning: {region} is in use: the loop device {name} stands on it");
         assert!(ran.stderr.contains(&warning), "{arguments:?}: {ran:?}");
-        let json = offline_json(&place, arguments, code);
+        let json = offline_json(&fixture, arguments, code);
         if arguments[0] != "dump" {
             assert!(json["warnings"][0].as_str().is_some_and(|text| text.contains(&name)), "{json}");
         }
     }
     assert!(std::fs::read(&region).expect("the region") == before, "the region was changed");
     drop(device);
-    let ran = offline(&place, &["rescue", &region, "--yes"]);
+    let ran = offline(&fixture, &["rescue", &region, "--yes"]);
     assert!(ran.code == 0 && ran.stderr.is_empty(), "{ran:?}");
 }
 
 #[test]
 fn wrong_usage_of_the_tools_ends_with_64() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for arguments in [
         &["check"][..],
         &["check", "/r", "extra"],
@@ -164,63 +164,63 @@ fn wrong_usage_of_the_tools_ends_with_64() {
         &["rescue", "/r", "--to", "/disk"],
         &["rescue", "/r", "-b", "0", "--other-disk"],
     ] {
-        let ran = offline(&place, arguments);
+        let ran = offline(&fixture, arguments);
         assert_eq!(ran.code, 64, "{arguments:?}: {ran:?}");
         assert!(ran.stdout.is_empty() && !ran.stderr.is_empty(), "{ran:?}");
     }
-    assert_eq!(offline(&place, &["check", "--help"]).code, 0);
-    assert_eq!(offline(&place, &["check", "/no/such/region"]).code, 3);
+    assert_eq!(offline(&fixture, &["check", "--help"]).code, 0);
+    assert_eq!(offline(&fixture, &["check", "/no/such/region"]).code, 3);
 }
 
 #[test]
 fn a_killed_daemons_region_is_checked_dumped_and_rescued() {
-    let (place, disk, expected) = killed(200, false);
-    let region = place.region();
+    let (fixture, disk, expected) = killed(200, false);
+    let region = fixture.region();
     let before = std::fs::read(&region).expect("the region");
-    let report = offline_json(&place, &["check", &region, "--data"], 0);
+    let report = offline_json(&fixture, &["check", &region, "--data"], 0);
     assert_eq!(report["outcome"], "clean");
     assert!(report["backends"][0]["dirty_records"].as_u64() > Some(0), "{report}");
-    let records = offline_json(&place, &["dump", &region, "records", "--dirty", "--range", "0+4096"], 0);
+    let records = offline_json(&fixture, &["dump", &region, "records", "--dirty", "--range", "0+4096"], 0);
     assert_eq!(records[0]["kind"], "write");
     assert_eq!(records[0]["offset"], 0);
     for what in ["superblock", "tables", "segments", "lanes", "records"] {
-        assert!(offline(&place, &["dump", &region, what]).stdout.lines().count() > 1, "{what}");
+        assert!(offline(&fixture, &["dump", &region, what]).stdout.lines().count() > 1, "{what}");
     }
-    let planned = offline_json(&place, &["rescue", &region], 1);
+    let planned = offline_json(&fixture, &["rescue", &region], 1);
     assert_eq!(planned["dry_run"], true);
     assert_eq!(planned["backends"][0]["disk"], disk.as_str());
     assert_eq!(planned["backends"][0]["disk_error"], Value::Null);
     assert!(std::fs::read(&region).expect("the region") == before, "only --yes changes anything");
-    let done = offline_json(&place, &["rescue", &region, "--yes"], 0);
+    let done = offline_json(&fixture, &["rescue", &region, "--yes"], 0);
     assert_eq!(done["backends"][0]["complete"], true);
     assert!(std::fs::read(&disk).expect("the disk") == expected);
-    assert_eq!(offline(&place, &["rescue", &region]).code, 0, "nothing is dirty any more");
+    assert_eq!(offline(&fixture, &["rescue", &region]).code, 0, "nothing is dirty any more");
 }
 
 #[test]
 fn a_dry_run_of_a_rescue_whose_disk_cannot_be_opened_fails() {
-    let (place, disk, _) = killed(20, false);
-    let (region, away) = (place.region(), place.text("away"));
+    let (fixture, disk, _) = killed(20, false);
+    let (region, away) = (fixture.region(), fixture.text("away"));
     std::fs::rename(&disk, &away).expect("renamed");
     for arguments in [&["rescue", &region][..], &["rescue", &region, "--yes"]] {
-        let ran = offline(&place, arguments);
+        let ran = offline(&fixture, arguments);
         assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
         assert!(!ran.stdout.contains("--yes writes it"), "{ran:?}");
     }
     std::fs::rename(&away, &disk).expect("renamed");
-    let ran = offline(&place, &["rescue", &region]);
+    let ran = offline(&fixture, &["rescue", &region]);
     assert!(ran.code == 1 && ran.stdout.contains("--yes writes it"), "{ran:?}");
 }
 
 #[test]
 fn a_daemon_continues_with_a_region_that_was_rescued() {
-    let (mut place, _, expected) = killed(100, true);
-    assert_eq!(offline(&place, &["rescue", &place.region(), "--yes"]).code, 0);
-    place.start();
-    assert_eq!(place.cache()["dirty_bytes"], 0);
+    let (mut fixture, _, expected) = killed(100, true);
+    assert_eq!(offline(&fixture, &["rescue", &fixture.region(), "--yes"]).code, 0);
+    fixture.start();
+    assert_eq!(fixture.cache()["dirty_bytes"], 0);
     let mut read = vec![0; BLOCK];
     for at in (0..expected.len()).step_by(BLOCK * 97) {
-        place.client().read(at as u64, &mut read).expect("read");
+        fixture.client().read(at as u64, &mut read).expect("read");
         assert!(read == expected[at..at + BLOCK], "at {at}");
     }
 }
@@ -228,8 +228,8 @@ fn a_daemon_continues_with_a_region_that_was_rescued() {
 #[test]
 fn a_killed_rescue_continues_when_it_is_repeated() {
     // Each write is an epoch, and each epoch is a flush of the disk, so the rescue takes a while.
-    let (place, disk, expected) = killed(1500, true);
-    let region = place.region();
+    let (fixture, disk, expected) = killed(1500, true);
+    let region = fixture.region();
     let untouched = std::fs::read(&disk).expect("the disk");
     let mut kills = 0;
     for _ in 0..20 {
@@ -256,34 +256,34 @@ fn a_killed_rescue_continues_when_it_is_repeated() {
     assert!(kills > 0, "it was never cut off");
     let on_disk = std::fs::read(&disk).expect("the disk");
     assert!(on_disk != untouched);
-    let left = offline_json(&place, &["check", &region, "--data"], 0);
+    let left = offline_json(&fixture, &["check", &region, "--data"], 0);
     assert_eq!(left["outcome"], "clean");
-    let ran = offline(&place, &["rescue", &region, "--yes"]);
+    let ran = offline(&fixture, &["rescue", &region, "--yes"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(std::fs::read(&disk).expect("the disk") == expected);
 }
 
 #[test]
 fn a_damaged_region_is_repaired_as_far_as_it_is_safe_and_rescued_except_for_lost_data() {
-    let (place, disk, mut expected) = killed(60, false);
-    let region = place.region();
-    let records = offline_json(&place, &["dump", &region, "records", "--kind", "write"], 0);
+    let (fixture, disk, mut expected) = killed(60, false);
+    let region = fixture.region();
+    let records = offline_json(&fixture, &["dump", &region, "records", "--kind", "write"], 0);
     let first = records.as_array().expect("a list").iter().find(|it| it["offset"] == 0).expect("it is dirty");
     damage(&region, 60);
     damage(&region, first["at"].as_u64().expect("a number") + 20);
-    assert_eq!(offline(&place, &["check", &region]).code, 1);
-    let refused = offline(&place, &["repair", &region]);
+    assert_eq!(offline(&fixture, &["check", &region]).code, 1);
+    let refused = offline(&fixture, &["repair", &region]);
     assert_eq!(refused.code, 1, "there is no terminal to ask at: {refused:?}");
     assert!(refused.stdout.contains("--yes"), "{refused:?}");
-    let repaired = offline_json(&place, &["repair", &region, "--yes"], 0);
+    let repaired = offline_json(&fixture, &["repair", &region, "--yes"], 0);
     assert_eq!((&repaired["done"], &repaired["after"]), (&Value::Bool(true), &Value::from("clean")));
-    assert_eq!(offline(&place, &["check", &region, "--data"]).code, 0);
+    assert_eq!(offline(&fixture, &["check", &region, "--data"]).code, 0);
     // Data of a write that only the cache has.
     damage(&region, first["data_at"].as_u64().expect("a number") + 99);
-    let report = offline_json(&place, &["check", &region, "--data"], 2);
+    let report = offline_json(&fixture, &["check", &region, "--data"], 2);
     assert_eq!(report["backends"][0]["damaged"][0]["offset"], 0);
-    assert_eq!(offline(&place, &["rescue", &region]).code, 2);
-    let done = offline_json(&place, &["rescue", &region, "--yes"], 2);
+    assert_eq!(offline(&fixture, &["rescue", &region]).code, 2);
+    let done = offline_json(&fixture, &["rescue", &region, "--yes"], 2);
     assert_eq!(done["backends"][0]["damaged"][0]["bytes"], BLOCK);
     expected[..BLOCK].fill(0);
     assert!(std::fs::read(&disk).expect("the disk") == expected);
@@ -291,23 +291,23 @@ fn a_damaged_region_is_repaired_as_far_as_it_is_safe_and_rescued_except_for_lost
 
 #[test]
 fn a_daemon_that_cannot_open_a_region_says_which_tools_can_help() {
-    let (mut place, _, _) = killed(10, false);
-    let region = place.region();
+    let (mut fixture, _, _) = killed(10, false);
+    let region = fixture.region();
     let last = std::fs::metadata(&region).expect("the region").len() - 4096;
     damage(&region, 60);
     damage(&region, last + 60);
-    place.start();
-    let list = place.json(&["tp-list"]);
+    fixture.start();
+    let list = fixture.json(&["tp-list"]);
     let error = list[0]["error"].as_str().expect("it is not up");
     assert!(error.contains(&format!("cbdctrl check {region}")) && error.contains("rescue"), "{error}");
     // The daemon does not lock the region, so the tools can open it.
-    assert_eq!(offline(&place, &["check", &region]).code, 3);
+    assert_eq!(offline(&fixture, &["check", &region]).code, 3);
 }
 
 #[test]
 fn a_result_that_cannot_be_printed_is_an_error() {
-    let (place, _, _) = killed(3, false);
-    let region = place.region();
+    let (fixture, _, _) = killed(3, false);
+    let region = fixture.region();
     let into_full = |arguments: &[&str]| {
         let full = std::fs::File::options().write(true).open("/dev/full").expect("a full disk");
         let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
@@ -319,31 +319,31 @@ fn a_result_that_cannot_be_printed_is_an_error() {
     };
     assert_eq!(into_full(&["check", &region]), Some(74));
     assert_eq!(into_full(&["dump", &region, "tables"]), Some(74));
-    assert_eq!(into_full(&["rescue", &region]), Some(1), "what is dirty says more");
+    assert_eq!(into_full(&["rescue", &region]), Some(1), "the exit code for dirty data takes precedence");
     assert_eq!(into_full(&["rescue", &region, "--yes"]), Some(74));
     assert_eq!(into_full(&["completions", "bash"]), Some(1));
 }
 
 #[test]
 fn missing_objects_are_named() {
-    let (place, _, _) = killed(3, false);
-    let region = place.region();
+    let (fixture, _, _) = killed(3, false);
+    let region = fixture.region();
     for arguments in [
         &["dump", &region, "records", "-b", "40"][..],
         &["dump", &region, "lanes", "-b", "40"],
         &["rescue", &region, "-b", "40"],
     ] {
-        let ran = offline(&place, arguments);
+        let ran = offline(&fixture, arguments);
         assert_eq!((ran.code, ran.stdout.as_str()), (3, ""), "{arguments:?}: {ran:?}");
         assert!(ran.stderr.contains("no backend 40"), "{ran:?}");
     }
     // The dirty bytes of a backend whose disk was not found are not known, and are not reported as zero.
-    let away = place.text("away");
-    let nowhere = offline_json(&place, &["rescue", &region, "-b", "0", "--to", &away, "--yes"], 3);
+    let away = fixture.text("away");
+    let nowhere = offline_json(&fixture, &["rescue", &region, "-b", "0", "--to", &away, "--yes"], 3);
     assert_eq!(nowhere["backends"][0]["dirty_bytes"], Value::Null, "{nowhere}");
-    let small = place.text("small");
+    let small = fixture.text("small");
     std::fs::write(&small, "hello").expect("a file");
-    let refused = offline(&place, &["check", &small]);
+    let refused = offline(&fixture, &["check", &small]);
     assert!(refused.stderr.contains(&format!("{small} has 5 bytes")), "{refused:?}");
     let length = std::fs::metadata(&region).expect("the region").len();
     std::fs::File::options()
@@ -357,7 +357,7 @@ fn missing_objects_are_named() {
         &["rescue", &region, "--yes"],
         &["dump", &region, "tables"],
     ] {
-        let ran = offline(&place, arguments);
+        let ran = offline(&fixture, arguments);
         assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
         for part in [&region, "cut short", "cbdctrl check"] {
             assert!(ran.stderr.contains(part), "no {part}: {ran:?}");
@@ -368,36 +368,37 @@ fn missing_objects_are_named() {
 /// The procedure of docs/operations.md, "When both superblocks are gone".
 #[test]
 fn a_region_without_superblocks_is_not_formatted_and_is_rescued_by_the_superblock_of_another() {
-    let (mut place, disk, expected) = killed(40, false);
-    let region = place.region();
+    let (mut fixture, disk, expected) = killed(40, false);
+    let region = fixture.region();
     let length = std::fs::metadata(&region).expect("the region").len();
     let file = std::fs::File::options().write(true).open(&region).expect("the region");
     for at in [0, length - 4096] {
         file.write_all_at(&[0; 4096], at).expect("wiped");
     }
     let wiped = std::fs::read(&region).expect("the region");
-    place.start();
-    let error = place.json(&["tp-list"])[0]["error"].as_str().expect("it is not up").to_owned();
+    fixture.start();
+    let error = fixture.json(&["tp-list"])[0]["error"].as_str().expect("it is not up").to_owned();
     for part in ["both superblocks are gone", &format!("cbdctrl check {region}"), "rescue", "do not format"] {
         assert!(error.contains(part), "no {part}: {error}");
     }
     let format = ["tp-reg", "--path", &region, "--host", "node0", "--format"];
-    let refused = place.run(&format);
+    let refused = fixture.run(&format);
     assert_eq!(refused.code, 1, "{refused:?}");
     assert!(
-        refused.stderr.contains("superblocks are gone") && refused.stderr.contains("this daemon remembers"),
+        refused.stderr.contains("superblocks are gone")
+            && refused.stderr.contains("registered with this daemon"),
         "{refused:?}"
     );
-    let report = offline(&place, &["check", &region]);
+    let report = offline(&fixture, &["check", &region]);
     assert_eq!(report.code, 3);
     assert!(report.stdout.contains("When both superblocks are gone"), "{report:?}");
-    assert_eq!(offline(&place, &["rescue", &region, "--yes"]).code, 3);
+    assert_eq!(offline(&fixture, &["rescue", &region, "--yes"]).code, 3);
     assert!(std::fs::read(&region).expect("the region") == wiped, "nothing of it was changed");
     // The documented procedure.
-    let (blank, copy) = (place.in_memory("blank"), place.text("copy"));
+    let (blank, copy) = (fixture.in_memory("blank"), fixture.text("copy"));
     let size = length.to_string();
-    let made = place.json(&["tp-reg", "-p", &blank, "-s", &size, "-H", "any", "--format", "--json"]);
-    place.ok(&["tp-unreg", "-t", &made["transport_id"].to_string()]);
+    let made = fixture.json(&["tp-reg", "-p", &blank, "-s", &size, "-H", "any", "--format", "--json"]);
+    fixture.ok(&["tp-unreg", "-t", &made["transport_id"].to_string()]);
     std::fs::copy(&region, &copy).expect("a copy");
     let page = &std::fs::read(&blank).expect("the blank")[..4096];
     std::fs::File::options()
@@ -405,20 +406,20 @@ fn a_region_without_superblocks_is_not_formatted_and_is_rescued_by_the_superbloc
         .open(&copy)
         .and_then(|copy| copy.write_all_at(page, 0))
         .expect("put");
-    place.kill();
+    fixture.kill();
     assert_eq!(
-        offline(&place, &["check", &copy]).code,
+        offline(&fixture, &["check", &copy]).code,
         1,
         "the second superblock is to be repaired, and no more"
     );
-    assert_eq!(offline(&place, &["rescue", &copy, "--yes"]).code, 0);
+    assert_eq!(offline(&fixture, &["rescue", &copy, "--yes"]).code, 0);
     assert!(std::fs::read(&disk).expect("the disk") == expected);
 }
 
 #[test]
 fn every_tool_ends_with_a_result_on_a_hostile_region() {
-    let place = Place::new();
-    let path = place.in_memory("hostile");
+    let fixture = Fixture::new();
+    let path = fixture.in_memory("hostile");
     for content in [vec![], vec![0; 100], vec![0xff; 1 << 20], b"CBDtrans".repeat(1 << 15)] {
         std::fs::write(&path, &content).expect("a file");
         for arguments in [
@@ -427,7 +428,7 @@ fn every_tool_ends_with_a_result_on_a_hostile_region() {
             &["repair", &path, "--yes"],
             &["rescue", &path, "--yes"],
         ] {
-            let ran = offline(&place, arguments);
+            let ran = offline(&fixture, arguments);
             assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
         }
         assert!(std::fs::read(&path).expect("the file") == content, "it is left as it is");

@@ -9,14 +9,14 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 use support::sandbox::{Mounted, in_sandbox};
-use support::{MIB, Place, text_of, tool, until};
+use support::{Fixture, MIB, text_of, tool, until};
 
 /// The lists in JSON.
-fn lists(place: &Place) -> Vec<Value> {
+fn lists(fixture: &Fixture) -> Vec<Value> {
     let mut all: Vec<Value> =
         [&["tp-list"][..], &["host-list"], &["backend-list", "--all"], &["dev-list", "--all"]]
             .iter()
-            .map(|arguments| place.json(arguments))
+            .map(|arguments| fixture.json(arguments))
             .collect();
     // The usage of a cache changes without commands, and each start measures the copy methods again.
     for transport in all[0].as_array_mut().expect("a list") {
@@ -30,44 +30,44 @@ fn lists(place: &Place) -> Vec<Value> {
 
 #[test]
 fn all_objects_are_restored_ten_times_in_a_row() {
-    let mut place = Place::with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    place.start_backend(&disk);
-    let second = place.disk("second", 4 * MIB);
-    let socket = format!("nbd:unix:{}", place.text("second.sock"));
-    place.ok(&["backend-start", "-p", &second, "-D", "-e", &socket, "-c", "12M", "-n", "3"]);
-    let other = place.in_memory("other-region");
-    place.ok(&["tp-reg", "-p", &other, "-s", "16M", "-H", "node1", "--format"]);
-    place.ok(&["set", "-b", "0", "gc_percent=33", "consistency=checkpoint", "writeback_rate=7M"]);
-    place.client().write(MIB, &[7; 4096], false).expect("written");
-    let before = lists(&place);
+    let mut fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    fixture.start_backend(&disk);
+    let second = fixture.disk("second", 4 * MIB);
+    let socket = format!("nbd:unix:{}", fixture.text("second.sock"));
+    fixture.ok(&["backend-start", "-p", &second, "-D", "-e", &socket, "-c", "12M", "-n", "3"]);
+    let other = fixture.in_memory("other-region");
+    fixture.ok(&["tp-reg", "-p", &other, "-s", "16M", "-H", "node1", "--format"]);
+    fixture.ok(&["set", "-b", "0", "gc_percent=33", "consistency=checkpoint", "writeback_rate=7M"]);
+    fixture.client().write(MIB, &[7; 4096], false).expect("written");
+    let before = lists(&fixture);
     for _ in 0..10 {
-        place.terminate();
-        place.start();
-        assert_eq!(lists(&place), before);
+        fixture.terminate();
+        fixture.start();
+        assert_eq!(lists(&fixture), before);
     }
-    let cache = place.cache();
+    let cache = fixture.cache();
     assert_eq!(cache["gc_percent"], 33);
     assert_eq!(cache["consistency"], "checkpoint");
     assert_eq!(cache["writeback_rate"], 7 * MIB);
     let mut data = [0; 4096];
-    place.client().read(MIB, &mut data).expect("read");
+    fixture.client().read(MIB, &mut data).expect("read");
     assert_eq!(data, [7; 4096]);
-    assert_eq!(place.client_of("second.sock").size(), 4 * MIB);
+    assert_eq!(fixture.client_of("second.sock").size(), 4 * MIB);
 }
 
 #[test]
 fn sigterm_ends_it_in_seconds_while_clients_write() {
-    let mut place = Place::new();
+    let mut fixture = Fixture::new();
     // The disk is so slow that the cache stays full and writers wait.
-    place.decorate = Some("throttle:mib_per_s=1,latency_us=20000,flush_us=300000".to_owned());
-    place.start();
-    place.register("32M");
-    let disk = place.disk("disk", 64 * MIB);
-    place.start_backend(&disk);
+    fixture.decorate = Some("throttle:mib_per_s=1,latency_us=20000,flush_us=300000".to_owned());
+    fixture.start();
+    fixture.register("32M");
+    let disk = fixture.disk("disk", 64 * MIB);
+    fixture.start_backend(&disk);
     let (sender, ends) = mpsc::channel();
     for number in 0..3_u64 {
-        let (mut client, sender) = (place.client(), sender.clone());
+        let (mut client, sender) = (fixture.client(), sender.clone());
         std::thread::spawn(move || {
             let mut acknowledged = Vec::new();
             let mut offsets = std::collections::HashMap::new();
@@ -90,36 +90,36 @@ fn sigterm_ends_it_in_seconds_while_clients_write() {
             let _ = sender.send(acknowledged);
         });
     }
-    until("a full cache", || place.cache()["writers_waiting"] == true);
-    let took = place.terminate();
+    until("a full cache", || fixture.cache()["writers_waiting"] == true);
+    let took = fixture.terminate();
     assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
     // Clients see the end as errors.
     let acknowledged: Vec<u64> = (0..3)
         .flat_map(|_| ends.recv_timeout(Duration::from_secs(20)).expect("the client sees the end"))
         .collect();
     assert!(acknowledged.len() > 100, "{} writes", acknowledged.len());
-    place.decorate = None;
-    place.start();
-    let mut client = place.client();
+    fixture.decorate = None;
+    fixture.start();
+    let mut client = fixture.client();
     for at in acknowledged {
         let mut data = [0; 65536];
         client.read(at, &mut data).expect("read");
         assert_eq!(data, [(at >> 16) as u8 | 1; 65536], "at {at}");
     }
     drop(client);
-    place.ok(&["backend-stop", "-b", "0"]);
+    fixture.ok(&["backend-stop", "-b", "0"]);
 }
 
 #[test]
 fn a_socket_of_a_killed_daemon_is_taken_over() {
-    let mut place = Place::with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    place.start_backend(&disk);
-    place.kill();
-    assert!(place.path("run/control.sock").exists(), "a killed daemon leaves its socket");
-    place.start();
-    assert_eq!(place.json(&["dev-list"])[0]["alive"], true);
-    cbd_testkit::Client::connect(&Listen::Unix(place.path("nbd.sock"))).expect("the device is back");
+    let mut fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    fixture.start_backend(&disk);
+    fixture.kill();
+    assert!(fixture.path("run/control.sock").exists(), "a killed daemon leaves its socket");
+    fixture.start();
+    assert_eq!(fixture.json(&["dev-list"])[0]["alive"], true);
+    cbd_testkit::Client::connect(&Listen::Unix(fixture.path("nbd.sock"))).expect("the device is back");
 }
 
 /// The loop device that is the target of the link.
@@ -136,36 +136,36 @@ fn mounts_under(folder: &Path) -> usize {
 fn devices_and_mounts_that_a_killed_daemon_left_are_removed() {
     let name = "devices_and_mounts_that_a_killed_daemon_left_are_removed";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::under(folder);
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", 64 * MIB);
-        let device = place.start_block_device(&disk, "16M");
+        let mut fixture = Fixture::under(folder);
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", 64 * MIB);
+        let device = fixture.start_block_device(&disk, "16M");
         tool("mkfs.ext4", &["-q", &device]);
         for round in 0..3 {
             let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
             let file = mounted.path(&format!("round-{round}"));
             std::fs::write(&file, b"kept").expect("written");
             tool("sync", &["-f", &text_of(&file)]);
-            let dead = loop_of(&place.link(0));
-            place.kill();
+            let dead = loop_of(&fixture.link(0));
+            fixture.kill();
             mounted.unmount();
-            place.start();
+            fixture.start();
             // There is one mount of the daemon and one link, to a device that works.
-            assert_eq!(mounts_under(&place.path("run")), 1, "in round {round}");
+            assert_eq!(mounts_under(&fixture.path("run")), 1, "in round {round}");
             until("the loop device of the killed daemon is free", || {
                 let bound = tool("losetup", &["--list", "--noheadings", "--output", "NAME"]);
                 bound.lines().filter(|line| line.trim() == dead).count()
-                    <= usize::from(dead == loop_of(&place.link(0)))
+                    <= usize::from(dead == loop_of(&fixture.link(0)))
             });
             let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
             assert_eq!(std::fs::read(mounted.path(&format!("round-{round}"))).expect("read"), b"kept");
             mounted.unmount();
         }
-        place.ok(&["backend-stop", "-b", "0"]);
-        place.terminate();
-        assert_eq!(mounts_under(&place.path("run")), 0);
-        assert!(place.link(0).symlink_metadata().is_err(), "the link is gone");
+        fixture.ok(&["backend-stop", "-b", "0"]);
+        fixture.terminate();
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
+        assert!(fixture.link(0).symlink_metadata().is_err(), "the link is gone");
         tool("e2fsck", &["-fn", &disk]);
     });
 }
@@ -174,23 +174,23 @@ fn devices_and_mounts_that_a_killed_daemon_left_are_removed() {
 fn sigterm_ends_it_in_seconds_while_a_file_system_is_mounted() {
     let name = "sigterm_ends_it_in_seconds_while_a_file_system_is_mounted";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::under(folder);
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", 64 * MIB);
-        let device = place.start_block_device(&disk, "16M");
+        let mut fixture = Fixture::under(folder);
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", 64 * MIB);
+        let device = fixture.start_block_device(&disk, "16M");
         tool("mkfs.ext4", &["-q", &device]);
         let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
         std::fs::write(mounted.path("file"), vec![5; 3 << 20]).expect("written");
         tool("sync", &["-f", &text_of(&mounted.path("file"))]);
-        let took = place.terminate();
+        let took = fixture.terminate();
         assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
         mounted.unmount();
-        place.start();
+        fixture.start();
         let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
         assert!(std::fs::read(mounted.path("file")).expect("read") == vec![5; 3 << 20]);
         mounted.unmount();
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
         tool("e2fsck", &["-fn", &disk]);
     });
 }

@@ -3,14 +3,14 @@
 mod support;
 
 use std::time::Duration;
-use support::{MIB, Place, run_for, system_tests, tool};
+use support::{Fixture, MIB, run_for, system_tests, tool};
 
 /// A cache of 16 MiB over a disk of 64 MiB.
-fn device() -> (Place, String) {
-    let place = Place::with_region();
-    let disk = place.disk("disk", 64 * MIB);
-    assert_eq!(place.start_backend(&disk), format!("{}\n", place.uri()));
-    (place, disk)
+fn device() -> (Fixture, String) {
+    let fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", 64 * MIB);
+    assert_eq!(fixture.start_backend(&disk), format!("{}\n", fixture.uri()));
+    (fixture, disk)
 }
 
 const LIBNBD: &str = r"
@@ -58,39 +58,39 @@ fn libnbd_reads_its_writes_by_every_method() {
     if !system_tests("libnbd_reads_its_writes_by_every_method") {
         return;
     }
-    let (place, disk) = device();
+    let (fixture, disk) = device();
     let mut script = std::process::Command::new("/usr/bin/nbdsh");
-    script.args(["-c", LIBNBD]).env("CBD_URI", place.uri()).env("PATH", "/usr/bin:/bin");
+    script.args(["-c", LIBNBD]).env("CBD_URI", fixture.uri()).env("PATH", "/usr/bin:/bin");
     let ran = run_for(script, Duration::from_secs(60));
     assert!(ran.code == 0 && ran.stdout.contains("all is well"), "{}\n{}", ran.stdout, ran.stderr);
-    place.ok(&["backend-stop", "-b", "0"]);
+    fixture.ok(&["backend-stop", "-b", "0"]);
     let plain = std::fs::read(&disk).expect("the disk");
     assert!(plain[8 << 20..9 << 20].iter().all(|byte| *byte == 7));
     assert!(plain[16 << 20..20 << 20].chunks(65536).zip(0..).all(|(chunk, number)| chunk == [number; 65536]));
 }
 
 /// The block status of the first MiB: bit 0 cached, bit 1 dirty.
-fn states(place: &Place) -> Vec<u32> {
-    let client = &mut place.client();
+fn states(fixture: &Fixture) -> Vec<u32> {
+    let client = &mut fixture.client();
     let all = client.block_status(0, 1 << 20).expect("block status");
     all.iter().filter(|it| it.context == cbd_nbd::CONTEXT_STATE).map(|it| it.flags).collect()
 }
 
 #[test]
 fn block_status_reports_cached_and_dirty_ranges() {
-    let (mut place, _disk) = device();
-    assert_eq!(states(&place), [0], "nothing is cached yet");
-    place.terminate();
+    let (mut fixture, _disk) = device();
+    assert_eq!(states(&fixture), [0], "nothing is cached yet");
+    fixture.terminate();
     // The disk refuses writes, so dirty data stays dirty.
-    place.decorate = Some("fault:op=write".to_owned());
-    place.start();
-    place.client().write(0, &[1; 1 << 20], false).expect("written");
-    assert_eq!(states(&place), [3], "cached and dirty");
-    place.terminate();
-    place.decorate = None;
-    place.start();
-    place.ok(&["drain", "-b", "0"]);
-    assert_eq!(states(&place), [1], "cached and clean");
+    fixture.decorate = Some("fault:op=write".to_owned());
+    fixture.start();
+    fixture.client().write(0, &[1; 1 << 20], false).expect("written");
+    assert_eq!(states(&fixture), [3], "cached and dirty");
+    fixture.terminate();
+    fixture.decorate = None;
+    fixture.start();
+    fixture.ok(&["drain", "-b", "0"]);
+    assert_eq!(states(&fixture), [1], "cached and clean");
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn qemu_reads_its_writes() {
     if !system_tests("qemu_reads_its_writes") {
         return;
     }
-    let (place, disk) = device();
-    let uri = place.uri();
+    let (fixture, disk) = device();
+    let uri = fixture.uri();
     let commands = [
         "write -P 1 0 1M",
         "write -P 2 512 512",
@@ -126,9 +126,9 @@ fn qemu_reads_its_writes() {
     arguments.push(&uri);
     let text = tool("qemu-io", &arguments);
     assert!(!text.contains("failed") && !text.contains("rror"), "{text}");
-    let copy = place.text("copy");
+    let copy = fixture.text("copy");
     tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, &copy]);
-    place.ok(&["backend-stop", "-b", "0"]);
+    fixture.ok(&["backend-stop", "-b", "0"]);
     tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", &copy, &disk]);
 }
 
@@ -137,8 +137,8 @@ fn fio_verifies_its_writes_through_a_cache_that_is_too_small() {
     if !system_tests("fio_verifies_its_writes_through_a_cache_that_is_too_small") {
         return;
     }
-    let (place, _disk) = device();
-    let uri = format!("--uri={}", place.uri());
+    let (fixture, _disk) = device();
+    let uri = format!("--uri={}", fixture.uri());
     for (block, depth, size) in [
         ("512", "1", "1M"),
         ("4k", "1", "16M"),
@@ -172,5 +172,5 @@ fn fio_verifies_its_writes_through_a_cache_that_is_too_small() {
         );
         assert!(!text.contains("verify:") && !text.contains("err="), "{text}");
     }
-    place.ok(&["backend-stop", "-b", "0"]);
+    fixture.ok(&["backend-stop", "-b", "0"]);
 }

@@ -1,4 +1,5 @@
-//! A device of a virtual machine, through the daemon: its socket, its status, and a daemon that is killed and restarted.
+//! A device of a virtual machine, through the daemon: its socket, its status, and a daemon that is killed and
+//! restarted.
 
 mod support;
 
@@ -12,21 +13,21 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::time::{Duration, Instant};
-use support::{MIB, Place};
+use support::{Fixture, MIB};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
 
 /// Timeout, far above the expected duration of each wait.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-fn place() -> (Place, String) {
-    let place = Place::with_region();
-    let disk = place.disk("disk", 16 * MIB);
-    let socket = place.text("vm.sock");
+fn fixture() -> (Fixture, String) {
+    let fixture = Fixture::with_region();
+    let disk = fixture.disk("disk", 16 * MIB);
+    let socket = fixture.text("vm.sock");
     let export = format!("vhost-user:{socket}");
-    let printed = place.ok(&["backend-start", "-p", &disk, "-c", "16M", "-D", "-e", &export]);
+    let printed = fixture.ok(&["backend-start", "-p", &disk, "-c", "16M", "-D", "-e", &export]);
     assert_eq!(printed, format!("{socket}\n"), "the path of the socket, and only that");
-    (place, socket)
+    (fixture, socket)
 }
 
 struct Machine {
@@ -40,8 +41,8 @@ impl Machine {
         Self { ram: Ram::new(), ring: Ring::new(0, 64), notes: None }
     }
 
-    fn connect(&mut self, place: &Place) -> Link {
-        let mut link = Link::open(&place.path("vm.sock"), TYPICAL | EVENT_INDEX);
+    fn connect(&mut self, fixture: &Fixture) -> Link {
+        let mut link = Link::open(&fixture.path("vm.sock"), TYPICAL | EVENT_INDEX);
         match &self.notes {
             Some((given, file)) => link.front_end.set_inflight_fd(given, file.as_raw_fd()).expect("taken"),
             None => self.notes = Some(link.make_inflight(1, 64)),
@@ -61,36 +62,36 @@ impl Machine {
 
 #[test]
 fn a_machine_has_a_device_until_it_disconnects() {
-    let (mut place, socket) = place();
+    let (mut fixture, socket) = fixture();
     let mode = std::fs::metadata(&socket).expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let mut machine = Machine::new();
-    let link = machine.connect(&place);
+    let link = machine.connect(&fixture);
     machine.ram.put(DATA, &[7; 4096]);
     assert_eq!(machine.ring.execute(&machine.ram, OUT, 8, &[(DATA, 4096, 0)]), 0);
     assert_eq!(machine.ring.execute(&machine.ram, DO_FLUSH, 0, &[]), 0);
-    let status = place.json(&["status", "--json"]);
+    let status = fixture.json(&["status", "--json"]);
     let device = &status["transports"][0]["backends"][0]["blkdevs"][0];
     assert!(device.to_string().contains(&socket), "{status}");
-    let refused = place.run(&["dev-stop", "-d", "0"]);
+    let refused = fixture.run(&["dev-stop", "-d", "0"]);
     assert_ne!(refused.code, 0);
     assert!(refused.stderr.contains("is connected to"), "{}", refused.stderr);
     drop(link);
-    place.ok(&["dev-stop", "-d", "0"]);
-    assert!(!place.path("vm.sock").exists());
-    place.ok(&["backend-stop", "-b", "0"]);
+    fixture.ok(&["dev-stop", "-d", "0"]);
+    assert!(!fixture.path("vm.sock").exists());
+    fixture.ok(&["backend-stop", "-b", "0"]);
     let mut written = [0; 4096];
-    File::open(place.path("disk")).and_then(|disk| disk.read_exact_at(&mut written, 4096)).expect("read");
+    File::open(fixture.path("disk")).and_then(|disk| disk.read_exact_at(&mut written, 4096)).expect("read");
     assert_eq!(written, [7; 4096]);
-    place.terminate();
+    fixture.terminate();
 }
 
 #[test]
 fn a_machine_loses_no_write_when_the_daemon_is_killed() {
     const SLOTS: u16 = 16;
-    let (mut place, _) = place();
+    let (mut fixture, _) = fixture();
     let mut machine = Machine::new();
-    let mut link = machine.connect(&place);
+    let mut link = machine.connect(&fixture);
     // For each page the acknowledged version, and for each slot the version in flight.
     let mut pages = vec![0_u8; 1024];
     let mut flying = [None::<(usize, u8)>; SLOTS as usize];
@@ -119,10 +120,10 @@ fn a_machine_loses_no_write_when_the_daemon_is_killed() {
                 done += 1;
             }
         }
-        place.kill();
+        fixture.kill();
         drop(link);
-        place.start();
-        link = machine.connect(&place);
+        fixture.start();
+        link = machine.connect(&fixture);
     }
     while flying.iter().any(Option::is_some) {
         let (head, _) = machine.ring.wait(&machine.ram);
@@ -136,5 +137,5 @@ fn a_machine_loses_no_write_when_the_daemon_is_killed() {
         assert_eq!(machine.ram.get(DATA, 4096), [*fill; 4096], "page {page}");
     }
     drop(link);
-    place.terminate();
+    fixture.terminate();
 }

@@ -1,6 +1,7 @@
 //! The client side of the control socket, for `cbdctrl`, the demo and tests.
 //!
-//! Invariants: each call ends, with the response, with the daemon's error (kind and text), or with a timeout ([`Timeout`]).
+//! Invariants: each call ends, with the response, with the daemon's error (kind and text), or with a timeout
+//! ([`Timeout`]).
 
 use crate::api::{self, Done, ErrorAnswer, Progress, ProgressLine};
 use bytes::Bytes;
@@ -17,24 +18,25 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 /// Time without data from the daemon after which the client checks whether the daemon is alive.
-const SILENCE: Duration = Duration::from_secs(5);
+const CHECK_AFTER: Duration = Duration::from_secs(5);
 
-/// Timeout of that check where a false negative would end a long operation. The response needs only the thread of the control
-/// socket.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+/// Timeout of that check where a false negative would end a long operation. The response needs only the thread of the
+/// control socket.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout of that check where it only selects the text of an error.
-const QUICK_SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+const ALIVE_TIMEOUT_SHORT: Duration = Duration::from_secs(2);
 
 /// Interval of calls of the `waiting` callback.
-const TELL: Duration = Duration::from_secs(1);
+const WAITING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a client waits for a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timeout {
     /// This time for the whole call.
     Limit(Duration),
-    /// As long as the daemon is alive: an operation may take long, but a daemon that is stopped or hangs is detected within seconds.
+    /// As long as the daemon is alive: an operation may take long, but a daemon that is stopped or hangs is detected
+    /// within seconds.
     WhileAlive,
 }
 
@@ -54,13 +56,14 @@ pub struct Client {
 struct Call<'a> {
     client: &'a Client,
     /// When the client last received data from the daemon.
-    heard: Cell<Instant>,
+    last_received: Cell<Instant>,
     /// The daemon's process.
     process: Cell<Option<i32>>,
 }
 
 impl Client {
-    /// A client of the daemon that listens at `socket`; connects with each call, and waits as long as the daemon is alive.
+    /// A client of the daemon that listens at `socket`; connects with each call, and waits as long as the daemon is
+    /// alive.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned(), timeout: Timeout::WhileAlive, waiting: None }
@@ -75,7 +78,7 @@ impl Client {
 
     /// Sets a callback that runs every second while a call waits, with the time since the call began.
     #[must_use]
-    pub const fn tells(mut self, waiting: fn(Duration)) -> Self {
+    pub const fn with_waiting_callback(mut self, waiting: fn(Duration)) -> Self {
         self.waiting = Some(waiting);
         self
     }
@@ -121,8 +124,8 @@ impl Client {
         String::from_utf8(bytes).map_err(|_| not_understood("the answer is no text"))
     }
 
-    /// Posts `body` to `path`, whose response is a stream of lines; `progress` receives each. The operation is cancelled if the
-    /// client process ends.
+    /// Posts `body` to `path`, whose response is a stream of lines; `progress` receives each. The operation is
+    /// cancelled if the client process ends.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -156,15 +159,15 @@ impl Client {
     /// Executes a call with its timeout.
     fn call<T>(&self, work: impl AsyncFnOnce(&Call<'_>) -> Result<T>) -> Result<T> {
         let began = Instant::now();
-        let call = Call { client: self, heard: Cell::new(began), process: Cell::new(None) };
+        let call = Call { client: self, last_received: Cell::new(began), process: Cell::new(None) };
         block_on(async {
             let mut work = pin!(work(&call));
             loop {
                 let left = match self.timeout {
                     Timeout::Limit(limit) => limit.saturating_sub(began.elapsed()),
-                    Timeout::WhileAlive => TELL,
+                    Timeout::WhileAlive => WAITING_INTERVAL,
                 };
-                if let Ok(result) = timeout(left.min(TELL), &mut work).await {
+                if let Ok(result) = timeout(left.min(WAITING_INTERVAL), &mut work).await {
                     return result;
                 }
                 if let Some(waiting) = self.waiting {
@@ -172,21 +175,21 @@ impl Client {
                 }
                 match self.timeout {
                     Timeout::Limit(limit) if began.elapsed() >= limit => {
-                        return Err(call.late(limit, call.is_alive(QUICK_SIGN_OF_LIFE).await));
+                        return Err(call.late(limit, call.is_alive(ALIVE_TIMEOUT_SHORT).await));
                     }
-                    Timeout::WhileAlive if call.heard.get().elapsed() >= SILENCE => {
+                    Timeout::WhileAlive if call.last_received.get().elapsed() >= CHECK_AFTER => {
                         // The response may arrive meanwhile.
                         let alive = tokio::select! {
                             biased;
                             result = &mut work => return result,
-                            alive = call.is_alive(SIGN_OF_LIFE) => alive,
+                            alive = call.is_alive(ALIVE_TIMEOUT) => alive,
                         };
                         if !alive {
                             return Err(
                                 call.dead("; the operation may still be done when the daemon continues")
                             );
                         }
-                        call.heard.set(Instant::now());
+                        call.last_received.set(Instant::now());
                     }
                     _ => {}
                 }
@@ -237,7 +240,8 @@ impl Call<'_> {
         };
         let answer = self.request(method, path, body).await?;
         let status = answer.status();
-        let mut body = Body { incoming: answer.into_body(), buffer: Vec::new(), heard: &self.heard };
+        let mut body =
+            Body { incoming: answer.into_body(), buffer: Vec::new(), last_received: &self.last_received };
         if status == StatusCode::OK {
             return Ok(body);
         }
@@ -267,11 +271,12 @@ impl Call<'_> {
             .body(Full::new(body))
             .map_err(|error| Error::new(ErrorKind::InvalidArgument, path.to_owned()).caused_by(error))?;
         let answer = sender.send_request(request).await.map_err(lost)?;
-        self.heard.set(Instant::now());
+        self.last_received.set(Instant::now());
         Ok(answer)
     }
 
-    /// Whether the daemon responds at all, even with an unknown path: that response takes no lock and waits for no disk.
+    /// Whether the daemon responds at all, even with an unknown path: that response takes no lock and waits for no
+    /// disk.
     async fn is_alive(&self, limit: Duration) -> bool {
         let asked = timeout(limit, self.request(Method::GET, "/", Bytes::new())).await;
         asked.is_ok_and(|answer| answer.is_ok())
@@ -317,7 +322,7 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 struct Body<'a> {
     incoming: Incoming,
     buffer: Vec<u8>,
-    heard: &'a Cell<Instant>,
+    last_received: &'a Cell<Instant>,
 }
 
 impl Body<'_> {
@@ -328,7 +333,7 @@ impl Body<'_> {
             let frame = frame.map_err(|error| {
                 Error::new(ErrorKind::Stopped, "the daemon ended within its answer").caused_by(error)
             })?;
-            self.heard.set(Instant::now());
+            self.last_received.set(Instant::now());
             if let Ok(data) = frame.into_data() {
                 if self.buffer.len() + data.len() > ANSWER_LIMIT {
                     return Err(not_understood("it does not end"));

@@ -1,7 +1,7 @@
 //! The configuration file. It holds settings and defaults only; transports, backends and devices are never in it.
 //!
-//! Invariants: only the file at the default path may be missing; an unknown key, and a value that no command accepts, is an
-//! error that names it.
+//! Invariants: only the file at the default path may be missing; an unknown key, and a value that no command accepts,
+//! is an error that names it.
 
 use crate::api::Consistency;
 use crate::exports::ExportChoice;
@@ -19,7 +19,8 @@ use std::path::Path;
 /// Permitted numbers of queues of a backend.
 pub const HANDLERS: RangeInclusive<u32> = 1..=128;
 
-/// Most microseconds of `vhost_spin_us`: above it a thread occupies its processor for longer than most disks take for a request.
+/// Most microseconds of `vhost_spin_us`: above it a thread occupies its processor for longer than most disks take for a
+/// request.
 pub const VHOST_SPIN_US_MAX: u32 = 10_000;
 
 /// Most bytes of the file.
@@ -45,7 +46,8 @@ pub struct DaemonConfig {
     pub require_persistent: bool,
     /// Also serve regions in files that another user owns or may write to.
     pub allow_shared_regions: bool,
-    /// Whether FUSE devices outlive the daemon. The option was called `keep_fuse` at first, and is still read by that name.
+    /// Whether FUSE devices outlive the daemon. The option was called `keep_fuse` at first, and is still read by that
+    /// name.
     #[serde(alias = "keep_fuse")]
     pub preserve_fuse: Option<bool>,
     /// Microseconds that a vhost-user ring's thread spins for the next request, at most, before it sleeps.
@@ -54,8 +56,8 @@ pub struct DaemonConfig {
     /// Bytes of memory that a virtual machine may share for one device; [`cbd_vhost::GUEST_MEMORY_MIN`] at least.
     #[serde(deserialize_with = "guest_memory_max")]
     pub guest_memory_max: Option<u64>,
-    /// Bytes of memory that virtual machines may share for all devices together; not less than `guest_memory_max` if both are
-    /// given.
+    /// Bytes of memory that virtual machines may share for all devices together; not less than `guest_memory_max` if
+    /// both are given.
     #[serde(deserialize_with = "guest_memory_total")]
     pub guest_memory_total: Option<u64>,
     /// Bytes of buffers that all NBD connections may allocate together; [`cbd_nbd::MEMORY_MIN`] at least.
@@ -80,7 +82,7 @@ pub struct Defaults {
     /// Export of block devices.
     #[serde(deserialize_with = "export")]
     pub export: Option<String>,
-    /// Seconds without progress after which a drain gives up; 1 at least.
+    /// Seconds without progress after which a drain fails; 1 at least.
     #[serde(deserialize_with = "drain_timeout_s")]
     pub drain_timeout_s: Option<u64>,
 }
@@ -180,8 +182,8 @@ impl Config {
     /// Reads the file at `path`; a file that may be missing is empty if it does not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if it must exist, [`ErrorKind::InvalidArgument`] with the line and the key that cannot be parsed, for
-    /// a file that is not regular, and for one of more than 1 MiB; or the system's error.
+    /// [`ErrorKind::NotFound`] if it must exist, [`ErrorKind::InvalidArgument`] with the line and the key that cannot
+    /// be parsed, for a file that is not regular, and for one of more than 1 MiB; or the system's error.
     pub fn read(path: &Path, may_be_missing: bool) -> Result<Self> {
         let failed = |kind, what: String| {
             Err(Error::new(kind, format!("the configuration {} {what}", path.display())))
@@ -326,7 +328,7 @@ mod tests {
             let error = Config::parse(&format!("[defaults]\n\n{line}\n")).expect_err(line).line();
             assert!(error.contains("line 3") && error.contains(part), "{line}: {error}");
         }
-        // The former words of "no cache".
+        // The former value for "no cache".
         Config::parse("[defaults]\ncache_size = 0\n").unwrap();
         let least = "[daemon]\nnbd_memory = \"2304K\"\n\
                      guest_memory_max = \"1M\"\nguest_memory_total = \"1M\"\nvhost_spin_us = 0\n";

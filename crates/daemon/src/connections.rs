@@ -1,13 +1,14 @@
 //! The connections of the control socket.
 //!
-//! Invariants: the number of connections is bounded. A connection without a request header in time is closed, and the oldest
-//! connection without a request is closed for a new one. A refused client gets a response. Some connections are reserved for
-//! root and the daemon's own user. If the process has no descriptor left, a spare one is used to accept a client.
+//! Invariants: the number of connections is bounded. A connection without a request header in time is closed, and the
+//! oldest connection without a request is closed for a new one. A refused client gets a response. Some connections are
+//! reserved for root and the daemon's own user. If the process has no descriptor left, a spare one is used to accept a
+//! client.
 //!
 //! Elsewhere: the requests ([`crate::server`]).
 
 use crate::api::{ErrorAnswer, ErrorBody};
-use crate::front_ends::{Counters, FrontEnds, Lines, count};
+use crate::front_ends::{Counters, FrontEnds, LogRateLimit, count};
 use crate::server::{Access, Peer};
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
@@ -103,9 +104,9 @@ pub(crate) async fn serve(
     let mut acceptor = Acceptor {
         listener,
         spare: File::open("/dev/null").ok(),
-        lines: Lines::default(),
+        rate_limit: LogRateLimit::default(),
         open: Vec::new(),
-        turning_away: Arc::default(),
+        refusing: Arc::default(),
         tasks: JoinSet::new(),
         router,
         access,
@@ -130,9 +131,9 @@ struct Acceptor {
     listener: UnixListener,
     /// A reserved descriptor that is closed to accept a client when no other is free.
     spare: Option<File>,
-    lines: Lines,
+    rate_limit: LogRateLimit,
     open: Vec<Open>,
-    turning_away: Arc<AtomicUsize>,
+    refusing: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
     router: Router,
     access: Access,
@@ -156,7 +157,7 @@ impl Acceptor {
             }
             Err(error) if cbd_export::socket::is_momentary(&error) => None,
             Err(error) => {
-                self.lines.say(|more| {
+                self.rate_limit.log(|more| {
                     tracing::warn!("cannot accept a client of the control socket: {error}{more}");
                 });
                 if self.spare.take().is_none() {
@@ -177,14 +178,14 @@ impl Acceptor {
         if !self.has_room(is_other) {
             count(&self.counters().control_refused);
             let user = peer.user.map_or_else(|| "?".to_owned(), |user| user.to_string());
-            self.lines.say(|more| {
+            self.rate_limit.log(|more| {
                 tracing::warn!(
                     "a client of the control socket (user {user}) was refused: {} connections have requests under way{more}",
                     self.open.len()
                 );
             });
-            if self.turning_away.load(Ordering::Relaxed) < REFUSALS_MAX {
-                let counted = Counted::new(&self.turning_away);
+            if self.refusing.load(Ordering::Relaxed) < REFUSALS_MAX {
+                let counted = Counted::new(&self.refusing);
                 self.tasks.spawn(async move {
                     let _counted = counted;
                     let _ = tokio::time::timeout(REFUSAL_TIMEOUT, refuse(stream)).await;
@@ -260,8 +261,8 @@ fn until_sent(answer: Response, busy: Counted<AtomicUsize>) -> Response {
     })
 }
 
-/// Sends a refusal to a client and waits until the client closes: a client that is disconnected while it sends its request would
-/// not read the response.
+/// Sends a refusal to a client and waits until the client closes: a client that is disconnected while it sends its
+/// request would not read the response.
 async fn refuse(mut stream: UnixStream) {
     let error = Error::new(
         ErrorKind::Busy,

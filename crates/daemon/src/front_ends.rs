@@ -1,5 +1,5 @@
-//! Shared state of all front ends of the daemon: memory budgets, counters of refused clients, and a rate limit of log lines
-//! that clients cause.
+//! Shared state of all front ends of the daemon: memory budgets, counters of refused clients, and a rate limit of log
+//! lines that clients cause.
 //!
 //! Invariants: at most one line of each kind is logged per [`INTERVAL`] for a device; the next line has the number of
 //! suppressed ones.
@@ -93,36 +93,36 @@ pub fn count(counter: &AtomicU64) {
 
 /// The rate limit of one kind of line.
 #[derive(Debug, Default)]
-pub struct Lines(parking_lot::Mutex<Said>);
+pub struct LogRateLimit(parking_lot::Mutex<LimitState>);
 
 #[derive(Debug, Default)]
-struct Said {
+struct LimitState {
     last: Option<Instant>,
-    left_out: u64,
+    suppressed: u64,
 }
 
-impl Lines {
-    /// Calls `say` with a text about suppressed lines, unless a line was logged within [`INTERVAL`].
-    pub fn say(&self, say: impl FnOnce(&str)) {
-        if let Some(left_out) = self.due(Instant::now()) {
-            let words = if left_out == 0 {
+impl LogRateLimit {
+    /// Calls `log` with a text about suppressed lines, unless a line was logged within [`INTERVAL`].
+    pub fn log(&self, log: impl FnOnce(&str)) {
+        if let Some(suppressed) = self.due(Instant::now()) {
+            let note = if suppressed == 0 {
                 String::new()
             } else {
-                format!(" ({left_out} more in the last {} s)", INTERVAL.as_secs())
+                format!(" ({suppressed} more in the last {} s)", INTERVAL.as_secs())
             };
-            say(&words);
+            log(&note);
         }
     }
 
     /// The number of suppressed lines, if a line is due.
     fn due(&self, now: Instant) -> Option<u64> {
-        let mut said = self.0.lock();
-        if said.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
-            said.left_out += 1;
+        let mut state = self.0.lock();
+        if state.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
+            state.suppressed += 1;
             return None;
         }
-        said.last = Some(now);
-        Some(std::mem::take(&mut said.left_out))
+        state.last = Some(now);
+        Some(std::mem::take(&mut state.suppressed))
     }
 }
 
@@ -132,13 +132,13 @@ mod tests {
 
     #[test]
     fn of_many_lines_one_is_logged_and_the_next_has_the_number_of_suppressed_ones() {
-        let (lines, begin) = (Lines::default(), Instant::now());
-        assert_eq!(lines.due(begin), Some(0));
+        let (rate_limit, begin) = (LogRateLimit::default(), Instant::now());
+        assert_eq!(rate_limit.due(begin), Some(0));
         for _ in 0..3_488 {
-            assert_eq!(lines.due(begin + INTERVAL / 2), None);
+            assert_eq!(rate_limit.due(begin + INTERVAL / 2), None);
         }
-        assert_eq!(lines.due(begin + INTERVAL), Some(3_488));
-        assert_eq!(lines.due(begin + 2 * INTERVAL), Some(0));
+        assert_eq!(rate_limit.due(begin + INTERVAL), Some(3_488));
+        assert_eq!(rate_limit.due(begin + 2 * INTERVAL), Some(0));
     }
 
     #[test]

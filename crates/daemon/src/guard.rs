@@ -1,5 +1,6 @@
-//! Refuses a region, a backing device or a state folder on a device that this daemon serves: the daemon would deadlock. Refuses
-//! files of the daemon's own state as a region or a backing device: they would be overwritten, and replaced while in use.
+//! Refuses a region, a backing device or a state folder on a device that this daemon serves: the daemon would deadlock.
+//! Refuses files of the daemon's own state as a region or a backing device: they would be overwritten, and replaced
+//! while in use.
 //!
 //! Elsewhere: finding the devices below a path (`cbd-pmem`).
 
@@ -37,17 +38,18 @@ impl Guard {
         stem.is_some_and(|stem| OWN.iter().any(|own| stem == *own))
     }
 
-    /// Refuses `path`, to be used as `what`, if it is a file of the daemon's state or on a device that this daemon serves.
+    /// Refuses `path`, to be used as `what`, if it is a file of the daemon's state or on a device that this daemon
+    /// serves.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] with the device. A path that cannot be examined is not refused here: opening it reports the
-    /// error.
+    /// [`ErrorKind::InvalidArgument`] with the device. A path that cannot be examined is not refused here: opening it
+    /// reports the error.
     pub fn check(&self, path: &Path, what: &str) -> Result<()> {
         let refused = |through: &str| {
             Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "{} cannot be {what}: it stands on {through}, a device that this daemon serves, and would wait for itself",
+                    "{} cannot be {what}: it is on {through}, a device that this daemon serves, and the daemon would deadlock",
                     path.display()
                 ),
             ))

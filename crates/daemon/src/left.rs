@@ -2,7 +2,7 @@
 //!
 //! Invariant: an examination changes nothing, and does not wait for a process that does not serve.
 
-use crate::exports::ExportPlaces;
+use crate::exports::ExportContext;
 use crate::handover::PreservedSessions;
 use cbd_fuse::Session;
 use cbd_types::Result;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// How to find the device that a predecessor left of one block device.
 #[derive(Clone, Debug)]
-pub struct Left {
+pub struct LeftDevice {
     /// The tag of its ublk device.
     pub tag: Tag,
     /// The preserved sessions of FUSE devices.
@@ -20,7 +20,7 @@ pub struct Left {
     pub identity: Vec<u8>,
 }
 
-impl Left {
+impl LeftDevice {
     /// The user of the device, as a sentence; none while it is not in use.
     ///
     /// # Errors
@@ -44,20 +44,20 @@ impl Left {
 
 /// The device that a predecessor left of a block device whose region is not up: only its name is known.
 #[derive(Debug)]
-pub struct LeftByName {
+pub struct LeftDeviceByName {
     ublk: Option<LeftBehind>,
     fuse: Option<(String, Session)>,
     preserved: Arc<PreservedSessions>,
 }
 
-impl LeftByName {
+impl LeftDeviceByName {
     /// The device named `name` that a predecessor left; none if there is none.
     #[must_use]
-    pub fn find(places: &ExportPlaces, name: &str) -> Option<Self> {
-        let ublk = LeftBehind::named(places.daemon_id, &places.ublk_dir(), &places.dev_dir.join(name));
-        let fuse = places.preserved.named(name);
+    pub fn find(context: &ExportContext, name: &str) -> Option<Self> {
+        let ublk = LeftBehind::named(context.daemon_id, &context.ublk_dir(), &context.dev_dir.join(name));
+        let fuse = context.preserved.named(name);
         let is_left = ublk.is_some() || fuse.is_some();
-        is_left.then(|| Self { ublk, fuse, preserved: Arc::clone(&places.preserved) })
+        is_left.then(|| Self { ublk, fuse, preserved: Arc::clone(&context.preserved) })
     }
 
     /// The user of the device, as a sentence; none while it is not in use.

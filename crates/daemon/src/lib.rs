@@ -1,11 +1,12 @@
 //! The daemon: it maps regions, runs caches, serves block devices, and executes commands from a unix socket.
 //!
-//! Invariants: the data path (export threads, one background worker per cache) never waits for the control plane and never
-//! takes the manager's lock; no action of the control plane loses acknowledged data. A start restores the transports, backends
-//! and block devices of the previous daemon; `status` shows those that cannot be restored, with the reasons.
+//! Invariants: the data path (export threads, one background worker per cache) never waits for the control plane and
+//! never takes the manager's lock; no action of the control plane loses acknowledged data. A start restores the
+//! transports, backends and block devices of the previous daemon; `status` shows those that cannot be restored, with
+//! the reasons.
 //!
-//! Elsewhere: requests of block devices (`cbd-device`, `cbd-engine`), export protocols (`cbd-nbd`, `cbd-fuse`), the command
-//! line (`cbdctrl`).
+//! Elsewhere: requests of block devices (`cbd-device`, `cbd-engine`), export protocols (`cbd-nbd`, `cbd-fuse`), the
+//! command line (`cbdctrl`).
 
 pub mod api;
 pub mod client;

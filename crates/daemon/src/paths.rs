@@ -37,8 +37,8 @@ pub struct PathChoices {
 }
 
 impl Paths {
-    /// The absolute paths of a daemon that this user starts. They are absolute because devices outlive the daemon and the next
-    /// daemon may be started in another folder.
+    /// The absolute paths of a daemon that this user starts. They are absolute because devices outlive the daemon and
+    /// the next daemon may be started in another folder.
     #[must_use]
     pub fn choose(choices: PathChoices) -> Self {
         Self::choose_for(choices, crate::system::is_root(), |name| std::env::var_os(name).map(PathBuf::from))

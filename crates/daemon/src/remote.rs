@@ -1,12 +1,12 @@
 //! Permissions to serve block devices at network addresses that other machines can reach.
 //!
 //! Invariants: the permission belongs to this machine, not to the region: it is in the state folder, and only a command
-//! with `--allow-remote` adds one. It names the transport, the backend and the address, and ends with the block device. What
-//! cannot be read allows nothing.
+//! with `--allow-remote` adds one. It names the transport, the backend and the address, and ends with the block device.
+//! What cannot be read allows nothing.
 //!
-//! A state folder of a version without this file has no permissions: then the transports that it lists are *inherited*. The
-//! addresses that the region of an inherited transport names when it is opened for the first time were served before the
-//! upgrade, so they are recorded as allowed.
+//! A state folder of a version without this file has no permissions: then the transports that it lists are *inherited*.
+//! The addresses that the region of an inherited transport names when it is opened for the first time were served
+//! before the upgrade, so they are recorded as allowed.
 
 use crate::state::{StateDir, read_own, replace};
 use cbd_types::{Error, ErrorKind, Result};
@@ -108,7 +108,8 @@ impl RemotePermissions {
         self.keep(|allowed| allowed.transport != transport)
     }
 
-    /// Allows the exports that the region of an inherited transport names, and returns them. Does nothing for other transports.
+    /// Allows the exports that the region of an inherited transport names, and returns them. Does nothing for other
+    /// transports.
     ///
     /// # Errors
     /// [`ErrorKind::System`] when the file cannot be written; nothing is allowed then.

@@ -1,7 +1,8 @@
 //! The life of a daemon: start, restore, serve, end.
 //!
-//! Invariants: the daemon changes nothing before it holds the locks. It sends `READY` when all objects that can be restored are
-//! restored. It ends within seconds of the signal, whatever is open, and acknowledged data is in the regions.
+//! Invariants: the daemon changes nothing before it holds the locks. It sends `READY` when all objects that can be
+//! restored are restored. It ends within seconds of the signal, whatever is open, and acknowledged data is in the
+//! regions.
 
 use crate::config::Config;
 use crate::logging::LogFormat;
@@ -27,8 +28,8 @@ const CONTROL_THREADS: usize = 64;
 /// Idle time after which such a thread ends: longer than a daemon runs.
 const CONTROL_THREAD_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Additional time for syncing regions in ordinary files: without the sync they are not recovered after a restart of the
-/// machine.
+/// Additional time for syncing regions in ordinary files: without the sync they are not recovered after a restart of
+/// the machine.
 const SYNC_LIMIT: Duration = Duration::from_secs(90);
 
 /// The options of a daemon.
@@ -38,13 +39,13 @@ pub struct Options {
     pub paths: Paths,
     /// Serve no region that does not survive a power failure.
     pub require_persistent: bool,
-    /// The program that preserves FUSE devices when it is run with the argument `store-process`; if none, FUSE devices end with the
-    /// daemon, unless systemd's descriptor store preserves them.
+    /// The program that preserves FUSE devices when it is run with the argument `store-process`; if none, FUSE devices
+    /// end with the daemon, unless systemd's descriptor store preserves them.
     pub store_program: Option<PathBuf>,
     /// A decorator for backing devices, for demonstrations and tests.
     pub decorator: Option<Decorator>,
-    /// For tests: the boot ID under which regions are used, to simulate a crash of the machine; none for the kernel's boot ID. No
-    /// argument sets it.
+    /// For tests: the boot ID under which regions are used, to simulate a crash of the machine; none for the kernel's
+    /// boot ID. No argument sets it.
     pub boot: Option<BootId>,
     /// The format of log lines.
     pub log_format: LogFormat,
@@ -79,8 +80,8 @@ impl Options {
 /// Runs a daemon until it receives SIGTERM, SIGINT or SIGHUP.
 ///
 /// # Errors
-/// When it cannot start: another daemon uses the socket or the state folder, the configuration is malformed, or a region does not
-/// survive a power failure although persistence is required.
+/// When it cannot start: another daemon uses the socket or the state folder, the configuration is malformed, or a
+/// region does not survive a power failure although persistence is required.
 pub fn run(options: Options) -> Result<()> {
     system::return_freed_memory();
     logging::start(options.log_format, options.verbose);
@@ -130,7 +131,7 @@ pub fn run(options: Options) -> Result<()> {
 }
 
 /// Time for requests in progress to respond when the daemon ends.
-const FAREWELL: Duration = Duration::from_secs(1);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Access) -> Result<()> {
     let failed = |error: std::io::Error| {
@@ -175,12 +176,12 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
     // New requests are refused; clients that wait for a drain get an error.
     manager.begin_stop();
     let _ = stop.send(());
-    let _ = tokio::time::timeout(FAREWELL, serving).await;
+    let _ = tokio::time::timeout(RESPONSE_TIMEOUT, serving).await;
     Ok(())
 }
 
-/// Ends the process when the stop takes longer than `limit`, or, once `syncing` is set because regions are being synced,
-/// [`SYNC_LIMIT`] longer.
+/// Ends the process when the stop takes longer than `limit`, or, once `syncing` is set because regions are being
+/// synced, [`SYNC_LIMIT`] longer.
 fn end_within(limit: Duration, syncing: &Arc<AtomicBool>) {
     let syncing = Arc::clone(syncing);
     let limited = std::thread::Builder::new().name("cbd-stop-limit".to_owned()).spawn(move || {
@@ -188,7 +189,7 @@ fn end_within(limit: Duration, syncing: &Arc<AtomicBool>) {
         if syncing.load(Ordering::SeqCst) {
             std::thread::sleep(SYNC_LIMIT);
             tracing::error!(
-                "bringing the regions to their disks took more than {} s; ending at once: a region in an ordinary file is recovered only \
+                "syncing the regions took more than {} s; ending at once: a region in an ordinary file is recovered only \
                  until the machine is restarted",
                 SYNC_LIMIT.as_secs()
             );
@@ -202,7 +203,7 @@ fn end_within(limit: Duration, syncing: &Arc<AtomicBool>) {
     });
     if let Err(error) = limited {
         tracing::warn!(
-            "no thread could be started to watch over the stop ({error}); SIGALRM ends it in time"
+            "no thread could be started to limit the time of the stop ({error}); SIGALRM ends it in time"
         );
         system::alarm(limit);
     }

@@ -1,10 +1,11 @@
 //! The wire protocol of the control socket: HTTP and JSON, `/v1/...`, described by `docs/openapi.yaml`.
 //!
-//! Invariants: requests are served only for root, for the daemon's own user, and for members of the configured group. Each
-//! request runs on a thread where it may block, and is refused if there is no thread for it. An error is
+//! Invariants: requests are served only for root, for the daemon's own user, and for members of the configured group.
+//! Each request runs on a thread where it may block, and is refused if there is no thread for it. An error is
 //! `{"error": {"kind", "message"}}` with the HTTP status of its kind.
 //!
-//! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client disconnects.
+//! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client
+//! disconnects.
 
 use crate::api::{Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, StopBackend};
 use crate::control::{Control, Flow, Report};
@@ -346,14 +347,15 @@ enum Event {
     End(cbd_types::Result<Done>),
 }
 
-/// Runs a long operation and responds with its progress as lines. An operation that fails before the first line responds with
-/// the status of its error, as a short operation does.
+/// Runs a long operation and responds with its progress as lines. An operation that fails before the first line
+/// responds with the status of its error, as a short operation does.
 async fn lines(
     control: Shared,
     operation: impl FnOnce(&dyn Control, Report<'_>) -> cbd_types::Result<Done> + Send + 'static,
 ) -> Response {
     let (sender, mut events) = mpsc::channel(16);
-    // A thread of its own: it may take minutes, and short requests must not wait for it if no more threads can be started.
+    // A thread of its own: it may take minutes, and short requests must not wait for it if no more threads can be
+    // started.
     let started = std::thread::Builder::new().name("cbd-operation".to_owned()).spawn(move || {
         let result = operation(&*control, &mut |progress| match sender.try_send(Event::Progress(progress)) {
             // A client that reads slowly misses progress lines only.

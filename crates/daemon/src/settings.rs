@@ -5,8 +5,8 @@ use crate::size::{parse_size, typed_size};
 use cbd_runtime::check_writeback_rate;
 use cbd_types::{Error, ErrorKind, Result};
 
-/// The largest `gc_percent` and `writeback_percent`: above it reclaim and writeback would begin too late to keep writers
-/// from waiting.
+/// The largest `gc_percent` and `writeback_percent`: above it reclaim and writeback would begin too late to keep
+/// writers from waiting.
 pub const PERCENT_MAX: i64 = 90;
 
 /// The largest `write_error_after_s`: a day.

@@ -1,7 +1,7 @@
 //! The control socket, and the locks that exclude a second daemon.
 //!
-//! Invariants: the holder of a [`Lock`] is the only daemon on the object that it protects, and the kernel releases the lock
-//! when the process ends; a socket is replaced only if it has no listener.
+//! Invariants: the holder of a [`Lock`] is the only daemon on the object that it protects, and the kernel releases the
+//! lock when the process ends; a socket is replaced only if it has no listener.
 
 use cbd_export::folders::{open_own_file, reach_folder};
 use cbd_types::{Error, ErrorKind, Result};
@@ -18,7 +18,7 @@ pub const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a running daemon to respond.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A lock file that one process at a time holds.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Lock {
         let end = Instant::now() + timeout;
         while !crate::system::try_lock(&file).map_err(failed)? {
             if Instant::now() < end {
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(RETRY_INTERVAL);
                 continue;
             }
             let mut holder = String::new();
@@ -61,10 +61,10 @@ impl Lock {
 
 /// Refuses a file with other contents than the number of a process: it is not a lock file and must not be overwritten.
 fn refuse_other_file(file: &File) -> std::io::Result<()> {
-    const LONGEST: usize = 20;
-    let mut text = [0; LONGEST + 1];
+    const TIMEOUT_MAX: usize = 20;
+    let mut text = [0; TIMEOUT_MAX + 1];
     let length = file.read_at(&mut text, 0)?;
-    if length <= LONGEST && text[..length].iter().all(u8::is_ascii_digit) {
+    if length <= TIMEOUT_MAX && text[..length].iter().all(u8::is_ascii_digit) {
         return Ok(());
     }
     Err(std::io::Error::other("it holds something else than the number of a process; move it away"))
@@ -85,7 +85,7 @@ impl ControlSocket {
     /// [`ErrorKind::Busy`] when a daemon listens there already.
     pub fn listen(path: &Path, group: Option<u32>) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::new(ErrorKind::System, format!("the control socket {} cannot be made", path.display()))
+            Error::new(ErrorKind::System, format!("the control socket {} cannot be created", path.display()))
                 .caused_by(error)
         };
         if let Some(folder) = path.parent() {
@@ -121,7 +121,8 @@ impl ControlSocket {
             Err(error) => return Err(failed(error)),
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
-        // The server also checks the credentials of each client; the mode prevents other users from filling the backlog.
+        // The server also checks the credentials of each client; the mode prevents other users from filling the
+        // backlog.
         let mode = if group.is_some() { 0o660 } else { 0o600 };
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
         if let Some(group) = group {

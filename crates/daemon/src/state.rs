@@ -1,11 +1,12 @@
-//! Persistent state of a daemon outside the region: the registered transports, the recovery points, and the daemon's number.
+//! Persistent state of a daemon outside the region: the registered transports, the recovery points, and the daemon's
+//! number.
 //!
-//! Invariants: `transports.json` is replaced atomically, so a crash leaves the old file or the new one, and so is what
-//! [`crate::remote`] keeps there. The log of recovery
-//! points is append-only, and is rotated before it exceeds [`LOG_LIMIT`]. All other state is in the region.
+//! Invariants: `transports.json` and the file of [`crate::remote`] are replaced atomically, so a crash leaves the old
+//! file or the new one. The log of recovery points is append-only, and is rotated before it exceeds [`LOG_LIMIT`]. All
+//! other state is in the region.
 //!
-//! The recovery points are here because they must outlive the region: if it is lost, the last line is a lower bound of the
-//! recovery point of the backing device.
+//! The recovery points are here because they must outlive the region: if it is lost, the last line is a lower bound of
+//! the recovery point of the backing device.
 
 use crate::size::format_size;
 use cbd_export::folders::{open_own_file, own_folder};
@@ -147,8 +148,8 @@ impl StateDir {
         replace(&file, text.as_bytes()).map_err(|error| failed("write", &file, &error))
     }
 
-    /// The number that marks kernel devices of this daemon, constant for the life of the state folder; `random` generates it on
-    /// the first call.
+    /// The number that marks kernel devices of this daemon, constant for the life of the state folder; `random`
+    /// generates it on the first call.
     ///
     /// # Errors
     /// [`ErrorKind::System`] when it cannot be written, [`ErrorKind::Damaged`] when the file holds no number.
@@ -243,7 +244,8 @@ fn read_lines(text: &str, file: &Path, log: &mut RecoveryLog) {
     }
 }
 
-/// The text of a file of this user; an error if another user has replaced it, or if it has more than [`FILE_LIMIT`] bytes.
+/// The text of a file of this user; an error if another user has replaced it, or if it has more than [`FILE_LIMIT`]
+/// bytes.
 pub(crate) fn read_own(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let file = open_own_file(path, OpenOptions::new().read(true))?;

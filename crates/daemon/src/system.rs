@@ -64,8 +64,8 @@ pub fn try_lock(file: &std::fs::File) -> std::io::Result<bool> {
     }
 }
 
-/// The descriptors that a service manager passed to this process, with their names, by the protocol of `sd_listen_fds(3)`; none
-/// after the first call. They are made close-on-exec.
+/// The descriptors that a service manager passed to this process, with their names, by the protocol of
+/// `sd_listen_fds(3)`; none after the first call. They are made close-on-exec.
 #[must_use]
 pub fn handed_over_descriptors() -> Vec<(String, OwnedFd)> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();

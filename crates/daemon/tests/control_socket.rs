@@ -412,7 +412,8 @@ fn a_client_waits_for_a_long_operation_while_the_daemon_is_alive() {
     static WAITED_S: AtomicU64 = AtomicU64::new(0);
     let served = Served::for_this_user();
     let busy = served.fake.busy.lock().unwrap();
-    let client = served.client().tells(|waited| WAITED_S.store(waited.as_secs(), Ordering::SeqCst));
+    let client =
+        served.client().with_waiting_callback(|waited| WAITED_S.store(waited.as_secs(), Ordering::SeqCst));
     let asking = std::thread::spawn(move || client.get::<Vec<HostInfo>>("/v1/transports/0/hosts"));
     // Longer than the time after which the client checks whether the daemon is alive.
     let end = Instant::now() + Duration::from_secs(60);

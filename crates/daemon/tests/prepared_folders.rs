@@ -1,5 +1,6 @@
-//! A daemon in folders that another user has prepared: links, pipes, sockets, files and folders of any mode and owner exist at
-//! the paths of its own files. It starts or refuses to start, in time, and changes nothing outside its folders.
+//! A daemon in folders that another user has prepared: links, pipes, sockets, files and folders of any mode and owner
+//! exist at the paths of its own files. It starts or refuses to start, in time, and changes nothing outside its
+//! folders.
 //!
 //! `CBD_TREES` sets the number of trees, `CBD_SEED` the first seed.
 
@@ -20,7 +21,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// Paths that the daemon uses or may create.
-const PLACES: [&str; 18] = [
+const PATHS: [&str; 18] = [
     "state",
     "state/transports.json",
     "state/transports.new",
@@ -119,7 +120,7 @@ fn prepare(at: &Path, outside: &Path, chance: &mut Chance) {
 }
 
 /// Runs a daemon through all its operations in these folders; it may refuse any of them.
-fn live(folder: &Path) {
+fn run_all_operations(folder: &Path) {
     let options = Options::below(folder);
     let socket = ControlSocket::listen(&options.paths.socket, None);
     let Ok(state) = StateDir::open(&options.paths.state_dir) else { return };
@@ -179,7 +180,7 @@ fn a_daemon_in_folders_that_another_user_prepared_changes_nothing_outside_and_en
         }
         fs::File::create(folder.join("disk")).unwrap().set_len(4 << 20).unwrap();
         let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        for name in PLACES {
+        for name in PATHS {
             // A name below a path that is not a folder cannot exist.
             let at = folder.join(name);
             let parent = at.parent().unwrap();
@@ -193,7 +194,7 @@ fn a_daemon_in_folders_that_another_user_prepared_changes_nothing_outside_and_en
         let before = snapshot(&outside);
         let (tell, told) = channel();
         let living = std::thread::spawn(move || {
-            live(&folder);
+            run_all_operations(&folder);
             tell.send(()).unwrap();
         });
         let ended = told.recv_timeout(Duration::from_secs(60));

@@ -1,7 +1,7 @@
-//! Blocks that name their own number and version, and the log of what was written: the proof that no write is lost.
+//! Blocks that contain their own number and version, and the log of writes to which they are compared.
 //!
 //! Every word of a block is computed from the block's number and version, so a torn block matches no version. The
-//! log is in this process, outside the daemon, and outlives the daemon.
+//! log is in this process and not in the daemon, so it outlives the daemon.
 //!
 //! Invariants: a block has one writer at a time, so at most its newest version was issued and not acknowledged.
 
@@ -23,13 +23,13 @@ pub fn fill(buffer: &mut [u8], seed: u64, slot: u32, version: u32) {
     for (index, word) in (0_u64..).zip(words.iter_mut()) {
         *word = (key ^ index.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes();
     }
-    // In plain text, so that a wrong block can be named.
+    // Not mixed, so that a wrong block can be identified.
     if let Some(first) = words.first_mut() {
         *first = name.to_le_bytes();
     }
 }
 
-/// Which version of block `slot` `buffer` is; none if it is no version of it, whole.
+/// The version of block `slot` in `buffer`; none if `buffer` is not one complete version of the block.
 pub fn version_of(buffer: &[u8], seed: u64, slot: u32) -> Option<u32> {
     let (words, rest) = buffer.as_chunks::<8>();
     if words.len() != WORDS || !rest.is_empty() {
@@ -54,12 +54,12 @@ const fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// A small generator of pseudo-random numbers (SplitMix64).
+/// A generator of pseudo-random numbers (SplitMix64).
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// One that begins with `seed`.
+    /// A generator that begins with `seed`.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -73,18 +73,18 @@ impl Random {
     }
 }
 
-/// How the content of a block compares with the log.
+/// The result of a comparison of a block with the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// What was acknowledged, or the one write that was issued after it.
+    /// The acknowledged version, or the version of the one write that was issued after it.
     Right,
-    /// An older version: this many acknowledged writes are lost.
+    /// An older version; the number of acknowledged writes that are lost.
     Older(u32),
-    /// No version of this block.
+    /// Not a version of this block.
     Wrong,
 }
 
-/// What was issued and what was acknowledged, for each block.
+/// The versions that were issued and acknowledged, for each block.
 #[derive(Debug)]
 pub struct Log {
     seed: u64,
@@ -97,9 +97,9 @@ struct Entry {
     issued: AtomicU32,
     /// The newest version that was acknowledged, or found after a crash.
     durable: AtomicU32,
-    /// A version that was issued, not acknowledged, and not there after a crash: it must not reappear.
+    /// A version that was issued, not acknowledged, and not found after a crash: no later read may return it.
     vanished: AtomicU32,
-    /// How many writes were acknowledged.
+    /// Number of acknowledged writes.
     acknowledged: AtomicU32,
 }
 
@@ -114,7 +114,7 @@ impl Log {
         u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
     }
 
-    /// Logs that the next version of `slot` is about to be written, fills `buffer` with it, and returns its number.
+    /// Issues the next version of `slot`: logs it, fills `buffer` with it, and returns its number.
     pub fn issue(&self, slot: u32, buffer: &mut [u8]) -> u32 {
         let version = self
             .entries
@@ -124,7 +124,7 @@ impl Log {
         version
     }
 
-    /// Which version of `slot` a block is; none if it is no version of it, whole.
+    /// The version of `slot` in a block; none if it is not one complete version of the block.
     pub fn version_of(&self, slot: u32, block: &[u8]) -> Option<u32> {
         version_of(block, self.seed, slot)
     }
@@ -152,7 +152,7 @@ impl Log {
 
     /// As [`validate`](Self::validate), while no write is in flight: the version found now is the version that
     /// later reads must return.
-    pub fn settle(&self, slot: u32, buffer: &[u8]) -> Verdict {
+    pub fn validate_and_record(&self, slot: u32, buffer: &[u8]) -> Verdict {
         let verdict = self.validate(slot, buffer);
         if verdict == Verdict::Right
             && let (Some(entry), Some(version)) =
@@ -167,22 +167,22 @@ impl Log {
         verdict
     }
 
-    /// Counts acknowledged writes from here on.
+    /// Restarts the count of acknowledged writes.
     pub fn count_from_here(&self) {
         for entry in &self.entries {
             entry.acknowledged.store(0, Ordering::SeqCst);
         }
     }
 
-    /// Writes to `slot` that were acknowledged.
+    /// Acknowledged writes to `slot`.
     pub fn acknowledged(&self, slot: u32) -> u64 {
         self.entries
             .get(slot as usize)
             .map_or(0, |entry| u64::from(entry.acknowledged.load(Ordering::SeqCst)))
     }
 
-    /// Writes that were acknowledged.
-    pub fn acknowledged_in_all(&self) -> u64 {
+    /// Acknowledged writes.
+    pub fn acknowledged_total(&self) -> u64 {
         (0..self.slots()).map(|slot| self.acknowledged(slot)).sum()
     }
 }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_knows_its_version_and_no_other() {
+    fn the_version_of_a_block_is_recognised() {
         let mut buffer = vec![0; BLOCK];
         for (slot, version) in [(0, 1), (7, 1), (7, 2), (u32::MAX - 1, 900)] {
             fill(&mut buffer, 5, slot, version);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_must_be_there_and_what_was_issued_may_be() {
+    fn acknowledged_versions_must_be_found_and_issued_ones_may_be() {
         let log = Log::new(4, 9);
         let (mut first, mut second, mut third) = (vec![0; BLOCK], vec![0; BLOCK], vec![0; BLOCK]);
         log.issue(1, &mut first);
@@ -234,31 +234,31 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_after_a_crash_must_stay() {
+    fn a_version_that_was_found_after_a_crash_must_be_found_again() {
         let log = Log::new(1, 9);
         let (mut first, mut second) = (vec![0; BLOCK], vec![0; BLOCK]);
         log.issue(0, &mut first);
         log.acknowledge(0);
         log.issue(0, &mut second);
-        assert_eq!(log.settle(0, &second), Verdict::Right);
+        assert_eq!(log.validate_and_record(0, &second), Verdict::Right);
         assert_eq!(log.validate(0, &first), Verdict::Older(1));
         assert_eq!(log.acknowledged(0), 1);
     }
 
     #[test]
-    fn what_was_not_there_after_a_crash_must_not_come_back() {
+    fn a_version_that_was_missing_after_a_crash_must_stay_missing() {
         let log = Log::new(1, 9);
         let (mut first, mut second) = (vec![0; BLOCK], vec![0; BLOCK]);
         log.issue(0, &mut first);
         log.acknowledge(0);
         log.issue(0, &mut second);
-        assert_eq!(log.settle(0, &first), Verdict::Right);
+        assert_eq!(log.validate_and_record(0, &first), Verdict::Right);
         assert_eq!(log.validate(0, &second), Verdict::Wrong);
         assert_eq!(log.validate(0, &first), Verdict::Right);
     }
 
     #[test]
-    fn random_numbers_stay_below_their_end_and_spread() {
+    fn random_numbers_are_below_their_end_and_distributed() {
         let mut random = Random::new(1);
         let mut seen = [0_u32; 10];
         for _ in 0..10_000 {

@@ -1,7 +1,7 @@
 //! Files that are saved atomically: written under another name, `fsync`, rename, `fsync` of the folder.
 //!
-//! Invariants: when the last `fsync` returns the save is acknowledged, and from then on the file has that version
-//! or a newer one, whole. A file has one writer.
+//! Invariants: a save is acknowledged when its last `fsync` returns; from then on the file has that version or a newer
+//! one, complete. A file has one writer.
 
 use crate::block::{BLOCK, Log, Random, Verdict};
 use crate::measure::Compared;
@@ -32,10 +32,10 @@ impl Files {
         &self.log
     }
 
-    /// Saves a new version of one of them.
+    /// Saves a new version of one of the files.
     ///
     /// # Errors
-    /// What the system says; the save is not acknowledged then.
+    /// The system error; the save is not acknowledged then.
     pub fn save(&self, root: &Path) -> Result<()> {
         let slot = self.random.lock().unwrap_or_else(std::sync::PoisonError::into_inner).below(FILES);
         let mut block = vec![0; BLOCK];
@@ -60,14 +60,14 @@ impl Files {
     /// Compares all files with the log.
     ///
     /// # Errors
-    /// What the system says when one cannot be read.
+    /// The system error, if a file cannot be read.
     pub fn compare(&self, root: &Path, check: impl Fn(u32, &[u8]) -> Verdict) -> Result<Compared> {
         let folder = folder(root);
         let mut compared = Compared::default();
         for slot in 0..FILES {
             let content = match fs::read(folder.join(slot.to_string())) {
                 Ok(content) => content,
-                // Version 0.
+                // No version was saved: version 0.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => vec![0; BLOCK],
                 Err(error) => return Err(system(format!("reading file {slot}"), &error)),
             };
@@ -89,7 +89,7 @@ fn folder(root: &Path) -> PathBuf {
     root.join("saved")
 }
 
-/// Versions differ in length too.
+/// Blocks of a version: versions differ in length, too.
 const fn blocks_of(version: u32) -> usize {
     if version == 0 { 1 } else { 1 + (version % 8) as usize }
 }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_there_and_what_is_missing_is_lost() {
+    fn saved_files_are_found_and_missing_ones_are_lost() {
         let root = tempfile::tempdir().unwrap();
         let files = Files::new(3);
         for _ in 0..20 {
@@ -114,10 +114,10 @@ mod tests {
     }
 
     #[test]
-    fn half_a_file_is_wrong() {
+    fn a_truncated_file_is_wrong() {
         let root = tempfile::tempdir().unwrap();
         let files = Files::new(3);
-        while files.log().acknowledged_in_all() < 3 {
+        while files.log().acknowledged_total() < 3 {
             files.save(root.path()).unwrap();
         }
         let saved = fs::read_dir(folder(root.path())).unwrap().next().unwrap().unwrap().path();

@@ -1,4 +1,4 @@
-//! The ext4 file system: its tools, its mounts, and a trial of whether this machine permits them.
+//! The ext4 file system: its tools, its mounts, and a trial whether this machine permits them.
 //!
 //! Invariants: mounts are in a mount namespace and in folders of this process, so they end with it; loop devices
 //! that `mount` creates release their file when they are unmounted.
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 /// Timeout of a tool; on the slow disk a file system is created in seconds.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long udev, which probes new block devices, may keep one open.
+/// Timeout for udev, which probes new block devices, to close one.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of the file system of the trial.
+/// Bytes of the file system that the trial creates.
 const TRIAL_SIZE: u64 = 8 << 20;
 
-/// Programs of the system.
+/// The tools of the file system.
 #[derive(Clone, Debug)]
 pub struct Tools {
     mkfs: PathBuf,
@@ -30,10 +30,10 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Finds them.
+    /// Searches the tools.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] with the one that is missing.
+    /// [`ErrorKind::NotFound`] with the missing tool.
     pub fn find() -> Result<Self> {
         let need = |name: &str| {
             program(name).ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no {name}")))
@@ -41,10 +41,10 @@ impl Tools {
         Ok(Self { mkfs: need("mkfs.ext4")?, mount: need("mount")?, fsck: program("e2fsck") })
     }
 
-    /// Makes a file system on a device or in a file.
+    /// Creates a file system on a device or in a file.
     ///
     /// # Errors
-    /// What the tool says.
+    /// The output of the tool.
     pub fn make_file_system(&self, device: &Path) -> Result<()> {
         let mut command = Command::new(&self.mkfs);
         command.args(["-q", "-F", "-b", "4096", "-m", "0"]);
@@ -52,10 +52,10 @@ impl Tools {
         run(command, "mkfs.ext4")
     }
 
-    /// Checks a file system without changing it; says whether there was a tool for it.
+    /// Checks a file system without changing it; false if no tool for it is installed.
     ///
     /// # Errors
-    /// What the tool finds.
+    /// The output of the tool.
     pub fn check_file_system(&self, device: &Path) -> Result<bool> {
         let Some(fsck) = &self.fsck else { return Ok(false) };
         let mut command = Command::new(fsck);
@@ -71,7 +71,7 @@ fn program(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Runs a tool to its end; what it says is part of the error.
+/// Runs a tool to its end; an error contains its output.
 fn run(mut command: Command, name: &str) -> Result<()> {
     interrupt::check()?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env("LC_ALL", "C");
@@ -106,18 +106,18 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts `device`, or a file if `options` say `loop`, at `path`, which is made if it is not there.
+    /// Mounts `device`, or a file if `options` has `loop`, at `path`, which is created if it does not exist.
     ///
     /// # Errors
-    /// What `mount` says.
+    /// The output of `mount`.
     pub fn mount(device: &Path, path: &Path, options: &str) -> Result<Self> {
         fs::create_dir_all(path).map_err(|error| system(path.display().to_string(), &error))?;
-        // The kernel would record a link to the device in the table of mounts.
+        // The table of mounts would have the link to the device otherwise.
         let device =
             fs::canonicalize(device).map_err(|error| system(device.display().to_string(), &error))?;
         let mut command = Command::new(Tools::find()?.mount);
         command.args(["-t", "ext4", "-o", options]).arg(&device).arg(path);
-        // Made before it is mounted: if `mount` is interrupted after it has done its work, it is unmounted.
+        // Created before the mount: if `mount` is interrupted after it has mounted, the drop unmounts.
         let mut mounted = Self { path: path.to_owned(), is_mounted: true };
         if let Err(error) = run(command, "mount") {
             mounted.detach();
@@ -126,15 +126,15 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Unmounts it; that succeeds even if the server of its device is dead.
+    /// Unmounts the file system, even if the server of its device has ended.
     ///
     /// # Errors
-    /// When a process keeps it busy beyond the timeout.
+    /// When a process uses it beyond the timeout.
     pub fn unmount(mut self) -> Result<()> {
         let end = Instant::now() + UNMOUNT_TIMEOUT;
         loop {
@@ -165,7 +165,7 @@ impl Drop for Mounted {
         if !self.is_mounted {
             return;
         }
-        // A clean unmount if it succeeds at once, else a lazy one.
+        // A clean unmount if it succeeds immediately, else a lazy one.
         let _watchdog = interrupt::Watchdog::new(UNMOUNT_TIMEOUT);
         if calls::unmount(&self.path, false).is_ok() {
             self.is_mounted = false;
@@ -174,14 +174,14 @@ impl Drop for Mounted {
     }
 }
 
-/// Tries everything that a file system on a block device of CBD needs; afterwards this process has its own mount
-/// namespace.
+/// Tries all operations that a file system on a block device of CBD needs. This process has a mount namespace of its
+/// own afterwards.
 ///
 /// # Errors
-/// What is missing, in one sentence.
-pub fn try_everything() -> std::result::Result<(), String> {
+/// The missing requirement, in one sentence.
+pub fn try_file_system() -> std::result::Result<(), String> {
     let trial = || -> Result<()> {
-        calls::own_mounts().map_err(|error| system("no mounts of our own", &error))?;
+        calls::unshare_own_mounts().map_err(|error| system("no mount namespace", &error))?;
         cbd_fuse::probe().map_err(|reason| Error::new(ErrorKind::Unsupported, reason))?;
         let tools = Tools::find()?;
         let folder = folders::Folder::create(&folders::temporary())?;
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_tool_says_is_in_the_error() {
+    fn the_output_of_a_tool_is_in_the_error() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo it is broken >&2; exit 3"]);
         let error = run(command, "sh").unwrap_err().line();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_not_found() {
+    fn a_program_that_is_not_installed_is_an_error() {
         assert!(program("sh").is_some());
         assert!(program("no-such-program-anywhere").is_none());
     }

@@ -1,8 +1,7 @@
 //! The temporary folders of the demonstration, and their removal.
 //!
-//! Invariants: everything is in folders of the demonstration's own, each with a file that is locked while the
-//! demonstration runs. A folder of a killed demonstration is recognised by its free lock, and only such folders are
-//! swept.
+//! Invariants: all files are in folders of the demonstration, each with a file that is locked while the demonstration
+//! runs. Only folders whose lock is free are swept: their demonstration was killed.
 
 use crate::system;
 use cbd_types::{Error, ErrorKind, Result};
@@ -12,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "cbd-demo-";
 const LOCK: &str = "cbd-demo.lock";
-/// The path of a socket has 107 bytes at most.
-const SHORT: usize = 60;
+/// Longest path of the parent folder in bytes, since the path of a socket has 107 bytes at most.
+const PARENT_PATH_MAX: usize = 60;
 
 /// A folder that is removed when this value is dropped.
 #[derive(Debug)]
@@ -26,7 +25,7 @@ impl Folder {
     /// Creates a folder in `parent` that only this user can read.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn create(parent: &Path) -> Result<Self> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::System, format!("no folder can be created in {}", parent.display()))
@@ -43,7 +42,7 @@ impl Folder {
             });
             match lock {
                 Ok(lock) => return Ok(Self { path, _lock: lock }),
-                // Another demonstration swept it before it was locked.
+                // Another demonstration has swept the folder before it was locked.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -67,7 +66,7 @@ impl Folder {
 
     /// A folder in it, created if it does not exist.
     ///
-    /// # Errors
+    /// The system error.
     /// What the system says.
     pub fn subfolder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
@@ -87,30 +86,30 @@ impl Drop for Folder {
 /// The folder for temporary files.
 pub fn temporary() -> PathBuf {
     let path = std::env::temp_dir();
-    if path.as_os_str().len() > SHORT { PathBuf::from("/tmp") } else { path }
+    if path.as_os_str().len() > PARENT_PATH_MAX { PathBuf::from("/tmp") } else { path }
 }
 
-/// The shared memory, where there is one.
+/// The folder of shared memory, if there is one.
 pub fn shared_memory() -> PathBuf {
     PathBuf::from("/dev/shm")
 }
 
-/// A folder for a region of `bytes`: in shared memory if it has room, else among temporary files, with the reason.
+/// A folder for a region of `bytes`: in shared memory if there is space, else among temporary files, with the reason.
 ///
 /// # Errors
-/// What the system says.
+/// The system error.
 pub fn for_region(bytes: u64) -> Result<(Folder, Option<String>)> {
     let shared = shared_memory();
-    let reason = match system::room(&shared) {
+    let reason = match system::free_bytes(&shared) {
         Err(error) => format!("there is no {}: {error}", shared.display()),
-        Ok(room) if room < bytes + (bytes >> 3) => format!(
+        Ok(free_bytes) if free_bytes < bytes + (bytes >> 3) => format!(
             "{} has room for {} MiB, and {} MiB are needed",
             shared.display(),
-            room >> 20,
+            free_bytes >> 20,
             (bytes + (bytes >> 3)) >> 20
         ),
         Ok(_) if available_memory().is_some_and(|available| available < 2 * bytes) => {
-            "memory is short".to_owned()
+            "there is too little memory".to_owned()
         }
         Ok(_) => match Folder::create(&shared) {
             Ok(folder) => return Ok((folder, None)),
@@ -126,7 +125,7 @@ fn available_memory() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Removes what killed demonstrations left behind, and returns the folders.
+/// Removes the folders that killed demonstrations left, and returns them.
 pub fn sweep() -> Vec<PathBuf> {
     let mut swept = Vec::new();
     let mut parents = vec![temporary(), shared_memory()];
@@ -169,10 +168,10 @@ fn remove(path: &Path) {
     let _ = fs::remove_dir_all(path);
 }
 
-/// Unmounts whatever is mounted beneath `path` as far as this process sees it.
+/// Unmounts all file systems beneath `path` that are visible to this process.
 pub fn unmount_beneath(path: &Path) {
     let mounts = cbd_sys::mounts::list().unwrap_or_default();
-    // The last is the innermost.
+    // The last mount is the innermost.
     for mount in mounts.iter().rev().filter(|mount| mount.target.starts_with(path)) {
         let _ = system::unmount(&mount.target, true);
     }
@@ -198,7 +197,7 @@ mod tests {
         let folder = Folder::create(parent.path()).unwrap();
         let path = folder.path().to_owned();
         assert!(!is_dead(&path));
-        // As after SIGKILL: the lock is free, the folder stays.
+        // As after SIGKILL: the lock is free, and the folder exists.
         let Folder { path: _, _lock } = &folder;
         _lock.unlock().unwrap();
         assert!(is_dead(&path));

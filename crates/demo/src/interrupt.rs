@@ -1,7 +1,7 @@
-//! Ctrl-C, and the children that must not outlive it.
+//! Ctrl-C, and the children that must end with it.
 //!
-//! Invariants: after a signal the demonstration ends in order and in bounded time: a child that does not answer is
-//! killed, which ends every wait for it.
+//! Invariants: after a signal the demonstration ends in bounded time: a child that does not respond is killed, which
+//! ends every wait for it.
 
 use crate::system;
 use cbd_types::{Error, ErrorKind, Result};
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long an orderly end may take after a signal before children are killed.
+/// Time after a signal within which the demonstration must end before its children are killed.
 const GRACE: Duration = Duration::from_secs(4);
-/// How long the kernel may take to end a killed child and its I/O.
+/// Timeout for the kernel to end a killed child and its I/O.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which a child is polled: its end raises no event that several threads could wait for.
+/// Interval at which a child is polled: its end has no event that several threads could wait for.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -37,18 +37,18 @@ pub fn listen() -> Result<()> {
             INTERRUPTED.store(true, Ordering::SeqCst);
             std::thread::sleep(GRACE);
             // A thread that still blocks waits for a child, or for a device that a child serves.
-            kill_everything();
+            kill_children();
         })
         .map(drop)
         .map_err(|error| Error::new(ErrorKind::System, "no thread that waits for signals").caused_by(error))
 }
 
-/// Whether the user wants it to end.
+/// Whether a signal has requested the end.
 pub fn requested() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
-/// An error if the user wants it to end.
+/// An error if a signal has requested the end.
 ///
 /// # Errors
 /// [`ErrorKind::Stopped`].
@@ -56,24 +56,24 @@ pub fn check() -> Result<()> {
     if requested() { Err(Error::new(ErrorKind::Stopped, "interrupted")) } else { Ok(()) }
 }
 
-fn kill_everything() {
+fn kill_children() {
     for &child in children().iter() {
         system::signal(child, libc::SIGKILL);
     }
 }
 
-/// Kills the children unless it is dropped in time, so that every wait for a device is bounded.
+/// Kills the children unless it is dropped before its timeout, so that every wait for a device is bounded.
 pub struct Watchdog {
     done: std::sync::mpsc::Sender<()>,
 }
 
 impl Watchdog {
-    /// Acts after `timeout`.
+    /// Kills the children after `timeout`.
     pub fn new(timeout: Duration) -> Self {
         let (done, dropped) = std::sync::mpsc::channel::<()>();
         let _ = std::thread::Builder::new().name("demo-watchdog".to_owned()).spawn(move || {
             if dropped.recv_timeout(timeout) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                kill_everything();
+                kill_children();
             }
         });
         Self { done }
@@ -94,13 +94,13 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Starts `command`. The child dies with the calling thread, which must be the one that lives longest.
+    /// Starts `command`. The child ends with the calling thread, which must be the one that lives longest.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system error.
     pub fn start(command: &mut std::process::Command) -> std::io::Result<Self> {
         system::bind_to_parent(command);
-        // Under the lock, so that a signal either finds the child or prevents it.
+        // With the lock held, so that a signal either finds the child or prevents its start.
         let mut children = children();
         if requested() {
             return Err(std::io::Error::from(std::io::ErrorKind::Interrupted));
@@ -111,15 +111,15 @@ impl Guarded {
         Ok(Self { child, status: None })
     }
 
-    /// The child, for its pipes.
+    /// The child, for access to its pipes.
     pub fn child_mut(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
-            // Under the lock: after the wait its number can be reused by another process.
+            // With the lock held: after the wait another process can get its number.
             let mut children = children();
             if let Ok(Some(status)) = self.child.try_wait() {
                 children.retain(|&child| child != self.child.id());
@@ -129,7 +129,7 @@ impl Guarded {
         self.status
     }
 
-    /// How it ended, within `timeout`.
+    /// Its exit status; none if it has not ended within `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + timeout;
         while self.ended().is_none() && Instant::now() < end {
@@ -145,7 +145,8 @@ impl Guarded {
         }
     }
 
-    /// SIGKILL, now; returns when the process is gone, which takes as long as the kernel needs to end its I/O.
+    /// Sends SIGKILL and waits for the end of the process, which takes until the kernel has ended its I/O. False after
+    /// `timeout`.
     pub fn kill(&mut self, timeout: Duration) -> bool {
         self.signal(libc::SIGKILL);
         self.wait(timeout).is_some()
@@ -164,7 +165,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_dropped_child_is_dead() {
+    fn a_dropped_child_has_ended() {
         let guarded = Guarded::start(Command::new("sleep").arg("100")).unwrap();
         let process = guarded.child.id();
         assert!(children().contains(&process));

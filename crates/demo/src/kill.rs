@@ -1,6 +1,6 @@
-//! The daemon is killed while clients write, and what is found after its restart.
+//! A kill of the daemon while clients write, and the comparison after its restart.
 //!
-//! Invariants: what was acknowledged before the kill is compared with the log before anything else is written.
+//! Invariants: the blocks are compared with the log before the first write after the restart.
 
 use crate::block::Log;
 use crate::interrupt;
@@ -15,7 +15,7 @@ use cbd_daemon::size::format_size;
 use cbd_types::{Context, Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
-/// Kills until one finds requests in flight and dirty data: the first, unless the machine is very busy.
+/// Most kills until one finds requests in flight and dirty data: more than one only if the machine is very busy.
 const ATTEMPTS: u32 = 5;
 /// Timeout of waits for the device of a killed daemon.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(20);
@@ -47,20 +47,20 @@ impl Demo {
             if kill.in_flight > 0 && kill.dirty_bytes > 0 {
                 break;
             }
-            self.output.say("   Nothing was in flight at that moment: once more.");
+            self.output.print("   No write was in flight at that moment: the kill is repeated.");
         }
         let Some(kill) = &mut report.kill else { return Ok(target) };
         if kill.acknowledged == 0 || kill.in_flight == 0 || kill.dirty_bytes == 0 {
             let text = "the daemon could not be killed with requests in flight and dirty data: is this machine busy?";
             return Err(Error::new(ErrorKind::TimedOut, text));
         }
-        self.output.say(&format!(
+        self.output.print(&format!(
             "   Killed with {} requests in flight and {} in the cache only; back after {} ms.",
             kill.in_flight,
             format_size(kill.dirty_bytes),
             kill.recovery_ms
         ));
-        self.output.say(&format!(
+        self.output.print(&format!(
             "   {} writes had been acknowledged; {} were checked and are there, {} are lost.",
             grouped(kill.acknowledged),
             grouped(kill.verified),
@@ -71,7 +71,7 @@ impl Demo {
             work::write_while(&target, logs, seed(), |gauge| self.watch(gauge, self.scale.after, &bar))?;
         first_failure(ended)?;
         kill.acknowledged_after = logs.acknowledged() - kill.acknowledged;
-        self.output.say(&format!("   Work went on: {} writes more.", grouped(kill.acknowledged_after)));
+        self.output.print(&format!("   Work continued: {} more writes.", grouped(kill.acknowledged_after)));
         Ok(target)
     }
 
@@ -100,7 +100,7 @@ impl Demo {
             .filter_map(|ended| ended.unacknowledged.as_ref())
             .filter(|(issued, _)| *issued < moment.at);
         let in_flight = caught.count() as u64;
-        // The device is dead, but the file system can be unmounted.
+        // The device has ended, but the file system can be unmounted.
         target.close().context(|| "after the kill".to_owned())?;
         bar.message("starting it again".to_owned());
         daemon.restart().context(|| "after the kill".to_owned())?;
@@ -110,12 +110,14 @@ impl Demo {
         let recovery = moment.at.elapsed();
         bar.message("checking every write".to_owned());
         let mut io = target.open(target::Sync::Completed)?;
-        let settle = |log: &Log, slot, block: &[u8]| log.settle(slot, block);
-        let mut compared =
-            read_all(&mut io, &logs.blocks, &bar, |slot, block| settle(&logs.blocks, slot, block))?;
+        let validate_and_record = |log: &Log, slot, block: &[u8]| log.validate_and_record(slot, block);
+        let mut compared = read_all(&mut io, &logs.blocks, &bar, |slot, block| {
+            validate_and_record(&logs.blocks, slot, block)
+        })?;
         if let Some(root) = target.root() {
-            compared =
-                compared.and(logs.files.compare(root, |slot, block| settle(logs.files.log(), slot, block))?);
+            compared = compared.and(
+                logs.files.compare(root, |slot, block| validate_and_record(logs.files.log(), slot, block))?,
+            );
         }
         let kill = Kill {
             acknowledged: logs.acknowledged(),

@@ -1,14 +1,13 @@
-//! `cbdctrl demo`: CBD measured on this machine, and the proof that acknowledged writes survive a kill of the
-//! daemon.
+//! `cbdctrl demo`: measures CBD on this machine, and shows that acknowledged writes survive a kill of the daemon.
 //!
 //! It measures a slow disk without and with a cache, and the same export over plain memory; it kills the daemon
-//! during checksummed writes; at the end it compares the disk alone with the log of what was written.
+//! during checksummed writes; at the end it compares the disk alone with the log of writes.
 //!
 //! Invariants: nothing is installed, and nothing is left behind, however it ends: everything is in folders, mounts
 //! and processes of its own, which end with this process or are swept at the next start. The exit code is 0 only if
 //! every check passed.
 //!
-//! Elsewhere: what is measured. The daemon is the real one, started as a user would start it.
+//! Elsewhere: the objects that are measured. The daemon is the real one, started as a user would start it.
 
 mod block;
 mod files;
@@ -59,7 +58,7 @@ pub struct Arguments {
 /// The exit code of shells for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the demonstration in the process of `cbdctrl`; `wrap` fits a text to the terminal.
+/// Runs the demonstration in the process of `cbdctrl`; `wrap` wraps a text to the width of the terminal.
 #[must_use]
 pub fn run(arguments: &Arguments, json: bool, wrap: fn(&str) -> String) -> ExitCode {
     if let Some(folder) = &arguments.serve_memory {
@@ -84,8 +83,8 @@ pub fn run(arguments: &Arguments, json: bool, wrap: fn(&str) -> String) -> ExitC
         report.error = Some(ErrorBody::from(error));
     } else {
         output.title(&report::table(&report));
-        output.say(&format!(
-            "Every check passed. It took {:.0} s, and nothing of it is left.",
+        output.print(&format!(
+            "Every check passed. It took {:.0} s, and left nothing behind.",
             report.duration_s
         ));
     }

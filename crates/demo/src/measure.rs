@@ -1,7 +1,6 @@
-//! The figures: how long 4 KiB requests to random blocks take, one at a time.
+//! The measurement of 4 KiB requests to random blocks, one at a time.
 //!
-//! Invariants: every write is logged, and every read is checked against the log, outside of the time that is
-//! measured.
+//! Invariants: every write is logged, and every read is compared with the log, outside the measured time.
 
 use crate::block::{BLOCK, Log, Random, Verdict};
 use crate::interrupt;
@@ -15,27 +14,27 @@ use std::time::{Duration, Instant};
 pub const PIECE: usize = 256 << 10;
 const SLOTS_OF_PIECE: u32 = (PIECE / BLOCK) as u32;
 
-/// What was measured of one kind of request.
+/// The measurement of one kind of request.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Figures {
     /// Requests a second.
     pub iops: f64,
-    /// Half of the requests took at most this long, in microseconds.
+    /// Median latency in microseconds.
     pub p50_us: f64,
-    /// 99 of 100.
+    /// 99th percentile of the latency in microseconds.
     pub p99_us: f64,
-    /// 999 of 1000.
+    /// 99.9th percentile of the latency in microseconds.
     pub p999_us: f64,
     /// Requests that were measured.
     pub count: u64,
 }
 
 impl Figures {
-    /// The figures of requests that took `nanoseconds` each, in `elapsed` all together.
+    /// The figures of requests that took `nanoseconds` each and `elapsed` in all.
     pub fn of(mut nanoseconds: Vec<u64>, elapsed: Duration) -> Self {
         nanoseconds.sort_unstable();
         let count = nanoseconds.len();
-        // The smallest that so many requests did not exceed.
+        // The least value that this share of the requests did not exceed.
         let at = |per_mille: usize| {
             let rank = (count * per_mille).div_ceil(1000).max(1) - 1;
             nanoseconds.get(rank).map_or(0.0, |&time| tenth(time as f64 / 1000.0))
@@ -61,7 +60,7 @@ pub struct Pair {
     pub write: Figures,
     /// Reads.
     pub read: Figures,
-    /// Bytes of those reads that were not in the cache, where there is one.
+    /// Bytes of the measured reads that were not in the cache; none without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_missed_bytes: Option<u64>,
 }
@@ -74,7 +73,7 @@ const PASSES: u32 = 6;
 /// or with a cache, whose missed bytes `missed` counts, until no read misses.
 ///
 /// # Errors
-/// What the device says, or that it gave wrong data.
+/// The error of the device, or wrong data that it returned.
 pub fn measure(
     target: &Target,
     log: &Log,
@@ -122,7 +121,7 @@ fn timed(io: &mut Io, log: &Log, duration: Duration, is_write: bool, bar: Bar) -
         if is_write {
             log.acknowledge(slot);
         } else if log.validate(slot, &buffer) != Verdict::Right {
-            let text = format!("block {slot} was read and is not what was written");
+            let text = format!("block {slot} was read and differs from the data that was written");
             return Err(Error::new(ErrorKind::Damaged, text));
         }
         if end - shown > Duration::from_millis(50) {
@@ -136,21 +135,21 @@ fn timed(io: &mut Io, log: &Log, duration: Duration, is_write: bool, bar: Bar) -
     }
 }
 
-/// What a comparison with the log came to.
+/// The result of a comparison with the log.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Compared {
-    /// Blocks that were read.
+    /// Blocks that were compared.
     pub blocks: u64,
-    /// Acknowledged writes whose blocks hold what they must.
+    /// Acknowledged writes of the blocks with the right content.
     pub verified: u64,
-    /// Acknowledged writes that are not there.
+    /// Acknowledged writes that are lost.
     pub lost: u64,
-    /// Blocks that hold no version of themselves.
+    /// Blocks that contain no version of themselves.
     pub wrong: u64,
 }
 
 impl Compared {
-    /// Counts one block, to which so many writes were acknowledged.
+    /// Adds the result of one block, to which `writes` writes were acknowledged.
     pub fn add(&mut self, verdict: Verdict, writes: u64) {
         self.blocks += 1;
         match verdict {
@@ -166,7 +165,7 @@ impl Compared {
         }
     }
 
-    /// Both together.
+    /// The sum of two results.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -177,16 +176,16 @@ impl Compared {
         }
     }
 
-    /// An error unless everything is there.
+    /// An error if a write is lost or a block is wrong.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`] with what is not.
+    /// [`ErrorKind::Damaged`] with the numbers.
     pub fn check(self, name: &str) -> Result<Self> {
         if self.lost == 0 && self.wrong == 0 {
             return Ok(self);
         }
         let text = format!(
-            "{name}: {} acknowledged writes are lost, {} of {} blocks hold what was never written there",
+            "{name}: {} acknowledged writes are lost, {} of {} blocks contain data that was never written there",
             self.lost, self.wrong, self.blocks
         );
         Err(Error::new(ErrorKind::Damaged, text))
@@ -196,7 +195,7 @@ impl Compared {
 /// Reads all blocks from begin to end and lets `check` compare them with the log.
 ///
 /// # Errors
-/// What the device says.
+/// The error of the device.
 pub fn read_all(
     io: &mut Io,
     log: &Log,
@@ -225,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_what_so_many_requests_did_not_exceed() {
+    fn a_percentile_is_the_least_value_that_its_share_does_not_exceed() {
         let figures = Figures::of((1..=1000).map(|index| index * 1000).collect(), Duration::from_secs(2));
         assert_eq!(
             figures,
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_an_error_with_numbers() {
+    fn lost_writes_are_an_error_with_their_number() {
         let mut compared = Compared::default();
         compared.add(Verdict::Right, 3);
         compared.add(Verdict::Older(1), 4);

@@ -1,11 +1,11 @@
-//! An NBD connection that reads and writes, one request at a time: what the demonstration needs where it cannot use
-//! a kernel block device.
+//! An NBD connection that reads and writes, one request at a time, for the demonstration where it cannot use a kernel
+//! block device.
 //!
-//! After the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`: fixed newstyle handshake,
+//! Source: the specification in the NetworkBlockDevice/nbd repository, `doc/proto.md`: fixed newstyle handshake,
 //! simple replies. All numbers are big-endian.
 //!
-//! Invariants: after an error of the connection every later request fails; no call waits for longer
-//! than the timeout for bytes of the server.
+//! Invariants: after an error of the connection every later request fails; no call waits longer than the timeout for
+//! bytes of the server.
 
 use cbd_types::{Error, ErrorKind, Result};
 use std::io::{self, Read, Write};
@@ -13,9 +13,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// The first word of a server.
+/// The first word that a server sends.
 const SERVER_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// The second word of a server, and the first word of an option.
+/// The second word that a server sends, and the first word of an option.
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -45,7 +45,7 @@ impl Connection {
     /// Connects to the server at `path`; `timeout` limits each read and write of the socket.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] with what the system says, [`ErrorKind::Foreign`] where no NBD server answers.
+    /// [`ErrorKind::System`] with the system error, [`ErrorKind::Foreign`] if the peer is no NBD server.
     pub fn open(path: &Path, timeout: Duration) -> Result<Self> {
         let reach = || -> io::Result<UnixStream> {
             let stream = UnixStream::connect(path)?;
@@ -89,7 +89,7 @@ impl Connection {
     /// Fills `into` from `offset`, in bytes.
     ///
     /// # Errors
-    /// What the server answers, or that the connection is lost.
+    /// The server's error, or a lost connection.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.begin(COMMAND_READ, 0, offset, into.len());
         self.run()?;
@@ -123,7 +123,7 @@ impl Connection {
         sent.map_err(|error| lost("sending a request", &error))?;
         let reply: [u8; 16] = self.receive()?;
         if number(&reply[..4]) != u64::from(REPLY_MAGIC) || number(&reply[8..]) != self.cookie {
-            // What follows cannot be interpreted.
+            // The bytes that follow cannot be interpreted.
             let _ = self.stream.shutdown(std::net::Shutdown::Both);
             return Err(foreign("its reply answers no request"));
         }

@@ -1,12 +1,12 @@
 //! Text, progress bars and the table, for people.
 //!
-//! Invariants: bars are on a terminal only, on standard error; with `--json` nothing but the object goes to
-//! standard output.
+//! Invariants: bars are shown on a terminal only, on standard error; with `--json` standard output has the object and
+//! nothing else.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 
-/// Where text goes.
+/// The destination and format of text.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     silent: bool,
@@ -15,24 +15,24 @@ pub struct Output {
 }
 
 impl Output {
-    /// Text for people, or none with `json`; `wrap` fits a text to the terminal.
+    /// Text for people, or none with `json`; `wrap` wraps a text to the width of the terminal.
     pub fn new(json: bool, wrap: fn(&str) -> String) -> Self {
         Self { silent: json, bars: std::io::stderr().is_terminal(), wrap }
     }
 
     /// Prints a text.
-    pub fn say(&self, text: &str) {
+    pub fn print(&self, text: &str) {
         if !self.silent {
             let page = (self.wrap)(&format!("{text}\n"));
             let mut out = std::io::stdout();
-            // A reader that closed the pipe is no reason to stop.
+            // A closed pipe does not end the demonstration.
             let _ = out.write_all(page.as_bytes()).and_then(|()| out.flush());
         }
     }
 
     /// Prints the title of a step.
     pub fn title(&self, text: &str) {
-        self.say(&format!("\n{text}"));
+        self.print(&format!("\n{text}"));
     }
 
     /// A bar from 0 to 1.
@@ -51,7 +51,7 @@ impl Output {
 
 const STEPS: u64 = 1000;
 
-/// A bar; it is gone when this is dropped.
+/// A progress bar; it is removed when this is dropped.
 #[derive(Debug)]
 pub struct Bar(Option<ProgressBar>);
 

@@ -1,11 +1,11 @@
-//! The disk alone: a plain file, compared with the log of what was written.
+//! Comparison of the disk alone, a plain file, with the log of writes.
 //!
 //! Invariants: the file is read without CBD; a file system in it is mounted by the kernel.
 
 use crate::block::{self, Verdict};
 use crate::filesystem::{Mounted, Tools};
 use crate::measure::read_all;
-use crate::report::BackingFound;
+use crate::report::BackingComparison;
 use crate::steps::Demo;
 use crate::target::{ExportKind, FILE, Io, system};
 use crate::work::Logs;
@@ -15,9 +15,9 @@ use std::path::Path;
 
 impl Demo {
     /// Compares the plain file with the log.
-    pub(crate) fn compare_plain(&self, disk: &Path, logs: &Logs) -> Result<BackingFound> {
+    pub(crate) fn compare_plain(&self, disk: &Path, logs: &Logs) -> Result<BackingComparison> {
         let bar = self.output.bar("comparing");
-        let mut found = BackingFound::default();
+        let mut found = BackingComparison::default();
         let blocks = |slot, block: &[u8]| -> Verdict { logs.blocks.validate(slot, block) };
         let compared = if self.export == ExportKind::FuseLoop {
             found.file_system_checked = Some(Tools::find()?.check_file_system(disk)?);
@@ -32,7 +32,7 @@ impl Demo {
         } else {
             let mut io = Io::plain(disk)?;
             let compared = read_all(&mut io, &logs.blocks, &bar, blocks)?;
-            nothing_else(disk, self.scale.working_set)?;
+            check_rest_is_empty(disk, self.scale.working_set)?;
             compared
         }
         .check("the backing file alone")?;
@@ -43,8 +43,8 @@ impl Demo {
     }
 }
 
-/// Fails if there is anything behind the working set, which was never written.
-fn nothing_else(disk: &Path, from: u64) -> Result<()> {
+/// Fails if there is data behind the working set, where no write went.
+fn check_rest_is_empty(disk: &Path, from: u64) -> Result<()> {
     use std::os::unix::fs::FileExt;
     let mut piece = vec![0; 1 << 20];
     let failed = |error: std::io::Error| system(disk.display().to_string(), &error);

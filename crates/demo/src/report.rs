@@ -1,6 +1,6 @@
-//! What the demonstration found, as one JSON object and as a table.
+//! The report of the demonstration, as one JSON object and as a table.
 //!
-//! Invariants: the object has the same fields however the demonstration ends; what was not reached is null.
+//! Invariants: the object has the same fields however the demonstration ends; results that were not reached are null.
 
 use crate::measure::Pair;
 use crate::output::grouped;
@@ -16,17 +16,17 @@ use std::fmt::Write;
 pub struct Report {
     /// Whether every check passed.
     pub ok: bool,
-    /// What went wrong.
+    /// The error that ended it.
     pub error: Option<ErrorBody>,
     /// Version of this program.
     pub version: &'static str,
     /// The export through which the device was reached.
     pub path: Option<ExportKind>,
-    /// Why it was not the kernel block device.
+    /// Why it is not the kernel block device.
     pub fallback_reason: Option<String>,
     /// The region.
     pub region: Option<Region>,
-    /// What the disk is like.
+    /// The parameters of the disk.
     pub throttle: Throttle,
     /// Bytes of the disk.
     pub disk_bytes: u64,
@@ -42,17 +42,17 @@ pub struct Report {
     pub kill: Option<Kill>,
     /// The drain at the end.
     pub drain: Option<Drain>,
-    /// Whether the backing file alone holds everything.
+    /// Whether the backing file alone has all acknowledged writes.
     pub backing_verified: bool,
-    /// What was found in it.
-    pub backing: Option<BackingFound>,
+    /// The comparison of the backing file.
+    pub backing: Option<BackingComparison>,
     /// Leftovers of killed demonstrations that were removed.
     pub swept: Vec<String>,
-    /// How long all of it took.
+    /// Duration of the demonstration in seconds.
     pub duration_s: f64,
 }
 
-/// Where the region is.
+/// The location of the region.
 #[derive(Clone, Debug, Serialize)]
 pub struct Region {
     /// Its file.
@@ -61,7 +61,7 @@ pub struct Region {
     pub bytes: u64,
     /// Whether it is in shared memory.
     pub shared_memory: bool,
-    /// Why not.
+    /// Why it is not in shared memory.
     pub reason: Option<String>,
 }
 
@@ -111,24 +111,24 @@ impl Results {
     }
 }
 
-/// What was found after the kill of the daemon.
+/// The kill of the daemon, and the comparison after its restart.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub struct Kill {
-    /// Writes acknowledged before.
+    /// Writes that were acknowledged before the kill.
     pub acknowledged: u64,
-    /// Writes in flight when it was killed, which were never acknowledged.
+    /// Writes in flight at the kill, which were never acknowledged.
     pub in_flight: u64,
-    /// Bytes that were in the cache only.
+    /// Dirty bytes before the kill.
     pub dirty_bytes: u64,
-    /// Bytes that the new daemon found to be in the cache only.
+    /// Dirty bytes that the new daemon recovered.
     pub dirty_bytes_recovered: u64,
-    /// Acknowledged writes that were checked and are there.
+    /// Acknowledged writes that were found.
     pub verified: u64,
-    /// Acknowledged writes that are not.
+    /// Acknowledged writes that are lost.
     pub lost: u64,
-    /// From the kill to the device being usable again.
+    /// Time from the kill until the device can be used again.
     pub recovery_ms: u64,
-    /// How often it was done: again if nothing was in flight.
+    /// Number of kills: the kill is repeated if no write was in flight.
     pub attempts: u32,
     /// Writes acknowledged after the restart.
     pub acknowledged_after: u64,
@@ -141,24 +141,24 @@ pub struct Drain {
     pub dirty_bytes: u64,
     /// Bytes that were written to the disk.
     pub written_bytes: u64,
-    /// How long it took.
+    /// Duration of the drain.
     pub seconds: f64,
 }
 
-/// What was found in the backing file alone.
+/// The comparison of the backing file alone.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
-pub struct BackingFound {
+pub struct BackingComparison {
     /// Blocks that were compared.
     pub blocks: u64,
-    /// Acknowledged writes that they hold.
+    /// Acknowledged writes in these blocks.
     pub verified: u64,
     /// Bytes that were compared.
     pub bytes: u64,
-    /// Whether a checker of file systems looked at it; absent where there is no file system or no checker.
+    /// Whether a file system checker has checked it; absent without a file system or a checker.
     pub file_system_checked: Option<bool>,
 }
 
-/// The table at the end, with what it means.
+/// The table at the end, with its conditions.
 pub fn table(report: &Report) -> String {
     let mut rows = vec![["", "", "IOPS", "p50 us", "p99 us", "p99.9 us", "samples"].map(str::to_owned)];
     let devices = [
@@ -194,7 +194,7 @@ pub fn table(report: &Report) -> String {
     text
 }
 
-/// Names to the left, numbers to the right.
+/// The names left-aligned, the numbers right-aligned.
 fn aligned(rows: &[[String; 7]]) -> String {
     let mut widths = [0; 7];
     for row in rows {
@@ -233,7 +233,7 @@ mod tests {
     use crate::measure::Figures;
 
     #[test]
-    fn numbers_stand_under_each_other() {
+    fn numbers_are_right_aligned() {
         let figures = |iops| Figures { iops, p50_us: 9.25, p99_us: 1234.0, p999_us: 20_000.0, count: 77 };
         let pair = |iops| Some(Pair { write: figures(iops), read: figures(iops), read_missed_bytes: None });
         let report = Report {

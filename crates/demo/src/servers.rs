@@ -1,7 +1,7 @@
 //! The processes that serve devices: a real daemon, and one that serves plain memory through the same export.
 //!
-//! Invariants: both are this very program, started as children that die with this process; their output goes to a
-//! file whose end is part of the error when they fail.
+//! Invariants: both run this program, as children that end with this process; their output goes to a file, whose end is
+//! part of the error when they fail.
 
 use crate::Arguments;
 use crate::interrupt::{self, Guarded};
@@ -13,7 +13,7 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::client::Client;
 use cbd_daemon::config::DaemonConfig;
-use cbd_daemon::exports::{Export, ExportChoice, ExportPlaces, Place};
+use cbd_daemon::exports::{DeviceToExport, Export, ExportChoice, ExportContext};
 use cbd_daemon::front_ends::FrontEnds;
 use cbd_daemon::handover::PreservedSessions;
 use cbd_export::{BlockDevice, MemoryDevice};
@@ -29,12 +29,12 @@ use std::time::{Duration, Instant};
 
 /// Timeout of a server's start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Timeout of its orderly end.
+/// Timeout of its end after a request to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Threads that serve a device: the default of a daemon.
 const QUEUES: usize = 2;
 
-fn ourselves(export: ExportKind) -> Command {
+fn own_program(export: ExportKind) -> Command {
     // By its path if the path still leads to a file, so that lists of processes show its name.
     let path = std::env::current_exe().ok().filter(|path| path.is_file());
     let mut command = Command::new(path.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
@@ -61,7 +61,7 @@ fn with_log(text: String, log: &Path) -> Error {
     Error::new(ErrorKind::System, format!("{text}; it said: {last}"))
 }
 
-/// A running daemon with everything private to the demonstration.
+/// A running daemon whose files all belong to the demonstration.
 #[derive(Debug)]
 pub struct Daemon {
     guarded: Guarded,
@@ -82,10 +82,10 @@ impl Daemon {
         fs::create_dir_all(folder.join("dev"))
             .map_err(|error| system(folder.display().to_string(), &error))?;
         let socket = run.join("control.sock");
-        let mut command = ourselves(export);
+        let mut command = own_program(export);
         command.arg("daemon");
-        // Nothing of the machine's configuration. FUSE devices end with the daemon, so that with every export the
-        // clients of a killed daemon see errors.
+        // No configuration of the machine. FUSE devices end with the daemon, so that with every export the clients of a
+        // killed daemon see errors.
         let config = folder.join("cbd.toml");
         fs::write(&config, "[daemon]\nkeep_fuse = false\n")
             .map_err(|error| system(config.display().to_string(), &error))?;
@@ -129,7 +129,7 @@ impl Daemon {
     /// Creates the region.
     ///
     /// # Errors
-    /// What the daemon says.
+    /// The daemon's error.
     pub fn register(&self, region: &Path, size: u64) -> Result<()> {
         let request = RegisterTransport {
             host: "demo".to_owned(),
@@ -142,10 +142,10 @@ impl Daemon {
         self.client.post::<_, TransportRegistered>("/v1/transports", &request).map(drop)
     }
 
-    /// Starts a backend on `disk` with a device, and says where the device is.
+    /// Starts a backend on `disk` with a device, and returns their number and path.
     ///
     /// # Errors
-    /// What the daemon says.
+    /// The daemon's error.
     pub fn start_backend(&self, disk: &Path, cache: Option<u64>) -> Result<Started> {
         let socket = self.folder.join("nbd.sock");
         let request = StartBackend {
@@ -153,12 +153,12 @@ impl Daemon {
             cache_size: cache,
             start_dev: true,
             export: Some(self.export.option(&socket)),
-            // Epochs are merged, so the slow disk catches up soon, however many flushes there were.
+            // Writeback merges epochs, so the slow disk catches up soon, however many flushes there were.
             consistency: Some(Consistency::Checkpoint),
             ..StartBackend::default()
         };
         let started: BackendStarted = self.client.post("/v1/transports/0/backends", &request)?;
-        let blkdev = started.blkdev.ok_or_else(|| self.failed("the daemon made no device".to_owned()))?;
+        let blkdev = started.blkdev.ok_or_else(|| self.failed("the daemon created no device".to_owned()))?;
         if let Some(error) = blkdev.error {
             return Err(self.failed(format!("the device is not served: {error}")));
         }
@@ -166,10 +166,10 @@ impl Daemon {
         Ok(Started { backend: started.backend_id, device })
     }
 
-    /// The status of a backend; after a restart, an error unless it and its device are back.
+    /// The status of a backend; after a restart, an error unless the backend and its device are served.
     ///
     /// # Errors
-    /// What is not served, and why.
+    /// The object that is not served, and why.
     pub fn backend(&self, backend: u32) -> Result<BackendStatus> {
         let status = self.client.status()?;
         let found = status
@@ -187,7 +187,7 @@ impl Daemon {
         }
     }
 
-    /// Bytes of a backend that are not on its disk yet.
+    /// Dirty bytes of a backend.
     ///
     /// # Errors
     /// As [`backend`](Self::backend).
@@ -206,14 +206,14 @@ impl Daemon {
     /// Drains a backend and removes it.
     ///
     /// # Errors
-    /// What the daemon says.
+    /// The daemon's error.
     pub fn stop_backend(&self, backend: u32, progress: impl FnMut(&Progress)) -> Result<Done> {
         let path = format!("/v1/transports/0/backends/{backend}/stop");
         let request = StopBackend { timeout_s: Some(30), ..StopBackend::default() };
         self.client.post_long(&path, &request, progress)
     }
 
-    /// SIGKILL; returns when it is dead.
+    /// Sends SIGKILL, and returns when the process has ended.
     ///
     /// # Errors
     /// When it has not ended within the timeout.
@@ -221,10 +221,10 @@ impl Daemon {
         if self.guarded.kill(STOP_TIMEOUT) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::TimedOut, "the daemon got SIGKILL and does not end"))
+        Err(Error::new(ErrorKind::TimedOut, "the daemon does not end after SIGKILL"))
     }
 
-    /// Starts it again, as it was started.
+    /// Starts the daemon again with the same arguments.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -233,10 +233,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends it in order.
+    /// Ends the daemon with SIGTERM.
     ///
     /// # Errors
-    /// When it does not, or says that something went wrong.
+    /// When it does not end, or ends with an error.
     pub fn stop(mut self) -> Result<()> {
         self.guarded.signal(libc::SIGTERM);
         match self.guarded.wait(STOP_TIMEOUT) {
@@ -249,7 +249,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // An orderly end removes its mount and its loop device; a kill follows.
+        // After SIGTERM the daemon removes its mount and its loop device; a kill follows.
         self.guarded.signal(libc::SIGTERM);
         self.guarded.wait(Duration::from_secs(4));
     }
@@ -260,7 +260,7 @@ impl Drop for Daemon {
 pub struct Started {
     /// Number of the backend.
     pub backend: u32,
-    /// Block device or socket.
+    /// Path of the block device or socket.
     pub device: PathBuf,
 }
 
@@ -279,13 +279,13 @@ pub struct MemoryServer {
 }
 
 impl MemoryServer {
-    /// Starts it, with its files in `folder`.
+    /// Starts the server, with its files in `folder`.
     ///
     /// # Errors
     /// When it cannot serve, with the end of its log.
     pub fn start(folder: &Path, size: u64, export: ExportKind) -> Result<Self> {
         let log = folder.join("memory.log");
-        let mut command = ourselves(export);
+        let mut command = own_program(export);
         command.arg("demo").arg("--serve-memory").arg(folder).arg("--serve-bytes").arg(size.to_string());
         command.arg("--path").arg(match export {
             ExportKind::FuseLoop => "fuse-loop",
@@ -307,7 +307,7 @@ impl MemoryServer {
         Ok(Self { guarded, folder: folder.to_owned(), export })
     }
 
-    /// Block device or socket.
+    /// Path of the block device or socket.
     pub fn device(&self) -> PathBuf {
         match self.export {
             ExportKind::FuseLoop => self.folder.join("dev").join(MEMORY),
@@ -315,17 +315,17 @@ impl MemoryServer {
         }
     }
 
-    /// Ends it.
+    /// Ends the server.
     ///
     /// # Errors
-    /// When something went wrong with its export.
+    /// When its export did not end properly.
     pub fn stop(mut self) -> Result<()> {
-        // It ends when its input ends.
+        // The server ends when its standard input ends.
         drop(self.guarded.child_mut().stdin.take());
         match self.guarded.wait(STOP_TIMEOUT) {
             Some(status) if status.success() => Ok(()),
             _ => Err(with_log(
-                "the server for memory did not end in order".to_owned(),
+                "the server for memory did not end properly".to_owned(),
                 &self.folder.join("memory.log"),
             )),
         }
@@ -343,15 +343,15 @@ const READY: &str = "ready";
 const MEMORY: &str = "cbd0";
 const SOCKET: &str = "memory.sock";
 
-/// The process behind [`MemoryServer`]: serves until its input ends.
+/// The process behind [`MemoryServer`]: serves until its standard input ends.
 ///
 /// # Errors
-/// What the system refuses.
+/// The error of the export.
 pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
     let export = arguments.path.unwrap_or(ExportKind::Nbd);
     let memory = Mapping::anonymous(arguments.serve_bytes)?;
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(Arc::new(memory), 512)?);
-    let places = ExportPlaces {
+    let places = ExportContext {
         run_dir: folder.join("run"),
         dev_dir: folder.join("dev"),
         daemon_id: 0,
@@ -361,7 +361,7 @@ pub fn serve_memory(folder: &Path, arguments: &Arguments) -> Result<()> {
     };
     fs::create_dir_all(&places.dev_dir).map_err(|error| system(folder.display().to_string(), &error))?;
     let choice: ExportChoice = export.option(&folder.join(SOCKET)).parse()?;
-    let place = Place { name: MEMORY, identity: MEMORY.as_bytes(), queues: QUEUES };
+    let place = DeviceToExport { name: MEMORY, identity: MEMORY.as_bytes(), queues: QUEUES };
     let export = Export::start(&choice, place, &device, &places)?;
     println!("{READY}");
     let _ = std::io::stdout().flush();

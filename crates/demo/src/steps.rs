@@ -1,6 +1,6 @@
 //! The steps of the demonstration, in order.
 //!
-//! Invariants: every folder, mount and process is owned by a value whose drop removes it, in the opposite order.
+//! Invariants: each folder, mount and process has an owner whose drop removes it; the drops run in reverse order.
 
 use crate::Arguments;
 use crate::block::{BLOCK, Log};
@@ -19,7 +19,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How much, and how long.
+/// The sizes and durations of a demonstration.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Bytes of the disk.
@@ -28,13 +28,13 @@ pub struct Scale {
     pub working_set: u64,
     /// Bytes of the cache.
     pub cache: u64,
-    /// For each measurement of the slow disk.
+    /// Duration of each measurement of the slow disk.
     pub slow: Duration,
-    /// For each other measurement.
+    /// Duration of each other measurement.
     pub fast: Duration,
-    /// Of checksummed writes before the kill.
+    /// Duration of the checksummed writes before the kill.
     pub before: Duration,
-    /// And after.
+    /// Duration of the checksummed writes after the kill.
     pub after: Duration,
 }
 
@@ -67,14 +67,14 @@ impl Scale {
         (self.working_set / BLOCK as u64) as u32
     }
 
-    /// Bytes of the region: the cache, and what a transport needs besides.
+    /// Bytes of the region: the cache, and the tables and superblocks of a transport.
     const fn region(&self) -> u64 {
         self.cache + (16 << 20)
     }
 }
 
 impl Report {
-    /// A report of nothing yet.
+    /// A report without results.
     pub fn new(scale: &Scale) -> Self {
         Self {
             ok: false,
@@ -102,19 +102,19 @@ impl Report {
 /// Runs all steps.
 ///
 /// # Errors
-/// The first step that fails.
+/// The error of the first step that fails.
 pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Report) -> Result<()> {
-    output.say("CBD: a persistent-memory write-back cache, shown on this machine.");
+    output.print("CBD: a persistent-memory write-back cache, shown on this machine.");
     let swept = folders::sweep();
     if !swept.is_empty() {
-        output.say(&format!("Removed what {} demonstrations that were killed left behind.", swept.len()));
+        output.print(&format!("Removed the leftovers of {} killed demonstrations.", swept.len()));
     }
     report.swept = swept.iter().map(|path| path.display().to_string()).collect();
     let (export, reason) = choose(arguments)?;
     let folder = Folder::create(&folders::temporary())?;
     let mut demo = Demo { panics: arguments.panic, scale: *scale, output, export, folder };
     report.fallback_reason = reason;
-    demo.announce(report);
+    demo.print_export(report);
     report.results.memory = match demo.memory() {
         // The trial did not find the problem.
         Err(error)
@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Re
         {
             report.fallback_reason = Some(error.line());
             demo.export = ExportKind::Nbd;
-            demo.announce(report);
+            demo.print_export(report);
             Some(demo.memory()?)
         }
         result => Some(result?),
@@ -132,9 +132,9 @@ pub fn run(arguments: &Arguments, scale: &Scale, output: Output, report: &mut Re
 
 fn choose(arguments: &Arguments) -> Result<(ExportKind, Option<String>)> {
     if arguments.path == Some(ExportKind::Nbd) {
-        return Ok((ExportKind::Nbd, Some("asked for with --path nbd".to_owned())));
+        return Ok((ExportKind::Nbd, Some("requested with --path nbd".to_owned())));
     }
-    match filesystem::try_everything() {
+    match filesystem::try_file_system() {
         Ok(()) => Ok((ExportKind::FuseLoop, None)),
         Err(reason) => {
             interrupt::check()?;
@@ -146,7 +146,7 @@ fn choose(arguments: &Arguments) -> Result<(ExportKind, Option<String>)> {
     }
 }
 
-/// What every step needs.
+/// The parameters of all steps.
 pub struct Demo {
     pub panics: bool,
     pub scale: Scale,
@@ -156,11 +156,11 @@ pub struct Demo {
 }
 
 impl Demo {
-    fn announce(&self, report: &mut Report) {
+    fn print_export(&self, report: &mut Report) {
         report.path = Some(self.export);
-        self.output.say(&format!("The work is done through {}.", self.export.description()));
+        self.output.print(&format!("The device is reached through {}.", self.export.description()));
         if let Some(reason) = &report.fallback_reason {
-            self.output.say(&format!("(Not through a kernel block device: {reason}.)"));
+            self.output.print(&format!("(Not through a kernel block device: {reason}.)"));
         }
     }
 
@@ -183,7 +183,7 @@ impl Demo {
 
     fn report(&self, pair: &measure::Pair) {
         let (write, read) = (&pair.write, &pair.read);
-        self.output.say(&format!(
+        self.output.print(&format!(
             "   {} writes a second, {} reads a second; half of them within {:.1} and {:.1} us.",
             grouped(write.iops.round() as u64),
             grouped(read.iops.round() as u64),
@@ -241,7 +241,7 @@ impl Demo {
             "6. The disk alone again: the daemon is gone, and the plain file is compared with the log.",
         );
         let found = self.compare_plain(&disk, &logs)?;
-        self.output.say(&format!(
+        self.output.print(&format!(
             "   All {} acknowledged writes are there, in {} blocks{}.",
             grouped(found.verified),
             grouped(found.blocks),
@@ -265,20 +265,20 @@ impl Demo {
         Ok(pair)
     }
 
-    /// Everything that happens to the disk while it has a cache.
+    /// The steps while the disk has a cache.
     fn cached(&self, daemon: Daemon, disk: &Path, report: &mut Report) -> Result<(Logs, Daemon)> {
         let mut daemon = daemon;
         let started = daemon.start_backend(disk, Some(self.scale.cache))?;
         let logs = Logs::new(self.scale.slots(), seed());
         let target = Target::create(self.export, &started.device, self.folder.path(), logs.blocks.slots())?;
-        assert!(!self.panics, "a panic was asked for");
+        assert!(!self.panics, "a panic was requested");
         let missed = || daemon.read_missed_bytes(started.backend);
         let pair = measure::measure(&target, &logs.blocks, self.scale.fast, Some(&missed), &|text| {
             self.output.bar(text)
         })?;
         self.report(&pair);
         if let Some(missed) = pair.read_missed_bytes.filter(|&missed| missed > 0) {
-            self.output.say(&format!(
+            self.output.print(&format!(
                 "   ({} of the reads were not in the cache, and came from the disk.)",
                 format_size(missed)
             ));
@@ -286,14 +286,14 @@ impl Demo {
         report.results.cached = Some(pair);
 
         self.output.title(&format!(
-            "4. {} threads write{}; in the middle of it the daemon is killed with SIGKILL.",
+            "4. {} threads write{}; meanwhile the daemon is killed with SIGKILL.",
             work::WRITERS,
             if target.root().is_some() { ", another saves files" } else { "" }
         ));
         let target = self.kill(target, &logs, &mut daemon, &started, report)?;
         target.close()?;
 
-        self.output.title("5. Drain: what is only in the cache goes to the slow disk.");
+        self.output.title("5. Drain: writeback of the dirty data to the slow disk.");
         report.drain = Some(self.drain(&daemon, &started)?);
         Ok((logs, daemon))
     }
@@ -308,7 +308,7 @@ impl Demo {
         })?;
         drop(bar);
         let seconds = begun.elapsed().as_secs_f64();
-        self.output.say(&format!(
+        self.output.print(&format!(
             "   {} in the log, with every version of each block; {} written to the disk in {seconds:.1} s.",
             format_size(dirty_bytes),
             format_size(done.written_bytes),
@@ -321,7 +321,7 @@ impl Demo {
     }
 }
 
-/// A number that differs from run to run.
+/// A number that differs between runs.
 pub fn seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()

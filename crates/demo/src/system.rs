@@ -1,4 +1,4 @@
-//! What the demonstration requests of the system beyond the standard library.
+//! System interfaces of the demonstration beyond the standard library.
 //!
 //! Elsewhere: the system calls themselves (`cbd-sys`, `rustix`).
 
@@ -9,25 +9,25 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-pub use cbd_sys::process::unshare_mounts as own_mounts;
+pub use cbd_sys::process::unshare_mounts as unshare_own_mounts;
 
 fn ending_signals() -> Signals {
     Signals::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
 }
 
-/// Unmounts; with `detach` lazily, at once even if it is in use.
+/// Unmounts; with `detach` lazily, immediately even if it is in use.
 pub fn unmount(path: &Path, detach: bool) -> io::Result<()> {
     let detach = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     Ok(rustix::mount::unmount(path, UnmountFlags::NOFOLLOW | detach)?)
 }
 
 /// Bytes that this process may still write to the file system at `path`.
-pub fn room(path: &Path) -> io::Result<u64> {
-    let room = rustix::fs::statvfs(path)?;
-    Ok(room.f_bavail.saturating_mul(room.f_frsize))
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let free_bytes = rustix::fs::statvfs(path)?;
+    Ok(free_bytes.f_bavail.saturating_mul(free_bytes.f_frsize))
 }
 
-/// The user that this process acts as.
+/// The effective user of this process.
 pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -50,8 +50,8 @@ pub fn next_ending_signal() -> libc::c_int {
     ending_signals().wait()
 }
 
-/// Makes a child die with the thread that starts it. A Ctrl-C at the terminal does not reach the child, so that its
-/// parent ends it in order. The ending signals are unblocked in the child.
+/// Makes a child end with the thread that starts it. A Ctrl-C at the terminal does not reach the child, so that its
+/// parent ends it. The ending signals are unblocked in the child.
 pub fn bind_to_parent(command: &mut Command) {
     cbd_sys::process::bind_to_parent(command, ending_signals());
 }
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_has_some_room() {
-        assert!(room(Path::new("/")).unwrap() < u64::MAX);
-        assert!(room(Path::new("/nonexistent/x")).is_err());
+    fn a_file_system_has_free_bytes() {
+        assert!(free_bytes(Path::new("/")).unwrap() < u64::MAX);
+        assert!(free_bytes(Path::new("/nonexistent/x")).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! The two exports through which the demonstration reaches a device: a file of an ext4 file system on a kernel
 //! block device, or an NBD connection.
 //!
-//! Invariants: a write that returns was acknowledged by the device, not by a page cache. After an error the state
+//! Invariants: a write that returns was acknowledged by the device, not by a page cache. After an error the content
 //! of the block is unknown.
 
 use crate::block::BLOCK;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Timeout of one NBD request, more than the slow disk needs.
 const NBD_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How the device is reached.
+/// The export through which the device is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExportKind {
@@ -45,7 +45,7 @@ impl ExportKind {
     }
 }
 
-/// When a write is complete.
+/// The point at which a write is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sync {
     /// When the device has completed it.
@@ -54,7 +54,7 @@ pub enum Sync {
     Durable,
 }
 
-/// A device that is ready for work.
+/// A prepared device.
 #[derive(Debug)]
 pub enum Target {
     /// A file on a mounted file system.
@@ -73,7 +73,7 @@ impl Target {
     /// writes the blocks.
     ///
     /// # Errors
-    /// What went wrong, with the device.
+    /// The system error, with the device.
     pub fn create(export: ExportKind, device: &Path, folder: &Path, slots: u32) -> Result<Self> {
         if export == ExportKind::Nbd {
             let target = Self::open_existing(export, device, folder)?;
@@ -90,10 +90,10 @@ impl Target {
         Ok(target)
     }
 
-    /// Opens a device that was prepared before.
+    /// Opens a prepared device.
     ///
     /// # Errors
-    /// What went wrong, with the device.
+    /// The system error, with the device.
     pub fn open_existing(export: ExportKind, device: &Path, folder: &Path) -> Result<Self> {
         if export == ExportKind::Nbd {
             return Ok(Self::Nbd(device.to_owned()));
@@ -103,7 +103,7 @@ impl Target {
         Ok(Self::File { path: mounted.path().join(FILE), mounted })
     }
 
-    /// Opens it for one thread.
+    /// Opens the device for one thread.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -134,7 +134,7 @@ impl Target {
         }
     }
 
-    /// Closes it; every [`Io`] is closed already.
+    /// Closes the device; every [`Io`] must be closed before.
     ///
     /// # Errors
     /// When the file system cannot be unmounted.
@@ -146,7 +146,7 @@ impl Target {
     }
 }
 
-/// The file that the work is done in.
+/// The name of the file that has the blocks.
 pub const FILE: &str = "work";
 
 /// Writes the blocks, because the first write to a merely allocated block changes metadata of the file system.
@@ -161,7 +161,7 @@ fn fill_with_zeroes(path: &Path, slots: u32) -> Result<()> {
         .map_err(failed)?;
     in_pieces(slots, |at, piece| file.write_all_at(piece, at).map_err(failed))?;
     file.sync_all().map_err(failed)?;
-    // The name too.
+    // The name must be durable, too.
     File::open(path.parent().unwrap_or(Path::new("/"))).and_then(|folder| folder.sync_all()).map_err(failed)
 }
 
@@ -207,7 +207,7 @@ impl Io {
     /// Reads block `slot`.
     ///
     /// # Errors
-    /// What the device says.
+    /// The error of the device.
     pub fn read(&mut self, slot: u32, into: &mut [u8]) -> Result<()> {
         let at = u64::from(slot) * BLOCK as u64;
         match self {
@@ -223,7 +223,7 @@ impl Io {
     /// Writes block `slot`.
     ///
     /// # Errors
-    /// What the device says; whether it was written is unknown then.
+    /// The error of the device; whether the block was written is unknown then.
     pub fn write(&mut self, slot: u32, data: &[u8]) -> Result<()> {
         let at = u64::from(slot) * BLOCK as u64;
         match self {

@@ -1,4 +1,4 @@
-//! Checksummed writes by several threads at once, while another thread watches, and kills the daemon.
+//! Checksummed writes by several threads at once, while another thread watches them and kills the daemon.
 //!
 //! Invariants: each thread has blocks of its own and one write in flight, so the legal content after a crash is
 //! known exactly. A write was in flight at the kill if it was issued before the kill and never acknowledged.
@@ -13,7 +13,7 @@ use std::time::Instant;
 /// Threads that write.
 pub const WRITERS: u32 = 8;
 
-/// Everything that was written to a device.
+/// The logs of all writes to a device.
 #[derive(Debug)]
 pub struct Logs {
     /// The blocks of the working set.
@@ -23,24 +23,24 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Nothing was written yet.
+    /// Logs without writes.
     pub fn new(slots: u32, seed: u64) -> Self {
         Self { blocks: Log::new(slots, seed), files: Files::new(!seed) }
     }
 
-    /// Counts acknowledged writes from here on.
+    /// Restarts the count of acknowledged writes.
     pub fn count_from_here(&self) {
         self.blocks.count_from_here();
         self.files.log().count_from_here();
     }
 
-    /// Writes and saves that were acknowledged.
+    /// Acknowledged writes and saves.
     pub fn acknowledged(&self) -> u64 {
-        self.blocks.acknowledged_in_all() + self.files.log().acknowledged_in_all()
+        self.blocks.acknowledged_total() + self.files.log().acknowledged_total()
     }
 }
 
-/// What the writing threads and the watching thread share.
+/// The state that the writing threads and the watching thread share.
 #[derive(Debug, Default)]
 pub struct Gauge {
     stop: AtomicBool,
@@ -66,17 +66,17 @@ impl Gauge {
     }
 }
 
-/// How a thread ended.
+/// The end of a writing thread.
 #[derive(Debug)]
 pub struct Ended {
-    /// The write that was never acknowledged: when it was issued, and why.
+    /// The write that was never acknowledged: the time of its issue, and its error.
     pub unacknowledged: Option<(Instant, Error)>,
 }
 
-/// Writes until `watch` returns; gives its result and how each thread ended.
+/// Writes until `watch` returns; returns its result and the end of each thread.
 ///
 /// # Errors
-/// What `watch` returns, or what the device says when it is opened.
+/// The error of `watch`, or of a device that cannot be opened.
 pub fn write_while<T>(
     target: &Target,
     logs: &Logs,
@@ -86,7 +86,7 @@ pub fn write_while<T>(
     let gauge = Gauge::default();
     let paths: Vec<Io> = (0..WRITERS).map(|_| target.open(Sync::Durable)).collect::<Result<_>>()?;
     let (watched, ended) = std::thread::scope(|scope| {
-        // Stops them if `watch` panics too: the scope would wait for ever.
+        // Stops the threads also if `watch` panics: the scope would wait for them forever.
         let stop = StopOnDrop(&gauge);
         let gauge = &gauge;
         let saver = target.root().map(|root| scope.spawn(|| repeat(gauge, || logs.files.save(root))));

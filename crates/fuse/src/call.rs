@@ -49,7 +49,7 @@ pub enum Call {
     /// The file system is being unmounted.
     Destroy,
     /// A message that expects no reply.
-    Silent,
+    NoReply,
     /// An unsupported call. (FLUSH at a close too: the kernel then treats every close as a success.)
     Unknown,
 }
@@ -130,7 +130,7 @@ fn decode_rare(opcode: u32, first: &[u8], rest: &[u8], expected_name: &[u8]) -> 
         }
         opcode::STATFS => Call::StatFs,
         opcode::DESTROY => Call::Destroy,
-        opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Call::Silent,
+        opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Call::NoReply,
         _ => Call::Unknown,
     })
 }
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn a_length_that_differs_from_the_received_one_is_malformed() {
         let mut bytes = message(opcode::READ, ReadIn::default().as_bytes());
-        for wrong in [0_u32, 79, 81, u32::MAX] {
-            bytes[..4].copy_from_slice(&wrong.to_ne_bytes());
+        for invalid in [0_u32, 79, 81, u32::MAX] {
+            bytes[..4].copy_from_slice(&invalid.to_ne_bytes());
             assert!(decode_whole(&bytes).is_err());
         }
     }

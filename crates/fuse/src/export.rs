@@ -273,7 +273,7 @@ impl FuseLoop {
         if let Some(sentence) = users::mounted_or_held(&node, link)? {
             return Ok(Some(sentence));
         }
-        if loop_thread.exclusive_elsewhere(QUERY_TIMEOUT)? {
+        if loop_thread.is_held_exclusively(QUERY_TIMEOUT)? {
             return Ok(Some(users::mounted_elsewhere(&node, link)));
         }
         if let Some(process) = users::opened_by(device.device) {
@@ -339,7 +339,7 @@ impl FuseLoop {
         removed.iter().for_each(Link::remove);
         if let Err(NotReleased { error, later }) = loop_thread.release(end) {
             if let Some(handover) = handover {
-                put_later(handover, later);
+                store_later(handover, later);
             }
             let loop_path = loop_thread.device().path.clone();
             self.link = removed.and_then(|link| Link::create(link.path(), &loop_path).ok());
@@ -368,8 +368,9 @@ impl FuseLoop {
     }
 }
 
-/// Preserves a device that was not released again, as soon as no thread of this process waits for it.
-fn put_later(handover: Arc<Handover>, later: Option<Receiver<Result<()>>>) {
+/// Stores the session of a device again after its release has failed, once no thread of this process waits for the
+/// device.
+fn store_later(handover: Arc<Handover>, later: Option<Receiver<Result<()>>>) {
     // If the descriptor store refuses, the device ends with this process, like one that was never preserved.
     let Some(later) = later else { return drop(handover.put()) };
     // A thread of its own: the thread that waits has none of the descriptors.
@@ -402,10 +403,10 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 fn check(options: &Options, geometry: &Geometry) -> Result<()> {
-    let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+    let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
     check_name(&options.name)?;
     if options.queues == 0 || options.queues > QUEUES_MAX {
-        return wrong(format!("{} is no number of queues; take 1 to {QUEUES_MAX}", options.queues));
+        return invalid(format!("{} is no number of queues; take 1 to {QUEUES_MAX}", options.queues));
     }
     let Geometry { size, sector, .. } = *geometry;
     if !sector.is_power_of_two()
@@ -413,7 +414,9 @@ fn check(options: &Options, geometry: &Geometry) -> Result<()> {
         || size == 0
         || size % u64::from(sector) != 0
     {
-        return wrong(format!("a device of {size} bytes with sectors of {sector} bytes cannot be exported"));
+        return invalid(format!(
+            "a device of {size} bytes with sectors of {sector} bytes cannot be exported"
+        ));
     }
     Ok(())
 }

@@ -40,7 +40,7 @@ pub struct Filesystem {
 #[derive(PartialEq, Eq, Debug)]
 pub enum Answer {
     /// No reply.
-    Silent,
+    NoReply,
     /// An errno.
     Error(i32),
     /// Success, with these bytes.
@@ -93,7 +93,7 @@ impl Filesystem {
             Call::Release => Answer::Released,
             Call::ReleaseDir | Call::FsyncDir | Call::Destroy => Answer::Bytes(Vec::new()),
             Call::StatFs => self.sizes(),
-            Call::Silent => Answer::Silent,
+            Call::NoReply => Answer::NoReply,
             Call::Unknown => Answer::Error(libc::ENOSYS),
         }
     }
@@ -193,7 +193,7 @@ impl Filesystem {
         }
     }
 
-    /// Setting times succeeds without an effect, for tools that insist. The size may be set to its present
+    /// Setting times succeeds without an effect, because some tools require success. The size may be set to its present
     /// value.
     fn set_attributes(&self, node: u64, valid: u32, size: u64) -> Answer {
         let same_size = valid & !wire::SET_SIZE == valid || size == self.geometry.size;

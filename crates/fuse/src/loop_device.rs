@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 /// Loop devices tried before the attempt fails: another process may take the free one first.
 const ATTEMPTS: usize = 64;
 /// The prefix of the path in the name of a loop device.
-pub const MARK: &str = "cbd:";
+pub const NAME_PREFIX: &str = "cbd:";
 /// The largest request of the loop device: the payload of one message.
 const REQUEST_KIB_MAX: u64 = 1024;
 /// Read-ahead of sequential reads: two of the largest requests, as the kernel chooses for devices that report
@@ -33,9 +33,9 @@ const REQUEST_KIB_MAX: u64 = 1024;
 /// previous user, or one that the kernel derives from the disk beneath.
 const READ_AHEAD_KIB: u64 = 2 * REQUEST_KIB_MAX;
 /// The kernel's default read-ahead.
-const USUAL_READ_AHEAD_KIB: u64 = 128;
+const DEFAULT_READ_AHEAD_KIB: u64 = 128;
 
-/// What is bound to what.
+/// A backing file to bind a loop device to.
 #[derive(Clone, Debug)]
 pub struct Binding {
     /// The backing file.
@@ -110,7 +110,7 @@ pub fn is_bound(number: u32) -> bool {
 pub fn is_marked(number: u32) -> bool {
     let marked = |device: File| {
         let info = loop_device::status(device.as_fd()).ok()?;
-        Some(info.name().starts_with(MARK.as_bytes()))
+        Some(info.name().starts_with(NAME_PREFIX.as_bytes()))
     };
     File::open(format!("/dev/loop{number}")).ok().and_then(marked).unwrap_or(false)
 }
@@ -158,7 +158,7 @@ fn bind(binding: &Binding) -> Result<(File, LoopDevice)> {
         .map_err(|error| system_error(binding.file.display(), &error))?;
     let control = open_control()?;
     for _ in 0..ATTEMPTS {
-        let number = loop_device::free(control.as_fd()).map_err(|error| no_device(&error))?;
+        let number = loop_device::free(control.as_fd()).map_err(|error| no_loop_device(&error))?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
         let device = match open_or_make_node(&path, number) {
             Ok(device) => device,
@@ -188,7 +188,7 @@ pub fn open_control() -> Result<File> {
     })
 }
 
-fn no_device(error: &io::Error) -> Error {
+fn no_loop_device(error: &io::Error) -> Error {
     let text = "the kernel has no free loop device; detach unused ones with losetup -d";
     let error = system_error(text, error);
     if error.kind() == ErrorKind::System { Error::new(ErrorKind::NoSpace, error.line()) } else { error }
@@ -226,7 +226,7 @@ fn configure(device: &File, file: &File, binding: &Binding) -> io::Result<()> {
 /// The name of a loop device of this project: a mark and as much of the path as fits.
 fn marked(file: &Path) -> [u8; LO_NAME_SIZE] {
     let mut name = [0; LO_NAME_SIZE];
-    let text = MARK.as_bytes().iter().chain(file.as_os_str().as_bytes());
+    let text = NAME_PREFIX.as_bytes().iter().chain(file.as_os_str().as_bytes());
     name.iter_mut().take(LO_NAME_SIZE - 1).zip(text).for_each(|(to, &from)| *to = from);
     name
 }
@@ -292,7 +292,7 @@ pub fn device_number(number: u32) -> Option<(u32, u32)> {
 fn reset(number: u32) {
     // Zero selects the kernel's default.
     let _ = write_setting(number, "queue/max_sectors_kb", 0);
-    let _ = write_setting(number, "queue/read_ahead_kb", USUAL_READ_AHEAD_KIB);
+    let _ = write_setting(number, "queue/read_ahead_kb", DEFAULT_READ_AHEAD_KIB);
 }
 
 /// Reads one sysfs attribute of a loop device.

@@ -39,8 +39,8 @@ fn try_mount() -> Result<()> {
 
 fn try_loop() -> Result<()> {
     let control = open_control()?;
-    let no_device = |error| cbd_export::system_error("the kernel has no free loop device", &error);
-    let number = cbd_sys::loop_device::free(control.as_fd()).map_err(no_device)?;
+    let no_loop_device = |error| cbd_export::system_error("the kernel has no free loop device", &error);
+    let number = cbd_sys::loop_device::free(control.as_fd()).map_err(no_loop_device)?;
     let path = PathBuf::from(format!("/dev/loop{number}"));
     match open_or_make_node(&path, number) {
         // Another process has just taken or removed it: loop devices are available.

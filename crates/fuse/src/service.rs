@@ -347,9 +347,9 @@ pub fn left(end: Instant) -> Duration {
 
 /// Creates the directory, and returns its path without links.
 fn prepare_mount_dir(dir: &Path) -> Result<PathBuf> {
-    let wrong =
+    let invalid =
         || Error::new(ErrorKind::InvalidArgument, format!("{} is no directory for a mount", dir.display()));
-    let (parent, name) = (dir.parent().ok_or_else(wrong)?, dir.file_name().ok_or_else(wrong)?);
+    let (parent, name) = (dir.parent().ok_or_else(invalid)?, dir.file_name().ok_or_else(invalid)?);
     let parent = own_folder(parent, 0o755)?;
     let dir = parent.join(name);
     // Looked up before it is touched: a mount whose server is gone answers every access with an error.

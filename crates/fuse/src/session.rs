@@ -95,10 +95,10 @@ impl SessionState {
         };
         check_name(&self.name)?;
         if !plain(&self.mount_dir) || !self.link.as_deref().is_none_or(plain) {
-            return Err(wrong("a path that is not absolute and plain"));
+            return Err(invalid("a path that is not absolute and plain"));
         }
         if loop_number(&self.node().path) != Some(self.loop_number) || self.connection == 0 {
-            return Err(wrong("a device or a connection that cannot exist"));
+            return Err(invalid("a device or a connection that cannot exist"));
         }
         Ok(())
     }
@@ -113,7 +113,7 @@ pub struct Session {
     pub channels: Vec<OwnedFd>,
 }
 
-fn wrong(what: &str) -> Error {
+fn invalid(what: &str) -> Error {
     Error::new(ErrorKind::Damaged, format!("the preserved session of the device names {what}"))
 }
 
@@ -125,13 +125,13 @@ impl Session {
     pub fn new(state: SessionState, channels: Vec<OwnedFd>) -> Result<Self> {
         state.check()?;
         if channels.is_empty() || channels.len() > QUEUES_MAX {
-            return Err(wrong(&format!("{} descriptors", channels.len())));
+            return Err(invalid(&format!("{} descriptors", channels.len())));
         }
         let numbers =
             channels.iter().map(|channel| connection_of(channel.as_fd())).collect::<Result<Vec<_>>>()?;
         // Where the kernel reports the connection of a descriptor, its number must match the stored one.
         if numbers.into_iter().flatten().any(|number| number != state.connection) {
-            return Err(wrong("descriptors of another connection"));
+            return Err(invalid("descriptors of another connection"));
         }
         Ok(Self { state, channels })
     }
@@ -232,7 +232,7 @@ fn connection_of(channel: BorrowedFd<'_>) -> Result<Option<u32>> {
     let found = File::from(channel.try_clone_to_owned().map_err(failed)?).metadata().map_err(failed)?;
     let number = cbd_sys::DeviceNumber::from_stat(found.rdev()).pair();
     if !found.file_type().is_char_device() || number != FUSE_DEVICE {
-        return Err(wrong("a descriptor that is not of /dev/fuse"));
+        return Err(invalid("a descriptor that is not of /dev/fuse"));
     }
     let lines = fs::read_to_string(format!("/proc/self/fdinfo/{}", channel.as_raw_fd())).unwrap_or_default();
     Ok(lines.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok()))

@@ -7,7 +7,7 @@
 //!
 //! Elsewhere: preventing that two daemons share a directory.
 
-use crate::loop_device::{MARK, is_bound, is_marked, loop_number, read_setting};
+use crate::loop_device::{NAME_PREFIX, is_bound, is_marked, loop_number, read_setting};
 use crate::mounts::{self, within};
 use cbd_export::mounts::Mount;
 use cbd_export::system_error;
@@ -131,7 +131,7 @@ fn clear_if_orphaned(number: u32, run_dir: &Path) -> bool {
         let device = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok()?;
         let info = loop_device::status(device.as_fd()).ok()?;
         let (file, folder) = (info.name(), run_dir.as_os_str().as_bytes());
-        let file = file.strip_prefix(MARK.as_bytes())?;
+        let file = file.strip_prefix(NAME_PREFIX.as_bytes())?;
         // The stored name is the beginning of a path, cut at the size of the field.
         if !file.starts_with(folder) && !folder.starts_with(file) {
             // A device of another daemon may wait for it, and a read would wait with it.

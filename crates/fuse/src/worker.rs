@@ -62,11 +62,11 @@ pub struct Worker {
     free: Vec<usize>,
     done: Vec<Completion>,
     /// Whether the channel is in the poll set.
-    listening: bool,
+    is_polled: bool,
     stopping: bool,
     rounds: u32,
     /// Whether the last burst had more than one message.
-    had_several: bool,
+    had_second_message: bool,
 }
 
 impl Worker {
@@ -103,10 +103,10 @@ impl Worker {
             pending: Vec::new(),
             free: Vec::new(),
             done: Vec::new(),
-            listening: true,
+            is_polled: true,
             stopping: false,
             rounds: 0,
-            had_several: false,
+            had_second_message: false,
         })
     }
 
@@ -137,9 +137,9 @@ impl Worker {
             }
             if completions {
                 self.queue.poll(&mut self.done);
-                self.answer_done();
+                self.reply_completed();
             }
-            if messages && self.listening && !self.stopping {
+            if messages && self.is_polled && !self.stopping {
                 self.take_messages()?;
             }
             if disconnected {
@@ -148,9 +148,9 @@ impl Worker {
             if disconnected || !self.channel.is_connected() {
                 // No client waits for replies: requests that the device has not begun are cancelled.
                 self.queue.give_up(&mut self.done);
-                self.answer_done();
+                self.reply_completed();
             }
-            self.listen_or_not()?;
+            self.update_poll_set()?;
         }
         Ok(())
     }
@@ -166,13 +166,13 @@ impl Worker {
     }
 
     /// Keeps the channel in the poll set only while the thread can take more messages.
-    fn listen_or_not(&mut self) -> Result<()> {
+    fn update_poll_set(&mut self) -> Result<()> {
         let has_room = self.queue.parked() < IN_FLIGHT_MAX;
         let wanted = has_room && !self.stopping && self.channel.is_connected();
-        if wanted == self.listening {
+        if wanted == self.is_polled {
             return Ok(());
         }
-        self.listening = wanted;
+        self.is_polled = wanted;
         if !wanted {
             return self.ignore(self.channel.descriptor());
         }
@@ -186,7 +186,7 @@ impl Worker {
     /// [`SECOND_TRY_INTERVAL`].
     fn take_messages(&mut self) -> Result<()> {
         self.rounds = self.rounds.wrapping_add(1);
-        let checks = self.had_several || self.rounds.is_multiple_of(SECOND_TRY_INTERVAL);
+        let checks = self.had_second_message || self.rounds.is_multiple_of(SECOND_TRY_INTERVAL);
         let bound = if checks { BURST_MAX } else { 1 };
         let mut taken = 0;
         let ended = loop {
@@ -202,10 +202,10 @@ impl Worker {
         // No more messages are queued: the device executes the requests that it has held back for a batch.
         // Messages that were read before an error are executed as well.
         self.queue.unplug(&mut self.done);
-        self.answer_done();
+        self.reply_completed();
         ended?;
         if checks {
-            self.had_several = taken > 1;
+            self.had_second_message = taken > 1;
         }
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Worker {
     fn execute(&mut self, header: &InHeader, call: Call) {
         let unique = header.unique;
         match self.filesystem.answer(header, call) {
-            Answer::Silent => {}
+            Answer::NoReply => {}
             Answer::Error(errno) => self.channel.reply(unique, errno, &[]),
             Answer::Bytes(bytes) => self.channel.reply(unique, 0, &bytes),
             Answer::Opened(bytes) => {
@@ -256,10 +256,10 @@ impl Worker {
         }
         let request = Request { id: slot as u64, operation, range, fua, buffer };
         self.queue.submit_plugged(request, &mut self.done);
-        self.answer_done();
+        self.reply_completed();
     }
 
-    fn answer_done(&mut self) {
+    fn reply_completed(&mut self) {
         let mut done = std::mem::take(&mut self.done);
         for Completion { id, result, buffer } in done.drain(..) {
             let slot = id as usize;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{MIB, SOON, TestDevice, in_sandbox, options, start, start_with, tool, until};
+use support::{LIMIT, MIB, TestDevice, in_sandbox, options, start, start_with, tool, until};
 
 fn open_direct(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path).expect("the device")
@@ -55,7 +55,7 @@ fn written_data_is_read_back_and_is_in_the_device() {
                 assert_eq!(file.read_at(&mut past, size - 4096).unwrap(), 4096);
                 assert_eq!(file.read_at(&mut past, size).unwrap(), 0);
             }
-            export.stop(StopMode::WhenUnused, SOON).unwrap();
+            export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         }
     });
 }
@@ -88,7 +88,7 @@ fn the_loop_device_reports_the_properties_of_the_device() {
             let name = export.loop_path().file_name().unwrap().to_string_lossy().into_owned();
             let size = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
             assert_eq!(size.trim(), (8 * MIB / 512).to_string());
-            export.stop(StopMode::WhenUnused, SOON).unwrap();
+            export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         }
     });
 }
@@ -105,7 +105,7 @@ fn a_large_write_arrives_whole() {
             open_direct(&path).write_all_at(&pattern(length as usize, 1), 4 * MIB).unwrap();
             assert_eq!(*device.writes.lock().unwrap(), [length]);
         }
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -123,7 +123,7 @@ fn a_large_write_from_unaligned_memory_succeeds() {
             assert!(bytes[4 * MIB as usize..5 * MIB as usize] == *part, "shifted by {shift}");
         }
         drop(file);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -198,7 +198,7 @@ fn a_large_asynchronous_write_from_memory_that_is_not_aligned_is_done() {
             );
         }
         drop(file);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -222,7 +222,7 @@ fn an_fsync_is_a_flush_and_a_synchronous_write_ends_with_one() {
         synchronous.open(export.file_path()).unwrap().write_all_at(&pattern(4096, 3), 0).unwrap();
         assert_eq!(device.fua_writes.load(Ordering::Relaxed), 1);
         drop(file);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -257,7 +257,7 @@ fn discards_and_zeroing_reach_the_device_as_such() {
         let error = fallocate(&direct, 0, 0, 4096).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
         drop((file, direct));
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -282,7 +282,7 @@ fn the_file_can_be_read_unaligned_but_not_written() {
         assert_eq!(names, ["cbd7"]);
         assert!(std::fs::metadata(dir.join("fuse/cbd7/other")).is_err());
         drop(file);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -297,7 +297,7 @@ fn a_read_only_device_refuses_writes() {
         assert!(OpenOptions::new().write(true).open(export.file_path()).is_err());
         let mut bytes = AlignedBuffer::zeroed(4096);
         open_read(export.device_path()).read_exact_at(&mut bytes, 0).unwrap();
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -319,7 +319,7 @@ fn an_error_of_the_device_fails_only_its_request() {
             assert_eq!(error.raw_os_error(), Some(libc::EIO));
             file.write_all_at(&pattern(4096, 2), MIB).unwrap();
         }
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -350,7 +350,7 @@ fn parked_requests_complete_with_their_own_data() {
                 }
             });
         }
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -374,12 +374,12 @@ fn a_parked_request_delays_no_other_request_of_its_thread() {
             let written = (0..100).try_for_each(|turn| file.write_all_at(&pattern(4096, 1), turn * 4096));
             done.send(written).unwrap();
         });
-        waiting.recv_timeout(SOON).expect("the other requests complete").unwrap();
+        waiting.recv_timeout(LIMIT).expect("the other requests complete").unwrap();
         assert!(!parked.is_finished());
         device.stuck.store(false, Ordering::Relaxed);
         parked.join().unwrap().unwrap();
         assert_eq!(device.bytes.read().unwrap()[4 * MIB as usize..][..4096], *pattern(4096, 9));
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -416,7 +416,7 @@ fn requests_beyond_the_limit_of_a_thread_wait_in_the_kernel() {
             assert!(bytes[client * 4096..][..4096] == *pattern(4096, client as u8), "{client}");
         }
         drop((bytes, files));
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -435,7 +435,7 @@ fn deep_queues_of_mixed_requests_are_served_correctly() {
                 arguments.push(&file);
                 tool("fio", &arguments);
             }
-            export.stop(StopMode::WhenUnused, SOON).unwrap();
+            export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         }
     });
 }
@@ -468,6 +468,6 @@ fn a_file_system_works_on_the_device() {
         }
         tool("umount", &[mount_text]);
         assert!(device.flushes.load(Ordering::Relaxed) > 0 && device.discards.load(Ordering::Relaxed) > 0);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }

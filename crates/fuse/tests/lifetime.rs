@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::{
-    Exported, MIB, SOON, TestDevice, daemon_dir, in_sandbox, options, start, start_daemon, tool, until,
+    Exported, LIMIT, MIB, TestDevice, daemon_dir, in_sandbox, options, start, start_daemon, tool, until,
 };
 
 fn mounted_ext4(export: &FuseLoop, dir: &Path) -> PathBuf {
@@ -55,12 +55,12 @@ fn a_stop_leaves_nothing_behind() {
             assert_eq!(std::fs::read_link(dir.join("cbd7")).unwrap(), loop_path);
             assert!(bound_file(&loop_path).is_some());
             assert_eq!(export.failure(), None);
-            export.stop(StopMode::WhenUnused, SOON).unwrap();
+            export.stop(StopMode::WhenUnused, LIMIT).unwrap();
             assert_eq!(bound_file(&loop_path), None);
             assert!(!is_mounted_below(dir));
             assert!(std::fs::symlink_metadata(dir.join("cbd7")).is_err());
             assert!(!dir.join("fuse/cbd7").exists());
-            export.stop(StopMode::WhenUnused, SOON).unwrap();
+            export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         }
     });
 }
@@ -73,7 +73,7 @@ fn dirty_page_cache_data_is_in_the_device_after_a_stop() {
         let file = OpenOptions::new().write(true).open(export.device_path()).unwrap();
         file.write_all_at(&[0x5a; 100_000], 12_345).unwrap();
         drop(file);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert!(device.bytes.read().unwrap()[12_345..112_345].iter().all(|&byte| byte == 0x5a));
     });
 }
@@ -85,7 +85,7 @@ fn a_device_in_use_is_not_stopped_and_stays_available() {
         let mut export = start(&device, dir);
         let loop_path = export.loop_path().to_owned();
         let mount = mounted_ext4(&export, dir);
-        let error = export.stop(StopMode::WhenUnused, SOON).unwrap_err();
+        let error = export.stop(StopMode::WhenUnused, LIMIT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.line().contains(&format!("mounted at {}", mount.display())), "{error}");
         std::fs::write(mount.join("file"), "still there").unwrap();
@@ -99,17 +99,17 @@ fn a_device_in_use_is_not_stopped_and_stays_available() {
         drop(file);
 
         let file = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(export.loop_path()).unwrap();
-        let error = export.stop(StopMode::WhenUnused, SOON).unwrap_err();
+        let error = export.stop(StopMode::WhenUnused, LIMIT).unwrap_err();
         assert!(error.line().contains("exclusively") && error.line().contains(&us), "{error}");
         drop(file);
 
         let file = File::open(export.file_path()).unwrap();
-        let error = export.stop(StopMode::WhenUnused, SOON).unwrap_err();
+        let error = export.stop(StopMode::WhenUnused, LIMIT).unwrap_err();
         assert!(error.line().contains(&us), "{error}");
         drop(file);
 
         assert_eq!(std::fs::read_link(dir.join("cbd7")).unwrap(), export.loop_path());
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert_eq!(bound_file(&loop_path), None);
     });
 }
@@ -269,7 +269,7 @@ fn a_panic_of_a_thread_fails_its_requests_and_leaves_no_client_waiting() {
         let mut buffer = AlignedBuffer::zeroed(4096);
         assert!(file.read_at(&mut buffer, MIB).is_err());
         // The thread closes its connection first, and reports the failure then.
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + LIMIT;
         while export.failure().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -279,7 +279,7 @@ fn a_panic_of_a_thread_fails_its_requests_and_leaves_no_client_waiting() {
         assert!(file.read_at(&mut buffer, MIB).is_err());
         assert!(file.read_at(&mut buffer, 0).is_err());
         drop(file);
-        export.stop(StopMode::Force, SOON).unwrap();
+        export.stop(StopMode::Force, LIMIT).unwrap();
         assert!(!is_mounted_below(dir));
     });
 }
@@ -301,7 +301,7 @@ fn an_externally_aborted_connection_is_a_failure_and_leaves_no_client_waiting() 
         device.stuck.store(false, Ordering::Relaxed);
         until("the failure", || export.failure().is_some());
         assert!(export.failure().unwrap().contains("ended from outside"));
-        export.stop(StopMode::Force, SOON).unwrap();
+        export.stop(StopMode::Force, LIMIT).unwrap();
     });
 }
 
@@ -325,7 +325,7 @@ fn memory_is_freed_after_every_kind_of_stop() {
             file.sync_all().unwrap();
             let used = (turn % 2 == 1).then_some(file);
             let mode = if used.is_some() { StopMode::Force } else { StopMode::WhenUnused };
-            export.stop(mode, SOON).unwrap();
+            export.stop(mode, LIMIT).unwrap();
             drop((used, export));
             sizes.push(memory_kib());
         }
@@ -363,8 +363,8 @@ fn a_failed_start_leaves_nothing_behind() {
         let elsewhere = cbd_fuse::Options { mount_dir: dir.join("fuse/other"), ..options(dir, 2) };
         let error = FuseLoop::start(exported(), elsewhere).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-        for wrong in ["", "a/b", "..", "a b"] {
-            let how = cbd_fuse::Options { name: wrong.into(), ..options(dir, 2) };
+        for invalid in ["", "a/b", "..", "a b"] {
+            let how = cbd_fuse::Options { name: invalid.into(), ..options(dir, 2) };
             assert_eq!(FuseLoop::start(exported(), how).unwrap_err().kind(), ErrorKind::InvalidArgument);
         }
         for queues in [0, 129] {
@@ -372,7 +372,7 @@ fn a_failed_start_leaves_nothing_behind() {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
         assert_eq!(mounted_below(dir).len(), 1);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -433,7 +433,7 @@ fn a_killed_daemon_releases_the_loop_device_and_a_new_one_starts_after_a_sweep()
             assert!(!is_mounted_below(dir));
             let mut export = start(&Arc::new(TestDevice::new(8 * MIB, 512)), dir);
             assert_eq!(sweep(dir, dir, &[]).unwrap(), Swept { alive: swept.mounts, ..Swept::default() });
-            export.stop(StopMode::WhenUnused, SOON).unwrap();
+            export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         }
     });
 }
@@ -462,7 +462,7 @@ fn a_daemon_killed_under_a_mount_is_swept_and_its_device_unbound_later() {
         // Beside the old one, which its users have not closed yet.
         let mut export = start(&Arc::new(TestDevice::new(8 * MIB, 512)), dir);
         assert_ne!(export.loop_path(), loop_path);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         let _ = writer.join();
         let _ = std::process::Command::new("umount").arg(&mount).status();
         assert_eq!(bound_file(&loop_path), None);
@@ -489,7 +489,7 @@ fn a_daemon_killed_under_load_leaves_no_client_waiting_and_is_swept() {
                 .collect();
             std::thread::sleep(Duration::from_millis(50 + 30 * turn));
             kill(child);
-            let end = Instant::now() + SOON;
+            let end = Instant::now() + LIMIT;
             while !clients.iter().all(std::thread::JoinHandle::is_finished) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(5));
             }

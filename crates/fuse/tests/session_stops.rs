@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::session::*;
-use support::{Exported, MIB, SOON, TestDevice, in_sandbox, options, tool, until};
+use support::{Exported, LIMIT, MIB, TestDevice, in_sandbox, options, tool, until};
 
 #[test]
 fn a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store() {
@@ -21,7 +21,7 @@ fn a_stopped_device_leaves_nothing_in_the_system_or_the_descriptor_store() {
             let store = Arc::new(LocalStore::default());
             let mut export = start_preserved(dir, &store);
             let state = state_of(&store);
-            export.stop(mode, SOON).unwrap();
+            export.stop(mode, LIMIT).unwrap();
             assert_eq!(*store.log.lock().unwrap(), ["put", "removed"]);
             assert_eq!(loop_setting(&state, "backing_file"), "");
             assert!(!is_mounted_below(dir));
@@ -38,7 +38,7 @@ fn a_forced_stop_of_a_preserved_device_gives_its_users_errors() {
         let state = state_of(&store);
         let file =
             OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(export.loop_path()).unwrap();
-        export.stop(StopMode::Force, SOON).unwrap();
+        export.stop(StopMode::Force, LIMIT).unwrap();
         assert!(file.write_at(&AlignedBuffer::zeroed(4096), 0).is_err());
         assert!(store.session.lock().unwrap().is_none());
         drop(file);
@@ -61,7 +61,7 @@ fn a_stop_that_is_refused_leaves_the_device_persistent() {
             assert_eq!(persistent(), ("0".into(), "1".into()));
         }
         drop(file);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert_eq!(loop_setting(&state, "backing_file"), "");
     });
 }
@@ -96,7 +96,7 @@ fn while_a_stop_waits_for_the_device_below_no_other_process_holds_the_connection
         let state = state_of(&store);
         assert_eq!(loop_setting(&state, "autoclear"), "0");
         in_time(write_block(export.loop_path(), 0, 1)).unwrap();
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert_eq!(log(), ["put", "removed", "put", "removed"]);
     });
 }
@@ -110,7 +110,7 @@ fn a_device_that_its_own_process_waits_for_is_ended_instead_of_handed_over() {
         let began = Instant::now();
         // Threads still wait for the device below, and no thread waits for them.
         assert_eq!(export.hand_over(Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::TimedOut);
-        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+        assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
         assert!(export.is_ended() && !is_mounted_below(dir));
         device.stuck.store(false, Ordering::Relaxed);
         drop(export);
@@ -133,7 +133,7 @@ fn a_device_whose_last_closer_still_writes_pages_back_is_in_use() {
         assert_eq!(*store.log.lock().unwrap(), ["put"]);
         device.stuck.store(false, Ordering::Relaxed);
         in_time(close);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert_eq!(device.bytes.read().unwrap()[HELD_FROM as usize], 7);
     });
 }
@@ -162,7 +162,7 @@ fn a_manually_detached_loop_device_is_reported_and_the_next_user_of_its_number_i
             let (other, loop_path) = (dir.join("other"), export.loop_path().to_str().unwrap().to_owned());
             File::create(&other).unwrap().set_len(MIB).unwrap();
             tool("losetup", &[&loop_path, other.to_str().unwrap()]);
-            let stopped = export.stop(mode, SOON);
+            let stopped = export.stop(mode, LIMIT);
             let bound = loop_setting(&state, "backing_file");
             tool("losetup", &["-d", &loop_path]);
             stopped.unwrap();
@@ -192,7 +192,7 @@ fn a_connection_that_has_ended_ends_no_other_that_has_its_number_now() {
             until("an unmount", || unmounts(&state));
             let other = FuseLoop::start(FileDevice::open(&other_dir, false), options(&other_dir, 1)).unwrap();
             let mount = cbd_export::mounts::at(&other_dir.join("fuse/cbd7")).unwrap().expect("a mount");
-            export.stop(StopMode::Force, SOON).unwrap();
+            export.stop(StopMode::Force, LIMIT).unwrap();
             if mount.device.minor == state.connection {
                 assert_eq!(other.failure(), None);
                 in_time(write_block(other.loop_path(), 0, 1)).unwrap();

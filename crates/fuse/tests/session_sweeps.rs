@@ -9,7 +9,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::session::*;
-use support::{SOON, in_sandbox, tool};
+use support::{LIMIT, in_sandbox, tool};
 
 #[test]
 fn ending_a_preserved_session_fails_the_waiting_requests() {
@@ -18,7 +18,7 @@ fn ending_a_preserved_session_fails_the_waiting_requests() {
         let mut export = start_preserved(dir, &store);
         let (device, state) = (export.loop_path().to_owned(), state_of(&store));
         let file = File::open(&device).unwrap();
-        export.hand_over(SOON).unwrap();
+        export.hand_over(LIMIT).unwrap();
         drop(export);
         let write = write_block(&device, 0, 1);
         std::thread::sleep(Duration::from_millis(100));
@@ -53,7 +53,7 @@ fn a_session_whose_loop_device_has_another_file_is_not_usable() {
             FuseLoop::take_over(&FileDevice::open(dir, false), &preserved_options(dir, &store), &session);
         assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
         session.state.loop_number = number;
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert!(!session.is_usable(), "the connection has ended");
     });
 }
@@ -66,7 +66,7 @@ fn a_loop_device_of_an_aborted_connection_is_swept_and_a_waiting_one_is_not() {
         let mut export = start_preserved(dir, &store);
         let state = state_of(&store);
         let loop_path = export.loop_path().to_owned();
-        export.hand_over(SOON).unwrap();
+        export.hand_over(LIMIT).unwrap();
         drop(export);
         // Not visible, as after an unmount by an administrator, but a process may still serve it.
         tool("umount", &["-l", state.mount_dir.to_str().unwrap()]);
@@ -77,7 +77,7 @@ fn a_loop_device_of_an_aborted_connection_is_swept_and_a_waiting_one_is_not() {
         assert_eq!(swept.loops, [loop_path]);
         assert_eq!(swept.links, [dir.join("cbd7")]);
         // A program that opens every new block device for a moment delays the detachment until it closes the device.
-        let end = std::time::Instant::now() + SOON;
+        let end = std::time::Instant::now() + LIMIT;
         while !loop_setting(&state, "backing_file").is_empty() {
             assert!(std::time::Instant::now() < end, "the loop device is still bound");
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -93,7 +93,7 @@ fn an_invisible_device_that_waits_for_another_daemon_is_not_read() {
         let store = Arc::new(LocalStore::default());
         let mut export = start_preserved(dir, &store);
         let state = state_of(&store);
-        export.hand_over(SOON).unwrap();
+        export.hand_over(LIMIT).unwrap();
         drop(export);
         tool("umount", &["-l", state.mount_dir.to_str().unwrap()]);
         let other = dir.join("another");

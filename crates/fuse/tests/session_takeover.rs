@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use support::session::*;
-use support::{MIB, SOON, in_sandbox, tool, until};
+use support::{LIMIT, MIB, in_sandbox, tool, until};
 
 /// Requests that wait at a device before a process takes it over, of the 128 that are possible in all.
 const WAITING: usize = 16;
@@ -21,7 +21,7 @@ const WAITING: usize = 16;
 /// Not a test of its own: the process that other tests kill.
 #[test]
 fn process_to_be_killed() {
-    be_killed();
+    run_until_killed();
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn requests_in_flight_at_a_kill_are_executed_by_the_next_process() {
             (0..8).map(|number| write_block(&device, HELD_FROM + number * 4096, 10 + number as u8)).collect();
         let read = read_block(&device, SIZE - 4096);
         for _ in 0..9 {
-            victim.said("held");
+            victim.line_after("held");
         }
         victim.kill();
         assert!(writes.iter().all(|write| !write.is_finished()) && !read.is_finished());
@@ -62,7 +62,7 @@ fn requests_in_flight_at_a_kill_are_executed_by_the_next_process() {
         assert_eq!(std::fs::read_link(&link).unwrap(), device);
         in_time(write_block(&device, 4096, 2)).unwrap();
         assert_eq!(in_time(read_block(&device, 0)).unwrap(), 1);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert!(!is_mounted_below(dir));
         assert!(std::fs::symlink_metadata(&link).is_err());
         assert_eq!(*store.log.lock().unwrap(), ["removed"]);
@@ -76,11 +76,11 @@ fn a_resent_request_is_resent_to_every_later_process() {
         let session = victim.session(dir);
         let device = std::fs::read_link(dir.join("cbd7")).unwrap();
         let write = write_block(&device, HELD_FROM, 5);
-        victim.said("held");
+        victim.line_after("held");
         victim.kill();
         for _ in 0..2 {
             let mut victim = start_successor(dir, &session);
-            assert_eq!(victim.said("held"), format!("{} at {HELD_FROM}", Operation::Write as u32));
+            assert_eq!(victim.line_after("held"), format!("{} at {HELD_FROM}", Operation::Write as u32));
             victim.kill();
             assert!(!write.is_finished());
         }
@@ -91,7 +91,7 @@ fn a_resent_request_is_resent_to_every_later_process() {
         in_time(write).unwrap();
         assert_eq!(on_disk(dir, HELD_FROM), 5);
         drop(session);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -107,7 +107,7 @@ fn a_handed_over_device_waits_and_the_next_process_serves_its_mounted_ext4() {
         tool("mount", &[&device, mount.to_str().unwrap()]);
         for round in 0..3_u8 {
             std::fs::write(mount.join("before"), [round; 100_000]).unwrap();
-            export.hand_over(SOON).unwrap();
+            export.hand_over(LIMIT).unwrap();
             drop(export);
             let session = store.session.lock().unwrap().as_ref().unwrap().try_clone().unwrap();
             assert!(session.user().unwrap().expect("used").contains("mounted at"));
@@ -125,10 +125,10 @@ fn a_handed_over_device_waits_and_the_next_process_serves_its_mounted_ext4() {
             in_time(write).unwrap();
             assert!(std::fs::read(mount.join("before")).unwrap() == [round; 100_000]);
         }
-        let error = export.stop(StopMode::WhenUnused, SOON).unwrap_err();
+        let error = export.stop(StopMode::WhenUnused, LIMIT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         tool("umount", &[mount.to_str().unwrap()]);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert!(!is_mounted_below(dir));
         tool("e2fsck", &["-fn", dir.join("disk").to_str().unwrap()]);
     });
@@ -142,7 +142,7 @@ fn dirty_pages_of_a_closed_device_do_not_delay_the_end_of_a_killed_process() {
         let device = PathBuf::from(format!("/dev/loop{}", session.state.loop_number));
         // Its close waits for a process that answers none of its requests.
         let close = write_and_close(&device);
-        victim.said("held");
+        victim.line_after("held");
         victim.kill();
         let store = Arc::new(LocalStore::default());
         let mut export =
@@ -151,7 +151,7 @@ fn dirty_pages_of_a_closed_device_do_not_delay_the_end_of_a_killed_process() {
         in_time(close);
         assert_eq!(on_disk(dir, HELD_FROM + MIB - 1), 7);
         drop(session);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -176,10 +176,10 @@ fn each_waiting_request_reaches_the_next_process_once() {
             until("the requests", || in_flight(&session.state) == writes.len() as u64);
             // It answers none, so that each is in flight as long as it lives.
             let mut successor = start_successor(dir, &session);
-            let mut held: Vec<String> = writes.iter().map(|_| successor.said("held")).collect();
+            let mut held: Vec<String> = writes.iter().map(|_| successor.line_after("held")).collect();
             // One more, which arrives only after all earlier ones have been read.
             writes.push(write(writes.len()));
-            held.push(successor.said("held"));
+            held.push(successor.line_after("held"));
             let mut once = held.clone();
             once.sort();
             once.dedup();
@@ -192,7 +192,7 @@ fn each_waiting_request_reaches_the_next_process_once() {
                 .unwrap();
         writes.into_iter().for_each(|write| in_time(write).unwrap());
         session.channels.clear();
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -215,7 +215,7 @@ fn a_process_that_is_killed_while_it_hands_its_device_over_ends() {
                 .unwrap();
         in_time(close);
         drop(session);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
         assert_eq!(on_disk(dir, HELD_FROM + MIB - 1), 7);
     });
 }
@@ -226,7 +226,7 @@ fn a_device_with_another_geometry_is_not_served_and_its_clients_keep_waiting() {
         let store = Arc::new(LocalStore::default());
         let mut export = start_preserved(dir, &store);
         let device = export.loop_path().to_owned();
-        export.hand_over(SOON).unwrap();
+        export.hand_over(LIMIT).unwrap();
         drop(export);
         let write = write_block(&device, 0, 3);
         let session = store.session.lock().unwrap().as_ref().unwrap().try_clone().unwrap();
@@ -242,7 +242,7 @@ fn a_device_with_another_geometry_is_not_served_and_its_clients_keep_waiting() {
                 .unwrap();
         in_time(write).unwrap();
         drop(session);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }
 
@@ -254,7 +254,7 @@ fn a_takeover_clears_the_autoclear_flag_of_an_interrupted_stop() {
         let mut export = start_preserved(dir, &store);
         let (state, device) = (state_of(&store), export.loop_path().to_owned());
         let used = File::open(&device).unwrap();
-        export.hand_over(SOON).unwrap();
+        export.hand_over(LIMIT).unwrap();
         drop(export);
         tool("losetup", &["-d", device.to_str().unwrap()]);
         assert_eq!(loop_setting(&state, "autoclear"), "1");
@@ -266,6 +266,6 @@ fn a_takeover_clears_the_autoclear_flag_of_an_interrupted_stop() {
         assert_eq!(loop_setting(&state, "autoclear"), "0");
         in_time(write_block(&device, 0, 1)).unwrap();
         assert_eq!(export.failure(), None);
-        export.stop(StopMode::WhenUnused, SOON).unwrap();
+        export.stop(StopMode::WhenUnused, LIMIT).unwrap();
     });
 }

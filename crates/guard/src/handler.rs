@@ -1,7 +1,7 @@
 //! The signal handler: finds the registration of a fault, and handles the fault.
 
 use crate::Routines;
-use crate::table::{self, Changes, Kind, Place, Seen};
+use crate::table::{self, Changes, EntryNumber, Kind, Registered};
 use cbd_types::{Error, ErrorKind, Result};
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -12,11 +12,11 @@ use std::sync::OnceLock;
 const SI_KERNEL: i32 = 0x80;
 
 /// The previous handler of the signal.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Installs the handler once; concurrent callers wait until it is installed.
 pub(crate) fn install(_held: &Changes) -> Result<()> {
-    if BEFORE.get().is_some() {
+    if PREVIOUS.get().is_some() {
         return Ok(());
     }
     let refused = |error: io::Error| {
@@ -36,7 +36,7 @@ pub(crate) fn install(_held: &Changes) -> Result<()> {
     // On the alternate stack, if std provides one: the thread's own stack may be the failing memory.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // Set before the handler can run.
-    let _ = BEFORE.set(before);
+    let _ = PREVIOUS.set(before);
     // SAFETY: `ours` is complete: a handler of the three-argument kind and an empty mask.
     if unsafe { libc::sigaction(libc::SIGBUS, &ours, null_mut()) } != 0 {
         return Err(refused(io::Error::last_os_error()));
@@ -48,7 +48,7 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     // SAFETY: the kernel passes a siginfo to a SA_SIGINFO handler, which lives until it returns.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     // SAFETY: the same applies to the context.
-    if !unsafe { answer(code, address, context) } {
+    if !unsafe { handle(code, address, context) } {
         pass_on(signal, code, info, context);
     }
 }
@@ -57,21 +57,22 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
 ///
 /// # Safety
 /// `context` is the one that was passed to the handler.
-unsafe fn answer(code: i32, address: usize, context: *mut libc::c_void) -> bool {
+unsafe fn handle(code: i32, address: usize, context: *mut libc::c_void) -> bool {
     if code == SI_KERNEL {
-        return table::all().any(|(_, seen)| match seen.kind {
+        return table::all().any(|(_, registered)| match registered.kind {
             // SAFETY: the caller ensures it.
-            Kind::Routines(routines) => unsafe { leave(routines, 0, context) },
+            Kind::Routines(routines) => unsafe { end_routine(routines, 0, context) },
             Kind::Zeroes => false,
         });
     }
-    let here = |(_, seen): &(Place, Seen)| seen.start <= address && address < seen.end;
+    let here =
+        |(_, registered): &(EntryNumber, Registered)| registered.start <= address && address < registered.end;
     match code {
         libc::BUS_ADRALN | libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => {
-            table::all().find(here).is_some_and(|(place, seen)| match seen.kind {
+            table::all().find(here).is_some_and(|(entry, registered)| match registered.kind {
                 // SAFETY: the caller ensures it.
-                Kind::Routines(routines) => unsafe { leave(routines, address, context) },
-                Kind::Zeroes => put_zeroes(place, seen),
+                Kind::Routines(routines) => unsafe { end_routine(routines, address, context) },
+                Kind::Zeroes => replace_by_zeroes(entry, registered),
             })
         }
         // Advance notice of a page that no thread accesses at this moment; a later access gets the error.
@@ -85,7 +86,7 @@ unsafe fn answer(code: i32, address: usize, context: *mut libc::c_void) -> bool 
 /// # Safety
 /// `context` is the one that was passed to the handler.
 #[cfg(target_arch = "x86_64")]
-unsafe fn leave(routines: &Routines, address: usize, context: *mut libc::c_void) -> bool {
+unsafe fn end_routine(routines: &Routines, address: usize, context: *mut libc::c_void) -> bool {
     // SAFETY: the kernel passes a ucontext to a SA_SIGINFO handler, which lives until it returns.
     let user = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     let registers = &mut user.uc_mcontext.gregs;
@@ -104,14 +105,14 @@ unsafe fn leave(routines: &Routines, address: usize, context: *mut libc::c_void)
 /// # Safety
 /// Always safe; it has the type of the unsafe one.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn leave(routines: &Routines, _address: usize, _context: *mut libc::c_void) -> bool {
+unsafe fn end_routine(routines: &Routines, _address: usize, _context: *mut libc::c_void) -> bool {
     let Routines { begin: _, end: _, landing: _ } = routines;
     false
 }
 
 /// Replaces memory by zeroes; false if the system refuses.
-fn put_zeroes(place: Place, seen: Seen) -> bool {
-    place.lose();
+fn replace_by_zeroes(entry: EntryNumber, registered: Registered) -> bool {
+    entry.mark_lost();
     let (protection, flags) = (
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
@@ -122,8 +123,8 @@ fn put_zeroes(place: Place, seen: Seen) -> bool {
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        let length = seen.end - seen.start;
-        let placed = libc::mmap(seen.start as *mut libc::c_void, length, protection, flags, -1, 0);
+        let length = registered.end - registered.start;
+        let placed = libc::mmap(registered.start as *mut libc::c_void, length, protection, flags, -1, 0);
         *errno = before;
         placed != libc::MAP_FAILED
     }
@@ -131,7 +132,7 @@ fn put_zeroes(place: Place, seen: Seen) -> bool {
 
 /// Applies the previous action of the signal.
 fn pass_on(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let Some(before) = BEFORE.get() else { return };
+    let Some(before) = PREVIOUS.get() else { return };
     let sent = code <= 0;
     match before.sa_sigaction {
         libc::SIG_IGN if sent => {}

@@ -19,7 +19,7 @@ mod handler;
 mod table;
 
 use cbd_types::Result;
-use table::{Kind, LOSSES, Place};
+use table::{EntryNumber, Kind, LOSSES};
 
 /// Code that returns with an error after a fault in registered memory.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Routines {
 /// Memory whose failures are handled while this value lives. Drop it before the memory is unmapped.
 #[derive(Debug)]
 pub struct Registration {
-    place: Place,
+    entry: EntryNumber,
 }
 
 impl Registration {
@@ -78,19 +78,19 @@ impl Registration {
     fn new(kind: Kind, start: usize, length: usize) -> Result<Self> {
         let changes = table::change();
         handler::install(&changes)?;
-        Ok(Self { place: changes.take(kind, start, length)? })
+        Ok(Self { entry: changes.take(kind, start, length)? })
     }
 
     /// Whether memory of zeroes was lost: since then it reads as zeroes.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.place.is_lost()
+        self.entry.is_lost()
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        table::change().release(self.place);
+        table::change().release(self.entry);
     }
 }
 

@@ -10,9 +10,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const OF_ROUTINES: Range<usize> = 0..256;
-const OF_ZEROES: Range<usize> = 256..PLACES;
-const PLACES: usize = 256 + 1024;
+const ROUTINE_ENTRIES: Range<usize> = 0..256;
+const ZEROES_ENTRIES: Range<usize> = 256..ENTRIES;
+const ENTRIES: usize = 256 + 1024;
 
 /// The handling of a fault.
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 
 /// An entry as the handler reads it.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct Registered {
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) kind: Kind,
@@ -43,7 +43,7 @@ struct Slot {
 }
 
 /// Changed under [`CHANGES`].
-static SLOTS: [Slot; PLACES] = [const {
+static SLOTS: [Slot; ENTRIES] = [const {
     Slot {
         changes: AtomicU32::new(0),
         start: AtomicUsize::new(0),
@@ -51,31 +51,31 @@ static SLOTS: [Slot; PLACES] = [const {
         routines: AtomicPtr::new(null_mut()),
         lost: AtomicBool::new(false),
     }
-}; PLACES];
+}; ENTRIES];
 static CHANGES: Mutex<()> = Mutex::new(());
 /// Number of losses of memory, in all entries.
 pub(crate) static LOSSES: AtomicU64 = AtomicU64::new(0);
 
 /// The number of a used entry of the table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place(usize);
+pub(crate) struct EntryNumber(usize);
 
-impl Place {
+impl EntryNumber {
     pub(crate) fn is_lost(self) -> bool {
         SLOTS[self.0].lost.load(Ordering::Acquire)
     }
 
     /// Marks the memory as lost. Called before its bytes change: a thread that then reads a zero, and checks the marks after
     /// that, observes the loss.
-    pub(crate) fn lose(self) {
+    pub(crate) fn mark_lost(self) {
         SLOTS[self.0].lost.store(true, Ordering::SeqCst);
         LOSSES.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 /// All registrations; for the handler.
-pub(crate) fn all() -> impl Iterator<Item = (Place, Seen)> {
-    SLOTS.iter().enumerate().filter_map(|(number, slot)| Some((Place(number), slot.see()?)))
+pub(crate) fn all() -> impl Iterator<Item = (EntryNumber, Registered)> {
+    SLOTS.iter().enumerate().filter_map(|(number, slot)| Some((EntryNumber(number), slot.read()?)))
 }
 
 /// The right to change the table.
@@ -89,13 +89,13 @@ pub(crate) fn change() -> Changes {
 
 impl Changes {
     /// Registers `length` bytes from `start`.
-    pub(crate) fn take(&self, kind: Kind, start: usize, length: usize) -> Result<Place> {
-        let (places, routines) = match kind {
-            Kind::Routines(routines) => (OF_ROUTINES, std::ptr::from_ref(routines).cast_mut()),
-            Kind::Zeroes => (OF_ZEROES, null_mut()),
+    pub(crate) fn take(&self, kind: Kind, start: usize, length: usize) -> Result<EntryNumber> {
+        let (range, routines) = match kind {
+            Kind::Routines(routines) => (ROUTINE_ENTRIES, std::ptr::from_ref(routines).cast_mut()),
+            Kind::Zeroes => (ZEROES_ENTRIES, null_mut()),
         };
-        let most = places.len();
-        let free = places.into_iter().find(|&number| SLOTS[number].end.load(Ordering::Relaxed) == 0);
+        let most = range.len();
+        let free = range.into_iter().find(|&number| SLOTS[number].end.load(Ordering::Relaxed) == 0);
         let number = free.ok_or_else(|| {
             let text = match kind {
                 Kind::Routines(_) => format!("{most} regions are mapped already; unregister one first"),
@@ -108,11 +108,11 @@ impl Changes {
             Error::new(ErrorKind::NoSpace, text)
         })?;
         SLOTS[number].set(start, start + length, routines);
-        Ok(Place(number))
+        Ok(EntryNumber(number))
     }
 
-    pub(crate) fn release(&self, place: Place) {
-        SLOTS[place.0].set(0, 0, null_mut());
+    pub(crate) fn release(&self, entry: EntryNumber) {
+        SLOTS[entry.0].set(0, 0, null_mut());
     }
 }
 
@@ -131,7 +131,7 @@ impl Slot {
 
     /// The registration in this entry; `None` if it is unused or being changed. No thread accesses memory while it is being
     /// registered or unregistered, so a changing entry cannot belong to a fault.
-    fn see(&self) -> Option<Seen> {
+    fn read(&self) -> Option<Registered> {
         let before = self.changes.load(Ordering::Acquire);
         let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
         let routines = self.routines.load(Ordering::Relaxed);
@@ -141,6 +141,6 @@ impl Slot {
         }
         // SAFETY: the pointer is null or was created from a reference with a static lifetime.
         let kind = unsafe { routines.as_ref() }.map_or(Kind::Zeroes, Kind::Routines);
-        Some(Seen { start, end, kind })
+        Some(Registered { start, end, kind })
     }
 }

@@ -25,8 +25,7 @@ impl Pages {
             unsafe { libc::mmap(null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         assert_ne!(start, libc::MAP_FAILED);
         // SAFETY: the mapping is never unmapped, and accessed by volatile loads alone.
-        let registration =
-            unsafe { Registration::of_zeroes(start as usize, length) }.expect("there is a place");
+        let registration = unsafe { Registration::of_zeroes(start as usize, length) }.expect("a free entry");
         Self { file, start: start.cast(), length, registration }
     }
 
@@ -79,7 +78,7 @@ fn many_threads_may_access_truncated_memory_at_once() {
 }
 
 /// Sends the signal that the kernel sends for a failed page.
-fn tell_of(code: i32, address: usize) {
+fn send_bus_error(code: i32, address: usize) {
     // SAFETY: all zeroes is a valid value; the address is where the kernel puts it, behind three numbers and
     // padding.
     unsafe {
@@ -96,7 +95,7 @@ fn tell_of(code: i32, address: usize) {
 #[test]
 fn early_notice_of_an_unused_failed_page_removes_nothing() {
     let pages = Pages::new(2);
-    tell_of(libc::BUS_MCEERR_AO, pages.start as usize + PAGE);
+    send_bus_error(libc::BUS_MCEERR_AO, pages.start as usize + PAGE);
     assert_eq!((pages.byte(0), pages.byte(PAGE)), (1, 1));
     assert!(!pages.registration.is_lost());
 }
@@ -104,7 +103,7 @@ fn early_notice_of_an_unused_failed_page_removes_nothing() {
 #[test]
 fn a_page_that_fails_under_an_access_removes_the_whole_memory() {
     let pages = Pages::new(2);
-    tell_of(libc::BUS_MCEERR_AR, pages.start as usize + PAGE);
+    send_bus_error(libc::BUS_MCEERR_AR, pages.start as usize + PAGE);
     assert_eq!((pages.byte(0), pages.byte(PAGE)), (0, 0));
     assert!(pages.registration.is_lost());
 }

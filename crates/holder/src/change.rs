@@ -85,7 +85,7 @@ impl fmt::Display for Change {
             ),
             Self::Short { path, expected, found } => write!(
                 out,
-                "{} was cut short: it had {expected} bytes and was found with {found}. What was behind that is lost, and nothing is \
+                "{} was cut short: it had {expected} bytes and was found with {found}. Data beyond that length is lost, and nothing is \
                  read or written there until the file is restored and opened again (restart the daemon)",
                 path.display()
             ),
@@ -94,7 +94,7 @@ impl fmt::Display for Change {
                 let names = if *links == 1 { "1 other name" } else { "other names" };
                 write!(
                     out,
-                    "{} {what}, and the file in use is whole: it has {names} (hard links; find MOUNTPOINT -xdev -inum {inode} shows \
+                    "{} {what}, and the file in use is complete: it has {names} (hard links; find MOUNTPOINT -xdev -inum {inode} shows \
                      them); rename it back, mv OTHER {}",
                     path.display(),
                     path.display()
@@ -173,12 +173,12 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
 
-    struct Place {
+    struct Fixture {
         folder: tempfile::TempDir,
         file: File,
     }
 
-    impl Place {
+    impl Fixture {
         fn new() -> Self {
             let folder = tempfile::tempdir().expect("a folder");
             fs::write(folder.path().join("file"), [1; 8192]).expect("written");
@@ -197,71 +197,71 @@ mod tests {
 
     #[test]
     fn an_unchanged_file_and_a_longer_one_have_no_change() {
-        let place = Place::new();
-        assert_eq!(place.change(), None);
-        place.file.set_len(9000).expect("longer");
-        fs::hard_link(place.path("file"), place.path("link")).expect("a link");
-        assert_eq!(place.change(), None);
+        let fixture = Fixture::new();
+        assert_eq!(fixture.change(), None);
+        fixture.file.set_len(9000).expect("longer");
+        fs::hard_link(fixture.path("file"), fixture.path("link")).expect("a link");
+        assert_eq!(fixture.change(), None);
     }
 
     #[test]
     fn a_deleted_file_can_be_read_under_the_reported_name() {
-        let place = Place::new();
-        fs::remove_file(place.path("file")).expect("removed");
-        let Some(Change::Deleted { path, descriptor }) = place.change() else {
-            panic!("{:?}", place.change());
+        let fixture = Fixture::new();
+        fs::remove_file(fixture.path("file")).expect("removed");
+        let Some(Change::Deleted { path, descriptor }) = fixture.change() else {
+            panic!("{:?}", fixture.change());
         };
-        assert_eq!(path, place.path("file"));
+        assert_eq!(path, fixture.path("file"));
         assert_eq!(fs::read(descriptor).expect("read"), [1; 8192]);
     }
 
     #[test]
     fn a_file_that_another_was_renamed_over_is_deleted() {
-        let place = Place::new();
-        fs::write(place.path("other"), [2; 8192]).expect("written");
-        fs::rename(place.path("other"), place.path("file")).expect("replaced");
-        assert!(matches!(place.change(), Some(Change::Deleted { .. })));
+        let fixture = Fixture::new();
+        fs::write(fixture.path("other"), [2; 8192]).expect("written");
+        fs::rename(fixture.path("other"), fixture.path("file")).expect("replaced");
+        assert!(matches!(fixture.change(), Some(Change::Deleted { .. })));
     }
 
     #[test]
     fn a_file_whose_other_hard_link_is_left_is_not_lost() {
-        let place = Place::new();
-        fs::hard_link(place.path("file"), place.path("other")).expect("a link");
-        fs::remove_file(place.path("file")).expect("removed");
-        let change = place.change().expect("it has another name");
+        let fixture = Fixture::new();
+        fs::hard_link(fixture.path("file"), fixture.path("other")).expect("a link");
+        fs::remove_file(fixture.path("file")).expect("removed");
+        let change = fixture.change().expect("it has another name");
         assert!(!change.is_loss(), "{change}");
-        let inode = fs::metadata(place.path("other")).expect("there").ino();
+        let inode = fs::metadata(fixture.path("other")).expect("there").ino();
         let text = change.to_string();
         let parts = ["1 other name", "rename it back", &format!("-inum {inode}")];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
-        fs::write(place.path("file"), [2; 8192]).expect("written");
-        let text = place.change().expect("another file has its name").to_string();
+        fs::write(fixture.path("file"), [2; 8192]).expect("written");
+        let text = fixture.change().expect("another file has its name").to_string();
         assert!(text.contains("names another file now") && text.contains("1 other name"), "{text}");
-        fs::rename(place.path("other"), place.path("file")).expect("renamed back");
-        assert_eq!(place.change(), None);
+        fs::rename(fixture.path("other"), fixture.path("file")).expect("renamed back");
+        assert_eq!(fixture.change(), None);
     }
 
     #[test]
     fn a_renamed_file_is_reported_with_its_new_name() {
-        let place = Place::new();
-        fs::rename(place.path("file"), place.path("elsewhere")).expect("renamed");
+        let fixture = Fixture::new();
+        fs::rename(fixture.path("file"), fixture.path("elsewhere")).expect("renamed");
         let moved = |replaced| {
-            Some(Change::Moved { path: place.path("file"), now: place.path("elsewhere"), replaced })
+            Some(Change::Moved { path: fixture.path("file"), now: fixture.path("elsewhere"), replaced })
         };
-        assert_eq!(place.change(), moved(false));
-        fs::write(place.path("file"), [2; 8192]).expect("written");
-        assert_eq!(place.change(), moved(true));
-        assert!(!place.change().is_some_and(|change| change.is_loss()));
+        assert_eq!(fixture.change(), moved(false));
+        fs::write(fixture.path("file"), [2; 8192]).expect("written");
+        assert_eq!(fixture.change(), moved(true));
+        assert!(!fixture.change().is_some_and(|change| change.is_loss()));
     }
 
     #[test]
     fn a_truncated_file_is_reported_with_both_sizes() {
-        let place = Place::new();
-        place.file.set_len(4096).expect("cut");
-        let short = Change::Short { path: place.path("file"), expected: 8192, found: 4096 };
-        assert_eq!(place.change(), Some(short));
-        place.file.set_len(8192).expect("restored");
-        assert_eq!(place.change(), None);
+        let fixture = Fixture::new();
+        fixture.file.set_len(4096).expect("cut");
+        let short = Change::Short { path: fixture.path("file"), expected: 8192, found: 4096 };
+        assert_eq!(fixture.change(), Some(short));
+        fixture.file.set_len(8192).expect("restored");
+        assert_eq!(fixture.change(), None);
     }
 
     #[test]

@@ -35,9 +35,9 @@ impl Inode {
 
     /// Parses a line of `fdinfo`: `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 0 EOF`.
     fn of_lock(line: &str) -> Option<Self> {
-        let place =
+        let fixture =
             line.strip_prefix("lock:")?.split_whitespace().find(|word| word.split(':').count() == 3)?;
-        let mut parts = place.split(':');
+        let mut parts = fixture.split(':');
         let mut hexadecimal = || u32::from_str_radix(parts.next()?, 16).ok();
         let device = (hexadecimal()?, hexadecimal()?);
         Some(Self { device, number: parts.next()?.parse().ok()? })

@@ -71,7 +71,7 @@ pub enum Structure {
 
 /// The location of a finding; fields that do not apply are absent.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
-pub struct Place {
+pub struct Location {
     /// First byte in the region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<u64>,
@@ -104,7 +104,7 @@ pub struct Place {
     pub bytes: Option<u64>,
 }
 
-impl Place {
+impl Location {
     /// `length` bytes of the region from `at`.
     #[must_use]
     pub fn bytes(at: u64, length: u64) -> Self {
@@ -120,23 +120,23 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut comma = "";
-        let mut give = |name: &str, value: Option<u64>| -> fmt::Result {
+        let mut sink = |name: &str, value: Option<u64>| -> fmt::Result {
             if let Some(value) = value {
                 write!(out, "{comma}{name} {value}")?;
                 comma = ", ";
             }
             Ok(())
         };
-        give("byte", self.at)?;
-        give("row", self.row.map(u64::from))?;
-        give("backend", self.backend.map(u64::from))?;
-        give("lane", self.lane.map(u64::from))?;
-        give("segment", self.segment.map(u64::from))?;
-        give("slot", self.slot.map(u64::from))?;
-        give("sequence", self.sequence)?;
+        sink("byte", self.at)?;
+        sink("row", self.row.map(u64::from))?;
+        sink("backend", self.backend.map(u64::from))?;
+        sink("lane", self.lane.map(u64::from))?;
+        sink("segment", self.segment.map(u64::from))?;
+        sink("slot", self.slot.map(u64::from))?;
+        sink("sequence", self.sequence)?;
         if let (Some(offset), Some(bytes)) = (self.offset, self.bytes) {
             write!(out, "{comma}device bytes {offset}..{}", offset.saturating_add(bytes))?;
         }
@@ -153,7 +153,7 @@ pub struct Finding {
     pub structure: Structure,
     /// Its location.
     #[serde(flatten)]
-    pub place: Place,
+    pub location: Location,
     /// The description.
     pub what: String,
     /// The consequence.
@@ -206,7 +206,7 @@ pub enum Repair {
         /// The two slots.
         at: [u64; 2],
         /// The seed of its checksum.
-        place: u64,
+        seed: u64,
     },
 }
 
@@ -220,7 +220,10 @@ impl fmt::Display for Repair {
                 )
             }
             Self::Slot { what, at: [a, b], .. } => {
-                write!(out, "{what}: store what the newest slot says into the other one (bytes {a} and {b})")
+                write!(
+                    out,
+                    "{what}: store the content of the newest slot into the other one (bytes {a} and {b})"
+                )
             }
         }
     }

@@ -1,11 +1,12 @@
-//! Writes the dirty data of a cache device of Linux's dm-pcache to the backing device, or to a block device that replaces it.
+//! Writes the dirty data of a cache device of Linux's dm-pcache to the backing device, or to a block device that
+//! replaces it.
 //!
-//! Invariants: the cache device is only read, and locked during the operation. A disk gets no data that could not be read or
-//! whose checksum is wrong, and no data at all if it is too small to be the backing device. Written data is flushed and then read
-//! back. The operation can be interrupted and repeated: it writes the same data again.
+//! Invariants: the cache device is only read, and locked during the operation. A disk gets no data that could not be
+//! read or whose checksum is wrong, and no data at all if it is too small to be the backing device. Written data is
+//! flushed and then read back. The operation can be interrupted and repeated: it writes the same data again.
 //!
-//! Elsewhere: the content of the cache device (`cbd-pcache`); the choice of the disk, which the cache device does not identify
-//! (the user).
+//! Elsewhere: the content of the cache device (`cbd-pcache`); the choice of the disk, which the cache device does not
+//! identify (the user).
 
 use crate::Progress;
 use cbd_backing::{
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 /// Writes in flight.
 const DEPTH: usize = 32;
 /// Bytes that are read at a time in a sequential stream.
-const AHEAD: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 /// Failing memory fails in blocks of at most this size.
 const PAGE: u64 = 4096;
 /// The operation ends after this many failed writes.
@@ -104,12 +105,12 @@ pub fn examine(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
 /// Writes the dirty data to the disk.
 ///
 /// # Errors
-/// When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that the disk refuses are in the
-/// result.
+/// When the cache device or the disk cannot be opened, or the disk cannot be flushed. Ranges that the disk refuses are
+/// in the result.
 pub fn rescue(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Rescued> {
     let (cache, survey) = opened(options, progress)?;
     let to = options.to.as_ref();
-    let to = to.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "it is not said to which disk"))?;
+    let to = to.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the disk is not given (--to)"))?;
     let disk = after_predecessor(DISK_TIMEOUT, || open_disk(to, &survey, false))?;
     // 1. Write all intact data, in ascending order.
     let mut writer = Writer { disk: Disk::new(&disk)?, in_flight: Vec::new(), failed: Vec::new() };
@@ -118,7 +119,7 @@ pub fn rescue(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<R
     let failed = writer.finish()?;
     let scanned = scanned?;
     // 3. Read back.
-    let mut reader = Comparer { disk: Disk::new(&disk)?, known: &failed, differs: Vec::new(), same: 0 };
+    let mut reader = ReadBack { disk: Disk::new(&disk)?, known: &failed, differs: Vec::new(), same: 0 };
     scan(&cache, &mut reader, "reading back", progress)?;
     let (same, differs) = (reader.same, reader.differs);
     let mut rescued = Rescued::new(options, &cache, survey, scanned);
@@ -219,7 +220,7 @@ impl Disk {
     fn read(&mut self, offset: u64, length: usize) -> Result<AlignedBuffer> {
         match self.run(BackingOp::Read { offset, buffer: AlignedBuffer::zeroed(length) })? {
             BackingOp::Read { buffer, .. } => Ok(buffer),
-            _ => Err(Error::new(ErrorKind::System, "the queue gave another operation back")),
+            _ => Err(Error::new(ErrorKind::System, "the queue returned another operation")),
         }
     }
 }
@@ -279,7 +280,7 @@ impl Sink for Writer {
 }
 
 /// Compares the data of the disk with the written data.
-struct Comparer<'a> {
+struct ReadBack<'a> {
     disk: Disk,
     /// Failed writes.
     known: &'a [Failed],
@@ -287,7 +288,7 @@ struct Comparer<'a> {
     same: u64,
 }
 
-impl Sink for Comparer<'_> {
+impl Sink for ReadBack<'_> {
     fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         if self.known.iter().any(|failed| failed.offset == offset) {
             return Ok(());
@@ -297,7 +298,7 @@ impl Sink for Comparer<'_> {
                 self.same += bytes.len() as u64;
                 return Ok(());
             }
-            Ok(_) => "what is read back is not what was written".to_owned(),
+            Ok(_) => "the data that was read back differs from the data that was written".to_owned(),
             Err(error) => format!("it cannot be read back: {}", error.line()),
         };
         if self.differs.len() < FAILURES_MAX {
@@ -307,8 +308,8 @@ impl Sink for Comparer<'_> {
     }
 }
 
-/// A cache device or a file with its content, locked and only read. It is read with direct I/O if possible, because dm-pcache
-/// bypasses the page cache, too.
+/// A cache device or a file with its content, locked and only read. It is read with direct I/O if possible, because
+/// dm-pcache bypasses the page cache, too.
 struct CacheDevice {
     size: u64,
     reader: RefCell<Reader>,
@@ -375,7 +376,8 @@ impl Reader {
             let follows = self.streams.iter().position(|held| (held.begin..=held.end() + PAGE).contains(&at));
             let begin = at - at % self.sector;
             let needed = end.next_multiple_of(self.sector).min(size);
-            let ahead = if follows.is_some() { (begin + AHEAD as u64).min(size).max(needed) } else { needed };
+            let ahead =
+                if follows.is_some() { (begin + READ_BYTES as u64).min(size).max(needed) } else { needed };
             let bytes = match self.disk.read(begin, (ahead - begin) as usize) {
                 Err(_) if ahead > needed => self.disk.read(begin, (needed - begin) as usize)?,
                 read => read?,
@@ -388,6 +390,6 @@ impl Reader {
             self.streams.push(Held { begin, bytes });
         }
         let last = self.streams.last();
-        last.ok_or_else(|| Error::new(ErrorKind::System, "what was read is not there"))
+        last.ok_or_else(|| Error::new(ErrorKind::System, "the data that was read is missing"))
     }
 }

@@ -1,7 +1,7 @@
 //! A private copy of a region: stores stay in this process.
 //!
-//! Invariants: the original bytes never change. Modified pages are stored beside them, so a copy takes memory only for modified
-//! pages; recovery modifies very few.
+//! Invariants: the original bytes never change. Modified pages are stored beside them, so a copy takes memory only for
+//! modified pages; recovery modifies very few.
 
 use crate::Bytes;
 use cbd_format::PAGE;
@@ -54,8 +54,8 @@ impl PrivateMemory {
     }
 }
 
-/// Splits `length` bytes at `at` at page boundaries. The items are the page, the first byte in the page, the first byte of the
-/// part, and the length of the part.
+/// Splits `length` bytes at `at` at page boundaries. The items are the page, the first byte in the page, the first byte
+/// of the part, and the length of the part.
 fn parts(at: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -1,10 +1,10 @@
 //! Repair: restores second copies. No other repair is safe, so the tool makes no other one.
 //!
 //! Invariants:
-//! - a store only overwrites a copy that is damaged, or a version older than its other copy; never the only good one. So a crash
-//!   between any two stores leaves the former state, or a better one;
-//! - a repaired region recovers to exactly the former result: every repair is first applied to a private copy, and recovery runs
-//!   over that copy. If its result differs, the tool stores nothing;
+//! - a store only overwrites a copy that is damaged, or a version older than its other copy; never the only good one.
+//!   So a crash between any two stores leaves the former state, or a better one;
+//! - a repaired region recovers to exactly the former result: every repair is first applied to a private copy, and
+//!   recovery runs over that copy. If its result differs, the tool stores nothing;
 //! - each store is fenced and read back.
 //!
 //! Elsewhere: asking for confirmation (`cbdctrl`).
@@ -33,7 +33,7 @@ pub struct Plan {
 
 impl Plan {
     /// Damage that is left, since it cannot be repaired without guessing.
-    pub fn left_alone(&self) -> impl Iterator<Item = &Finding> {
+    pub fn not_repaired(&self) -> impl Iterator<Item = &Finding> {
         self.after.findings.iter().filter(|finding| finding.severity > Severity::Note)
     }
 }
@@ -41,7 +41,8 @@ impl Plan {
 /// Plans a repair, and tries it on a private copy.
 ///
 /// # Errors
-/// [`ErrorKind::Damaged`] when recovery of the repaired region would have another result. The repair must then not be applied.
+/// [`ErrorKind::Damaged`] when recovery of the repaired region would have another result. The repair must then not be
+/// applied.
 pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Result<Plan> {
     let before = check(Arc::clone(bytes), DataChecked::Dirty, progress);
     let repairs = before.repairs.clone();
@@ -57,7 +58,7 @@ pub fn plan(bytes: &Arc<dyn Bytes>, progress: &mut dyn FnMut(Progress)) -> Resul
     if after.fingerprint != before.fingerprint {
         return Err(Error::new(
             ErrorKind::Damaged,
-            "recovery would make something else of the repaired region than of this one: nothing was changed; keep a copy of \
+            "recovery of the repaired region would have another result: nothing was changed; keep a copy of \
              the region and report it",
         ));
     }
@@ -77,40 +78,40 @@ pub fn apply<P: Pmem>(region: &Region<P>, repair: &Repair) -> Result<()> {
             let mut read = vec![0; good.len()];
             region.load(*to, &mut read)?;
             if read != good {
-                return Err(not_taken(repair));
+                return Err(store_failed(repair));
             }
         }
-        Repair::Slot { kind, at, place, .. } => {
+        Repair::Slot { kind, at, seed, .. } => {
             let is_whole = match kind {
-                SlotKind::Host => store_again::<HostEntry, P>(region, *at, *place),
-                SlotKind::Backend => store_again::<BackendEntry, P>(region, *at, *place),
-                SlotKind::Blkdev => store_again::<BlkdevEntry, P>(region, *at, *place),
-                SlotKind::SegmentEntry => store_again::<SegmentEntry, P>(region, *at, *place),
-                SlotKind::Drained => store_again::<Drained, P>(region, *at, *place),
-                SlotKind::Tail => store_again::<LaneTail, P>(region, *at, *place),
-                SlotKind::Mark => store_again::<LaneMark, P>(region, *at, *place),
-                SlotKind::Former => store_again::<FormerDisk, P>(region, *at, *place),
+                SlotKind::Host => store_newest::<HostEntry, P>(region, *at, *seed),
+                SlotKind::Backend => store_newest::<BackendEntry, P>(region, *at, *seed),
+                SlotKind::Blkdev => store_newest::<BlkdevEntry, P>(region, *at, *seed),
+                SlotKind::SegmentEntry => store_newest::<SegmentEntry, P>(region, *at, *seed),
+                SlotKind::Drained => store_newest::<Drained, P>(region, *at, *seed),
+                SlotKind::Tail => store_newest::<LaneTail, P>(region, *at, *seed),
+                SlotKind::Mark => store_newest::<LaneMark, P>(region, *at, *seed),
+                SlotKind::Former => store_newest::<FormerDisk, P>(region, *at, *seed),
             };
             if !is_whole {
-                return Err(not_taken(repair));
+                return Err(store_failed(repair));
             }
         }
     }
-    if region.memory().failed_at().is_some() { Err(not_taken(repair)) } else { Ok(()) }
+    if region.memory().failed_at().is_some() { Err(store_failed(repair)) } else { Ok(()) }
 }
 
-fn not_taken(repair: &Repair) -> Error {
+fn store_failed(repair: &Repair) -> Error {
     Error::new(
         ErrorKind::Media,
         format!(
-            "the region's memory did not take what was stored ({repair}): it is failing; rescue what is dirty, then replace it"
+            "a store into the region's memory failed ({repair}): rescue the dirty data, then replace the memory"
         ),
     )
 }
 
 /// Stores the newest content into the other slot; returns whether both slots have it now.
-fn store_again<T: SlotContent, P: Pmem>(region: &Region<P>, at: [u64; 2], place: u64) -> bool {
-    let mut slots = TwoSlots::<T>::read(region, at, place);
+fn store_newest<T: SlotContent, P: Pmem>(region: &Region<P>, at: [u64; 2], seed: u64) -> bool {
+    let mut slots = TwoSlots::<T>::read(region, at, seed);
     if !slots.store_again(region) {
         return false;
     }
@@ -119,7 +120,7 @@ fn store_again<T: SlotContent, P: Pmem>(region: &Region<P>, at: [u64; 2], place:
     let read = at.map(|at| {
         let mut bytes = vec![0; T::SLOT_SIZE];
         region.load(at, &mut bytes).ok()?;
-        Some(sum(&cbd_format::Slot::<T>::decode(place, &bytes)?.content))
+        Some(sum(&cbd_format::Slot::<T>::decode(seed, &bytes)?.content))
     });
     read == [expected; 2]
 }

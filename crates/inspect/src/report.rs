@@ -66,7 +66,7 @@ impl RangeSummary {
 
     /// A range that the backing device refused.
     pub(crate) fn parked(range: ByteRange) -> Self {
-        Self::new(range, "the disk did not take it, the cache keeps it")
+        Self::new(range, "the disk refused it, the cache keeps it")
     }
 }
 
@@ -206,7 +206,7 @@ impl Report {
     }
 
     /// Folds a number into the fingerprint.
-    pub(crate) const fn note_recovered(&mut self, value: u64) {
+    pub(crate) const fn add_to_fingerprint(&mut self, value: u64) {
         // FNV-1a over whole numbers, which is only used to compare two reports of the same program.
         self.fingerprint = (self.fingerprint ^ value).wrapping_mul(0x0100_0000_01b3).rotate_left(23) ^ value;
     }

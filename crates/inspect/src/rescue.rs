@@ -1,9 +1,9 @@
 //! Rescue: writes the dirty data of a region to its backing devices, without a daemon and its configuration.
 //!
-//! Invariants: the engine's own recovery and writeback do the work, in the configured consistency mode of the backend, so a
-//! daemon or the next rescue can continue with the region at any moment. A disk gets no data unless it is the recorded one, or
-//! the user names it as its replacement. Before a disk other than the recorded one gets any data, the region durably records that
-//! the backend was moved to that disk. Damaged data is not written but listed.
+//! Invariants: the engine's own recovery and writeback do the work, in the configured consistency mode of the backend,
+//! so a daemon or the next rescue can continue with the region at any moment. A disk gets no data unless it is the
+//! recorded one, or the user names it as its replacement. Before a disk other than the recorded one gets any data, the
+//! region durably records that the backend was moved to that disk. Damaged data is not written but listed.
 //!
 //! Elsewhere: previewing the result (`check` reports it); asking for confirmation (`cbdctrl`).
 
@@ -38,8 +38,8 @@ pub struct Options {
     pub to: Option<PathBuf>,
     /// That disk replaces the recorded one although its identity differs: it is a copy.
     pub other_disk: bool,
-    /// A former disk of the backend that is not refused any more after the move, because it does not exist any more or was reused
-    /// as another disk.
+    /// A former disk of the backend that is not refused any more after the move, because it does not exist any more or
+    /// was reused as another disk.
     pub forget_disk: Option<PathBuf>,
     /// Recover a cache although the machine crashed while it was in use, and some of its pages may be old.
     pub after_crash: bool,
@@ -225,7 +225,7 @@ pub fn rescue(
         let result = entry.and_then(|entry| {
             rescued.disk =
                 options.to.as_ref().map_or_else(|| entry.path.clone(), |to| to.display().to_string());
-            one(&transport, &entry, &environment, options, &mut rescued, progress)
+            rescue_backend(&transport, &entry, &environment, options, &mut rescued, progress)
         });
         match result {
             Ok(()) => rescued.complete = true,
@@ -264,8 +264,8 @@ fn forgotten_name<P: Pmem + 'static>(
     named.map_or_else(|| absolute(gone), Ok)
 }
 
-/// Records the move to `disk`, if the backend moves. Returns the path of the disk from which the backend was moved, now or
-/// before.
+/// Records the move to `disk`, if the backend moves. Returns the path of the disk from which the backend was moved, now
+/// or before.
 fn record_move(
     transport: &Transport<ProcessEnvironment>,
     entry: &BackendEntry,
@@ -290,7 +290,7 @@ fn record_move(
 
 type ToolCache = Cache<ProcessEnvironment>;
 
-fn one(
+fn rescue_backend(
     transport: &Transport<ProcessEnvironment>,
     entry: &BackendEntry,
     environment: &Arc<ProcessEnvironment>,
@@ -311,8 +311,8 @@ fn one(
     let mixed = if options.after_crash { Mixed::Recover } else { Mixed::Refuse };
     if transport.pages_of(entry.id)? == Pages::MixedDirty && options.after_crash {
         rescued.warnings.push(
-            "the machine crashed while the cache was in use: of its pages some may be old, and what is written may be older than what the \
-             disk has"
+            "the machine crashed while the cache was in use: some of its pages may be old, and the data written may be older than the data \
+             on the disk"
                 .to_owned(),
         );
     }
@@ -340,8 +340,8 @@ fn one(
     let status = cache.status();
     let is_all_in_region = status.drained_epoch == drained && status.rare.segments_reclaimed == 0;
     if moves && result.is_err() && is_all_in_region {
-        // Whatever the other disk contains, the region still holds all data that the recorded disk lacks, including data that was
-        // parked, or written in part.
+        // Whatever the other disk contains, the region still holds all data that the recorded disk lacks, including
+        // data that was parked, or written in part.
         transport.move_backend_back(entry)?;
         rescued.moved_from = None;
     }
@@ -349,8 +349,8 @@ fn one(
     rescued.add_status(status);
     result?;
     if parked_bytes == 0 {
-        // 7. The disk is a plain disk now. What is written to it from here on must not be hidden by older data in the cache.
-        //    Only the cache knows what is damaged: that stays.
+        // 7. The disk is a plain disk now. What is written to it from here on must not be hidden by older data in the
+        //    cache. Only the cache knows what is damaged: that stays.
         if rescued.damaged.is_empty() {
             drop(cache);
             transport.empty_backend(entry.id)?;
@@ -362,7 +362,7 @@ fn one(
     Err(Error::new(
         ErrorKind::Backing,
         format!(
-            "the disk does not take {} bytes ({why}); the region keeps them, and all else is on the disk: rescue to a copy of the \
+            "the disk refuses {} bytes ({why}); the region keeps them, and all else is on the disk: rescue to a copy of the \
              disk (--to, --other-disk), or copy them by hand",
             parked_bytes
         ),
@@ -412,14 +412,14 @@ impl Drain<'_> {
             seen = now;
             let left = self.timeout.saturating_sub(moved.elapsed());
             if left.is_zero() {
-                return Err(self.gave_up(status.backing_trouble.map(|trouble| trouble.error)));
+                return Err(self.timeout_error(status.backing_trouble.map(|trouble| trouble.error)));
             }
             let timeout = timeout.map_or(left, |ms| left.min(Duration::from_millis(ms.max(1))));
             self.waiting.wait(Some(timeout))?;
         }
     }
 
-    fn gave_up(&self, trouble: Option<String>) -> Error {
+    fn timeout_error(&self, trouble: Option<String>) -> Error {
         let seconds = self.timeout.as_secs();
         let text = match (trouble, self.cache.status().region_failed) {
             (_, Some(failed)) => failed,
@@ -429,7 +429,7 @@ impl Drain<'_> {
         Error::new(
             ErrorKind::Backing,
             format!(
-                "{text}; what is on the disk is recorded in the region, so rescue can be run again and goes on from there"
+                "{text}; the region records the data that is on the disk, so rescue can be run again and continues from there"
             ),
         )
     }

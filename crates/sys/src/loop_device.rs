@@ -71,13 +71,13 @@ const NO_INFO: LoopInfo = LoopInfo {
 };
 
 impl LoopInfo {
-    /// Of the file system that has the bound file, or of the file system of the device node.
+    /// The number of the file system that has the bound file, or of the file system of the device node.
     #[must_use]
     pub const fn device(&self) -> DeviceNumber {
         DeviceNumber::decode(self.device)
     }
 
-    /// Of a block device its number; of a file, 0:0 or, from some kernels, [`device`](Self::device) again.
+    /// The number of a bound block device; for a file, 0:0 or, from some kernels, [`device`](Self::device) again.
     #[must_use]
     pub const fn special(&self) -> DeviceNumber {
         DeviceNumber::decode(self.special)

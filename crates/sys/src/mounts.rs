@@ -21,7 +21,7 @@ pub struct Mount {
     pub target: PathBuf,
     /// The type of its file system, with the subtype.
     pub kind: String,
-    /// What is mounted there.
+    /// The mounted device, or another source.
     pub source: PathBuf,
 }
 

@@ -140,8 +140,8 @@ pub fn unshare_descriptors() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a child die with the thread that starts it. A Ctrl-C at the terminal does not reach it, so that the parent can
-/// end it in order; `signals` are not blocked in it, even if they are in this thread.
+/// Makes a child end with the thread that starts it. A Ctrl-C at the terminal does not reach it, so that the parent can
+/// end it; `signals` are not blocked in it, even if they are in this thread.
 pub fn bind_to_parent(command: &mut Command, signals: Signals) {
     let parent = std::process::id();
     command.process_group(0);
@@ -165,7 +165,7 @@ pub fn unshare_mounts_of(command: &mut Command) {
     unsafe { command.pre_exec(own_mount_namespace) };
 }
 
-/// All groups of the process at the other end of a Unix socket, as of its connection. Empty if the kernel does not
+/// All groups of the process at the other end of a Unix socket, at the time of its connection. Empty if the kernel does not
 /// report them.
 #[must_use]
 pub fn peer_groups(socket: BorrowedFd<'_>) -> Vec<u32> {

@@ -103,7 +103,8 @@ pub enum RescueFrom {
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("whose").args(["backend", "from"]))]
 pub struct RescueArguments {
-    /// The region: a file or a devdax device that no daemon serves; with --from the other cache's device, or a copy of it
+    /// The region: a file or a devdax device that no daemon serves; with --from the other cache's device, or a copy of
+    /// it
     pub region: PathBuf,
     /// It is not a region of CBD, but the cache device of another cache
     #[arg(long, value_name = "CACHE")]
@@ -114,15 +115,16 @@ pub struct RescueArguments {
     /// Present path of the backend's disk, if it has changed; with --from the backing device, or a /dev/cbdN on it
     #[arg(long, value_name = "DISK", requires = "whose")]
     pub to: Option<PathBuf>,
-    /// The disk given with --to replaces the recorded one: it is a complete copy, taken after the last write to the recorded one
+    /// The disk given with --to replaces the recorded one: it is a complete copy, taken after the last write to the
+    /// recorded one
     #[arg(long, requires = "to", conflicts_with = "from")]
     pub other_disk: bool,
-    /// A disk that the backend had before an earlier rescue no longer exists, or its content is not needed: the region then accepts
-    /// it. Its path, or its identity if several disks had that path
+    /// A disk that the backend had before an earlier rescue no longer exists, or its content is not needed: the region
+    /// then accepts it. Its path, or its identity if several disks had that path
     #[arg(long, value_name = "PATH", requires = "other_disk")]
     pub forget_disk: Option<PathBuf>,
-    /// Write the dirty data although the machine crashed while the region was in use: some of its pages may be old, and old data may
-    /// overwrite newer data. Compare the disk with a backup first
+    /// Write the dirty data although the machine crashed while the region was in use: some of its pages may be old, and
+    /// old data may overwrite newer data. Compare the disk with a backup first
     #[arg(long, conflicts_with = "from")]
     pub after_crash: bool,
     /// With --from: continue after a damaged part of the log, although the writes that it recorded are not known

@@ -1,5 +1,5 @@
-//! The commands for offline recovery: `check`, `dump`, `repair`, `rescue`. They need no daemon and no configuration, and refuse a
-//! region that a daemon serves.
+//! The commands for offline recovery: `check`, `dump`, `repair`, `rescue`. They need no daemon and no configuration,
+//! and refuse a region that a daemon serves.
 //!
 //! Invariants: the output of `--json` and the text have the same contents; the exit code summarizes them.
 //!
@@ -37,7 +37,7 @@ const UNOPENABLE: u8 = 3;
 /// Exit code of `rescue`: dirty data was not written.
 const DIRTY: u8 = 1;
 /// Exit code of `rescue`: damaged data was not written.
-const HARMED: u8 = 2;
+const DAMAGED: u8 = 2;
 
 /// Exit code: the command succeeded, but the result could not be printed, e.g. to a full disk.
 const NOT_PRINTED: u8 = 74;
@@ -188,11 +188,11 @@ fn recovery_point(backend: &BackendSummary) -> String {
     };
     match &backend.void_reason {
         None => format!(
-            "without its cache the disk is of {time} (epoch {}, {})",
+            "recovery point of the disk without its cache: {time} (epoch {}, {})",
             backend.drained_epoch, backend.consistency
         ),
         Some(reason) => format!(
-            "without its cache the disk is no crash state ({reason}); last caught up {time} (epoch {}, {})",
+            "without its cache the disk is not crash-consistent ({reason}); its last recovery point: {time} (epoch {}, {})",
             backend.drained_epoch, backend.consistency
         ),
     }
@@ -211,7 +211,7 @@ fn describe_ranges(what: &str, ranges: &[RangeSummary], text: &mut String) {
 
 fn describe_finding(finding: &Finding, text: &mut String) {
     let _ = writeln!(text, "{}: {}", finding.severity.name(), finding.what);
-    let place = finding.place.to_string();
+    let place = finding.location.to_string();
     if !place.is_empty() {
         let _ = writeln!(text, "  where:  {place}");
     }

@@ -1,6 +1,6 @@
 //! `cbdctrl rescue --from dm-pcache`.
 
-use super::{DIRTY, HARMED, RescueArguments, ended, failed, wrong_usage};
+use super::{DAMAGED, DIRTY, RescueArguments, ended, failed, wrong_usage};
 use crate::command::Output;
 use crate::progress::ToolBar;
 use cbd_daemon::size::format_size;
@@ -54,7 +54,7 @@ fn run(arguments: &RescueArguments, output: &Output) -> Result<(Result<()>, u8)>
     let rescued = rescued?;
     let code = match (arguments.yes, rescued.is_harmed) {
         (true, _) if !rescued.failed.is_empty() => DIRTY,
-        (_, true) => HARMED,
+        (_, true) => DAMAGED,
         (false, false) if rescued.dirty.count > 0 => DIRTY,
         _ => 0,
     };

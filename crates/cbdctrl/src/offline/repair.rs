@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Exit code: repairs are necessary and were not made.
 const NOT_DONE: u8 = 1;
 /// Exit code: some damage was repaired, and the rest cannot be.
-const LEFT: u8 = 2;
+const UNREPAIRED: u8 = 2;
 /// Exit code: no damage can be repaired.
 const NOTHING_REPAIRED: u8 = 4;
 
@@ -73,7 +73,7 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
     }
     let mut done = plan.repairs.is_empty();
     if let Some(region) = region.filter(|_| !done)
-        && (arguments.yes || agreed(&plan)?)
+        && (arguments.yes || confirmed(&plan)?)
     {
         for repair in &plan.repairs {
             apply(&region, repair)?;
@@ -81,11 +81,11 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
         region.sync(MutationPoint::UseSync, 0, region.size())?;
         done = true;
     }
-    let left: Vec<&Finding> = plan.left_alone().collect();
+    let left: Vec<&Finding> = plan.not_repaired().collect();
     let code = match (done, left.is_empty(), plan.repairs.is_empty()) {
         (false, ..) => NOT_DONE,
         (true, false, true) => NOTHING_REPAIRED,
-        (true, false, false) => LEFT,
+        (true, false, false) => UNREPAIRED,
         (true, true, _) => 0,
     };
     let printed = if output.json {
@@ -125,7 +125,7 @@ fn text_of(plan: &Plan) -> String {
     if plan.repairs.len() > SHOWN {
         let _ = writeln!(text, "to do: {} more like these", plan.repairs.len() - SHOWN);
     }
-    let mut left = plan.left_alone().peekable();
+    let mut left = plan.not_repaired().peekable();
     if left.peek().is_some() {
         text.push_str("not repaired, because no undamaged copy determines the contents:\n");
     }
@@ -136,7 +136,7 @@ fn text_of(plan: &Plan) -> String {
 }
 
 /// Asks for confirmation on the terminal.
-fn agreed(plan: &Plan) -> Result<bool> {
+fn confirmed(plan: &Plan) -> Result<bool> {
     let not_asked =
         |error: io::Error| Error::new(ErrorKind::System, "the question cannot be asked").caused_by(error);
     eprint!(

@@ -2,7 +2,7 @@
 
 use super::pcache::rescue_from_pcache;
 use super::{
-    DIRTY, HARMED, RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, of_region,
+    DAMAGED, DIRTY, RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, of_region,
     opened_to_read,
 };
 use crate::command::Output;
@@ -91,7 +91,7 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
             summary if summary.error.is_some() => UNOPENABLE,
             summary if summary.mixed_pages && !options.after_crash => UNOPENABLE,
             summary if summary.dirty_records > 0 && backend.disk_error.is_some() => UNOPENABLE,
-            summary if !summary.damaged.is_empty() => HARMED,
+            summary if !summary.damaged.is_empty() => DAMAGED,
             summary if summary.dirty_records > 0 => DIRTY,
             _ => 0,
         })
@@ -156,7 +156,7 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
         }
         if backend.summary.mixed_pages {
             text.push_str(
-                "  warning: the machine crashed while this cache was in use: of its pages some may be old. It is written only with \
+                "  warning: the machine crashed while this cache was in use: some of its pages may be old. It is written only with \
                  --after-crash, and may write old data over newer\n",
             );
         }
@@ -205,7 +205,7 @@ fn write(arguments: &RescueArguments, options: &Options, output: &Output) -> Res
         .map(|backend| match backend {
             Rescued { error: Some(_), opened: false, .. } => UNOPENABLE,
             Rescued { error: Some(_), .. } => DIRTY,
-            Rescued { damaged, .. } if !damaged.is_empty() => HARMED,
+            Rescued { damaged, .. } if !damaged.is_empty() => DAMAGED,
             _ => 0,
         })
         .max()
@@ -231,9 +231,12 @@ fn text_of_rescued(backend: &Rescued) -> String {
         format_size(backend.dirty_bytes.unwrap_or(0))
     );
     if backend.drained_wall_ms > 0 {
-        let state =
-            if backend.backing_is_consistent { "is" } else { "is no crash state, and last caught up" };
-        let _ = writeln!(text, "  the disk {state} as of {}", format_time(backend.drained_wall_ms));
+        let point = if backend.backing_is_consistent {
+            "recovery point of the disk"
+        } else {
+            "the disk is not crash-consistent; its last recovery point"
+        };
+        let _ = writeln!(text, "  {point}: {}", format_time(backend.drained_wall_ms));
     }
     describe_ranges("damaged", &backend.damaged, &mut text);
     describe_ranges("parked", &backend.parked, &mut text);
@@ -247,7 +250,7 @@ fn text_of_rescued(backend: &Rescued) -> String {
         text.push_str("  all is on the disk\n");
     } else if backend.complete {
         text.push_str(
-            "  all is on the disk but the damaged ranges, which the region remembers: start no daemon on it once the disk was \
+            "  all is on the disk except the damaged ranges, which the region records: start no daemon on it once the disk was \
              written without it, since older data in the cache would hide the newer\n",
         );
     }
@@ -261,9 +264,9 @@ fn text_of_rescued(backend: &Rescued) -> String {
         let (id, disk) = (backend.backend, &backend.disk);
         let _ = writeln!(
             text,
-            "  moved: {from} lacks data from now on, and is refused. No daemon serves the backend before it is told to: \
-             backend-start -p {disk} serves it again, unless the disk was written without its cache since; backend-stop -b {id} takes \
-             it off the region"
+            "  moved: {from} lacks data from now on, and is refused. A daemon serves the backend only after a command: \
+             backend-start -p {disk}, unless the disk was written without its cache since; backend-stop -b {id} removes it from \
+             the region"
         );
     }
     text

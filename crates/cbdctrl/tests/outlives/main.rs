@@ -15,34 +15,34 @@ use std::time::{Duration, Instant};
 use support::pattern::{Random, seed};
 use support::region::RegionFile;
 use support::sandbox::{Mounted, in_sandbox};
-use support::{MIB, Place, child, store_process_at, text_of, tool, until, wait};
+use support::{Fixture, MIB, child, store_process_at, text_of, tool, until, wait};
 
 const SIZE: u64 = 64 * MIB;
 /// Longest time that a client may wait once a daemon runs.
-const SOON: Duration = Duration::from_secs(15);
+const LIMIT: Duration = Duration::from_secs(15);
 
 /// A daemon with a device that outlives it, over a new disk.
-fn place_with_device(folder: &Path) -> (Place, String, String) {
-    let mut place = Place::preserving(folder);
-    place.start();
-    place.register("64M");
-    let disk = place.disk("disk", SIZE);
-    let device = place.start_block_device(&disk, "16M");
-    let method = place.json(&["dev-list"])[0]["method"].to_string();
+fn fixture_with_device(folder: &Path) -> (Fixture, String, String) {
+    let mut fixture = Fixture::preserving(folder);
+    fixture.start();
+    fixture.register("64M");
+    let disk = fixture.disk("disk", SIZE);
+    let device = fixture.start_block_device(&disk, "16M");
+    let method = fixture.json(&["dev-list"])[0]["method"].to_string();
     assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
-    (place, disk, device)
+    (fixture, disk, device)
 }
 
 /// Ends the daemon, by SIGKILL or SIGTERM, and restarts it a little later.
-fn restart_daemon(place: &mut Place, random: &mut Random, round: u64) {
+fn restart_daemon(fixture: &mut Fixture, random: &mut Random, round: u64) {
     if round % 3 == 2 {
-        let took = place.terminate();
+        let took = fixture.terminate();
         assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
     } else {
-        place.kill();
+        fixture.kill();
     }
     std::thread::sleep(Duration::from_millis(random.below(150)));
-    place.start();
+    fixture.start();
 }
 
 /// Writes a block without the page cache.
@@ -58,7 +58,7 @@ fn write_block(device: &str, at: u64, value: u8) -> JoinHandle<std::io::Result<(
 
 #[track_caller]
 fn in_time<T>(thread: JoinHandle<T>) -> T {
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + LIMIT;
     while !thread.is_finished() {
         assert!(Instant::now() < end, "the thread still waits");
         std::thread::sleep(Duration::from_millis(5));
@@ -71,9 +71,9 @@ fn mounts_under(folder: &Path) -> usize {
     all.lines().filter(|line| line.contains(&*folder.to_string_lossy())).count()
 }
 
-/// The store process of the place's daemon.
-fn store_process(place: &Place) -> Option<String> {
-    store_process_at(&place.path("run/keeper.sock"))
+/// The store process of the fixture's daemon.
+fn store_process(fixture: &Fixture) -> Option<String> {
+    store_process_at(&fixture.path("run/keeper.sock"))
 }
 
 fn same(one: &str, other: &str) -> bool {
@@ -85,7 +85,7 @@ fn fio_verifies_all_data_through_kills_and_stops_and_the_disk_finally_has_it() {
     let name = "fio_verifies_all_data_through_kills_and_stops_and_the_disk_finally_has_it";
     in_sandbox(name, Duration::from_secs(120), |folder| {
         let mut random = Random(seed());
-        let (mut place, disk, device) = place_with_device(folder);
+        let (mut fixture, disk, device) = fixture_with_device(folder);
         let mut fio = Command::new("fio");
         fio.args(["--name=load", "--thread", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
         fio.args(["--bsrange=4k-64k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1"]);
@@ -97,22 +97,22 @@ fn fio_verifies_all_data_through_kills_and_stops_and_the_disk_finally_has_it() {
         let mut rounds = 0;
         while fio.try_wait().expect("it is ours").is_none() {
             std::thread::sleep(Duration::from_millis(200 + random.below(300)));
-            restart_daemon(&mut place, &mut random, rounds);
+            restart_daemon(&mut fixture, &mut random, rounds);
             rounds += 1;
             assert!(rounds < 60, "fio does not end");
         }
-        let status = wait(&mut fio, SOON).expect("fio ends");
-        assert!(status.success(), "fio saw an error: {status}\n{}", place.log());
+        let status = wait(&mut fio, LIMIT).expect("fio ends");
+        assert!(status.success(), "fio saw an error: {status}\n{}", fixture.log());
         assert!(rounds > 5, "{rounds} rounds");
         println!("fio saw no error through {rounds} ends of the daemon");
-        assert!(place.log().contains("its clients continue"));
-        let seen = text_of(&place.path("seen"));
+        assert!(fixture.log().contains("its clients continue"));
+        let seen = text_of(&fixture.path("seen"));
         tool("dd", &[&format!("if={device}"), &format!("of={seen}"), "bs=1M", "iflag=direct", "status=none"]);
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
         assert!(same(&seen, &disk), "the disk alone has what clients saw");
-        assert_eq!(mounts_under(&place.path("run")), 0);
-        place.terminate();
-        until("the store process's end", || store_process(&place).is_none());
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
+        fixture.terminate();
+        until("the store process's end", || store_process(&fixture).is_none());
     });
 }
 
@@ -121,7 +121,7 @@ fn files_are_copied_to_an_ext4_through_kills_and_it_is_clean() {
     let name = "files_are_copied_to_an_ext4_through_kills_and_it_is_clean";
     in_sandbox(name, Duration::from_secs(120), |folder| {
         let mut random = Random(seed());
-        let (mut place, disk, device) = place_with_device(folder);
+        let (mut fixture, disk, device) = fixture_with_device(folder);
         tool("mkfs.ext4", &["-q", &device]);
         let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
         for round in 0..4_u8 {
@@ -135,21 +135,21 @@ fn files_are_copied_to_an_ext4_through_kills_and_it_is_clean() {
                 file.sync_all()
             });
             std::thread::sleep(Duration::from_millis(random.below(60)));
-            restart_daemon(&mut place, &mut random, u64::from(round));
+            restart_daemon(&mut fixture, &mut random, u64::from(round));
             in_time(copying).expect("no error");
         }
         // The device is mounted while no daemon runs.
-        let took = place.terminate();
+        let took = fixture.terminate();
         assert!(took < Duration::from_secs(10), "SIGTERM took {took:?}");
-        assert_eq!(mounts_under(&place.path("run")), 1);
-        place.start();
+        assert_eq!(mounts_under(&fixture.path("run")), 1);
+        fixture.start();
         tool("sh", &["-c", "echo 3 > /proc/sys/vm/drop_caches"]);
         for round in 0..4_u8 {
             let data = std::fs::read(mounted.path(&format!("file-{round}"))).expect("read");
             assert!(data.len() == 6 << 20 && data.iter().all(|&byte| byte == round + 1), "file {round}");
         }
         mounted.unmount();
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
         tool("e2fsck", &["-fn", &disk]);
     });
 }
@@ -160,14 +160,14 @@ fn a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_an
     let name =
         "a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_and_the_next_writes_them";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let mut place = Place::preserving(folder);
+        let mut fixture = Fixture::preserving(folder);
         // The disk executes one request at a time, and takes longer than a daemon takes to end.
-        place.decorate = Some("throttle:latency_us=10000000".to_owned());
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
+        fixture.decorate = Some("throttle:latency_us=10000000".to_owned());
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", SIZE);
         // Without a cache.
-        let started = place.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
+        let started = fixture.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
         let device = started.trim().to_owned();
         let (loop_path, path) = (std::fs::read_link(&device).expect("a link"), device.clone());
         let close = std::thread::spawn(move || {
@@ -179,15 +179,15 @@ fn a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_an
         until("the pages", || {
             !std::fs::read_to_string(&in_flight).expect("it is there").trim().ends_with(" 0")
         });
-        let took = place.terminate_with_a_disk_that_hangs();
+        let took = fixture.terminate_with_a_disk_that_hangs();
         assert!(took < Duration::from_secs(25), "{took:?}");
         assert!(!close.is_finished());
-        place.decorate = None;
-        place.start();
+        fixture.decorate = None;
+        fixture.start();
         in_time(close);
         let seen = std::fs::read(&disk).expect("the disk");
         assert!((0..5).all(|number| seen[number * 8 * MIB as usize..][..65536] == [9; 65536]));
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
     });
 }
 
@@ -195,19 +195,19 @@ fn a_daemon_ends_although_pages_of_a_closed_device_wait_for_a_disk_that_hangs_an
 fn the_method_of_a_device_shows_that_it_ends_with_the_daemon_while_a_stop_waits_for_its_disk() {
     let name = "the_method_of_a_device_shows_that_it_ends_with_the_daemon_while_a_stop_waits_for_its_disk";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let mut place = Place::preserving(folder);
-        place.decorate = Some("throttle:flush_us=10000000".to_owned());
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        place.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
-        let method = || place.json(&["dev-list"])[0]["method"].to_string();
+        let mut fixture = Fixture::preserving(folder);
+        fixture.decorate = Some("throttle:flush_us=10000000".to_owned());
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", SIZE);
+        fixture.ok(&["backend-start", "-p", &disk, "--start-dev", "--export", "fuse-loop"]);
+        let method = || fixture.json(&["dev-list"])[0]["method"].to_string();
         assert!(method().contains("outlives the daemon"), "{}", method());
-        let refused = place.run(&["dev-stop", "-d", "0"]);
+        let refused = fixture.run(&["dev-stop", "-d", "0"]);
         assert!(refused.code == 1 && refused.stderr.contains("I/O to it hangs"), "{}", refused.stderr);
         assert!(method().contains("ends with the daemon"), "{}", method());
         until("its return", || method().contains("outlives the daemon, descriptors held by a store process"));
-        place.ok(&["dev-stop", "-d", "0", "--force"]);
+        fixture.ok(&["dev-stop", "-d", "0", "--force"]);
     });
 }
 
@@ -215,16 +215,16 @@ fn the_method_of_a_device_shows_that_it_ends_with_the_daemon_while_a_stop_waits_
 fn an_unused_device_is_removed_by_a_daemon_that_ends_properly() {
     let name = "an_unused_device_is_removed_by_a_daemon_that_ends_properly";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
+        let (mut fixture, _, device) = fixture_with_device(folder);
         let was = std::fs::read_link(&device).expect("a link");
-        place.terminate();
-        assert_eq!(mounts_under(&place.path("run")), 0);
+        fixture.terminate();
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
         assert!(std::fs::symlink_metadata(&device).is_err());
-        until("the store process's end", || store_process(&place).is_none());
+        until("the store process's end", || store_process(&fixture).is_none());
         let bound = tool("losetup", &["--list", "--noheadings", "--output", "NAME,BACK-FILE"]);
         let ours = |line: &&str| line.starts_with(&format!("{} ", was.display())) && line.contains("cbd0");
         assert_eq!(bound.lines().find(ours), None);
-        place.start();
+        fixture.start();
         in_time(write_block(&device, 0, 1)).expect("it is back");
     });
 }
@@ -233,21 +233,21 @@ fn an_unused_device_is_removed_by_a_daemon_that_ends_properly() {
 fn a_device_in_use_is_stopped_by_force_only_and_requests_of_its_users_then_fail() {
     let name = "a_device_in_use_is_stopped_by_force_only_and_requests_of_its_users_then_fail";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
+        let (mut fixture, _, device) = fixture_with_device(folder);
         let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
-        place.kill();
-        place.start();
-        let refused = place.run(&["dev-stop", "-d", "0"]);
+        fixture.kill();
+        fixture.start();
+        let refused = fixture.run(&["dev-stop", "-d", "0"]);
         assert_eq!(refused.code, 1);
         assert!(refused.stderr.contains("is open in process"), "{}", refused.stderr);
-        file.write_all_at(&cbd_types::AlignedBuffer::zeroed(4096), 0).expect("it goes on");
-        place.ok(&["dev-stop", "-d", "0", "--force"]);
+        file.write_all_at(&cbd_types::AlignedBuffer::zeroed(4096), 0).expect("it continues");
+        fixture.ok(&["dev-stop", "-d", "0", "--force"]);
         assert!(file.write_all_at(&cbd_types::AlignedBuffer::zeroed(4096), 0).is_err());
         drop(file);
-        assert_eq!(mounts_under(&place.path("run")), 0);
-        place.ok(&["dev-start", "-b", "0", "--export", "fuse-loop"]);
-        place.terminate();
-        until("the store process's end", || store_process(&place).is_none());
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
+        fixture.ok(&["dev-start", "-b", "0", "--export", "fuse-loop"]);
+        fixture.terminate();
+        until("the store process's end", || store_process(&fixture).is_none());
     });
 }
 
@@ -255,14 +255,14 @@ fn a_device_in_use_is_stopped_by_force_only_and_requests_of_its_users_then_fail(
 fn users_wait_for_a_region_and_for_a_disk_that_appear_late() {
     let name = "users_wait_for_a_region_and_for_a_disk_that_appear_late";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let (mut place, disk, device) = place_with_device(folder);
+        let (mut fixture, disk, device) = fixture_with_device(folder);
         in_time(write_block(&device, 0, 1)).expect("written");
-        for (number, path) in [(1_u64, place.region()), (2, disk)] {
-            place.kill();
+        for (number, path) in [(1_u64, fixture.region()), (2, disk)] {
+            fixture.kill();
             let away = format!("{path}.away");
             std::fs::rename(&path, &away).expect("moved");
             let write = write_block(&device, number * 4096, 7);
-            place.start();
+            fixture.start();
             std::thread::sleep(Duration::from_millis(300));
             assert!(!write.is_finished(), "it waits for {path}");
             std::fs::rename(&away, &path).expect("moved back");
@@ -281,18 +281,18 @@ fn users_wait_for_a_region_and_for_a_disk_that_appear_late() {
 fn a_device_whose_disk_does_not_come_back_is_stopped_by_force() {
     let name = "a_device_whose_disk_does_not_come_back_is_stopped_by_force";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, disk, device) = place_with_device(folder);
+        let (mut fixture, disk, device) = fixture_with_device(folder);
         let used = File::open(&device).expect("open");
-        place.kill();
+        fixture.kill();
         std::fs::rename(&disk, format!("{disk}.away")).expect("moved");
         let write = write_block(&device, 0, 1);
-        place.start();
-        assert_eq!(place.run(&["dev-stop", "-d", "0"]).code, 1);
+        fixture.start();
+        assert_eq!(fixture.run(&["dev-stop", "-d", "0"]).code, 1);
         assert!(!write.is_finished());
-        place.ok(&["dev-stop", "-d", "0", "--force"]);
+        fixture.ok(&["dev-stop", "-d", "0", "--force"]);
         assert!(in_time(write).is_err(), "its user sees an error");
         drop(used);
-        assert_eq!(mounts_under(&place.path("run")), 0);
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
     });
 }
 
@@ -300,29 +300,29 @@ fn a_device_whose_disk_does_not_come_back_is_stopped_by_force() {
 fn a_device_whose_region_does_not_come_back_is_stopped_by_force() {
     let name = "a_device_whose_region_does_not_come_back_is_stopped_by_force";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
+        let (mut fixture, _, device) = fixture_with_device(folder);
         let used = File::open(&device).expect("open");
-        place.kill();
-        let away = format!("{}.away", place.region());
-        std::fs::rename(place.region(), &away).expect("moved");
+        fixture.kill();
+        let away = format!("{}.away", fixture.region());
+        std::fs::rename(fixture.region(), &away).expect("moved");
         let write = write_block(&device, 0, 1);
-        place.start();
-        let ran = place.run(&["dev-stop", "-d", "0"]);
+        fixture.start();
+        let ran = fixture.run(&["dev-stop", "-d", "0"]);
         assert!(ran.code == 1 && ran.stderr.contains("--force"), "{ran:?}");
-        let ran = place.run(&["dev-stop", "-d", "1", "--force"]);
+        let ran = fixture.run(&["dev-stop", "-d", "1", "--force"]);
         assert!(ran.code == 1 && ran.stderr.contains("no device cbd1 waits"), "{ran:?}");
         assert!(!write.is_finished());
-        place.ok(&["dev-stop", "-d", "0", "--force"]);
+        fixture.ok(&["dev-stop", "-d", "0", "--force"]);
         assert!(in_time(write).is_err(), "its user sees an error");
         drop(used);
-        assert_eq!(mounts_under(&place.path("run")), 0);
-        let ran = place.run(&["dev-stop", "-d", "0", "--force"]);
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
+        let ran = fixture.run(&["dev-stop", "-d", "0", "--force"]);
         assert!(ran.code == 1 && ran.stderr.contains("no device cbd0 waits"), "{ran:?}");
         // The region reappears, and the daemon creates a new device.
-        std::fs::rename(&away, place.region()).expect("moved back");
-        until("the device", || place.path("dev/cbd0").exists());
+        std::fs::rename(&away, fixture.region()).expect("moved back");
+        until("the device", || fixture.path("dev/cbd0").exists());
         in_time(write_block(&device, 0, 2)).expect("written");
-        until("its transport is in the tables", || place.run(&["backend-stop", "-b", "0"]).code == 0);
+        until("its transport is in the tables", || fixture.run(&["backend-stop", "-b", "0"]).code == 0);
     });
 }
 
@@ -330,17 +330,17 @@ fn a_device_whose_region_does_not_come_back_is_stopped_by_force() {
 fn a_device_without_a_block_device_is_ended_at_the_start() {
     let name = "a_device_without_a_block_device_is_ended_at_the_start";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
+        let (mut fixture, _, device) = fixture_with_device(folder);
         let used = File::open(&device).expect("open");
-        place.kill();
+        fixture.kill();
         // The daemon loses its list of regions, and with it the device.
-        std::fs::remove_file(place.path("state/transports.json")).expect("removed");
+        std::fs::remove_file(fixture.path("state/transports.json")).expect("removed");
         let write = write_block(&device, 0, 1);
-        place.start();
+        fixture.start();
         assert!(in_time(write).is_err());
-        assert!(place.log().contains("cbd0 was left by a predecessor and belongs to no block device"));
+        assert!(fixture.log().contains("cbd0 was left by a predecessor and belongs to no block device"));
         drop(used);
-        assert_eq!(mounts_under(&place.path("run")), 0);
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
         assert!(std::fs::symlink_metadata(&device).is_err());
     });
 }
@@ -349,24 +349,24 @@ fn a_device_without_a_block_device_is_ended_at_the_start() {
 fn a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted() {
     let name = "a_device_whose_row_is_damaged_waits_and_is_not_swept_as_unwanted";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
+        let (mut fixture, _, device) = fixture_with_device(folder);
         in_time(write_block(&device, 0, 1)).expect("written");
-        place.kill();
-        let region = RegionFile::open(&place.region());
+        fixture.kill();
+        let region = RegionFile::open(&fixture.region());
         let rows = region.pairs().into_iter().find(|(name, ..)| *name == "row of the block device");
         let (_, slots, length) = rows.expect("it has one");
         let damage = || slots.iter().for_each(|&at| region.damage(at, length));
         damage();
         let write = write_block(&device, 4096, 2);
-        place.start();
-        let status = place.ok(&["status"]);
+        fixture.start();
+        let status = fixture.ok(&["status"]);
         assert!(status.contains("both copies of row 0 of the block devices"), "{status}");
-        assert!(!write.is_finished() && mounts_under(&place.path("run/fuse")) == 1);
-        place.kill();
+        assert!(!write.is_finished() && mounts_under(&fixture.path("run/fuse")) == 1);
+        fixture.kill();
         // Applying the same damage again restores the row.
         damage();
-        place.start();
+        fixture.start();
         in_time(write).expect("no error");
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
     });
 }

@@ -2,24 +2,24 @@
 
 use crate::support::manager::Manager;
 use crate::support::sandbox::in_sandbox;
-use crate::support::{Place, child, text_of, until};
+use crate::support::{Fixture, child, text_of, until};
 use crate::*;
 
 #[test]
 fn a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon() {
     let name = "stores::a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the_daemon";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        let first = store_process(&place).expect("a store process");
+        let (mut fixture, _, device) = fixture_with_device(folder);
+        let first = store_process(&fixture).expect("a store process");
         child::signal(&first, libc::SIGKILL);
-        until("another store process", || store_process(&place).is_some_and(|now| now != first));
-        until("what it says", || place.log().contains("a new one holds all descriptors"));
+        until("another store process", || store_process(&fixture).is_some_and(|now| now != first));
+        until("the log line", || fixture.log().contains("a new one holds all descriptors"));
         in_time(write_block(&device, 0, 1)).expect("nothing has changed");
-        place.kill();
+        fixture.kill();
         let write = write_block(&device, 4096, 2);
         std::thread::sleep(Duration::from_millis(50));
         assert!(!write.is_finished());
-        place.start();
+        fixture.start();
         in_time(write).expect("no error");
     });
 }
@@ -28,14 +28,14 @@ fn a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the
 fn devices_of_a_daemon_that_was_killed_with_its_store_process_are_removed() {
     let name = "stores::devices_of_a_daemon_that_was_killed_with_its_store_process_are_removed";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
+        let (mut fixture, _, device) = fixture_with_device(folder);
         in_time(write_block(&device, 0, 5)).expect("written");
         let loop_device: PathBuf = std::fs::read_link(&device).expect("a link");
-        child::signal(&store_process(&place).expect("a store process"), libc::SIGKILL);
-        place.kill();
+        child::signal(&store_process(&fixture).expect("a store process"), libc::SIGKILL);
+        fixture.kill();
         assert!(in_time(write_block(&text_of(&loop_device), 4096, 2)).is_err(), "it has ended");
-        place.start();
-        assert_eq!(mounts_under(&place.path("run")), 1);
+        fixture.start();
+        assert_eq!(mounts_under(&fixture.path("run")), 1);
         let mut byte = [0];
         File::open(&device).expect("open").read_exact_at(&mut byte, 0).expect("read");
         assert_eq!(byte, [5]);
@@ -47,40 +47,40 @@ fn devices_of_a_daemon_that_was_killed_with_its_store_process_are_removed() {
 fn a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_when_it_is_stopped() {
     let name = "stores::a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_when_it_is_stopped";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::preserving(folder);
-        place.manager = Some(Manager::new(folder));
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        let device = place.start_block_device(&disk, "16M");
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        let mut fixture = Fixture::preserving(folder);
+        fixture.manager = Some(Manager::new(folder));
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", SIZE);
+        let device = fixture.start_block_device(&disk, "16M");
+        let method = fixture.json(&["dev-list"])[0]["method"].to_string();
         assert!(method.contains("outlives the daemon, descriptors held by systemd"), "{method}");
-        let stored = || place.manager.as_ref().expect("a manager").stored();
+        let stored = || fixture.manager.as_ref().expect("a manager").stored();
         let [(_, descriptors)] = stored()[..] else { panic!("{:?}", stored()) };
         // The channels and the state.
         assert!(descriptors >= 2, "{descriptors}");
-        assert_eq!(store_process(&place), None);
+        assert_eq!(store_process(&fixture), None);
         for number in 0..4_u64 {
             if number == 3 {
                 let used = File::open(&device).expect("open");
-                place.terminate();
+                fixture.terminate();
                 drop(used);
             } else {
-                place.kill();
+                fixture.kill();
             }
             let write = write_block(&device, number * 4096, 8);
             std::thread::sleep(Duration::from_millis(50));
             assert!(!write.is_finished());
-            place.start();
+            fixture.start();
             in_time(write).expect("no error");
         }
         let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(&device).expect("open");
-        assert_eq!(place.run(&["dev-stop", "-d", "0"]).code, 1);
+        assert_eq!(fixture.run(&["dev-stop", "-d", "0"]).code, 1);
         drop(file);
-        place.ok(&["backend-stop", "-b", "0"]);
-        let stored = || place.manager.as_ref().expect("a manager").stored();
+        fixture.ok(&["backend-stop", "-b", "0"]);
+        let stored = || fixture.manager.as_ref().expect("a manager").stored();
         until("an empty store", || stored().is_empty());
-        assert_eq!(mounts_under(&place.path("run")), 0);
+        assert_eq!(mounts_under(&fixture.path("run")), 0);
     });
 }
 
@@ -88,18 +88,18 @@ fn a_device_whose_descriptors_systemd_holds_outlives_the_daemon_and_is_not_held_
 fn the_status_reports_a_unit_whose_descriptor_store_has_no_capacity() {
     let name = "stores::the_status_reports_a_unit_whose_descriptor_store_has_no_capacity";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let mut place = Place::preserving(folder);
-        place.manager = Some(Manager::with_room(folder, 0));
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        let device = place.start_block_device(&disk, "16M");
-        let listed = place.json(&["dev-list"])[0].clone();
+        let mut fixture = Fixture::preserving(folder);
+        fixture.manager = Some(Manager::with_capacity(folder, 0));
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", SIZE);
+        let device = fixture.start_block_device(&disk, "16M");
+        let listed = fixture.json(&["dev-list"])[0].clone();
         assert!(listed["method"].to_string().contains("ends with the daemon"), "{listed}");
         assert!(listed["note"].to_string().contains("FileDescriptorStoreMax= is missing"), "{listed}");
-        place.kill();
+        fixture.kill();
         assert!(in_time(write_block(&device, 0, 1)).is_err(), "as before");
-        place.start();
+        fixture.start();
         in_time(write_block(&device, 0, 1)).expect("it is back");
     });
 }
@@ -109,28 +109,28 @@ fn the_status_reports_a_unit_whose_descriptor_store_has_no_capacity() {
 fn while_the_store_process_is_silent_no_new_export_is_opened_and_then_the_preserved_one_is_served() {
     let name = "stores::while_the_store_process_is_silent_no_new_export_is_opened_and_then_the_preserved_one_is_served";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let mut place = Place::preserving(folder);
-        place.start();
-        place.register("64M");
-        let disk = place.disk("disk", SIZE);
-        place.ok(&["backend-start", "-p", &disk, "-c", "16M", "--start-dev", "--export", "auto"]);
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        let mut fixture = Fixture::preserving(folder);
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", SIZE);
+        fixture.ok(&["backend-start", "-p", &disk, "-c", "16M", "--start-dev", "--export", "auto"]);
+        let method = fixture.json(&["dev-list"])[0]["method"].to_string();
         assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
-        let store_process = store_process(&place).expect("a store process");
-        place.kill();
-        let write = write_block(&text_of(&place.link(0)), 0, 8);
+        let store_process = store_process(&fixture).expect("a store process");
+        fixture.kill();
+        let write = write_block(&text_of(&fixture.link(0)), 0, 8);
         child::signal(&store_process, libc::SIGSTOP);
-        place.start();
-        let device = place.json(&["dev-list", "--all"])[0].clone();
+        fixture.start();
+        let device = fixture.json(&["dev-list", "--all"])[0].clone();
         assert_eq!(device["alive"], false, "{device}");
         assert!(device["error"].to_string().contains("this daemon cannot reach the store"), "{device}");
         assert!(!write.is_finished(), "it waits");
         child::signal(&store_process, libc::SIGCONT);
         in_time(write).expect("no error");
-        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        until("the device", || fixture.json(&["dev-list"])[0]["alive"] == true);
+        let method = fixture.json(&["dev-list"])[0]["method"].to_string();
         assert!(method.contains("outlives the daemon, descriptors held by a store process"), "{method}");
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
     });
 }
 
@@ -138,14 +138,14 @@ fn while_the_store_process_is_silent_no_new_export_is_opened_and_then_the_preser
 fn an_export_that_is_blocked_at_the_start_is_opened_later() {
     let name = "stores::an_export_that_is_blocked_at_the_start_is_opened_later";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        place.terminate();
+        let (mut fixture, _, device) = fixture_with_device(folder);
+        fixture.terminate();
         std::fs::write(&device, "no link").expect("a file");
-        place.start();
-        let listed = place.json(&["dev-list", "--all"])[0].clone();
+        fixture.start();
+        let listed = fixture.json(&["dev-list", "--all"])[0].clone();
         assert!(listed["error"].to_string().contains("exists already"), "{listed}");
         std::fs::remove_file(&device).expect("removed");
-        until("the device", || place.json(&["dev-list"])[0]["alive"] == true);
+        until("the device", || fixture.json(&["dev-list"])[0]["alive"] == true);
         in_time(write_block(&device, 0, 1)).expect("written");
     });
 }
@@ -154,22 +154,22 @@ fn an_export_that_is_blocked_at_the_start_is_opened_later() {
 fn entries_of_a_store_process_move_to_systemd_when_systemd_starts_the_daemon() {
     let name = "stores::entries_of_a_store_process_move_to_systemd_when_systemd_starts_the_daemon";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        place.kill();
+        let (mut fixture, _, device) = fixture_with_device(folder);
+        fixture.kill();
         let write = write_block(&device, 0, 1);
-        place.manager = Some(Manager::new(folder));
-        place.start();
+        fixture.manager = Some(Manager::new(folder));
+        fixture.start();
         in_time(write).expect("no error");
-        let method = place.json(&["dev-list"])[0]["method"].to_string();
+        let method = fixture.json(&["dev-list"])[0]["method"].to_string();
         assert!(method.contains("outlives the daemon, descriptors held by systemd"), "{method}");
-        let stored = || place.manager.as_ref().expect("a manager").stored().len();
+        let stored = || fixture.manager.as_ref().expect("a manager").stored().len();
         until("the store", || stored() == 1);
-        until("the store process's end", || store_process(&place).is_none());
-        place.kill();
+        until("the store process's end", || store_process(&fixture).is_none());
+        fixture.kill();
         let write = write_block(&device, 4096, 1);
-        place.start();
+        fixture.start();
         in_time(write).expect("no error");
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
     });
 }
 
@@ -188,8 +188,8 @@ fn mount_silent(at: &Path) -> File {
 }
 
 /// Whether a daemon is connected to the store process's socket.
-fn has_a_daemon(place: &Place) -> bool {
-    let (path, all) = (place.text("run/keeper.sock"), std::fs::read_to_string("/proc/net/unix"));
+fn has_a_daemon(fixture: &Fixture) -> bool {
+    let (path, all) = (fixture.text("run/keeper.sock"), std::fs::read_to_string("/proc/net/unix"));
     let is_connected = |line: &str| line.ends_with(&path) && !line.contains(" 00010000 ");
     all.expect("the sockets").lines().any(is_connected)
 }
@@ -198,23 +198,23 @@ fn has_a_daemon(place: &Place) -> bool {
 fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
     let name = "stores::a_store_process_that_dies_while_the_daemon_still_starts_is_replaced";
     in_sandbox(name, Duration::from_secs(90), |folder| {
-        let (mut place, _, device) = place_with_device(folder);
-        let first = store_process(&place).expect("a store process");
-        place.kill();
-        until("no daemon", || !has_a_daemon(&place));
+        let (mut fixture, _, device) = fixture_with_device(folder);
+        let first = store_process(&fixture).expect("a store process");
+        fixture.kill();
+        until("no daemon", || !has_a_daemon(&fixture));
         let silent: Vec<File> =
-            (0..8).map(|number| mount_silent(&place.path(&format!("run/fuse/silent{number}")))).collect();
+            (0..8).map(|number| mount_silent(&fixture.path(&format!("run/fuse/silent{number}")))).collect();
         let write = write_block(&device, 0, 1);
-        place.start_without_waiting();
-        until("the daemon", || has_a_daemon(&place));
+        fixture.start_without_waiting();
+        until("the daemon", || has_a_daemon(&fixture));
         child::signal(&first, libc::SIGKILL);
-        until("another store process", || store_process(&place).is_some_and(|now| now != first));
-        let is_ready = || place.log().matches("ready: ").count() == 2;
-        assert!(!is_ready() && !write.is_finished(), "{}", place.log());
+        until("another store process", || store_process(&fixture).is_some_and(|now| now != first));
+        let is_ready = || fixture.log().matches("ready: ").count() == 2;
+        assert!(!is_ready() && !write.is_finished(), "{}", fixture.log());
         until("the daemon has started", is_ready);
         in_time(write).expect("no error");
         drop(silent);
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
     });
 }
 
@@ -222,8 +222,8 @@ fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
 fn a_store_process_is_not_woken_by_requests_of_its_descriptors() {
     let name = "stores::a_store_process_is_not_woken_by_requests_of_its_descriptors";
     in_sandbox(name, Duration::from_secs(60), |folder| {
-        let (place, _, device) = place_with_device(folder);
-        let status = format!("/proc/{}/status", store_process(&place).expect("a store process"));
+        let (fixture, _, device) = fixture_with_device(folder);
+        let status = format!("/proc/{}/status", store_process(&fixture).expect("a store process"));
         let wakes = || {
             let text = std::fs::read_to_string(&status).expect("it lives");
             let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
@@ -235,6 +235,6 @@ fn a_store_process_is_not_woken_by_requests_of_its_descriptors() {
         (0..500).for_each(|number| file.write_all_at(&block, number * 4096).expect("written"));
         assert_eq!(wakes(), before);
         drop(file);
-        place.ok(&["backend-stop", "-b", "0"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
     });
 }

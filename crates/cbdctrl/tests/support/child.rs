@@ -34,11 +34,11 @@ pub fn mounts_alone(command: &mut Command) {
 /// Passes duplicates of these descriptors to the process, from number 3 on.
 pub fn hands_over(command: &mut Command, descriptors: &[OwnedFd]) {
     /// Above every target number.
-    const ABOVE: i32 = 400;
+    const TARGETS_END: i32 = 400;
     let copies = descriptors.iter().map(|descriptor| {
         // SAFETY: takes no pointer; the descriptor that comes is new and has no other owner, or is -1.
-        let copy = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE) };
-        assert!(copy >= ABOVE, "{}", std::io::Error::last_os_error());
+        let copy = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, TARGETS_END) };
+        assert!(copy >= TARGETS_END, "{}", std::io::Error::last_os_error());
         // SAFETY: as above.
         unsafe { OwnedFd::from_raw_fd(copy) }
     });
@@ -67,8 +67,8 @@ pub fn has_umask(command: &mut Command, umask: u32) {
     }
 }
 
-/// Changes the limit of threads of a process's user, above which the process can start no other. The process must be of this
-/// user.
+/// Changes the limit of threads of a process's user, above which the process can start no other. The process must be of
+/// this user.
 #[track_caller]
 pub fn limit_threads(process: u32, user: u32, threads: u64) {
     limit(process, user, &format!("--nproc={threads}:"));
@@ -108,8 +108,8 @@ fn send(process: &Child, signal: i32) {
     signal_number(process.id().cast_signed(), signal);
 }
 
-/// Sends a signal to a process that is not a child, e.g. a store process. It uses the system call because not every machine has
-/// the program `kill`.
+/// Sends a signal to a process that is not a child, e.g. a store process. It uses the system call because not every
+/// machine has the program `kill`.
 #[track_caller]
 pub fn signal(process: &str, signal: i32) {
     signal_number(process.parse().expect("the number of a process"), signal);

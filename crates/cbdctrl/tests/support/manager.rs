@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub struct Manager {
     /// The capacity of the store that it announces, as systemd 254 does.
-    room: Option<u32>,
+    capacity: Option<u32>,
     socket: PathBuf,
     stored: Arc<Mutex<BTreeMap<String, Vec<OwnedFd>>>>,
 }
@@ -41,12 +41,12 @@ impl Manager {
                 }
             }
         });
-        Self { room: None, socket: path, stored }
+        Self { capacity: None, socket: path, stored }
     }
 
     /// A manager that announces the capacity of its store.
-    pub fn with_room(folder: &Path, room: u32) -> Self {
-        Self { room: Some(room), ..Self::new(folder) }
+    pub fn with_capacity(folder: &Path, capacity: u32) -> Self {
+        Self { capacity: Some(capacity), ..Self::new(folder) }
     }
 
     /// The names of entries, and the number of their descriptors.
@@ -72,8 +72,8 @@ impl Manager {
             service.env(name, value.expect("a value"));
         }
         service.env("NOTIFY_SOCKET", &self.socket).env("CBD_DESCRIPTOR_STORE", "systemd");
-        if let Some(room) = self.room {
-            service.env("FDSTORE", room.to_string());
+        if let Some(capacity) = self.capacity {
+            service.env("FDSTORE", capacity.to_string());
         }
         service.env("LISTEN_FDS", descriptors.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         child::hands_over(&mut service, &descriptors);

@@ -1,7 +1,7 @@
-//! Shared by the end-to-end tests: a place with a daemon of its own, and timeouts.
+//! Shared by the end-to-end tests: folders with a daemon of their own, and timeouts.
 //!
 //! Invariants: a test leaves no process, no file and no mount, whether it passes, panics or takes too long.
-//! The daemon dies with the thread that started it; its files are in folders that are removed with [`Place`].
+//! The daemon dies with the thread that started it; its files are in folders that are removed with [`Fixture`].
 #![allow(dead_code, missing_docs)]
 
 pub mod child;
@@ -33,11 +33,11 @@ pub struct Ran {
 
 /// Folders for a daemon, its region and its disks, and the daemon.
 #[derive(Debug)]
-pub struct Place {
+pub struct Fixture {
     folder: tempfile::TempDir,
     memory: tempfile::TempDir,
     daemon: Option<Child>,
-    keeps: bool,
+    preserves: bool,
     /// The service manager that starts the daemon, if not the test itself.
     pub manager: Option<manager::Manager>,
     /// The decorator of backing devices from the next start on.
@@ -48,7 +48,7 @@ pub struct Place {
     pub umask: Option<u32>,
 }
 
-impl Place {
+impl Fixture {
     pub fn new() -> Self {
         Self::under(&std::env::temp_dir())
     }
@@ -59,29 +59,29 @@ impl Place {
         // Most tests expect devices to end with the daemon; those of preserved devices set the option.
         std::fs::write(made.path().join("cbd.toml"), "[daemon]\npreserve_fuse = false\n").expect("a file");
         let places = [folder.join(sandbox::MEMORY), PathBuf::from("/dev/shm"), folder.to_owned()];
-        let shared = places.into_iter().find(|place| place.is_dir()).expect("the folder is there");
+        let shared = places.into_iter().find(|fixture| fixture.is_dir()).expect("the folder is there");
         let memory = tempfile::Builder::new().prefix("cbd-test-").tempdir_in(shared).expect("a folder");
         let (manager, decorate, user, umask) = (None, None, None, None);
-        Self { folder: made, memory, daemon: None, keeps: false, manager, decorate, user, umask }
+        Self { folder: made, memory, daemon: None, preserves: false, manager, decorate, user, umask }
     }
 
-    /// A place whose FUSE devices outlive the daemon, as by default. They end with the place.
+    /// A fixture whose FUSE devices outlive the daemon, as by default. They end with the fixture.
     pub fn preserving(folder: &Path) -> Self {
-        let mut place = Self::under(folder);
-        std::fs::write(place.path("cbd.toml"), "").expect("a file");
-        place.keeps = true;
-        place
+        let mut fixture = Self::under(folder);
+        std::fs::write(fixture.path("cbd.toml"), "").expect("a file");
+        fixture.preserves = true;
+        fixture
     }
 
     /// A daemon with a region of 64 MiB.
     pub fn with_region() -> Self {
-        let mut place = Self::new();
-        place.start();
-        place.register("64M");
-        place
+        let mut fixture = Self::new();
+        fixture.start();
+        fixture.register("64M");
+        fixture
     }
 
-    /// The folders that the place has.
+    /// The folders of the fixture.
     pub fn folders(&self) -> [PathBuf; 2] {
         [self.folder.path().to_owned(), self.memory.path().to_owned()]
     }
@@ -211,7 +211,7 @@ impl Place {
         let began = Instant::now();
         child::terminate(self.daemon.as_ref().expect("a daemon"));
         let status = self.ended(TIMEOUT);
-        assert!(status.success(), "SIGTERM ended it badly: {status}\n{}", self.log());
+        assert!(status.success(), "it ended with an error after SIGTERM: {status}\n{}", self.log());
         began.elapsed()
     }
 
@@ -290,13 +290,13 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        if self.keeps {
+        if self.preserves {
             // A store process ends with its connections; the loop devices remain until they are removed here.
             let _ = cbd_fuse::abort_connections(&self.path("run"));
             let _ = cbd_fuse::sweep(&self.path("run"), &self.path("dev"), &[]);
@@ -343,14 +343,14 @@ pub fn run_for(mut command: Command, timeout: Duration) -> Ran {
         let _ = process.kill();
         let _ = process.wait();
     }
-    let (stdout, stderr) = (all_of(&mut out), all_of(&mut err));
+    let (stdout, stderr) = (content_of(&mut out), content_of(&mut err));
     let Some(status) = status else {
         panic!("{name} took more than {timeout:?}\n{stdout}\n{stderr}");
     };
     Ran { code: status.code().unwrap_or(-1), stdout, stderr }
 }
 
-fn all_of(file: &mut File) -> String {
+fn content_of(file: &mut File) -> String {
     use std::io::{Read, Seek};
     let mut bytes = Vec::new();
     file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("what was written");
@@ -405,7 +405,7 @@ pub fn store_process_at(socket: &Path) -> Option<String> {
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + TIMEOUT;
     while !reached() {
-        assert!(Instant::now() < end, "{what} did not come");
+        assert!(Instant::now() < end, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

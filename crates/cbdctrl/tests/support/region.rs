@@ -1,6 +1,7 @@
 //! The bytes of a region, located by the format's own decoders, and functions that damage them.
 //!
-//! Invariants: the file is the one that the daemon has mapped, so damage is effective immediately, as if the memory had changed.
+//! Invariants: the file is the one that the daemon has mapped, so damage is effective immediately, as if the memory had
+//! changed.
 
 use cbd_format::{
     BackendEntry, BlkdevEntry, HostEntry, LINE, Layout, PAGE, Record, RecordKind, RecordPlace, SegmentEntry,
@@ -67,7 +68,8 @@ impl RegionFile {
         Layout::slots::<T>(area, rows, row)
     }
 
-    /// The offsets of both copies of every duplicated structure of a region with backend 0 and its device, except records.
+    /// The offsets of both copies of every duplicated structure of a region with backend 0 and its device, except
+    /// records.
     pub fn pairs(&self) -> Vec<(&'static str, [u64; 2], u64)> {
         let layout = &self.layout;
         let state = layout.segment_base(SegmentId(self.backend().state_segment.get()));
@@ -124,14 +126,14 @@ impl RegionFile {
         let mut found = Vec::new();
         let mut slot = 0;
         while slot < shape.slots_max() {
-            let place = RecordPlace {
+            let fixture = RecordPlace {
                 salt: log.header.salt.get(),
                 segment: SegmentId(log.header.segment.get()),
                 slot,
             };
             let copies = shape.slot(slot).map(|at| log.base + at);
             let line: [u8; 64] = self.bytes(copies[0], LINE).try_into().expect("a line");
-            let record = Record::decode(&line).verify(&place, log.header.generation.get(), shape.size);
+            let record = Record::decode(&line).verify(&fixture, log.header.generation.get(), shape.size);
             let Some(record) = record else { break };
             slot += record.slots();
             found.push(Found { record, copies, data: log.base + u64::from(record.data_offset.get()) });

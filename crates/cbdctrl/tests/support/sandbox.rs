@@ -9,20 +9,21 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-const INSIDE: &str = "CBD_E2E_INSIDE";
+const CHILD_VARIABLE: &str = "CBD_E2E_INSIDE";
 /// Shows that the test was found in its process.
-const RAN: &str = "ran";
+const RAN_FILE: &str = "ran";
 /// A tmpfs in the folder of a sandbox, removed with it.
 pub const MEMORY: &str = "memory";
 
-/// Runs `body` alone, with a folder that is removed afterwards. `test` is the test's own name, by which it is found again.
+/// Runs `body` alone, with a folder that is removed afterwards. `test` is the test's own name, by which it is found
+/// again.
 pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
     if !system_tests(test) {
         return;
     }
-    if let Some(folder) = std::env::var_os(INSIDE) {
+    if let Some(folder) = std::env::var_os(CHILD_VARIABLE) {
         let folder = PathBuf::from(folder);
-        std::fs::write(folder.join(RAN), "").expect("a file");
+        std::fs::write(folder.join(RAN_FILE), "").expect("a file");
         watch(&folder, timeout);
         let memory = folder.join(MEMORY);
         std::fs::create_dir(&memory).expect("a folder");
@@ -35,7 +36,7 @@ pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    command.args(["--exact", test, "--nocapture"]).env(INSIDE, folder.path()).stdin(Stdio::null());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD_VARIABLE, folder.path()).stdin(Stdio::null());
     child::dies_with_the_test(&mut command);
     child::mounts_alone(&mut command);
     let mut process = command.spawn().expect("the test's process (it needs root)");
@@ -45,7 +46,7 @@ pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
     };
     assert!(status.success(), "{test} failed in its process: {status}");
     // A process without a test of that name succeeds, too.
-    assert!(folder.path().join(RAN).exists(), "there is no test of the name {test}: it was not run");
+    assert!(folder.path().join(RAN_FILE).exists(), "there is no test of the name {test}: it was not run");
 }
 
 fn watch(folder: &Path, timeout: Duration) {

@@ -256,7 +256,8 @@ pub struct BackendInfo {
     pub cache_segs: u64,
     /// Share of used segments in percent above which reclaim runs.
     pub cache_gc_percent: u32,
-    /// Those of them that are in use: that hold records, or are open for the next ones. 0 while it is not served.
+    /// The part of `cache_segs` in use: segments with records, and those open for the next records. 0 while it is not
+    /// served.
     pub cache_used_segs: u64,
     /// Bytes of the device.
     #[serde(default)]
@@ -275,7 +276,8 @@ pub struct BackendInfo {
     /// Seconds until the daemon retries it at the latest; absent while it is served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub retry_in_s: Option<u64>,
-    /// The former path of a backend that a rescue has moved to `backend_path`; it is not served before it is started by that path.
+    /// The former path of a backend that a rescue has moved to `backend_path`; it is not served before it is started by
+    /// that path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub moved_from: Option<String>,
 }
@@ -316,8 +318,8 @@ pub struct BlkdevInfo {
     /// Why it is not being served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
-    /// Its faults while it is served (its socket or link was removed or replaced, its clients wait); without faults, why `auto` did
-    /// not choose the best export.
+    /// Its faults while it is served (its socket or link was removed or replaced, its clients wait); without faults,
+    /// why `auto` did not choose the best export.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
 }
@@ -341,7 +343,8 @@ pub struct StopBackend {
     /// Seconds without progress after which the stop fails and the backend continues.
     #[serde(default)]
     pub timeout_s: Option<u64>,
-    /// Drop dirty and quarantined data instead of draining it. The number must be exactly the present dirty and quarantined bytes.
+    /// Drop dirty and quarantined data instead of draining it. The number must be exactly the present dirty and
+    /// quarantined bytes.
     #[serde(default)]
     pub discard_dirty: Option<u64>,
 }

@@ -75,8 +75,8 @@ pub struct BackendStatus {
     pub handlers: u32,
     /// How the backing device is locked and driven.
     pub backing: String,
-    /// A write of at most this many bytes within one 4 MiB chunk is atomic across a crash; absent while the backend is not
-    /// served.
+    /// A write of at most this many bytes within one 4 MiB chunk is atomic across a crash; absent while the backend is
+    /// not served.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub atomic_unit: Option<u32>,
     /// Warnings.
@@ -85,10 +85,10 @@ pub struct BackendStatus {
     /// How the file of the backing device has changed since it was opened: deleted, cut short, renamed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub file_change: Option<String>,
-    /// How long the oldest operation of the backing device has had no answer, in ms; 0 where none is older than 1 ms.
+    /// Age in ms of the oldest operation that the backing device has not answered; 0 where none is older than 1 ms.
     #[serde(default)]
     pub oldest_operation_ms: u64,
-    /// What the backing device has not answered for 10 s or longer.
+    /// The operation that the backing device has not answered for 10 s or longer.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub silent: Option<String>,
     /// The cache; absent without one, or while the backend is not served.
@@ -144,8 +144,8 @@ pub struct CacheInfo {
     pub epoch: u64,
     /// All epochs up to this are on the backing device.
     pub drained_epoch: u64,
-    /// The recovery point, milliseconds since 1970: every write that completed and was flushed before this time is on the backing device.
-    /// 0 when it is not known.
+    /// The recovery point, milliseconds since 1970: every write that completed and was flushed before this time is on
+    /// the backing device. 0 when it is not known.
     pub drained_ms: u64,
     /// State of the backing device without its cache at this moment, in words.
     pub recovery_point: String,
@@ -174,8 +174,8 @@ pub struct CacheInfo {
     /// Bytes of the quarantined ranges, listed or not; not counted in the dirty bytes.
     #[serde(default)]
     pub quarantined_bytes: u64,
-    /// Damaged records that reads and writeback have found since the cache was opened: a dirty one once, a clean one at each
-    /// read that meets it until it is cached again.
+    /// Damaged records that reads and writeback have found since the cache was opened: a dirty one once, a clean one at
+    /// each read that meets it until it is cached again.
     pub damage_found: u64,
     /// The number of them that were clean, and were read from the backing device instead.
     pub damage_healed: u64,

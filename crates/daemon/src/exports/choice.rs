@@ -105,8 +105,8 @@ impl ExportChoice {
         matches!(self, Self::Nbd(listen) if listen.is_remote())
     }
 
-    /// The export in a row of a region. A row that this program stored has an address in digits: a host name, which only a
-    /// forged row has, is not looked up.
+    /// The export in a row of a region. A row that this program stored has an address in digits: a host name, which
+    /// only a forged row has, is not looked up.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for text that names no export.

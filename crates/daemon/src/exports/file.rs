@@ -1,7 +1,8 @@
-//! The unix socket or the symbolic link by which clients find an export, and whether it is still the one that the export created.
+//! The unix socket or the symbolic link by which clients find an export, and whether it is still the one that the
+//! export created.
 //!
-//! Invariant: this module only reads the file system. Reading may wait for a file system that does not respond, so the caller reads on
-//! a thread that may wait.
+//! Invariant: this module only reads the file system. Reading may wait for a file system that does not respond, so the
+//! caller reads on a thread that may wait.
 //!
 //! Elsewhere: when the files are checked (`manager/watch`), and what `dev-list` shows (`manager/blkdev`).
 
@@ -20,8 +21,8 @@ pub struct ExportFile {
 /// What distinguishes a socket or link from another one at the same path.
 #[derive(PartialEq, Eq, Debug)]
 enum Identity {
-    /// Device number of the file system, and inode number. A listening socket holds its inode, so no other file has the number
-    /// while the export is open.
+    /// Device number of the file system, and inode number. A listening socket holds its inode, so no other file has the
+    /// number while the export is open.
     File(u64, u64),
     /// The target of a symbolic link. A link that was created again with the same target is the same link.
     Link(PathBuf),
@@ -41,7 +42,8 @@ impl ExportFile {
         &self.path
     }
 
-    /// A sentence for the user if the socket or link was removed or replaced; `None` while it is unchanged. May wait for the file system.
+    /// A sentence for the user if the socket or link was removed or replaced; `None` while it is unchanged. May wait
+    /// for the file system.
     #[must_use]
     pub fn change(&self) -> Option<String> {
         let change = self.what_changed()?;

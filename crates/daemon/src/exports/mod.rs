@@ -1,6 +1,7 @@
 //! The exports of a block device: their kinds, their names, and how they are opened and closed.
 //!
-//! Invariant: the printed name of a device is what its user opens: `/dev/cbdN`, an NBD URI, or the socket for a virtual machine.
+//! Invariant: the printed name of a device is what its user opens: `/dev/cbdN`, an NBD URI, or the socket for a virtual
+//! machine.
 
 mod choice;
 mod file;
@@ -11,24 +12,24 @@ pub use file::ExportFile;
 
 use crate::front_ends::FrontEnds;
 use crate::handover::PreservedSessions;
-use crate::left::Left;
+use crate::left::LeftDevice;
 use cbd_export::BlockDevice;
 use cbd_export::folders::reach_folder;
 use cbd_fuse::{FuseLoop, StopMode};
 use cbd_nbd::{Listen, Server};
 use cbd_types::{Context, Error, ErrorKind, Result};
 use cbd_ublk::{LeftBehind, Tag, Ublk};
-use notices::{tell_of_nbd, tell_of_vhost};
+use notices::{nbd_observer, vhost_observer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Timeout for the last user of a device to close it: a client that has just disconnected, or udev's scan of a device that was
-/// just written.
+/// Timeout for the last user of a device to close it: a client that has just disconnected, or udev's scan of a device
+/// that was just written.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Time for which a ring's thread spins for the next request before it sleeps, unless the configuration sets another: a few
-/// times the cost of a wakeup.
+/// Time for which a ring's thread spins for the next request before it sleeps, unless the configuration sets another: a
+/// few times the cost of a wakeup.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Timeout for an export to end.
@@ -36,7 +37,7 @@ pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Folders, shared state and settings of exports.
 #[derive(Clone, Debug)]
-pub struct ExportPlaces {
+pub struct ExportContext {
     /// Mounts and sockets.
     pub run_dir: PathBuf,
     /// Links to block devices.
@@ -51,7 +52,7 @@ pub struct ExportPlaces {
     pub vhost_spin: Option<Duration>,
 }
 
-impl ExportPlaces {
+impl ExportContext {
     /// The folder of FUSE mounts.
     #[must_use]
     pub fn fuse_dir(&self) -> PathBuf {
@@ -72,8 +73,12 @@ impl ExportPlaces {
 
     /// The kernel devices that a predecessor may have left of the device with this identity.
     #[must_use]
-    pub fn left(&self, identity: &[u8]) -> Left {
-        Left { tag: self.tag(identity), preserved: Arc::clone(&self.preserved), identity: identity.to_vec() }
+    pub fn left(&self, identity: &[u8]) -> LeftDevice {
+        LeftDevice {
+            tag: self.tag(identity),
+            preserved: Arc::clone(&self.preserved),
+            identity: identity.to_vec(),
+        }
     }
 
     fn default_socket(&self, name: &str) -> PathBuf {
@@ -81,8 +86,8 @@ impl ExportPlaces {
     }
 }
 
-/// The name of a block device: `cbdN` on transport 0, and `cbdT-N` on transport T, since numbers begin at 0 on each transport.
-/// The number is the same after a restart.
+/// The name of a block device: `cbdN` on transport 0, and `cbdT-N` on transport T, since numbers begin at 0 on each
+/// transport. The number is the same after a restart.
 #[must_use]
 pub fn device_name(transport: u32, blkdev: u32) -> String {
     if transport == 0 { format!("cbd{blkdev}") } else { format!("cbd{transport}-{blkdev}") }
@@ -90,7 +95,7 @@ pub fn device_name(transport: u32, blkdev: u32) -> String {
 
 /// The server or the kernel device of an export that is open.
 #[derive(Debug)]
-enum OpenExport {
+enum OpenServer {
     Nbd(Server),
     VhostUser(cbd_vhost::Server),
     FuseLoop(Box<FuseLoop>),
@@ -100,11 +105,11 @@ enum OpenExport {
 /// A running export.
 #[derive(Debug)]
 pub struct Export {
-    open: OpenExport,
+    open: OpenServer,
     name: String,
     /// The path or URI that its user opens.
     pub device_path: String,
-    /// The method by which clients reach it, in words, as of its opening.
+    /// The method by which clients reach it, in words, at the time at which it was opened.
     method: String,
     /// Why `auto` did not choose a better export.
     pub note: Option<String>,
@@ -114,7 +119,7 @@ pub struct Export {
 
 /// The device that an export is to serve.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct DeviceToExport<'a> {
     /// Name of the device.
     pub name: &'a str,
     /// The identity of the device across restarts.
@@ -130,71 +135,77 @@ impl Export {
     /// When the system refuses a resource; resources that were already created are released.
     pub fn start(
         choice: &ExportChoice,
-        place: Place<'_>,
+        place: DeviceToExport<'_>,
         device: &Arc<dyn BlockDevice>,
-        places: &ExportPlaces,
+        context: &ExportContext,
     ) -> Result<Self> {
         match choice {
-            ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), place.name, Arc::clone(device), places),
-            ExportChoice::VhostUser(path) => Self::vhost_user(path, place.name, Arc::clone(device), places),
-            ExportChoice::Ublk => Self::ublk(place, device, places),
-            ExportChoice::FuseLoop => Self::fuse_loop(place, device, places),
-            ExportChoice::Auto => Self::best(place, device, places, true),
-            ExportChoice::Kernel => Self::best(place, device, places, false),
+            ExportChoice::Nbd(listen) => Self::nbd(listen.clone(), place.name, Arc::clone(device), context),
+            ExportChoice::VhostUser(path) => Self::vhost_user(path, place.name, Arc::clone(device), context),
+            ExportChoice::Ublk => Self::ublk(place, device, context),
+            ExportChoice::FuseLoop => Self::fuse_loop(place, device, context),
+            ExportChoice::Auto => Self::best(place, device, context, true),
+            ExportChoice::Kernel => Self::best(place, device, context, false),
         }
     }
 
     /// Opens the best export that this machine supports; NBD only if the choice does not require a kernel block device.
     fn best(
-        place: Place<'_>,
+        place: DeviceToExport<'_>,
         device: &Arc<dyn BlockDevice>,
-        places: &ExportPlaces,
-        nbd_will_do: bool,
+        context: &ExportContext,
+        allow_nbd: bool,
     ) -> Result<Self> {
-        if places.preserved.has(place.identity) {
-            // As below.
-            return Self::fuse_loop(place, device, places);
+        if context.preserved.has(place.identity) {
+            // Clients of a predecessor wait for the session: another export would not serve them.
+            return Self::fuse_loop(place, device, context);
         }
-        refuse_if_others_wait(place.name, places)?;
-        let no_ublk = match Self::ublk(place, device, places) {
-            // Clients of a predecessor wait at an existing ublk device: another export would not serve them.
-            Err(error) if LeftBehind::find(places.tag(place.identity)).is_some() => return Err(error),
+        refuse_if_predecessor_waits(place.name, context)?;
+        let no_ublk = match Self::ublk(place, device, context) {
+            // As with a session, for an existing ublk device.
+            Err(error) if LeftBehind::find(context.tag(place.identity)).is_some() => return Err(error),
             Err(error) => error.line(),
             Ok(export) => return Ok(export),
         };
-        let tried = cbd_fuse::probe()
-            .and_then(|()| Self::fuse_loop(place, device, places).map_err(|error| error.line()));
-        match tried {
+        let started = cbd_fuse::probe()
+            .and_then(|()| Self::fuse_loop(place, device, context).map_err(|error| error.line()));
+        match started {
             Ok(mut export) => {
                 export.note = Some(match export.note {
                     None => format!("a loop device over a FUSE file; ublk would be faster: {no_ublk}"),
-                    Some(unkept) => format!("{unkept}; with ublk they would wait for the next: {no_ublk}"),
+                    Some(not_preserved) => {
+                        format!("{not_preserved}; with ublk they would wait for the next daemon: {no_ublk}")
+                    }
                 });
                 Ok(export)
             }
-            Err(reason) if !nbd_will_do => {
+            Err(reason) if !allow_nbd => {
                 let text = format!(
                     "no kernel block device can be made: {no_ublk}; {reason}; without --require-kernel it is reached by NBD"
                 );
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
             Err(reason) => {
-                let socket = places.default_socket(place.name);
-                make_folder(&socket)?;
-                let mut export = Self::nbd(Listen::Unix(socket), place.name, Arc::clone(device), places)?;
+                let socket = context.default_socket(place.name);
+                create_folder(&socket)?;
+                let mut export = Self::nbd(Listen::Unix(socket), place.name, Arc::clone(device), context)?;
                 export.note = Some(format!("reached by NBD, not as a kernel block device: {reason}"));
                 Ok(export)
             }
         }
     }
 
-    fn ublk(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
-        let link = places.dev_dir.join(place.name);
+    fn ublk(
+        place: DeviceToExport<'_>,
+        device: &Arc<dyn BlockDevice>,
+        context: &ExportContext,
+    ) -> Result<Self> {
+        let link = context.dev_dir.join(place.name);
         let options = cbd_ublk::Options {
             name: place.name.to_owned(),
-            tag: places.tag(place.identity),
+            tag: context.tag(place.identity),
             link: Some(link.clone()),
-            names: Some(places.ublk_dir()),
+            names: Some(context.ublk_dir()),
             queues: place.queues,
             depth: cbd_ublk::DEPTH,
             thread_setup: Some(Arc::new(prepare_data_thread)),
@@ -207,7 +218,7 @@ impl Export {
             if export.is_taken_over() { "; taken over from a predecessor, its clients continue" } else { "" };
         tracing::info!("{}: {method}{taken}", place.name);
         Ok(Self {
-            open: OpenExport::Ublk(Box::new(export)),
+            open: OpenServer::Ublk(Box::new(export)),
             name: place.name.to_owned(),
             device_path: link.display().to_string(),
             method,
@@ -216,15 +227,20 @@ impl Export {
         })
     }
 
-    fn nbd(listen: Listen, name: &str, device: Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
+    fn nbd(
+        listen: Listen,
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        context: &ExportContext,
+    ) -> Result<Self> {
         let note = listen.is_remote().then(|| {
             format!("reached over the network at {listen}: NBD is neither encrypted nor authenticated")
         });
         let options = cbd_nbd::Options {
             export_name: name.to_owned(),
             thread_setup: Some(Arc::new(prepare_data_thread)),
-            observer: Some(tell_of_nbd(name.to_owned(), &places.front_ends)),
-            memory: Arc::clone(&places.front_ends.nbd_memory),
+            observer: Some(nbd_observer(name.to_owned(), &context.front_ends)),
+            memory: Arc::clone(&context.front_ends.nbd_memory),
             stop_timeout: STOP_TIMEOUT,
             ..cbd_nbd::Options::default()
         };
@@ -235,22 +251,22 @@ impl Export {
         };
         let device_path = server.uri();
         let method = "NBD".to_owned();
-        Ok(Self { open: OpenExport::Nbd(server), name: name.to_owned(), device_path, method, note, file })
+        Ok(Self { open: OpenServer::Nbd(server), name: name.to_owned(), device_path, method, note, file })
     }
 
     fn vhost_user(
         path: &Path,
         name: &str,
         device: Arc<dyn BlockDevice>,
-        places: &ExportPlaces,
+        context: &ExportContext,
     ) -> Result<Self> {
         let options = cbd_vhost::Options {
             name: name.to_owned(),
-            spin_max: places.vhost_spin.unwrap_or(SPIN),
+            spin_max: context.vhost_spin.unwrap_or(SPIN),
             thread_setup: Some(Arc::new(prepare_data_thread)),
-            observer: Some(tell_of_vhost(name.to_owned(), &places.front_ends)),
-            guest_memory_max: places.front_ends.guest_memory_max,
-            guest_memory: Arc::clone(&places.front_ends.guest_memory),
+            observer: Some(vhost_observer(name.to_owned(), &context.front_ends)),
+            guest_memory_max: context.front_ends.guest_memory_max,
+            guest_memory: Arc::clone(&context.front_ends.guest_memory),
             stop_timeout: STOP_TIMEOUT,
             ..cbd_vhost::Options::default()
         };
@@ -258,7 +274,7 @@ impl Export {
         let device_path = path.display().to_string();
         let method = "vhost-user-blk".to_owned();
         Ok(Self {
-            open: OpenExport::VhostUser(server),
+            open: OpenServer::VhostUser(server),
             name: name.to_owned(),
             device_path,
             method,
@@ -267,13 +283,17 @@ impl Export {
         })
     }
 
-    fn fuse_loop(place: Place<'_>, device: &Arc<dyn BlockDevice>, places: &ExportPlaces) -> Result<Self> {
-        let Place { name, queues, identity } = place;
-        let preserved = &places.preserved;
-        let link = places.dev_dir.join(name);
+    fn fuse_loop(
+        place: DeviceToExport<'_>,
+        device: &Arc<dyn BlockDevice>,
+        context: &ExportContext,
+    ) -> Result<Self> {
+        let DeviceToExport { name, queues, identity } = place;
+        let preserved = &context.preserved;
+        let link = context.dev_dir.join(name);
         let options = cbd_fuse::Options {
             name: name.to_owned(),
-            mount_dir: places.fuse_dir().join(name),
+            mount_dir: context.fuse_dir().join(name),
             link: Some(link.clone()),
             queues,
             thread_setup: Some(Arc::new(prepare_data_thread)),
@@ -284,7 +304,7 @@ impl Export {
                 preserved.store_for_new(identity)
             },
         };
-        let export = match preserved.session(identity).context(|| waits(name))? {
+        let export = match preserved.session(identity).context(|| not_taken_over(name))? {
             Some(session) if session.is_usable() => {
                 let export = FuseLoop::take_over(device, &options, &session)?;
                 preserved.mark_served(identity);
@@ -310,7 +330,7 @@ impl Export {
             format!("a loop device over a FUSE file, whose users see errors when the daemon ends ({reason})")
         });
         Ok(Self {
-            open: OpenExport::FuseLoop(Box::new(export)),
+            open: OpenServer::FuseLoop(Box::new(export)),
             name: name.to_owned(),
             device_path: link.display().to_string(),
             method,
@@ -324,7 +344,7 @@ impl Export {
     pub fn method(&self) -> String {
         match &self.open {
             // This may be temporary: the store does not hold its descriptors while a stop waits for it.
-            OpenExport::FuseLoop(export) if !export.is_preserved() => {
+            OpenServer::FuseLoop(export) if !export.is_preserved() => {
                 format!("FUSE and {}, ends with the daemon", export.loop_path().display())
             }
             _ => self.method.clone(),
@@ -337,16 +357,16 @@ impl Export {
     /// When the system does not report the users of the device.
     pub fn user(&self) -> Result<Option<String>> {
         match &self.open {
-            OpenExport::Nbd(server) => Ok(match server.connections() {
+            OpenServer::Nbd(server) => Ok(match server.connections() {
                 0 => None,
                 1 => Some(format!("an NBD client is connected to {}", self.device_path)),
                 clients => Some(format!("{clients} NBD clients are connected to {}", self.device_path)),
             }),
-            OpenExport::VhostUser(server) => Ok(server
+            OpenServer::VhostUser(server) => Ok(server
                 .is_connected()
                 .then(|| format!("a virtual machine or a program is connected to {}", self.device_path))),
-            OpenExport::FuseLoop(export) => export.is_busy(),
-            OpenExport::Ublk(export) => export.is_busy(),
+            OpenServer::FuseLoop(export) => export.is_busy(),
+            OpenServer::Ublk(export) => export.is_busy(),
         }
     }
 
@@ -367,8 +387,8 @@ impl Export {
 
     /// A reason other than the device for which clients wait, in words.
     #[must_use]
-    pub fn held_up(&self) -> Option<String> {
-        let OpenExport::Nbd(server) = &self.open else { return None };
+    pub fn wait_reason(&self) -> Option<String> {
+        let OpenServer::Nbd(server) = &self.open else { return None };
         let clients = match server.waiting() {
             0 => return None,
             1 => "an NBD client waits".to_owned(),
@@ -383,25 +403,25 @@ impl Export {
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         match &self.open {
-            OpenExport::Nbd(_) | OpenExport::VhostUser(_) => None,
-            OpenExport::FuseLoop(export) => export.failure(),
-            OpenExport::Ublk(export) => export.failure(),
+            OpenServer::Nbd(_) | OpenServer::VhostUser(_) => None,
+            OpenServer::FuseLoop(export) => export.failure(),
+            OpenServer::Ublk(export) => export.failure(),
         }
     }
 
     /// Closes the export: requests in flight complete, later ones fail.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if it is in use and `force` is not set; the export is returned and continues. Other errors name the part
-    /// that did not end properly; the export is closed in that case.
+    /// [`ErrorKind::Busy`] if it is in use and `force` is not set; the export is returned and continues. Other errors
+    /// name the part that did not end properly; the export is closed in that case.
     pub fn stop(mut self, force: bool) -> std::result::Result<(), (Option<Box<Self>>, Error)> {
         if !force && let Err(error) = self.refuse_if_used() {
             return Err((Some(Box::new(self)), error));
         }
         match self.open {
-            OpenExport::Nbd(server) => server.stop().map_err(|error| (None, error)),
-            OpenExport::VhostUser(server) => server.stop().map_err(|error| (None, error)),
-            OpenExport::FuseLoop(ref mut export) => {
+            OpenServer::Nbd(server) => server.stop().map_err(|error| (None, error)),
+            OpenServer::VhostUser(server) => server.stop().map_err(|error| (None, error)),
+            OpenServer::FuseLoop(ref mut export) => {
                 let mode = if force { StopMode::Force } else { StopMode::WhenUnused };
                 match export.stop(mode, STOP_TIMEOUT) {
                     Ok(()) => Ok(()),
@@ -409,7 +429,7 @@ impl Export {
                     Err(error) => Err((Some(Box::new(self)), error)),
                 }
             }
-            OpenExport::Ublk(ref mut export) => {
+            OpenServer::Ublk(ref mut export) => {
                 let mode = if force { cbd_ublk::StopMode::Force } else { cbd_ublk::StopMode::WhenUnused };
                 match export.stop(mode, STOP_TIMEOUT) {
                     Ok(()) => Ok(()),
@@ -420,8 +440,8 @@ impl Export {
         }
     }
 
-    /// Ends the export with the daemon, even if the device is in use. A device in use that the kernel preserves for the next daemon
-    /// is left, and its clients wait; any other export is closed by force.
+    /// Ends the export with the daemon, even if the device is in use. A device in use that the kernel preserves for the
+    /// next daemon is left, and its clients wait; any other export is closed by force.
     ///
     /// # Errors
     /// When a part of it does not end properly.
@@ -432,14 +452,14 @@ impl Export {
         };
         // If its users cannot be determined, it is not closed by force: a client may have requests in flight.
         match open {
-            OpenExport::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_TIMEOUT) {
+            OpenServer::Ublk(mut export) => match export.stop(cbd_ublk::StopMode::WhenUnused, STOP_TIMEOUT) {
                 Err(reason) if !export.is_stopped() => {
                     left(reason);
                     export.leave(STOP_TIMEOUT)
                 }
                 ended => ended,
             },
-            OpenExport::FuseLoop(mut export) if export.is_preserved() => {
+            OpenServer::FuseLoop(mut export) if export.is_preserved() => {
                 match export.stop(StopMode::WhenUnused, STOP_TIMEOUT) {
                     Err(reason) if !export.is_ended() => {
                         left(reason);
@@ -461,10 +481,10 @@ impl Export {
     }
 }
 
-/// Refuses a new export while clients of a predecessor wait at one that this daemon cannot take over: their delayed requests
-/// would overwrite later writes.
-fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
-    let folder = places.fuse_dir().join(name);
+/// Refuses a new export while clients of a predecessor wait at one that this daemon cannot take over: their delayed
+/// requests would overwrite later writes.
+fn refuse_if_predecessor_waits(name: &str, context: &ExportContext) -> Result<()> {
+    let folder = context.fuse_dir().join(name);
     if cbd_export::mounts::at(&folder)?.is_none() {
         return Ok(());
     }
@@ -472,24 +492,24 @@ fn refuse_if_others_wait(name: &str, places: &ExportPlaces) -> Result<()> {
         "{} is mounted: clients of a former daemon wait, and this daemon cannot reach the store that holds the descriptors ({}); start \
          the daemon as it was started before, or give the clients errors with umount -f {}",
         folder.display(),
-        places.preserved.unavailable_reason(),
+        context.preserved.unavailable_reason(),
         folder.display()
     );
     Err(Error::new(ErrorKind::Busy, text))
 }
 
-fn waits(name: &str) -> String {
+fn not_taken_over(name: &str) -> String {
     format!("{name} waits for its daemon, and cannot be taken over; dev-stop --force gives its users errors")
 }
 
-fn make_folder(file: &Path) -> Result<()> {
+fn create_folder(file: &Path) -> Result<()> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     reach_folder(folder).map(drop)
 }
 
 /// Why threads of the data path cannot be exempted from memory reclaim (`PR_SET_IO_FLUSHER`); none if they can.
 #[must_use]
-pub fn missing_for_data_threads() -> Option<String> {
+pub fn io_flusher_error() -> Option<String> {
     // On a thread of its own: the attribute stays with the thread.
     match std::thread::Builder::new().spawn(cbd_fuse::flusher::become_io_flusher) {
         Ok(thread) => thread.join().ok()?.err(),
@@ -497,8 +517,8 @@ pub fn missing_for_data_threads() -> Option<String> {
     }
 }
 
-/// Marks the calling thread of the data path as an I/O flusher: its allocations do not wait for writeback that only this thread
-/// can complete.
+/// Marks the calling thread of the data path as an I/O flusher: its allocations do not wait for writeback that only
+/// this thread can complete.
 pub fn prepare_data_thread() {
     // The status has a warning already if the kernel refuses it.
     let _ = cbd_fuse::flusher::become_io_flusher();

@@ -1,33 +1,35 @@
 //! Events at the sockets of exports, in the log and in counters.
 
-use crate::front_ends::{FrontEnds, Lines, count};
+use crate::front_ends::{FrontEnds, LogRateLimit, count};
 use cbd_vhost::Notice;
 use std::sync::Arc;
 
 /// An observer that logs and counts events at the vhost-user socket of a device.
-pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_vhost::Observer {
-    let (front_ends, came, refused) = (Arc::clone(front_ends), Lines::default(), Lines::default());
-    let (failed, rings, went) = (Lines::default(), Lines::default(), Lines::default());
+pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd_vhost::Observer {
+    let (front_ends, connected, refused) =
+        (Arc::clone(front_ends), LogRateLimit::default(), LogRateLimit::default());
+    let (failed, rings, disconnected) =
+        (LogRateLimit::default(), LogRateLimit::default(), LogRateLimit::default());
     Arc::new(move |notice| match notice {
         Notice::Connected => {
-            came.say(|more| tracing::info!(device, "a vhost-user front end connected{more}"));
+            connected.log(|more| tracing::info!(device, "a vhost-user front end connected{more}"));
         }
         Notice::Ended { error: None } => {
-            went.say(|more| tracing::info!(device, "the vhost-user front end disconnected{more}"));
+            disconnected.log(|more| tracing::info!(device, "the vhost-user front end disconnected{more}"));
         }
         Notice::Ended { error: Some(error) } => {
             count(&front_ends.counters.vhost_failed);
-            failed.say(|more| tracing::warn!(device, "{error}{more}"));
+            failed.log(|more| tracing::warn!(device, "{error}{more}"));
         }
         Notice::Refused => {
             count(&front_ends.counters.vhost_refused);
-            refused.say(|more| {
+            refused.log(|more| {
                 tracing::warn!(device, "a vhost-user front end was refused: another one is connected{more}");
             });
         }
         Notice::RingFailed { ring, error } => {
             count(&front_ends.counters.vhost_failed);
-            rings.say(|more| {
+            rings.log(|more| {
                 tracing::error!(
                     device,
                     ring,
@@ -37,7 +39,7 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
         }
         Notice::DeviceBusy => {
             count(&front_ends.counters.vhost_refused);
-            refused.say(|more| {
+            refused.log(|more| {
                 tracing::warn!(
                     device,
                     "a vhost-user front end was refused: the backing device still has requests of the last one, which has disconnected; it may \
@@ -47,18 +49,18 @@ pub(super) fn tell_of_vhost(device: String, front_ends: &Arc<FrontEnds>) -> cbd_
         }
         Notice::CannotAccept { error } => {
             count(&front_ends.counters.vhost_refused);
-            refused.say(|more| tracing::error!(device, "{error}{more}"));
+            refused.log(|more| tracing::error!(device, "{error}{more}"));
         }
         other => tracing::warn!(device, "{other:?}"),
     })
 }
 
 /// An observer that logs and counts events at the NBD socket of a device.
-pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nbd::Observer {
+pub(super) fn nbd_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nbd::Observer {
     use cbd_nbd::Notice;
     let front_ends = Arc::clone(front_ends);
-    let (refused, gave_way) = (Lines::default(), Lines::default());
-    let (failed, waits) = (Lines::default(), Lines::default());
+    let (refused, gave_way) = (LogRateLimit::default(), LogRateLimit::default());
+    let (failed, waiting) = (LogRateLimit::default(), LogRateLimit::default());
     Arc::new(move |notice| {
         match notice {
         Notice::Connected { connection } => tracing::debug!(device, connection, "an NBD client connected"),
@@ -67,17 +69,17 @@ pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nb
         }
         Notice::Ended { connection, error: Some(error) } => {
             count(&front_ends.counters.nbd_failed);
-            failed.say(|more| {
+            failed.log(|more| {
                 tracing::warn!(device, connection, "the connection of an NBD client ended: {error}{more}");
             });
         }
         Notice::Refused { error } | Notice::CannotAccept { error } => {
             count(&front_ends.counters.nbd_refused);
-            refused.say(|more| tracing::warn!(device, "an NBD client was refused: {error}{more}"));
+            refused.log(|more| tracing::warn!(device, "an NBD client was refused: {error}{more}"));
         }
         Notice::HandshakeClosed { connection } => {
             count(&front_ends.counters.nbd_gave_way);
-            gave_way.say(|more| {
+            gave_way.log(|more| {
                 tracing::warn!(
                     device,
                     connection,
@@ -85,7 +87,7 @@ pub(super) fn tell_of_nbd(device: String, front_ends: &Arc<FrontEnds>) -> cbd_nb
                 );
             });
         }
-        Notice::Waits { connection, clients } => waits.say(|more| {
+        Notice::Waits { connection, clients } => waiting.log(|more| {
             tracing::warn!(
                 device,
                 connection,

@@ -1,7 +1,7 @@
 //! Descriptor stores: they hold named descriptors for the next daemon, however this one ends.
 //!
-//! Invariants: a store responds within seconds or is regarded as unresponsive, and no thread of the data path waits for it. A
-//! daemon reads duplicates of the descriptors, so one that dies while it takes a device over loses nothing.
+//! Invariants: a store responds within seconds or is regarded as unresponsive, and no thread of the data path waits for
+//! it. A daemon reads duplicates of the descriptors, so one that dies while it takes a device over loses nothing.
 //!
 //! Elsewhere: the contents of entries and their validation ([`sessions`]).
 
@@ -33,8 +33,8 @@ pub struct Entry {
 
 /// Holds descriptors that outlive this process.
 pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
-    /// Stores the descriptors under a name and replaces earlier ones of that name. The name is printable ASCII without blanks and
-    /// colons.
+    /// Stores the descriptors under a name and replaces earlier ones of that name. The name is printable ASCII without
+    /// blanks and colons.
     ///
     /// # Errors
     /// When the store did not confirm them.
@@ -44,7 +44,7 @@ pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
     fn remove(&self, name: &str);
 
     /// Repairs the store if it has failed; to be called regularly.
-    fn tend(&self) {}
+    fn maintain(&self) {}
 
     /// The name of the store, for status and log.
     fn store_name(&self) -> &'static str;

@@ -1,6 +1,7 @@
 //! One message with descriptors over a unix socket.
 //!
-//! Invariants: a message is received whole, with all its descriptors, or is an error. Received descriptors are closed on `exec`.
+//! Invariants: a message is received whole, with all its descriptors, or is an error. Received descriptors are closed
+//! on `exec`.
 
 use super::DESCRIPTORS_MAX;
 use rustix::io::retry_on_intr;

@@ -1,9 +1,9 @@
 //! The store process: a small process that holds descriptors for successive daemons where no service manager does.
 //!
-//! Invariants: it holds descriptors until the daemon removes them or until their FUSE connection has ended. It serves one daemon
-//! at a time, which must run as its own user, while the connection to that daemon is open. It exits when it holds no
-//! descriptors and no daemon is connected. It never reads from the descriptors, and it does not poll them while a daemon is
-//! connected: each request of a FUSE connection wakes every thread that polls it.
+//! Invariants: it holds descriptors until the daemon removes them or until their FUSE connection has ended. It serves
+//! one daemon at a time, which must run as its own user, while the connection to that daemon is open. It exits when it
+//! holds no descriptors and no daemon is connected. It never reads from the descriptors, and it does not poll them
+//! while a daemon is connected: each request of a FUSE connection wakes every thread that polls it.
 //!
 //! Elsewhere: what the descriptors are ([`super::sessions`]).
 
@@ -19,7 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// How often the process checks whether the connections that it holds have ended, while no daemon is connected.
 const CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Runs a store process on the listening socket that is its standard input, until it holds nothing and no daemon is connected.
+/// Runs a store process on the listening socket that is its standard input, until it holds nothing and no daemon is
+/// connected.
 ///
 /// # Errors
 /// When standard input is not a listening socket.
@@ -29,11 +30,12 @@ pub fn run() -> Result<()> {
         let text = "its standard input is no socket that listens: the daemon starts this command; it is not meant to be run by hand";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    // The end of a terminal's session must not end this process. `setsid` fails only if the process leads a session already.
+    // The end of a terminal's session must not end this process. `setsid` fails only if the process leads a session
+    // already.
     let _ = rustix::process::setsid();
     let mut process = StoreProcess { held: BTreeMap::new(), daemon: None };
     let listener = rustix::stdio::stdin();
-    while process.turn(listener).map_err(|error| {
+    while process.run_once(listener).map_err(|error| {
         Error::new(ErrorKind::System, "the store process's standard input is not the socket it needs")
             .caused_by(error)
     })? {}
@@ -47,16 +49,16 @@ struct StoreProcess {
 
 impl StoreProcess {
     /// Waits for one event and handles it; false if the process must exit.
-    fn turn(&mut self, listener: BorrowedFd<'_>) -> io::Result<bool> {
-        let (comes, says) = self.wait(listener)?;
-        if says {
+    fn run_once(&mut self, listener: BorrowedFd<'_>) -> io::Result<bool> {
+        let (connects, has_message) = self.wait(listener)?;
+        if has_message {
             self.handle_message();
         }
-        if comes {
-            self.take_on(listener);
+        if connects {
+            self.accept_daemon(listener);
         } else if self.daemon.is_none() {
             self.held.retain(|_, descriptors| !descriptors.iter().any(has_ended));
-            return Ok(says || !self.held.is_empty());
+            return Ok(has_message || !self.held.is_empty());
         }
         Ok(true)
     }
@@ -78,9 +80,9 @@ impl StoreProcess {
         Ok((is_ready(0), is_ready(1)))
     }
 
-    fn take_on(&mut self, listener: BorrowedFd<'_>) {
+    fn accept_daemon(&mut self, listener: BorrowedFd<'_>) {
         let Ok(daemon) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) else { return };
-        if !is_of_our_user(&daemon) {
+        if !is_of_own_user(&daemon) {
             return;
         }
         match self.daemon {
@@ -95,15 +97,15 @@ impl StoreProcess {
     /// Executes a command of the daemon. A daemon that has disconnected or sent an invalid message is dropped.
     fn handle_message(&mut self) {
         let Some(daemon) = &self.daemon else { return };
-        let heard = passing::receive(daemon).ok().flatten();
-        let answered = heard.and_then(|message| answer(&mut self.held, daemon, message));
-        if answered.is_none() {
+        let received = passing::receive(daemon).ok().flatten();
+        let executed = received.and_then(|message| execute(&mut self.held, daemon, message));
+        if executed.is_none() {
             self.daemon = None;
         }
     }
 }
 
-fn answer(held: &mut BTreeMap<String, Vec<OwnedFd>>, daemon: &OwnedFd, message: Message) -> Option<()> {
+fn execute(held: &mut BTreeMap<String, Vec<OwnedFd>>, daemon: &OwnedFd, message: Message) -> Option<()> {
     let (text, descriptors) = message;
     match text.split_once(' ') {
         Some(("put", name)) if is_name(name) && !descriptors.is_empty() => {
@@ -126,7 +128,7 @@ fn has_ended(descriptor: &OwnedFd) -> bool {
     conditions_of(descriptor).contains(PollFlags::ERR)
 }
 
-/// What the kernel reports of a descriptor without being asked for it: an error, a disconnected peer, a closed descriptor.
+/// The conditions that the kernel always reports for a descriptor: an error, a disconnected peer, a closed descriptor.
 pub fn conditions_of(descriptor: &OwnedFd) -> PollFlags {
     let mut entry = [PollFd::new(descriptor, PollFlags::empty())];
     match poll(&mut entry, Some(&Timespec::default())) {
@@ -136,7 +138,7 @@ pub fn conditions_of(descriptor: &OwnedFd) -> PollFlags {
 }
 
 /// Whether the process at the other end belongs to the same user.
-pub fn is_of_our_user(socket: &OwnedFd) -> bool {
+pub fn is_of_own_user(socket: &OwnedFd) -> bool {
     rustix::net::sockopt::socket_peercred(socket)
         .is_ok_and(|peer| peer.uid.as_raw() == crate::system::user_id())
 }

@@ -1,12 +1,13 @@
-//! The daemon's side of the [store process](super::run_store_process): it connects to a running store process, or starts one.
+//! The daemon's side of the [store process](super::run_store_process): it connects to a running store process, or
+//! starts one.
 //!
-//! Invariants: a store process that has died is replaced while the daemon still has the descriptors. A store process that does
-//! not respond to a request within seconds is regarded as silent. Only one call waits for a silent one: until it has responded
-//! to [`DescriptorStore::tend`], `put` and `remove` fail immediately. Commands that it executed late are undone: it finally
-//! holds exactly the wanted entries.
+//! Invariants: a store process that has died is replaced while the daemon still has the descriptors. A store process
+//! that does not respond to a request within seconds is regarded as silent. Only one call waits for a silent one: until
+//! it has responded to [`DescriptorStore::maintain`], `put` and `remove` fail immediately. Commands that it executed
+//! late are undone: it finally holds exactly the wanted entries.
 
 use super::passing;
-use super::process::{conditions_of, is_of_our_user, listed};
+use super::process::{conditions_of, is_of_own_user, listed};
 use super::{DescriptorStore, Entry, is_name};
 use cbd_export::folders::own_folder;
 use cbd_types::{Error, ErrorKind, Result};
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for the previous daemon to disconnect from the store process.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A store process, which is started when it is needed.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub struct ProcessStore {
     program: PathBuf,
     state: Mutex<State>,
     /// Whether it did not respond to the last request.
-    is_silent: AtomicBool,
+    is_unresponsive: AtomicBool,
     /// Names that were removed while it did not respond.
     removed_meanwhile: Mutex<Vec<String>>,
 }
@@ -49,14 +50,14 @@ struct State {
     entries: BTreeMap<String, Vec<OwnedFd>>,
     process: Option<Child>,
     /// Whether its entries may differ from `entries`, since it did not confirm a command.
-    is_unsettled: bool,
-    /// The error of the last [`DescriptorStore::tend`].
-    trouble: Option<String>,
+    is_out_of_sync: bool,
+    /// The error of the last [`DescriptorStore::maintain`].
+    last_error: Option<String>,
 }
 
 impl ProcessStore {
-    /// Connects to the store process at a socket; returns its entries, too. If none runs, starts `program store-process` when the
-    /// first entry is stored.
+    /// Connects to the store process at a socket; returns its entries, too. If none runs, starts `program
+    /// store-process` when the first entry is stored.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] when another daemon is connected to it.
@@ -76,14 +77,14 @@ impl ProcessStore {
             socket: socket.to_owned(),
             program: program.to_owned(),
             state: Mutex::new(state),
-            is_silent: AtomicBool::new(false),
+            is_unresponsive: AtomicBool::new(false),
             removed_meanwhile: Mutex::default(),
         };
         Ok((store, entries))
     }
 
     /// Starts a store process if none runs, and puts all wanted entries into it.
-    fn ensure<'a>(&self, state: &'a mut State) -> Result<&'a OwnedFd> {
+    fn connection<'a>(&self, state: &'a mut State) -> Result<&'a OwnedFd> {
         if let Some(mut dead) = state.process.take_if(|process| !matches!(process.try_wait(), Ok(None))) {
             let _ = dead.wait();
         }
@@ -95,8 +96,8 @@ impl ProcessStore {
                     None => self.start(state)?,
                 };
                 let failed = |error| system(&self.socket, "does not accept what it is to hold", &error);
-                settle(&connection, &state.entries).map_err(failed)?;
-                state.is_unsettled = false;
+                synchronize(&connection, &state.entries).map_err(failed)?;
+                state.is_out_of_sync = false;
                 connection
             }
         };
@@ -113,32 +114,35 @@ impl ProcessStore {
         connect(&self.socket)?.ok_or_else(|| failed(io::ErrorKind::ConnectionRefused.into()))
     }
 
-    fn tell(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        let told = match self.tell_once(state, text, descriptors) {
+    fn send_command(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        let result = match self.send_once(state, text, descriptors) {
             // It has died, or was about to exit because it held nothing.
-            Err(error) if error.kind() != ErrorKind::TimedOut => self.tell_once(state, text, descriptors),
-            told => told,
+            Err(error) if error.kind() != ErrorKind::TimedOut => self.send_once(state, text, descriptors),
+            result => result,
         };
-        state.is_unsettled |= told.is_err();
-        told
+        state.is_out_of_sync |= result.is_err();
+        result
     }
 
-    fn tell_once(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        let told = self.ensure(state).and_then(|connection| {
-            ask(connection, text, descriptors)
+    fn send_once(&self, state: &mut State, text: &str, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        let result = self.connection(state).and_then(|connection| {
+            request(connection, text, descriptors)
                 .map_err(|error| system(&self.socket, "does not execute a command", &error))
         });
-        if let Err(error) = &told {
+        if let Err(error) = &result {
             state.connection = None;
-            self.is_silent.store(error.kind() == ErrorKind::TimedOut, Ordering::Relaxed);
+            self.is_unresponsive.store(error.kind() == ErrorKind::TimedOut, Ordering::Relaxed);
         }
-        told
+        result
     }
 
     /// Locks the state; fails if the store process is silent or another thread waits for it.
     fn lock(&self) -> Result<MutexGuard<'_, State>> {
-        let locked =
-            if self.is_silent.load(Ordering::Relaxed) { None } else { self.state.try_lock_for(TIMEOUT) };
+        let locked = if self.is_unresponsive.load(Ordering::Relaxed) {
+            None
+        } else {
+            self.state.try_lock_for(TIMEOUT)
+        };
         let mut state = locked.ok_or_else(|| {
             system(&self.socket, "is in use by another thread", &io::ErrorKind::TimedOut.into())
         })?;
@@ -149,7 +153,7 @@ impl ProcessStore {
     fn forget_removed(&self, state: &mut State) {
         for name in std::mem::take(&mut *self.removed_meanwhile.lock()) {
             state.entries.remove(&name);
-            state.is_unsettled = true;
+            state.is_out_of_sync = true;
         }
     }
 }
@@ -165,7 +169,7 @@ impl DescriptorStore for ProcessStore {
         let failed = |error| system(&self.socket, "cannot be given descriptors", &error);
         let mut state = self.lock()?;
         let copies = copies(descriptors.iter().copied()).map_err(failed)?;
-        self.tell(&mut state, &format!("put {name}"), descriptors)?;
+        self.send_command(&mut state, &format!("put {name}"), descriptors)?;
         state.entries.insert(name.to_owned(), copies);
         Ok(())
     }
@@ -174,7 +178,7 @@ impl DescriptorStore for ProcessStore {
         let removed = match self.lock() {
             Ok(mut state) => {
                 state.entries.remove(name);
-                self.tell(&mut state, &format!("remove {name}"), &[])
+                self.send_command(&mut state, &format!("remove {name}"), &[])
             }
             Err(error) => {
                 self.removed_meanwhile.lock().push(name.to_owned());
@@ -186,34 +190,34 @@ impl DescriptorStore for ProcessStore {
         }
     }
 
-    fn tend(&self) {
+    fn maintain(&self) {
         let mut state = self.state.lock();
         self.forget_removed(&mut state);
-        let is_there =
+        let is_connected =
             state.connection.as_ref().is_some_and(|connection| conditions_of(connection).is_empty());
-        if !state.is_unsettled && (is_there || state.entries.is_empty()) {
-            self.is_silent.store(false, Ordering::Relaxed);
+        if !state.is_out_of_sync && (is_connected || state.entries.is_empty()) {
+            self.is_unresponsive.store(false, Ordering::Relaxed);
             return;
         }
         state.connection = None;
-        let was_unsettled = state.is_unsettled;
-        let ensured = self.ensure(&mut state).map(|_| ());
-        self.is_silent.store(
+        let was_out_of_sync = state.is_out_of_sync;
+        let ensured = self.connection(&mut state).map(|_| ());
+        self.is_unresponsive.store(
             ensured.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut),
             Ordering::Relaxed,
         );
-        let trouble = ensured.err().map(|error| error.line());
-        match &trouble {
-            None if was_unsettled => tracing::info!("the store process of the block devices answers again"),
+        let last_error = ensured.err().map(|error| error.line());
+        match &last_error {
+            None if was_out_of_sync => tracing::info!("the store process of the block devices answers again"),
             None => tracing::warn!(
                 "the store process of the block devices had ended; a new one holds all descriptors"
             ),
-            Some(error) if state.trouble != trouble => {
+            Some(error) if state.last_error != last_error => {
                 tracing::error!("no block device outlives the daemon now: {error}");
             }
             Some(_) => {}
         }
-        state.trouble = trouble;
+        state.last_error = last_error;
     }
 
     fn store_name(&self) -> &'static str {
@@ -225,7 +229,7 @@ impl Drop for ProcessStore {
     fn drop(&mut self) {
         // A store process that holds nothing exits when the connection closes.
         let state = self.state.get_mut();
-        if state.entries.is_empty() && !state.is_unsettled && self.removed_meanwhile.get_mut().is_empty() {
+        if state.entries.is_empty() && !state.is_out_of_sync && self.removed_meanwhile.get_mut().is_empty() {
             let _ = std::fs::remove_file(&self.socket);
         }
     }
@@ -244,13 +248,13 @@ fn system(socket: &Path, what: &str, error: &io::Error) -> Error {
 }
 
 /// Makes a store process hold exactly the `wanted` entries.
-fn settle(connection: &OwnedFd, wanted: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
+fn synchronize(connection: &OwnedFd, wanted: &BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
     for entry in list(connection)?.into_iter().filter(|entry| !wanted.contains_key(&entry.name)) {
-        ask(connection, &format!("remove {}", entry.name), &[])?;
+        request(connection, &format!("remove {}", entry.name), &[])?;
     }
     for (name, descriptors) in wanted {
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        ask(connection, &format!("put {name}"), &descriptors)?;
+        request(connection, &format!("put {name}"), &descriptors)?;
     }
     Ok(())
 }
@@ -288,7 +292,8 @@ fn remove_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Connects to the store process at the socket; none if no process listens. Waits for a previous daemon that is about to end.
+/// Connects to the store process at the socket; none if no process listens. Waits for a previous daemon that is about
+/// to end.
 fn connect(path: &Path) -> Result<Option<OwnedFd>> {
     let failed = |error: io::Error| system(path, "cannot be reached", &error);
     let end = Instant::now() + PREDECESSOR_TIMEOUT;
@@ -303,12 +308,12 @@ fn connect(path: &Path) -> Result<Option<OwnedFd>> {
             Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => return Ok(None),
             Err(error) => return Err(failed(error.into())),
         }
-        if !is_of_our_user(&socket) {
+        if !is_of_own_user(&socket) {
             return Err(failed(io::ErrorKind::PermissionDenied.into()));
         }
         match passing::receive(&socket) {
             Ok(Some((text, _))) if text == "welcome" => return Ok(Some(socket)),
-            Ok(Some(_)) if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
+            Ok(Some(_)) if Instant::now() < end => std::thread::sleep(RETRY_INTERVAL),
             Ok(Some(_)) => {
                 let text =
                     format!("another daemon has the store process at {}; stop it first", path.display());
@@ -322,7 +327,7 @@ fn connect(path: &Path) -> Result<Option<OwnedFd>> {
     }
 }
 
-fn ask(connection: &OwnedFd, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn request(connection: &OwnedFd, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     passing::send(connection, None, text, descriptors)?;
     match passing::receive(connection)? {
         Some((answer, _)) if answer == "done" => Ok(()),

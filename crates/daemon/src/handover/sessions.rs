@@ -1,10 +1,10 @@
-//! Preserved sessions, the contents of the daemon's descriptor store. The entry of a FUSE device holds the channels of its
-//! connection, and a sealed memory file with the state that the next daemon needs.
+//! Preserved sessions, the contents of the daemon's descriptor store. The entry of a FUSE device holds the channels of
+//! its connection, and a sealed memory file with the state that the next daemon needs.
 //!
-//! Invariants: an entry holds the state together with the descriptors, so neither exists without the other and no file can
-//! contradict them. Entries are validated when they are read: a device whose state cannot be read is neither served nor
-//! ended. The sessions of a predecessor stay in the store until they are served or ended. If a store process does not respond at
-//! the start, the request is repeated, and its sessions are available once it responds.
+//! Invariants: an entry holds the state together with the descriptors, so neither exists without the other and no file
+//! can contradict them. Entries are validated when they are read: a device whose state cannot be read is neither served
+//! nor ended. The sessions of a predecessor stay in the store until they are served or ended. If a store process does
+//! not respond at the start, the request is repeated, and its sessions are available once it responds.
 //!
 //! Elsewhere: continuing a device's session (`cbd_fuse::session`), and which devices are wanted ([`crate::manager`]).
 
@@ -31,8 +31,8 @@ use std::time::Duration;
 const VERSION: u32 = 1;
 /// Most bytes of a state.
 const STATE_BYTES_MAX: u64 = 16 << 10;
-/// Interval of [`DescriptorStore::tend`].
-const TEND_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of [`DescriptorStore::maintain`].
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Prefix of the name of an entry; the identity of the device follows.
 const NAME_PREFIX: &str = "cbd-";
 /// The seals of a state, which make it immutable.
@@ -76,8 +76,8 @@ pub struct PreservedSessions {
     left: Mutex<BTreeMap<String, Vec<OwnedFd>>>,
     /// Set when a store process responded after the start and has further sessions.
     late_sessions: AtomicBool,
-    /// The thread that tends the store ends when this is dropped.
-    tender: Mutex<Option<Sender<()>>>,
+    /// The thread that maintains the store ends when this is dropped.
+    maintenance_stop: Mutex<Option<Sender<()>>>,
 }
 
 /// The open store, and the one that does not respond.
@@ -85,7 +85,8 @@ pub struct PreservedSessions {
 struct Store {
     /// The store, or why there is none.
     opened: std::result::Result<Arc<dyn DescriptorStore>, String>,
-    /// A store process that has not responded yet: the store itself, or one with sessions of a daemon that systemd did not start.
+    /// A store process that has not responded yet: the store itself, or one with sessions of a daemon that systemd did
+    /// not start.
     awaited: Option<Awaited>,
 }
 
@@ -96,7 +97,8 @@ struct Awaited {
 }
 
 impl PreservedSessions {
-    /// Opens the store of this machine and this process. To be called once, by a process that holds the locks of a daemon.
+    /// Opens the store of this machine and this process. To be called once, by a process that holds the locks of a
+    /// daemon.
     #[must_use]
     pub fn open(options: StoreOptions<'_>) -> Self {
         let (store, entries) = open_store(options);
@@ -106,7 +108,7 @@ impl PreservedSessions {
             preserves_new: options.preserves_new,
             left: Mutex::new(by_name(entries)),
             late_sessions: AtomicBool::new(false),
-            tender: Mutex::default(),
+            maintenance_stop: Mutex::default(),
         }
     }
 
@@ -120,7 +122,7 @@ impl PreservedSessions {
             preserves_new: false,
             left: Mutex::default(),
             late_sessions: AtomicBool::new(false),
-            tender: Mutex::default(),
+            maintenance_stop: Mutex::default(),
         }
     }
 
@@ -181,23 +183,24 @@ impl PreservedSessions {
         self.end_entry(&entry_name(identity));
     }
 
-    /// The session of the device `device` that a predecessor of this daemon left, with the name of its entry; none if it left none.
+    /// The session of the device `device` that a predecessor of this daemon left, with the name of its entry; none if
+    /// it left none.
     #[must_use]
     pub fn named(&self, device: &str) -> Option<(String, Session)> {
         let left = self.left.lock();
         left.iter().find_map(|(name, descriptors)| {
-            let (daemon, remains) = read(descriptors).ok()?;
-            (daemon == self.daemon_id && remains.state.name == device).then(|| (name.clone(), remains))
+            let (daemon, session) = read(descriptors).ok()?;
+            (daemon == self.daemon_id && session.state.name == device).then(|| (name.clone(), session))
         })
     }
 
     /// Ends the session that a predecessor left under the name of an entry; its users see errors.
     pub fn end_entry(&self, name: &str) {
         let Some(descriptors) = self.left.lock().remove(name) else { return };
-        let remains = read(&descriptors);
+        let session = read(&descriptors);
         drop(descriptors);
-        if let Ok((_, remains)) = remains {
-            remains.end();
+        if let Ok((_, session)) = session {
+            session.end();
         }
         if let Some(store) = self.store() {
             store.remove(name);
@@ -211,8 +214,8 @@ impl PreservedSessions {
         left.values().filter_map(|descriptors| Some(read(descriptors).ok()?.1.state.mount_dir)).collect()
     }
 
-    /// Ends the sessions that a predecessor of this daemon left and that belong to no block device; returns the names of their
-    /// devices.
+    /// Ends the sessions that a predecessor of this daemon left and that belong to no block device; returns the names
+    /// of their devices.
     pub fn sweep(&self, wanted: &[Vec<u8>]) -> Vec<String> {
         let wanted: Vec<String> = wanted.iter().map(|identity| entry_name(identity)).collect();
         let unwanted: Vec<(String, String)> = {
@@ -220,8 +223,8 @@ impl PreservedSessions {
             let not_wanted = left.iter().filter(|(name, _)| !wanted.contains(name));
             not_wanted
                 .filter_map(|(name, descriptors)| match read(descriptors) {
-                    Ok((daemon, remains)) if daemon == self.daemon_id => {
-                        Some((name.clone(), remains.state.name))
+                    Ok((daemon, session)) if daemon == self.daemon_id => {
+                        Some((name.clone(), session.state.name))
                     }
                     Ok(_) => None,
                     Err(error) => {
@@ -237,15 +240,15 @@ impl PreservedSessions {
         unwanted.into_iter().map(|(_, device)| device).collect()
     }
 
-    /// Starts the thread that tends the store until this is dropped.
-    pub fn begin_tending(self: &Arc<Self>) {
+    /// Starts the thread that maintains the store until this is dropped.
+    pub fn start_maintenance(self: &Arc<Self>) {
         let (stop, stopped) = channel();
-        *self.tender.lock() = Some(stop);
+        *self.maintenance_stop.lock() = Some(stop);
         let preserved = Arc::downgrade(self);
         let work = move || {
-            while stopped.recv_timeout(TEND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(MAINTENANCE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let Some(preserved) = preserved.upgrade() else { return };
-                preserved.tend();
+                preserved.maintain();
             }
         };
         if let Err(error) = std::thread::Builder::new().name("cbd-fd-store".to_owned()).spawn(work) {
@@ -255,8 +258,9 @@ impl PreservedSessions {
         }
     }
 
-    /// Repairs the store if it has failed. The request runs without the lock, so that only this thread waits for the answer.
-    fn tend(&self) {
+    /// Repairs the store if it has failed. The request runs without the lock, so that only this thread waits for the
+    /// answer.
+    fn maintain(&self) {
         let awaited = self.store.lock().awaited.clone();
         if let Some(Awaited { socket, program }) = awaited
             && let Ok((store_process, entries)) = ProcessStore::open(&socket, &program)
@@ -276,7 +280,7 @@ impl PreservedSessions {
             self.late_sessions.store(true, Ordering::SeqCst);
         }
         if let Some(store) = self.store() {
-            store.tend();
+            store.maintain();
         }
     }
 
@@ -349,9 +353,12 @@ fn open_systemd(
     notify_socket: &std::ffi::OsStr,
 ) -> std::result::Result<(Arc<dyn DescriptorStore>, Vec<Entry>), String> {
     let variable = |name: &str| std::env::var(name).ok();
-    let room = systemd_store::room(variable("FDSTORE").as_deref(), variable(systemd_store::MARK).as_deref())?;
+    let capacity = systemd_store::capacity(
+        variable("FDSTORE").as_deref(),
+        variable(systemd_store::CAPACITY_VARIABLE).as_deref(),
+    )?;
     let entries = systemd_store::entries(crate::system::handed_over_descriptors());
-    let store = SystemdStore::new(notify_socket, room, &entries).map_err(|error| error.line())?;
+    let store = SystemdStore::new(notify_socket, capacity, &entries).map_err(|error| error.line())?;
     Ok((Arc::new(store), entries))
 }
 
@@ -405,7 +412,7 @@ fn write(daemon_id: u64, state: &SessionState) -> Result<OwnedFd> {
         read_only: state.read_only,
     };
     let failed = |error: std::io::Error| {
-        Error::new(ErrorKind::System, "a sealed file cannot be made").caused_by(error)
+        Error::new(ErrorKind::System, "a sealed file cannot be created").caused_by(error)
     };
     let bytes = serde_json::to_vec(&document).map_err(|error| failed(error.into()))?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -1,8 +1,8 @@
-//! systemd's descriptor store, `sd_notify(3)` and `sd_listen_fds(3)`: the next run of a service receives the descriptors that
-//! this one stored.
+//! systemd's descriptor store, `sd_notify(3)` and `sd_listen_fds(3)`: the next run of a service receives the
+//! descriptors that this one stored.
 //!
-//! Invariants: the store is used only if the unit declares its capacity, since systemd does not report descriptors that it
-//! drops. For the same reason the descriptors in it are counted, and `put` refuses an entry that does not fit.
+//! Invariants: the store is used only if the unit declares its capacity, since systemd does not report descriptors that
+//! it drops. For the same reason the descriptors in it are counted, and `put` refuses an entry that does not fit.
 
 use super::passing;
 use super::{DescriptorStore, Entry, NAME_BYTES_MAX, is_name};
@@ -20,10 +20,10 @@ use std::time::Duration;
 /// Timeout for systemd to accept a message.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The environment variable that a unit sets instead of `FDSTORE` for a systemd before version 254.
-pub const MARK: &str = "CBD_DESCRIPTOR_STORE";
+pub const CAPACITY_VARIABLE: &str = "CBD_DESCRIPTOR_STORE";
 
-/// Capacity of a unit that sets [`MARK`], as the one in `packaging/` does.
-const ROOM_OF_UNIT: usize = 4096;
+/// Capacity of a unit that sets [`CAPACITY_VARIABLE`], as the one in `packaging/` does.
+const UNIT_CAPACITY: usize = 4096;
 
 /// systemd's store.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct SystemdStore {
     socket: OwnedFd,
     address: SocketAddrUnix,
     /// Capacity in descriptors.
-    room: usize,
+    capacity: usize,
     /// Number of descriptors that it holds under each name.
     held: Mutex<BTreeMap<String, usize>>,
 }
@@ -40,23 +40,23 @@ pub struct SystemdStore {
 ///
 /// # Errors
 /// The reason if the unit declares no capacity.
-pub fn room(fdstore: Option<&str>, mark: Option<&str>) -> std::result::Result<usize, String> {
-    let marked = if mark == Some("systemd") { ROOM_OF_UNIT } else { 0 };
-    let room = fdstore.and_then(|text| text.parse().ok()).unwrap_or(marked);
-    if room > 0 {
-        return Ok(room);
+pub fn capacity(fdstore: Option<&str>, mark: Option<&str>) -> std::result::Result<usize, String> {
+    let marked = if mark == Some("systemd") { UNIT_CAPACITY } else { 0 };
+    let capacity = fdstore.and_then(|text| text.parse().ok()).unwrap_or(marked);
+    if capacity > 0 {
+        return Ok(capacity);
     }
     Err("the unit does not let it: FileDescriptorStoreMax= is missing (see packaging/cbdd.service)"
         .to_owned())
 }
 
 impl SystemdStore {
-    /// The store of the service manager that listens at `notify_socket`, with a capacity of `room` descriptors and with `entries`
-    /// in it.
+    /// The store of the service manager that listens at `notify_socket`, with a capacity of `capacity` descriptors and
+    /// with `entries` in it.
     ///
     /// # Errors
     /// When `notify_socket` is not a valid address.
-    pub fn new(notify_socket: &OsStr, room: usize, entries: &[Entry]) -> Result<Self> {
+    pub fn new(notify_socket: &OsStr, capacity: usize, entries: &[Entry]) -> Result<Self> {
         let failed = |error: rustix::io::Errno| {
             Error::new(ErrorKind::System, "NOTIFY_SOCKET cannot be used").caused_by(error)
         };
@@ -68,10 +68,10 @@ impl SystemdStore {
             .map_err(failed)?;
         set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT)).map_err(failed)?;
         let held = entries.iter().map(|entry| (entry.name.clone(), entry.descriptors.len())).collect();
-        Ok(Self { socket, address: address.map_err(failed)?, room, held: Mutex::new(held) })
+        Ok(Self { socket, address: address.map_err(failed)?, capacity, held: Mutex::new(held) })
     }
 
-    fn tell(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn send(&self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         passing::send(&self.socket, Some(&self.address), text, descriptors)
     }
 }
@@ -86,11 +86,11 @@ impl DescriptorStore for SystemdStore {
         }
         let mut held = self.held.lock();
         let others: usize = held.iter().filter(|(other, _)| *other != name).map(|(_, count)| count).sum();
-        if others + descriptors.len() > self.room {
+        if others + descriptors.len() > self.capacity {
             let text = format!(
-                "the unit's store has room for {} descriptors, others have {others} of them, and {} more are needed: raise \
+                "the unit's store has a capacity of {} descriptors, other entries have {others} of them, and {} more are needed: raise \
                  FileDescriptorStoreMax=",
-                self.room,
+                self.capacity,
                 descriptors.len()
             );
             return Err(Error::new(ErrorKind::NoSpace, text));
@@ -98,7 +98,7 @@ impl DescriptorStore for SystemdStore {
         held.remove(name);
         self.release(name);
         // Without polling by systemd: each request of a connection would wake systemd.
-        self.tell(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), descriptors).map_err(|error| {
+        self.send(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), descriptors).map_err(|error| {
             Error::new(ErrorKind::System, format!("systemd does not take the descriptors of {name}"))
                 .caused_by(error)
         })?;
@@ -118,7 +118,7 @@ impl DescriptorStore for SystemdStore {
 
 impl SystemdStore {
     fn release(&self, name: &str) {
-        if let Err(error) = self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[]) {
+        if let Err(error) = self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[]) {
             tracing::warn!("systemd does not release the descriptors of {name}: {error}");
         }
     }
@@ -226,13 +226,13 @@ mod tests {
 
     #[test]
     fn a_store_without_room_is_not_offered() {
-        assert_eq!(room(Some("512"), None), Ok(512));
-        assert_eq!(room(None, Some("systemd")), Ok(4096));
-        assert_eq!(room(Some("3"), Some("systemd")), Ok(3));
+        assert_eq!(capacity(Some("512"), None), Ok(512));
+        assert_eq!(capacity(None, Some("systemd")), Ok(4096));
+        assert_eq!(capacity(Some("3"), Some("systemd")), Ok(3));
         for (fdstore, mark) in
             [(None, None), (Some("0"), None), (Some("0"), Some("systemd")), (Some("x"), None)]
         {
-            assert!(room(fdstore, mark).is_err(), "{fdstore:?} {mark:?}");
+            assert!(capacity(fdstore, mark).is_err(), "{fdstore:?} {mark:?}");
         }
     }
 

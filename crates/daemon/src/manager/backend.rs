@@ -1,13 +1,14 @@
-//! Running backends: backing device, cache and background worker; restoring them at the start and changing their settings.
+//! Running backends: backing device, cache and background worker; restoring them at the start and changing their
+//! settings.
 //!
 //! Invariants: a backing device is served only if it is the recorded disk.
 
 use super::blkdev::BlkdevSlot;
-use super::conditions::OfRun;
+use super::conditions::SharedConditions;
 use super::down;
-use super::lent::{Borrowed, Ground, Lent};
 use super::probe::{Probes, StartTime, answers};
 use super::retry::Retry;
+use super::slots::{SlotWork, TakenSlot, TransportHandle};
 use super::status::state;
 use super::tasks::Stage;
 use super::transport::Running;
@@ -28,7 +29,7 @@ pub(super) struct BackendSlot {
     pub entry: BackendEntry,
     pub run: Option<Arc<RunningBackend>>,
     /// The conditions of its present run, or of its last one.
-    pub conditions: OfRun,
+    pub conditions: SharedConditions,
     pub error: Option<String>,
     pub warnings: Vec<String>,
     /// The path of its former disk, if a rescue has moved the backend.
@@ -45,17 +46,17 @@ pub(super) struct BackendSlot {
     pub stopping: bool,
     /// Threads that still end a former run, whose stop has taken too long.
     pub ending: Count,
-    /// This is what is shown while a worker has the slot itself.
-    pub lent: Option<Borrowed>,
+    /// The work of the worker that has taken the slot; this value is the placeholder in the tables then.
+    pub work: Option<SlotWork>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
-    /// The threads that did not end when its block devices were closed by force, and what they wait for; they may still use the
-    /// cache.
+    /// The threads that did not end when its block devices were closed by force, and what they wait for; they may still
+    /// use the cache.
     pub unended: Vec<String>,
 }
 
 /// The policy for a region that is older than its disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Older {
+pub(super) enum OlderRegion {
     Refuse,
     /// The user accepts it with `--older-region`.
     Accept,
@@ -76,7 +77,7 @@ impl BackendSlot {
             path: entry.path.clone(),
             entry,
             run: None,
-            conditions: OfRun::default(),
+            conditions: SharedConditions::default(),
             error: None,
             warnings: Vec::new(),
             moved_from: None,
@@ -86,19 +87,19 @@ impl BackendSlot {
             retry: None,
             stopping: false,
             ending: Count::default(),
-            lent: None,
+            work: None,
             blkdevs: BTreeMap::new(),
             unended: Vec::new(),
         }
     }
 
     /// Starts the backend; on failure the slot stores the reason.
-    pub fn start(&mut self, fixed: &Fixed, running: &Ground) -> Result<()> {
-        self.start_if(fixed, running, Older::Refuse)
+    pub fn start(&mut self, fixed: &Fixed, running: &TransportHandle) -> Result<()> {
+        self.start_if(fixed, running, OlderRegion::Refuse)
     }
 
     /// As [`start`](Self::start), with a policy for a region that is older than its disk.
-    pub fn start_if(&mut self, fixed: &Fixed, running: &Ground, older: Older) -> Result<()> {
+    pub fn start_if(&mut self, fixed: &Fixed, running: &TransportHandle, older: OlderRegion) -> Result<()> {
         match self.run(fixed, running, older) {
             Ok((run, warnings)) => {
                 for warning in &warnings {
@@ -108,7 +109,7 @@ impl BackendSlot {
                     tracing::info!(backend = self.entry.id.0, "{}: {found}", self.path);
                 }
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
-                self.conditions = OfRun::default();
+                self.conditions = SharedConditions::default();
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
                 self.held = None;
                 self.unended.clear();
@@ -121,14 +122,20 @@ impl BackendSlot {
         }
     }
 
-    fn run(&self, fixed: &Fixed, running: &Ground, older: Older) -> Result<(RunningBackend, Vec<String>)> {
+    fn run(
+        &self,
+        fixed: &Fixed,
+        running: &TransportHandle,
+        older: OlderRegion,
+    ) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
-        // For a region with pages of mixed age after a crash of the machine, the engine's error names the user's options.
+        // For a region with pages of mixed age after a crash of the machine, the engine's error names the user's
+        // options.
         let pages = running.transport.pages_of(self.entry.id)?;
         let unknown = match pages {
             Pages::MixedClean | Pages::MixedDirty => None,
-            Pages::Whole | Pages::Unknown if older == Older::Accept => None,
+            Pages::Whole | Pages::Unknown if older == OlderRegion::Accept => None,
             Pages::Whole | Pages::Unknown => down::refuse_older(fixed, running, &self.entry, &self.path)?,
         };
         let options = RunOptions {
@@ -155,8 +162,8 @@ impl BackendSlot {
         }
     }
 
-    /// Ends the backend with the daemon: closes its block devices, or leaves them to the next daemon, then closes its cache and
-    /// its file. `stage` records what this waits for.
+    /// Ends the backend with the daemon: closes its block devices, or leaves them to the next daemon, then closes its
+    /// cache and its file. `stage` records what this waits for.
     pub fn end(mut self, transport: u32, id: BackendId, stage: &Stage) {
         stage.set("its block device does not close");
         for mut blkdev in std::mem::take(&mut self.blkdevs).into_values() {
@@ -209,11 +216,11 @@ impl Fixed {
 }
 
 impl Running {
-    /// Restores the backends and block devices of this host. A failure of one does not affect the others. It does not wait for a
-    /// disk that is in use; `time` bounds the wait for all file systems and disks that do not respond.
-    pub(super) fn bring_backends_back(&mut self, fixed: &Fixed, transport: u32, time: &mut StartTime) {
-        let ground = self.ground(transport);
-        let (entries, damaged) = ground.entries();
+    /// Restores the backends and block devices of this host. A failure of one does not affect the others. It does not
+    /// wait for a disk that is in use; `time` bounds the wait for all file systems and disks that do not respond.
+    pub(super) fn restore_backends(&mut self, fixed: &Fixed, transport: u32, time: &mut StartTime) {
+        let handle = self.handle(transport);
+        let (entries, damaged) = handle.entries();
         for reason in &damaged {
             tracing::error!(transport, "{reason}");
         }
@@ -230,7 +237,7 @@ impl Running {
                     Some(former.unwrap_or_else(|| "a disk that is not known any more".to_owned()));
             }
             let started = if answering.contains_key(&slot.path) {
-                slot.start(fixed, &ground)
+                slot.start(fixed, &handle)
             } else {
                 let error = probes.no_answer(&slot.path);
                 slot.error = Some(error.line());
@@ -241,10 +248,10 @@ impl Running {
             }
             self.backends.insert(id, slot);
         }
-        ground.inherit_permissions(fixed);
+        handle.inherit_permissions(fixed);
         for entry in self.transport.blkdevs() {
             if let Some(slot) = self.backends.get_mut(&entry.backend).filter(|_| entry.host == self.host) {
-                slot.bring_blkdev_back(fixed, &ground, &entry);
+                slot.restore_blkdev(fixed, &handle, &entry);
             }
         }
     }
@@ -281,16 +288,16 @@ impl Manager {
         change: &SettingsChange,
     ) -> Result<api::Settings> {
         crate::settings::check(change)?;
-        let mut lent = self.lend(transport, id, "its settings are being changed")?;
-        let result = lent.change_settings(change);
-        self.put_back(lent);
+        let mut taken = self.take_slot(transport, id, "its settings are being changed")?;
+        let result = taken.change_settings(change);
+        self.put_back(taken);
         result
     }
 }
 
-impl Lent {
+impl TakenSlot {
     fn change_settings(&mut self, change: &SettingsChange) -> Result<api::Settings> {
-        let Self { ground, id, slot, .. } = self;
+        let Self { handle, id, slot, .. } = self;
         let id = *id;
         if slot.entry.cache_segments == 0 {
             return Err(Error::new(
@@ -310,13 +317,13 @@ impl Lent {
             write_error_after_s: change.write_error_after_s.unwrap_or(now.write_error_after_s),
         }
         .validated()?;
-        ground.transport.update_settings(id, new)?;
+        handle.transport.update_settings(id, new)?;
         slot.entry.settings = new;
         if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
             cache.set_settings(new)?;
         }
         let new = new.into();
-        tracing::info!(transport = ground.id, backend = id.0, "settings: {}", crate::settings::typed(&new));
+        tracing::info!(transport = handle.id, backend = id.0, "settings: {}", crate::settings::typed(&new));
         Ok(new)
     }
 }

@@ -1,14 +1,14 @@
 //! Block devices: their rows in the region and their exports in this process.
 
 use super::backend::BackendSlot;
-use super::lent::{Ground, Lent};
 use super::probe::answers;
 use super::retry::Retry;
+use super::slots::{TakenSlot, TransportHandle};
 use super::transport::{Running, running};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
-use crate::exports::{Export, ExportChoice, Place, device_name};
-use crate::left::{Left, LeftByName};
+use crate::exports::{DeviceToExport, Export, ExportChoice, device_name};
+use crate::left::{LeftDevice, LeftDeviceByName};
 use cbd_engine::{BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
@@ -27,7 +27,7 @@ pub(super) struct BlkdevSlot {
     /// The device name that is shown while no export is open.
     pub name: String,
     /// The kernel devices and mounts that a predecessor may have left of it; none for a device of another host.
-    pub left: Option<Left>,
+    pub left: Option<LeftDevice>,
     /// When to retry an export that did not open.
     pub retry: Option<Retry>,
     /// The row of `dev-list` while a worker has the device itself.
@@ -75,12 +75,12 @@ impl BlkdevSlot {
     /// The note of a device that is served: its faults; without faults, why `auto` chose its export.
     fn note(&self) -> Option<String> {
         let export = self.export.as_ref()?;
-        let faults: Vec<String> = self.file_change.iter().cloned().chain(export.held_up()).collect();
+        let faults: Vec<String> = self.file_change.iter().cloned().chain(export.wait_reason()).collect();
         if faults.is_empty() { export.note.clone() } else { Some(faults.join("; ")) }
     }
 
     /// The kernel device that a predecessor may have left, if this process has no export open for it.
-    const fn left_behind(&self) -> Option<&Left> {
+    const fn left_behind(&self) -> Option<&LeftDevice> {
         if self.export.is_some() { None } else { self.left.as_ref() }
     }
 
@@ -92,7 +92,7 @@ impl BlkdevSlot {
         if let Some(export) = &self.export {
             return export.refuse_if_used();
         }
-        match self.left_behind().map(Left::user).transpose()?.flatten() {
+        match self.left_behind().map(LeftDevice::user).transpose()?.flatten() {
             Some(user) => Err(Error::new(ErrorKind::Busy, format!("{user}; end that first, or use --force"))),
             None => Ok(()),
         }
@@ -107,7 +107,7 @@ impl BlkdevSlot {
             self.refuse_if_used()?;
         }
         let unended = self.close(force)?;
-        self.left_behind().map_or(Ok(()), Left::remove)?;
+        self.left_behind().map_or(Ok(()), LeftDevice::remove)?;
         Ok(unended)
     }
 
@@ -116,11 +116,12 @@ impl BlkdevSlot {
         let Some(export) = self.export.take() else { return };
         let name = export.name().to_owned();
         if let Err(error) = export.end() {
-            tracing::warn!("{name} did not end in order: {error}");
+            tracing::warn!("{name} did not close completely: {error}");
         }
     }
 
-    /// Closes the export, with `force` even while it is in use; the row remains. Returns a warning if its threads did not end.
+    /// Closes the export, with `force` even while it is in use; the row remains. Returns a warning if its threads did
+    /// not end.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if it is in use and `force` is not set; the export remains open.
@@ -134,7 +135,7 @@ impl BlkdevSlot {
                 Err(error)
             }
             Err((None, error)) => {
-                let unended = format!("{name} did not end in order: {}", error.line());
+                let unended = format!("{name} did not close completely: {}", error.line());
                 tracing::warn!("{unended}");
                 Ok(Some(unended))
             }
@@ -144,10 +145,10 @@ impl BlkdevSlot {
 
 impl BackendSlot {
     /// Opens the export of a block device that has a row already; on failure the slot stores the reason.
-    pub(super) fn bring_blkdev_back(&mut self, fixed: &Fixed, ground: &Ground, entry: &BlkdevEntry) {
+    pub(super) fn restore_blkdev(&mut self, fixed: &Fixed, handle: &TransportHandle, entry: &BlkdevEntry) {
         let before = self.blkdevs.remove(&entry.id);
         let (error_before, retry) = before.map_or((None, None), |slot| (slot.error, slot.retry));
-        let (export, error) = match self.open_export(fixed, ground, entry) {
+        let (export, error) = match self.open_export(fixed, handle, entry) {
             Ok(export) => (Some(export), None),
             Err(error) => {
                 let line = error.line();
@@ -159,8 +160,8 @@ impl BackendSlot {
             }
         };
         let retry = if export.is_some() { None } else { retry };
-        let name = name_while_closed(fixed, ground.id, entry.id);
-        let left = Some(fixed.places.left(&self.identity(entry.id)));
+        let name = name_while_closed(fixed, handle.id, entry.id);
+        let left = Some(fixed.context.left(&self.identity(entry.id)));
         self.blkdevs.insert(
             entry.id,
             BlkdevSlot {
@@ -176,8 +177,8 @@ impl BackendSlot {
         );
     }
 
-    /// Refuses while requests of an export that was closed by force, or that did not open completely, still wait for the
-    /// disk: a late write must not overwrite data that a new export has acknowledged.
+    /// Refuses while requests of an export that was closed by force, or that did not open completely, still wait for
+    /// the disk: a late write must not overwrite data that a new export has acknowledged.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if they do not end within [`CLOSE_TIMEOUT`].
@@ -200,7 +201,7 @@ impl BackendSlot {
         blkdev_identity(&self.entry.uuid, id)
     }
 
-    fn open_export(&self, fixed: &Fixed, ground: &Ground, entry: &BlkdevEntry) -> Result<Export> {
+    fn open_export(&self, fixed: &Fixed, handle: &TransportHandle, entry: &BlkdevEntry) -> Result<Export> {
         let run = self.run.as_ref().ok_or_else(|| {
             Error::new(
                 ErrorKind::Stopped,
@@ -213,14 +214,14 @@ impl BackendSlot {
         })?;
         self.refuse_while_served()?;
         let choice = ExportChoice::of_row(&entry.export)?;
-        ground.refuse_unallowed(fixed, &self.entry, entry.id, &choice)?;
+        handle.refuse_unallowed(fixed, &self.entry, entry.id, &choice)?;
         socket_answers(&choice)?;
-        let transport = ground.id;
+        let transport = handle.id;
         let name = device_name(transport, entry.id.0);
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
         let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
-        let place = Place { name: &name, identity: &self.identity(entry.id), queues };
-        let export = Export::start(&choice, place, &device, &fixed.places)?;
+        let place = DeviceToExport { name: &name, identity: &self.identity(entry.id), queues };
+        let export = Export::start(&choice, place, &device, &fixed.context)?;
         tracing::info!(transport, blkdev = entry.id.0, "serving {}", export.device_path);
         if let Some(note) = &export.note {
             tracing::warn!(transport, blkdev = entry.id.0, "{note}");
@@ -239,7 +240,7 @@ fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
     [backend.as_slice(), &id.0.to_le_bytes()].concat()
 }
 
-impl Ground {
+impl TransportHandle {
     /// The block devices of other hosts.
     pub(super) fn blkdevs_of_others(&self) -> Vec<BlkdevEntry> {
         self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host).collect()
@@ -290,26 +291,26 @@ impl Manager {
         choice.refuse_remote(request.allow_remote)?;
         // Without the lock: no other command may wait for a file system here.
         socket_answers(&choice)?;
-        let mut lent =
-            self.lend(transport, BackendId(request.backend), "its block device is being opened")?;
-        let Lent { ground, slot, .. } = &mut lent;
+        let mut taken =
+            self.take_slot(transport, BackendId(request.backend), "its block device is being opened")?;
+        let TakenSlot { handle, slot, .. } = &mut taken;
         let existing = {
             let _opening = self.opening.read();
-            slot.allow_existing(&self.fixed, ground, request, &choice)
+            slot.allow_existing(&self.fixed, handle, request, &choice)
         };
-        let result = existing.unwrap_or_else(|| self.blkdev_create(ground, slot, &choice));
-        self.put_back(lent);
+        let result = existing.unwrap_or_else(|| self.blkdev_create(handle, slot, &choice));
+        self.put_back(taken);
         result
     }
 
     /// Creates the row, then opens the export; on failure the row is removed.
     pub(super) fn blkdev_create(
         &self,
-        ground: &Ground,
+        handle: &TransportHandle,
         slot: &mut BackendSlot,
         choice: &ExportChoice,
     ) -> Result<BlkdevInfo> {
-        let Ground { id: transport, host, transport: engine, .. } = ground;
+        let TransportHandle { id: transport, host, transport: engine, .. } = handle;
         let (transport, host, backend) = (*transport, *host, slot.entry.id);
         if slot.stopping {
             return Err(Error::new(ErrorKind::Busy, format!("backend {backend} is being stopped")));
@@ -329,13 +330,13 @@ impl Manager {
         let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
         let opened = entry.ok_or_else(|| unknown(id)).and_then(|entry| {
-            ground.allow(&self.fixed, &slot.entry, choice)?;
-            Ok((slot.open_export(&self.fixed, ground, &entry)?, entry))
+            handle.allow(&self.fixed, &slot.entry, choice)?;
+            Ok((slot.open_export(&self.fixed, handle, &entry)?, entry))
         });
         match opened {
             Ok((export, entry)) => {
                 let name = name_while_closed(&self.fixed, transport, id);
-                let left = Some(self.fixed.places.left(&slot.identity(id)));
+                let left = Some(self.fixed.context.left(&slot.identity(id)));
                 let blkdev = BlkdevSlot {
                     entry,
                     export: Some(export),
@@ -351,7 +352,7 @@ impl Manager {
                 Ok(info)
             }
             Err(error) => {
-                ground.revoke(&self.fixed, &slot.entry);
+                handle.revoke(&self.fixed, &slot.entry);
                 if let Err(second) = engine.remove_blkdev(id) {
                     tracing::error!(
                         blkdev = id.0,
@@ -371,7 +372,7 @@ impl Manager {
     ) -> Result<BlkdevStopped> {
         let found = {
             let tables = self.tables()?;
-            if tables.get(&transport).is_some_and(|slot| slot.lent) {
+            if tables.get(&transport).is_some_and(|slot| slot.is_taken) {
                 let text = format!("transport {transport} is being opened or unregistered");
                 return Err(Error::new(ErrorKind::Busy, text));
             }
@@ -387,28 +388,28 @@ impl Manager {
             }
             found => found?.ok_or_else(|| unknown(id))?,
         };
-        let mut lent = self.lend(transport, backend, "its block device is being stopped")?;
-        let result = lent.blkdev_stop(&self.fixed, id, request);
-        self.put_back(lent);
+        let mut taken = self.take_slot(transport, backend, "its block device is being stopped")?;
+        let result = taken.blkdev_stop(&self.fixed, id, request);
+        self.put_back(taken);
         result
     }
 }
 
-impl Lent {
+impl TakenSlot {
     fn blkdev_stop(&mut self, fixed: &Fixed, id: BlkdevId, request: StopBlkdev) -> Result<BlkdevStopped> {
         let unended =
             self.slot.blkdevs.get_mut(&id).ok_or_else(|| unknown(id))?.close_for_good(request.force)?;
-        let still_allowed = self.ground.revoke(fixed, &self.slot.entry);
-        self.ground.transport.remove_blkdev(id)?;
+        let still_allowed = self.handle.revoke(fixed, &self.slot.entry);
+        self.handle.transport.remove_blkdev(id)?;
         self.slot.blkdevs.remove(&id);
-        tracing::info!(transport = self.ground.id, blkdev = id.0, "stopped");
+        tracing::info!(transport = self.handle.id, blkdev = id.0, "stopped");
         Ok(BlkdevStopped { warnings: unended.into_iter().chain(still_allowed).collect() })
     }
 }
 
 impl Manager {
-    /// Removes the kernel device that a previous daemon left of a block device whose region is not up. Its row remains in the
-    /// region, so a new kernel device is created when the region is up again.
+    /// Removes the kernel device that a previous daemon left of a block device whose region is not up. Its row remains
+    /// in the region, so a new kernel device is created when the region is up again.
     fn stop_without_region(
         &self,
         transport: u32,
@@ -416,9 +417,9 @@ impl Manager {
         request: StopBlkdev,
         down: &Error,
     ) -> Result<()> {
-        let places = &self.fixed.places;
+        let context = &self.fixed.context;
         let name = device_name(transport, id.0);
-        let Some(left) = LeftByName::find(places, &name) else {
+        let Some(left) = LeftDeviceByName::find(context, &name) else {
             let text = format!("no device {name} waits, and {}", down.line());
             return Err(Error::new(ErrorKind::Stopped, text));
         };
@@ -440,7 +441,7 @@ impl Manager {
 }
 
 fn name_while_closed(fixed: &Fixed, transport: u32, id: BlkdevId) -> String {
-    fixed.places.dev_dir.join(device_name(transport, id.0)).display().to_string()
+    fixed.context.dev_dir.join(device_name(transport, id.0)).display().to_string()
 }
 
 fn unknown(id: BlkdevId) -> Error {

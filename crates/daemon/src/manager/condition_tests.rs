@@ -55,9 +55,9 @@ impl Daemon {
     }
 
     fn run(&self) -> Arc<RunningBackend> {
-        let lent = self.manager.lend(0, BackendId(0), "the test has it").expect("a backend");
-        let run = lent.slot.run.clone().expect("it is up");
-        self.manager.put_back(lent);
+        let taken = self.manager.take_slot(0, BackendId(0), "the test has it").expect("a backend");
+        let run = taken.slot.run.clone().expect("it is up");
+        self.manager.put_back(taken);
         run
     }
 
@@ -108,25 +108,26 @@ fn discarding(bytes: u64) -> StopBackend {
 fn a_stop_logs_an_error_that_occurred_since_the_last_pass_over_the_conditions() {
     let daemon = Daemon::on(&["op=read"]);
     // No pass of the background thread from here on.
-    let chronicle = daemon.manager.chronicle.lock();
+    let recorder = daemon.manager.recorder.lock();
     execute(&daemon.run(), Operation::Read).expect_err("the disk refuses reads");
     stop(&daemon.manager, &StopBackend::default()).expect("nothing is dirty");
     assert_eq!(daemon.lines("requests of clients fail").len(), 2, "{:#?}", daemon.lines(""));
     assert_eq!(daemon.lines("after this began: requests of clients fail").len(), 1);
-    drop(chronicle);
+    drop(recorder);
 }
 
 #[test]
 fn the_end_of_the_daemon_logs_an_error_that_occurred_since_the_last_pass_over_the_conditions() {
     let daemon = Daemon::on(&["op=read"]);
     let run = daemon.run();
-    // The last pass of the background thread waits for this lock, and the end of the daemon does not wait for that pass.
-    let chronicle = daemon.manager.chronicle.lock();
+    // The last pass of the background thread waits for this lock, and the end of the daemon does not wait for that
+    // pass.
+    let recorder = daemon.manager.recorder.lock();
     execute(&run, Operation::Read).expect_err("the disk refuses reads");
     drop(run);
     let _ = daemon.manager.end();
     assert_eq!(daemon.lines("requests of clients fail").len(), 2, "{:#?}", daemon.lines(""));
-    drop(chronicle);
+    drop(recorder);
 }
 
 #[test]
@@ -134,7 +135,7 @@ fn a_condition_in_force_is_logged_when_its_backend_is_stopped() {
     let daemon = Daemon::on(&["op=write"]);
     daemon.make_writeback_fail();
     daemon.expect_line("writeback fails: ");
-    stop(&daemon.manager, &discarding(4096)).expect("the user gives it up");
+    stop(&daemon.manager, &discarding(4096)).expect("the user drops it");
     let lines = daemon.lines("after this began: writeback fails: ");
     assert_eq!(lines.len(), 1, "{:#?}", daemon.lines(""));
     assert!(lines[0].contains("INFO") && lines[0].contains("writeback fails: "), "{lines:?}");
@@ -171,12 +172,12 @@ fn errors_are_logged_before_a_stop_that_a_disk_delays() {
     let daemon = Daemon::on(&["op=read", "op=write,how=stall"]);
     daemon.make_writeback_fail();
     // No pass of the background thread from here on.
-    let chronicle = daemon.manager.chronicle.lock();
+    let recorder = daemon.manager.recorder.lock();
     execute_at(&daemon.run(), Operation::Read, 1 << 20).expect_err("the disk refuses reads");
     let error = stop(&daemon.manager, &discarding(4096)).expect_err("the disk does not answer");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(daemon.lines("requests of clients fail").len(), 1, "{:#?}", daemon.lines(""));
-    drop(chronicle);
+    drop(recorder);
 }
 
 #[test]
@@ -184,13 +185,13 @@ fn errors_are_logged_before_the_end_of_a_daemon_that_a_disk_delays() {
     let daemon = Daemon::on(&["op=read", "op=write,how=stall"]);
     daemon.make_writeback_fail();
     // No pass of the background thread from here on.
-    let chronicle = daemon.manager.chronicle.lock();
+    let recorder = daemon.manager.recorder.lock();
     execute_at(&daemon.run(), Operation::Read, 1 << 20).expect_err("the disk refuses reads");
     let _ended = daemon.manager.end();
     // Its beginning, and that it was in force when the daemon ended before the stop of the backend.
     assert_eq!(daemon.lines("requests of clients fail").len(), 2, "{:#?}", daemon.lines(""));
     assert_eq!(daemon.lines("after this began: requests of clients fail").len(), 1);
-    drop(chronicle);
+    drop(recorder);
 }
 
 #[test]
@@ -211,7 +212,7 @@ fn a_condition_of_a_backend_that_hangs_is_logged_when_the_daemon_ends() {
 #[test]
 fn a_condition_of_a_region_that_is_in_force_is_logged_when_the_daemon_ends() {
     let daemon = Daemon::on(&[]);
-    // Where the folder of the recovery points would be made.
+    // At the path of the folder of the recovery points.
     let points = Options::below(daemon.folder.path()).paths.state_dir.join("recovery-points");
     std::fs::write(&points, "in the way").expect("a file");
     write(&daemon.run()).expect("the cache takes it");

@@ -1,10 +1,10 @@
 //! Conditions (errors that last) in the log: a line when a condition begins, when it changes, and when it ends.
 //!
-//! Invariants: no code on the data path logs. The background thread samples every backend once a second, its state and its
-//! counters, so that an error that begins and ends between two samples is logged, too. A line names the error and the
-//! object. Each condition may log a burst of [`BURST`] lines, then one every [`REFILL`]; a change beyond that limit is logged
-//! when the limit permits, if it still holds. The last pass over the conditions of a backend comes after its stop: it logs what
-//! has occurred since the pass before, and each condition that is still in force, without a limit.
+//! Invariants: no code on the data path logs. The background thread samples every backend once a second, its state and
+//! its counters, so that an error that begins and ends between two samples is logged, too. A line names the error and
+//! the object. Each condition may log a burst of [`BURST`] lines, then one every [`REFILL`]; a change beyond that limit
+//! is logged when the limit permits, if it still holds. The last pass over the conditions of a backend comes after its
+//! stop: it logs what has occurred since the pass before, and each condition that is still in force, without a limit.
 //!
 //! Elsewhere: commands log their own actions.
 
@@ -25,7 +25,7 @@ const BURST: u32 = 6;
 /// Time after which a condition may log one more line.
 const REFILL: Duration = Duration::from_secs(10);
 /// A condition is over if its counter has not increased for this time.
-const CALM: Duration = Duration::from_secs(3);
+const END_DELAY: Duration = Duration::from_secs(3);
 /// Most ranges that a line names.
 const NAMED_MAX: usize = 4;
 
@@ -61,7 +61,7 @@ impl Topic {
         !matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent)
     }
 
-    const fn over(self) -> &'static str {
+    const fn end_text(self) -> &'static str {
         match self {
             Self::Damage => "nothing is damaged any more: all of it was overwritten",
             Self::Healed => "no more damaged data was found in the cache",
@@ -78,7 +78,7 @@ impl Topic {
 
 /// An error that was observed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Wrong {
+pub(super) struct Fault {
     /// Two observations with the same key are the same error.
     pub key: String,
     /// The text of the log line.
@@ -87,12 +87,12 @@ pub(super) struct Wrong {
     pub age: Duration,
 }
 
-impl Wrong {
+impl Fault {
     const fn new(key: String, text: String) -> Self {
         Self { key, text, age: Duration::ZERO }
     }
 
-    fn plain(text: String) -> Self {
+    fn from_text(text: String) -> Self {
         Self::new(text.clone(), text)
     }
 }
@@ -106,10 +106,11 @@ pub(super) struct Observed {
     /// The path of the backing device or of the region.
     pub path: String,
     /// The present error, or with a `count` the last one.
-    pub wrong: Option<Wrong>,
+    pub fault: Option<Fault>,
     /// Whether the error is present now.
-    pub holds: bool,
-    /// For errors that may begin and end between two samples: their number so far. The condition lasts while it increases.
+    pub is_present: bool,
+    /// For errors that may begin and end between two samples: their number so far. The condition lasts while it
+    /// increases.
     pub count: Option<u64>,
 }
 
@@ -144,8 +145,9 @@ struct Condition {
     /// The error that was logged last; none without a condition.
     logged: Option<Logged>,
     /// The counter, and when it last increased.
-    counted: (u64, Option<Instant>),
-    /// Since when the error has not been present: the counter increased last, or a sample found it gone. None while it is present.
+    counter: (u64, Option<Instant>),
+    /// Since when the error has not been present: the counter increased last, or a sample found it gone. None while it
+    /// is present.
     gone_since: Option<Instant>,
     lines: u32,
     refilled: Instant,
@@ -163,17 +165,17 @@ struct Logged {
 
 impl Condition {
     const fn new(now: Instant) -> Self {
-        Self { logged: None, counted: (0, None), gone_since: None, lines: BURST, refilled: now }
+        Self { logged: None, counter: (0, None), gone_since: None, lines: BURST, refilled: now }
     }
 
-    /// Whether the counter has increased within [`CALM`].
-    fn moves(&mut self, count: u64, now: Instant) -> bool {
-        if count != self.counted.0 {
+    /// Whether the counter has increased within [`END_DELAY`].
+    fn has_increased(&mut self, count: u64, now: Instant) -> bool {
+        if count != self.counter.0 {
             // The counter of a restarted backend begins at zero.
-            let moved = if count == 0 { None } else { Some(now) };
-            self.counted = (count, moved);
+            let increased_at = if count == 0 { None } else { Some(now) };
+            self.counter = (count, increased_at);
         }
-        self.counted.1.is_some_and(|moved| now.saturating_duration_since(moved) < CALM)
+        self.counter.1.is_some_and(|increased_at| now.saturating_duration_since(increased_at) < END_DELAY)
     }
 
     fn may_log(&mut self, now: Instant) -> bool {
@@ -193,13 +195,13 @@ impl Condition {
 
     /// The line of a sample, if any; with `limited`, only if the number of lines permits it.
     fn sample(&mut self, observed: &Observed, now: Instant, limited: bool) -> Option<Line> {
-        let moves = observed.count.is_some_and(|count| self.moves(count, now));
-        self.gone_since = match (observed.holds && observed.wrong.is_some(), self.counted.1) {
+        let has_increased = observed.count.is_some_and(|count| self.has_increased(count, now));
+        self.gone_since = match (observed.is_present && observed.fault.is_some(), self.counter.1) {
             (true, _) => None,
-            (false, Some(moved)) if moved == now => Some(now),
+            (false, Some(increased_at)) if increased_at == now => Some(now),
             (false, _) => self.gone_since.or(Some(now)),
         };
-        let wrong = observed.wrong.as_ref().filter(|_| observed.holds || moves);
+        let fault = observed.fault.as_ref().filter(|_| observed.is_present || has_increased);
         let line = |is_over: bool, text: String| Line {
             is_error: observed.topic.is_error(),
             is_over,
@@ -207,24 +209,24 @@ impl Condition {
             backend: observed.backend,
             text: format!("{}: {text}", observed.path),
         };
-        match (self.logged.clone(), wrong) {
+        match (self.logged.clone(), fault) {
             (None, None) => None,
-            (Some(logged), Some(wrong)) if logged.key == wrong.key => None,
+            (Some(logged), Some(fault)) if logged.key == fault.key => None,
             _ if !self.may_log(now) && limited => None,
-            (before, Some(wrong)) => {
+            (before, Some(fault)) => {
                 let since =
-                    before.map_or_else(|| now.checked_sub(wrong.age).unwrap_or(now), |before| before.since);
-                let (path, Wrong { key, text, .. }) = (observed.path.clone(), wrong.clone());
+                    before.map_or_else(|| now.checked_sub(fault.age).unwrap_or(now), |before| before.since);
+                let (path, Fault { key, text, .. }) = (observed.path.clone(), fault.clone());
                 self.logged = Some(Logged { key, path, text: text.clone(), since });
                 Some(line(false, text))
             }
             (Some(logged), None) => {
-                // The time that shows that it is over is no part of it.
+                // The time after which it counts as over is no part of its duration.
                 let until = self.gone_since.unwrap_or(now);
                 let seconds = until.saturating_duration_since(logged.since).as_secs();
-                let counted = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
+                let counter = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
                 self.logged = None;
-                Some(line(true, format!("{} (it lasted {seconds} s{counted})", observed.topic.over())))
+                Some(line(true, format!("{} (it lasted {seconds} s{counter})", observed.topic.end_text())))
             }
         }
     }
@@ -251,7 +253,7 @@ pub(super) struct Conditions {
 }
 
 /// The conditions of one run of a backend. The background thread and the thread that stops the backend share them.
-pub(super) type OfRun = Arc<Mutex<Conditions>>;
+pub(super) type SharedConditions = Arc<Mutex<Conditions>>;
 
 impl Conditions {
     /// The lines for these samples. A condition without a sample ends: its region was unregistered.
@@ -290,7 +292,13 @@ impl Conditions {
 }
 
 /// Logs the conditions of a backend that is about to be stopped, which may take long.
-pub(super) fn log_before_stop(of: &OfRun, transport: u32, id: BackendId, path: &str, run: &RunningBackend) {
+pub(super) fn log_before_stop(
+    of: &SharedConditions,
+    transport: u32,
+    id: BackendId,
+    path: &str,
+    run: &RunningBackend,
+) {
     let status = run.cache().map(|cache| cache.status());
     let observed = of_backend(transport, id, path, run, status.as_ref());
     let lines = of.lock().sample(&observed, Instant::now());
@@ -298,7 +306,13 @@ pub(super) fn log_before_stop(of: &OfRun, transport: u32, id: BackendId, path: &
 }
 
 /// Logs the conditions of a backend that was stopped, and that those in force are no longer observed.
-pub(super) fn log_after_stop(of: &OfRun, transport: u32, id: BackendId, path: &str, run: &RunningBackend) {
+pub(super) fn log_after_stop(
+    of: &SharedConditions,
+    transport: u32,
+    id: BackendId,
+    path: &str,
+    run: &RunningBackend,
+) {
     let status = run.cache().map(|cache| cache.status());
     let observed = of_backend(transport, id, path, run, status.as_ref());
     let lines = of.lock().end(&observed, Instant::now());
@@ -306,7 +320,7 @@ pub(super) fn log_after_stop(of: &OfRun, transport: u32, id: BackendId, path: &s
 }
 
 /// Logs the conditions in force of a backend whose stop has not ended when the daemon ends; nothing if it has ended.
-pub(super) fn log_unended(of: &OfRun) {
+pub(super) fn log_unended(of: &SharedConditions) {
     let lines = of.lock().end(&[], Instant::now());
     lines.iter().for_each(Line::log);
 }
@@ -319,22 +333,22 @@ pub(super) fn of_backend(
     run: &RunningBackend,
     status: Option<&CacheStatus>,
 ) -> Vec<Observed> {
-    let seen = |topic, wrong: Option<Wrong>, holds, count| Observed {
+    let seen = |topic, fault: Option<Fault>, is_present, count| Observed {
         transport,
         backend: Some(id),
         topic,
         path: path.to_owned(),
-        wrong,
-        holds,
+        fault,
+        is_present,
         count,
     };
     let failures = run.device().failures();
     let failed = failures.last().map(|(kind, error)| {
         let text = format!("requests of clients fail, with EIO or the like; the last one: {error}");
-        Wrong::new(kind.name().to_owned(), text)
+        Fault::new(kind.name().to_owned(), text)
     });
     let mut observed = vec![seen(Topic::Clients, failed, false, Some(failures.count()))];
-    let silent = unanswered(run).map(|(oldest, text)| Wrong { key: String::new(), text, age: oldest.age });
+    let silent = unanswered(run).map(|(oldest, text)| Fault { key: String::new(), text, age: oldest.age });
     observed.push(seen(Topic::Silent, silent, true, None));
     let Some(status) = status else { return observed };
     observed.extend([
@@ -353,7 +367,7 @@ pub(super) fn of_backend(
     observed
 }
 
-/// What the backing device has not answered for long, if anything.
+/// The operation that the backing device has not answered for [`SILENT`], in words.
 pub(super) fn silence(run: &RunningBackend) -> Option<String> {
     unanswered(run).map(|(_, text)| text)
 }
@@ -366,14 +380,14 @@ fn unanswered(run: &RunningBackend) -> Option<(Oldest, String)> {
     Some((oldest, text))
 }
 
-fn damage(status: &CacheStatus) -> Option<Wrong> {
+fn damage(status: &CacheStatus) -> Option<Fault> {
     if status.damaged.is_empty() {
         return None;
     }
     let ranges: Vec<ByteRange> = status.damaged.iter().map(|damaged| damaged.range).collect();
     let reason = status.damaged.first().map_or("", |damaged| damaged.reason.as_str());
     let named = named(&ranges);
-    Some(Wrong::new(
+    Some(Fault::new(
         format!("{} {named}", ranges.len()),
         format!(
             "data in the cache is damaged in {} ranges: {named} ({reason}); reads of them answer EIO until they are overwritten, and the \
@@ -383,26 +397,26 @@ fn damage(status: &CacheStatus) -> Option<Wrong> {
     ))
 }
 
-fn healed(status: &CacheStatus) -> Option<Wrong> {
+fn healed(status: &CacheStatus) -> Option<Fault> {
     (status.damage_healed > 0).then(|| {
         let text = "data in the cache failed its checksum and was read from the backing device instead; nothing is lost, but the region's \
                memory may be failing";
-        Wrong::new(String::new(), text.to_owned())
+        Fault::new(String::new(), text.to_owned())
     })
 }
 
-fn writeback(status: &CacheStatus) -> Option<Wrong> {
+fn writeback(status: &CacheStatus) -> Option<Fault> {
     let now = status.backing_trouble.as_ref().map(|trouble| &trouble.error);
     now.or(status.last_backing_failure.as_ref()).map(|error| {
         let text =
             format!("writeback fails: {error}; dirty data stays in the cache, and writeback is retried");
-        Wrong::new(error.clone(), text)
+        Fault::new(error.clone(), text)
     })
 }
 
-fn stalled(status: &CacheStatus) -> Option<Wrong> {
+fn stalled(status: &CacheStatus) -> Option<Fault> {
     status.is_stalled.then(|| {
-        Wrong::plain(
+        Fault::from_text(
             "STALLED: the backing device has refused writes for longer than write_error_after_s: writes that find no space in the cache \
              fail with EIO"
                 .to_owned(),
@@ -410,12 +424,12 @@ fn stalled(status: &CacheStatus) -> Option<Wrong> {
     })
 }
 
-fn parked(status: &CacheStatus) -> Option<Wrong> {
+fn parked(status: &CacheStatus) -> Option<Fault> {
     if status.parked.is_empty() {
         return None;
     }
     let named = named(&status.parked);
-    Some(Wrong::new(
+    Some(Fault::new(
         format!("{} {named}", status.parked.len()),
         format!(
             "the backing device refuses {} ranges, {} bytes: {named} ({}); the cache keeps them",
@@ -428,19 +442,19 @@ fn parked(status: &CacheStatus) -> Option<Wrong> {
 
 /// The sample of the log of recovery points of a transport.
 pub(super) fn of_recovery_points(transport: u32, path: &str, error: Option<&String>) -> Observed {
-    let wrong = error.map(|error| {
-        Wrong::plain(format!(
+    let fault = error.map(|error| {
+        Fault::from_text(format!(
             "the recovery point cannot be logged: {error}; if the region is lost, the recovery points of its disks are not known"
         ))
     });
     let topic = Topic::RecoveryPoints;
-    Observed { transport, backend: None, topic, path: path.to_owned(), wrong, holds: true, count: None }
+    Observed { transport, backend: None, topic, path: path.to_owned(), fault, is_present: true, count: None }
 }
 
 /// The sample of a region's memory.
 pub(super) fn of_region(transport: u32, path: &str, failed: Option<String>) -> Observed {
-    let (topic, wrong) = (Topic::Region, failed.map(Wrong::plain));
-    Observed { transport, backend: None, topic, path: path.to_owned(), wrong, holds: true, count: None }
+    let (topic, fault) = (Topic::Region, failed.map(Fault::from_text));
+    Observed { transport, backend: None, topic, path: path.to_owned(), fault, is_present: true, count: None }
 }
 
 fn named(ranges: &[ByteRange]) -> String {

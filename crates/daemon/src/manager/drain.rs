@@ -1,7 +1,7 @@
 //! Waiting for writeback: with progress reports, with a timeout, and without the lock of the tables.
 //!
-//! Invariants: a wait ends when the goal is reached, when writeback has made no progress for the user's timeout, when the
-//! client has disconnected, or when the daemon stops; in each case no dirty data is dropped.
+//! Invariants: a wait ends when the goal is reached, when writeback has made no progress for the user's timeout, when
+//! the client has disconnected, or when the daemon stops; in each case no dirty data is dropped.
 
 use super::transport::running;
 use super::watch::check_file;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Seconds without progress after which a wait gives up, unless the request sets another timeout.
+/// Seconds without progress after which a wait ends with an error, unless the request sets another timeout.
 const TIMEOUT_S: u64 = 60;
 
 /// Interval of progress reports to the client.
-const REPORT: Duration = Duration::from_millis(200);
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The goal of a drain or checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,13 +31,13 @@ pub(super) enum Goal {
 }
 
 /// Upper bound of a timeout, so that the clock can represent it.
-const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 86_400);
 
 impl Manager {
     /// The timeout of a drain: that of the request, else the default.
     pub(super) fn timeout(&self, timeout_s: Option<u64>) -> Duration {
         let seconds = timeout_s.or(self.fixed.config.defaults.drain_timeout_s).unwrap_or(TIMEOUT_S);
-        Duration::from_secs(seconds).min(LONGEST)
+        Duration::from_secs(seconds).min(TIMEOUT_MAX)
     }
 
     /// Drains one backend or all of a transport.
@@ -140,7 +140,7 @@ impl Wait<'_> {
             if self.stopping.load(Ordering::SeqCst) {
                 return ControlFlow::Break(stopping());
             }
-            if reported.is_some_and(|at| at.elapsed() < REPORT) {
+            if reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
                 return ControlFlow::Continue(());
             }
             reported = Some(Instant::now());
@@ -155,7 +155,7 @@ impl Wait<'_> {
         self.run.until_drained(epoch, self.timeout, &mut look).map_err(|why| {
             let id = self.id;
             why.into_error(id, |bytes| {
-                format!("; or give these bytes up with backend-stop -b {id} --discard-dirty {bytes}")
+                format!("; or drop these bytes with backend-stop -b {id} --discard-dirty {bytes}")
             })
         })
     }

@@ -1,15 +1,15 @@
 //! The end of a daemon: closes block devices and caches, then syncs the regions in ordinary files to their disks.
 //!
-//! Invariants: the end takes a bounded time even if a disk or a client hangs. A backend that hangs does not prevent other
-//! caches from being closed and synced, and the log names it. Its own cache is not marked as synced: a thread may still store
-//! into it.
+//! Invariants: the end takes a bounded time even if a disk or a client hangs. A backend that hangs does not prevent
+//! other caches from being closed and synced, and the log names it. Its own cache is not marked as synced: a thread may
+//! still store into it.
 //!
 //! Elsewhere: ending a process whose regions cannot be synced in time ([`crate::run`]).
 
 use super::backend::BackendSlot;
-use super::conditions::{OfRun, log_unended};
+use super::conditions::{SharedConditions, log_unended};
 use super::tasks::{Stage, Task, run_until};
-use super::transport::{Left, Running};
+use super::transport::{EndedTransport, Running};
 use super::{Manager, Tables, watch};
 use cbd_types::BackendId;
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ const SYNC_LIMIT: Duration = Duration::from_secs(85);
 /// A daemon that has ended: its regions, which are still locked, and the tasks that hang.
 #[must_use]
 pub struct Ended {
-    left: Vec<Left>,
+    left: Vec<EndedTransport>,
     hung: Vec<String>,
     /// Waits for workers on a region or backend that was not in the tables.
     work: Task,
@@ -41,9 +41,9 @@ pub struct Ended {
 pub(super) type NotSynced = Arc<Mutex<Vec<String>>>;
 
 impl Ended {
-    /// Syncs regions in ordinary files to their disks, so that the caches that are closed can be recovered after a restart of the
-    /// machine. The result names the tasks that have not ended in time and the regions and caches that were not synced, with
-    /// reasons.
+    /// Syncs regions in ordinary files to their disks, so that the caches that are closed can be recovered after a
+    /// restart of the machine. The result names the tasks that have not ended in time and the regions and caches that
+    /// were not synced, with reasons.
     pub fn sync(self) -> Vec<String> {
         let tasks = self.left.into_iter().map(|left| {
             let not_synced = Arc::clone(&self.not_synced);
@@ -77,8 +77,8 @@ impl Manager {
             }
             Some(mut tables) => {
                 if self.restoring.load(Ordering::SeqCst) {
-                    let waits = |_: &mut Tables| !self.restored.load(Ordering::SeqCst);
-                    if self.has_restored.wait_while_until(&mut tables, waits, deadline).timed_out() {
+                    let is_restoring = |_: &mut Tables| !self.restored.load(Ordering::SeqCst);
+                    if self.has_restored.wait_while_until(&mut tables, is_restoring, deadline).timed_out() {
                         hung.push("the start: the regions that it has opened are not synced".to_owned());
                     }
                 }
@@ -90,8 +90,9 @@ impl Manager {
                     taken.into_iter().filter_map(|(id, slot)| Some((id, slot.running.ok()?)))
                 {
                     let Running { path, transport: engine, backends, .. } = running;
-                    left.push(Left::new(path, engine));
-                    conditions.extend(backends.values().map(|slot| OfRun::clone(&slot.conditions)));
+                    left.push(EndedTransport::new(path, engine));
+                    conditions
+                        .extend(backends.values().map(|slot| SharedConditions::clone(&slot.conditions)));
                     tasks.extend(backends.into_iter().map(|(id, slot)| end_of(transport, id, slot)));
                 }
                 hung.extend(run_until(deadline, tasks));
@@ -104,20 +105,20 @@ impl Manager {
         Ended { left, hung, work: self.end_of_work(), not_synced: Arc::clone(&self.not_synced) }
     }
 
-    /// Waits for workers on a region or backend that is not in the tables: a worker that finds the tables empty closes what it has
-    /// opened.
+    /// Waits for workers on a region or backend that is not in the tables: a worker that finds the tables empty closes
+    /// what it has opened.
     fn end_of_work(&self) -> Task {
-        let at_work = self.at_work.clone();
+        let workers = self.workers.clone();
         Task::new("a region or a backend".to_owned(), move |stage| {
-            stage.set("it is being opened or left: it is not synced");
-            at_work.wait_for_none(None);
+            stage.set("it is being opened or closed: it is not synced");
+            workers.wait_for_none(None);
         })
     }
 
     /// Ends the background thread, which logs the changes since its last pass.
     fn end_background(&self, deadline: Instant) -> Vec<String> {
         let Some(background) = self.background.lock().take() else {
-            self.write_down();
+            self.record_changes();
             return Vec::new();
         };
         let end = Task::new("the background thread".to_owned(), move |stage| {
@@ -132,15 +133,15 @@ impl Manager {
 pub(super) fn end_of(transport: u32, id: BackendId, slot: BackendSlot) -> Task {
     let name = format!("backend {id} of transport {transport} ({})", slot.path);
     Task::new(name, move |stage: &Stage| {
-        let (lent, ending) = (slot.lent.clone(), slot.ending.clone());
-        match &lent {
+        let (work, ending) = (slot.work.clone(), slot.ending.clone());
+        match &work {
             None => slot.end(transport, id, stage),
             // The worker that has the slot closes its block devices and then its cache.
             Some(_) => drop(slot),
         }
-        if let Some(borrowed) = &lent {
-            stage.set(borrowed.why);
-            borrowed.wait_for_worker();
+        if let Some(work) = &work {
+            stage.set(work.why);
+            work.wait_for_worker();
         }
         stage.set("its backing device does not complete requests; what is dirty stays in the region");
         ending.wait_for_none(None);

@@ -1,27 +1,29 @@
-//! The objects of a daemon: transports, their backends, and the block devices on those; how they are created and removed.
+//! The objects of a daemon: transports, their backends, and the block devices on those; how they are created and
+//! removed.
 //!
-//! Invariants: one lock protects the tables, and no thread on the data path takes it; work that can wait for a disk or a
-//! file system runs without it (`lent`). A command that fails undoes its earlier steps. The region records which backends
-//! and block devices exist; the tables here hold those that this process runs.
+//! Invariants: one lock protects the tables, and no thread on the data path takes it; work that can wait for a disk or
+//! a file system runs without it (`slots`). A command that fails undoes its earlier steps. The region records which
+//! backends and block devices exist; the tables here hold those that this process runs.
 //!
 //! Elsewhere: the wire protocol ([`crate::server`]), persistent state outside the region ([`crate::state`]), threads of
 //! caches (`cbd-runtime`), exports of devices ([`crate::exports`]).
 
 mod backend;
 mod blkdev;
-mod chronicle;
 #[cfg(test)]
 mod condition_tests;
 mod conditions;
 mod down;
 mod drain;
 mod end;
-mod lent;
+
 mod probe;
+mod recorder;
 mod register;
 mod remote;
 mod reopen;
 mod retry;
+mod slots;
 mod start;
 mod status;
 mod stop;
@@ -38,7 +40,7 @@ use crate::api::{
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
-use crate::exports::{ExportFile, ExportPlaces};
+use crate::exports::{ExportContext, ExportFile};
 use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
 use crate::handover::sessions::{PreservedSessions, StoreOptions};
@@ -50,12 +52,12 @@ use cbd_engine::Environment;
 use cbd_runtime::{Count, Counted, ProcessEnvironment};
 use cbd_types::{BackendId, BlkdevId, BootId, Context, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
-use chronicle::Chronicle;
 pub use end::Ended;
 use end::NotSynced;
-use lent::Ground;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use probe::{Probes, StartTime};
+use recorder::Recorder;
+use slots::TransportHandle;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +75,7 @@ const BACKGROUND_INTERVAL: Duration = Duration::from_secs(1);
 struct Fixed {
     config: Config,
     state: StateDir,
-    places: ExportPlaces,
+    context: ExportContext,
     guard: Guard,
     remote: RemotePermissions,
     decorator: Option<Decorator>,
@@ -89,33 +91,33 @@ struct Fixed {
 /// The transports by number.
 type Tables = BTreeMap<u32, TransportSlot>;
 
-/// The objects of a daemon and the threads that maintain them.
+/// The objects of a daemon and its background thread.
 #[derive(Debug)]
 pub struct Manager {
     fixed: Fixed,
     tables: Mutex<Tables>,
-    /// Set when all former transports are restored. It changes only under the lock of the tables; `has_restored` wakes the
-    /// threads that wait for it.
+    /// Set when all former transports are restored. It changes only under the lock of the tables; `has_restored` wakes
+    /// the threads that wait for it.
     restoring: AtomicBool,
     restored: AtomicBool,
     has_restored: Condvar,
     /// Notified when a slot was put back into the tables.
-    put_back: Condvar,
+    slot_returned: Condvar,
     control_socket: Mutex<Option<Arc<ExportFile>>>,
     /// Held while the list of transports in the state folder is written.
     recording: Mutex<()>,
-    /// Held for reading while a block device is opened, for writing while devices that a predecessor left are removed: the
-    /// removal does not mistake a device that is being opened for one that was left.
+    /// Held for reading while a block device is opened, for writing while devices that a predecessor left are removed:
+    /// the removal does not mistake a device that is being opened for one that was left.
     opening: RwLock<()>,
     /// Set when the devices that a predecessor left must be checked again.
     sweep_due: AtomicBool,
     stopping: AtomicBool,
-    /// Each worker that opens or leaves a region, or makes a backend, has a clone: what it works on is not in the tables.
-    at_work: Count,
+    /// Counts the workers that open or close a region, or create a backend: their objects are not in the tables.
+    workers: Count,
     /// Regions that such workers could not sync at the end.
     not_synced: NotSynced,
     background: Mutex<Option<Background>>,
-    chronicle: Mutex<Chronicle>,
+    recorder: Mutex<Recorder>,
 }
 
 /// The thread that logs recovery points and errors, and retries backends that are not up.
@@ -143,8 +145,8 @@ impl Manager {
             preserves_new: config.daemon.preserve_fuse.unwrap_or(true),
         });
         let preserved = Arc::new(preserved);
-        preserved.begin_tending();
-        let places = ExportPlaces {
+        preserved.start_maintenance();
+        let context = ExportContext {
             run_dir: run_dir.clone(),
             dev_dir: options.paths.dev_dir.clone(),
             daemon_id,
@@ -153,7 +155,7 @@ impl Manager {
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
         let state_dir = state.path().canonicalize().unwrap_or_else(|_| state.path().to_owned());
-        let guard = Guard { fuse_dir: places.fuse_dir(), ublk_dir: places.ublk_dir(), state_dir };
+        let guard = Guard { fuse_dir: context.fuse_dir(), ublk_dir: context.ublk_dir(), state_dir };
         guard.check(state.path(), "the state folder")?;
         let remote = RemotePermissions::open(&state);
         let mut warnings = Vec::new();
@@ -161,7 +163,7 @@ impl Manager {
         if let Err(reason) = &locked {
             warnings.push(reason.clone());
         }
-        warnings.extend(crate::exports::missing_for_data_threads());
+        warnings.extend(crate::exports::io_flusher_error());
         if options.decorator.is_some() {
             warnings.push("backing devices are decorated: for demonstrations and tests only".to_owned());
         }
@@ -173,7 +175,7 @@ impl Manager {
                 require_persistent: options.require_persistent || config.daemon.require_persistent,
                 config,
                 state,
-                places,
+                context,
                 guard,
                 remote,
                 decorator: options.decorator.clone(),
@@ -187,21 +189,21 @@ impl Manager {
             restoring: AtomicBool::new(false),
             restored: AtomicBool::new(false),
             has_restored: Condvar::new(),
-            put_back: Condvar::new(),
+            slot_returned: Condvar::new(),
             control_socket: Mutex::default(),
             recording: Mutex::new(()),
             opening: RwLock::new(()),
             sweep_due: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            at_work: Count::default(),
+            workers: Count::default(),
             not_synced: NotSynced::default(),
             background: Mutex::new(None),
-            chronicle: Mutex::default(),
+            recorder: Mutex::default(),
         })
     }
 
-    /// Restores the transports, backends and block devices of the previous daemon, and returns a summary of one line. An
-    /// object that cannot be restored remains in the tables with the reason, which `status` shows.
+    /// Restores the transports, backends and block devices of the previous daemon, and returns a summary of one line.
+    /// An object that cannot be restored remains in the tables with the reason, which `status` shows.
     ///
     /// # Errors
     /// When the state cannot be read, or a region does not survive a power failure although persistence is required.
@@ -209,7 +211,7 @@ impl Manager {
         // Without the lock, so that a signal can end the daemon meanwhile; commands wait until everything is restored.
         self.restoring.store(true, Ordering::SeqCst);
         let mut found = Tables::new();
-        let result = self.bring_back(&mut found);
+        let result = self.restore_transports(&mut found);
         if result.is_err() {
             self.begin_stop();
         }
@@ -226,9 +228,9 @@ impl Manager {
         result.map(|()| summary(&self.tables.lock()))
     }
 
-    fn bring_back(&self, tables: &mut Tables) -> Result<()> {
-        let places = &self.fixed.places;
-        match cbd_fuse::sweep(&places.fuse_dir(), &places.dev_dir, &places.preserved.mounts()) {
+    fn restore_transports(&self, tables: &mut Tables) -> Result<()> {
+        let context = &self.fixed.context;
+        match cbd_fuse::sweep(&context.fuse_dir(), &context.dev_dir, &context.preserved.mounts()) {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("the mounts that a predecessor left cannot be removed: {error}"),
         }
@@ -244,25 +246,25 @@ impl Manager {
         let is_known =
             |slot: &TransportSlot| slot.running.as_ref().is_ok_and(|running| running.damaged.is_empty());
         if tables.values().all(is_known) {
-            let grounds: Vec<Ground> = tables
+            let transport_handles: Vec<TransportHandle> = tables
                 .iter()
-                .filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.ground(id)))
+                .filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.handle(id)))
                 .collect();
-            self.sweep(&grounds);
+            self.sweep(&transport_handles);
         }
         Ok(())
     }
 
-    /// Removes devices that a predecessor left and that belong to no block device; true if no further call is needed. While a
-    /// transport is not up, or rows of its tables cannot be read, the devices in use are not known and nothing is removed.
-    /// While a device is being opened, the removal is postponed.
+    /// Removes devices that a predecessor left and that belong to no block device; true if no further call is needed.
+    /// While a transport is not up, or rows of its tables cannot be read, the devices in use are not known and nothing
+    /// is removed. While a device is being opened, the removal is postponed.
     fn sweep_unwanted(&self) -> bool {
         let Some(_alone) = self.opening.try_write() else { return false };
-        let grounds = {
+        let transport_handles = {
             let Some(tables) = self.tables_to_retry() else { return false };
             let is_known =
                 |slot: &TransportSlot| slot.running.as_ref().is_ok_and(|running| running.damaged.is_empty());
-            if tables.values().any(|slot| slot.lent) {
+            if tables.values().any(|slot| slot.is_taken) {
                 return false;
             }
             if !tables.values().all(is_known) {
@@ -270,26 +272,26 @@ impl Manager {
             }
             tables
                 .iter()
-                .filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.ground(id)))
+                .filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.handle(id)))
                 .collect::<Vec<_>>()
         };
-        self.sweep(&grounds);
+        self.sweep(&transport_handles);
         true
     }
 
-    /// Removes the devices that belong to no block device of `grounds`, which must be all transports.
-    fn sweep(&self, grounds: &[Ground]) {
-        if grounds.iter().any(|ground| !ground.transport.lost_blkdevs().is_empty()) {
+    /// Removes the devices that belong to no block device of `transport_handles`, which must be all transports.
+    fn sweep(&self, transport_handles: &[TransportHandle]) {
+        if transport_handles.iter().any(|handle| !handle.transport.lost_blkdevs().is_empty()) {
             return;
         }
-        let wanted: Vec<Vec<u8>> = grounds.iter().flat_map(Ground::identities).collect();
-        for device in self.fixed.places.preserved.sweep(&wanted) {
+        let wanted: Vec<Vec<u8>> = transport_handles.iter().flat_map(TransportHandle::identities).collect();
+        for device in self.fixed.context.preserved.sweep(&wanted) {
             tracing::info!(
                 "{device} was left by a predecessor and belongs to no block device: it is removed"
             );
         }
-        let wanted: Vec<Tag> = wanted.iter().map(|identity| self.fixed.places.tag(identity)).collect();
-        match cbd_ublk::sweep(self.fixed.places.daemon_id, &wanted, &self.fixed.places.ublk_dir()) {
+        let wanted: Vec<Tag> = wanted.iter().map(|identity| self.fixed.context.tag(identity)).collect();
+        match cbd_ublk::sweep(self.fixed.context.daemon_id, &wanted, &self.fixed.context.ublk_dir()) {
             Ok(swept) => swept.iter().for_each(|disk| {
                 tracing::info!(
                     "{disk} was left by a predecessor and belongs to no block device: it is removed"
@@ -302,24 +304,25 @@ impl Manager {
     /// The state that all front ends share.
     #[must_use]
     pub fn front_ends(&self) -> Arc<FrontEnds> {
-        Arc::clone(&self.fixed.places.front_ends)
+        Arc::clone(&self.fixed.context.front_ends)
     }
 
     /// Ends operations that wait, and refuses new operations.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        // Without the tables, which a command may have for long: a thread that begins to wait at this moment waits for its timeout.
-        self.put_back.notify_all();
+        // Without the tables, which a command may have for long: a thread that begins to wait at this moment waits for
+        // its timeout.
+        self.slot_returned.notify_all();
     }
 
-    /// Registers the caller as a worker on an object that is not in the tables: the end of the daemon waits until the result is
-    /// dropped.
+    /// Registers the caller as a worker on an object that is not in the tables: the end of the daemon waits until the
+    /// result is dropped.
     ///
     /// # Errors
     /// [`ErrorKind::Stopped`](cbd_types::ErrorKind::Stopped) when the daemon ends.
     fn begin_work(&self) -> Result<Counted> {
-        let work = self.at_work.add();
-        // In this order: the end says that it stops, and counts then.
+        let work = self.workers.add();
+        // In this order: the end of the daemon sets `stopping` first and counts the workers afterwards.
         if self.stopping.load(Ordering::SeqCst) { Err(stopping()) } else { Ok(work) }
     }
 
@@ -347,8 +350,8 @@ impl Background {
             while stopped.recv_timeout(BACKGROUND_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match manager.upgrade() {
                     Some(manager) => {
-                        manager.write_down();
-                        manager.retry_what_is_down(&mut probes);
+                        manager.record_changes();
+                        manager.retry_down(&mut probes);
                         manager.examine_one_that_is_down();
                         manager.reopen_exports();
                         manager.watch_files(&mut watching);
@@ -358,7 +361,7 @@ impl Background {
             }
             // Logs the changes since the last pass.
             if let Some(manager) = manager.upgrade() {
-                manager.write_down();
+                manager.record_changes();
             }
         };
         match std::thread::Builder::new().name("cbd-background".to_owned()).spawn(work) {
@@ -396,7 +399,7 @@ fn summary(tables: &Tables) -> String {
                 for backend in running.backends.values() {
                     backends += usize::from(backend.run.is_some());
                     failed += usize::from(backend.run.is_none());
-                    // A slot that is lent to a worker counts, too.
+                    // A slot that a worker has taken counts, too.
                     let served =
                         backend.blkdevs.iter().filter(|(id, blkdev)| blkdev.info(**id).alive).count();
                     blkdevs += served;
@@ -426,9 +429,9 @@ impl Control for Manager {
     fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>> {
         let tables = self.tables()?;
         let running = transport::running(&tables, transport)?;
-        let ground = running.ground(transport);
+        let handle = running.handle(transport);
         drop(tables);
-        Ok(ground.hosts())
+        Ok(handle.hosts())
     }
 
     fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
@@ -446,7 +449,7 @@ impl Control for Manager {
     }
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
-        let others = if all { self.ground(transport)?.entries_of_others() } else { Vec::new() };
+        let others = if all { self.handle(transport)?.entries_of_others() } else { Vec::new() };
         let tables = self.tables()?;
         Ok(transport::running(&tables, transport)?.backend_infos(others))
     }
@@ -472,7 +475,7 @@ impl Control for Manager {
     }
 
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>> {
-        let others = if all { self.ground(transport)?.blkdevs_of_others() } else { Vec::new() };
+        let others = if all { self.handle(transport)?.blkdevs_of_others() } else { Vec::new() };
         let tables = self.tables()?;
         Ok(transport::running(&tables, transport)?.blkdev_infos(transport, others))
     }

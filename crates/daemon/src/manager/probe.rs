@@ -1,7 +1,7 @@
 //! Probes of the files and devices at paths.
 //!
-//! Invariants: a path on a file system that does not respond delays only the thread that probes it. The process has at most
-//! one such thread for each path, however many callers probe it.
+//! Invariants: a path on a file system that does not respond delays only the thread that probes it. The process has at
+//! most one such thread for each path, however many callers probe it.
 //!
 //! Elsewhere: opening the file or device; the path must have responded before.
 
@@ -20,8 +20,8 @@ pub const BACKGROUND_TIMEOUT: Duration = Duration::from_millis(200);
 /// Timeout of probes for a command.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Timeout of a start for all regions and disks together; a disk that was spun down takes seconds. The background thread
-/// retries those that have not responded by then.
+/// Timeout of a start for all regions and disks together; a disk that was spun down takes seconds. The background
+/// thread retries those that have not responded by then.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Least timeout of each probe of a start.
 const START_TIMEOUT_MIN: Duration = Duration::from_secs(1);
@@ -44,8 +44,8 @@ fn node(path: &str) -> Node {
     Some((found.dev(), found.ino(), found.rdev()))
 }
 
-/// The node at `path`, after an attempt to open a file or block device there and to read its first bytes: a disk can have a
-/// device node and block every open or read.
+/// The node at `path`, after an attempt to open a file or block device there and to read its first bytes: a disk can
+/// have a device node and block every open or read.
 fn read_node(path: &str) -> Node {
     let found = std::fs::metadata(path).ok()?;
     if found.file_type().is_file() || found.file_type().is_block_device() {
@@ -68,7 +68,7 @@ pub type Probe<T> = Box<dyn FnOnce() -> T + Send>;
 static UNDER_WAY: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
 
 /// Whether a thread is probing `path` and the log does not name it as not responding yet; from now on it does.
-fn is_news(path: &str) -> bool {
+fn is_first_report(path: &str) -> bool {
     UNDER_WAY.lock().get_mut(path).is_some_and(|is_logged| !std::mem::replace(is_logged, true))
 }
 
@@ -141,7 +141,8 @@ impl Probes<Node> {
 }
 
 impl<T: Send + 'static> Probes<T> {
-    /// Runs probes in parallel, with one timeout for all; a path that does not respond in time has no entry in the result.
+    /// Runs probes in parallel, with one timeout for all; a path that does not respond in time has no entry in the
+    /// result.
     pub fn run(&mut self, probes: BTreeMap<String, Probe<T>>, timeout: Duration) -> BTreeMap<String, T> {
         let (end, mut seen) = (Instant::now() + timeout, BTreeMap::new());
         self.no_thread = None;
@@ -173,7 +174,7 @@ impl<T: Send + 'static> Probes<T> {
         }
         for path in asked.iter().filter(|path| !seen.contains_key(*path)) {
             match self.why_not_begun(path) {
-                None if is_news(path) => {
+                None if is_first_report(path) => {
                     tracing::warn!("{path} does not answer: it is neither opened nor checked until it does")
                 }
                 None => {}
@@ -214,8 +215,8 @@ impl<T: Send + 'static> Probes<T> {
         self.no_thread.as_deref().filter(|_| !self.under_way.contains(path))
     }
 
-    /// The error of a path that the last probes did not reach in time: [`ErrorKind::TimedOut`] if the file system does not
-    /// respond, [`ErrorKind::System`] if no thread could be started to probe it.
+    /// The error of a path that the last probes did not reach in time: [`ErrorKind::TimedOut`] if the file system does
+    /// not respond, [`ErrorKind::System`] if no thread could be started to probe it.
     pub fn no_answer(&self, path: &str) -> Error {
         match self.why_not_begun(path) {
             None => silent(path),
@@ -381,7 +382,7 @@ mod tests {
             // The probe of a start hangs; those of a retry find it under way.
             let (mut start, mut retry) = (Probes::default(), Probes::default());
             assert!(start.run(probes(), BACKGROUND_TIMEOUT).is_empty());
-            assert!(!is_news(path), "the start has logged it");
+            assert!(!is_first_report(path), "the start has logged it");
             assert!(retry.run(probes(), BACKGROUND_TIMEOUT).is_empty());
             drop(hangs);
             assert_eq!(retry.run(probes(), Duration::from_secs(60)).len(), 1);

@@ -5,7 +5,7 @@
 
 use super::probe::{Node, StartTime, is_same, nodes};
 use super::transport::{
-    Left, Running, TransportSlot, absolute, open_region, open_remembered, unknown, with_advice,
+    EndedTransport, Running, TransportSlot, absolute, open_region, open_remembered, unknown, with_advice,
 };
 use super::{Manager, Tables, stopping};
 use crate::api::{RegisterTransport, TransportRegistered};
@@ -19,16 +19,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The error of formatting at the path of a recorded transport that is not up: its file system may merely not be mounted.
+/// The error of formatting at the path of a recorded transport that is not up: its file system may merely not be
+/// mounted.
 fn refuse_overwrite(slot: &TransportSlot, path: &str) -> Error {
     let TransportEntry { transport_id: id, uuid, .. } = &slot.entry;
     let why = slot.running.as_ref().err().cloned().unwrap_or_default();
     Error::new(
         ErrorKind::AlreadyExists,
         format!(
-            "{path} is the path of transport {id} ({uuid}), which this daemon remembers and which is not up ({why}); what is dirty in \
-             its region is needed: put it back (if it lies on a file system of its own, mount that), or give it up with tp-unreg -t {id}, \
-             and format then"
+            "{path} is the path of transport {id} ({uuid}), which is registered with this daemon and not up ({why}); dirty data in its \
+             region is needed: restore the region (if it is on a file system of its own, mount that), or unregister it with \
+             tp-unreg -t {id}, and format then"
         ),
     )
 }
@@ -107,7 +108,7 @@ impl Manager {
                     format!("{path} is registered already, as transport {}", slot.entry.transport_id),
                 ));
             }
-            if slot.lent {
+            if slot.is_taken {
                 let text =
                     format!("{path} is being opened already, as transport {}", slot.entry.transport_id);
                 return Err(Error::new(ErrorKind::Busy, text));
@@ -115,14 +116,14 @@ impl Manager {
             if request.format && !request.force {
                 return Err(refuse_overwrite(slot, path));
             }
-            slot.lent = true;
+            slot.is_taken = true;
             return Ok(slot.entry.transport_id);
         }
         let id = (0..).find(|id| !tables.contains_key(id)).unwrap_or(u32::MAX);
         let (path, host) = (path.clone(), request.host.clone());
         let entry = TransportEntry { transport_id: id, path, uuid: String::new(), host_id: 0, host };
         let running = Err("it is being registered".to_owned());
-        tables.insert(id, TransportSlot { entry, running, retry: None, lent: true });
+        tables.insert(id, TransportSlot { entry, running, retry: None, is_taken: true });
         Ok(id)
     }
 
@@ -132,7 +133,7 @@ impl Manager {
         if tables.get(&id).is_some_and(|slot| slot.entry.uuid.is_empty()) {
             tables.remove(&id);
         } else if let Some(slot) = tables.get_mut(&id) {
-            slot.lent = false;
+            slot.is_taken = false;
         }
     }
 
@@ -140,11 +141,11 @@ impl Manager {
         let path = &request.path;
         let options = OpenOptions { size: request.size, create: request.format, ..OpenOptions::default() };
         let remembered = self.tables.lock().get(&id).map(|slot| slot.entry.clone());
-        // A format replaces what is remembered.
+        // A format replaces the registered transport.
         let remembered = remembered.filter(|entry| !request.format && !entry.uuid.is_empty());
         let opened =
             open_region(&self.fixed, path, &options).map_err(|error| match (error.kind(), &remembered) {
-                // That size is not the region's own says nothing about what is at the path.
+                // A wrong size does not mean that another file is at the path.
                 (ErrorKind::InvalidArgument, Some(_)) if request.size.is_some() => error,
                 (_, Some(entry)) => with_advice(error, entry),
                 (ErrorKind::NotFound, None) if !request.format => Error::new(
@@ -178,7 +179,7 @@ impl Manager {
             let _opening = self.opening.read();
             Running::with_backends(&self.fixed, &entry, transport, host, mapping, &mut StartTime::new())
         };
-        running.others = running.ground(id).of_others();
+        running.others = running.handle(id).of_others();
         tracing::info!(transport = id, host = host.0, "registered on {path}");
         let mut tables = self.tables.lock();
         let Some(slot) = tables.get_mut(&id) else {
@@ -186,14 +187,14 @@ impl Manager {
             running.end(id, &self.not_synced);
             return Err(stopping());
         };
-        (slot.running, slot.retry, slot.lent) = (Ok(running), None, false);
+        (slot.running, slot.retry, slot.is_taken) = (Ok(running), None, false);
         let mut warnings = slot.info().warnings;
         warnings.extend(slot.running.iter().flat_map(Running::unserved));
         Ok(TransportRegistered { transport_id: id, host_id: host.0, warnings })
     }
 
-    /// Changes the entry of a transport in the state folder and in the tables, or removes it. `recording` serializes the
-    /// changes.
+    /// Changes the entry of a transport in the state folder and in the tables, or removes it. `recording` serializes
+    /// the changes.
     pub(super) fn record(&self, id: u32, entry: Option<&TransportEntry>) -> Result<()> {
         let _alone = self.recording.lock();
         let others = |slot: &&TransportSlot| slot.entry.transport_id != id && !slot.entry.uuid.is_empty();
@@ -225,27 +226,27 @@ impl Manager {
         let Ok(_work) = self.begin_work() else { return };
         let entry = {
             let mut tables = self.tables.lock();
-            let slot = tables.get_mut(&id).filter(|slot| slot.running.is_err() && !slot.lent);
+            let slot = tables.get_mut(&id).filter(|slot| slot.running.is_err() && !slot.is_taken);
             let Some(slot) = slot else { return };
-            slot.lent = true;
+            slot.is_taken = true;
             slot.entry.clone()
         };
         let opened = open_region(&self.fixed, &entry.path, &OpenOptions::default());
-        let tried = opened.and_then(|opened| {
+        let result = opened.and_then(|opened| {
             let _opening = self.opening.read();
             Running::come_back(&self.fixed, &entry, opened, &mut StartTime::new())
         });
-        let tried = tried.map_err(|error| with_advice(error, &entry).line());
-        if tried.is_ok() {
+        let result = result.map_err(|error| with_advice(error, &entry).line());
+        if result.is_ok() {
             self.sweep_due.store(true, Ordering::SeqCst);
         }
         let mut tables = self.tables.lock();
         match tables.get_mut(&id) {
-            Some(slot) => slot.settle(tried),
+            Some(slot) => slot.store_result(result),
             None => {
                 drop(tables);
                 // The daemon ended meanwhile.
-                if let Ok(running) = tried {
+                if let Ok(running) = result {
                     running.end(id, &self.not_synced);
                 }
             }
@@ -254,12 +255,12 @@ impl Manager {
 
     pub(super) fn unregister(&self, id: u32) -> Result<()> {
         let _work = self.begin_work()?;
-        let ground = {
+        let handle = {
             let mut tables = self.tables()?;
             let slot = tables.get_mut(&id).ok_or_else(|| unknown(id))?;
             let busy =
                 |text: String| Err(Error::new(ErrorKind::Busy, format!("transport {id} is in use: {text}")));
-            if slot.lent {
+            if slot.is_taken {
                 return busy("it is being opened or unregistered".to_owned());
             }
             if let Ok(running) = &slot.running {
@@ -273,10 +274,10 @@ impl Manager {
                     return busy("a backend is being started on it".to_owned());
                 }
             }
-            slot.lent = true;
-            slot.running.as_ref().ok().map(|running| running.ground(id))
+            slot.is_taken = true;
+            slot.running.as_ref().ok().map(|running| running.handle(id))
         };
-        let left = ground.as_ref().map_or(Ok(()), |ground| ground.transport.unregister_host(ground.host));
+        let left = handle.as_ref().map_or(Ok(()), |handle| handle.transport.unregister_host(handle.host));
         if let Err(error) = left.and_then(|()| self.record(id, None)) {
             self.unreserve(id);
             return Err(error);
@@ -284,9 +285,9 @@ impl Manager {
         let slot = self.tables.lock().remove(&id);
         if let Some(slot) = slot {
             tracing::info!(transport = id, "unregistered from {}", slot.entry.path);
-            drop(ground);
+            drop(handle);
             if let Ok(running) = slot.running {
-                Left::new(running.path, running.transport).sync();
+                EndedTransport::new(running.path, running.transport).sync();
             }
         }
         Ok(())

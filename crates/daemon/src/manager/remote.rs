@@ -1,10 +1,11 @@
-//! Block devices at addresses that other machines can reach: asks for, adds and ends their permissions.
+//! Block devices at addresses that other machines can reach: checks, records and ends their permissions.
 //!
-//! Invariants: no export is opened at such an address without a permission ([`crate::remote`]). A permission is recorded
-//! before its export is opened, and ended before its row is removed, so a crash leaves a row without a permission at most.
+//! Invariants: no export is opened at such an address without a permission ([`crate::remote`]). A permission is
+//! recorded before its export is opened, and ended before its row is removed, so a crash leaves a row without a
+//! permission at most.
 
 use super::backend::BackendSlot;
-use super::lent::Ground;
+use super::slots::TransportHandle;
 use super::transport::Running;
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, StartBlkdev};
@@ -13,7 +14,7 @@ use crate::remote::RemoteExport;
 use cbd_engine::{BackendEntry, BlkdevEntry};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result, uuid_text};
 
-impl Ground {
+impl TransportHandle {
     fn uuid(&self) -> String {
         uuid_text(self.transport.info().uuid)
     }
@@ -90,35 +91,36 @@ impl BackendSlot {
         closed.filter(|(_, slot)| is_it(&slot.entry.export)).map(|(&id, _)| id).next()
     }
 
-    /// Allows the address of a block device that has a row already, and opens its export; none if `request` does not ask for that.
+    /// Allows the address of a block device that has a row already, and opens its export; none if `request` does not
+    /// ask for that.
     pub(super) fn allow_existing(
         &mut self,
         fixed: &Fixed,
-        ground: &Ground,
+        handle: &TransportHandle,
         request: &StartBlkdev,
         choice: &ExportChoice,
     ) -> Option<Result<BlkdevInfo>> {
         let id = self.closed_at(choice).filter(|_| request.allow_remote && choice.is_remote())?;
-        Some(ground.allow(fixed, &self.entry, choice).and_then(|()| self.open_again(fixed, ground, id)))
+        Some(handle.allow(fixed, &self.entry, choice).and_then(|()| self.open_again(fixed, handle, id)))
     }
 
     /// Allows the address of the row with this export, which the user has given with the start of the backend.
-    pub(super) fn allow_row(&self, fixed: &Fixed, ground: &Ground, choice: &ExportChoice) {
-        let rows = ground.transport.blkdevs();
+    pub(super) fn allow_row(&self, fixed: &Fixed, handle: &TransportHandle, choice: &ExportChoice) {
+        let rows = handle.transport.blkdevs();
         let is_it = |row: &BlkdevEntry| {
             row.backend == self.entry.id
                 && ExportChoice::of_row(&row.export).is_ok_and(|export| export == *choice)
         };
         if rows.iter().any(is_it)
-            && let Err(error) = ground.allow(fixed, &self.entry, choice)
+            && let Err(error) = handle.allow(fixed, &self.entry, choice)
         {
             tracing::error!(backend = self.entry.id.0, "{error}");
         }
     }
 
-    fn open_again(&mut self, fixed: &Fixed, ground: &Ground, id: BlkdevId) -> Result<BlkdevInfo> {
+    fn open_again(&mut self, fixed: &Fixed, handle: &TransportHandle, id: BlkdevId) -> Result<BlkdevInfo> {
         if let Some(entry) = self.blkdevs.get(&id).map(|slot| slot.entry.clone()) {
-            self.bring_blkdev_back(fixed, ground, &entry);
+            self.restore_blkdev(fixed, handle, &entry);
         }
         let info = self.blkdevs.get(&id).map(|slot| slot.info(id));
         let unknown = || Error::new(ErrorKind::NotFound, format!("there is no block device {id}"));

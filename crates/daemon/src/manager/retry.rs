@@ -1,12 +1,12 @@
 //! Retries of regions and backends that are not up: a device may appear after the daemon has started.
 //!
-//! Invariants: the node at the path is probed every second. A new node is tried immediately, the same node with exponential
-//! backoff. A backend has one attempt at a time, and none while it is being stopped.
+//! Invariants: the node at the path is probed every second. A new node is tried immediately, the same node with
+//! exponential backoff. A backend has one attempt at a time, and none while it is being stopped.
 
 use super::Manager;
 use super::backend::BackendSlot;
-use super::lent::Ground;
 use super::probe::{BACKGROUND_TIMEOUT, Node, Probes, probe_path};
+use super::slots::TransportHandle;
 use super::transport::Running;
 use super::{Fixed, Tables};
 use cbd_backing::DISK_TIMEOUT;
@@ -23,7 +23,7 @@ const FIRST: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How often the start checks whether a disk that another process held is free.
-const BUSY_AGAIN: Duration = Duration::from_millis(100);
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The schedule of retries of one object.
 #[derive(Debug)]
@@ -58,15 +58,15 @@ impl Retry {
 
 impl Manager {
     /// Retries the regions and backends that are due. If a command holds the tables, the next pass retries them.
-    pub(super) fn retry_what_is_down(self: &Arc<Self>, probes: &mut Probes) {
+    pub(super) fn retry_down(self: &Arc<Self>, probes: &mut Probes) {
         let paths = match self.tables_to_retry() {
-            Some(tables) => paths_of_what_is_down(&tables),
+            Some(tables) => down_paths(&tables),
             None => return,
         };
         let seen = probes.nodes(paths, BACKGROUND_TIMEOUT);
         let Some(mut tables) = self.tables_to_retry() else { return };
         let mut transports = Vec::new();
-        for slot in tables.values_mut().filter(|slot| slot.running.is_err() && !slot.lent) {
+        for slot in tables.values_mut().filter(|slot| slot.running.is_err() && !slot.is_taken) {
             let Some(&now) = seen.get(&slot.entry.path) else { continue };
             if slot.retry.get_or_insert_with(|| Retry::new(now)).take(now) {
                 transports.push(slot.entry.transport_id);
@@ -84,16 +84,17 @@ impl Manager {
 
     /// Retries a backend that is not up, unless another thread works on it.
     fn retry_backend(&self, transport: u32, id: BackendId) {
-        let Some(mut lent) = self.try_lend(transport, id, "being started") else { return };
-        if lent.slot.is_down() {
+        let Some(mut taken) = self.try_take_slot(transport, id, "being started") else { return };
+        if taken.slot.is_down() {
             let _opening = self.opening.read();
-            lent.ground.retry(&self.fixed, &mut lent.slot);
+            taken.handle.retry(&self.fixed, &mut taken.slot);
         }
-        self.put_back(lent);
+        self.put_back(taken);
     }
 
-    /// Waits for disks that another process holds: a killed process holds them until its last write in the kernel has ended. All
-    /// other backends are served meanwhile; a disk that is not free in time is retried as any other that is not up.
+    /// Waits for disks that another process holds: a killed process holds them until its last write in the kernel has
+    /// ended. All other backends are served meanwhile; a disk that is not free in time is retried as any other that is
+    /// not up.
     pub(super) fn wait_for_busy_disks(&self) {
         let end = Instant::now() + DISK_TIMEOUT;
         while Instant::now() < end && !self.stopping.load(Ordering::SeqCst) {
@@ -111,11 +112,12 @@ impl Manager {
                 self.retry_backend(transport, id);
             }
             // The kernel has no event for a lock that another process releases. A stop ends the wait.
-            self.put_back.wait_for(&mut self.tables.lock(), BUSY_AGAIN);
+            self.slot_returned.wait_for(&mut self.tables.lock(), BUSY_RETRY_INTERVAL);
         }
     }
 
-    /// The tables; none if another thread holds them, or if the restore has not finished and so has not tried every backend once.
+    /// The tables; none if another thread holds them, or if the restore has not finished and so has not tried every
+    /// backend once.
     pub(super) fn tables_to_retry(&self) -> Option<MutexGuard<'_, Tables>> {
         self.tables.try_lock().filter(|_| self.restored.load(Ordering::SeqCst))
     }
@@ -132,7 +134,7 @@ fn busy(tables: &Tables) -> Vec<(u32, BackendId, String)> {
 }
 
 /// The paths of the regions and disks that are not up.
-fn paths_of_what_is_down(tables: &Tables) -> BTreeSet<String> {
+fn down_paths(tables: &Tables) -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
     for slot in tables.values() {
         match &slot.running {
@@ -164,11 +166,11 @@ fn due(tables: &mut Tables, seen: &BTreeMap<String, Node>) -> Vec<(u32, BackendI
 impl BackendSlot {
     /// Whether the backend is not up and no thread works on it.
     pub(super) fn is_down(&self) -> bool {
-        self.run.is_none() && !self.stopping && self.lent.is_none() && self.ending.get() == 0
+        self.run.is_none() && !self.stopping && self.work.is_none() && self.ending.get() == 0
     }
 }
 
-impl Ground {
+impl TransportHandle {
     fn retry(&self, fixed: &Fixed, slot: &mut BackendSlot) {
         let (transport, id) = (self.id, slot.entry.id);
         let before = slot.error.clone();
@@ -189,7 +191,7 @@ impl Ground {
         let id = slot.entry.id;
         for entry in self.transport.blkdevs().iter().filter(|entry| entry.backend == id) {
             if slot.blkdevs.get(&entry.id).is_none_or(|blkdev| blkdev.export.is_none()) {
-                slot.bring_blkdev_back(fixed, self, entry);
+                slot.restore_blkdev(fixed, self, entry);
             }
         }
     }

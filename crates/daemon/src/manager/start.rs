@@ -1,12 +1,12 @@
 //! Starting backends: tells a new disk from a recorded one, and undoes a start that fails.
 //!
-//! Invariants: a disk that has a row on a transport never gets a second one, by whatever path the user names it, since the
-//! cache of the first row may hold dirty data of the disk; a start that fails leaves the transport unchanged.
+//! Invariants: a disk that has a row on a transport never gets a second one, by whatever path the user names it, since
+//! the cache of the first row may hold dirty data of the disk; a start that fails leaves the transport unchanged.
 
-use super::backend::{BackendSlot, Older, unknown};
+use super::backend::{BackendSlot, OlderRegion, unknown};
 use super::down::Accepted;
-use super::lent::{Ground, Lent};
 use super::probe::{Node, is_same, nodes};
+use super::slots::{TakenSlot, TransportHandle};
 use super::stop::wait_until_unused;
 use super::tasks::Stage;
 use super::transport::{Running, absolute, running, running_mut};
@@ -62,20 +62,20 @@ fn known(path: &str, backend: BackendId, on: u32, more: &str) -> Error {
 }
 
 /// Facts that are in the regions and not in the tables; read without the lock of the tables.
-struct Elsewhere {
+struct RegionFacts {
     /// The backends of other hosts, by transport.
     others: BTreeMap<u32, Vec<BackendEntry>>,
     /// Whether a rescue has moved a backend away from the disk.
     former: Result<()>,
 }
 
-impl Elsewhere {
-    fn of(grounds: &[Ground], path: &str, looked: &Result<Disk>) -> Self {
+impl RegionFacts {
+    fn of(transport_handles: &[TransportHandle], path: &str, looked: &Result<Disk>) -> Self {
         let former = looked.as_ref().map_or(Ok(()), |disk| {
-            grounds.iter().try_for_each(|ground| refuse_former(&ground.transport, disk, path))
+            transport_handles.iter().try_for_each(|handle| refuse_former(&handle.transport, disk, path))
         });
         Self {
-            others: grounds.iter().map(|ground| (ground.id, ground.entries_of_others())).collect(),
+            others: transport_handles.iter().map(|handle| (handle.id, handle.entries_of_others())).collect(),
             former,
         }
     }
@@ -93,7 +93,7 @@ fn find(
     transport: u32,
     path: &str,
     looked: Result<Disk>,
-    mut elsewhere: Elsewhere,
+    mut elsewhere: RegionFacts,
 ) -> Result<Found> {
     let recorded_here = |entry: &BackendEntry| looked.as_ref().is_ok_and(|disk| disk.is_of(entry));
     let up = tables.iter().filter_map(|(&id, slot)| Some((id, slot.running.as_ref().ok()?)));
@@ -131,7 +131,7 @@ fn find(
 }
 
 /// The parameters of a request, with the defaults of the configuration.
-struct Wanted {
+struct StartParameters {
     cache_bytes: Option<u64>,
     handlers: u32,
     data_crc: bool,
@@ -139,7 +139,7 @@ struct Wanted {
     export: Option<ExportChoice>,
 }
 
-impl Wanted {
+impl StartParameters {
     fn of(request: &StartBackend, fixed: &Fixed) -> Result<Self> {
         let defaults = &fixed.config.defaults;
         let handlers = request.handlers.or(defaults.handlers).unwrap_or_else(default_handlers);
@@ -161,9 +161,10 @@ impl Wanted {
     }
 }
 
-impl Ground {
-    /// Records the path by which the disk was found if it differs from the recorded one: the next start opens that path.
-    fn keep_path(&self, slot: &mut BackendSlot) {
+impl TransportHandle {
+    /// Records the path by which the disk was found if it differs from the recorded one: the next start opens that
+    /// path.
+    fn record_path(&self, slot: &mut BackendSlot) {
         if slot.path == slot.entry.path {
             return;
         }
@@ -192,7 +193,7 @@ fn allowed(export: &str, allow_remote: bool) -> Result<ExportChoice> {
 impl Manager {
     pub(super) fn backend_start(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
         absolute(&request.path, "a backing device")?;
-        let wanted = Wanted::of(request, &self.fixed)?;
+        let wanted = StartParameters::of(request, &self.fixed)?;
         let path = request.path.as_str();
         let others = {
             let tables = self.tables()?;
@@ -204,30 +205,30 @@ impl Manager {
         self.fixed.guard.check(Path::new(path), "a backing device")?;
         refuse_served(&*self.tables()?, path, &nodes)?;
         let looked = Disk::inspect(path);
-        let elsewhere = Elsewhere::of(&self.grounds()?, path, &looked);
+        let elsewhere = RegionFacts::of(&self.transport_handles()?, path, &looked);
         let mut tables = self.tables()?;
         running(&tables, transport)?;
         refuse_served(&tables, path, &nodes)?;
         match find(&tables, transport, path, looked, elsewhere)? {
             Found::Down(id) => {
                 drop(tables);
-                let mut lent = self.lend(transport, id, "being started")?;
-                let result = self.backend_resume(&mut lent, request, &wanted);
-                self.put_back(lent);
+                let mut taken = self.take_slot(transport, id, "being started")?;
+                let result = self.backend_resume(&mut taken, request, &wanted);
+                self.put_back(taken);
                 result
             }
             Found::New(disk) => {
                 let _work = self.begin_work()?;
-                if tables.get(&transport).is_some_and(|slot| slot.lent) {
+                if tables.get(&transport).is_some_and(|slot| slot.is_taken) {
                     let text = format!("transport {transport} is being unregistered");
                     return Err(Error::new(ErrorKind::Busy, text));
                 }
                 let running = running_mut(&mut tables, transport)?;
                 running.pending.push(disk.identity.clone());
-                let ground = running.ground(transport);
+                let handle = running.handle(transport);
                 drop(tables);
-                let created = self.backend_create(&ground, path, &disk, &wanted);
-                let mut started = self.settle_new(&ground, &disk, created)?;
+                let created = self.backend_create(&handle, path, &disk, &wanted);
+                let mut started = self.insert_created(&handle, &disk, created)?;
                 // No warning if the user gave 0 explicitly.
                 if wanted.cache_bytes.is_none() && request.cache_size.is_none() {
                     started.warnings.push(format!(
@@ -243,14 +244,14 @@ impl Manager {
     /// Starts a backend that has a row on the transport and is not up.
     fn backend_resume(
         &self,
-        lent: &mut Lent,
+        taken: &mut TakenSlot,
         request: &StartBackend,
-        wanted: &Wanted,
+        wanted: &StartParameters,
     ) -> Result<BackendStarted> {
-        let Lent { ground, id, slot, .. } = lent;
+        let TakenSlot { handle, id, slot, .. } = taken;
         let id = *id;
         if slot.run.is_some() {
-            return Err(known(&request.path, id, ground.id, ""));
+            return Err(known(&request.path, id, handle.id, ""));
         }
         if slot.stopping {
             return Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")));
@@ -263,15 +264,15 @@ impl Manager {
             consistency: request.consistency.map(Into::into),
         };
         let accepted =
-            request.older_region.then(|| Accepted::find(&self.fixed, ground, &slot.entry)).flatten();
-        let older = if request.older_region { Older::Accept } else { Older::Refuse };
+            request.older_region.then(|| Accepted::find(&self.fixed, handle, &slot.entry)).flatten();
+        let older = if request.older_region { OlderRegion::Accept } else { OlderRegion::Refuse };
         let result = requested
-            .check(&slot.entry, ground.transport.info().layout.segment_size)
-            .and_then(|()| settle(&ground.transport, &mut slot.entry, &request.path))
-            .and_then(|()| slot.start_if(&self.fixed, ground, older));
+            .check(&slot.entry, handle.transport.info().layout.segment_size)
+            .and_then(|()| settle(&handle.transport, &mut slot.entry, &request.path))
+            .and_then(|()| slot.start_if(&self.fixed, handle, older));
         if result.is_ok() {
             // After the start: a start that fails accepts no older region.
-            if let Some(Err(error)) = accepted.map(|accepted| accepted.log(&self.fixed, ground)) {
+            if let Some(Err(error)) = accepted.map(|accepted| accepted.log(&self.fixed, handle)) {
                 let text = format!(
                     "it could not be logged that the region may be older than its disk: the next start refuses it ({error})"
                 );
@@ -280,10 +281,10 @@ impl Manager {
             }
             let _opening = self.opening.read();
             if let Some(export) = &wanted.export {
-                slot.allow_row(&self.fixed, ground, export);
+                slot.allow_row(&self.fixed, handle, export);
             }
-            ground.open_exports(&self.fixed, slot);
-            ground.keep_path(slot);
+            handle.open_exports(&self.fixed, slot);
+            handle.record_path(slot);
         } else {
             slot.path = before;
         }
@@ -291,7 +292,7 @@ impl Manager {
         let warnings = slot.warnings.clone();
         result?;
         let blkdev = match (&wanted.export, blkdev) {
-            (Some(export), None) => Some(self.blkdev_create(ground, slot, export)?),
+            (Some(export), None) => Some(self.blkdev_create(handle, slot, export)?),
             (Some(_), there) => there,
             (None, _) => None,
         };
@@ -299,15 +300,15 @@ impl Manager {
     }
 
     /// Inserts a backend that was created into the tables, and removes its disk from the pending ones.
-    fn settle_new(
+    fn insert_created(
         &self,
-        ground: &Ground,
+        handle: &TransportHandle,
         disk: &Disk,
         created: Result<(BackendSlot, BackendStarted)>,
     ) -> Result<BackendStarted> {
-        self.refresh_known(ground);
+        self.refresh_tables_copy(handle);
         let mut tables = self.tables.lock();
-        let running = running_mut(&mut tables, ground.id);
+        let running = running_mut(&mut tables, handle.id);
         if let Ok(running) = running {
             let is_it = |pending: &Identity| *pending == disk.identity;
             if let Some(at) = running.pending.iter().position(is_it) {
@@ -321,31 +322,31 @@ impl Manager {
         // The daemon ended meanwhile.
         let (slot, _) = created?;
         let id = slot.entry.id;
-        slot.end(ground.id, id, &Stage::nowhere());
+        slot.end(handle.id, id, &Stage::nowhere());
         Err(stopping())
     }
 
     fn backend_create(
         &self,
-        ground: &Ground,
+        handle: &TransportHandle,
         path: &str,
         disk: &Disk,
-        wanted: &Wanted,
+        wanted: &StartParameters,
     ) -> Result<(BackendSlot, BackendStarted)> {
         let new = NewBackend {
-            host: ground.host,
+            host: handle.host,
             path: path.to_owned(),
             cache_bytes: wanted.cache_bytes,
             handlers: wanted.handlers,
             data_crc: wanted.data_crc,
             settings: wanted.settings,
         };
-        let id = new.create(&ground.transport, disk).context(|| format!("starting {path}"))?;
+        let id = new.create(&handle.transport, disk).context(|| format!("starting {path}"))?;
         let mut made = None;
-        let started = ground
+        let started = handle
             .transport
             .backend(id)
-            .and_then(|entry| self.backend_first_start(ground, made.insert(BackendSlot::new(entry)), wanted));
+            .and_then(|entry| self.backend_first_start(handle, made.insert(BackendSlot::new(entry)), wanted));
         match (made, started) {
             (Some(slot), Ok(started)) => Ok((slot, started)),
             (slot, started) => {
@@ -356,12 +357,12 @@ impl Manager {
                     slot.stop(id);
                 }
                 wait_until_unused(&cache.unwrap_or_default());
-                if let Err(left) = ground.transport.remove_backend(id) {
+                if let Err(left) = handle.transport.remove_backend(id) {
                     tracing::error!(
                         backend = id.0,
                         "the backend that did not start cannot be removed: {left}"
                     );
-                    self.keep_row(ground, id, &error);
+                    self.insert_failed(handle, id, &error);
                 }
                 Err(error)
             }
@@ -369,27 +370,27 @@ impl Manager {
     }
 
     /// Inserts a backend that did not start and whose row could not be removed, so that its disk gets no second row.
-    fn keep_row(&self, ground: &Ground, id: BackendId, why: &Error) {
-        let Ok(entry) = ground.transport.backend(id) else { return };
+    fn insert_failed(&self, handle: &TransportHandle, id: BackendId, why: &Error) {
+        let Ok(entry) = handle.transport.backend(id) else { return };
         let mut slot = BackendSlot::new(entry);
         slot.error = Some(why.line());
-        if let Ok(running) = running_mut(&mut self.tables.lock(), ground.id) {
+        if let Ok(running) = running_mut(&mut self.tables.lock(), handle.id) {
             running.backends.insert(id, slot);
         }
     }
 
     fn backend_first_start(
         &self,
-        ground: &Ground,
+        handle: &TransportHandle,
         slot: &mut BackendSlot,
-        wanted: &Wanted,
+        wanted: &StartParameters,
     ) -> Result<BackendStarted> {
         let id = slot.entry.id;
-        slot.start(&self.fixed, ground)?;
+        slot.start(&self.fixed, handle)?;
         let warnings = slot.warnings.clone();
-        tracing::info!(transport = ground.id, backend = id.0, "started: {}", slot.path);
+        tracing::info!(transport = handle.id, backend = id.0, "started: {}", slot.path);
         let blkdev = match &wanted.export {
-            Some(export) => Some(self.blkdev_create(ground, slot, export)?),
+            Some(export) => Some(self.blkdev_create(handle, slot, export)?),
             None => None,
         };
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })

@@ -18,7 +18,7 @@ pub(super) fn page(fixed: &Fixed, tables: &Tables) -> Status {
         pid: std::process::id(),
         uptime_s: fixed.started.elapsed().as_secs(),
         warnings: fixed.warnings.iter().cloned().chain(fixed.remote.warning()).collect(),
-        front_ends: fixed.places.front_ends.status(),
+        front_ends: fixed.context.front_ends.status(),
         transports: tables.values().map(transport).collect(),
     }
 }
@@ -126,11 +126,15 @@ pub(super) fn recovery_point(status: &CacheStatus) -> String {
             "the backing device alone is as it was before it was cached".to_owned()
         }
         0 => format!(
-            "the backing device alone is as of a time that is not known (epoch {})",
+            "the backing device alone is at a recovery point of unknown time (epoch {})",
             status.drained_epoch
         ),
         at => {
-            format!("the backing device alone is as of {} (epoch {})", format_time(at), status.drained_epoch)
+            format!(
+                "the backing device alone is at the recovery point {} (epoch {})",
+                format_time(at),
+                status.drained_epoch
+            )
         }
     }
 }
@@ -142,7 +146,7 @@ pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> String 
     }
     let Some(run) = &slot.run else {
         let down = if slot.entry.is_moved { "MOVED, not served" } else { "NOT SERVED" };
-        return slot.lent.as_ref().map_or(down, |borrowed| borrowed.why).to_owned();
+        return slot.work.as_ref().map_or(down, |work| work.why).to_owned();
     };
     let is_silent = silence(run).is_some();
     let condition = match status {

@@ -1,13 +1,13 @@
 //! Removing a backend from its transport, so that its disk is a plain disk again.
 //!
-//! Invariants: a backend is removed only when its cache has no dirty and no quarantined data, or when the user typed exactly
-//! how many bytes are to be dropped; a stop that fails leaves the backend and its block devices as they were.
+//! Invariants: a backend is removed only when its cache has no dirty and no quarantined data, or when the user typed
+//! exactly how many bytes are to be dropped; a stop that fails leaves the backend and its block devices as they were.
 
 use super::Manager;
 use super::backend::BackendSlot;
-use super::conditions::{self, OfRun};
+use super::conditions::{self, SharedConditions};
 use super::drain::Wait;
-use super::lent::Lent;
+use super::slots::TakenSlot;
 use super::tasks::{Task, poll_until, run_until};
 use super::transport::running_mut;
 use super::watch::check_file;
@@ -32,7 +32,7 @@ impl Manager {
     ) -> Result<Done> {
         let run = self.begin_backend_stop(transport, id, request.force)?;
         let result = match (run, request.discard_dirty) {
-            (None, discard) => self.check_what_is_down(transport, id, discard),
+            (None, discard) => self.check_down(transport, id, discard),
             (Some(run), Some(bytes)) => self.check_discard(transport, id, &run, request.force, bytes),
             (Some(run), None) => self.drain(transport, id, &run, request, report),
         };
@@ -46,16 +46,16 @@ impl Manager {
         result.map_err(|error| self.end_failed_stop(transport, id, error))
     }
 
-    /// Marks the backend as being stopped, so that no block device is added to it. Refuses if it is in use and `force` is not
-    /// set.
+    /// Marks the backend as being stopped, so that no block device is added to it. Refuses if it is in use and `force`
+    /// is not set.
     pub(super) fn begin_backend_stop(
         &self,
         transport: u32,
         id: BackendId,
         force: bool,
     ) -> Result<Option<Arc<RunningBackend>>> {
-        let mut lent = self.lend(transport, id, "its use is being checked")?;
-        let slot = &mut lent.slot;
+        let mut taken = self.take_slot(transport, id, "its use is being checked")?;
+        let slot = &mut taken.slot;
         let result = if slot.stopping {
             Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped already")))
         } else if force {
@@ -65,13 +65,13 @@ impl Manager {
         };
         slot.stopping |= result.is_ok();
         let run = slot.run.clone();
-        self.put_back(lent);
+        self.put_back(taken);
         result.map(|()| run)
     }
 
     /// Ends a stop that failed: the backend continues, and its exports are opened again.
     fn end_failed_stop(&self, transport: u32, id: BackendId, error: Error) -> Error {
-        let Ok(mut lent) = self.lend_until(
+        let Ok(mut taken) = self.take_slot_until(
             Instant::now() + RELEASE_LIMIT,
             transport,
             id,
@@ -80,13 +80,13 @@ impl Manager {
             self.unmark_stop(transport, id);
             return error;
         };
-        lent.slot.stopping = false;
-        let error = lent.slot.with_unended(error);
-        if lent.slot.run.is_some() && !self.stopping.load(std::sync::atomic::Ordering::SeqCst) {
+        taken.slot.stopping = false;
+        let error = taken.slot.with_unended(error);
+        if taken.slot.run.is_some() && !self.stopping.load(std::sync::atomic::Ordering::SeqCst) {
             let _opening = self.opening.read();
-            lent.ground.open_exports(&self.fixed, &mut lent.slot);
+            taken.handle.open_exports(&self.fixed, &mut taken.slot);
         }
-        self.put_back(lent);
+        self.put_back(taken);
         error
     }
 
@@ -96,8 +96,8 @@ impl Manager {
         let slot = running_mut(&mut tables, transport).and_then(|running| running.backend_mut(id));
         if let Ok(slot) = slot {
             slot.stopping = false;
-            if let Some(borrowed) = &mut slot.lent {
-                borrowed.stop_ended = true;
+            if let Some(work) = &mut slot.work {
+                work.stop_ended = true;
             }
         }
     }
@@ -111,8 +111,8 @@ impl Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         let mut done = Done { warnings: check_file(id, run)?.into_iter().collect(), ..Done::default() };
-        // The first drain runs with the exports open: if it fails, no client is affected. With force the exports are closed first,
-        // because a client that continues to write would keep the drain from ending.
+        // The first drain runs with the exports open: if it fails, no client is affected. With force the exports are
+        // closed first, because a client that continues to write would keep the drain from ending.
         if request.force {
             self.close(transport, id, true)?;
         }
@@ -142,11 +142,11 @@ impl Manager {
 
     /// Closes the exports of the backend.
     fn close(&self, transport: u32, id: BackendId, force: bool) -> Result<()> {
-        let mut lent = self.lend(transport, id, "its block device is being closed")?;
-        let slot = &mut lent.slot;
+        let mut taken = self.take_slot(transport, id, "its block device is being closed")?;
+        let slot = &mut taken.slot;
         let used = if force { Ok(()) } else { slot.refuse_if_used() };
         let result = used.and_then(|()| slot.close_all(force));
-        self.put_back(lent);
+        self.put_back(taken);
         result
     }
 
@@ -168,57 +168,58 @@ impl Manager {
     }
 
     /// Checks a backend that is not up: it cannot be drained, but the amount of its dirty data is known.
-    fn check_what_is_down(&self, transport: u32, id: BackendId, discard: Option<u64>) -> Result<Done> {
-        let lent = self.lend(transport, id, "its cache is being examined")?;
-        let result = lent.check_what_is_down(discard);
-        self.put_back(lent);
+    fn check_down(&self, transport: u32, id: BackendId, discard: Option<u64>) -> Result<Done> {
+        let taken = self.take_slot(transport, id, "its cache is being examined")?;
+        let result = taken.check_down(discard);
+        self.put_back(taken);
         result
     }
 
     /// Removes the backend and its block devices from the region. Returns warnings about threads that have not ended.
     fn remove(&self, transport: u32, id: BackendId, limit: Duration) -> Result<Vec<String>> {
-        let mut lent = self.lend(transport, id, "it is being removed")?;
-        match self.end_and_remove(&mut lent, limit) {
+        let mut taken = self.take_slot(transport, id, "it is being removed")?;
+        match self.end_and_remove(&mut taken, limit) {
             Ok(()) => {
                 tracing::info!(
                     transport,
                     backend = id.0,
                     "removed: {} is a plain disk again",
-                    lent.slot.path
+                    taken.slot.path
                 );
-                let unended = std::mem::take(&mut lent.slot.unended);
-                self.forget(lent);
+                let unended = std::mem::take(&mut taken.slot.unended);
+                self.remove_backend(taken);
                 Ok(unended)
             }
             Err(error) => {
-                self.put_back(lent);
+                self.put_back(taken);
                 Err(error)
             }
         }
     }
 
-    /// Ends the backend first, which may wait for its disk up to `limit`; removes its rows only when no thread uses its cache.
-    fn end_and_remove(&self, lent: &mut Lent, limit: Duration) -> Result<()> {
-        let id = lent.id;
-        if lent.slot.ending.get() > 0 {
+    /// Ends the backend first, which may wait for its disk up to `limit`; removes its rows only when no thread uses its
+    /// cache.
+    fn end_and_remove(&self, taken: &mut TakenSlot, limit: Duration) -> Result<()> {
+        let id = taken.id;
+        if taken.slot.ending.get() > 0 {
             let text = format!(
                 "backend {id} is still being ended by an earlier stop: {} does not complete requests; nothing was dropped: repeat the stop \
                  when that has ended, or end the daemon",
-                lent.slot.path
+                taken.slot.path
             );
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        for blkdev in lent.slot.blkdevs.values_mut() {
-            lent.slot.unended.extend(blkdev.close_for_good(true)?);
+        for blkdev in taken.slot.blkdevs.values_mut() {
+            taken.slot.unended.extend(blkdev.close_for_good(true)?);
         }
-        if let Some(run) = lent.slot.run.take() {
-            let (transport, path) = (lent.ground.id, lent.slot.path.clone());
-            let conditions = OfRun::clone(&lent.slot.conditions);
+        if let Some(run) = taken.slot.run.take() {
+            let (transport, path) = (taken.handle.id, taken.slot.path.clone());
+            let conditions = SharedConditions::clone(&taken.slot.conditions);
             conditions::log_before_stop(&conditions, transport, id, &path, &run);
-            self.hide_run(lent);
-            lent.slot.error = Some("it was stopped, but not removed".to_owned());
+            self.drop_run_of_placeholder(taken);
+            taken.slot.error = Some("it was stopped, but not removed".to_owned());
             let cache = run.cache().map(Arc::downgrade);
-            let ending = lent.slot.ending.add();
+            let ending = taken.slot.ending.add();
             let task = Task::new(format!("backend {id} ({path})"), move |stage| {
                 stage.set("its backing device does not complete requests");
                 run.stop();
@@ -234,35 +235,35 @@ impl Manager {
                     "{hung}; nothing was dropped. It is not served until that has ended, and comes back then; repeat the stop then, or end the \
                      daemon"
                 );
-                return Err(lent.not_removed(ErrorKind::TimedOut, text));
+                return Err(taken.not_removed(ErrorKind::TimedOut, text));
             }
             if !wait_until_unused(&cache.unwrap_or_default()) {
                 let text = format!(
                     "backend {id} is stopped, and another command (drain, checkpoint) still has its cache; nothing was dropped: repeat \
                      the stop when that command has ended"
                 );
-                return Err(lent.not_removed(ErrorKind::Busy, text));
+                return Err(taken.not_removed(ErrorKind::Busy, text));
             }
         }
-        lent.slot.unended.extend(lent.ground.revoke(&self.fixed, &lent.slot.entry));
-        for blkdev in std::mem::take(&mut lent.slot.blkdevs).into_keys() {
-            lent.ground.transport.remove_blkdev(blkdev)?;
+        taken.slot.unended.extend(taken.handle.revoke(&self.fixed, &taken.slot.entry));
+        for blkdev in std::mem::take(&mut taken.slot.blkdevs).into_keys() {
+            taken.handle.transport.remove_blkdev(blkdev)?;
         }
-        lent.ground.transport.remove_backend(id)
+        taken.handle.transport.remove_backend(id)
     }
 }
 
-impl Lent {
-    /// The error of a stop that has ended the backend and could not remove it. Status and log show it, too: its block devices are
-    /// closed, and the client that sent the command may have disconnected.
+impl TakenSlot {
+    /// The error of a stop that has ended the backend and could not remove it. Status and log show it, too: its block
+    /// devices are closed, and the client that sent the command may have disconnected.
     fn not_removed(&mut self, kind: ErrorKind, text: String) -> Error {
-        tracing::error!(transport = self.ground.id, backend = self.id.0, "its stop has not ended: {text}");
+        tracing::error!(transport = self.handle.id, backend = self.id.0, "its stop has not ended: {text}");
         self.slot.error = Some(text.clone());
         Error::new(kind, text)
     }
 
-    fn check_what_is_down(&self, discard: Option<u64>) -> Result<Done> {
-        let Self { ground, id, slot, .. } = self;
+    fn check_down(&self, discard: Option<u64>) -> Result<Done> {
+        let Self { handle, id, slot, .. } = self;
         let id = *id;
         let why = slot.error.clone().unwrap_or_default();
         let cached = slot.entry.cache_segments > 0;
@@ -270,8 +271,8 @@ impl Lent {
             compare(id, 0, discard.unwrap_or_default())?;
             return Ok(Done::default());
         }
-        let is_mixed = ground.transport.pages_of(id)? == Pages::MixedDirty;
-        let status = ground.transport.open_cache_if(id, Mixed::Look)?.status();
+        let is_mixed = handle.transport.pages_of(id)? == Pages::MixedDirty;
+        let status = handle.transport.open_cache_if(id, Mixed::Look)?.status();
         let missing = status.missing_bytes();
         match discard {
             Some(bytes) => compare(id, missing, bytes)?,
@@ -279,8 +280,8 @@ impl Lent {
                 return Err(Error::new(
                     ErrorKind::Torn,
                     format!(
-                        "backend {id} is not up ({why}); what stands in its cache is not certain, {missing} bytes of it look dirty. To give all of it up \
-                         type backend-stop -b {id} --discard-dirty {missing}"
+                        "backend {id} is not up ({why}); the contents of its cache are not certain, {missing} bytes of them look dirty. To drop \
+                         them type backend-stop -b {id} --discard-dirty {missing}"
                     ),
                 ));
             }
@@ -305,8 +306,8 @@ impl Lent {
     }
 }
 
-/// Waits until no thread uses the cache: threads that have just ended and status requests release it soon. False if it is
-/// still in use after [`RELEASE_LIMIT`].
+/// Waits until no thread uses the cache: threads that have just ended and status requests release it soon. False if it
+/// is still in use after [`RELEASE_LIMIT`].
 pub(super) fn wait_until_unused<T>(cache: &Weak<T>) -> bool {
     poll_until(Instant::now() + RELEASE_LIMIT, || cache.strong_count() == 0)
 }
@@ -343,7 +344,7 @@ fn log_dropped(id: BackendId, done: &Done) {
     }
     tracing::warn!(
         backend = id.0,
-        "dropped {} bytes that were dirty or quarantined because the user said so",
+        "dropped {} bytes that were dirty or quarantined, at the user's command",
         done.discarded_bytes
     );
     for warning in &done.warnings {

@@ -1,8 +1,8 @@
-//! Tasks that may wait for a disk or a file system indefinitely: each runs on a thread of its own, and the caller waits until
-//! a deadline.
+//! Tasks that may wait for a disk or a file system indefinitely: each runs on a thread of its own, and the caller waits
+//! until a deadline.
 //!
-//! Invariants: a task that waits delays no other task. If no further thread can be started, a task runs when another one has
-//! ended, or on the caller's thread if none is running.
+//! Invariants: a task that waits delays no other task. If no further thread can be started, a task runs when another
+//! one has ended, or on the caller's thread if none is running.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -60,8 +60,8 @@ impl Task {
         Self { name, stage, work: Arc::new(Mutex::new(Some(Box::new(work)))) }
     }
 
-    /// Starts the task on a thread of its own, which sends `number` when it ends. The task is unchanged if no thread can be
-    /// started.
+    /// Starts the task on a thread of its own, which sends `number` when it ends. The task is unchanged if no thread
+    /// can be started.
     fn spawn(&self, number: usize, sender: &Sender<usize>) -> std::io::Result<()> {
         let (work, stage, sender) = (Arc::clone(&self.work), self.stage.clone(), sender.clone());
         // Before the thread runs and sets a later stage.
@@ -90,8 +90,8 @@ impl Task {
     }
 }
 
-/// Runs all tasks in parallel and waits for them until `deadline`. A task that has not ended by then continues on its thread;
-/// the result names it and its stage.
+/// Runs all tasks in parallel and waits for them until `deadline`. A task that has not ended by then continues on its
+/// thread; the result names it and its stage.
 pub(super) fn run_until(deadline: Instant, tasks: Vec<Task>) -> Vec<String> {
     let (sender, ended) = channel();
     let mut waiting: VecDeque<(usize, Task)> = tasks.into_iter().enumerate().collect();

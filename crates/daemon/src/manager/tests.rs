@@ -159,7 +159,7 @@ fn the_end_waits_for_regions_that_are_being_opened() {
 fn the_end_lets_the_worker_that_has_a_backend_close_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
-    let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+    let taken = manager.take_slot(0, BackendId(0), "the test has it").expect("a backend");
     let ending = {
         let manager = Arc::clone(&manager);
         std::thread::spawn(move || manager.end().sync())
@@ -171,10 +171,10 @@ fn the_end_lets_the_worker_that_has_a_backend_close_it() {
     }
     // If the end of the daemon closed the backend, it would do so immediately, on a thread of its own.
     std::thread::sleep(Duration::from_millis(500));
-    let run = lent.slot.run.clone().expect("it is up");
+    let run = taken.slot.run.clone().expect("it is up");
     write(&run).expect("its block device is open, so its cache is");
     drop(run);
-    manager.put_back(lent);
+    manager.put_back(taken);
     assert_eq!(ending.join().expect("it ends"), [""; 0]);
 }
 
@@ -184,13 +184,13 @@ fn a_stop_that_failed_while_another_worker_had_the_backend_is_no_longer_in_progr
     let manager = with_backend(folder.path());
     let id = BackendId(0);
     manager.begin_backend_stop(0, id, false).expect("no client uses it");
-    let lent = manager.lend(0, id, "the test has it").expect("a backend");
-    assert!(lent.slot.stopping);
+    let taken = manager.take_slot(0, id, "the test has it").expect("a backend");
+    assert!(taken.slot.stopping);
     manager.unmark_stop(0, id);
-    manager.put_back(lent);
-    let lent = manager.lend(0, id, "the test has it").expect("a backend");
-    assert!(!lent.slot.stopping, "it would be in a stop for ever");
-    manager.put_back(lent);
+    manager.put_back(taken);
+    let taken = manager.take_slot(0, id, "the test has it").expect("a backend");
+    assert!(!taken.slot.stopping, "it would be in a stop for ever");
+    manager.put_back(taken);
     stop(&manager, &StopBackend::default()).expect("it can be stopped again");
 }
 
@@ -198,13 +198,13 @@ fn a_stop_that_failed_while_another_worker_had_the_backend_is_no_longer_in_progr
 fn a_stop_keeps_the_rows_of_a_backend_whose_cache_another_command_uses() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
-    let ground = manager.ground(0).expect("the transport");
-    let run = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+    let handle = manager.handle(0).expect("the transport");
+    let run = manager.take_slot(0, BackendId(0), "the test has it").expect("a backend");
     let cache = run.slot.run.as_ref().and_then(|run| run.cache().cloned()).expect("a cache");
     manager.put_back(run);
     let error = stop(&manager, &StopBackend::default()).expect_err("the cache is in use");
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    assert_eq!(ground.transport.blkdevs().len(), 1, "the row of its block device");
+    assert_eq!(handle.transport.blkdevs().len(), 1, "the row of its block device");
     drop(cache);
     let end = Instant::now() + LIMIT;
     while !manager.backends(0, false).expect("a list")[0].alive {
@@ -217,7 +217,7 @@ fn a_stop_keeps_the_rows_of_a_backend_whose_cache_another_command_uses() {
         std::thread::sleep(Duration::from_millis(20));
     }
     stop(&manager, &StopBackend::default()).expect("it can be stopped now");
-    assert_eq!(ground.transport.blkdevs().len(), 0);
+    assert_eq!(handle.transport.blkdevs().len(), 0);
 }
 
 #[test]
@@ -237,9 +237,9 @@ fn a_timeout_of_a_stop_can_be_any_number() {
 fn the_end_names_a_region_in_an_ordinary_file_whose_cache_is_still_in_use() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
-    let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
-    let cache = lent.slot.run.as_ref().and_then(|run| run.cache().cloned()).expect("a cache");
-    manager.put_back(lent);
+    let taken = manager.take_slot(0, BackendId(0), "the test has it").expect("a backend");
+    let cache = taken.slot.run.as_ref().and_then(|run| run.cache().cloned()).expect("a cache");
+    manager.put_back(taken);
     let late = manager.end().sync();
     assert!(late.len() == 1 && late[0].contains("still in use"), "{late:?}");
     drop(cache);
@@ -249,20 +249,20 @@ fn the_end_names_a_region_in_an_ordinary_file_whose_cache_is_still_in_use() {
 fn a_backend_that_a_worker_has_is_counted_as_served() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
-    let lent = manager.lend(0, BackendId(0), "the test has it").expect("a backend");
+    let taken = manager.take_slot(0, BackendId(0), "the test has it").expect("a backend");
     assert_eq!(super::summary(&manager.tables.lock()), "1 transports, 1 backends, 1 block devices");
-    manager.put_back(lent);
+    manager.put_back(taken);
 }
 
 #[test]
 fn no_backend_starts_on_a_transport_that_is_being_unregistered() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_region(folder.path());
-    let set_lent = |is_lent| manager.tables.lock().get_mut(&0).expect("the transport").lent = is_lent;
-    set_lent(true);
+    let set_taken = |is_taken| manager.tables.lock().get_mut(&0).expect("the transport").is_taken = is_taken;
+    set_taken(true);
     let error = manager.start_backend(0, &backend(folder.path())).expect_err("it is being unregistered");
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    set_lent(false);
+    set_taken(false);
     manager.start_backend(0, &backend(folder.path())).expect("a backend");
 }
 

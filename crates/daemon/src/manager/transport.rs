@@ -2,9 +2,9 @@
 
 use super::backend::BackendSlot;
 use super::end::{CLOSE_LIMIT, NotSynced, end_of};
-use super::lent::{Ground, Known};
 use super::probe::{StartTime, answers};
 use super::retry::Retry;
+use super::slots::{TablesCopy, TransportHandle};
 use super::tasks::run_until;
 use super::{Fixed, Tables};
 use crate::api::{HostInfo, TransportInfo};
@@ -30,7 +30,7 @@ pub(super) struct TransportSlot {
     /// The schedule of retries while it is not up.
     pub retry: Option<Retry>,
     /// Whether a command or the background thread works on it without the lock of the tables.
-    pub lent: bool,
+    pub is_taken: bool,
 }
 
 /// A transport that is up.
@@ -42,8 +42,8 @@ pub(super) struct Running {
     pub mapping: Info,
     pub mapping_line: String,
     /// A cached copy of the region's tables.
-    pub known: Known,
-    /// Held from reading the region's tables to storing the copy in `known`.
+    pub tables_copy: TablesCopy,
+    /// Held from reading the region's tables to storing the copy in `tables_copy`.
     pub reading: Arc<Mutex<()>>,
     /// Disks for which backends are being created.
     pub pending: Vec<Identity>,
@@ -121,8 +121,8 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     Ok(Opened { region: Region::new(mapping), info, line })
 }
 
-/// Adds advice to the error of the region of a registered transport. It must not be formatted where it is missing, and where
-/// something else is at its path.
+/// Adds advice to the error of the region of a registered transport. It must not be formatted where it is missing, and
+/// where something else is at its path.
 pub(super) fn with_advice(error: Error, entry: &TransportEntry) -> Error {
     match error.kind() {
         ErrorKind::NotFound => Error::new(ErrorKind::NotFound, missing(entry)),
@@ -135,17 +135,17 @@ pub(super) fn with_advice(error: Error, entry: &TransportEntry) -> Error {
 fn replaced(entry: &TransportEntry, found: &Error) -> String {
     let TransportEntry { transport_id: id, path, uuid, .. } = entry;
     format!(
-        "what is at {path} is not the region of transport {id} ({uuid}) that this daemon remembers ({}); what is dirty in that is \
-         needed: put it back (if it lies on a file system of its own, mount that), or give it up with tp-unreg -t {id}. If \
-         this ought to be it, cbdctrl check {path} says what stands there",
+        "the file at {path} is not the region of transport {id} ({uuid}), which is registered with this daemon ({}); dirty data in \
+         that region is needed: restore it (if it is on a file system of its own, mount that), or unregister it with \
+         tp-unreg -t {id}. If this should be the region, cbdctrl check {path} examines it",
         found.line()
     )
 }
 
 fn missing(entry: &TransportEntry) -> String {
     format!(
-        "the region {} of transport {} ({}) is not there: if it lies on a file system of its own, mount that; what is dirty in it is needed, so do not \
-         make a new one in its place",
+        "the region {} of transport {} ({}) is not there: if it is on a file system of its own, mount that; dirty data in it is \
+         needed, so do not create a new region in its place",
         entry.path, entry.transport_id, entry.uuid
     )
 }
@@ -198,21 +198,21 @@ impl TransportSlot {
             .and_then(|()| after_predecessor(REGION_TIMEOUT, open))
             .and_then(|opened| Running::come_back(fixed, &entry, opened, time));
         match running {
-            Ok(running) => Ok(Self { entry, running: Ok(running), retry: None, lent: false }),
+            Ok(running) => Ok(Self { entry, running: Ok(running), retry: None, is_taken: false }),
             // The user requires persistence: the daemon must not start without it.
             Err(error) if fixed.require_persistent && error.kind() == ErrorKind::Unsupported => Err(error),
             Err(error) => {
                 let error = with_advice(error, &entry);
                 tracing::error!(transport = entry.transport_id, "the transport is not up: {error}");
-                Ok(Self { entry, running: Err(error.line()), retry: None, lent: false })
+                Ok(Self { entry, running: Err(error.line()), retry: None, is_taken: false })
             }
         }
     }
 
     /// Stores the result of a retry.
-    pub fn settle(&mut self, tried: std::result::Result<Running, String>) {
+    pub fn store_result(&mut self, result: std::result::Result<Running, String>) {
         let transport = self.entry.transport_id;
-        match &tried {
+        match &result {
             Ok(_) => {
                 tracing::info!(transport, "its region is there now: {}", self.entry.path);
                 self.retry = None;
@@ -222,7 +222,7 @@ impl TransportSlot {
             }
             Err(_) => {}
         }
-        (self.running, self.lent) = (tried, false);
+        (self.running, self.is_taken) = (result, false);
     }
 
     /// The row of `tp-list`.
@@ -246,12 +246,12 @@ impl TransportSlot {
 }
 
 /// A transport that has ended and still has its region locked.
-pub(super) struct Left {
+pub(super) struct EndedTransport {
     path: String,
     transport: Arc<Transport<ProcessEnvironment>>,
 }
 
-impl Left {
+impl EndedTransport {
     pub const fn new(path: String, transport: Arc<Transport<ProcessEnvironment>>) -> Self {
         Self { path, transport }
     }
@@ -296,14 +296,14 @@ impl Running {
         time: &mut StartTime,
     ) -> Self {
         let path = entry.path.clone();
-        let known = Known::of(&transport);
+        let tables_copy = TablesCopy::of(&transport);
         let mut running = Self {
             path,
             transport,
             host,
             mapping,
             mapping_line,
-            known,
+            tables_copy,
             reading: Arc::default(),
             pending: Vec::new(),
             damaged: Vec::new(),
@@ -311,7 +311,7 @@ impl Running {
             others: Vec::new(),
             backends: BTreeMap::new(),
         };
-        running.bring_backends_back(fixed, entry.transport_id, time);
+        running.restore_backends(fixed, entry.transport_id, time);
         running
     }
 
@@ -323,11 +323,11 @@ impl Running {
             tracing::error!("not ended in time: {what}");
             not_synced.lock().push(what);
         }
-        Left::new(self.path, self.transport).sync_at_end(not_synced);
+        EndedTransport::new(self.path, self.transport).sync_at_end(not_synced);
     }
 }
 
-impl Ground {
+impl TransportHandle {
     /// The hosts of the transport. Whether other hosts run is not known: they are shown as not alive.
     pub fn hosts(&self) -> Vec<HostInfo> {
         self.transport
@@ -376,7 +376,7 @@ impl Running {
 
     /// A warning about damaged rows of block devices, while a backend has no block device.
     fn lost_blkdevs(&self) -> Option<String> {
-        let rows: Vec<String> = self.known.lost.iter().map(ToString::to_string).collect();
+        let rows: Vec<String> = self.tables_copy.lost.iter().map(ToString::to_string).collect();
         let without: Vec<String> = self
             .backends
             .iter()
@@ -387,7 +387,7 @@ impl Running {
             return None;
         }
         Some(format!(
-            "both copies of row {} of the block devices are damaged: a block device that stood there is not served, and no data \
+            "both copies of row {} of the block devices are damaged: a block device in that row is not served, and no data \
              is lost with it; without a block device: backend {}; dev-start -b ID makes one, under another number",
             rows.join(", "),
             without.join(", ")
@@ -395,7 +395,7 @@ impl Running {
     }
 
     fn info(&self, base: TransportInfo) -> TransportInfo {
-        let info = &self.known.info;
+        let info = &self.tables_copy.info;
         let (layout, [hosts, backends, blkdevs, _]) = (info.layout, info.bytes_per_row);
         let mut warnings = self.mapping.warnings.clone();
         warnings.extend(self.damaged.iter().cloned());

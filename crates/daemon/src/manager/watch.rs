@@ -1,8 +1,8 @@
 //! Checks that the files of backing devices, regions and exports in use still exist at their paths.
 //!
-//! Invariants: each probe runs on a thread of its own and holds no lock, so a file system that does not respond delays no
-//! other thread. A change is logged once when it begins and once when it ends. A drain or a stop succeeds only if the file
-//! exists before and after it.
+//! Invariants: each probe runs on a thread of its own and holds no lock, so a file system that does not respond delays
+//! no other thread. A change is logged once when it begins and once when it ends. A drain or a stop succeeds only if
+//! the file exists before and after it.
 //!
 //! Elsewhere: `cbd-backing` fails a flush to a file that was deleted or cut short, so the cache keeps the dirty data.
 
@@ -35,7 +35,8 @@ pub(super) struct Watching {
 }
 
 impl Manager {
-    /// Checks the files in use every [`INTERVAL`]. If a command holds the tables, the next pass of the background thread does it.
+    /// Checks the files in use every [`INTERVAL`]. If a command holds the tables, the next pass of the background
+    /// thread does it.
     pub(super) fn watch_files(&self, watching: &mut Watching) {
         if watching.due.is_some_and(|due| Instant::now() < due) {
             return;
@@ -98,8 +99,8 @@ impl Manager {
     }
 }
 
-/// Logs the files without a name when the daemon ends: their contents are lost with the last descriptor, so the dirty data in a
-/// deleted region is lost.
+/// Logs the files without a name when the daemon ends: their contents are lost with the last descriptor, so the dirty
+/// data in a deleted region is lost.
 pub(super) fn warn_of_lost_files(tables: &Tables) {
     for (transport, running) in tables.iter().filter_map(|(id, slot)| Some((id, slot.running.as_ref().ok()?)))
     {
@@ -157,7 +158,7 @@ fn note<T: Display + PartialEq>(known: &mut Option<T>, now: Option<T>, whose: &s
     }
     match &now {
         Some(change) => tracing::error!("{whose}: {change}"),
-        None => tracing::info!("{whose}: its file is as it was"),
+        None => tracing::info!("{whose}: its file is restored"),
     }
     *known = now;
 }
@@ -194,16 +195,16 @@ pub(super) fn check_file(id: BackendId, run: &RunningBackend) -> Result<Option<S
                 .map_or((0, 0), |status| (status.dirty_bytes, status.missing_bytes()));
             let save = match change {
                 Change::Deleted { .. } => {
-                    "; to save everything copy its block device while the daemon runs, or what the file has of it by cp from \
-                     that name"
+                    "; to save all data copy its block device while the daemon runs; cp from that name copies the data that \
+                     the file has"
                 }
                 Change::Short { .. } | Change::Linked { .. } | Change::Moved { .. } => "",
             };
             Err(Error::new(
                 ErrorKind::Backing,
                 format!(
-                    "backend {id}: {change}{save}. {dirty} bytes are dirty and stay in the cache, and the backend continues; to give \
-                     both up type backend-stop -b {id} --discard-dirty {missing}"
+                    "backend {id}: {change}{save}. {dirty} bytes are dirty and stay in the cache, and the backend continues; to \
+                     remove it and drop them type backend-stop -b {id} --discard-dirty {missing}"
                 ),
             ))
         }

@@ -1,6 +1,6 @@
 //! Backends and block devices without errors: start, settings, stop, and restoring after a restart.
 
-use crate::place::{MIB, Place, refused, stop};
+use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{
     BackendStarted, Consistency, Drain, OnWriteError, SettingsChange, StartBackend, StopBackend,
 };
@@ -16,12 +16,12 @@ use std::sync::Arc;
 
 #[test]
 fn written_data_is_on_the_plain_disk_after_the_backend_was_stopped() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 20 * MIB);
-    let started: BackendStarted = daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 20 * MIB);
+    let started: BackendStarted = daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
     assert!(started.blkdev.unwrap().dev_name.starts_with("nbd+unix:///cbd0?socket="));
-    let mut client = place.client();
+    let mut client = fixture.client();
     for block in 0..1000u64 {
         client.write(block * 16384 % (20 * MIB - 4096), &[(block % 251) as u8; 4096], false).unwrap();
     }
@@ -38,28 +38,28 @@ fn written_data_is_on_the_plain_disk_after_the_backend_was_stopped() {
 
 #[test]
 fn all_objects_are_restored_after_a_restart_under_their_numbers() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
     {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(4096, b"sixteen bytes...".repeat(32).as_slice(), true).unwrap();
+        let daemon = fixture.daemon_with_region();
+        daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
+        fixture.client().write(4096, b"sixteen bytes...".repeat(32).as_slice(), true).unwrap();
     }
     for _ in 0..10 {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         assert_eq!(daemon.summary, "1 transports, 1 backends, 1 block devices");
         let blkdevs = daemon.blkdevs(0, false).unwrap();
         assert_eq!((blkdevs[0].blkdev_id, blkdevs[0].alive), (0, true));
         let mut data = [0; 512];
-        place.client().read(4096, &mut data).unwrap();
+        fixture.client().read(4096, &mut data).unwrap();
         assert_eq!(&data[..16], b"sixteen bytes...");
     }
 }
 
 #[test]
 fn settings_survive_a_restart() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
     let change = SettingsChange {
         gc_percent: Some(42),
         consistency: Some(Consistency::Checkpoint),
@@ -69,11 +69,11 @@ fn settings_survive_a_restart() {
         write_error_after_s: Some(5),
     };
     {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        let daemon = fixture.daemon_with_region();
+        daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
         daemon.set(0, 0, &change).unwrap();
     }
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
     assert_eq!(settings.gc_percent, 42);
     assert_eq!(settings.consistency, Consistency::Checkpoint);
@@ -85,10 +85,10 @@ fn settings_survive_a_restart() {
 
 #[test]
 fn a_setting_out_of_its_limits_changes_nothing() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    let daemon = place.daemon_with_region();
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let daemon = fixture.daemon_with_region();
+    daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
     for gc_percent in [91, -1, 256] {
         let change = SettingsChange { gc_percent: Some(gc_percent), ..SettingsChange::default() };
         refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "gc_percent");
@@ -101,18 +101,18 @@ fn a_setting_out_of_its_limits_changes_nothing() {
 
 #[test]
 fn a_rate_that_an_earlier_version_stored_is_kept_although_it_would_be_refused_now() {
-    let place = Place::new();
-    place.disk_left_with_a_block();
+    let fixture = Fixture::new();
+    fixture.disk_left_with_a_block();
     {
-        let region = Region::new(Mapping::open(place.path("region"), &OpenOptions::default()).unwrap());
+        let region = Region::new(Mapping::open(fixture.path("region"), &OpenOptions::default()).unwrap());
         let transport = Transport::open(Arc::new(ProcessEnvironment::new()), region).unwrap();
         let settings = transport.backend(BackendId(0)).unwrap().settings;
         transport.update_settings(BackendId(0), Settings { writeback_rate: 1, ..settings }).unwrap();
         sync_region(&transport, "of this test").unwrap();
     }
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     assert_eq!(daemon.summary, "1 transports, 1 backends, 1 block devices");
-    place.block_is_there();
+    fixture.block_is_there();
     let change = SettingsChange { gc_percent: Some(50), ..SettingsChange::default() };
     let settings = daemon.set(0, 0, &change).unwrap();
     assert_eq!((settings.gc_percent, settings.writeback_rate), (50, 1));
@@ -120,29 +120,29 @@ fn a_rate_that_an_earlier_version_stored_is_kept_although_it_would_be_refused_no
 
 #[test]
 fn options_of_a_backend_are_not_changed_by_starting_it_again() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
     {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        let daemon = fixture.daemon_with_region();
+        daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
     }
-    std::fs::rename(&disk, place.path("away")).unwrap();
-    let daemon = place.daemon();
-    std::fs::rename(place.path("away"), &disk).unwrap();
-    let other = StartBackend { data_crc: Some(false), ..place.backend(&disk) };
+    std::fs::rename(&disk, fixture.path("away")).unwrap();
+    let daemon = fixture.daemon();
+    std::fs::rename(fixture.path("away"), &disk).unwrap();
+    let other = StartBackend { data_crc: Some(false), ..fixture.backend(&disk) };
     refused(daemon.start_backend(0, &other), ErrorKind::InvalidArgument, "made with data-crc on");
-    let other = StartBackend { cache_size: Some(24 * MIB), ..place.backend(&disk) };
+    let other = StartBackend { cache_size: Some(24 * MIB), ..fixture.backend(&disk) };
     refused(daemon.start_backend(0, &other), ErrorKind::InvalidArgument, "a cache of 16 MiB");
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
 }
 
 #[test]
 fn a_backend_without_a_cache_passes_all_requests_through() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    let daemon = place.daemon_with_region();
-    daemon.start_backend(0, &StartBackend { cache_size: None, ..place.backend(&disk) }).unwrap();
-    let mut client = place.client();
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let daemon = fixture.daemon_with_region();
+    daemon.start_backend(0, &StartBackend { cache_size: None, ..fixture.backend(&disk) }).unwrap();
+    let mut client = fixture.client();
     client.write(8192, &[5; 4096], true).unwrap();
     assert_eq!(std::fs::read(&disk).unwrap()[8192..12288], [5; 4096]);
     drop(client);
@@ -153,11 +153,11 @@ fn a_backend_without_a_cache_passes_all_requests_through() {
 
 #[test]
 fn a_checkpoint_writes_all_earlier_data_to_the_backing_device() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    let daemon = place.daemon_with_region();
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
-    place.client().write(12288, &[6; 4096], false).unwrap();
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let daemon = fixture.daemon_with_region();
+    daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
+    fixture.client().write(12288, &[6; 4096], false).unwrap();
     let request = Drain { backend: None, wait: true, timeout_s: Some(20) };
     daemon.checkpoint(0, &request, &mut |_| Flow::Continue).unwrap();
     assert_eq!(std::fs::read(&disk).unwrap()[12288..16384], [6; 4096]);
@@ -165,18 +165,18 @@ fn a_checkpoint_writes_all_earlier_data_to_the_backing_device() {
 
 #[test]
 fn recovery_points_outlive_the_region() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
     let uuid = {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(0, &[6; 4096], true).unwrap();
+        let daemon = fixture.daemon_with_region();
+        daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
+        fixture.client().write(0, &[6; 4096], true).unwrap();
         daemon.drain(0, &Drain::default(), &mut |_| Flow::Continue).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(2500));
         daemon.transports().unwrap()[0].uuid.clone()
     };
-    std::fs::remove_file(place.path("region")).unwrap();
-    let points = StateDir::open(&place.path("state")).unwrap().recovery_points(&uuid).points;
+    std::fs::remove_file(fixture.path("region")).unwrap();
+    let points = StateDir::open(&fixture.path("state")).unwrap().recovery_points(&uuid).points;
     let last = points.last().expect("a recovery point");
     assert_eq!((last.backend_id, last.path.as_str()), (0, disk.as_str()));
     assert!(last.drained_epoch > 0);
@@ -184,10 +184,10 @@ fn recovery_points_outlive_the_region() {
 
 #[test]
 fn metrics_name_every_backend() {
-    let place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    let daemon = place.daemon_with_region();
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let daemon = fixture.daemon_with_region();
+    daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
     let text = cbd_daemon::metrics::render(&daemon.status().unwrap());
     assert!(
         text.contains(&format!("cbd_backend_up{{transport=\"0\",backend=\"0\",path=\"{disk}\"}} 1")),
@@ -200,9 +200,9 @@ fn metrics_name_every_backend() {
 
 #[test]
 fn the_segments_of_a_cache_are_those_that_can_hold_a_log_wherever_they_are_counted() {
-    let place = Place::new();
-    let (disk, daemon) = place.disk_and_daemon();
-    place.write_block();
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
+    fixture.write_block();
     let status = daemon.status().unwrap().transports.remove(0).backends.remove(0);
     let free = status.cache.as_ref().expect("a cache").free_segments;
     assert!(status.info.cache_used_segs > 0);
@@ -210,8 +210,8 @@ fn the_segments_of_a_cache_are_those_that_can_hold_a_log_wherever_they_are_count
     let unit = serde_json::to_value(&status).unwrap()["atomic_unit"].clone();
     assert!(unit.as_u64().is_some_and(|unit| unit >= 4096), "{unit}");
     drop(daemon);
-    std::fs::rename(&disk, place.path("away")).unwrap();
-    let daemon = place.daemon();
+    std::fs::rename(&disk, fixture.path("away")).unwrap();
+    let daemon = fixture.daemon();
     let down = daemon.status().unwrap().transports.remove(0).backends.remove(0);
     assert!(!down.info.alive);
     assert_eq!(down.info.cache_segs, status.info.cache_segs);

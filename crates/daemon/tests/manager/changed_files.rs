@@ -1,6 +1,6 @@
 //! Files that are deleted, replaced or cut short while a daemon uses them.
 
-use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
+use crate::fixture::{Fixture, MIB, cache_of, dirty, refused, stop};
 use cbd_daemon::api::{Drain, StartBlkdev, StopBackend, StopBlkdev};
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
@@ -34,11 +34,11 @@ fn state(daemon: &Manager) -> String {
 
 #[test]
 fn a_deleted_disk_is_reported_and_neither_drained_nor_stopped() {
-    let place = Place::new();
-    let (disk, daemon) = place.disk_and_daemon();
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
     drain(&daemon).unwrap();
     std::fs::remove_file(&disk).unwrap();
-    place.write_block();
+    fixture.write_block();
     let error = refused(drain(&daemon), ErrorKind::Backing, "was deleted while it is in use");
     assert!(error.line().contains(&format!("/proc/{}/fd/", std::process::id())), "{error}");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was deleted while it is in use");
@@ -48,7 +48,7 @@ fn a_deleted_disk_is_reported_and_neither_drained_nor_stopped() {
     let changed = format!("cbd_backend_file_changed{{transport=\"0\",backend=\"0\",path=\"{disk}\"}} 1");
     assert!(metrics.contains(&changed), "{metrics}");
     // The backend continues and has all data.
-    place.block_is_there();
+    fixture.block_is_there();
     let bytes = dirty(&daemon);
     assert!(bytes >= 4096, "what was written since is not counted as being on the disk");
     stop(&daemon, StopBackend { discard_dirty: Some(bytes), ..StopBackend::default() }).unwrap();
@@ -57,25 +57,25 @@ fn a_deleted_disk_is_reported_and_neither_drained_nor_stopped() {
 
 #[test]
 fn a_deleted_disk_with_another_hard_link_is_drained_and_told_with_how_to_rename_it_back() {
-    let place = Place::new();
-    let (disk, daemon) = place.disk_and_daemon();
-    std::fs::hard_link(&disk, place.path("other")).unwrap();
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
+    std::fs::hard_link(&disk, fixture.path("other")).unwrap();
     std::fs::remove_file(&disk).unwrap();
-    place.write_block();
+    fixture.write_block();
     let done = drain(&daemon).unwrap();
     assert!(format!("{done:?}").contains("rename it back"), "{done:?}");
     let mut block = [0; 4096];
-    std::fs::File::open(place.path("other")).unwrap().read_exact_at(&mut block, 0).unwrap();
+    std::fs::File::open(fixture.path("other")).unwrap().read_exact_at(&mut block, 0).unwrap();
     assert_eq!(block, [9; 4096], "the data is in the file that is left");
     wait_until_reported(&daemon, "1 other name");
 }
 
 #[test]
 fn a_disk_without_a_cache_that_was_deleted_is_not_stopped_in_silence() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    let uncached = cbd_daemon::api::StartBackend { cache_size: None, ..place.backend(&disk) };
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let uncached = cbd_daemon::api::StartBackend { cache_size: None, ..fixture.backend(&disk) };
     daemon.start_backend(0, &uncached).unwrap();
     std::fs::remove_file(&disk).unwrap();
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "--discard-dirty 0");
@@ -84,20 +84,20 @@ fn a_disk_without_a_cache_that_was_deleted_is_not_stopped_in_silence() {
 
 #[test]
 fn a_disk_that_another_file_was_renamed_over_is_reported_and_not_drained() {
-    let place = Place::new();
-    let (disk, daemon) = place.disk_and_daemon();
-    place.disk("other", 8 * MIB);
-    std::fs::rename(place.path("other"), &disk).unwrap();
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
+    fixture.disk("other", 8 * MIB);
+    std::fs::rename(fixture.path("other"), &disk).unwrap();
     refused(drain(&daemon), ErrorKind::Backing, "was deleted while it is in use");
 }
 
 #[test]
 fn a_disk_that_was_renamed_is_drained_and_stopped_with_its_new_name() {
-    let place = Place::new();
-    let (disk, daemon) = place.disk_and_daemon();
-    place.write_block();
-    std::fs::rename(&disk, place.path("elsewhere")).unwrap();
-    let now = place.path("elsewhere").canonicalize().unwrap();
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
+    fixture.write_block();
+    std::fs::rename(&disk, fixture.path("elsewhere")).unwrap();
+    let now = fixture.path("elsewhere").canonicalize().unwrap();
     let now = now.to_str().unwrap();
     wait_until_reported(&daemon, now);
     assert_eq!(state(&daemon), "serving, the file was renamed");
@@ -110,13 +110,13 @@ fn a_disk_that_was_renamed_is_drained_and_stopped_with_its_new_name() {
 
 #[test]
 fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_restored_and_opened_again() {
-    let place = Place::new();
-    let (disk, daemon) = place.disk_and_daemon();
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
     let file = std::fs::File::options().read(true).write(true).open(&disk).unwrap();
-    place.client().write(7 * MIB, &[5; 4096], true).unwrap();
+    fixture.client().write(7 * MIB, &[5; 4096], true).unwrap();
     drain(&daemon).unwrap();
     file.set_len(4 * MIB).unwrap();
-    place.client().write(6 * MIB, &[6; 4096], true).unwrap();
+    fixture.client().write(6 * MIB, &[6; 4096], true).unwrap();
     refused(drain(&daemon), ErrorKind::Backing, "was cut short");
     wait_until_reported(&daemon, "was cut short");
     assert!(state(&daemon).contains("the file was cut short"), "{}", state(&daemon));
@@ -125,18 +125,18 @@ fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_res
     assert!(cache_of(&daemon).dirty_bytes >= 4096);
     // A read of data that neither the cache nor the file has fails; it does not return zeroes.
     let mut data = [0; 4096];
-    let read = place.client().read(5 * MIB, &mut data);
+    let read = fixture.client().read(5 * MIB, &mut data);
     assert!(read.is_err(), "{:?}", &data[..8]);
-    place.client().read(6 * MIB, &mut data).unwrap();
+    fixture.client().read(6 * MIB, &mut data).unwrap();
     assert_eq!(data, [6; 4096]);
     // Restoring the length does not restore the data that was cut off.
     file.set_len(8 * MIB).unwrap();
     refused(drain(&daemon), ErrorKind::Backing, "was cut short");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "was cut short");
-    assert!(place.client().read(5 * MIB, &mut data).is_err(), "{:?}", &data[..8]);
+    assert!(fixture.client().read(5 * MIB, &mut data).is_err(), "{:?}", &data[..8]);
     drop(daemon);
     file.write_all_at(&[5; 4096], 7 * MIB).unwrap();
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     stop(&daemon, StopBackend::default()).unwrap();
     file.read_exact_at(&mut data, 6 * MIB).unwrap();
     assert_eq!(data, [6; 4096]);
@@ -144,10 +144,10 @@ fn a_disk_that_was_cut_short_keeps_its_length_and_its_dirty_data_until_it_is_res
 
 #[test]
 fn a_deleted_region_is_reported_and_its_dirty_data_can_be_drained() {
-    let place = Place::new();
-    let (disk, daemon) = place.disk_and_daemon();
-    place.write_block();
-    std::fs::remove_file(place.path("region")).unwrap();
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
+    fixture.write_block();
+    std::fs::remove_file(fixture.path("region")).unwrap();
     wait_until_reported(&daemon, "was deleted while it is in use: what is dirty in it is lost");
     stop(&daemon, StopBackend::default()).unwrap();
     assert_eq!(std::fs::read(disk).unwrap()[..4096], [9; 4096]);
@@ -155,22 +155,22 @@ fn a_deleted_region_is_reported_and_its_dirty_data_can_be_drained() {
 
 #[test]
 fn a_disk_that_is_renamed_and_replaced_during_a_drain_is_reported() {
-    let mut place = Place::new();
-    place.decorate = Some("throttle:latency_us=300000".into());
-    let (disk, daemon) = place.disk_and_daemon();
-    place.write_block();
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("throttle:latency_us=300000".into());
+    let (disk, daemon) = fixture.disk_and_daemon();
+    fixture.write_block();
     let mut is_renamed = false;
     let wait = Drain { wait: true, ..Drain::default() };
     let done = daemon.drain(0, &wait, &mut |_| {
         if !is_renamed {
-            std::fs::rename(&disk, place.path("elsewhere")).unwrap();
+            std::fs::rename(&disk, fixture.path("elsewhere")).unwrap();
             std::fs::write(&disk, b"another file").unwrap();
             is_renamed = true;
         }
         Flow::Continue
     });
     assert!(is_renamed);
-    let now = place.path("elsewhere").canonicalize().unwrap();
+    let now = fixture.path("elsewhere").canonicalize().unwrap();
     let now = now.to_str().unwrap();
     let done = done.unwrap();
     assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
@@ -191,17 +191,17 @@ fn wait_for_note(daemon: &Manager, part: &str) {
 
 #[test]
 fn a_socket_that_was_removed_or_replaced_is_reported_until_the_device_has_a_new_one() {
-    let place = Place::new();
-    let (_disk, daemon) = place.disk_and_daemon();
-    let mut client = place.client();
-    let socket = place.path("nbd.sock");
-    std::fs::rename(&socket, place.path("renamed.sock")).unwrap();
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let mut client = fixture.client();
+    let socket = fixture.path("nbd.sock");
+    std::fs::rename(&socket, fixture.path("renamed.sock")).unwrap();
     wait_for_note(&daemon, "nbd.sock was removed");
     // A connected client continues.
     client.write(0, &[9; 4096], true).unwrap();
     std::fs::write(&socket, "of another program").unwrap();
     wait_for_note(&daemon, "nbd.sock was replaced by another file");
-    std::fs::rename(place.path("renamed.sock"), &socket).unwrap();
+    std::fs::rename(fixture.path("renamed.sock"), &socket).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     while let Some(note) = daemon.blkdevs(0, false).unwrap().remove(0).note {
         assert!(Instant::now() < end, "{note}");
@@ -216,18 +216,18 @@ fn a_socket_that_was_removed_or_replaced_is_reported_until_the_device_has_a_new_
     assert_eq!(std::fs::read(&socket).unwrap(), b"of another program");
 
     std::fs::remove_file(&socket).unwrap();
-    let again = StartBlkdev { backend: 0, export: Some(place.export()), ..StartBlkdev::default() };
+    let again = StartBlkdev { backend: 0, export: Some(fixture.export()), ..StartBlkdev::default() };
     assert_eq!(daemon.start_blkdev(0, &again).unwrap().note, None);
-    place.block_is_there();
+    fixture.block_is_there();
 }
 
 #[test]
 fn a_removed_vhost_user_socket_is_reported() {
-    let place = Place::new();
-    let (_disk, daemon) = place.disk_and_daemon();
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
     daemon.stop_blkdev(0, 0, StopBlkdev { force: true }).unwrap();
-    let export = Some(format!("vhost-user:{}", place.text("vm.sock")));
+    let export = Some(format!("vhost-user:{}", fixture.text("vm.sock")));
     daemon.start_blkdev(0, &StartBlkdev { backend: 0, export, ..StartBlkdev::default() }).unwrap();
-    std::fs::remove_file(place.path("vm.sock")).unwrap();
+    std::fs::remove_file(fixture.path("vm.sock")).unwrap();
     wait_for_note(&daemon, "vm.sock was removed");
 }

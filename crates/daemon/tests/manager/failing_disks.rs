@@ -1,6 +1,6 @@
 //! Disks that refuse writes: dirty data is kept, listed, and dropped only by its exact size.
 
-use crate::place::{MIB, Place, cache_of, dirty, refused, stop};
+use crate::fixture::{Fixture, MIB, cache_of, dirty, refused, stop};
 use cbd_backing::{BackingFile, DISK_TIMEOUT};
 use cbd_daemon::api::{Drain, OnWriteError, SettingsChange, StartBackend, StopBackend};
 use cbd_daemon::control::{Control, Flow};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_stop_with_a_failing_disk_ends_in_time_and_keeps_dirty_data() {
-    let mut place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    place.decorate = Some("fault:op=write".into());
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    fixture.decorate = Some("fault:op=write".into());
     let bytes = {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
-        place.client().write(MIB, &[9; 8192], true).unwrap();
+        let daemon = fixture.daemon_with_region();
+        daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
+        fixture.client().write(MIB, &[9; 8192], true).unwrap();
         let request = StopBackend { timeout_s: Some(1), ..StopBackend::default() };
         let error = refused(stop(&daemon, request), ErrorKind::Backing, "--discard-dirty");
         let bytes = dirty(&daemon);
@@ -25,7 +25,7 @@ fn a_stop_with_a_failing_disk_ends_in_time_and_keeps_dirty_data() {
         assert!(error.line().contains(&bytes.to_string()), "{error}");
         // The backend and its device continue.
         let mut data = [0; 8192];
-        place.client().read(MIB, &mut data).unwrap();
+        fixture.client().read(MIB, &mut data).unwrap();
         assert_eq!(data, [9; 8192]);
         let status = daemon.status().unwrap();
         let cache = status.transports[0].backends[0].cache.clone().unwrap();
@@ -35,8 +35,8 @@ fn a_stop_with_a_failing_disk_ends_in_time_and_keeps_dirty_data() {
     };
     assert!(bytes > 0);
     // The disk was repaired.
-    place.decorate = None;
-    let daemon = place.daemon();
+    fixture.decorate = None;
+    let daemon = fixture.daemon();
     stop(&daemon, StopBackend::default()).unwrap();
     let offset = usize::try_from(MIB).unwrap();
     assert_eq!(std::fs::read(&disk).unwrap()[offset..offset + 8192], [9; 8192]);
@@ -44,17 +44,17 @@ fn a_stop_with_a_failing_disk_ends_in_time_and_keeps_dirty_data() {
 
 #[test]
 fn dirty_data_is_dropped_only_when_its_exact_size_is_typed() {
-    let mut place = Place::new();
-    place.decorate = Some("fault:op=write".into());
-    let (disk, daemon) = place.disk_and_daemon();
-    place.write_block();
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("fault:op=write".into());
+    let (disk, daemon) = fixture.disk_and_daemon();
+    fixture.write_block();
     let bytes = dirty(&daemon);
     for wrong in [0, bytes - 1, bytes + 1] {
         let request = StopBackend { discard_dirty: Some(wrong), ..StopBackend::default() };
         refused(stop(&daemon, request), ErrorKind::InvalidArgument, &bytes.to_string());
     }
     assert_eq!(dirty(&daemon), bytes);
-    place.client().write(4096, &[9; 4096], true).unwrap();
+    fixture.client().write(4096, &[9; 4096], true).unwrap();
     let bytes = dirty(&daemon);
     let done = stop(&daemon, StopBackend { discard_dirty: Some(bytes), ..StopBackend::default() }).unwrap();
     assert_eq!(done.discarded_bytes, bytes);
@@ -64,28 +64,28 @@ fn dirty_data_is_dropped_only_when_its_exact_size_is_typed() {
 
 #[test]
 fn a_cancelled_stop_does_not_change_the_backend() {
-    let mut place = Place::new();
-    place.decorate = Some("fault:op=write".into());
-    let (_, daemon) = place.disk_and_daemon();
-    place.write_block();
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("fault:op=write".into());
+    let (_, daemon) = fixture.disk_and_daemon();
+    fixture.write_block();
     let cancelled = daemon.stop_backend(0, 0, &StopBackend::default(), &mut |_| Flow::Cancel);
     refused(cancelled, ErrorKind::Stopped, "cancelled");
-    place.write_block();
+    fixture.write_block();
     assert!(daemon.backends(0, false).unwrap()[0].alive);
 }
 
 #[test]
 fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name() {
-    let mut place = Place::new();
-    place.decorate = Some("fault:op=write,range=1049088-1049600".into());
-    let (disk, daemon) = place.disk_and_daemon();
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("fault:op=write,range=1049088-1049600".into());
+    let (disk, daemon) = fixture.disk_and_daemon();
     let park = SettingsChange {
         on_write_error: Some(OnWriteError::Park),
         write_error_after_s: Some(0),
         ..SettingsChange::default()
     };
     daemon.set(0, 0, &park).unwrap();
-    place.client().write(MIB, &[9; 8192], true).unwrap();
+    fixture.client().write(MIB, &[9; 8192], true).unwrap();
     let begun = Instant::now();
     let error = refused(stop(&daemon, StopBackend::default()), ErrorKind::Backing, "bytes 1049088..1049600");
     assert!(begun.elapsed() < Duration::from_secs(30));
@@ -100,14 +100,14 @@ fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name(
         (&[9; 512][..], &[9; 7168][..])
     );
     let mut data = [0; 8192];
-    place.client().read(MIB, &mut data).unwrap();
+    fixture.client().read(MIB, &mut data).unwrap();
     assert_eq!(data, [9; 8192]);
     let cache = cache_of(&daemon);
     assert_eq!((cache.parked_bytes, cache.dirty_bytes, cache.parked[0].start), (512, 512, 1_049_088));
     assert!(cache.void.is_some() && cache.parked_error.is_some() && !cache.stalled);
     // The log outside the region does not call the disk crash-consistent either.
     let uuid = daemon.transports().unwrap()[0].uuid.clone();
-    let state = StateDir::open(&place.path("state")).unwrap();
+    let state = StateDir::open(&fixture.path("state")).unwrap();
     let has_void = || state.recovery_points(&uuid).points.last().is_some_and(|point| point.void.is_some());
     while !has_void() {
         assert!(begun.elapsed() < Duration::from_secs(90), "{:?}", state.recovery_points(&uuid));
@@ -122,28 +122,28 @@ fn a_sector_that_can_never_be_written_is_parked_listed_and_dropped_only_by_name(
 
 #[test]
 fn parked_data_is_written_when_the_disk_is_repaired() {
-    let mut place = Place::new();
-    let disk = place.disk("disk", 8 * MIB);
-    place.decorate = Some("fault:op=write,range=1049088-1049600".into());
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    fixture.decorate = Some("fault:op=write,range=1049088-1049600".into());
     {
-        let daemon = place.daemon_with_region();
-        daemon.start_backend(0, &place.backend(&disk)).unwrap();
+        let daemon = fixture.daemon_with_region();
+        daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
         let park = SettingsChange {
             on_write_error: Some(OnWriteError::Park),
             write_error_after_s: Some(0),
             ..SettingsChange::default()
         };
         daemon.set(0, 0, &park).unwrap();
-        place.client().write(MIB, &[9; 8192], true).unwrap();
+        fixture.client().write(MIB, &[9; 8192], true).unwrap();
         let wait = Drain { wait: true, ..Drain::default() };
         refused(daemon.drain(0, &wait, &mut |_| Flow::Continue), ErrorKind::Backing, "parked");
     }
     {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         assert_eq!(cache_of(&daemon).parked_bytes, 512);
     }
-    place.decorate = None;
-    let daemon = place.daemon();
+    fixture.decorate = None;
+    let daemon = fixture.daemon();
     stop(&daemon, StopBackend::default()).unwrap();
     let offset = usize::try_from(MIB).unwrap();
     assert_eq!(std::fs::read(&disk).unwrap()[offset..offset + 8192], [9; 8192]);
@@ -151,20 +151,20 @@ fn parked_data_is_written_when_the_disk_is_repaired() {
 
 #[test]
 fn a_disk_that_another_process_holds_at_the_start_delays_no_other() {
-    let place = Place::new();
-    let (disk, other) = (place.disk("disk", 8 * MIB), place.disk("other", 8 * MIB));
+    let fixture = Fixture::new();
+    let (disk, other) = (fixture.disk("disk", 8 * MIB), fixture.disk("other", 8 * MIB));
     {
-        let daemon = place.daemon_with_region();
-        let plain = StartBackend { start_dev: false, export: None, ..place.backend(&other) };
+        let daemon = fixture.daemon_with_region();
+        let plain = StartBackend { start_dev: false, export: None, ..fixture.backend(&other) };
         // The first backend is the one whose disk will be busy.
         daemon.start_backend(0, &StartBackend { cache_size: Some(12 * MIB), ..plain }).unwrap();
         daemon
-            .start_backend(0, &StartBackend { cache_size: Some(12 * MIB), ..place.backend(&disk) })
+            .start_backend(0, &StartBackend { cache_size: Some(12 * MIB), ..fixture.backend(&disk) })
             .unwrap();
-        place.write_block();
+        fixture.write_block();
     }
     let held = BackingFile::open(&other, Default::default()).unwrap();
-    let options = place.options();
+    let options = fixture.options();
     let state = StateDir::open(&options.paths.state_dir).unwrap();
     let manager = Arc::new(Manager::new(&options, Config::default(), state).unwrap());
     let restoring = Arc::clone(&manager);
@@ -174,7 +174,7 @@ fn a_disk_that_another_process_holds_at_the_start_delays_no_other() {
     let answered = begun.elapsed();
     assert_eq!(alive, [false, true]);
     assert!(answered < DISK_TIMEOUT / 2, "the first answer came after {answered:?}");
-    place.block_is_there();
+    fixture.block_is_there();
     // The daemon waits for the disk, and serves it when it is free.
     assert!(!restore.is_finished());
     drop(held);

@@ -4,7 +4,7 @@ mod backends;
 mod changed_files;
 mod exchanged_disks;
 mod failing_disks;
-mod place;
+mod fixture;
 mod quarantined;
 mod reconnecting_clients;
 mod refusals;

@@ -1,6 +1,6 @@
 //! Commands that are refused without a change.
 
-use crate::place::{MIB, Place, refused, stop};
+use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{
     Drain, RegisterTransport, SettingsChange, StartBackend, StartBlkdev, StopBackend, StopBlkdev,
 };
@@ -9,14 +9,14 @@ use cbd_types::ErrorKind;
 
 #[test]
 fn unknown_ids_are_refused() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
     refused(daemon.hosts(7), ErrorKind::NotFound, "no transport 7");
-    refused(daemon.start_backend(7, &place.backend(&disk)), ErrorKind::NotFound, "no transport 7");
+    refused(daemon.start_backend(7, &fixture.backend(&disk)), ErrorKind::NotFound, "no transport 7");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::NotFound, "no backend 0");
     refused(daemon.set(0, 3, &SettingsChange::default()), ErrorKind::NotFound, "no backend 3");
-    let blkdev = StartBlkdev { backend: 5, export: Some(place.export()), ..StartBlkdev::default() };
+    let blkdev = StartBlkdev { backend: 5, export: Some(fixture.export()), ..StartBlkdev::default() };
     refused(daemon.start_blkdev(0, &blkdev), ErrorKind::NotFound, "no backend 5");
     refused(daemon.stop_blkdev(0, 5, StopBlkdev::default()), ErrorKind::NotFound, "no block device 5");
     let drain = Drain { backend: Some(4), ..Drain::default() };
@@ -25,12 +25,12 @@ fn unknown_ids_are_refused() {
 
 #[test]
 fn bad_backends_are_refused_and_leave_no_state() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
     let free = daemon.transports().unwrap()[0].free_segments;
     let with = |change: fn(&mut StartBackend)| {
-        let mut request = place.backend(&disk);
+        let mut request = fixture.backend(&disk);
         change(&mut request);
         request
     };
@@ -52,39 +52,39 @@ fn bad_backends_are_refused_and_leave_no_state() {
         "fuse-loop",
     );
     refused(start(&with(|it| it.export = Some("nbd:unix:/nonexistent/x".into()))), ErrorKind::NotFound, "");
-    std::fs::write(place.path("empty"), b"").unwrap();
-    let empty = place.backend(&place.text("empty"));
+    std::fs::write(fixture.path("empty"), b"").unwrap();
+    let empty = fixture.backend(&fixture.text("empty"));
     assert!(start(&empty).is_err());
     assert_eq!(daemon.transports().unwrap()[0].free_segments, free);
     assert!(daemon.backends(0, true).unwrap().is_empty());
     assert!(daemon.blkdevs(0, true).unwrap().is_empty());
-    start(&place.backend(&disk)).unwrap();
+    start(&fixture.backend(&disk)).unwrap();
 }
 
 #[test]
 fn the_same_disk_is_a_backend_once() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
     daemon
-        .start_backend(0, &StartBackend { start_dev: false, export: None, ..place.backend(&disk) })
+        .start_backend(0, &StartBackend { start_dev: false, export: None, ..fixture.backend(&disk) })
         .unwrap();
-    std::fs::hard_link(&disk, place.path("other-name")).unwrap();
+    std::fs::hard_link(&disk, fixture.path("other-name")).unwrap();
     for path in ["disk", "other-name"] {
-        let again = place.backend(&place.text(path));
+        let again = fixture.backend(&fixture.text(path));
         refused(daemon.start_backend(0, &again), ErrorKind::AlreadyExists, "backend 0");
     }
 }
 
 #[test]
 fn a_backend_has_one_block_device() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
     let second = StartBlkdev {
         backend: 0,
-        export: Some(format!("nbd:unix:{}", place.text("second.sock"))),
+        export: Some(format!("nbd:unix:{}", fixture.text("second.sock"))),
         ..StartBlkdev::default()
     };
     refused(daemon.start_blkdev(0, &second), ErrorKind::Busy, "has a block device already");
@@ -95,11 +95,11 @@ fn a_backend_has_one_block_device() {
 
 #[test]
 fn an_open_device_is_stopped_only_by_force() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    daemon.start_backend(0, &place.backend(&disk)).unwrap();
-    let mut client = place.client();
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
+    let mut client = fixture.client();
     refused(daemon.stop_blkdev(0, 0, StopBlkdev::default()), ErrorKind::Busy, "NBD client");
     refused(stop(&daemon, StopBackend::default()), ErrorKind::Busy, "NBD client");
     client.write(0, &[7; 4096], true).unwrap();
@@ -110,25 +110,25 @@ fn an_open_device_is_stopped_only_by_force() {
 
 #[test]
 fn a_file_of_the_daemons_own_state_is_neither_a_region_nor_a_backing_device() {
-    let place = Place::new();
-    let (_disk, daemon) = place.disk_and_daemon();
-    let state = place.options().paths.state_dir;
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let state = fixture.options().paths.state_dir;
     std::fs::create_dir_all(state.join("recovery-points")).unwrap();
-    std::os::unix::fs::symlink(state.join("transports.json"), place.path("link")).unwrap();
+    std::os::unix::fs::symlink(state.join("transports.json"), fixture.path("link")).unwrap();
     let before = std::fs::read(state.join("transports.json")).unwrap();
     let own =
         ["transports.json", "transports.new", "remote-exports.json", "daemon-id", "recovery-points/x.log"];
-    let paths = own.map(|name| state.join(name)).into_iter().chain([place.path("link")]);
+    let paths = own.map(|name| state.join(name)).into_iter().chain([fixture.path("link")]);
     for path in paths.map(|path| path.to_str().unwrap().to_owned()) {
-        let region = RegisterTransport { path: path.clone(), force: true, ..place.region(32 * MIB) };
+        let region = RegisterTransport { path: path.clone(), force: true, ..fixture.region(32 * MIB) };
         let part = "a file of the state of this daemon";
         refused(daemon.register_transport(&region), ErrorKind::InvalidArgument, part);
-        let backend = StartBackend { start_dev: false, export: None, ..place.backend(&path) };
+        let backend = StartBackend { start_dev: false, export: None, ..fixture.backend(&path) };
         refused(daemon.start_backend(0, &backend), ErrorKind::InvalidArgument, part);
     }
     assert_eq!(std::fs::read(state.join("transports.json")).unwrap(), before);
     assert!(!state.join("transports.new").exists());
     // The folder may hold a region of the user.
     let path = state.join("region").to_str().unwrap().to_owned();
-    daemon.register_transport(&RegisterTransport { path, ..place.region(32 * MIB) }).unwrap();
+    daemon.register_transport(&RegisterTransport { path, ..fixture.region(32 * MIB) }).unwrap();
 }

@@ -1,6 +1,6 @@
 //! NBD at an address that other machines can reach is served only where a user of this machine has allowed it.
 
-use crate::place::{MIB, Place, Running, refused};
+use crate::fixture::{Fixture, MIB, Running, refused};
 use cbd_daemon::api::{BlkdevInfo, RegisterTransport, StartBackend, StartBlkdev, StopBlkdev};
 use cbd_daemon::control::Control;
 use cbd_types::ErrorKind;
@@ -22,28 +22,28 @@ fn is_reached(port: u16) -> bool {
 }
 
 /// A region whose block device is served at `export`, which was allowed; no daemon runs.
-fn left_with(export: &str) -> Place {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
+fn left_with(export: &str) -> Fixture {
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
     daemon
-        .start_backend(0, &StartBackend { start_dev: false, export: None, ..place.backend(&disk) })
+        .start_backend(0, &StartBackend { start_dev: false, export: None, ..fixture.backend(&disk) })
         .unwrap();
     daemon.start_blkdev(0, &request(export, true)).unwrap();
-    place
+    fixture
 }
 
-fn permissions(place: &Place) -> PathBuf {
-    place.options().paths.state_dir.join("remote-exports.json")
+fn permissions(fixture: &Fixture) -> PathBuf {
+    fixture.options().paths.state_dir.join("remote-exports.json")
 }
 
 /// Removes the state folder: a daemon that starts then is one of another machine.
-fn forget_everything(place: &Place) {
-    std::fs::remove_dir_all(place.options().paths.state_dir).unwrap();
+fn remove_state_folder(fixture: &Fixture) {
+    std::fs::remove_dir_all(fixture.options().paths.state_dir).unwrap();
 }
 
-fn again(place: &Place) -> RegisterTransport {
-    RegisterTransport { format: false, size: None, ..place.region(0) }
+fn again(fixture: &Fixture) -> RegisterTransport {
+    RegisterTransport { format: false, size: None, ..fixture.region(0) }
 }
 
 fn blkdev(daemon: &Running) -> BlkdevInfo {
@@ -53,10 +53,10 @@ fn blkdev(daemon: &Running) -> BlkdevInfo {
 #[test]
 fn a_region_from_elsewhere_opens_no_address_that_was_not_allowed_here() {
     let (export, port) = remote_export();
-    let place = left_with(&export);
-    forget_everything(&place);
-    let daemon = place.daemon();
-    let registered = daemon.register_transport(&again(&place)).unwrap();
+    let fixture = left_with(&export);
+    remove_state_folder(&fixture);
+    let daemon = fixture.daemon();
+    let registered = daemon.register_transport(&again(&fixture)).unwrap();
     assert!(!is_reached(port), "registering the region has opened its address");
     let reason = blkdev(&daemon).error.unwrap();
     assert!(!blkdev(&daemon).alive);
@@ -65,7 +65,7 @@ fn a_region_from_elsewhere_opens_no_address_that_was_not_allowed_here() {
     assert!(registered.warnings.iter().any(|warning| warning.contains(&command)), "{registered:?}");
     drop(daemon);
 
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     assert!(!is_reached(port), "the restart has opened the address");
     assert_eq!(blkdev(&daemon).error.unwrap(), reason);
     assert!(daemon.summary.contains("1 NOT SERVED"), "{}", daemon.summary);
@@ -83,23 +83,23 @@ fn a_region_from_elsewhere_opens_no_address_that_was_not_allowed_here() {
     assert!(is_reached(port));
     drop(daemon);
 
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     assert!(blkdev(&daemon).alive && is_reached(port), "an orderly restart asks again");
 }
 
 #[test]
 fn starting_a_backend_that_is_down_can_allow_the_address_of_its_block_device() {
     let (export, port) = remote_export();
-    let place = left_with(&export);
-    forget_everything(&place);
-    std::fs::rename(place.path("disk"), place.path("moved")).unwrap();
-    let daemon = place.daemon();
-    daemon.register_transport(&again(&place)).unwrap();
+    let fixture = left_with(&export);
+    remove_state_folder(&fixture);
+    std::fs::rename(fixture.path("disk"), fixture.path("moved")).unwrap();
+    let daemon = fixture.daemon();
+    daemon.register_transport(&again(&fixture)).unwrap();
     let request = |allow_remote| StartBackend {
         cache_size: None,
         export: Some(export.clone()),
         allow_remote,
-        ..place.backend(&place.text("moved"))
+        ..fixture.backend(&fixture.text("moved"))
     };
     refused(daemon.start_backend(0, &request(false)), ErrorKind::InvalidArgument, "--allow-remote");
     let started = daemon.start_backend(0, &request(true)).unwrap();
@@ -109,16 +109,16 @@ fn starting_a_backend_that_is_down_can_allow_the_address_of_its_block_device() {
 #[test]
 fn a_permission_ends_with_its_block_device() {
     let (export, port) = remote_export();
-    let place = left_with(&export);
+    let fixture = left_with(&export);
     // A region that returns as it was before the stop: its row names the address again.
-    std::fs::copy(place.path("region"), place.path("before")).unwrap();
+    std::fs::copy(fixture.path("region"), fixture.path("before")).unwrap();
     {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         assert!(is_reached(port));
         daemon.stop_blkdev(0, blkdev(&daemon).blkdev_id, StopBlkdev::default()).unwrap();
     }
-    std::fs::copy(place.path("before"), place.path("region")).unwrap();
-    let daemon = place.daemon();
+    std::fs::copy(fixture.path("before"), fixture.path("region")).unwrap();
+    let daemon = fixture.daemon();
     assert!(!is_reached(port));
     assert!(blkdev(&daemon).error.unwrap().contains("--allow-remote"));
 }
@@ -126,42 +126,42 @@ fn a_permission_ends_with_its_block_device() {
 #[test]
 fn a_permission_ends_when_its_region_is_unregistered() {
     let (export, port) = remote_export();
-    let place = left_with(&export);
-    std::fs::rename(place.path("region"), place.path("away")).unwrap();
+    let fixture = left_with(&export);
+    std::fs::rename(fixture.path("region"), fixture.path("away")).unwrap();
     {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         daemon.unregister_transport(0).unwrap();
-        std::fs::rename(place.path("away"), place.path("region")).unwrap();
-        daemon.register_transport(&again(&place)).unwrap();
+        std::fs::rename(fixture.path("away"), fixture.path("region")).unwrap();
+        daemon.register_transport(&again(&fixture)).unwrap();
         assert!(!is_reached(port));
     }
-    assert!(!std::fs::read_to_string(permissions(&place)).unwrap().contains(&export));
+    assert!(!std::fs::read_to_string(permissions(&fixture)).unwrap().contains(&export));
 }
 
 #[test]
 fn what_was_served_before_permissions_were_recorded_is_served_after_an_upgrade_and_recorded() {
     let (export, port) = remote_export();
-    let place = left_with(&export);
-    std::fs::remove_file(permissions(&place)).unwrap();
+    let fixture = left_with(&export);
+    std::fs::remove_file(permissions(&fixture)).unwrap();
     // The region is not there at the first start of the new version.
-    std::fs::rename(place.path("region"), place.path("away")).unwrap();
-    drop(place.daemon());
-    std::fs::rename(place.path("away"), place.path("region")).unwrap();
+    std::fs::rename(fixture.path("region"), fixture.path("away")).unwrap();
+    drop(fixture.daemon());
+    std::fs::rename(fixture.path("away"), fixture.path("region")).unwrap();
     for _ in 0..2 {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         assert!(blkdev(&daemon).alive && is_reached(port), "{:?}", blkdev(&daemon));
     }
-    let recorded = std::fs::read_to_string(permissions(&place)).unwrap();
+    let recorded = std::fs::read_to_string(permissions(&fixture)).unwrap();
     assert!(recorded.contains(&export), "{recorded}");
 }
 
 #[test]
 fn a_damaged_record_of_permissions_allows_nothing_and_is_replaced_by_the_next() {
     let (export, port) = remote_export();
-    let place = left_with(&export);
-    std::fs::write(permissions(&place), b"{\0").unwrap();
+    let fixture = left_with(&export);
+    std::fs::write(permissions(&fixture), b"{\0").unwrap();
     {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         assert!(!is_reached(port));
         let warnings = daemon.status().unwrap().warnings;
         assert!(warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");
@@ -169,7 +169,7 @@ fn a_damaged_record_of_permissions_allows_nothing_and_is_replaced_by_the_next() 
         let warnings = daemon.status().unwrap().warnings;
         assert!(!warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");
     }
-    let daemon = place.daemon();
+    let daemon = fixture.daemon();
     assert!(is_reached(port));
     let warnings = daemon.status().unwrap().warnings;
     assert!(!warnings.iter().any(|warning| warning.contains("remote-exports.json")), "{warnings:?}");

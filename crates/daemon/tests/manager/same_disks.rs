@@ -1,6 +1,6 @@
 //! One disk under two names: through a loop device, through a partition, or as a region.
 
-use crate::place::{MIB, Place, refused, stop};
+use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{RegisterTransport, StartBackend, StopBackend};
 use cbd_daemon::control::Control;
 use cbd_types::ErrorKind;
@@ -32,8 +32,8 @@ fn may_run() -> bool {
     may
 }
 
-fn plain(place: &Place, path: &str) -> StartBackend {
-    StartBackend { start_dev: false, export: None, ..place.backend(path) }
+fn plain(fixture: &Fixture, path: &str) -> StartBackend {
+    StartBackend { start_dev: false, export: None, ..fixture.backend(path) }
 }
 
 #[test]
@@ -41,13 +41,13 @@ fn a_disk_that_is_served_is_not_cached_again_through_a_loop_device() {
     if !may_run() {
         return;
     }
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    daemon.start_backend(0, &plain(&place, &disk)).unwrap();
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &plain(&fixture, &disk)).unwrap();
     let device = LoopDevice::over(&disk);
     let free = daemon.transports().unwrap()[0].free_segments;
-    let error = refused(daemon.start_backend(0, &plain(&place, &device.0)), ErrorKind::Busy, &disk);
+    let error = refused(daemon.start_backend(0, &plain(&fixture, &device.0)), ErrorKind::Busy, &disk);
     assert!(error.line().contains(&format!("process {}", std::process::id())), "{error}");
     assert_eq!(daemon.transports().unwrap()[0].free_segments, free);
     drop(device);
@@ -59,11 +59,11 @@ fn a_disk_that_another_daemon_serves_is_not_cached_through_a_loop_device() {
     if !may_run() {
         return;
     }
-    let (place, beside) = (Place::new(), Place::new());
-    let disk = place.disk("disk", 8 * MIB);
+    let (fixture, beside) = (Fixture::new(), Fixture::new());
+    let disk = fixture.disk("disk", 8 * MIB);
     let device = LoopDevice::over(&disk);
-    let (daemon, other) = (place.daemon_with_region(), beside.daemon_with_region());
-    daemon.start_backend(0, &plain(&place, &device.0)).unwrap();
+    let (daemon, other) = (fixture.daemon_with_region(), beside.daemon_with_region());
+    daemon.start_backend(0, &plain(&fixture, &device.0)).unwrap();
     let second = LoopDevice::over(&disk);
     refused(other.start_backend(0, &plain(&beside, &second.0)), ErrorKind::Busy, &disk);
     refused(other.start_backend(0, &plain(&beside, &disk)), ErrorKind::Busy, &disk);
@@ -76,14 +76,14 @@ fn a_disk_that_is_not_up_gets_no_second_cache_through_a_loop_device() {
     if !may_run() {
         return;
     }
-    let place = Place::new();
-    let disk = place.disk_left_with_a_block();
+    let fixture = Fixture::new();
+    let disk = fixture.disk_left_with_a_block();
     // The file is not at its path: the backend does not come up.
-    std::fs::rename(&disk, place.path("moved")).unwrap();
-    let daemon = place.daemon();
-    let device = LoopDevice::over(&place.text("moved"));
+    std::fs::rename(&disk, fixture.path("moved")).unwrap();
+    let daemon = fixture.daemon();
+    let device = LoopDevice::over(&fixture.text("moved"));
     let error = refused(
-        daemon.start_backend(0, &plain(&place, &device.0)),
+        daemon.start_backend(0, &plain(&fixture, &device.0)),
         ErrorKind::AlreadyExists,
         "which is backend 0 already",
     );
@@ -93,24 +93,32 @@ fn a_disk_that_is_not_up_gets_no_second_cache_through_a_loop_device() {
 
 #[test]
 fn a_region_is_no_backing_device() {
-    let place = Place::new();
-    let daemon = place.daemon_with_region();
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon_with_region();
     let error = refused(
-        daemon.start_backend(0, &plain(&place, &place.text("region"))),
+        daemon.start_backend(0, &plain(&fixture, &fixture.text("region"))),
         ErrorKind::Busy,
         &format!("process {}", std::process::id()),
     );
     assert!(error.line().contains("lock"), "{error}");
-    std::fs::copy(place.path("region"), place.path("copy")).unwrap();
+    std::fs::copy(fixture.path("region"), fixture.path("copy")).unwrap();
     let words = "holds a CBD transport";
-    refused(daemon.start_backend(0, &plain(&place, &place.text("copy"))), ErrorKind::InvalidArgument, words);
+    refused(
+        daemon.start_backend(0, &plain(&fixture, &fixture.text("copy"))),
+        ErrorKind::InvalidArgument,
+        words,
+    );
     // The second superblock alone is enough.
-    let copy = std::fs::File::options().write(true).open(place.path("copy")).unwrap();
+    let copy = std::fs::File::options().write(true).open(fixture.path("copy")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&copy, &[0; 4096], 0).unwrap();
-    refused(daemon.start_backend(0, &plain(&place, &place.text("copy"))), ErrorKind::InvalidArgument, words);
+    refused(
+        daemon.start_backend(0, &plain(&fixture, &fixture.text("copy"))),
+        ErrorKind::InvalidArgument,
+        words,
+    );
     std::os::unix::fs::FileExt::write_all_at(&copy, &[0; 4096], 32 * MIB - 4096).unwrap();
-    daemon.start_backend(0, &plain(&place, &place.text("copy"))).unwrap();
-    assert!(Path::new(&place.text("copy")).exists());
+    daemon.start_backend(0, &plain(&fixture, &fixture.text("copy"))).unwrap();
+    assert!(Path::new(&fixture.text("copy")).exists());
 }
 
 #[test]
@@ -118,10 +126,10 @@ fn a_file_beneath_a_loop_device_becomes_no_region_even_by_force() {
     if !may_run() {
         return;
     }
-    let place = Place::new();
-    let daemon = place.daemon();
-    let region = place.disk("region", 32 * MIB);
-    let format = |force| RegisterTransport { size: None, force, ..place.region(32 * MIB) };
+    let fixture = Fixture::new();
+    let daemon = fixture.daemon();
+    let region = fixture.disk("region", 32 * MIB);
+    let format = |force| RegisterTransport { size: None, force, ..fixture.region(32 * MIB) };
     let device = LoopDevice::over(&region);
     let bytes = || std::fs::read(&region).unwrap();
     // Of zeroes, as of data: the loop device uses the file.

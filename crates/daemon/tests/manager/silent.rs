@@ -36,7 +36,7 @@ impl Silent {
     }
 
     /// Waits until a thread has sent a request.
-    pub(crate) fn is_asked(&self) {
+    pub(crate) fn wait_for_request(&self) {
         let mut message = vec![0; 1 << 20];
         let length = self.channel.as_ref().expect("open").read(&mut message).expect("a message");
         assert!(length >= 40);
@@ -79,8 +79,8 @@ impl Drop for SilentFile {
     }
 }
 
-/// Replies to FUSE_LOOKUP and FUSE_GETATTR, does not reply to FUSE_OPEN, and replies to all other requests with an error. The
-/// layout is that of linux/fuse.h.
+/// Replies to FUSE_LOOKUP and FUSE_GETATTR, does not reply to FUSE_OPEN, and replies to all other requests with an
+/// error. The layout is that of linux/fuse.h.
 fn serve(mut channel: File) {
     let mut message = vec![0; 1 << 20];
     while let Ok(length) = channel.read(&mut message) {

@@ -1,6 +1,6 @@
 //! Stopping a daemon and its backends while a disk hangs: in bounded time, and without a delay for other backends.
 
-use crate::place::{MIB, Place, Running, cache_of, dirty, refused, stop};
+use crate::fixture::{Fixture, MIB, Running, cache_of, dirty, refused, stop};
 use crate::silent::SilentFile;
 use cbd_daemon::api::{Drain, RegisterTransport, SettingsChange, StartBackend, StopBackend, StopBlkdev};
 use cbd_daemon::control::{Control, Flow};
@@ -18,16 +18,17 @@ const HANGS: &str = "fault:op=write,range=4194304-8388608,how=stall";
 /// Timeout, far above the expected duration of each wait.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Starts the backends 0 and 1 over the disks "hung" and "disk"; a block of each is dirty or written, and writeback of the first hangs.
-fn beside_a_disk_that_hangs(place: &Place, daemon: &Manager) -> String {
-    let (hung, disk) = (place.disk("hung", 8 * MIB), place.disk("disk", 8 * MIB));
-    let small = |path| StartBackend { cache_size: Some(12 * MIB), ..place.backend(path) };
-    let export = Some(format!("nbd:unix:{}", place.text("hung.sock")));
+/// Starts the backends 0 and 1 over the disks "hung" and "disk"; a block of each is dirty or written, and writeback of
+/// the first hangs.
+fn beside_a_disk_that_hangs(fixture: &Fixture, daemon: &Manager) -> String {
+    let (hung, disk) = (fixture.disk("hung", 8 * MIB), fixture.disk("disk", 8 * MIB));
+    let small = |path| StartBackend { cache_size: Some(12 * MIB), ..fixture.backend(path) };
+    let export = Some(format!("nbd:unix:{}", fixture.text("hung.sock")));
     daemon.start_backend(0, &StartBackend { export, ..small(&hung) }).unwrap();
     daemon.start_backend(0, &small(&disk)).unwrap();
-    let mut client = Client::connect(&Listen::Unix(place.path("hung.sock"))).unwrap();
+    let mut client = Client::connect(&Listen::Unix(fixture.path("hung.sock"))).unwrap();
     client.write(5 * MIB, &[7; 4096], true).unwrap();
-    place.write_block();
+    fixture.write_block();
     // After a second without progress the disk has received the write.
     refused(
         stop(daemon, StopBackend { force: true, timeout_s: Some(1), ..StopBackend::default() }),
@@ -39,11 +40,11 @@ fn beside_a_disk_that_hangs(place: &Place, daemon: &Manager) -> String {
 
 #[test]
 fn a_disk_that_hangs_does_not_prevent_the_sync_of_other_caches_at_the_end() {
-    let mut place = Place::new();
-    place.boot = Some(BootId([1; 16]));
-    place.decorate = Some(HANGS.into());
-    let daemon = place.daemon_with_region();
-    let hung = beside_a_disk_that_hangs(&place, &daemon);
+    let mut fixture = Fixture::new();
+    fixture.boot = Some(BootId([1; 16]));
+    fixture.decorate = Some(HANGS.into());
+    let daemon = fixture.daemon_with_region();
+    let hung = beside_a_disk_that_hangs(&fixture, &daemon);
     let (tell, told) = channel();
     std::thread::spawn(move || tell.send(daemon.end().sync()).unwrap());
     let late = told.recv_timeout(LIMIT).expect("it ends in bounded time");
@@ -54,26 +55,26 @@ fn a_disk_that_hangs_does_not_prevent_the_sync_of_other_caches_at_the_end() {
     );
     // The thread that hangs holds the region and its disk until this process ends: the next boot uses copies.
     for name in ["region", "hung"] {
-        std::fs::copy(place.path(name), place.path("copy")).unwrap();
-        std::fs::rename(place.path("copy"), place.path(name)).unwrap();
+        std::fs::copy(fixture.path(name), fixture.path("copy")).unwrap();
+        std::fs::rename(fixture.path("copy"), fixture.path(name)).unwrap();
     }
-    place.boot = Some(BootId([2; 16]));
-    place.decorate = None;
-    let daemon = place.daemon();
+    fixture.boot = Some(BootId([2; 16]));
+    fixture.decorate = None;
+    let daemon = fixture.daemon();
     let backends = daemon.backends(0, false).unwrap();
     assert_eq!((backends[0].alive, backends[1].alive), (false, true), "{backends:?}");
-    place.block_is_there();
+    fixture.block_is_there();
 }
 
 #[test]
 fn a_drain_that_writeback_rate_delays_names_the_setting_and_not_the_disk() {
-    let place = Place::new();
-    let (_disk, daemon) = place.disk_and_daemon();
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
     let slow = SettingsChange { writeback_rate: Some(32 << 10), ..SettingsChange::default() };
     daemon.set(0, 0, &slow).unwrap();
     // The first request is sent before the limit has effect, the second waits for it.
     for start in [0, 2 * MIB, 4 * MIB] {
-        place.client().write(start, &vec![7; MIB as usize], true).unwrap();
+        fixture.client().write(start, &vec![7; MIB as usize], true).unwrap();
     }
     let drain = Drain { wait: true, timeout_s: Some(3), ..Drain::default() };
     let stop = || stop(&daemon, StopBackend { force: true, timeout_s: Some(3), ..StopBackend::default() });
@@ -88,10 +89,10 @@ fn a_drain_that_writeback_rate_delays_names_the_setting_and_not_the_disk() {
 
 #[test]
 fn a_stop_that_waits_for_a_disk_that_hangs_keeps_no_other_command_waiting_and_drops_nothing() {
-    let mut place = Place::new();
-    place.decorate = Some(HANGS.into());
-    let daemon = Arc::new(place.daemon_with_region());
-    let hung = beside_a_disk_that_hangs(&place, &daemon);
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some(HANGS.into());
+    let daemon = Arc::new(fixture.daemon_with_region());
+    let hung = beside_a_disk_that_hangs(&fixture, &daemon);
     let give_up =
         StopBackend { discard_dirty: Some(dirty(&daemon)), timeout_s: Some(30), ..StopBackend::default() };
     let (tell, told) = channel();
@@ -107,7 +108,7 @@ fn a_stop_that_waits_for_a_disk_that_hangs_keeps_no_other_command_waiting_and_dr
         std::thread::sleep(Duration::from_millis(20));
     }
     // Commands for the other backend complete meanwhile.
-    place.block_is_there();
+    fixture.block_is_there();
     daemon.set(0, 1, &SettingsChange { gc_percent: Some(42), ..SettingsChange::default() }).unwrap();
     daemon.stop_backend(0, 1, &StopBackend::default(), &mut |_| Flow::Continue).unwrap();
     assert_eq!(told.try_recv().err(), Some(TryRecvError::Empty), "the stop has not ended");
@@ -123,12 +124,12 @@ fn a_stop_that_waits_for_a_disk_that_hangs_keeps_no_other_command_waiting_and_dr
 
 #[test]
 fn a_backend_without_a_cache_is_removed_only_when_its_disk_has_completed_the_requests_of_its_clients() {
-    let mut place = Place::new();
-    place.decorate = Some(HANGS.into());
-    let daemon = place.daemon_with_region();
-    let disk = place.disk("disk", 8 * MIB);
-    daemon.start_backend(0, &StartBackend { cache_size: None, ..place.backend(&disk) }).unwrap();
-    let mut client = place.client();
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some(HANGS.into());
+    let daemon = fixture.daemon_with_region();
+    let disk = fixture.disk("disk", 8 * MIB);
+    daemon.start_backend(0, &StartBackend { cache_size: None, ..fixture.backend(&disk) }).unwrap();
+    let mut client = fixture.client();
     let (tell, told) = channel();
     std::thread::spawn(move || {
         tell.send(()).unwrap();
@@ -154,14 +155,18 @@ fn a_region_whose_opening_hangs_delays_no_other_command() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
-    let place = Place::new();
-    let (_disk, daemon) = place.disk_and_daemon();
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
     let daemon = Arc::new(daemon);
-    let folder = place.path("far");
+    let folder = fixture.path("far");
     std::fs::create_dir(&folder).unwrap();
     let silent = SilentFile::over(&folder);
-    let far =
-        RegisterTransport { path: place.text("far/region"), format: false, size: None, ..place.region(0) };
+    let far = RegisterTransport {
+        path: fixture.text("far/region"),
+        format: false,
+        size: None,
+        ..fixture.region(0)
+    };
     let (tell, told) = channel();
     let registering = Arc::clone(&daemon);
     std::thread::spawn(move || tell.send(registering.register_transport(&far)).unwrap());
@@ -184,23 +189,23 @@ fn a_daemon_starts_with_a_disk_whose_opening_hangs_and_serves_it_when_it_can() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
         return println!("not run: it mounts a file system; CBD_SYSTEM_TESTS=1 runs it, as root");
     }
-    let place = Place::new();
-    let folder = place.path("far");
+    let fixture = Fixture::new();
+    let folder = fixture.path("far");
     std::fs::create_dir(&folder).unwrap();
-    let (far, disk) = (place.disk("far/disk", 8 * MIB), place.disk("disk", 8 * MIB));
+    let (far, disk) = (fixture.disk("far/disk", 8 * MIB), fixture.disk("disk", 8 * MIB));
     {
-        let daemon = place.daemon_with_region();
-        let small = |path| StartBackend { cache_size: Some(12 * MIB), ..place.backend(path) };
-        let export = Some(format!("nbd:unix:{}", place.text("far.sock")));
+        let daemon = fixture.daemon_with_region();
+        let small = |path| StartBackend { cache_size: Some(12 * MIB), ..fixture.backend(path) };
+        let export = Some(format!("nbd:unix:{}", fixture.text("far.sock")));
         daemon.start_backend(0, &StartBackend { export, ..small(&far) }).unwrap();
         daemon.start_backend(0, &small(&disk)).unwrap();
     }
     let silent = SilentFile::over(&folder);
     let (tell, told) = channel();
     let starting = std::thread::spawn(move || {
-        let daemon = place.daemon();
+        let daemon = fixture.daemon();
         tell.send(daemon.backends(0, false).unwrap()).unwrap();
-        (place, daemon)
+        (fixture, daemon)
     });
     let backends = told.recv_timeout(LIMIT);
     drop(silent);
@@ -219,11 +224,11 @@ fn a_daemon_starts_with_a_disk_whose_opening_hangs_and_serves_it_when_it_can() {
 }
 
 /// A client of backend 0 that waits for a read of its disk, which never completes it.
-fn client_that_waits() -> (Place, Running) {
-    let mut place = Place::new();
-    place.decorate = Some("fault:op=read,how=stall".into());
-    let (_, daemon) = place.disk_and_daemon();
-    let mut client = place.client();
+fn client_that_waits() -> (Fixture, Running) {
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("fault:op=read,how=stall".into());
+    let (_, daemon) = fixture.disk_and_daemon();
+    let mut client = fixture.client();
     let (tell, told) = channel();
     std::thread::spawn(move || {
         tell.send(()).unwrap();
@@ -236,25 +241,25 @@ fn client_that_waits() -> (Place, Running) {
         assert!(Instant::now() < end, "the disk is not read");
         std::thread::sleep(Duration::from_millis(5));
     }
-    (place, daemon)
+    (fixture, daemon)
 }
 
 #[test]
 fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
-    let (place, daemon) = client_that_waits();
+    let (fixture, daemon) = client_that_waits();
     let request = StopBackend { force: true, discard_dirty: Some(0), timeout_s: Some(1) };
-    let error = refused(stop(&daemon, request), ErrorKind::TimedOut, "did not end in order");
-    assert!(error.line().contains(&place.text("nbd.sock")), "{error}");
+    let error = refused(stop(&daemon, request), ErrorKind::TimedOut, "did not close completely");
+    assert!(error.line().contains(&fixture.text("nbd.sock")), "{error}");
 }
 
 #[test]
 fn a_forced_stop_of_a_block_device_names_the_export_whose_requests_still_wait() {
-    let (place, daemon) = client_that_waits();
+    let (fixture, daemon) = client_that_waits();
     let stopped = daemon.stop_blkdev(0, 0, StopBlkdev { force: true }).unwrap();
     assert_eq!(daemon.blkdevs(0, false).unwrap().len(), 0);
     let [warning] = &stopped.warnings[..] else { panic!("{stopped:?}") };
     assert!(
-        warning.contains("did not end in order") && warning.contains(&place.text("nbd.sock")),
+        warning.contains("did not close completely") && warning.contains(&fixture.text("nbd.sock")),
         "{warning}"
     );
 }

@@ -36,14 +36,14 @@ use std::time::{Duration, Instant};
 const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of the checks whether the last other opener (most often udev) has closed the device, and whether
 /// requests are in flight: the kernel has no event for either.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Checks in a row that must find no request in flight: between two requests of one writer there can be a
 /// short gap.
 const IDLE_CHECKS: u32 = 2;
 
 enum Command {
     /// Query whether another opener holds the device exclusively: a mount, a volume manager.
-    ExclusiveElsewhere(Sender<Result<bool>>),
+    IsHeldExclusively(Sender<Result<bool>>),
     /// Write out the kernel's dirty pages and unbind the device, if it has no other user.
     Release { end: Instant, reply: Sender<Result<()>> },
     /// Leave the device bound without an opener in this process.
@@ -178,7 +178,7 @@ impl LoopThread {
                 if Instant::now() >= end {
                     return false;
                 }
-                std::thread::sleep(RELEASE_INTERVAL);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         true
@@ -198,8 +198,8 @@ impl LoopThread {
     ///
     /// # Errors
     /// When the device cannot be opened, or does not answer within `timeout`.
-    pub fn exclusive_elsewhere(&self, timeout: Duration) -> Result<bool> {
-        self.request(timeout, Command::ExclusiveElsewhere)
+    pub fn is_held_exclusively(&self, timeout: Duration) -> Result<bool> {
+        self.request(timeout, Command::IsHeldExclusively)
     }
 
     /// Writes out the kernel's dirty pages of the device and unbinds it. After an error the device is in its
@@ -211,12 +211,12 @@ impl LoopThread {
         let timeout = end.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
         let (reply, answer) = mpsc::channel();
         let refused = |error| NotReleased { error, later: None };
-        self.commands.send(Command::Release { end, reply }).map_err(|_| refused(self.gone()))?;
+        self.commands.send(Command::Release { end, reply }).map_err(|_| refused(self.released_error()))?;
         match answer.recv_timeout(timeout) {
             Ok(released) => released.map_err(refused),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(refused(self.gone())),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(refused(self.released_error())),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(NotReleased { error: self.hangs(), later: Some(answer) })
+                Err(NotReleased { error: self.timeout_error(), later: Some(answer) })
             }
         }
     }
@@ -239,19 +239,19 @@ impl LoopThread {
 
     fn request<T>(&self, timeout: Duration, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = mpsc::channel();
-        self.commands.send(command(reply)).map_err(|_| self.gone())?;
+        self.commands.send(command(reply)).map_err(|_| self.released_error())?;
         match answer.recv_timeout(timeout) {
             Ok(answer) => answer,
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.gone()),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.hangs()),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.released_error()),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.timeout_error()),
         }
     }
 
-    fn gone(&self) -> Error {
+    fn released_error(&self) -> Error {
         Error::new(ErrorKind::Stopped, format!("{} is released already", self.device.path.display()))
     }
 
-    fn hangs(&self) -> Error {
+    fn timeout_error(&self) -> Error {
         let text = format!("{} does not answer; I/O to it hangs", self.device.path.display());
         Error::new(ErrorKind::TimedOut, text)
     }
@@ -263,7 +263,7 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
     let path = &device.path;
     while let Ok(command) = commands.recv() {
         match command {
-            Command::ExclusiveElsewhere(reply) => {
+            Command::IsHeldExclusively(reply) => {
                 let answer = match open_exclusively(path) {
                     Ok(_) => Ok(false),
                     Err(_) if !may_be_bound_to(device.number, file) => Ok(false),
@@ -276,9 +276,8 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
                 let was_persistent = held.is_none();
                 let opened = match held.take() {
                     Some(held) => Ok(Some(held)),
-                    None => {
-                        open_ours(device, file).map_err(|error| (None, system_error(path.display(), &error)))
-                    }
+                    None => open_if_bound(device, file)
+                        .map_err(|error| (None, system_error(path.display(), &error))),
                 };
                 let released = opened.and_then(|opened| match opened {
                     Some(opened) => release(opened, device, end),
@@ -306,7 +305,7 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
             Command::MakePersistent(reply) => {
                 let made = match &held {
                     Some(held) => clear_autoclear(held),
-                    None => open_ours(device, file)
+                    None => open_if_bound(device, file)
                         .and_then(|opened| opened.as_ref().map_or(Ok(()), clear_autoclear)),
                 };
                 if made.is_ok() {
@@ -315,7 +314,7 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
                 let _ = reply.send(made.map_err(|error| system_error(path.display(), &error)));
             }
             Command::Abandon(reply) => {
-                let ours = held.take().map_or_else(|| open_ours(device, file), |held| Ok(Some(held)));
+                let ours = held.take().map_or_else(|| open_if_bound(device, file), |held| Ok(Some(held)));
                 if let Ok(Some(ours)) = ours {
                     reset(device.number);
                     // The kernel does not unbind a persistent device by itself.
@@ -363,7 +362,7 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
                 reset(device.number);
                 return Ok(());
             }
-            Ok(_) if Instant::now() < end => std::thread::sleep(RELEASE_INTERVAL),
+            Ok(_) if Instant::now() < end => std::thread::sleep(POLL_INTERVAL),
             Ok(_) => {
                 let held = open_node(path).ok();
                 let text = format!("{} is open in another process", path.display());
@@ -375,7 +374,7 @@ fn release(held: File, device: &LoopDevice, end: Instant) -> std::result::Result
 }
 
 /// Opens a device if it is bound to the given file: while it is open it cannot be bound to another one.
-fn open_ours(device: &LoopDevice, file: &Path) -> io::Result<Option<File>> {
+fn open_if_bound(device: &LoopDevice, file: &Path) -> io::Result<Option<File>> {
     if !may_be_bound_to(device.number, file) {
         return Ok(None);
     }

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
-const INSIDE: &str = "CBD_FUSE_TEST_INSIDE";
+const CHILD_VARIABLE: &str = "CBD_FUSE_TEST_INSIDE";
 /// Shows that the test was found in its process.
-const RAN: &str = "ran";
+const RAN_FILE: &str = "ran";
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time within which an awaited state must be reached.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs `body` in a process and a mount namespace of its own, with a directory that is removed afterwards.
 pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
@@ -33,9 +33,9 @@ pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
         println!("not run: {test} mounts file systems; set CBD_SYSTEM_TESTS=1 (as root) to run it");
         return;
     }
-    if let Some(dir) = std::env::var_os(INSIDE) {
+    if let Some(dir) = std::env::var_os(CHILD_VARIABLE) {
         let dir = PathBuf::from(dir);
-        std::fs::write(dir.join(RAN), "").expect("a file");
+        std::fs::write(dir.join(RAN_FILE), "").expect("a file");
         watch(&dir);
         body(&dir);
         return;
@@ -63,14 +63,14 @@ fn run_again(test: &str) {
     };
     assert!(status.success(), "{test} failed in its process: {status}");
     // A process without a test of that name succeeds, too.
-    assert!(dir.path().join(RAN).exists(), "there is no test of the name {test}: it was not run");
+    assert!(dir.path().join(RAN_FILE).exists(), "there is no test of the name {test}: it was not run");
 }
 
 /// Runs the given test of this binary in a child process and a namespace of its own; the child dies with this
 /// process.
 fn start_again(test: &str, dir: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    command.args(["--exact", test, "--nocapture"]).env(INSIDE, dir).stdin(Stdio::null());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD_VARIABLE, dir).stdin(Stdio::null());
     // SAFETY: between fork and exec only system calls are made, no memory is allocated.
     unsafe {
         command.pre_exec(|| {
@@ -324,7 +324,7 @@ pub fn start_with(device: &Arc<TestDevice>, options: Options) -> FuseLoop {
 
 /// Waits until `reached`.
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + LIMIT;
     while !reached() {
         assert!(Instant::now() < end, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));

@@ -3,9 +3,9 @@
 //! The device is a file, so that each process sees the writes of the others. Processes that will be killed
 //! answer none of the requests that they receive, so these are certainly in flight; the test's own process
 //! holds their descriptors. Such a process runs a test of the same binary, `process_to_be_killed`, which
-//! calls [`be_killed`].
+//! calls [`run_until_killed`].
 
-use super::{MIB, SOON, daemon_dir, options, start_daemon};
+use super::{LIMIT, MIB, daemon_dir, options, start_daemon};
 use cbd_export::{BlockDevice, RequestQueue};
 use cbd_fuse::{FuseLoop, Options, Session, SessionState, SessionStore};
 use cbd_types::{AlignedBuffer, Completion, Geometry, Operation, Request, Result};
@@ -138,7 +138,7 @@ pub fn say(line: &str) {
 }
 
 /// The work of a process that a test kills. It prints its descriptors, and the test takes copies of them.
-pub fn be_killed() {
+pub fn run_until_killed() {
     let Some(dir) = daemon_dir() else { return };
     let store = Arc::new(LocalStore::default());
     let device = FileDevice::open(&dir, true);
@@ -218,10 +218,10 @@ impl Victim {
     }
 
     /// The rest of the next line that begins with `word`.
-    pub fn said(&mut self, word: &str) -> String {
+    pub fn line_after(&mut self, word: &str) -> String {
         let found = self.lines.by_ref().map_while(std::result::Result::ok).find_map(|line| {
-            let said = line.split_once("said ")?.1.to_owned();
-            said.strip_prefix(word).map(|rest| rest.trim().to_owned())
+            let line_after = line.split_once("said ")?.1.to_owned();
+            line_after.strip_prefix(word).map(|rest| rest.trim().to_owned())
         });
         found.unwrap_or_else(|| panic!("it ended and never said {word}"))
     }
@@ -230,12 +230,12 @@ impl Victim {
         let began = Instant::now();
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        assert!(began.elapsed() < SOON, "it took {:?} to die", began.elapsed());
+        assert!(began.elapsed() < LIMIT, "it took {:?} to die", began.elapsed());
     }
 
     /// Copies the descriptors that the process has put into its store.
     pub fn session(&mut self, dir: &Path) -> Session {
-        let line = self.said("stored");
+        let line = self.line_after("stored");
         let mut numbers = line.split(' ').map(|number| number.parse::<u32>().expect("a number"));
         let (connection, loop_number) = (numbers.next().expect("one"), numbers.next().expect("one"));
         let process = self.child.id();
@@ -287,7 +287,7 @@ pub fn on_disk(dir: &Path, at: u64) -> u8 {
 }
 
 pub fn in_time<T>(thread: JoinHandle<T>) -> T {
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + LIMIT;
     while !thread.is_finished() {
         assert!(Instant::now() < end, "the thread still waits");
         std::thread::sleep(Duration::from_millis(5));

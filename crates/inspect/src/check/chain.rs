@@ -1,10 +1,10 @@
 //! The chains of segments: completeness, order, and both copies of their headers.
 
-use super::slots::look;
-use super::state::StatePlace;
+use super::slots::read_two_slots;
+use super::state::StateLocation;
 use super::{Checker, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
 use crate::Bytes;
-use crate::finding::{Place, Repair, Severity, Structure};
+use crate::finding::{Location, Repair, Severity, Structure};
 use crate::report::BackendSummary;
 use cbd_engine::LogSegmentView;
 use cbd_format::{BackendEntry as BackendRow, LaneMark, LaneTail, Layout, SegmentHeader, segment::LOG_MAGIC};
@@ -31,11 +31,11 @@ impl Checker<'_> {
         dirty: &mut Vec<(u64, u64)>,
         summary: &mut BackendSummary,
     ) {
-        let Some(state) = StatePlace::of(subject.row, subject.layout) else { return };
+        let Some(state) = StateLocation::of(subject.row, subject.layout) else { return };
         let (mut done, of) = (0, u64::from(summary.segments - summary.free_segments));
         for lane in (0..cache.lane_count()).map(LaneId) {
-            let tail = look::<LaneTail>(&*self.bytes, state.tail(lane), u64::from(lane.0)).newest();
-            let mark = look::<LaneMark>(&*self.bytes, state.mark(lane), u64::from(lane.0)).newest();
+            let tail = read_two_slots::<LaneTail>(&*self.bytes, state.tail(lane), u64::from(lane.0)).newest();
+            let mark = read_two_slots::<LaneMark>(&*self.bytes, state.mark(lane), u64::from(lane.0)).newest();
             let mut history = History {
                 sequence: tail.map(|tail| tail.content.first_sequence.get()),
                 ordinal: tail.map(|tail| tail.content.ordinal.get()),
@@ -52,7 +52,7 @@ impl Checker<'_> {
                 self.headers(subject, &segment, copies);
                 self.lines(subject, cache, &segment, &mut history, has_damage, dirty, summary);
                 for value in [segment.segment.0.into(), segment.ordinal.0, segment.slots.into()] {
-                    self.report.note_recovered(value);
+                    self.report.add_to_fingerprint(value);
                 }
                 last = Some(segment);
             }
@@ -70,13 +70,13 @@ impl Checker<'_> {
         history: &mut History,
         has_damage: bool,
     ) {
-        let place = place_of(subject, segment);
+        let location = location_of(subject, segment);
         let (lane, ordinal, first) = (segment.lane, segment.ordinal.0, segment.first_sequence.0);
         if let Some(expected) = history.ordinal.filter(|expected| *expected != ordinal) {
             let suspects = self.segments_without_header(subject);
             self.lost(
                 Structure::Chain,
-                place,
+                location,
                 format!(
                     "lane {lane} of backend {}: its segments {expected} to {} are missing before this one{suspects}",
                     subject.id,
@@ -87,9 +87,9 @@ impl Checker<'_> {
         } else if let Some(expected) = history.sequence.filter(|expected| *expected != first) {
             self.lost(
                 Structure::Chain,
-                place,
+                location,
                 format!(
-                    "lane {lane} of backend {}: the segment begins with sequence {first}, but {expected} was to come",
+                    "lane {lane} of backend {}: the segment begins with sequence {first}, but {expected} was expected",
                     subject.id
                 ),
                 has_damage,
@@ -98,9 +98,9 @@ impl Checker<'_> {
         if header.run.get() < history.run || header.epoch.get() < history.epoch {
             self.contradiction(
                 Structure::SegmentHeader,
-                place,
+                location,
                 format!(
-                    "the segment has run {} and epoch {}, its predecessor had {} and {}: they never fall",
+                    "the segment has run {} and epoch {}, its predecessor had {} and {}: they must not decrease",
                     header.run, header.epoch, history.run, history.epoch
                 ),
             );
@@ -132,7 +132,7 @@ impl Checker<'_> {
             let (severity, what) = if is_earlier {
                 (
                     Severity::Note,
-                    "a copy of the segment's header is of its earlier life: a crash came as it was opened",
+                    "a copy of the segment's header is of an earlier generation: a crash interrupted the opening of the segment",
                 )
             } else {
                 (Severity::Corrected, "a copy of the segment's header is damaged")
@@ -143,9 +143,12 @@ impl Checker<'_> {
                 to: copies[number],
                 length: length as u32,
             };
-            let place =
-                Place { at: Some(copies[number]), length: Some(length as u64), ..place_of(subject, segment) };
-            self.add(severity, Structure::SegmentHeader, place, what, SECOND_COPY, REPAIR, Some(repair));
+            let location = Location {
+                at: Some(copies[number]),
+                length: Some(length as u64),
+                ..location_of(subject, segment)
+            };
+            self.add(severity, Structure::SegmentHeader, location, what, SECOND_COPY, REPAIR, Some(repair));
         }
     }
 
@@ -162,15 +165,15 @@ impl Checker<'_> {
         has_damage: bool,
     ) {
         let next = history.sequence.unwrap_or(marked + 1);
-        let place = Place { backend: Some(subject.id.0), lane: Some(lane.0), ..Place::default() };
-        self.report.note_recovered(next.max(marked + 1));
+        let location = Location { backend: Some(subject.id.0), lane: Some(lane.0), ..Location::default() };
+        self.report.add_to_fingerprint(next.max(marked + 1));
         if marked >= next {
             let suspects = self.segments_without_header(subject);
             self.lost(
                 Structure::Chain,
-                place,
+                location,
                 format!(
-                    "lane {lane} of backend {}: its mark says that there are records up to sequence {marked}, but the log \
+                    "lane {lane} of backend {}: its mark states that there are records up to sequence {marked}, but the log \
                      ends before {next}{suspects}",
                     subject.id
                 ),
@@ -185,22 +188,23 @@ impl Checker<'_> {
             self.add(
                 Severity::Note,
                 Structure::Record,
-                Place {
+                Location {
                     slot: Some(segment.slots),
                     sequence: Some(next),
-                    ..place_of(subject, segment)
+                    ..location_of(subject, segment)
                 }
                 .of_range(dropped.range()),
                 "the last write of the lane is torn, and nothing proves that it was acknowledged: recovery drops it",
-                "nothing, unless the damage came after the write had completed: the very last write before a power cut, with \
-                 no flush and no idle moment behind it, cannot be told from one that was cut off",
+                "nothing, unless the damage occurred after the write had completed: the last write before a power cut, with no \
+                 flush and no idle mark after it, cannot be distinguished from one that was cut off",
                 NOTHING_TO_DO,
                 None,
             );
         }
     }
 
-    /// Segments of the cache that are not in a chain and whose header cannot be read: the missing segment may be one of them.
+    /// Segments of the cache that are not in a chain and whose header cannot be read: the missing segment may be one of
+    /// them.
     fn segments_without_header(&self, subject: &Subject<'_>) -> String {
         let mut suspects = Vec::new();
         for segment in subject.transport.segments_of(subject.id) {
@@ -230,33 +234,33 @@ impl Checker<'_> {
     }
 
     /// Reports lost records; their ranges are lost, too.
-    pub(super) fn lost(&mut self, structure: Structure, place: Place, what: String, has_damage: bool) {
+    pub(super) fn lost(&mut self, structure: Structure, location: Location, what: String, has_damage: bool) {
         if has_damage {
             self.add(
                 Severity::Affected,
                 structure,
-                place,
+                location,
                 what,
-                "which range was lost is not known: all that the lane may hold, but for what was written later, answers with \
+                "which range was lost is not known: each range that the lane may hold and that was not written later answers with \
                  an error (listed as ranges)",
-                "what can be saved is saved by rescue; overwriting the listed ranges heals them",
+                "rescue saves all other data; overwriting the listed ranges repairs them",
                 None,
             );
         } else {
-            let cost = "nothing any more: it is noted in the log, and all that it may have held was overwritten since";
-            self.add(Severity::Corrected, structure, place, what, cost, NOTHING_TO_DO, None);
+            let cost = "nothing any more: the log records the loss, and each range that it may have covered was overwritten since";
+            self.add(Severity::Corrected, structure, location, what, cost, NOTHING_TO_DO, None);
         }
     }
 
     /// Reports structures whose checksums are correct and whose contents contradict each other.
-    pub(super) fn contradiction(&mut self, structure: Structure, place: Place, what: String) {
+    pub(super) fn contradiction(&mut self, structure: Structure, location: Location, what: String) {
         self.add(
             Severity::Affected,
             structure,
-            place,
+            location,
             what,
-            "the checksums are right, so this was not damaged but written so: what it holds is not to be relied on",
-            "keep a copy of the region and report it: this is a fault of a program, or a forgery",
+            "the checksums are right, so it was written with this content and not damaged: its content is not reliable",
+            "keep a copy of the region and report it: this is a bug of a program, or a forgery",
             None,
         );
     }
@@ -284,12 +288,12 @@ pub(crate) fn header_copies(
 }
 
 /// The location of a log segment.
-pub(super) fn place_of(subject: &Subject<'_>, segment: &LogSegmentView) -> Place {
-    Place {
+pub(super) fn location_of(subject: &Subject<'_>, segment: &LogSegmentView) -> Location {
+    Location {
         at: Some(segment.base),
         backend: Some(subject.id.0),
         lane: Some(segment.lane.0),
         segment: Some(segment.segment.0),
-        ..Place::default()
+        ..Location::default()
     }
 }

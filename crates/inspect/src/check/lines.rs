@@ -1,9 +1,9 @@
 //! The lines of a log: records, checksum lines, and the data that they describe.
 
-use super::chain::{History, place_of};
+use super::chain::{History, location_of};
 use super::{Checker, DataChecked, NOTHING_TO_DO, PrivateCache, REPAIR, SECOND_COPY, Subject};
 use crate::Bytes;
-use crate::finding::{Place, Repair, Severity, Structure};
+use crate::finding::{Location, Repair, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary};
 use cbd_engine::{LogEntry, LogSegmentView};
 use cbd_format::{
@@ -38,25 +38,26 @@ impl Checker<'_> {
         let mut data_low = shape.data_top();
         for (slot, entry) in entries {
             let at = segment.base + shape.slot(slot)[0];
-            let place = Place { at: Some(at), slot: Some(slot), ..place_of(subject, segment) };
+            let location = Location { at: Some(at), slot: Some(slot), ..location_of(subject, segment) };
             let record = match entry {
                 LogEntry::Record(record) => record,
                 LogEntry::Lost { end } => {
-                    self.lost(Structure::Record, place, lost_slots(slot, end), has_damage);
+                    self.lost(Structure::Record, location, lost_slots(slot, end), has_damage);
                     history.sequence = None;
                     continue;
                 }
             };
             // A record that recovery would add to record a loss is not on the medium.
-            if good_copies(&*self.bytes, cache, segment, &record, (slot, 0)) == [None; 2] {
+            if valid_copies(&*self.bytes, cache, segment, &record, (slot, 0)) == [None; 2] {
                 continue;
             }
-            let place = Place { sequence: Some(record.sequence.get()), ..place }.of_range(record.range());
+            let location =
+                Location { sequence: Some(record.sequence.get()), ..location }.of_range(record.range());
             let entry = Entry { segment, slot, record: &record };
-            self.history(&entry, place, history, has_damage);
-            self.copies(subject, cache, &entry, place);
+            self.history(&entry, location, history, has_damage);
+            self.copies(subject, cache, &entry, location);
             if record.kind().has_data() {
-                self.bounds(&shape, &entry, place, &mut data_low);
+                self.bounds(&shape, &entry, location, &mut data_low);
                 summary.data_bytes += record.length.get();
             }
             summary.records += 1;
@@ -69,32 +70,32 @@ impl Checker<'_> {
                 DataChecked::All => true,
             };
             if verify && record.kind().has_data() {
-                self.data(cache, &entry, place);
+                self.data(cache, &entry, location);
             }
-            self.report.note_recovered(u64::from(cbd_format::crc32c(bytes_of(&record))));
+            self.report.add_to_fingerprint(u64::from(cbd_format::crc32c(bytes_of(&record))));
         }
     }
 
     /// Checks the record's position in the history of its lane.
-    fn history(&mut self, entry: &Entry<'_>, place: Place, history: &mut History, has_damage: bool) {
+    fn history(&mut self, entry: &Entry<'_>, location: Location, history: &mut History, has_damage: bool) {
         let (sequence, epoch) = (entry.record.sequence.get(), entry.record.epoch.get());
         if let Some(expected) = history.sequence.filter(|expected| *expected != sequence) {
-            let what = format!("the record has sequence {sequence}, but {expected} was to come");
-            self.lost(Structure::Record, place, what, has_damage);
+            let what = format!("the record has sequence {sequence}, but {expected} was expected");
+            self.lost(Structure::Record, location, what, has_damage);
         }
         if epoch < history.epoch {
             let what = format!(
-                "the record has epoch {epoch}, an earlier one had {}: they never fall",
+                "the record has epoch {epoch}, an earlier one had {}: they must not decrease",
                 history.epoch
             );
-            self.contradiction(Structure::Record, place, what);
+            self.contradiction(Structure::Record, location, what);
         }
         history.sequence = Some(sequence + 1);
         history.epoch = history.epoch.max(epoch);
     }
 
     /// Checks both copies of the record and of each of its lines.
-    fn copies(&mut self, subject: &Subject<'_>, cache: &PrivateCache, entry: &Entry<'_>, place: Place) {
+    fn copies(&mut self, subject: &Subject<'_>, cache: &PrivateCache, entry: &Entry<'_>, location: Location) {
         let Entry { segment, slot, record } = entry;
         let shape = subject.layout.segment_shape();
         for number in 0..record.slots() {
@@ -104,7 +105,7 @@ impl Checker<'_> {
             }
             let at = shape.slot(slot).map(|at| segment.base + at);
             self.report.counted.lines += 2;
-            let good = good_copies(&*self.bytes, cache, segment, record, (slot, number));
+            let good = valid_copies(&*self.bytes, cache, segment, record, (slot, number));
             let (bad, what) = match good {
                 [Some(primary), Some(mirror)] if primary == mirror => continue,
                 // The power failed between the two stores of a record that overwrites a dropped one.
@@ -112,32 +113,32 @@ impl Checker<'_> {
                 [Some(_), None] => (1, "the mirror of a line is damaged"),
                 [None, Some(_)] => (0, "the primary of a line is damaged"),
                 [None, None] => {
-                    self.checksums_lost(cache, entry, number, place);
+                    self.checksums_lost(cache, entry, number, location);
                     continue;
                 }
             };
             let structure = if number == 0 { Structure::Record } else { Structure::ChecksumLine };
-            let place = Place { at: Some(at[bad]), length: Some(64), slot: Some(slot), ..place };
+            let location = Location { at: Some(at[bad]), length: Some(64), slot: Some(slot), ..location };
             let repair = Repair::Copy {
                 what: format!("line in slot {slot} of segment {}", segment.segment),
                 from: at[1 - bad],
                 to: at[bad],
                 length: 64,
             };
-            self.add(Severity::Corrected, structure, place, what, SECOND_COPY, REPAIR, Some(repair));
+            self.add(Severity::Corrected, structure, location, what, SECOND_COPY, REPAIR, Some(repair));
         }
     }
 
     /// Both copies of a checksum line are lost: the blocks that it covers cannot be verified.
-    fn checksums_lost(&mut self, cache: &PrivateCache, entry: &Entry<'_>, number: u32, place: Place) {
+    fn checksums_lost(&mut self, cache: &PrivateCache, entry: &Entry<'_>, number: u32, location: Location) {
         if entry.record.kind() == RecordKind::Quarantine {
             return self.add(
                 Severity::Affected,
                 Structure::ChecksumLine,
-                Place { slot: Some(entry.slot + number), ..place }.of_range(entry.record.range()),
+                Location { slot: Some(entry.slot + number), ..location }.of_range(entry.record.range()),
                 "both copies of a line of a quarantine's map are damaged",
-                "all of its range counts as damaged, parts that were overwritten and reclaimed since included",
-                "overwrite what fails to read",
+                "all of its range counts as damaged, including parts that were overwritten and reclaimed since",
+                "overwrite the ranges whose reads fail",
                 None,
             );
         }
@@ -147,26 +148,26 @@ impl Checker<'_> {
             start: entry.record.block_range(first).start,
             end: entry.record.block_range(last).end,
         };
-        let place = Place { slot: Some(entry.slot + number), ..place };
+        let location = Location { slot: Some(entry.slot + number), ..location };
         self.unreadable(
             cache,
             entry,
             Structure::ChecksumLine,
-            place,
+            location,
             range,
             "both copies of a line of checksums are damaged",
         );
     }
 
     /// Checks the location of the data: inside the segment, below all earlier data.
-    fn bounds(&mut self, shape: &SegmentShape, entry: &Entry<'_>, place: Place, data_low: &mut u64) {
+    fn bounds(&mut self, shape: &SegmentShape, entry: &Entry<'_>, location: Location, data_low: &mut u64) {
         let start = u64::from(entry.record.data_offset.get());
         let end = start + SegmentShape::data_bytes(entry.record.length.get());
         let records_end = shape.records_end(entry.slot + entry.record.slots());
         if end > *data_low || start < records_end {
             self.contradiction(
                 Structure::Record,
-                place,
+                location,
                 format!(
                     "the record's data at bytes {start}..{end} of the segment overlaps other data or records; \
                      {records_end}..{data_low} was free"
@@ -177,7 +178,7 @@ impl Checker<'_> {
     }
 
     /// Verifies the data of a record.
-    fn data(&mut self, cache: &PrivateCache, entry: &Entry<'_>, place: Place) {
+    fn data(&mut self, cache: &PrivateCache, entry: &Entry<'_>, location: Location) {
         if entry.record.has_checksums() {
             self.report.counted.verified_records += 1;
             self.report.counted.verified_bytes += entry.record.length.get();
@@ -185,8 +186,9 @@ impl Checker<'_> {
         for (range, error) in cache.log().damaged_blocks(entry.segment, entry.slot, entry.record) {
             let start =
                 u64::from(entry.record.data_offset.get()) + (range.start - entry.record.range().start);
-            let place = Place { at: Some(entry.segment.base + start), length: Some(range.len()), ..place };
-            self.unreadable(cache, entry, Structure::Data, place, range, &error.line());
+            let location =
+                Location { at: Some(entry.segment.base + start), length: Some(range.len()), ..location };
+            self.unreadable(cache, entry, Structure::Data, location, range, &error.line());
         }
     }
 
@@ -197,11 +199,11 @@ impl Checker<'_> {
         cache: &PrivateCache,
         entry: &Entry<'_>,
         structure: Structure,
-        place: Place,
+        location: Location,
         range: ByteRange,
         what: &str,
     ) {
-        let place = place.of_range(range);
+        let location = location.of_range(range);
         let newest = cache.log().newest_parts(entry.segment, entry.slot, range);
         let (severity, cost, advice) = match (
             cache.log().is_on_backing(entry.segment, entry.slot, entry.record),
@@ -214,7 +216,7 @@ impl Checker<'_> {
             ),
             (false, true) => (
                 Severity::Corrected,
-                "nothing is lost: a later write covers it. The backing device alone is no crash state from when this epoch is \
+                "nothing is lost: a later write covers it. The backing device alone is not crash-consistent from when this epoch is \
                  written until that later write is",
                 NOTHING_TO_DO,
             ),
@@ -227,12 +229,12 @@ impl Checker<'_> {
         if severity == Severity::Affected {
             self.lost.extend(newest.into_iter().map(|part| RangeSummary::new(part, what)));
         }
-        self.add(severity, structure, place, what, cost, advice, None);
+        self.add(severity, structure, location, what, cost, advice, None);
     }
 }
 
 /// The valid copies of a line of `record`: primary and mirror of its `number`-th line, which is in `slot`.
-pub(crate) fn good_copies(
+pub(crate) fn valid_copies(
     bytes: &dyn Bytes,
     cache: &PrivateCache,
     segment: &LogSegmentView,
@@ -258,8 +260,8 @@ pub(crate) fn good_copies(
 
 fn lost_slots(first: u32, end: u32) -> String {
     if end - first == 1 {
-        format!("both copies of what stood in slot {first} are damaged")
+        format!("both copies of slot {first} are damaged")
     } else {
-        format!("both copies of what stood in slots {first} to {} are damaged", end - 1)
+        format!("both copies of slots {first} to {} are damaged", end - 1)
     }
 }

@@ -12,7 +12,7 @@ mod state;
 mod superblocks;
 mod tables;
 
-use crate::finding::{Finding, Place, Repair, Severity, Structure};
+use crate::finding::{Finding, Location, Repair, Severity, Structure};
 use crate::report::{BackendSummary, RangeSummary, Report, TransportSummary};
 use crate::{Bytes, PrivateMemory, Progress};
 use cbd_engine::{BackendEntry, Cache, Mixed, Pages, Transport};
@@ -22,9 +22,9 @@ use cbd_types::{BackendId, Error, Region, Result, uuid_text};
 use std::sync::Arc;
 
 pub(crate) use chain::{header_copies, header_of};
-pub(crate) use lines::good_copies;
-pub(crate) use slots::look;
-pub(crate) use state::StatePlace;
+pub(crate) use lines::valid_copies;
+pub(crate) use slots::read_two_slots;
+pub(crate) use state::StateLocation;
 
 /// The engine's transport over a private copy.
 pub(crate) type PrivateTransport = Transport<ProcessEnvironment<PrivateMemory>>;
@@ -36,7 +36,7 @@ const REPAIR: &str = "cbdctrl repair restores it; a daemon would start on it as 
 /// The advice where no action is needed.
 const NOTHING_TO_DO: &str = "nothing";
 /// The cost if a second copy is valid.
-const SECOND_COPY: &str = "nothing: the other copy serves";
+const SECOND_COPY: &str = "nothing: the other copy is valid";
 
 /// The data that a check verifies besides metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -84,7 +84,7 @@ impl Checker<'_> {
         let transport = match open_private(&self.bytes) {
             Ok(transport) => transport,
             Err(error) => {
-                return self.fatal(Structure::Superblock, Place::default(), &error, "no transport of it");
+                return self.fatal(Structure::Superblock, Location::default(), &error, "no transport of it");
             }
         };
         let info = transport.info();
@@ -110,12 +110,12 @@ impl Checker<'_> {
 
     fn backend(&mut self, subject: &Subject<'_>) -> BackendSummary {
         let id = subject.id;
-        let place = Place { backend: Some(id.0), ..Place::default() };
+        let location = Location { backend: Some(id.0), ..Location::default() };
         let mut summary = BackendSummary { backend: id.0, ..BackendSummary::default() };
         let entry = match subject.transport.backend(id) {
             Ok(entry) => entry,
             Err(error) => {
-                self.fatal(Structure::Backend, place, &error, "the backend and its cache");
+                self.fatal(Structure::Backend, location, &error, "the backend and its cache");
                 summary.error = Some(error.line());
                 return summary;
             }
@@ -134,7 +134,7 @@ impl Checker<'_> {
         match subject.transport.open_cache_if(id, Mixed::Look) {
             Ok(cache) => self.cache(subject, &cache, &mut summary),
             Err(error) => {
-                self.fatal(Structure::Cache, place, &error, "the cache of the backend");
+                self.fatal(Structure::Cache, location, &error, "the cache of the backend");
                 summary.error = Some(error.line());
             }
         }
@@ -149,10 +149,10 @@ impl Checker<'_> {
         self.add(
             Severity::Note,
             Structure::Backend,
-            Place { backend: Some(subject.id.0), ..Place::default() },
+            Location { backend: Some(subject.id.0), ..Location::default() },
             format!("a rescue has moved the backend from {from} to {}", entry.path),
-            "nothing: only the latter has all the data, and no daemon serves either before it is told to",
-            "backend-start with the path of the latter serves it again, backend-stop takes the backend off the region",
+            "nothing: only the latter has all the data, and a daemon serves either only after a command",
+            "backend-start with the path of the latter serves it again, backend-stop removes the backend from the region",
             None,
         );
         from
@@ -161,20 +161,21 @@ impl Checker<'_> {
     /// Reports whether a crash of the machine left a mixture of old and new pages.
     fn pages(&mut self, subject: &Subject<'_>) -> bool {
         let boot = uuid_text(subject.row.use_boot);
-        let place = Place { backend: Some(subject.id.0), ..Place::default() };
+        let location = Location { backend: Some(subject.id.0), ..Location::default() };
         let pages = subject.transport.pages_of(subject.id);
         match pages {
             Ok(Pages::MixedDirty) => self.add(
                 Severity::Affected,
                 Structure::Cache,
-                place,
+                location,
                 format!(
-                    "the cache was in use in boot {boot} of the machine and was not closed: of its pages some may be new and others old"
+                    "the cache was in use in boot {boot} of the machine and was not closed: some of its pages may be new and others old"
                 ),
-                "what is said of it below is not certain, and a daemon refuses it: recovering it could write old data over newer",
+                "the findings below are not certain, and a daemon refuses it: recovering it could write old data over newer",
                 format!(
-                    "compare the disk with a backup first; then either give the cache up (cbdctrl backend-stop -b {0} \
-                     --discard-dirty BYTES, which says how many), or write what stands in it all the same (cbdctrl rescue REGION -b {0} --after-crash --yes)",
+                    "compare the disk with a backup first; then either drop the cache (cbdctrl backend-stop -b {0} \
+                     --discard-dirty BYTES, whose error states the number), or write its data all the same (cbdctrl rescue REGION \
+                     -b {0} --after-crash --yes)",
                     subject.id.0
                 ),
                 None,
@@ -182,9 +183,9 @@ impl Checker<'_> {
             Ok(Pages::MixedClean) => self.add(
                 Severity::Note,
                 Structure::Cache,
-                place,
+                location,
                 format!("the cache was in use in boot {boot} of the machine and was not closed; nothing in it was dirty"),
-                "what it holds is dropped when it is opened: the disk has all of it",
+                "its content is dropped when it is opened: the disk has all of it",
                 NOTHING_TO_DO,
                 None,
             ),
@@ -206,7 +207,7 @@ impl Checker<'_> {
         summary.void_reason = status.void_reason;
         summary.parked = status.parked.iter().copied().map(RangeSummary::parked).collect();
         for value in [status.epoch.0, status.dirty_bytes, status.dirty_records, status.drained_epoch.0] {
-            self.report.note_recovered(value);
+            self.report.add_to_fingerprint(value);
         }
         let mut dirty = Vec::new();
         let mut damaged = status.damaged;
@@ -215,14 +216,14 @@ impl Checker<'_> {
         summary.dirty_device_bytes = covered(dirty);
         summary.damaged = std::mem::take(&mut self.lost);
         for damage in damaged {
-            self.report.note_recovered(damage.range.start);
-            self.report.note_recovered(damage.range.end);
+            self.report.add_to_fingerprint(damage.range.start);
+            self.report.add_to_fingerprint(damage.range.end);
             self.add(
                 Severity::Affected,
                 Structure::Range,
-                Place { backend: Some(subject.id.0), ..Place::default() }.of_range(damage.range),
-                "what this range held is lost, but for what was written to it since",
-                "reads of it fail; it is not written to the backing device, which alone is no crash state until it is \
+                Location { backend: Some(subject.id.0), ..Location::default() }.of_range(damage.range),
+                "the data of this range is lost, except data that was written to it since",
+                "reads of it fail; it is not written to the backing device, which alone is not crash-consistent until it is \
                  overwritten",
                 "overwrite the range in full (a file system's repair, a restore from a backup); rescue leaves it out",
                 None,
@@ -240,21 +241,20 @@ impl Checker<'_> {
         &mut self,
         severity: Severity,
         structure: Structure,
-        place: Place,
+        location: Location,
         what: impl Into<String>,
         cost: impl Into<String>,
         advice: impl Into<String>,
         repair: Option<Repair>,
     ) {
         let (what, cost, advice) = (what.into(), cost.into(), advice.into());
-        self.report.add(Finding { severity, structure, place, what, cost, advice }, repair);
+        self.report.add(Finding { severity, structure, location, what, cost, advice }, repair);
     }
 
-    fn fatal(&mut self, structure: Structure, place: Place, error: &Error, what_is_lost: &str) {
-        let cost = format!("{what_is_lost} cannot be opened, by a daemon neither");
-        let advice =
-            "keep a copy of the region (dd) before anything is tried; cbdctrl dump shows what stands in it";
-        self.add(Severity::Fatal, structure, place, error.line(), cost, advice, None);
+    fn fatal(&mut self, structure: Structure, location: Location, error: &Error, what_is_lost: &str) {
+        let cost = format!("{what_is_lost} cannot be opened, not by a daemon either");
+        let advice = "keep a copy of the region (dd) before any repair; cbdctrl dump shows its content";
+        self.add(Severity::Fatal, structure, location, error.line(), cost, advice, None);
     }
 
     pub(crate) fn progress(&mut self, doing: &'static str, done: u64, of: u64) {

@@ -2,18 +2,18 @@
 
 use super::{Checker, NOTHING_TO_DO, REPAIR, SECOND_COPY};
 use crate::Bytes;
-use crate::finding::{Place, Repair, Severity, SlotKind, Structure};
+use crate::finding::{Location, Repair, Severity, SlotKind, Structure};
 use cbd_format::{Slot, SlotContent};
 
-/// The content of two slots.
-pub(crate) struct Look<T> {
+/// The two slots of an object, as read.
+pub(crate) struct TwoSlotsRead<T> {
     pub(crate) at: [u64; 2],
     pub(crate) slots: [Option<Slot<T>>; 2],
     /// All zeroes: never written, or cleared.
     pub(crate) blank: [bool; 2],
 }
 
-impl<T: SlotContent> Look<T> {
+impl<T: SlotContent> TwoSlotsRead<T> {
     /// The valid content.
     pub(crate) fn newest(&self) -> Option<Slot<T>> {
         Slot::newest(self.slots[0], self.slots[1]).map(|(_, slot)| slot)
@@ -26,26 +26,26 @@ impl<T: SlotContent> Look<T> {
 }
 
 /// Reads two slots.
-pub(crate) fn look<T: SlotContent>(bytes: &dyn Bytes, at: [u64; 2], place: u64) -> Look<T> {
+pub(crate) fn read_two_slots<T: SlotContent>(bytes: &dyn Bytes, at: [u64; 2], seed: u64) -> TwoSlotsRead<T> {
     let mut slots = [None; 2];
     let mut blank = [false; 2];
     for (number, at) in at.into_iter().enumerate() {
         let mut slot = vec![0; T::SLOT_SIZE];
         if bytes.load(at, &mut slot).is_ok() {
             blank[number] = slot.iter().all(|byte| *byte == 0);
-            slots[number] = Slot::decode(place, &slot);
+            slots[number] = Slot::decode(seed, &slot);
         }
     }
-    Look { at, slots, blank }
+    TwoSlotsRead { at, slots, blank }
 }
 
 /// The update method of an object in two slots.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Updated {
     /// Both slots, one after the other.
-    Twice,
+    Both,
     /// The two slots alternately.
-    InTurns,
+    Alternately,
 }
 
 /// The checked object.
@@ -55,7 +55,7 @@ pub(super) struct Object {
     /// The seed of its checksums.
     pub(super) seed: u64,
     pub(super) name: String,
-    pub(super) place: Place,
+    pub(super) location: Location,
     pub(super) updated: Updated,
     /// The severity and the cost of losing both slots.
     pub(super) if_lost: (Severity, &'static str),
@@ -63,68 +63,60 @@ pub(super) struct Object {
 
 impl Checker<'_> {
     /// Checks an object in two slots.
-    pub(super) fn two_slots<T: SlotContent>(&mut self, look: &Look<T>, object: &Object) {
+    pub(super) fn two_slots<T: SlotContent>(&mut self, pair: &TwoSlotsRead<T>, object: &Object) {
         self.report.counted.slots += 2;
-        self.report.note_recovered(look.newest().map_or(0, |slot| content_sum(&slot)));
+        self.report.add_to_fingerprint(pair.newest().map_or(0, |slot| content_checksum(&slot)));
         let name = &object.name;
         let repair = || {
-            let (kind, at, place) = (object.kind, look.at, object.seed);
-            Some(Repair::Slot { what: name.clone(), kind, at, place })
+            let (kind, at, seed) = (object.kind, pair.at, object.seed);
+            Some(Repair::Slot { what: name.clone(), kind, at, seed })
         };
-        let place_of = |slot: usize| Place {
-            at: Some(look.at[slot]),
+        let locate = |slot: usize| Location {
+            at: Some(pair.at[slot]),
             length: Some(T::SLOT_SIZE as u64),
-            ..object.place
+            ..object.location
         };
-        match look.slots {
+        match pair.slots {
             [Some(a), Some(b)] => {
-                let differ = content_sum(&a) != content_sum(&b);
-                if object.updated == Updated::Twice && differ {
+                let differ = content_checksum(&a) != content_checksum(&b);
+                if object.updated == Updated::Both && differ {
                     let old = usize::from(b.sequence <= a.sequence);
                     self.add(
                         Severity::Note,
                         object.structure,
-                        place_of(old),
-                        format!("{name}: one slot is a version older than the other, as a crash between two stores leaves it"),
-                        "nothing: the newer one counts, but it stands in one place only",
+                        locate(old),
+                        format!("{name}: one slot is a version older than the other, as after a crash between two stores"),
+                        "nothing: the newer one counts, but only one slot has it",
                         REPAIR,
                         repair(),
                     );
                 }
             }
             [Some(good), None] | [None, Some(good)] => {
-                let bad = usize::from(look.slots[0].is_some());
-                if look.blank[bad] && good.sequence <= 1 {
-                    if object.updated == Updated::Twice {
-                        let what = format!("{name}: its first update reached one slot, then came a crash");
-                        let cost = "nothing: it counts, but it stands in one place only";
-                        self.add(
-                            Severity::Note,
-                            object.structure,
-                            place_of(bad),
-                            what,
-                            cost,
-                            REPAIR,
-                            repair(),
-                        );
+                let bad = usize::from(pair.slots[0].is_some());
+                if pair.blank[bad] && good.sequence <= 1 {
+                    if object.updated == Updated::Both {
+                        let what = format!("{name}: a crash interrupted its first update after one slot");
+                        let cost = "nothing: it counts, but only one slot has it";
+                        self.add(Severity::Note, object.structure, locate(bad), what, cost, REPAIR, repair());
                     }
                     return;
                 }
                 let (what, cost) = match object.updated {
-                    Updated::Twice => (format!("{name}: one of its two slots is damaged"), SECOND_COPY),
-                    Updated::InTurns => (
+                    Updated::Both => (format!("{name}: one of its two slots is damaged"), SECOND_COPY),
+                    Updated::Alternately => (
                         format!("{name}: one of its two slots was torn by a power cut, or is damaged"),
-                        "the other slot serves; it may be the older of the two",
+                        "the other slot is valid; it may be the older of the two",
                     ),
                 };
-                self.add(Severity::Corrected, object.structure, place_of(bad), what, cost, REPAIR, repair());
+                self.add(Severity::Corrected, object.structure, locate(bad), what, cost, REPAIR, repair());
             }
-            [None, None] if look.is_unused() => {}
-            [None, None] if object.updated == Updated::Twice && look.blank[1] => self.add(
+            [None, None] if pair.is_unused() => {}
+            [None, None] if object.updated == Updated::Both && pair.blank[1] => self.add(
                 Severity::Note,
                 object.structure,
-                place_of(0),
-                format!("{name}: its first update was cut off by a crash: it counts as one that never was"),
+                locate(0),
+                format!("{name}: a crash cut off its first update: it counts as never written"),
                 "nothing",
                 NOTHING_TO_DO,
                 None,
@@ -133,12 +125,12 @@ impl Checker<'_> {
                 let (severity, cost) = object.if_lost;
                 let what = format!("{name}: both of its slots are damaged");
                 let advice = "cannot be repaired: its content is not known";
-                self.add(severity, object.structure, place_of(0), what, cost, advice, None);
+                self.add(severity, object.structure, locate(0), what, cost, advice, None);
             }
         }
     }
 }
 
-fn content_sum<T: SlotContent>(slot: &Slot<T>) -> u64 {
+fn content_checksum<T: SlotContent>(slot: &Slot<T>) -> u64 {
     u64::from(cbd_format::crc32c(cbd_format::record::bytes_of(&slot.content))) | 1 << 32
 }

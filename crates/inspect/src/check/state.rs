@@ -1,9 +1,9 @@
 //! The state block of a cache: its header, the drained epoch, tails, marks.
 
 use super::chain::header_of;
-use super::slots::{Look, Object, Updated, look};
+use super::slots::{Object, TwoSlotsRead, Updated, read_two_slots};
 use super::{Checker, REPAIR, SECOND_COPY, Subject};
-use crate::finding::{Place, Repair, Severity, SlotKind, Structure};
+use crate::finding::{Location, Repair, Severity, SlotKind, Structure};
 use cbd_format::{
     BackendEntry as BackendRow, Drained, FormerDisk, LaneMark, LaneTail, Layout, SegmentHeader, StateShape,
     segment::STATE_MAGIC, tables::MODE_MOVED,
@@ -12,12 +12,12 @@ use cbd_types::{LaneId, SegmentId};
 
 /// The location of a cache's state, if its row is plausible.
 #[derive(Clone, Copy)]
-pub(crate) struct StatePlace {
+pub(crate) struct StateLocation {
     base: u64,
     shape: StateShape,
 }
 
-impl StatePlace {
+impl StateLocation {
     pub(crate) fn of(row: &BackendRow, layout: &Layout) -> Option<Self> {
         let shape = StateShape { lanes: row.lanes.get() };
         let possible = row.lanes.get().is_power_of_two()
@@ -55,10 +55,10 @@ impl StatePlace {
 impl Checker<'_> {
     pub(super) fn state(&mut self, subject: &Subject<'_>) {
         // An implausible row is reported when the cache is opened.
-        let Some(state) = StatePlace::of(subject.row, subject.layout) else { return };
+        let Some(state) = StateLocation::of(subject.row, subject.layout) else { return };
         self.state_header(subject);
-        let backend = Place { backend: Some(subject.id.0), ..Place::default() };
-        let drained = look::<Drained>(&*self.bytes, state.drained(), 0);
+        let backend = Location { backend: Some(subject.id.0), ..Location::default() };
+        let drained = read_two_slots::<Drained>(&*self.bytes, state.drained(), 0);
         self.two_slots(
             &drained,
             &Object {
@@ -66,12 +66,12 @@ impl Checker<'_> {
                 kind: SlotKind::Drained,
                 seed: 0,
                 name: format!("drained of backend {}", subject.id),
-                place: backend,
-                updated: Updated::Twice,
+                location: backend,
+                updated: Updated::Both,
                 if_lost: (
                     Severity::Affected,
-                    "all that the log holds counts as dirty and is written to the backing device again; until that is done \
-                     the backing device alone is no crash state",
+                    "all data in the log counts as dirty and is written to the backing device again; until that is done the \
+                     backing device alone is not crash-consistent",
                 ),
             },
         );
@@ -81,13 +81,13 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks the disks that a backend had before a rescue moved it. If no such record can be read, only the fact that the
-    /// backend is moved shows that there was a former disk.
-    fn former_disks(&mut self, subject: &Subject<'_>, state: &StatePlace) {
+    /// Checks the disks that a backend had before a rescue moved it. If no such record can be read, only the fact that
+    /// the backend is moved shows that there was a former disk.
+    fn former_disks(&mut self, subject: &Subject<'_>, state: &StateLocation) {
         let seed = subject.row.cache_id.get();
         let is_moved = subject.row.cache_mode.get() == MODE_MOVED;
         let all: Vec<_> = (0..StateShape::FORMER_DISKS)
-            .map(|index| look::<FormerDisk>(&*self.bytes, state.former(index), seed))
+            .map(|index| read_two_slots::<FormerDisk>(&*self.bytes, state.former(index), seed))
             .collect();
         let is_lost = is_moved && all.iter().all(|former| former.newest().is_none());
         for (index, former) in all.iter().enumerate() {
@@ -101,8 +101,8 @@ impl Checker<'_> {
                     kind: SlotKind::Former,
                     seed,
                     name: format!("former disk of backend {}", subject.id),
-                    place: Place { backend: Some(subject.id.0), ..Place::default() },
-                    updated: Updated::Twice,
+                    location: Location { backend: Some(subject.id.0), ..Location::default() },
+                    updated: Updated::Both,
                     if_lost: (
                         Severity::Affected,
                         "the disk that the backend had before a rescue moved it is not known any more: a start with that disk gets no \
@@ -113,10 +113,10 @@ impl Checker<'_> {
         }
     }
 
-    fn lane_state(&mut self, subject: &Subject<'_>, state: &StatePlace, lane: LaneId) {
+    fn lane_state(&mut self, subject: &Subject<'_>, state: &StateLocation, lane: LaneId) {
         let (seed, id) = (u64::from(lane.0), subject.id);
-        let place = Place { backend: Some(id.0), lane: Some(lane.0), ..Place::default() };
-        let tail: Look<LaneTail> = look(&*self.bytes, state.tail(lane), seed);
+        let location = Location { backend: Some(id.0), lane: Some(lane.0), ..Location::default() };
+        let tail: TwoSlotsRead<LaneTail> = read_two_slots(&*self.bytes, state.tail(lane), seed);
         self.two_slots(
             &tail,
             &Object {
@@ -124,16 +124,16 @@ impl Checker<'_> {
                 kind: SlotKind::Tail,
                 seed,
                 name: format!("tail of lane {lane} of backend {id}"),
-                place,
-                updated: Updated::Twice,
+                location,
+                updated: Updated::Both,
                 if_lost: (
                     Severity::Corrected,
-                    "that the oldest segments are all there cannot be proved any more, and freed segments may \
-                     count again; what those hold is on the backing device",
+                    "a loss of the oldest segments cannot be detected any more, and freed segments may count again; \
+                     their data is on the backing device",
                 ),
             },
         );
-        let mark: Look<LaneMark> = look(&*self.bytes, state.mark(lane), seed);
+        let mark: TwoSlotsRead<LaneMark> = read_two_slots(&*self.bytes, state.mark(lane), seed);
         self.two_slots(
             &mark,
             &Object {
@@ -141,18 +141,18 @@ impl Checker<'_> {
                 kind: SlotKind::Mark,
                 seed,
                 name: format!("mark of lane {lane} of backend {id}"),
-                place,
-                updated: Updated::InTurns,
+                location,
+                updated: Updated::Alternately,
                 if_lost: (
                     Severity::Corrected,
-                    "damage to the lane's last record cannot be told from a write that was never acknowledged",
+                    "damage to the lane's last record cannot be distinguished from a write that was never acknowledged",
                 ),
             },
         );
     }
 
-    /// Checks the header of the state segment and its copy. No program reads them: the backend's row contains the location of the
-    /// state.
+    /// Checks the header of the state segment and its copy. No program reads them: the backend's row contains the
+    /// location of the state.
     fn state_header(&mut self, subject: &Subject<'_>) {
         let segment = SegmentId(subject.row.state_segment.get());
         let base = subject.layout.segment_base(segment);
@@ -169,7 +169,7 @@ impl Checker<'_> {
             let (cost, advice) = if good[other] {
                 (SECOND_COPY, REPAIR)
             } else {
-                ("nothing: the backend's row says where the state is", super::NOTHING_TO_DO)
+                ("nothing: the backend's row has the location of the state", super::NOTHING_TO_DO)
             };
             let what = format!("state of backend {}: a copy of its segment's header is damaged", subject.id);
             let repair = good[other].then(|| Repair::Copy {
@@ -178,12 +178,12 @@ impl Checker<'_> {
                 to: at,
                 length: length as u32,
             });
-            let place = Place {
+            let location = Location {
                 backend: Some(subject.id.0),
                 segment: Some(segment.0),
-                ..Place::bytes(at, length as u64)
+                ..Location::bytes(at, length as u64)
             };
-            self.add(Severity::Corrected, Structure::StateHeader, place, what, cost, advice, repair);
+            self.add(Severity::Corrected, Structure::StateHeader, location, what, cost, advice, repair);
         }
     }
 }

@@ -1,14 +1,14 @@
 //! The two superblocks.
 
 use super::{Checker, REPAIR, open_private};
-use crate::finding::{Place, Repair, Severity, Structure};
+use crate::finding::{Location, Repair, Severity, Structure};
 use cbd_format::{Layout, Superblock, record::bytes_of};
 use cbd_types::{Error, ErrorKind};
 
 /// The cost of a region without a superblock.
-const UNOPENABLE: &str = "the region cannot be opened, by a daemon neither";
+const UNOPENABLE: &str = "the region cannot be opened, not by a daemon either";
 /// The advice for a region without a superblock.
-const WITHOUT_SUPERBLOCKS: &str = "keep a copy of the region (dd); then as docs/operations.md says under \"When both superblocks are \
+const WITHOUT_SUPERBLOCKS: &str = "keep a copy of the region (dd); then as in docs/operations.md under \"When both superblocks are \
      gone\": a superblock of an empty region of the same size on that copy, and cbdctrl check and rescue on it";
 
 impl Checker<'_> {
@@ -16,25 +16,25 @@ impl Checker<'_> {
     pub(super) fn superblocks(&mut self) -> bool {
         let size = self.bytes.len();
         let first = self.superblock(0);
-        // The offset of the second superblock follows from the size of the mapping. If the mapping has grown, only the first
-        // superblock gives that offset.
+        // The offset of the second superblock follows from the size of the mapping. If the mapping has grown, only the
+        // first superblock gives that offset.
         let used = first.as_ref().map_or(size, |block| block.region_size.get());
-        let places = [0, Layout::second_superblock(used.max(2 * cbd_format::PAGE))];
-        let read = [first, self.superblock(places[1])];
+        let offsets = [0, Layout::second_superblock(used.max(2 * cbd_format::PAGE))];
+        let read = [first, self.superblock(offsets[1])];
         if used < size / cbd_format::PAGE * cbd_format::PAGE {
             self.add(
                 Severity::Note,
                 Structure::Superblock,
-                Place::bytes(used, size - used),
+                Location::bytes(used, size - used),
                 format!("the region has {size} bytes, its transport uses {used} of them"),
-                "nothing as long as the first superblock is good: the second cannot be found without it",
+                "nothing while the first superblock is valid: the second cannot be found without it",
                 format!("cut the file back to {used} bytes"),
                 None,
             );
         }
         self.report.counted.slots += 2;
         let length = size_of::<Superblock>() as u32;
-        if self.newer_superblock(places, &read) {
+        if self.newer_superblock(offsets, &read) {
             return false;
         }
         match &read {
@@ -46,31 +46,31 @@ impl Checker<'_> {
                 let (cost, advice) = match &opened {
                     Some(error) if error.kind() == ErrorKind::Damaged => (UNOPENABLE, WITHOUT_SUPERBLOCKS),
                     Some(_) => (
-                        "it is no region of CBD's, or its superblocks and its tables were overwritten",
-                        "if it ought to be one: look whether this is the right file, then for a copy of it",
+                        "it is no region of CBD, or its superblocks and its tables were overwritten",
+                        "if it should be one: check whether this is the right file, then search a copy of it",
                     ),
                     None => (
                         UNOPENABLE,
-                        "if the region was cut short, give it back its size; if it was made by a newer program, use that; \
-                         else as docs/operations.md says under \"When both superblocks are gone\"",
+                        "if the region was cut short, restore its size; if it was created by a newer program, use that; \
+                         else as in docs/operations.md under \"When both superblocks are gone\"",
                     ),
                 };
-                for (at, error) in places.into_iter().zip([first, second]) {
+                for (at, error) in offsets.into_iter().zip([first, second]) {
                     let what = opened.as_ref().unwrap_or(error).line();
-                    let place = Place::bytes(at, u64::from(length));
-                    self.add(Severity::Fatal, Structure::Superblock, place, what, cost, advice, None);
+                    let location = Location::bytes(at, u64::from(length));
+                    self.add(Severity::Fatal, Structure::Superblock, location, what, cost, advice, None);
                 }
                 return false;
             }
-            [Ok(first), Ok(second)] if first != second => self.differing(places, [first, second]),
+            [Ok(first), Ok(second)] if first != second => self.differing(offsets, [first, second]),
             [Ok(_), Ok(_)] => {}
             [Ok(_), Err(error)] | [Err(error), Ok(_)] => {
                 let (good, bad) =
-                    if read[0].is_ok() { (places[0], places[1]) } else { (places[1], places[0]) };
+                    if read[0].is_ok() { (offsets[0], offsets[1]) } else { (offsets[1], offsets[0]) };
                 self.add(
                     Severity::Corrected,
                     Structure::Superblock,
-                    Place::bytes(bad, u64::from(length)),
+                    Location::bytes(bad, u64::from(length)),
                     error.line(),
                     super::SECOND_COPY,
                     REPAIR,
@@ -82,27 +82,27 @@ impl Checker<'_> {
             let others = read.iter().flatten().filter(|other| other.is_of_same_transport(block));
             let features = others.fold(0, |features, other| features | other.incompatible.get());
             for byte in bytes_of(&block.with_incompatible(features)) {
-                self.report.note_recovered(u64::from(*byte));
+                self.report.add_to_fingerprint(u64::from(*byte));
             }
         }
         true
     }
 
-    /// Whether one of the superblocks was written by a newer program. That copy decides, whatever the other one contains: the
-    /// other one is older.
-    fn newer_superblock(&mut self, places: [u64; 2], read: &[Result<Superblock, Error>; 2]) -> bool {
+    /// Whether one of the superblocks was written by a newer program. That copy decides, whatever the other one
+    /// contains: the other one is older.
+    fn newer_superblock(&mut self, offsets: [u64; 2], read: &[Result<Superblock, Error>; 2]) -> bool {
         let mut is_newer = false;
-        for (at, copy) in places.into_iter().zip(read) {
+        for (at, copy) in offsets.into_iter().zip(read) {
             let Err(error) = copy else { continue };
             if error.kind() == ErrorKind::Unsupported {
                 is_newer = true;
                 self.add(
                     Severity::Fatal,
                     Structure::Superblock,
-                    Place::bytes(at, size_of::<Superblock>() as u64),
+                    Location::bytes(at, size_of::<Superblock>() as u64),
                     error.line(),
                     "this program cannot open it",
-                    "use the version of CBD that made it; do not format it",
+                    "use the version of CBD that created it; do not format it",
                     None,
                 );
             }
@@ -115,7 +115,7 @@ impl Checker<'_> {
         let length = size_of::<Superblock>() as u32;
         let has_all_of = |one: usize| blocks[one].has_incompatible(blocks[1 - one].incompatible.get());
         let cut_short =
-            "a feature was added and that was cut short: one superblock names it, the other does not";
+            "a crash interrupted the addition of a feature: one superblock has it, the other does not";
         let (at, what, cost, repair) = if !blocks[0].is_of_same_transport(blocks[1]) {
             (
                 second,
@@ -135,8 +135,8 @@ impl Checker<'_> {
         } else {
             "nothing: the next program that uses a feature repairs it"
         };
-        let place = Place::bytes(at, u64::from(length));
-        self.add(Severity::Corrected, Structure::Superblock, place, what, cost, advice, repair);
+        let location = Location::bytes(at, u64::from(length));
+        self.add(Severity::Corrected, Structure::Superblock, location, what, cost, advice, repair);
     }
 
     fn superblock(&self, at: u64) -> Result<Superblock, Error> {

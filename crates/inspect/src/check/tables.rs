@@ -1,8 +1,8 @@
 //! The tables of hosts, backends, blkdevs and segments.
 
 use super::Checker;
-use super::slots::{Object, Updated, look};
-use crate::finding::{Place, Severity, SlotKind, Structure};
+use super::slots::{Object, Updated, read_two_slots};
+use crate::finding::{Location, Severity, SlotKind, Structure};
 use cbd_format::{
     BackendEntry, BlkdevEntry, HostEntry, Layout, SegmentEntry, SlotContent, tables::STATE_ACTIVE,
 };
@@ -32,7 +32,7 @@ struct Used {
     /// Backends that a segment or a block device references.
     backends: BTreeSet<u32>,
     /// Enough rows of segments are lost that all segments of a cache may be among them.
-    is_cache_among_lost: bool,
+    may_have_lost_cache: bool,
     /// A cache has fewer segments than its row states, or the row of a backend is lost.
     is_short_of_segments: bool,
     /// A backend has no block device.
@@ -75,9 +75,9 @@ impl Used {
         let is_short = |(row, cache, segments): &(u32, u64, u32)| {
             *cache != 0 && counts.get(&(*row, *cache)).copied().unwrap_or(0) < *segments
         };
-        used.is_cache_among_lost = lost_segments >= CACHE_SEGMENTS_MIN;
+        used.may_have_lost_cache = lost_segments >= CACHE_SEGMENTS_MIN;
         let is_used_lost = lost_backends.iter().any(|row| used.backends.contains(row));
-        used.is_short_of_segments = caches.iter().any(is_short) || is_used_lost || used.is_cache_among_lost;
+        used.is_short_of_segments = caches.iter().any(is_short) || is_used_lost || used.may_have_lost_cache;
         used.is_without_blkdev |= is_used_lost;
         used
     }
@@ -85,7 +85,7 @@ impl Used {
 
 /// The newest content of a row, and whether both its slots are lost.
 fn found<T: SlotContent>(checker: &Checker<'_>, area: u64, rows: u32, row: u32) -> (Option<T>, bool) {
-    let found = look::<T>(&*checker.bytes, Layout::slots::<T>(area, rows, row), u64::from(row));
+    let found = read_two_slots::<T>(&*checker.bytes, Layout::slots::<T>(area, rows, row), u64::from(row));
     let newest = found.newest();
     let is_lost = newest.is_none() && found.blank == [false; 2];
     (newest.map(|slot| slot.content), is_lost)
@@ -115,11 +115,11 @@ impl Checker<'_> {
                 noun: "backend",
                 if_lost: (
                     Severity::Fatal,
-                    "the backend cannot be opened, by a daemon neither: what only its cache held is kept but cannot be reached",
+                    "the backend cannot be opened, not by a daemon either: data that only its cache has is kept but cannot be reached",
                 ),
-                if_unused: "no segment and no block device names the row: no cache stood there, if anything did",
+                if_unused: "no segment and no block device names the row: it had no cache, if it was in use",
             },
-            &|row| used.is_cache_among_lost || used.backends.contains(&row),
+            &|row| used.may_have_lost_cache || used.backends.contains(&row),
         );
         self.table::<BlkdevEntry>(
             &Table {
@@ -145,7 +145,7 @@ impl Checker<'_> {
                 noun: "owner of segment",
                 if_lost: (
                     Severity::Affected,
-                    "if the segment was in use, its cache lacks it: what it held of the log counts as lost",
+                    "if the segment was in use, its cache lacks it: its part of the log counts as lost",
                 ),
                 if_unused: "every cache has all its segments: this one was free",
             },
@@ -160,11 +160,11 @@ impl Checker<'_> {
                 self.progress("tables", u64::from(row), u64::from(table.rows));
             }
             let at = Layout::slots::<T>(table.area, table.rows, row);
-            let found = look::<T>(&*self.bytes, at, u64::from(row));
-            let place = if table.kind == SlotKind::SegmentEntry {
-                Place { segment: Some(row), ..Place::default() }
+            let found = read_two_slots::<T>(&*self.bytes, at, u64::from(row));
+            let location = if table.kind == SlotKind::SegmentEntry {
+                Location { segment: Some(row), ..Location::default() }
             } else {
-                Place { row: Some(row), ..Place::default() }
+                Location { row: Some(row), ..Location::default() }
             };
             self.two_slots(
                 &found,
@@ -173,8 +173,8 @@ impl Checker<'_> {
                     kind: table.kind,
                     seed: u64::from(row),
                     name: format!("{} {row}", table.noun),
-                    place,
-                    updated: Updated::Twice,
+                    location,
+                    updated: Updated::Both,
                     if_lost: if is_used(row) {
                         table.if_lost
                     } else {

@@ -1,7 +1,7 @@
 //! Dump: the content of a region, field by field.
 //!
-//! Invariants: damaged structures are shown, too, unmodified and marked as damaged. The records are those that recovery finds in
-//! a private copy.
+//! Invariants: damaged structures are shown, too, unmodified and marked as damaged. The records are those that recovery
+//! finds in a private copy.
 //!
 //! Elsewhere: printing (`cbdctrl`).
 
@@ -56,22 +56,22 @@ pub struct Filter {
 }
 
 impl Filter {
-    fn takes_backend(&self, id: BackendId) -> bool {
+    fn selects_backend(&self, id: BackendId) -> bool {
         self.backend.is_none_or(|only| only == id.0)
     }
 }
 
 /// Receives items one by one; a break ends the dump.
-pub type Give<'a> = dyn FnMut(Item) -> ControlFlow<()> + 'a;
+pub type Sink<'a> = dyn FnMut(Item) -> ControlFlow<()> + 'a;
 
 /// Dumps the selected items.
 ///
 /// # Errors
-/// When the transport cannot be opened (its superblocks are shown anyway), or, for records, when one of its caches cannot be
-/// opened.
-pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give<'_>) -> Result<()> {
+/// When the transport cannot be opened (its superblocks are shown anyway), or, for records, when one of its caches
+/// cannot be opened.
+pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, sink: &mut Sink<'_>) -> Result<()> {
     if what == What::Superblock {
-        let _ = structures::superblocks(&**bytes, give);
+        let _ = structures::superblocks(&**bytes, sink);
         return Ok(());
     }
     let transport = open_private(bytes)?;
@@ -85,10 +85,10 @@ pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, give: &mut Give
     let dump = Dump { bytes: &**bytes, transport: &transport, layout: &layout, filter };
     let _ = match what {
         What::Superblock => ControlFlow::Continue(()),
-        What::Tables => dump.tables(give),
-        What::Segments => dump.segments(give),
-        What::Lanes => dump.lanes(give),
-        What::Records => dump.records(give)?,
+        What::Tables => dump.tables(sink),
+        What::Segments => dump.segments(sink),
+        What::Lanes => dump.lanes(sink),
+        What::Records => dump.records(sink)?,
     };
     Ok(())
 }
@@ -103,7 +103,7 @@ struct Dump<'a> {
 impl Dump<'_> {
     /// The selected backends, with their rows.
     fn backends(&self) -> impl Iterator<Item = (BackendId, cbd_format::BackendEntry)> {
-        (0..self.layout.backend_rows).map(BackendId).filter(|id| self.filter.takes_backend(*id)).filter_map(
+        (0..self.layout.backend_rows).map(BackendId).filter(|id| self.filter.selects_backend(*id)).filter_map(
             |id| {
                 let row = self.transport.backend_row(id)?;
                 (row.state.get() == cbd_format::tables::STATE_ACTIVE && row.cache_id.get() != 0)

@@ -1,7 +1,7 @@
 //! Records.
 
-use super::{Dump, Field, Filter, Give, Item};
-use crate::check::{PrivateCache, good_copies};
+use super::{Dump, Field, Filter, Item, Sink};
+use crate::check::{PrivateCache, valid_copies};
 use cbd_engine::{LogEntry, LogSegmentView};
 use cbd_format::{Record, RecordKind};
 use cbd_types::{BackendId, LaneId, Result};
@@ -23,12 +23,12 @@ fn name_of(kind: RecordKind) -> &'static str {
 }
 
 impl Filter {
-    fn takes_segment(&self, segment: &LogSegmentView) -> bool {
+    fn selects_segment(&self, segment: &LogSegmentView) -> bool {
         self.lane.is_none_or(|lane| lane == segment.lane.0)
             && self.segment.is_none_or(|number| number == segment.segment.0)
     }
 
-    fn takes_record(
+    fn selects_record(
         &self,
         cache: &PrivateCache,
         segment: &LogSegmentView,
@@ -42,20 +42,20 @@ impl Filter {
     }
 
     /// Whether the filter uses properties that only a readable record has.
-    const fn asks_for_content(&self) -> bool {
+    const fn needs_content(&self) -> bool {
         self.range.is_some() || self.kind.is_some() || self.dirty || self.sequence.is_some()
     }
 }
 
 impl Dump<'_> {
-    pub(super) fn records(&self, give: &mut Give<'_>) -> Result<ControlFlow<()>> {
+    pub(super) fn records(&self, sink: &mut Sink<'_>) -> Result<ControlFlow<()>> {
         for (id, _) in self.backends() {
             let cache = self.cache(id)?;
             for lane in (0..cache.lane_count()).map(LaneId) {
                 for segment in
-                    cache.log().segments(lane).iter().filter(|segment| self.filter.takes_segment(segment))
+                    cache.log().segments(lane).iter().filter(|segment| self.filter.selects_segment(segment))
                 {
-                    if self.records_of(id, &cache, segment, give).is_break() {
+                    if self.records_of(id, &cache, segment, sink).is_break() {
                         return Ok(ControlFlow::Break(()));
                     }
                 }
@@ -69,7 +69,7 @@ impl Dump<'_> {
         id: BackendId,
         cache: &PrivateCache,
         segment: &LogSegmentView,
-        give: &mut Give<'_>,
+        sink: &mut Sink<'_>,
     ) -> ControlFlow<()> {
         let mut entries = Vec::new();
         cache.log().visit(segment, &mut |slot, entry| entries.push((slot, entry)));
@@ -84,16 +84,16 @@ impl Dump<'_> {
                     .number("at", at)
             };
             match entry {
-                LogEntry::Lost { end } if !self.filter.asks_for_content() => {
-                    give(item("lost").number("slots", end - slot))?;
+                LogEntry::Lost { end } if !self.filter.needs_content() => {
+                    sink(item("lost").number("slots", end - slot))?;
                 }
                 // A record that recovery would add to record a loss is not on the medium.
                 LogEntry::Record(record)
-                    if self.filter.takes_record(cache, segment, slot, &record)
-                        && good_copies(self.bytes, cache, segment, &record, (slot, 0)) != [None; 2] =>
+                    if self.filter.selects_record(cache, segment, slot, &record)
+                        && valid_copies(self.bytes, cache, segment, &record, (slot, 0)) != [None; 2] =>
                 {
                     if let Some(item) = self.record(cache, segment, slot, &record, item("record")) {
-                        give(item)?;
+                        sink(item)?;
                     }
                 }
                 _ => {}
@@ -113,7 +113,7 @@ impl Dump<'_> {
     ) -> Option<Item> {
         let mut good = [true; 2];
         for number in 0..record.slots() {
-            let copies = good_copies(self.bytes, cache, segment, record, (slot + number, number));
+            let copies = valid_copies(self.bytes, cache, segment, record, (slot + number, number));
             good = [good[0] && copies[0].is_some(), good[1] && copies[1].is_some()];
         }
         let range = record.range();

@@ -1,8 +1,8 @@
 //! Superblocks, tables, segments and lanes.
 
-use super::{Dump, Field, Give, Item, superblock_places};
+use super::{Dump, Field, Item, Sink, superblock_places};
 use crate::Bytes;
-use crate::check::{PrivateCache, StatePlace, header_copies, header_of, look};
+use crate::check::{PrivateCache, StateLocation, header_copies, header_of, read_two_slots};
 use cbd_format::{
     BackendEntry, BlkdevEntry, Drained, FormerDisk, HostEntry, LaneMark, LaneTail, Layout, SegmentHeader,
     SlotContent, StateShape, StructLayout, Superblock, segment::LOG_MAGIC, slot::SlotHeader,
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-pub(super) fn superblocks(bytes: &dyn Bytes, give: &mut Give<'_>) -> ControlFlow<()> {
+pub(super) fn superblocks(bytes: &dyn Bytes, sink: &mut Sink<'_>) -> ControlFlow<()> {
     for at in superblock_places(bytes.len()) {
         let mut block = vec![0; size_of::<Superblock>()];
         let read = bytes.load(at, &mut block).is_ok();
@@ -23,7 +23,7 @@ pub(super) fn superblocks(bytes: &dyn Bytes, give: &mut Give<'_>) -> ControlFlow
         if let Some(Err(error)) = verdict {
             item = item.with("error", Field::Text(error.line()));
         }
-        give(item.raw(&Superblock::layout(), &block))?;
+        sink(item.raw(&Superblock::layout(), &block))?;
     }
     ControlFlow::Continue(())
 }
@@ -37,23 +37,23 @@ struct Table {
 }
 
 impl Dump<'_> {
-    pub(super) fn tables(&self, give: &mut Give<'_>) -> ControlFlow<()> {
+    pub(super) fn tables(&self, sink: &mut Sink<'_>) -> ControlFlow<()> {
         let table = |structure, area, rows, layout| Table { structure, area, rows, layout };
         let layout = self.layout;
         let hosts = table("host", layout.host_area, layout.host_rows, HostEntry::layout());
-        self.table::<HostEntry>(&hosts, give)?;
+        self.table::<HostEntry>(&hosts, sink)?;
         let backends = table("backend", layout.backend_area, layout.backend_rows, BackendEntry::layout());
-        self.table::<BackendEntry>(&backends, give)?;
+        self.table::<BackendEntry>(&backends, sink)?;
         let blkdevs = table("blkdev", layout.blkdev_area, layout.blkdev_rows, BlkdevEntry::layout());
-        self.table::<BlkdevEntry>(&blkdevs, give)
+        self.table::<BlkdevEntry>(&blkdevs, sink)
     }
 
     /// Both slots of every row that was ever used.
-    fn table<T: SlotContent>(&self, table: &Table, give: &mut Give<'_>) -> ControlFlow<()> {
+    fn table<T: SlotContent>(&self, table: &Table, sink: &mut Sink<'_>) -> ControlFlow<()> {
         for row in 0..table.rows {
             let at = Layout::slots::<T>(table.area, table.rows, row);
             let item = Item::new(table.structure).number("row", row);
-            self.slots::<T>(at, u64::from(row), &table.layout, &item, give)?;
+            self.slots::<T>(at, u64::from(row), &table.layout, &item, sink)?;
         }
         ControlFlow::Continue(())
     }
@@ -62,12 +62,12 @@ impl Dump<'_> {
     fn slots<T: SlotContent>(
         &self,
         at: [u64; 2],
-        place: u64,
+        seed: u64,
         layout: &StructLayout,
         item: &Item,
-        give: &mut Give<'_>,
+        sink: &mut Sink<'_>,
     ) -> ControlFlow<()> {
-        let found = look::<T>(self.bytes, at, place);
+        let found = read_two_slots::<T>(self.bytes, at, seed);
         if found.is_unused() {
             return ControlFlow::Continue(());
         }
@@ -79,7 +79,7 @@ impl Dump<'_> {
             let (header, content) = bytes.split_at(size_of::<SlotHeader>());
             let update =
                 header.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
-            give(
+            sink(
                 item.clone()
                     .number("slot", number as u64)
                     .number("at", found.at[number])
@@ -92,7 +92,7 @@ impl Dump<'_> {
         ControlFlow::Continue(())
     }
 
-    pub(super) fn segments(&self, give: &mut Give<'_>) -> ControlFlow<()> {
+    pub(super) fn segments(&self, sink: &mut Sink<'_>) -> ControlFlow<()> {
         let mut in_use = BTreeMap::new();
         let mut owners = BTreeMap::new();
         for (id, row) in self.backends() {
@@ -115,7 +115,7 @@ impl Dump<'_> {
             if self.filter.lane.is_some_and(|only| lane != Some(Field::Number(u64::from(only)))) {
                 continue;
             }
-            give(item)?;
+            sink(item)?;
         }
         ControlFlow::Continue(())
     }
@@ -158,11 +158,11 @@ impl Dump<'_> {
         if was_used || role != "free" { item.raw(&SegmentHeader::layout(), &shown.1) } else { item }
     }
 
-    pub(super) fn lanes(&self, give: &mut Give<'_>) -> ControlFlow<()> {
+    pub(super) fn lanes(&self, sink: &mut Sink<'_>) -> ControlFlow<()> {
         for (id, row) in self.backends() {
-            if let Some(state) = StatePlace::of(&row, self.layout) {
+            if let Some(state) = StateLocation::of(&row, self.layout) {
                 // The content is shown even if recovery refuses it.
-                self.backend_lanes(id, &row, &state, self.cache(id).ok().as_ref(), give)?;
+                self.backend_lanes(id, &row, &state, self.cache(id).ok().as_ref(), sink)?;
             }
         }
         ControlFlow::Continue(())
@@ -172,17 +172,17 @@ impl Dump<'_> {
         &self,
         id: BackendId,
         row: &BackendEntry,
-        state: &StatePlace,
+        state: &StateLocation,
         cache: Option<&Arc<PrivateCache>>,
-        give: &mut Give<'_>,
+        sink: &mut Sink<'_>,
     ) -> ControlFlow<()> {
         let item = Item::new("drained").number("backend", id.0);
-        self.slots::<Drained>(state.drained(), 0, &Drained::layout(), &item, give)?;
+        self.slots::<Drained>(state.drained(), 0, &Drained::layout(), &item, sink)?;
         for index in 0..StateShape::FORMER_DISKS {
             let (at, seed) = (state.former(index), row.cache_id.get());
-            if look::<FormerDisk>(self.bytes, at, seed).newest().is_some() {
+            if read_two_slots::<FormerDisk>(self.bytes, at, seed).newest().is_some() {
                 let item = Item::new("former_disk").number("backend", id.0);
-                self.slots::<FormerDisk>(at, seed, &FormerDisk::layout(), &item, give)?;
+                self.slots::<FormerDisk>(at, seed, &FormerDisk::layout(), &item, sink)?;
             }
         }
         let logs = cache.map(|cache| self.log_of(cache, row)).unwrap_or_default();
@@ -190,13 +190,13 @@ impl Dump<'_> {
             (0..state.lanes()).filter(|lane| self.filter.lane.is_none_or(|only| only == *lane)).map(LaneId)
         {
             let named = |structure| Item::new(structure).number("backend", id.0).number("lane", lane.0);
-            let place = u64::from(lane.0);
-            self.slots::<LaneTail>(state.tail(lane), place, &LaneTail::layout(), &named("tail"), give)?;
-            self.slots::<LaneMark>(state.mark(lane), place, &LaneMark::layout(), &named("mark"), give)?;
+            let seed = u64::from(lane.0);
+            self.slots::<LaneTail>(state.tail(lane), seed, &LaneTail::layout(), &named("tail"), sink)?;
+            self.slots::<LaneMark>(state.mark(lane), seed, &LaneMark::layout(), &named("mark"), sink)?;
             let Some(cache) = cache else { continue };
             let chain: Vec<_> = logs.iter().filter(|segment| segment.lane == lane).collect();
             let list = chain.iter().map(|segment| Field::Number(u64::from(segment.segment.0))).collect();
-            give(
+            sink(
                 named("log")
                     .number("segments", chain.len() as u64)
                     .number("first_ordinal", chain.first().map_or(0, |segment| segment.ordinal.0))

@@ -28,7 +28,7 @@ type ProcessTransport = Transport<ProcessEnvironment>;
 pub type ProcessCache = Cache<ProcessEnvironment>;
 
 /// The files.
-pub struct Place {
+pub struct Fixture {
     folder: tempfile::TempDir,
     /// The expected content of the disk, according to the acknowledged writes.
     pub expected: Vec<u8>,
@@ -41,26 +41,26 @@ pub struct Process {
     environment: Arc<ProcessEnvironment>,
 }
 
-impl Place {
+impl Fixture {
     pub fn new() -> Self {
         Self::with_region_of(6 << 20)
     }
 
     pub fn with_region_of(size: u64) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let place = Self { folder, expected: vec![0xd1; DEVICE as usize] };
-        std::fs::write(place.disk(), &place.expected).expect("a disk");
-        let file = File::create(place.region()).expect("a region");
+        let fixture = Self { folder, expected: vec![0xd1; DEVICE as usize] };
+        std::fs::write(fixture.disk(), &fixture.expected).expect("a disk");
+        let file = File::create(fixture.region()).expect("a region");
         file.set_len(size).expect("its size");
         let environment = Arc::new(ProcessEnvironment::new());
         let options = FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() };
-        let transport = Transport::format(environment, place.map(), &options).expect("formatted");
+        let transport = Transport::format(environment, fixture.map(), &options).expect("formatted");
         let host = transport.register_host("node0", None).expect("registered");
-        let disk = BackingFile::open(place.disk(), Options::default()).expect("a disk");
+        let disk = BackingFile::open(fixture.disk(), Options::default()).expect("a disk");
         transport
             .create_backend(&BackendSpec {
                 host,
-                path: place.disk().display().to_string(),
+                path: fixture.disk().display().to_string(),
                 identity: disk.identity().to_token(),
                 size: DEVICE,
                 sector: 512,
@@ -71,7 +71,7 @@ impl Place {
                 settings: Settings::default(),
             })
             .expect("a backend");
-        place
+        fixture
     }
 
     pub fn region(&self) -> PathBuf {
@@ -105,7 +105,7 @@ impl Place {
 
     /// Writes `count` blocks of a pattern all over the device, with an occasional flush, and ends as if
     /// killed.
-    pub fn write_and_die(&mut self, count: u64, seed: u8) {
+    pub fn write_and_crash(&mut self, count: u64, seed: u8) {
         let process = self.process();
         for number in 0..count {
             let at = number * 7 % 37 * 3 * BLOCK + number % 5 * (4 << 20) / 2;
@@ -203,8 +203,8 @@ impl Place {
 
 impl Process {
     /// Writes back until everything is on the disk.
-    pub fn drain(&self, place: &Place) {
-        let disk = BackingFile::open(place.disk(), Options::default()).expect("the disk");
+    pub fn drain(&self, fixture: &Fixture) {
+        let disk = BackingFile::open(fixture.disk(), Options::default()).expect("the disk");
         let queue = disk.open_queue(8).expect("a queue");
         let mut worker = BackgroundWorker::new(Arc::clone(&self.cache), queue, disk.geometry());
         let target = self.cache.request_drain();
@@ -252,10 +252,10 @@ pub fn only(report: &Report) -> &Finding {
 
 /// Asserts the only finding: its structure, severity, offset, and a part of its text.
 #[track_caller]
-pub fn only_is(report: &Report, structure: Structure, severity: Severity, at: u64, words: &str) {
+pub fn assert_only(report: &Report, structure: Structure, severity: Severity, at: u64, words: &str) {
     let finding = only(report);
     assert_eq!((finding.structure, finding.severity), (structure, severity), "{finding:#?}");
-    assert_eq!(finding.place.at, Some(at), "{finding:#?}");
+    assert_eq!(finding.location.at, Some(at), "{finding:#?}");
     assert!(finding.what.contains(words), "{finding:#?}");
 }
 

@@ -2,16 +2,16 @@
 
 use super::*;
 
-fn observed(topic: Topic, wrong: Option<&str>, count: Option<u64>) -> Observed {
-    let wrong = wrong.map(|text| Wrong::plain(text.to_owned()));
-    let holds = count.is_none();
+fn observed(topic: Topic, fault: Option<&str>, count: Option<u64>) -> Observed {
+    let fault = fault.map(|text| Fault::from_text(text.to_owned()));
+    let is_present = count.is_none();
     Observed {
         transport: 0,
         backend: Some(BackendId(1)),
         topic,
         path: "/dev/sdb".to_owned(),
-        wrong,
-        holds,
+        fault,
+        is_present,
         count,
     }
 }
@@ -40,8 +40,8 @@ fn the_duration_of_a_condition_counts_from_its_beginning_and_not_from_its_first_
     let mut clock = Clock::new();
     let silent = |age: Option<u64>| {
         let mut observed = observed(Topic::Silent, age.map(|_| "no answer"), None);
-        if let (Some(wrong), Some(age)) = (&mut observed.wrong, age) {
-            wrong.age = Duration::from_secs(age);
+        if let (Some(fault), Some(age)) = (&mut observed.fault, age) {
+            fault.age = Duration::from_secs(age);
         }
         observed
     };
@@ -57,8 +57,8 @@ fn the_duration_of_a_condition_counts_from_its_beginning_and_not_from_its_first_
 fn the_last_pass_logs_what_is_new_and_what_is_in_force_beyond_the_limit_of_lines() {
     let mut clock = Clock::new();
     for second in 0..20 {
-        let wrong = if second % 2 == 0 { Some("EIO") } else { None };
-        clock.sample(1, observed(Topic::Writeback, wrong, None));
+        let fault = if second % 2 == 0 { Some("EIO") } else { None };
+        clock.sample(1, observed(Topic::Writeback, fault, None));
     }
     let last = clock.0.end(&[observed(Topic::Writeback, Some("ENOSPC"), None)], clock.1);
     let [new, in_force] = &words(last)[..] else { panic!("two lines") };
@@ -74,7 +74,7 @@ fn the_last_pass_logs_what_is_new_and_what_is_in_force_beyond_the_limit_of_lines
 #[test]
 fn a_condition_is_logged_when_it_begins_when_it_changes_and_when_it_ends() {
     let mut clock = Clock::new();
-    let writeback = |wrong| observed(Topic::Writeback, wrong, None);
+    let writeback = |fault| observed(Topic::Writeback, fault, None);
     assert_eq!(clock.sample(1, writeback(None)), [""; 0]);
     assert_eq!(clock.sample(1, writeback(Some("EIO"))), ["/dev/sdb: EIO"]);
     assert_eq!(clock.sample(1, writeback(Some("EIO"))), [""; 0]);
@@ -101,7 +101,8 @@ fn an_error_that_begins_and_ends_between_two_samples_is_logged_by_its_counter() 
 #[test]
 fn the_duration_of_a_condition_ends_with_the_error_and_not_when_its_end_is_noticed() {
     let mut clock = Clock::new();
-    let writeback = |holds, count| Observed { holds, ..observed(Topic::Writeback, Some("EIO"), Some(count)) };
+    let writeback =
+        |is_present, count| Observed { is_present, ..observed(Topic::Writeback, Some("EIO"), Some(count)) };
     assert_eq!(clock.sample(1, writeback(true, 1)), ["/dev/sdb: EIO"]);
     // The last failure, and the time until the next attempt, which succeeds.
     assert_eq!(clock.sample(2, writeback(true, 2)), [""; 0]);
@@ -123,8 +124,8 @@ fn a_condition_that_begins_and_ends_repeatedly_logs_a_bounded_number_of_lines() 
     let mut clock = Clock::new();
     let mut lines = 0;
     for second in 0..1000 {
-        let wrong = if second % 2 == 0 { Some("EIO") } else { None };
-        lines += clock.sample(1, observed(Topic::Writeback, wrong, None)).len();
+        let fault = if second % 2 == 0 { Some("EIO") } else { None };
+        lines += clock.sample(1, observed(Topic::Writeback, fault, None)).len();
     }
     assert!((60..=110).contains(&lines), "{lines}");
     // Suppressed lines are counted in the next line that is logged.

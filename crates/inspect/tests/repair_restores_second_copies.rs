@@ -11,18 +11,18 @@ use cbd_inspect::{Bytes, Outcome, PrivateMemory, Repair, Severity, Structure};
 use cbd_pmem::{Mapping, OpenOptions};
 use cbd_types::Region;
 use std::sync::Arc;
-use support::{Place, number, only_is, text};
+use support::{Fixture, assert_only, number, text};
 
-fn used() -> Place {
-    let mut place = Place::new();
-    place.write_and_die(60, 1);
-    place
+fn used() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.write_and_crash(60, 1);
+    fixture
 }
 
 /// Repairs the region.
-fn repaired(place: &Place) -> Plan {
+fn repaired(fixture: &Fixture) -> Plan {
     let region =
-        Arc::new(Region::new(Mapping::open(place.region(), &OpenOptions::default()).expect("mapped")));
+        Arc::new(Region::new(Mapping::open(fixture.region(), &OpenOptions::default()).expect("mapped")));
     let plan = plan(&(Arc::clone(&region) as Arc<dyn Bytes>), &mut |_| {}).expect("a plan");
     for repair in &plan.repairs {
         apply(&region, repair).expect("repaired");
@@ -31,80 +31,80 @@ fn repaired(place: &Place) -> Plan {
 }
 
 /// Damages one copy of every structure.
-fn damage_one_copy_of_everything(place: &Place) {
-    let mut places = vec![60];
+fn damage_one_copy_of_everything(fixture: &Fixture) {
+    let mut offsets = vec![60];
     let mut seen = std::collections::BTreeSet::new();
-    for item in place.dump(What::Tables, &Filter::default()) {
+    for item in fixture.dump(What::Tables, &Filter::default()) {
         if seen.insert((item.structure, number(&item, "row"))) {
-            places.push(number(&item, "at") + 40);
+            offsets.push(number(&item, "at") + 40);
         }
     }
-    for item in place.dump(What::Lanes, &Filter::default()) {
+    for item in fixture.dump(What::Lanes, &Filter::default()) {
         if item.structure != "log" && number(&item, "slot") == 0 {
-            places.push(number(&item, "at") + 20);
+            offsets.push(number(&item, "at") + 20);
         }
     }
-    for item in place.dump(What::Segments, &Filter::default()) {
+    for item in fixture.dump(What::Segments, &Filter::default()) {
         if ["log", "state"].contains(&text(&item, "use")) {
-            places.push(number(&item, "at") + 9);
+            offsets.push(number(&item, "at") + 9);
         }
     }
-    for (count, item) in place.records().iter().enumerate() {
+    for (count, item) in fixture.records().iter().enumerate() {
         let mirror = if count % 2 == 0 { 0 } else { PAGE };
         for line in 0..=number(item, "lines") {
             // Here, only short records do not span two pairs of pages.
-            places.push(number(item, "at") + line * 64 + mirror + 11);
+            offsets.push(number(item, "at") + line * 64 + mirror + 11);
         }
     }
-    for at in places {
-        place.damage(at);
+    for at in offsets {
+        fixture.damage(at);
     }
 }
 
 #[test]
 fn an_intact_region_needs_no_repair() {
-    let place = used();
-    let before = place.image();
-    let plan = repaired(&place);
-    assert!(plan.repairs.is_empty() && plan.left_alone().next().is_none());
-    assert!(place.image() == before);
+    let fixture = used();
+    let before = fixture.image();
+    let plan = repaired(&fixture);
+    assert!(plan.repairs.is_empty() && plan.not_repaired().next().is_none());
+    assert!(fixture.image() == before);
 }
 
 #[test]
-fn every_structure_with_one_damaged_copy_is_whole_again() {
-    let place = used();
-    let whole = place.check(DataChecked::All);
-    damage_one_copy_of_everything(&place);
-    let damaged = place.check(DataChecked::All);
+fn every_structure_with_one_damaged_copy_is_repaired() {
+    let fixture = used();
+    let whole = fixture.check(DataChecked::All);
+    damage_one_copy_of_everything(&fixture);
+    let damaged = fixture.check(DataChecked::All);
     assert_eq!(damaged.outcome, Outcome::Corrected, "{:#?}", damaged.findings);
     assert_eq!(damaged.fingerprint, whole.fingerprint, "recovery needs only one copy");
-    let plan = repaired(&place);
+    let plan = repaired(&fixture);
     assert!(plan.repairs.len() > 75, "{}", plan.repairs.len());
-    let after = place.check(DataChecked::All);
+    let after = fixture.check(DataChecked::All);
     assert_eq!(after.found, [0; 4], "{:#?}", after.findings);
     assert_eq!(after.fingerprint, whole.fingerprint);
 }
 
 #[test]
 fn a_repair_restores_every_byte() {
-    let place = used();
-    let before = place.image();
-    let record = number(&place.records()[5], "at");
-    let segments = place.dump(What::Segments, &Filter::default());
+    let fixture = used();
+    let before = fixture.image();
+    let record = number(&fixture.records()[5], "at");
+    let segments = fixture.dump(What::Segments, &Filter::default());
     let header = number(segments.iter().find(|item| text(item, "use") == "log").expect("a log"), "at");
     for at in [60, record + 5, header + 50] {
-        place.damage(at);
+        fixture.damage(at);
     }
-    repaired(&place);
-    assert!(place.image() == before);
+    repaired(&fixture);
+    assert!(fixture.image() == before);
 }
 
 #[test]
 fn a_repair_can_be_interrupted_after_every_step() {
-    let place = used();
-    let whole = place.check(DataChecked::All);
-    damage_one_copy_of_everything(&place);
-    let bytes: Arc<dyn Bytes> = Arc::new(place.image());
+    let fixture = used();
+    let whole = fixture.check(DataChecked::All);
+    damage_one_copy_of_everything(&fixture);
+    let bytes: Arc<dyn Bytes> = Arc::new(fixture.image());
     let plan = plan(&bytes, &mut |_| {}).expect("a plan");
     let copy = PrivateMemory::new(Arc::clone(&bytes));
     for (step, repair) in plan.repairs.iter().enumerate() {
@@ -119,10 +119,10 @@ fn a_repair_can_be_interrupted_after_every_step() {
 
 #[test]
 fn a_torn_store_of_a_repair_does_not_change_the_result_of_recovery() {
-    let place = used();
-    let whole = place.check(DataChecked::All);
-    damage_one_copy_of_everything(&place);
-    let image = place.image();
+    let fixture = used();
+    let whole = fixture.check(DataChecked::All);
+    damage_one_copy_of_everything(&fixture);
+    let image = fixture.image();
     let bytes: Arc<dyn Bytes> = Arc::new(image.clone());
     let plan = plan(&bytes, &mut |_| {}).expect("a plan");
     for (number, repair) in plan.repairs.iter().enumerate().step_by(5) {
@@ -155,74 +155,74 @@ fn a_torn_store_of_a_repair_does_not_change_the_result_of_recovery() {
 #[test]
 fn a_feature_that_one_superblock_names_is_not_removed() {
     for which in [0, 1] {
-        let place = used();
-        let superblocks = place.superblocks();
-        superblocks.iter().for_each(|at| place.set_features(*at, 0));
-        place.set_features(superblocks[which], FEATURE_USE_NOTES);
-        let before = place.check(DataChecked::None);
+        let fixture = used();
+        let superblocks = fixture.superblocks();
+        superblocks.iter().for_each(|at| fixture.set_features(*at, 0));
+        fixture.set_features(superblocks[which], FEATURE_USE_NOTES);
+        let before = fixture.check(DataChecked::None);
         let lacks_it = superblocks[1 - which];
-        only_is(&before, Structure::Superblock, Severity::Corrected, lacks_it, "feature");
-        let plan = repaired(&place);
+        assert_only(&before, Structure::Superblock, Severity::Corrected, lacks_it, "feature");
+        let plan = repaired(&fixture);
         assert_eq!(plan.repairs.len(), 1);
-        let image = place.image();
+        let image = fixture.image();
         let copies = superblocks.map(|at| image[at as usize..at as usize + 192].to_vec());
         assert_eq!(copies[0], copies[1]);
         assert_eq!(copies[0][32], 1, "the feature stays");
-        let after = place.check(DataChecked::None);
+        let after = fixture.check(DataChecked::None);
         assert_eq!((after.found, after.fingerprint), ([0; 4], before.fingerprint));
     }
 }
 
 #[test]
-fn what_lost_both_copies_is_left_alone_and_said_so() {
-    let place = used();
-    let record = number(&place.records()[3], "at");
-    place.damage(record + 17);
-    place.damage(record + PAGE + 17);
-    place.damage(60);
-    let before = place.check(DataChecked::None);
-    let plan = repaired(&place);
+fn structures_without_a_valid_copy_are_reported_and_not_repaired() {
+    let fixture = used();
+    let record = number(&fixture.records()[3], "at");
+    fixture.damage(record + 17);
+    fixture.damage(record + PAGE + 17);
+    fixture.damage(60);
+    let before = fixture.check(DataChecked::None);
+    let plan = repaired(&fixture);
     assert_eq!(plan.repairs.len(), 1, "the superblock only");
-    assert!(plan.left_alone().any(|finding| finding.place.at == Some(record)));
-    let after = place.check(DataChecked::None);
+    assert!(plan.not_repaired().any(|finding| finding.location.at == Some(record)));
+    let after = fixture.check(DataChecked::None);
     assert_eq!((after.outcome, after.fingerprint), (Outcome::Affected, before.fingerprint));
 }
 
 #[test]
 fn a_torn_last_write_stays_dropped() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, 0, 4096, 1);
-    place.write(&process, 4096, 4096, 2);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, 0, 4096, 1);
+    fixture.write(&process, 4096, 4096, 2);
     drop(process);
-    let last = place.records()[1].clone();
-    place.damage(number(&last, "data_at") + 9);
-    place.damage(number(&last, "at") + PAGE + 9);
-    let before = place.image();
-    let plan = repaired(&place);
+    let last = fixture.records()[1].clone();
+    fixture.damage(number(&last, "data_at") + 9);
+    fixture.damage(number(&last, "at") + PAGE + 9);
+    let before = fixture.image();
+    let plan = repaired(&fixture);
     assert!(plan.repairs.is_empty());
-    assert!(place.image() == before);
+    assert!(fixture.image() == before);
 }
 
 #[test]
 fn rows_that_a_crash_left_in_one_slot_are_restored_in_both() {
-    let place = used();
-    let rows = place.dump(What::Tables, &Filter::default());
+    let fixture = used();
+    let rows = fixture.dump(What::Tables, &Filter::default());
     let backend =
         rows.iter().find(|item| item.structure == "backend" && number(item, "slot") == 1).expect("a row");
     // As before the second of its stores.
-    place.change(number(backend, "at"), 1024, |slot| slot.fill(0));
-    let report = place.check(DataChecked::None);
+    fixture.change(number(backend, "at"), 1024, |slot| slot.fill(0));
+    let report = fixture.check(DataChecked::None);
     assert!(report.repairs.len() == 1 || report.found[0] + report.found[1] == 1, "{:#?}", report.findings);
-    repaired(&place);
-    assert_eq!(place.check(DataChecked::None).found, [0; 4]);
+    repaired(&fixture);
+    assert_eq!(fixture.check(DataChecked::None).found, [0; 4]);
 }
 
 #[test]
 fn a_region_without_superblocks_has_no_repair() {
-    let place = used();
-    place.damage(60);
-    place.damage(Layout::second_superblock(place.image().len() as u64) + 60);
-    let plan = repaired(&place);
+    let fixture = used();
+    fixture.damage(60);
+    fixture.damage(Layout::second_superblock(fixture.image().len() as u64) + 60);
+    let plan = repaired(&fixture);
     assert!(plan.repairs.is_empty() && plan.before.transport.is_none());
 }

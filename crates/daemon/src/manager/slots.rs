@@ -1,11 +1,12 @@
 //! Work on a backend that may wait for a disk or a file system: the worker takes the slot out of the tables meanwhile.
 //!
-//! Invariants: the lock of the tables is not held during such work, so a status and commands for other backends do not wait.
-//! One worker at a time has a slot. The placeholder in the tables shows the former state of the slot, and the work.
+//! Invariants: the lock of the tables is not held during such work, so a status and commands for other backends do not
+//! wait. One worker at a time has a slot. The placeholder in the tables shows the former state of the slot, and the
+//! work.
 
 use super::backend::BackendSlot;
 use super::blkdev::BlkdevSlot;
-use super::conditions::OfRun;
+use super::conditions::SharedConditions;
 use super::tasks::Stage;
 use super::transport::{Running, running_mut};
 use super::{Manager, Tables, stopping};
@@ -23,26 +24,26 @@ const SLOT_LIMIT: Duration = Duration::from_secs(10);
 
 /// A handle of a transport that works without the tables.
 #[derive(Clone)]
-pub(super) struct Ground {
+pub(super) struct TransportHandle {
     /// Number of the transport in this daemon.
     pub id: u32,
     /// Path of the region.
     pub path: String,
     pub host: HostId,
     pub transport: Arc<Transport<ProcessEnvironment>>,
-    /// Held from reading the region's tables to storing the result in `Running::known`.
+    /// Held from reading the region's tables to storing the result in `Running::tables_copy`.
     reading: Arc<Mutex<()>>,
 }
 
 /// A cached copy of a region's tables, so that a status does not wait for the engine.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct TablesCopy {
     pub info: TransportInfo,
     /// Rows of block devices of which both copies are damaged.
     pub lost: Vec<BlkdevId>,
 }
 
-impl Known {
+impl TablesCopy {
     /// Reads the region's tables. Waits for a thread that changes them or recovers a cache.
     pub fn of(transport: &Transport<ProcessEnvironment>) -> Self {
         Self { info: transport.info(), lost: transport.lost_blkdevs() }
@@ -51,23 +52,23 @@ impl Known {
 
 /// What is being done with a slot that is not in the tables, and the worker that has it.
 #[derive(Clone, Debug)]
-pub(super) struct Borrowed {
+pub(super) struct SlotWork {
     pub why: &'static str,
     worker: Count,
     /// A stop of the backend has failed meanwhile.
     pub stop_ended: bool,
 }
 
-impl Borrowed {
+impl SlotWork {
     /// Waits until its worker no longer has it.
     pub fn wait_for_worker(&self) {
         self.worker.wait_for_none(None);
     }
 }
 
-/// A slot that was taken out of the tables. The worker must put it back, or forget the backend.
-pub(super) struct Lent {
-    pub ground: Ground,
+/// A slot that was taken out of the tables. The worker must put it back, or remove the backend.
+pub(super) struct TakenSlot {
+    pub handle: TransportHandle,
     pub id: BackendId,
     pub slot: BackendSlot,
     /// As long as this lives the work is not done.
@@ -75,8 +76,8 @@ pub(super) struct Lent {
 }
 
 impl Running {
-    pub(super) fn ground(&self, id: u32) -> Ground {
-        Ground {
+    pub(super) fn handle(&self, id: u32) -> TransportHandle {
+        TransportHandle {
             id,
             path: self.path.clone(),
             host: self.host,
@@ -86,7 +87,7 @@ impl Running {
     }
 }
 
-impl Ground {
+impl TransportHandle {
     /// The readable rows of the backend table, and a description of each damaged row.
     pub fn entries(&self) -> (Vec<BackendEntry>, Vec<String>) {
         disk::entries(&self.transport)
@@ -100,12 +101,12 @@ impl Ground {
 
 impl BackendSlot {
     /// Takes the slot and leaves a placeholder.
-    fn lend(&mut self, borrowed: Borrowed) -> Self {
+    fn take_slot(&mut self, work: SlotWork) -> Self {
         let shown = Self {
             path: self.path.clone(),
             entry: self.entry.clone(),
             run: self.run.clone(),
-            conditions: OfRun::clone(&self.conditions),
+            conditions: SharedConditions::clone(&self.conditions),
             error: self.error.clone(),
             warnings: self.warnings.clone(),
             moved_from: self.moved_from.clone(),
@@ -115,7 +116,7 @@ impl BackendSlot {
             retry: None,
             stopping: self.stopping,
             ending: self.ending.clone(),
-            lent: Some(borrowed),
+            work: Some(work),
             unended: self.unended.clone(),
             blkdevs: self
                 .blkdevs
@@ -131,41 +132,42 @@ impl BackendSlot {
 ///
 /// # Errors
 /// [`ErrorKind::Busy`] with the work of the worker that has it.
-fn lend(tables: &mut Tables, transport: u32, id: BackendId, why: &'static str) -> Result<Lent> {
+fn take_slot(tables: &mut Tables, transport: u32, id: BackendId, why: &'static str) -> Result<TakenSlot> {
     let running = running_mut(tables, transport)?;
-    let ground = running.ground(transport);
+    let handle = running.handle(transport);
     let slot = running.backend_mut(id)?;
-    if let Some(Borrowed { why, .. }) = slot.lent {
+    if let Some(SlotWork { why, .. }) = slot.work {
         return Err(Error::new(ErrorKind::Busy, format!("backend {id} ({}) is busy: {why}", slot.path)));
     }
-    let at_work = Count::default();
-    let worker = at_work.add();
-    let slot = slot.lend(Borrowed { why, worker: at_work, stop_ended: false });
-    Ok(Lent { ground, id, slot, _worker: worker })
+    let workers = Count::default();
+    let worker = workers.add();
+    let slot = slot.take_slot(SlotWork { why, worker: workers, stop_ended: false });
+    Ok(TakenSlot { handle, id, slot, _worker: worker })
 }
 
 impl Manager {
     /// Takes the slot of a backend for a command; `why` names the work. Waits up to [`SLOT_LIMIT`] for another worker.
     ///
     /// # Errors
-    /// If there is no such backend, or the transport is not up; [`ErrorKind::Busy`] with the work of the worker that has it.
-    pub(super) fn lend(&self, transport: u32, id: BackendId, why: &'static str) -> Result<Lent> {
-        self.lend_until(Instant::now() + SLOT_LIMIT, transport, id, why)
+    /// If there is no such backend, or the transport is not up; [`ErrorKind::Busy`] with the work of the worker that
+    /// has it.
+    pub(super) fn take_slot(&self, transport: u32, id: BackendId, why: &'static str) -> Result<TakenSlot> {
+        self.take_slot_until(Instant::now() + SLOT_LIMIT, transport, id, why)
     }
 
-    /// As [`lend`](Self::lend), waiting until `end`.
-    pub(super) fn lend_until(
+    /// As [`take_slot`](Self::take_slot), waiting until `end`.
+    pub(super) fn take_slot_until(
         &self,
         end: Instant,
         transport: u32,
         id: BackendId,
         why: &'static str,
-    ) -> Result<Lent> {
+    ) -> Result<TakenSlot> {
         let mut tables = self.tables()?;
         loop {
-            match lend(&mut tables, transport, id, why) {
+            match take_slot(&mut tables, transport, id, why) {
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < end => {
-                    self.put_back.wait_until(&mut tables, end);
+                    self.slot_returned.wait_until(&mut tables, end);
                     if self.stopping.load(Ordering::SeqCst) {
                         return Err(stopping());
                     }
@@ -175,22 +177,27 @@ impl Manager {
         }
     }
 
-    /// As [`lend`](Self::lend), without waiting, for the background thread and for retries.
-    pub(super) fn try_lend(&self, transport: u32, id: BackendId, why: &'static str) -> Option<Lent> {
-        lend(&mut self.tables.lock(), transport, id, why).ok()
+    /// As [`take_slot`](Self::take_slot), without waiting, for the background thread and for retries.
+    pub(super) fn try_take_slot(
+        &self,
+        transport: u32,
+        id: BackendId,
+        why: &'static str,
+    ) -> Option<TakenSlot> {
+        take_slot(&mut self.tables.lock(), transport, id, why).ok()
     }
 
     /// Puts a slot back. If the daemon has ended meanwhile, ends the backend.
-    pub(super) fn put_back(&self, lent: Lent) {
-        let Lent { ground, id, mut slot, _worker: worker } = lent;
+    pub(super) fn put_back(&self, taken: TakenSlot) {
+        let TakenSlot { handle, id, mut slot, _worker: worker } = taken;
         let mut tables = self.tables.lock();
         let there =
-            running_mut(&mut tables, ground.id).ok().and_then(|running| running.backends.get_mut(&id));
+            running_mut(&mut tables, handle.id).ok().and_then(|running| running.backends.get_mut(&id));
         let Some(there) = there else {
             drop(tables);
             // The end of the daemon waits for this worker, so this waits for an earlier stop that has timed out.
             let ending = slot.ending.clone();
-            slot.end(ground.id, id, &Stage::nowhere());
+            slot.end(handle.id, id, &Stage::nowhere());
             ending.wait_for_none(None);
             return drop(worker);
         };
@@ -198,62 +205,63 @@ impl Manager {
             // The background thread may have detected a change meanwhile.
             slot.file_change = there.file_change.take();
         }
-        if there.lent.as_ref().is_some_and(|borrowed| borrowed.stop_ended) {
+        if there.work.as_ref().is_some_and(|work| work.stop_ended) {
             slot.stopping = false;
         }
         let shown = std::mem::replace(there, slot);
-        self.put_back.notify_all();
+        self.slot_returned.notify_all();
         drop(tables);
-        // Without the lock of the tables: this may drop the last reference to the backing device, whose close can block.
+        // Without the lock of the tables: this may drop the last reference to the backing device, whose close can
+        // block.
         drop(shown);
-        self.refresh_known(&ground);
+        self.refresh_tables_copy(&handle);
     }
 
     /// Updates the cached copy of the region's tables.
-    pub(super) fn refresh_known(&self, ground: &Ground) {
+    pub(super) fn refresh_tables_copy(&self, handle: &TransportHandle) {
         // Held until the copy is stored: otherwise an older copy could replace a newer one.
-        let _in_order = ground.reading.lock();
-        let known = Known::of(&ground.transport);
-        if let Ok(running) = running_mut(&mut self.tables.lock(), ground.id) {
-            running.known = known;
+        let _in_order = handle.reading.lock();
+        let tables_copy = TablesCopy::of(&handle.transport);
+        if let Ok(running) = running_mut(&mut self.tables.lock(), handle.id) {
+            running.tables_copy = tables_copy;
         }
     }
 
     /// Removes the backend from the tables, after its row was removed from the region.
-    pub(super) fn forget(&self, lent: Lent) {
+    pub(super) fn remove_backend(&self, taken: TakenSlot) {
         let mut tables = self.tables.lock();
-        let shown = running_mut(&mut tables, lent.ground.id)
+        let shown = running_mut(&mut tables, taken.handle.id)
             .ok()
-            .and_then(|running| running.backends.remove(&lent.id));
-        self.put_back.notify_all();
+            .and_then(|running| running.backends.remove(&taken.id));
+        self.slot_returned.notify_all();
         drop(tables);
-        let ground = lent.ground.clone();
-        drop((shown, lent));
-        self.refresh_known(&ground);
+        let handle = taken.handle.clone();
+        drop((shown, taken));
+        self.refresh_tables_copy(&handle);
     }
 
-    /// Drops the run from the placeholder of a lent slot.
-    pub(super) fn hide_run(&self, lent: &Lent) {
+    /// Drops the run from the placeholder of a slot that was taken.
+    pub(super) fn drop_run_of_placeholder(&self, taken: &TakenSlot) {
         let mut tables = self.tables.lock();
-        let there = running_mut(&mut tables, lent.ground.id).ok();
+        let there = running_mut(&mut tables, taken.handle.id).ok();
         let shown =
-            there.and_then(|running| running.backends.get_mut(&lent.id)).and_then(|slot| slot.run.take());
+            there.and_then(|running| running.backends.get_mut(&taken.id)).and_then(|slot| slot.run.take());
         drop(tables);
         drop(shown);
     }
 
     /// Handles of all transports that are up.
-    pub(super) fn grounds(&self) -> Result<Vec<Ground>> {
+    pub(super) fn transport_handles(&self) -> Result<Vec<TransportHandle>> {
         let tables = self.tables()?;
-        Ok(tables.iter().filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.ground(id))).collect())
+        Ok(tables.iter().filter_map(|(&id, slot)| Some(slot.running.as_ref().ok()?.handle(id))).collect())
     }
 
     /// The handle of one transport.
     ///
     /// # Errors
     /// If the transport does not exist or is not up.
-    pub(super) fn ground(&self, transport: u32) -> Result<Ground> {
+    pub(super) fn handle(&self, transport: u32) -> Result<TransportHandle> {
         let tables = self.tables()?;
-        Ok(super::transport::running(&tables, transport)?.ground(transport))
+        Ok(super::transport::running(&tables, transport)?.handle(transport))
     }
 }

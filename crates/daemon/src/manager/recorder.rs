@@ -1,7 +1,7 @@
 //! Periodic records of a running daemon: recovery points in the state folder, error conditions in the log.
 //!
-//! Invariants: a recovery point that could not be logged is retried every second; no thread writes here while it holds the
-//! lock of the tables.
+//! Invariants: a recovery point that could not be logged is retried every second; no thread writes here while it holds
+//! the lock of the tables.
 
 use super::Manager;
 use super::conditions::{self, Conditions, Line, Observed};
@@ -13,17 +13,17 @@ use std::time::Instant;
 
 /// The records that were written so far.
 #[derive(Default, Debug)]
-pub(super) struct Chronicle {
+pub(super) struct Recorder {
     /// The last logged recovery point of each backend.
     logged: BTreeMap<(u32, BackendId), Logged>,
     /// Why the last recovery point of a transport could not be logged.
     failed: BTreeMap<u32, String>,
-    /// Those of the regions.
+    /// The conditions of the regions.
     conditions: Conditions,
 }
 
-/// A logged recovery point: drained epoch, its time in ms, and whether the disk is not crash-consistent. A change of any of
-/// them is logged: a clock that is set back lowers the time and not the epoch.
+/// A logged recovery point: drained epoch, its time in ms, and whether the disk is not crash-consistent. A change of
+/// any of them is logged: a clock that is set back lowers the time and not the epoch.
 type Logged = (u64, u64, bool);
 
 /// A recovery point that has changed and must be logged.
@@ -35,8 +35,8 @@ struct Moved {
 
 impl Manager {
     /// Samples all backends once; does nothing if another thread holds the lock of the tables.
-    pub(super) fn write_down(&self) {
-        let mut chronicle = self.chronicle.lock();
+    pub(super) fn record_changes(&self) {
+        let mut recorder = self.recorder.lock();
         let Some(tables) = self.tables.try_lock() else { return };
         let (mut points, mut observed, mut regions) = (Vec::new(), Vec::<Observed>::new(), BTreeMap::new());
         let mut lines = Vec::<Line>::new();
@@ -53,7 +53,7 @@ impl Manager {
                 lines.extend(backend.conditions.lock().sample(&of_backend, Instant::now()));
                 let Some(status) = status else { continue };
                 let now = (status.drained_epoch.0, status.drained_wall_ms, !status.backing_is_consistent);
-                let before = chronicle.logged.get(&(transport, id));
+                let before = recorder.logged.get(&(transport, id));
                 if (status.drained_wall_ms > 0 || before.is_some()) && before != Some(&now) {
                     let point = RecoveryPoint {
                         time: format_time(status.drained_wall_ms),
@@ -69,33 +69,33 @@ impl Manager {
             }
         }
         drop(tables);
-        for moved in points {
-            let key = (moved.transport, BackendId(moved.point.backend_id));
-            match self.fixed.state.log_recovery_point(&moved.uuid, &moved.point) {
+        for increased_at in points {
+            let key = (increased_at.transport, BackendId(increased_at.point.backend_id));
+            match self.fixed.state.log_recovery_point(&increased_at.uuid, &increased_at.point) {
                 Ok(()) => {
-                    let point = &moved.point;
-                    chronicle
+                    let point = &increased_at.point;
+                    recorder
                         .logged
                         .insert(key, (point.drained_epoch, point.drained_ms, point.void.is_some()));
-                    chronicle.failed.remove(&moved.transport);
+                    recorder.failed.remove(&increased_at.transport);
                 }
-                Err(error) => drop(chronicle.failed.insert(moved.transport, error.line())),
+                Err(error) => drop(recorder.failed.insert(increased_at.transport, error.line())),
             }
         }
         for (transport, path) in regions {
-            observed.push(conditions::of_recovery_points(transport, &path, chronicle.failed.get(&transport)));
+            observed.push(conditions::of_recovery_points(transport, &path, recorder.failed.get(&transport)));
         }
-        lines.extend(chronicle.conditions.sample(&observed, Instant::now()));
-        drop(chronicle);
+        lines.extend(recorder.conditions.sample(&observed, Instant::now()));
+        drop(recorder);
         lines.iter().for_each(Line::log);
     }
 
-    /// Logs which conditions of regions are in force at the end of the daemon; does nothing if another thread still writes them
-    /// down.
+    /// Logs which conditions of regions are in force at the end of the daemon; does nothing if another thread still
+    /// logs them.
     pub(super) fn end_conditions_of_regions(&self) {
-        let Some(mut chronicle) = self.chronicle.try_lock() else { return };
-        let lines = chronicle.conditions.sample(&[], Instant::now());
-        drop(chronicle);
+        let Some(mut recorder) = self.recorder.try_lock() else { return };
+        let lines = recorder.conditions.sample(&[], Instant::now());
+        drop(recorder);
         lines.iter().for_each(Line::log);
     }
 }

@@ -13,13 +13,13 @@ use rand::{Rng, SeedableRng};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::Place;
+use support::Fixture;
 
 /// Longest run of a tool for a region of a few MiB.
-const LONGEST: Duration = Duration::from_secs(20);
+const TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Runs every read-only tool.
-fn all_answer(image: Vec<u8>) -> Report {
+fn run_all_tools(image: Vec<u8>) -> Report {
     let begun = Instant::now();
     let bytes: Arc<dyn Bytes> = Arc::new(image);
     let report = check(Arc::clone(&bytes), DataChecked::All, &mut |_| {});
@@ -30,16 +30,16 @@ fn all_answer(image: Vec<u8>) -> Report {
             ControlFlow::Continue(())
         });
     }
-    let repaired = plan(&bytes, &mut |_| {}).expect("a repair changes nothing of what recovery makes");
+    let repaired = plan(&bytes, &mut |_| {}).expect("a repair does not change the result of recovery");
     assert_eq!(repaired.before.fingerprint, report.fingerprint);
-    assert!(begun.elapsed() < LONGEST, "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIME_MAX, "took {:?}", begun.elapsed());
     report
 }
 
 fn used_image() -> Vec<u8> {
-    let mut place = Place::with_region_of(3 << 20);
-    place.write_and_die(40, 1);
-    place.image()
+    let mut fixture = Fixture::with_region_of(3 << 20);
+    fixture.write_and_crash(40, 1);
+    fixture.image()
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn files_that_are_no_region_are_refused() {
 fn truncated_regions_are_reported_as_truncated() {
     let image = used_image();
     for length in [64 << 10, 1 << 20, image.len() - 4096] {
-        let report = all_answer(image[..length].to_vec());
+        let report = run_all_tools(image[..length].to_vec());
         assert_eq!(report.outcome, Outcome::Unopenable);
         assert!(report.findings[0].what.contains("cut short"), "{:?}", report.findings[0]);
     }
@@ -71,7 +71,7 @@ fn truncated_regions_are_reported_as_truncated() {
 fn a_region_in_a_larger_file_opens_by_its_first_superblock() {
     let mut image = used_image();
     image.resize(image.len() + (1 << 20), 0);
-    let report = all_answer(image);
+    let report = run_all_tools(image);
     assert_eq!((report.outcome, report.found[0]), (Outcome::Clean, 1), "{:?}", report.findings);
     assert!(report.findings[0].what.contains("uses"), "{:?}", report.findings[0]);
 }
@@ -82,7 +82,7 @@ fn random_bytes_are_foreign() {
     for _ in 0..50 {
         let mut image = vec![0; 256 << 10];
         random.fill(&mut image[..]);
-        assert_eq!(all_answer(image).outcome, Outcome::Unopenable);
+        assert_eq!(run_all_tools(image).outcome, Outcome::Unopenable);
     }
 }
 
@@ -93,14 +93,14 @@ fn random_bytes_behind_a_superblock_give_a_report() {
     for _ in 0..30 {
         let mut image = image.clone();
         random.fill(&mut image[4096..]);
-        all_answer(image);
+        run_all_tools(image);
     }
 }
 
 #[test]
 fn thousands_of_flipped_bits_give_a_report() {
     let image = used_image();
-    let whole = all_answer(image.clone());
+    let whole = run_all_tools(image.clone());
     assert_eq!(whole.found, [0; 4], "{:?}", whole.findings);
     let mut random = SmallRng::seed_from_u64(7);
     for round in 0..400 {
@@ -116,7 +116,7 @@ fn thousands_of_flipped_bits_give_a_report() {
             };
             image[at] ^= 1 << random.random_range(0..8);
         }
-        all_answer(image);
+        run_all_tools(image);
     }
 }
 
@@ -131,6 +131,6 @@ fn copied_pages_give_a_report() {
             let (from, to) = (random.random_range(0..pages), random.random_range(0..pages));
             image.copy_within(from * 4096..from * 4096 + 4096, to * 4096);
         }
-        all_answer(image);
+        run_all_tools(image);
     }
 }

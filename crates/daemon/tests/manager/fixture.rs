@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) decorate: Option<String>,
     pub(crate) require_persistent: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Place {
     pub(crate) boot: Option<BootId>,
 }
 
-impl Place {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), decorate: None, require_persistent: false, boot: None }
     }

@@ -7,14 +7,14 @@ use cbd_inspect::check::{DataChecked, check};
 use cbd_inspect::dump::{Filter, Item, What};
 use cbd_inspect::{Outcome, Severity, Structure};
 use std::sync::Arc;
-use support::{BLOCK, Place, SEGMENT, number, of, only, only_is, text};
+use support::{BLOCK, Fixture, SEGMENT, assert_only, number, of, only, text};
 
 const SHAPE: SegmentShape = SegmentShape { size: SEGMENT };
 
-fn used() -> Place {
-    let mut place = Place::new();
-    place.write_and_die(60, 1);
-    place
+fn used() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.write_and_crash(60, 1);
+    fixture
 }
 
 /// The item of this structure whose fields have these numbers.
@@ -28,8 +28,8 @@ fn find(items: &[Item], structure: &str, fields: &[(&str, u64)]) -> Item {
 
 #[test]
 fn a_fresh_region_is_clean() {
-    let place = Place::new();
-    let report = place.check(DataChecked::All);
+    let fixture = Fixture::new();
+    let report = fixture.check(DataChecked::All);
     assert_eq!((report.outcome, report.exit_code, report.found), (Outcome::Clean, 0, [0; 4]));
     let backend = &report.backends[0];
     assert_eq!((backend.lanes, backend.records, backend.dirty_records), (2, 0, 0));
@@ -38,13 +38,13 @@ fn a_fresh_region_is_clean() {
 
 #[test]
 fn a_killed_daemons_region_is_clean_and_its_dirty_bytes_are_counted() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, 0, BLOCK, 1);
-    place.write(&process, 0, BLOCK, 2);
-    place.write(&process, 5 << 20, 2 * BLOCK, 3);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, 0, BLOCK, 1);
+    fixture.write(&process, 0, BLOCK, 2);
+    fixture.write(&process, 5 << 20, 2 * BLOCK, 3);
     drop(process);
-    let report = place.check(DataChecked::All);
+    let report = fixture.check(DataChecked::All);
     assert_eq!(report.found, [0; 4], "{:#?}", report.findings);
     let backend = &report.backends[0];
     assert_eq!((backend.records, backend.dirty_records), (3, 3));
@@ -54,12 +54,12 @@ fn a_killed_daemons_region_is_clean_and_its_dirty_bytes_are_counted() {
 
 #[test]
 fn a_drained_region_has_nothing_dirty() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, 0, BLOCK, 1);
-    process.drain(&place);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, 0, BLOCK, 1);
+    process.drain(&fixture);
     drop(process);
-    let report = place.check(DataChecked::All);
+    let report = fixture.check(DataChecked::All);
     assert_eq!(report.found, [0; 4], "{:#?}", report.findings);
     assert_eq!((report.backends[0].records, report.backends[0].dirty_records), (1, 0));
     assert!(report.backends[0].drained_epoch > 0);
@@ -68,11 +68,11 @@ fn a_drained_region_has_nothing_dirty() {
 #[test]
 fn a_damaged_superblock_is_identified() {
     for second in [false, true] {
-        let place = used();
-        let at = if second { Layout::second_superblock(place.image().len() as u64) } else { 0 };
-        place.damage(at + 60);
-        let report = place.check(DataChecked::None);
-        only_is(&report, Structure::Superblock, Severity::Corrected, at, "checksum");
+        let fixture = used();
+        let at = if second { Layout::second_superblock(fixture.image().len() as u64) } else { 0 };
+        fixture.damage(at + 60);
+        let report = fixture.check(DataChecked::None);
+        assert_only(&report, Structure::Superblock, Severity::Corrected, at, "checksum");
         assert_eq!(report.exit_code, 1);
     }
 }
@@ -81,13 +81,13 @@ fn a_damaged_superblock_is_identified() {
 #[test]
 fn a_superblock_of_a_newer_program_overrides_the_other() {
     for which in [0, 1] {
-        let place = used();
-        place.set_features(place.superblocks()[which], 1 << 40);
-        let report = place.check(DataChecked::None);
+        let fixture = used();
+        fixture.set_features(fixture.superblocks()[which], 1 << 40);
+        let report = fixture.check(DataChecked::None);
         assert_eq!((report.outcome, report.exit_code), (Outcome::Unopenable, 3));
         let finding = only(&report);
         assert_eq!(finding.structure, Structure::Superblock);
-        assert_eq!(finding.place.at, Some(place.superblocks()[which]));
+        assert_eq!(finding.location.at, Some(fixture.superblocks()[which]));
         assert!(finding.what.contains("newer CBD") && finding.what.contains("feature 40"), "{finding:#?}");
         assert!(finding.advice.contains("do not format") && report.repairs.is_empty(), "{report:#?}");
     }
@@ -95,10 +95,10 @@ fn a_superblock_of_a_newer_program_overrides_the_other() {
 
 #[test]
 fn a_region_without_superblocks_cannot_be_opened() {
-    let place = used();
-    place.damage(60);
-    place.damage(Layout::second_superblock(place.image().len() as u64) + 60);
-    let report = place.check(DataChecked::None);
+    let fixture = used();
+    fixture.damage(60);
+    fixture.damage(Layout::second_superblock(fixture.image().len() as u64) + 60);
+    let report = fixture.check(DataChecked::None);
     assert_eq!((report.outcome, report.exit_code), (Outcome::Unopenable, 3));
     assert!(report.transport.is_none());
     assert_eq!(of(&report, Structure::Superblock).len(), 2);
@@ -106,8 +106,8 @@ fn a_region_without_superblocks_cannot_be_opened() {
 
 #[test]
 fn a_region_with_wiped_superblocks_is_distinguished_from_foreign_data() {
-    let wiped = |place: &Place| {
-        let mut image = place.image();
+    let wiped = |fixture: &Fixture| {
+        let mut image = fixture.image();
         let second = Layout::second_superblock(image.len() as u64) as usize;
         image[..4096].fill(0);
         image[second..second + 4096].fill(0);
@@ -124,7 +124,7 @@ fn a_region_with_wiped_superblocks_is_distinguished_from_foreign_data() {
     assert_eq!((foreign.exit_code, foreign.findings.len()), (3, 2));
     for finding in &foreign.findings {
         assert!(finding.what.contains("does not hold a CBD transport"), "{finding:#?}");
-        assert!(finding.advice.contains("if it ought to be one"), "{finding:#?}");
+        assert!(finding.advice.contains("if it should be one"), "{finding:#?}");
     }
 }
 
@@ -133,23 +133,25 @@ fn a_damaged_slot_of_a_row_is_reported_with_table_and_offset() {
     let tables = [("host", Structure::Host, "host 0"), ("backend", Structure::Backend, "backend 0")];
     for (table, structure, words) in tables {
         for slot in [0, 1] {
-            let place = used();
-            let at =
-                number(&find(&place.dump(What::Tables, &Filter::default()), table, &[("slot", slot)]), "at");
-            place.damage(at + 100);
-            only_is(&place.check(DataChecked::None), structure, Severity::Corrected, at, words);
+            let fixture = used();
+            let at = number(
+                &find(&fixture.dump(What::Tables, &Filter::default()), table, &[("slot", slot)]),
+                "at",
+            );
+            fixture.damage(at + 100);
+            assert_only(&fixture.check(DataChecked::None), structure, Severity::Corrected, at, words);
         }
     }
 }
 
 #[test]
 fn a_backend_whose_row_is_lost_cannot_be_opened() {
-    let place = used();
+    let fixture = used();
     for slot in [0, 1] {
-        let rows = place.dump(What::Tables, &Filter::default());
-        place.damage(number(&find(&rows, "backend", &[("slot", slot)]), "at") + 100);
+        let rows = fixture.dump(What::Tables, &Filter::default());
+        fixture.damage(number(&find(&rows, "backend", &[("slot", slot)]), "at") + 100);
     }
-    let report = place.check(DataChecked::None);
+    let report = fixture.check(DataChecked::None);
     let finding = only(&report);
     assert_eq!((finding.structure, finding.severity), (Structure::Backend, Severity::Fatal));
     assert!(finding.cost.contains("cannot be reached"), "{finding:#?}");
@@ -157,8 +159,8 @@ fn a_backend_whose_row_is_lost_cannot_be_opened() {
 }
 
 /// The offsets of a lane's state lines.
-fn state_line(place: &Place, structure: &str, slot: u64) -> u64 {
-    let lanes = place.dump(What::Lanes, &Filter::default());
+fn state_line(fixture: &Fixture, structure: &str, slot: u64) -> u64 {
+    let lanes = fixture.dump(What::Lanes, &Filter::default());
     number(&find(&lanes, structure, &[("slot", slot)]), "at")
 }
 
@@ -171,25 +173,25 @@ fn a_damaged_state_line_is_reported() {
     ];
     for (line, structure, words) in lines {
         for slot in [0, 1] {
-            let place = used();
-            let at = state_line(&place, line, slot);
-            place.damage(at + 20);
-            only_is(&place.check(DataChecked::None), structure, Severity::Corrected, at, words);
+            let fixture = used();
+            let at = state_line(&fixture, line, slot);
+            fixture.damage(at + 20);
+            assert_only(&fixture.check(DataChecked::None), structure, Severity::Corrected, at, words);
         }
     }
 }
 
 #[test]
 fn a_lost_drained_epoch_makes_everything_dirty_again() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, 0, BLOCK, 1);
-    process.drain(&place);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, 0, BLOCK, 1);
+    process.drain(&fixture);
     drop(process);
     for slot in [0, 1] {
-        place.damage(state_line(&place, "drained", slot) + 20);
+        fixture.damage(state_line(&fixture, "drained", slot) + 20);
     }
-    let report = place.check(DataChecked::None);
+    let report = fixture.check(DataChecked::None);
     let finding = only(&report);
     assert_eq!((finding.structure, finding.severity), (Structure::Drained, Severity::Affected));
     assert_eq!((report.exit_code, report.backends[0].dirty_records), (2, 1));
@@ -198,12 +200,18 @@ fn a_lost_drained_epoch_makes_everything_dirty_again() {
 #[test]
 fn a_damaged_copy_of_a_segment_header_is_identified() {
     for copy in [0, SHAPE.header_copy()] {
-        let place = used();
-        let segments = place.dump(What::Segments, &Filter::default());
+        let fixture = used();
+        let segments = fixture.dump(What::Segments, &Filter::default());
         let log = segments.iter().find(|item| item.structure == "segment" && has_log(item)).expect("a log");
         let at = number(log, "at") + copy;
-        place.damage(at + 30);
-        only_is(&place.check(DataChecked::None), Structure::SegmentHeader, Severity::Corrected, at, "header");
+        fixture.damage(at + 30);
+        assert_only(
+            &fixture.check(DataChecked::None),
+            Structure::SegmentHeader,
+            Severity::Corrected,
+            at,
+            "header",
+        );
     }
 }
 
@@ -213,23 +221,23 @@ fn has_log(item: &Item) -> bool {
 
 #[test]
 fn a_damaged_copy_of_the_state_segments_header_is_reported() {
-    let place = used();
-    let segments = place.dump(What::Segments, &Filter::default());
+    let fixture = used();
+    let segments = fixture.dump(What::Segments, &Filter::default());
     let state = segments.iter().find(|item| text(item, "use") == "state").expect("a state");
     let at = number(state, "at");
-    place.damage(at + 30);
-    only_is(&place.check(DataChecked::None), Structure::StateHeader, Severity::Corrected, at, "header");
+    fixture.damage(at + 30);
+    assert_only(&fixture.check(DataChecked::None), Structure::StateHeader, Severity::Corrected, at, "header");
 }
 
 #[test]
 fn a_segment_without_header_is_missing_in_its_chain() {
-    let place = used();
-    let segments = place.dump(What::Segments, &Filter::default());
+    let fixture = used();
+    let segments = fixture.dump(What::Segments, &Filter::default());
     let log = segments.iter().find(|item| has_log(item) && number(item, "ordinal") == 1).expect("a log");
     for copy in [0, SHAPE.header_copy()] {
-        place.damage(number(log, "at") + copy + 30);
+        fixture.damage(number(log, "at") + copy + 30);
     }
-    let report = place.check(DataChecked::None);
+    let report = fixture.check(DataChecked::None);
     assert_eq!(report.exit_code, 2);
     let [chain] = of(&report, Structure::Chain)[..] else { panic!("{:#?}", report.findings) };
     assert_eq!(chain.severity, Severity::Affected);
@@ -241,81 +249,87 @@ fn a_segment_without_header_is_missing_in_its_chain() {
 #[test]
 fn a_damaged_copy_of_a_record_is_identified() {
     for mirror in [0, PAGE] {
-        let place = used();
-        let record = &place.records()[3];
+        let fixture = used();
+        let record = &fixture.records()[3];
         let at = number(record, "at") + mirror;
-        place.damage(at + 17);
-        let report = place.check(DataChecked::All);
+        fixture.damage(at + 17);
+        let report = fixture.check(DataChecked::All);
         let words = if mirror == 0 { "primary" } else { "mirror" };
-        only_is(&report, Structure::Record, Severity::Corrected, at, words);
+        assert_only(&report, Structure::Record, Severity::Corrected, at, words);
         let finding = only(&report);
-        assert_eq!(finding.place.sequence, Some(number(record, "sequence")));
-        assert_eq!(finding.place.offset, Some(number(record, "offset")));
+        assert_eq!(finding.location.sequence, Some(number(record, "sequence")));
+        assert_eq!(finding.location.offset, Some(number(record, "offset")));
     }
 }
 
 #[test]
 fn a_record_without_copies_leaves_a_gap_and_unreadable_ranges() {
-    let place = used();
-    let record = &place.records()[3];
+    let fixture = used();
+    let record = &fixture.records()[3];
     let at = number(record, "at");
-    place.damage(at + 17);
-    place.damage(at + PAGE + 17);
-    let report = place.check(DataChecked::None);
+    fixture.damage(at + 17);
+    fixture.damage(at + PAGE + 17);
+    let report = fixture.check(DataChecked::None);
     let [lost] = of(&report, Structure::Record)[..] else { panic!("{:#?}", report.findings) };
-    assert_eq!((lost.severity, lost.place.at), (Severity::Affected, Some(at)));
-    assert_eq!(lost.place.slot, Some(number(record, "slot") as u32));
+    assert_eq!((lost.severity, lost.location.at), (Severity::Affected, Some(at)));
+    assert_eq!(lost.location.slot, Some(number(record, "slot") as u32));
     assert!(!of(&report, Structure::Range).is_empty());
     assert_eq!(report.exit_code, 2);
 }
 
 /// The first record with checksum lines behind it.
-fn long_record(place: &Place) -> Item {
-    place.records().into_iter().find(|item| number(item, "lines") > 0).expect("a long record")
+fn long_record(fixture: &Fixture) -> Item {
+    fixture.records().into_iter().find(|item| number(item, "lines") > 0).expect("a long record")
 }
 
 #[test]
 fn a_damaged_copy_of_a_checksum_line_is_identified() {
     for mirror in [0, PAGE] {
-        let place = used();
-        let [primary, _] = SHAPE.slot(number(&long_record(&place), "slot") as u32 + 1);
-        let [record, _] = SHAPE.slot(number(&long_record(&place), "slot") as u32);
-        let at = number(&long_record(&place), "at") - record + primary + mirror;
-        place.damage(at + 17);
-        only_is(&place.check(DataChecked::None), Structure::ChecksumLine, Severity::Corrected, at, "line");
+        let fixture = used();
+        let [primary, _] = SHAPE.slot(number(&long_record(&fixture), "slot") as u32 + 1);
+        let [record, _] = SHAPE.slot(number(&long_record(&fixture), "slot") as u32);
+        let at = number(&long_record(&fixture), "at") - record + primary + mirror;
+        fixture.damage(at + 17);
+        assert_only(
+            &fixture.check(DataChecked::None),
+            Structure::ChecksumLine,
+            Severity::Corrected,
+            at,
+            "line",
+        );
     }
 }
 
 #[test]
 fn blocks_without_checksums_are_unreadable() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, BLOCK, 4 * BLOCK, 9);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, BLOCK, 4 * BLOCK, 9);
     // The record stays the newest of its range but is not the last: it is known to be complete.
-    place.write(&process, 0, 512, 1);
+    fixture.write(&process, 0, 512, 1);
     drop(process);
-    let at = number(&long_record(&place), "at") + 64;
-    place.damage(at + 17);
-    place.damage(at + PAGE + 17);
-    let report = place.check(DataChecked::None);
+    let at = number(&long_record(&fixture), "at") + 64;
+    fixture.damage(at + 17);
+    fixture.damage(at + PAGE + 17);
+    let report = fixture.check(DataChecked::None);
     let finding = only(&report);
     assert_eq!((finding.structure, finding.severity), (Structure::ChecksumLine, Severity::Affected));
-    assert_eq!((finding.place.offset, finding.place.bytes), (Some(2 * BLOCK), Some(3 * BLOCK)));
+    assert_eq!((finding.location.offset, finding.location.bytes), (Some(2 * BLOCK), Some(3 * BLOCK)));
 }
 
 #[test]
 fn damaged_dirty_data_is_lost_and_its_block_is_reported() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, BLOCK, 4 * BLOCK, 9);
-    place.write(&process, 0, 512, 1);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, BLOCK, 4 * BLOCK, 9);
+    fixture.write(&process, 0, 512, 1);
     drop(process);
-    let at = number(&long_record(&place), "data_at") + 2 * BLOCK;
-    place.damage(at + 5);
-    assert_eq!(place.check(DataChecked::None).exit_code, 0, "data is not verified");
+    let at = number(&long_record(&fixture), "data_at") + 2 * BLOCK;
+    fixture.damage(at + 5);
+    assert_eq!(fixture.check(DataChecked::None).exit_code, 0, "data is not verified");
     for data in [DataChecked::Dirty, DataChecked::All] {
-        let report = place.check(data);
-        only_is(&report, Structure::Data, Severity::Affected, at, "checksum");
+        let report = fixture.check(data);
+        assert_only(&report, Structure::Data, Severity::Affected, at, "checksum");
         let range = &report.backends[0].damaged[0];
         assert_eq!((range.offset, range.bytes), (3 * BLOCK, BLOCK));
         assert_eq!(report.exit_code, 2);
@@ -323,58 +337,58 @@ fn damaged_dirty_data_is_lost_and_its_block_is_reported() {
 }
 
 #[test]
-fn what_is_said_of_damaged_data_names_the_segment_of_the_transport() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, BLOCK, BLOCK, 9);
-    place.write(&process, 0, 512, 1);
+fn findings_of_damaged_data_have_the_segment_of_the_transport() {
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, BLOCK, BLOCK, 9);
+    fixture.write(&process, 0, 512, 1);
     drop(process);
-    let record = &place.records()[0];
-    place.damage(number(record, "data_at") + 5);
-    let report = place.check(DataChecked::All);
+    let record = &fixture.records()[0];
+    fixture.damage(number(record, "data_at") + 5);
+    let report = fixture.check(DataChecked::All);
     let words = format!("in segment {} does", number(record, "segment"));
     assert!(only(&report).what.contains(&words), "{:#?}", report.findings);
 }
 
 #[test]
 fn damaged_clean_data_costs_nothing() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, BLOCK, BLOCK, 9);
-    process.drain(&place);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, BLOCK, BLOCK, 9);
+    process.drain(&fixture);
     drop(process);
-    let at = number(&place.records()[0], "data_at");
-    place.damage(at + 5);
-    let report = place.check(DataChecked::All);
-    only_is(&report, Structure::Data, Severity::Corrected, at, "checksum");
+    let at = number(&fixture.records()[0], "data_at");
+    fixture.damage(at + 5);
+    let report = fixture.check(DataChecked::All);
+    assert_only(&report, Structure::Data, Severity::Corrected, at, "checksum");
     assert!(only(&report).cost.contains("backing device has it"));
-    assert_eq!(place.check(DataChecked::Dirty).exit_code, 0);
+    assert_eq!(fixture.check(DataChecked::Dirty).exit_code, 0);
 }
 
 #[test]
 fn damaged_data_under_a_later_write_is_not_lost() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, BLOCK, BLOCK, 9);
-    place.write(&process, BLOCK, BLOCK, 10);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, BLOCK, BLOCK, 9);
+    fixture.write(&process, BLOCK, BLOCK, 10);
     drop(process);
-    let at = number(&place.records()[0], "data_at");
-    place.damage(at + 5);
-    let report = place.check(DataChecked::All);
-    only_is(&report, Structure::Data, Severity::Corrected, at, "checksum");
+    let at = number(&fixture.records()[0], "data_at");
+    fixture.damage(at + 5);
+    let report = fixture.check(DataChecked::All);
+    assert_only(&report, Structure::Data, Severity::Corrected, at, "checksum");
     assert!(only(&report).cost.contains("later write"));
 }
 
 #[test]
 fn a_torn_last_write_is_a_note() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, 0, BLOCK, 1);
-    place.write(&process, BLOCK, BLOCK, 2);
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, 0, BLOCK, 1);
+    fixture.write(&process, BLOCK, BLOCK, 2);
     drop(process);
-    let data_at = number(&place.records()[1], "data_at");
-    place.damage(data_at + 100);
-    let report = place.check(DataChecked::All);
+    let data_at = number(&fixture.records()[1], "data_at");
+    fixture.damage(data_at + 100);
+    let report = fixture.check(DataChecked::All);
     let finding = only(&report);
     assert_eq!((finding.structure, finding.severity), (Structure::Record, Severity::Note));
     assert!(finding.what.contains("torn"), "{finding:#?}");
@@ -382,17 +396,17 @@ fn a_torn_last_write_is_a_note() {
 }
 
 #[test]
-fn a_mark_that_knows_of_more_than_the_log_holds_tells_of_the_loss() {
-    let mut place = Place::new();
-    let process = place.process();
-    place.write(&process, 0, BLOCK, 1);
-    place.write(&process, BLOCK, BLOCK, 2);
+fn a_mark_above_the_end_of_the_log_reveals_a_loss() {
+    let mut fixture = Fixture::new();
+    let process = fixture.process();
+    fixture.write(&process, 0, BLOCK, 1);
+    fixture.write(&process, BLOCK, BLOCK, 2);
     process.cache.flush().expect("flushed");
     drop(process);
-    let at = number(&place.records()[1], "at");
-    place.damage(at + 17);
-    place.damage(at + PAGE + 17);
-    let report = place.check(DataChecked::None);
+    let at = number(&fixture.records()[1], "at");
+    fixture.damage(at + 17);
+    fixture.damage(at + PAGE + 17);
+    let report = fixture.check(DataChecked::None);
     assert_eq!(report.exit_code, 2);
     assert!(
         report
@@ -404,17 +418,17 @@ fn a_mark_that_knows_of_more_than_the_log_holds_tells_of_the_loss() {
 
 #[test]
 fn a_segment_without_owner_is_reported_missing_in_its_chain() {
-    let place = used();
-    let segments = place.dump(What::Segments, &Filter::default());
+    let fixture = used();
+    let segments = fixture.dump(What::Segments, &Filter::default());
     let log = segments.iter().find(|item| has_log(item) && number(item, "ordinal") == 1).expect("a log");
     let row = number(log, "segment") as u32;
-    let image = place.image();
+    let image = fixture.image();
     let block = cbd_format::Superblock::decode(&image).expect("a superblock");
     let (_, layout) = *block.verify(image.len() as u64).expect("valid");
     for at in Layout::slots::<cbd_format::SegmentEntry>(layout.segment_table, layout.segment_count, row) {
-        place.damage(at + 20);
+        fixture.damage(at + 20);
     }
-    let report = place.check(DataChecked::None);
+    let report = fixture.check(DataChecked::None);
     assert_eq!(of(&report, Structure::SegmentEntry).len(), 1);
     assert_eq!(of(&report, Structure::Chain).len(), 1);
     assert_eq!(report.exit_code, 2);
@@ -422,17 +436,17 @@ fn a_segment_without_owner_is_reported_missing_in_its_chain() {
 
 #[test]
 fn a_state_segment_without_owner_makes_the_cache_unopenable() {
-    let place = used();
-    let segments = place.dump(What::Segments, &Filter::default());
+    let fixture = used();
+    let segments = fixture.dump(What::Segments, &Filter::default());
     let state = segments.iter().find(|item| text(item, "use") == "state").expect("a state");
     let row = number(state, "segment") as u32;
-    let image = place.image();
+    let image = fixture.image();
     let block = cbd_format::Superblock::decode(&image).expect("a superblock");
     let (_, layout) = *block.verify(image.len() as u64).expect("valid");
     for at in Layout::slots::<cbd_format::SegmentEntry>(layout.segment_table, layout.segment_count, row) {
-        place.damage(at + 20);
+        fixture.damage(at + 20);
     }
-    let report = place.check(DataChecked::None);
+    let report = fixture.check(DataChecked::None);
     assert_eq!(report.exit_code, 3);
     assert!(report.backends[0].error.is_some());
     assert_eq!(of(&report, Structure::Cache).len(), 1);
@@ -440,9 +454,9 @@ fn a_state_segment_without_owner_makes_the_cache_unopenable() {
 
 #[test]
 fn the_json_of_a_report_matches_its_fields() {
-    let place = used();
-    place.damage(60);
-    let report = place.check(DataChecked::None);
+    let fixture = used();
+    fixture.damage(60);
+    let report = fixture.check(DataChecked::None);
     let json = serde_json::to_value(&report).expect("JSON");
     assert_eq!(json["outcome"], "corrected");
     assert_eq!(json["exit_code"], 1);
