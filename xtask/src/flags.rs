@@ -1,6 +1,6 @@
-//! The options of tasks, and the reasons for which a task can fail to begin.
+//! The options of tasks.
 
-use crate::{fsstress, fsx};
+use crate::{fsstress, fsx, problem::Problem};
 
 /// The steps of `test`, in the order in which they run.
 pub const STEPS: [&str; 12] = [
@@ -17,17 +17,6 @@ pub const STEPS: [&str; 12] = [
     "demo",
     "vm",
 ];
-
-/// The reason for which a task did not complete.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Problem {
-    /// The arguments were wrong: exit code 2.
-    Usage(String),
-    /// Something that the task needs is missing or failed: exit code 1.
-    Failed(String),
-    /// A command of the task failed and has printed the reason: its exit code.
-    Code(u8),
-}
 
 /// Options of `test` and `nightly`.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@
 
 mod chain;
 
-use crate::flags::Problem;
+use crate::problem::Problem;
 use crate::shell;
 use crate::workspace::{self, cargo_with_lock};
 use chain::{Chain, Graph};

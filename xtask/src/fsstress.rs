@@ -8,7 +8,8 @@
 //! Invariants: the same seed gives each thread the same operations, and a difference is reported with the seed and the last
 //! operations.
 
-use crate::fsx::{Random, change_allocation};
+use crate::fsx::change_allocation;
+use crate::random::Random;
 use rustix::fs::FallocateFlags;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File, OpenOptions};

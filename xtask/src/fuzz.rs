@@ -9,7 +9,7 @@
 //!
 //! Elsewhere: the targets (`cbd-fuzz`).
 
-use crate::flags::Problem;
+use crate::problem::Problem;
 use crate::workspace::{self, cargo, cargo_with_lock};
 use crate::{packages, shell};
 use std::fs;

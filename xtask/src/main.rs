@@ -8,25 +8,19 @@
 
 mod ahead;
 mod demo;
-mod fio;
 mod flags;
 mod freestanding;
 mod fsstress;
 mod fsx;
 mod fuzz;
-mod install;
-mod leftovers;
 mod mutants;
-mod packages;
-mod processes;
-mod report;
-mod shell;
 mod tasks;
 mod test;
 mod tidy;
-mod vm;
-mod workspace;
 
+use cbd_guest as vm;
+// The modules name these as their own.
+use cbd_harness::{install, leftovers, packages, problem, processes, random, report, shell, workspace};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
@@ -98,19 +92,19 @@ fn main() -> ExitCode {
             print!("{USAGE}");
             Ok(true)
         }
-        other => Err(flags::Problem::Usage(format!("there is no task '{other}'"))),
+        other => Err(problem::Problem::Usage(format!("there is no task '{other}'"))),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(flags::Problem::Usage(text)) => {
+        Err(problem::Problem::Usage(text)) => {
             eprintln!("xtask: {text}\n\n{USAGE}");
             ExitCode::from(2)
         }
-        Err(flags::Problem::Failed(text)) => {
+        Err(problem::Problem::Failed(text)) => {
             eprintln!("xtask: {text}");
             ExitCode::FAILURE
         }
-        Err(flags::Problem::Code(code)) => ExitCode::from(code),
+        Err(problem::Problem::Code(code)) => ExitCode::from(code),
     }
 }

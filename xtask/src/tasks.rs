@@ -1,6 +1,7 @@
 //! The short tasks: benchmarks, crash states, models, man pages, the file exerciser.
 
-use crate::flags::{self, Problem};
+use crate::flags;
+use crate::problem::Problem;
 use crate::workspace::{self, cargo};
 use crate::{fsstress, fsx};
 use std::process::Command;

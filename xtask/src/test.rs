@@ -4,8 +4,9 @@
 //! listed and fail the task, unless the caller chose to leave them out.
 
 use crate::ahead::Ahead;
-use crate::flags::{Problem, TestFlags};
+use crate::flags::TestFlags;
 use crate::leftovers::Scratch;
+use crate::problem::Problem;
 use crate::report::{Count, Report, TestFailures};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo, cargo_with_lock};
@@ -196,7 +197,7 @@ fn list_left_out(flags: &TestFlags) {
         println!("    {file}");
     }
     if flags.no_system {
-        println!("    xtask/src/vm/jobs (the step vm)");
+        println!("    guest/src/jobs (the step vm)");
         println!("    fuzz (the step fuzz)");
     }
 }

@@ -17,7 +17,7 @@ mod rewrite;
 mod suite;
 mod written;
 
-use crate::flags::Problem;
+use crate::problem::Problem;
 use crate::workspace;
 use catalog::{Catalog, Mutant};
 use killers::{Killer, Killers};

@@ -15,11 +15,12 @@ pub const LAYER: Rule =
 const TESTKIT: &str = "cbd-testkit";
 
 /// Crates that are not delivered to users.
-const PROOFS: [&str; 5] = ["cbd-sim", "cbd-models", "cbd-bench", "cbd-fuzz", "xtask"];
+const PROOFS: [&str; 7] =
+    ["cbd-sim", "cbd-models", "cbd-bench", "cbd-fuzz", "cbd-harness", "cbd-guest", "xtask"];
 
 /// The crates from the lowest layer to the highest. A crate depends only on crates of lower layers, tests
 /// included.
-const LAYERS: [&[&str]; 12] = [
+const LAYERS: [&[&str]; 13] = [
     // System calls.
     &["cbd-sys"],
     // Basic types, and parts of the system.
@@ -37,7 +38,8 @@ const LAYERS: [&[&str]; 12] = [
     &["cbd-demo", "libcbd", "cbd-models"],
     &["cbdctrl"],
     // Tools.
-    &["cbd-bench", "cbd-freestanding", "cbd-fuzz"],
+    &["cbd-bench", "cbd-freestanding", "cbd-fuzz", "cbd-harness"],
+    &["cbd-guest"],
     &["xtask"],
 ];
 

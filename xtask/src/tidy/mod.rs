@@ -16,7 +16,7 @@ mod modules;
 pub mod tree;
 mod words;
 
-use crate::flags::Problem;
+use crate::problem::Problem;
 pub use code::is_for_tests;
 use exceptions::Exceptions;
 use serde_json::{Value, json};

@@ -13,7 +13,7 @@ mod scratch;
 mod survivors;
 mod trials;
 
-use crate::flags::Problem;
+use crate::problem::Problem;
 use crate::workspace;
 use reach::Reach;
 use scratch::{CRATES, Mutant, Scratch};

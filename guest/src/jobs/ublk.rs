@@ -3,7 +3,7 @@
 
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran};
-use crate::vm::plan::{Disk, GIB, MIB, Plan};
+use crate::plan::{Disk, GIB, MIB, Plan};
 use std::time::Duration;
 
 /// A region on persistent memory, and a daemon that serves it; `begin` starts another daemon after it has

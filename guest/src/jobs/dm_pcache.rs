@@ -8,10 +8,10 @@
 use super::cuts::MAPPABLE;
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran, between, seeded};
+use crate::guest::{Outcome, cbdctrl};
+use crate::plan::{Disk, MIB, Plan, SharedFile};
+use crate::programs;
 use crate::shell::Stream;
-use crate::vm::guest::{Outcome, cbdctrl};
-use crate::vm::plan::{Disk, MIB, Plan, SharedFile};
-use crate::vm::programs;
 use std::fs::File;
 use std::io::Read;
 use std::ops::ControlFlow;

@@ -7,7 +7,7 @@
 
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran};
-use crate::vm::plan::{Disk, GIB, MIB, Plan};
+use crate::plan::{Disk, GIB, MIB, Plan};
 
 /// A region on persistent memory, a daemon, and what the jobs share. Sizes and offsets of volumes are in sectors.
 const BEGIN: &str = "

@@ -16,9 +16,9 @@ pub use memory::shipped;
 
 use super::guest::{Ended, Host, Outcome};
 use super::plan::Plan;
-use crate::flags::Problem;
-use crate::fsx::Random;
 use crate::leftovers::Scratch;
+use crate::problem::Problem;
+use crate::random::Random;
 use crate::report::Count;
 use crate::shell::Stream;
 use std::ops::ControlFlow;

@@ -3,8 +3,8 @@
 use super::cuts::DEVDAX;
 use super::{Ended, Given, Host, LIMIT, Ran};
 use crate::packages;
-use crate::vm::plan::{Disk, GIB, MIB, Plan, SharedFile, Shipped};
-use crate::vm::programs;
+use crate::plan::{Disk, GIB, MIB, Plan, SharedFile, Shipped};
+use crate::programs;
 
 /// Starts a daemon with its state in `$state`, and waits until it answers.
 pub const DAEMON: &str = "

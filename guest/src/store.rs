@@ -8,7 +8,7 @@
 //! QEMU comes with all libraries that it needs, down to the C library, and its own loader starts it: it is
 //! the same on every machine, whatever is installed there.
 
-use crate::flags::Problem;
+use crate::problem::Problem;
 use crate::shell;
 use crate::workspace;
 use std::fs;

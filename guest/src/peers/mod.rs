@@ -15,8 +15,8 @@ mod stacks;
 use super::guest::{Ended, Host};
 use super::jobs::{Ran, shipped};
 use super::plan::{MIB, Mode, Plan, Shipped};
-use crate::flags::Problem;
 use crate::leftovers::Scratch;
+use crate::problem::Problem;
 use crate::shell;
 use crate::workspace::{self, cargo};
 use crate::{install, packages};
@@ -228,12 +228,9 @@ fn report(figures: &Value) -> Result<(), Problem> {
     let file = scratch.path().join("peers.json");
     fs::write(&file, figures.to_string())
         .map_err(|error| failed(format!("cannot write {}: {error}", file.display())))?;
-    let file = file.to_string_lossy().into_owned();
-    if crate::tasks::bench(&["--report".to_owned(), "--from".to_owned(), file])? {
-        Ok(())
-    } else {
-        Err(failed("the report was not written".to_owned()))
-    }
+    let mut bench = workspace::cargo(["xtask", "bench", "--report", "--from"]);
+    let end = shell::run(bench.arg(&file), BUILD_LIMIT, |_, line| println!("{line}"));
+    if end.is_success() { Ok(()) } else { Err(failed(format!("the report was not written: {end}"))) }
 }
 
 #[cfg(test)]

@@ -263,7 +263,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::plan::{MIB, SharedFile};
+    use crate::plan::{MIB, SharedFile};
 
     fn line(plan: &Plan, kvm: bool) -> String {
         let words = arguments(plan, &Paths::new(Path::new("/tmp/a,b")), Path::new("/k"), kvm);

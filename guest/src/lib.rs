@@ -7,6 +7,8 @@
 //! Elsewhere: what runs in it. A power cut loses the guest's kernel and its page cache. An emulated processor
 //! has no cache that could lose stores: `cargo xtask sim` covers that.
 
+#![forbid(unsafe_code)]
+
 mod built;
 mod guest;
 mod image;
@@ -20,9 +22,11 @@ mod store;
 
 pub use jobs::{CUTS, test};
 
-use crate::flags::Problem;
+// The modules name these as their own.
+use cbd_harness::{install, leftovers, packages, problem, processes, random, report, shell, workspace};
+
 use crate::leftovers::Scratch;
-use crate::processes;
+use crate::problem::Problem;
 use crate::shell::Stream;
 use guest::{Ended, Host, Outcome};
 use plan::Plan;

@@ -1,7 +1,7 @@
 //! Tests that the harness works as specified, and that its kernel has what other tests need.
 
 use super::{Ended, Given, Host, LIMIT, Ran};
-use crate::vm::plan::{MIB, Mode, Plan, SharedFile, Shipped};
+use crate::plan::{MIB, Mode, Plan, SharedFile, Shipped};
 use std::fs;
 use std::time::Duration;
 

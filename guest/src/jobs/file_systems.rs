@@ -9,9 +9,9 @@
 use super::cuts::MAPPABLE;
 use super::memory::{DAEMON, shipped};
 use super::{Ended, Given, Host, LIMIT, Ran, between, seeded};
-use crate::vm::guest::small;
-use crate::vm::plan::{Disk, MIB, Plan, SharedFile, Shipped};
-use crate::vm::programs;
+use crate::guest::small;
+use crate::plan::{Disk, MIB, Plan, SharedFile, Shipped};
+use crate::programs;
 use std::time::Duration;
 
 /// A kind of file system, and the programs that create and check it.

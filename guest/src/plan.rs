@@ -1,6 +1,6 @@
 //! The options of a guest, and how they are written.
 
-use crate::flags::Problem;
+use crate::problem::Problem;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

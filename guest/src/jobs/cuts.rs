@@ -6,7 +6,7 @@
 
 use super::memory::{DAEMON, shipped};
 use super::{Ended, Given, Host, LIMIT, Ran};
-use crate::vm::plan::{Disk, MIB, Plan, SharedFile};
+use crate::plan::{Disk, MIB, Plan, SharedFile};
 use std::path::Path;
 
 /// Converts the guest's NVDIMM to a form that can be mapped, as `ndctl create-namespace --mode fsdax` does;

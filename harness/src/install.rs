@@ -4,7 +4,7 @@
 //! changes before everything that was requested is built.
 
 use crate::fio;
-use crate::flags::Problem;
+use crate::problem::Problem;
 use crate::workspace::{self, cargo};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,9 +5,9 @@
 
 use super::memory::shipped;
 use super::{Ended, Given, Host, LIMIT, Ran};
+use crate::guest::cbdctrl;
+use crate::plan::{MIB, Plan};
 use crate::shell;
-use crate::vm::guest::cbdctrl;
-use crate::vm::plan::{MIB, Plan};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
