@@ -2,6 +2,7 @@
 
 extern crate std;
 
+mod log;
 mod losses;
 mod model;
 pub(crate) mod rig;
