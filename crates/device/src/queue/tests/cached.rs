@@ -413,7 +413,7 @@ fn what_the_disk_does_not_have_is_given_up_when_the_client_is_gone() {
     rig.queue.give_up(&mut rig.done);
     assert_eq!(rig.completed(), [78, id].map(|id| (id, Some(ErrorKind::Stopped))));
     assert_eq!(rig.queue.parked(), 0);
-    assert!(!rig.cache.status().writers_waiting, "nobody waits for space any more");
+    assert!(!rig.cache.status().writers_waiting, "no request waits for space any more");
 }
 
 #[test]
