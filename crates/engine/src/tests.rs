@@ -3,6 +3,7 @@
 extern crate std;
 
 mod damaged;
+mod log;
 mod losses;
 mod model;
 mod requests;

@@ -94,3 +94,6 @@ impl<E: Environment> Gate<E> {
 fn was_stopped() -> Error {
     Error::new(ErrorKind::Stopped, "the cache was stopped")
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,3 +52,6 @@ impl<E: Environment> Wakeups<E> {
         self.is_asleep.load(Ordering::SeqCst)
     }
 }
+
+#[cfg(test)]
+mod tests;
