@@ -107,6 +107,11 @@ fn a_shallow_queue_has_one_request_at_a_time() {
     rig.environment.set_monotonic(1000);
     rig.run();
     assert_eq!((rig.cache.dirty_bytes(), rig.disk.with(|state| state.deepest)), (0, 1));
+    assert_eq!(changes(&rig).len(), 5);
+    // The next batch waits for a second after the end of this one.
+    rig.environment.set_monotonic(1500);
+    assert!(rig.write(block(0), 2));
+    assert_eq!((rig.run(), changes(&rig)), (Some(2000), vec![]));
 }
 
 #[test]
@@ -120,6 +125,11 @@ fn when_as_many_requests_fail_as_the_queue_is_deep_no_more_are_tried() {
     rig.environment.set_monotonic(250);
     rig.run();
     assert_eq!((changes(&rig).len(), rig.disk.with(|state| state.deepest)), (8, 8));
+    let status = rig.cache.status();
+    assert_eq!(
+        (status.backing_failures, status.backing_trouble.map(|trouble| trouble.attempts)),
+        (16, Some(16))
+    );
 }
 
 #[test]
