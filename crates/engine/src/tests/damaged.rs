@@ -14,6 +14,7 @@ fn blocks(first: u64, count: u64) -> ByteRange {
 fn read(rig: &Rig, range: ByteRange) -> Result<Vec<ByteRange>, Error> {
     let (mut bytes, mut misses) = (vec![0; range.len() as usize], Vec::new());
     let result = rig.cache.read(range, &mut bytes, &mut misses);
+    assert!(result.is_ok() || misses.is_empty(), "what fails leaves nothing to be read");
     let missed = misses.iter().map(|miss| miss.range).collect();
     misses.into_iter().for_each(|miss| rig.cache.cancel_fill(miss));
     result.map(|()| missed)
