@@ -14,6 +14,7 @@ fn blocks(first: u64, count: u64) -> ByteRange {
 fn read(rig: &Rig, range: ByteRange) -> Result<Vec<ByteRange>, Error> {
     let (mut bytes, mut misses) = (vec![0; range.len() as usize], Vec::new());
     let result = rig.cache.read(range, &mut bytes, &mut misses);
+    assert!(result.is_ok() || misses.is_empty(), "what fails leaves nothing to be read");
     let missed = misses.iter().map(|miss| miss.range).collect();
     misses.into_iter().for_each(|miss| rig.cache.cancel_fill(miss));
     result.map(|()| missed)
@@ -199,6 +200,9 @@ fn a_tool_finds_a_record_in_any_slot_of_a_segment_and_in_no_other() {
             "slot {slot}"
         );
     }
+    // Behind the last slot is no record, whatever stands there.
+    let line = record.encode(&log.place(&segment, slots));
+    let _ = rig.transport.region().store(segment.base + log.shape().slot(slots)[0], &line);
     assert!(log.record(&segment, slots).is_none());
     let mut beyond = record;
     beyond.offset = rig.options.device.into();
@@ -213,10 +217,13 @@ fn a_tool_is_told_which_blocks_are_damaged_which_are_newest_and_which_the_disk_h
     let mut rig = Rig::new(options);
     assert!(rig.write(blocks(0, 3), 1) && rig.zero(blocks(8, 1), false));
     let (segment, slot, record) = rig.newest(0);
-    rig.damage(BLOCK);
-    let damaged = rig.cache.log().damaged_blocks(&segment, slot, &record);
-    let damaged: Vec<_> = damaged.iter().map(|(range, error)| (*range, error.kind())).collect();
-    assert_eq!(damaged, [(blocks(1, 1), ErrorKind::Media)]);
+    for block in 0..2 {
+        rig.damage(block * BLOCK);
+        let damaged = rig.cache.log().damaged_blocks(&segment, slot, &record);
+        let damaged: Vec<_> = damaged.iter().map(|(range, error)| (*range, error.kind())).collect();
+        let expected: Vec<_> = (0..=block).map(|block| (blocks(block, 1), ErrorKind::Media)).collect();
+        assert_eq!(damaged, expected);
+    }
     let (_, zeroes, record_of_zeroes) = rig.records_of(segment.lane)[1];
     assert!(rig.cache.log().damaged_blocks(&segment, zeroes, &record_of_zeroes).is_empty());
     assert!(rig.write(ByteRange::at(BLOCK, SECTOR), 2));
@@ -233,10 +240,10 @@ fn a_tool_is_told_which_blocks_are_damaged_which_are_newest_and_which_the_disk_h
         let (segment, slot, record) = rig.newest(at);
         rig.cache.log().is_on_backing(&segment, slot, &record)
     };
-    assert!(!is_on_backing(&rig, 0) && !is_on_backing(&rig, CHUNK));
+    assert!(!is_on_backing(&rig, 2 * BLOCK) && !is_on_backing(&rig, CHUNK));
     rig.disk.with(|state| state.unwritable = vec![ByteRange::at(CHUNK, SECTOR)]);
     rig.drain_without_clock();
-    assert!(is_on_backing(&rig, 0) && !is_on_backing(&rig, CHUNK), "that is parked");
+    assert!(is_on_backing(&rig, 2 * BLOCK) && !is_on_backing(&rig, CHUNK), "that is parked");
 }
 
 #[test]
@@ -287,5 +294,20 @@ fn a_lane_parks_as_many_zeroes_as_a_quarter_of_a_segment_has_records_for() {
         (0..count).for_each(|number| assert!(rig.zero(ByteRange::at(2 * number * SECTOR, SECTOR), false)));
         rig.drain_without_clock();
         assert_eq!(rig.cache.status().parked_total, parked);
+    }
+}
+
+#[test]
+fn damaged_data_that_is_parked_is_not_read_from_the_disk() {
+    let settings =
+        Settings { on_write_error: OnWriteError::Park, write_error_after_s: 0, ..Settings::default() };
+    let mut rig = Rig::new(Options { settings, ..Options::default() });
+    rig.disk.with(|state| state.unwritable = vec![blocks(0, 1)]);
+    assert!(rig.write(blocks(0, 1), 1));
+    rig.drain_without_clock();
+    assert_eq!((rig.cache.parked_bytes(), rig.cache.status().dirty_records), (BLOCK, 0));
+    rig.damage(0);
+    for range in [blocks(0, 2), blocks(0, 1)] {
+        assert_eq!(read(&rig, range).expect_err("the disk has it not").kind(), ErrorKind::Media);
     }
 }

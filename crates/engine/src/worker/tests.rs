@@ -254,3 +254,36 @@ fn a_segment_whose_damage_finds_no_room_keeps_it() {
     assert_eq!((rig.cache.quarantined_bytes(), rig.recovered().quarantined_bytes()), (BLOCK, BLOCK));
     assert_eq!(taken.len(), 1);
 }
+
+#[test]
+fn each_block_of_a_long_read_gets_a_second_chance() {
+    let mut rig = Rig::new(half_full(OnWriteError::Stop));
+    write_segments(&rig, 9);
+    rig.read(ByteRange::at(BLOCK, 2 * BLOCK));
+    rig.cache.request_drain();
+    reclaim(&mut rig, 1);
+    let cached = |number| rig.cache.extents(block(number))[0].cached;
+    assert_eq!([0, 1, 2, 3].map(cached), [false, true, true, false]);
+}
+
+#[test]
+fn parked_data_that_is_found_damaged_when_it_moves_is_quarantined() {
+    let mut rig = Rig::new(half_full(OnWriteError::Park));
+    rig.disk.with(|state| state.unwritable = vec![ByteRange::at(0, SECTOR)]);
+    assert!(rig.write(ByteRange::at(0, SECTOR), 1));
+    rig.drain_without_clock();
+    assert_eq!(rig.cache.parked_bytes(), SECTOR);
+    rig.damage(0);
+    let mut number = 1;
+    while rig.cache.status().used_segments() < 10 {
+        assert!(rig.write(block(number), 2));
+        number += 1;
+    }
+    rig.cache.request_drain();
+    rig.environment.set_monotonic(250);
+    rig.run();
+    let status = rig.cache.status();
+    assert!(status.rare.segments_reclaimed > 0 && status.parked_attempts < 2, "before it is tried again");
+    assert_eq!((status.parked_bytes, status.quarantined_bytes, status.dirty_bytes), (0, SECTOR, 0));
+    assert_eq!(rig.recovered().quarantined_bytes(), SECTOR);
+}

@@ -215,6 +215,7 @@ mod tests {
         assert_eq!(joined(&[(1, 2, data(1)), (2, 3, data(2))]), [(1, 2), (2, 3)], "other records");
         assert_eq!(joined(&[(1, 2, data(1)), (3, 4, data(1))]), [(1, 2), (3, 4)], "not adjacent");
         assert_eq!(joined(&[(1, 2, zeroes), (3, 4, zeroes)]), [(1, 2), (3, 4)], "not adjacent");
+        assert_eq!(joined(&[(7, 8, zeroes), (8, 9, zeroes)]), [(7, 9)], "zeroes of two blocks");
         assert_eq!(joined(&[(1, 2, zeroes), (2, 3, Content::Discard)]), [(1, 2), (2, 3)]);
         // Data of one checksum block, zeroes of one chunk, near the begin of the device and far from it.
         let chunk = CHUNK / SECTOR;

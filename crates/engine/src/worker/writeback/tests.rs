@@ -101,12 +101,24 @@ fn a_batch_that_becomes_urgent_uses_the_whole_depth_from_the_next_millisecond_on
 }
 
 #[test]
-fn a_shallow_queue_has_one_request_at_a_time() {
+fn a_batch_that_is_not_urgent_uses_a_quarter_of_the_depth_or_one_request_at_a_time() {
+    for (depth, quarter) in [(2, 1), (4, 1), (15, 3), (16, 4)] {
+        let mut rig = Rig::new(Options { depth, ..large() });
+        (0..20).for_each(|number| assert!(rig.write(block(2 * number), 1)));
+        rig.environment.set_monotonic(1000);
+        rig.run();
+        assert_eq!(rig.disk.with(|state| state.deepest), quarter);
+    }
     let mut rig = Rig::new(Options { depth: 2, ..large() });
     (0..5).for_each(|number| assert!(rig.write(block(2 * number), 1)));
     rig.environment.set_monotonic(1000);
     rig.run();
     assert_eq!((rig.cache.dirty_bytes(), rig.disk.with(|state| state.deepest)), (0, 1));
+    assert_eq!(changes(&rig).len(), 5);
+    // The next batch waits for a second after the end of this one.
+    rig.environment.set_monotonic(1500);
+    assert!(rig.write(block(0), 2));
+    assert_eq!((rig.run(), changes(&rig)), (Some(2000), vec![]));
 }
 
 #[test]
@@ -120,13 +132,22 @@ fn when_as_many_requests_fail_as_the_queue_is_deep_no_more_are_tried() {
     rig.environment.set_monotonic(250);
     rig.run();
     assert_eq!((changes(&rig).len(), rig.disk.with(|state| state.deepest)), (8, 8));
+    let status = rig.cache.status();
+    assert_eq!(
+        (status.backing_failures, status.backing_trouble.map(|trouble| trouble.attempts)),
+        (16, Some(16))
+    );
 }
 
 #[test]
 fn zeroes_go_in_requests_of_at_most_64_mebibytes() {
     let (device, limit) = (17 * CHUNK, 64 * MIB);
     let mut rig = Rig::new(Options { device, volatile_cache: false, ..Options::default() });
+    // One record of all, then one of each half of the limit, which are joined again.
     assert!(rig.zero(ByteRange { start: 0, end: device }, false));
+    for half in [0, limit / 2] {
+        assert!(rig.zero(ByteRange::at(half, limit / 2), false));
+    }
     rig.drain();
     let expected = [ByteRange { start: 0, end: limit }, ByteRange { start: limit, end: device }];
     assert_eq!(changes(&rig), expected.map(Asked::Zeroes));
@@ -396,7 +417,7 @@ fn each_parked_range_is_tried_in_a_request_of_its_own_by_address() {
 
 #[test]
 fn a_retry_ends_after_eight_refusals_unless_the_disk_took_something() {
-    let mut rig = Rig::new(Options { settings: parks(0), ..large() });
+    let mut rig = Rig::new(Options { settings: parks(0), depth: 4, ..large() });
     let bad: Vec<ByteRange> = (0..20).map(|number| sector(number * 8)).collect();
     refuse(&rig, &bad);
     (0..20).for_each(|number| assert!(rig.write(block(number), 1)));

@@ -93,6 +93,7 @@ fn more_than_can_be_parked_is_put_together_again_into_few_requests() {
     let asked = changes(&rig);
     assert!(!asked.is_empty() && asked.iter().all(|asked| *asked == whole), "{asked:?}");
     assert_eq!(rig.cache.status().parked_total, 0);
+    assert_eq!(rig.disk.with(|state| state.deepest), 8, "never deeper than the queue");
 }
 
 #[test]
