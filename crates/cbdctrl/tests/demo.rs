@@ -1,6 +1,6 @@
 //! The demonstration: both ways to the device, and that nothing of it is left, however it ends.
 //!
-//! They run where `CBD_SYSTEM_TESTS=1` says so, one after the other: what one leaves would be another's, and all measure.
+//! They run where `CBD_SYSTEM_TESTS=1` says so, one after the other: what one leaves would be another's.
 
 mod support;
 
@@ -22,13 +22,20 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 struct Stage {
     folder: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
+    _alone: Option<File>,
 }
 
 impl Stage {
+    /// For a demonstration without loop devices.
     fn new() -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::Builder::new().prefix("cbd-").tempdir().expect("a folder");
-        Self { folder, _turn: turn }
+        Self { folder, _turn: turn, _alone: None }
+    }
+
+    /// For one with loop devices.
+    fn with_loop_devices() -> Self {
+        Self { _alone: Some(cbd_testkit::loop_devices::alone()), ..Self::new() }
     }
 
     fn start(&self, arguments: &[&str]) -> (Child, File) {
@@ -179,7 +186,7 @@ fn on_a_file_system_the_demonstration_succeeds_and_leaves_nothing() {
     if !system_tests("on_a_file_system_the_demonstration_succeeds_and_leaves_nothing") {
         return;
     }
-    let stage = Stage::new();
+    let stage = Stage::with_loop_devices();
     let report = stage.run(&["--quick", "--json", "--path", "fuse-loop"]);
     shows_what_it_promises(&report);
     assert_eq!(report["path"], "fuse-loop");
@@ -224,7 +231,7 @@ fn until_the_daemon_works(stage: &Stage) {
 
 #[track_caller]
 fn interrupted_in(way: &str, signal: i32) {
-    let stage = Stage::new();
+    let stage = if way == "nbd" { Stage::new() } else { Stage::with_loop_devices() };
     let (mut demo, mut said) = stage.start(&["--json", "--path", way]);
     until_the_daemon_works(&stage);
     support::child::signal(&demo.id().to_string(), signal);
@@ -257,7 +264,7 @@ fn a_panic_leaves_nothing_behind() {
     if !system_tests("a_panic_leaves_nothing_behind") {
         return;
     }
-    let stage = Stage::new();
+    let stage = Stage::with_loop_devices();
     for way in ["nbd", "fuse-loop"] {
         let (mut demo, _) = stage.start(&["--quick", "--json", "--panic", "--path", way]);
         let status = wait(&mut demo, TIMEOUT);
@@ -280,7 +287,7 @@ fn the_remains_of_a_killed_demonstration_are_removed_by_the_next() {
     if !system_tests("the_remains_of_a_killed_demonstration_are_removed_by_the_next") {
         return;
     }
-    let stage = Stage::new();
+    let stage = Stage::with_loop_devices();
     let (mut demo, _) = stage.start(&["--json", "--path", "fuse-loop"]);
     until_the_daemon_works(&stage);
     until("its loop devices", || !stage.loop_devices().is_empty());
