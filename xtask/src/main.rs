@@ -19,6 +19,7 @@ mod leftovers;
 mod mutants;
 mod packages;
 mod processes;
+mod programs;
 mod report;
 mod shell;
 mod tasks;
