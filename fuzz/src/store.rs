@@ -1,5 +1,6 @@
-//! The inputs in the tree.
+//! The inputs in the tree, and those that a fuzzer begins with.
 
+use crate::Target;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -23,4 +24,15 @@ pub fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>()?;
     files.sort();
     Ok(files)
+}
+
+/// Writes the initial inputs of `target` to `directory`.
+///
+/// # Errors
+/// The error of the system.
+pub fn plant(target: &Target, directory: &Path) -> io::Result<()> {
+    for (number, seed) in (target.seeds)().iter().enumerate() {
+        std::fs::write(directory.join(format!("seed-{number:03}")), seed)?;
+    }
+    Ok(())
 }

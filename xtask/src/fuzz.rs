@@ -10,7 +10,7 @@
 //! Elsewhere: the targets (`cbd-fuzz`).
 
 use crate::problem::Problem;
-use crate::workspace::{self, cargo, cargo_with_lock};
+use crate::workspace::{self, cargo_with_lock};
 use crate::{packages, shell};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -200,12 +200,12 @@ impl<'a> Fuzzer<'a> {
     }
 
     fn run(&self, seconds: u64, extends_corpus: bool) -> Result<bool, Problem> {
-        self.plant()?;
+        let longest = self.prepare()?;
         let before = self.broken_inputs();
         let mut command = self.command();
         command.args([&self.found, &self.corpus]).args([
             format!("-max_total_time={seconds}"),
-            format!("-max_len={}", self.longest()?),
+            format!("-max_len={longest}"),
             format!("-timeout={INPUT_LIMIT_S}"),
             format!("-artifact_prefix={}/", self.broken.display()),
             "-use_value_profile=1".to_owned(),
@@ -245,26 +245,18 @@ impl<'a> Fuzzer<'a> {
         Ok(false)
     }
 
-    /// Writes the initial inputs of the target.
-    fn plant(&self) -> Result<(), Problem> {
-        let mut command = replay();
-        command.args(["--seeds", self.target]).arg(&self.found);
-        let end = shell::run(&mut command, BUILD_LIMIT, |_, line| println!("    {line}"));
-        if end.is_success() {
-            Ok(())
-        } else {
-            Err(Problem::Failed(format!("no inputs to begin with: {end}")))
-        }
-    }
-
-    /// Maximum length of an input, as the target defines it.
-    fn longest(&self) -> Result<u64, Problem> {
-        let text = shell::output_of(replay().arg("--list"), BUILD_LIMIT)
-            .map_err(|end| Problem::Failed(format!("the targets cannot be listed: {end}")))?;
-        let of = |line: &str| line.strip_prefix(self.target)?.trim().parse().ok();
-        text.lines()
-            .find_map(of)
-            .ok_or_else(|| Problem::Failed(format!("there is no target {}", self.target)))
+    /// Writes the initial inputs of the target, and returns the maximum length of an input.
+    fn prepare(&self) -> Result<u64, Problem> {
+        let mut command = self.command();
+        command.env("CBD_FUZZ_PREPARE", &self.found);
+        let text = shell::output_of(&mut command, GRACE)
+            .map_err(|end| Problem::Failed(format!("{}: no inputs to begin with: {end}", self.target)))?;
+        text.trim().parse().map_err(|_| {
+            Problem::Failed(format!(
+                "{}: the fuzzer does not print the length of an input: {text}",
+                self.target
+            ))
+        })
     }
 
     /// Adds the inputs with coverage that the corpus in the tree lacks: as few and as small as possible.
@@ -283,11 +275,6 @@ impl<'a> Fuzzer<'a> {
     fn broken_inputs(&self) -> Vec<PathBuf> {
         files(&self.broken)
     }
-}
-
-/// The program that lists and replays the targets, as the tests build it.
-fn replay() -> Command {
-    cargo(["run", "--quiet", "--package", "cbd-fuzz", "--bin", "replay", "--"])
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {

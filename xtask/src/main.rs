@@ -14,6 +14,7 @@ mod fsstress;
 mod fsx;
 mod fuzz;
 mod mutants;
+mod programs;
 mod tasks;
 mod test;
 mod tidy;

@@ -10,7 +10,7 @@ use crate::problem::Problem;
 use crate::report::{Count, Report, TestFailures};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo, cargo_with_lock};
-use crate::{demo, freestanding, fuzz, mutants, packages, processes, tidy, vm};
+use crate::{demo, freestanding, fuzz, mutants, packages, processes, programs, tidy, vm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -40,11 +40,9 @@ const FUZZ_SECONDS_SHORT: u64 = 10;
 /// Power cuts of a guest in a nightly run; twice as many would fill the disk of that test.
 const NIGHTLY_CUTS: usize = 30;
 
-/// The program as users build it.
-const RELEASE: [&str; 4] = ["build", "--release", "--package", "cbdctrl"];
-
-/// The simulator.
-const SIM: [&str; 4] = ["build", "--release", "--package", "cbd-sim"];
+/// Builds the program as users do, and the simulator. cargo unites the features that the packages of one command need of a crate:
+/// two commands would compile the engine twice. `cbdctrl` gets the features that it has alone, since `cbd-sim` needs fewer.
+const RELEASE: [&str; 6] = ["build", "--release", "--package", "cbdctrl", "--package", "cbd-sim"];
 
 /// Cargo's progress messages, which are left out of the log.
 const PROGRESS: [&str; 10] = [
@@ -172,11 +170,8 @@ fn check_source(flags: &TestFlags, report: &mut Report) {
 /// The builds of the steps that follow the tests.
 fn builds_ahead(flags: &TestFlags, length: Length, system: bool) -> Vec<Command> {
     let mut builds = Vec::new();
-    if flags.wants("release") || flags.wants("demo") {
+    if flags.wants("release") || flags.wants("demo") || flags.wants("sim") {
         builds.push(cargo_with_lock(RELEASE));
-    }
-    if flags.wants("sim") {
-        builds.push(cargo_with_lock(SIM));
     }
     if system && length == Length::Short && flags.wants("fuzz") && packages::install_compiler().is_ok() {
         builds.extend(fuzz::build_command());
@@ -217,40 +212,33 @@ fn tests(
             return Count::one(false);
         }
     };
-    let mut command = cargo_with_lock(["test", "--workspace", "--no-fail-fast"]);
-    command
-        .args(filter.map(|text| ["--", text]).into_iter().flatten())
-        .env_remove(SYSTEM_TESTS)
-        .env("TMPDIR", scratch.path())
-        .env("PATH", packages::search_path())
-        .env("RUST_BACKTRACE", "1");
-    if system {
-        command.env(SYSTEM_TESTS, "1");
-    }
-    let mut limit = Duration::from_secs(2400);
+    let mut jobs = match programs::build(BUILD_LIMIT, print) {
+        Ok(programs) => programs::Jobs::new(&programs, filter.as_slice()),
+        Err(text) => {
+            println!("    {text}");
+            return Count::one(false);
+        }
+    };
+    let mut limit = BUILD_LIMIT;
+    let mut seed_of_night = None;
     if length == Length::Long {
         limit = Duration::from_secs(6 * 3600);
         let seed = seed();
         println!("    CBD_SEED={seed}");
-        command.env("CBD_SEED", seed.to_string());
-        for (name, value) in [
-            ("CBD_ROUNDS", "2000"),
-            ("CBD_SCHEDULES", "10000"),
-            ("CBD_KILLS", "500"),
-            ("PROPTEST_CASES", "5000"),
-        ] {
-            command.env(name, value);
-        }
+        seed_of_night = Some(seed);
+    }
+    for command in jobs.commands() {
+        set_variables(command, system, seed_of_night, &scratch);
     }
     let mut count = Count::default();
-    let end = shell::run(&mut command, limit, |_, line| {
+    let failed = jobs.run(limit, |line| {
         count.add_line(line);
         problems.add_line(line);
         print(line);
     });
-    if !end.is_success() {
-        println!("    {end}");
-        // A test program did not compile, or died before it printed how many of its tests failed.
+    if !failed.is_empty() {
+        println!("    these programs failed: {}", failed.join(", "));
+        // A program may die before it prints how many of its tests failed.
         count.failed = count.failed.max(1);
     }
     // The processes of these builds are not leftovers.
@@ -262,9 +250,34 @@ fn tests(
     count
 }
 
+/// Sets the environment of a test program; with a seed, that of a nightly run.
+fn set_variables(command: &mut Command, system: bool, seed: Option<u64>, scratch: &Scratch) {
+    let threads = programs::TESTS_AT_ONCE.max(std::thread::available_parallelism().map_or(1, usize::from));
+    command
+        .env_remove(SYSTEM_TESTS)
+        .env("RUST_TEST_THREADS", threads.to_string())
+        .env("TMPDIR", scratch.path())
+        .env("PATH", packages::search_path())
+        .env("RUST_BACKTRACE", "1");
+    if system {
+        command.env(SYSTEM_TESTS, "1");
+    }
+    if let Some(seed) = seed {
+        command.env("CBD_SEED", seed.to_string());
+        for (name, value) in [
+            ("CBD_ROUNDS", "2000"),
+            ("CBD_SCHEDULES", "10000"),
+            ("CBD_KILLS", "500"),
+            ("PROPTEST_CASES", "5000"),
+        ] {
+            command.env(name, value);
+        }
+    }
+}
+
 /// Explores crash states: a small number for a change; ten million crash states and a million flipped bits in a nightly run.
 fn explore(length: Length) -> Count {
-    let built = check(cargo_with_lock(SIM));
+    let built = check(cargo_with_lock(RELEASE));
     if built.failed > 0 {
         return built;
     }

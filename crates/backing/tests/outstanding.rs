@@ -34,7 +34,8 @@ fn an_operation_that_hangs_is_reported_with_its_age_while_others_complete_and_un
     other.wait(&mut done);
     let completed_beside_it = done.len();
     std::thread::sleep(Duration::from_millis(20));
-    let (oldest, at_most) = (outstanding.oldest(), begun.elapsed());
+    // An age is the difference of two times in whole milliseconds.
+    let (oldest, at_most) = (outstanding.oldest(), begun.elapsed() + Duration::from_millis(1));
     // Before anything can panic: dropping the queue waits for the write.
     handle.clear();
     hung.wait(&mut done);

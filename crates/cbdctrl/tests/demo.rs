@@ -1,7 +1,7 @@
 //! The demonstration, through both exports: it succeeds, and leaves nothing behind, however it ends.
 //!
-//! The tests run if `CBD_SYSTEM_TESTS=1` is set, one after the other, because a test would find the leftovers of
-//! another one, and because they measure.
+//! The tests run if `CBD_SYSTEM_TESTS=1` is set, one after the other, because a test would find the leftovers of another
+//! one.
 
 mod support;
 
@@ -23,13 +23,20 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 struct DemoRun {
     folder: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
+    _alone: Option<File>,
 }
 
 impl DemoRun {
+    /// For a demonstration without loop devices.
     fn new() -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::Builder::new().prefix("cbd-").tempdir().expect("a folder");
-        Self { folder, _turn: turn }
+        Self { folder, _turn: turn, _alone: None }
+    }
+
+    /// For one with loop devices.
+    fn with_loop_devices() -> Self {
+        Self { _alone: Some(cbd_testkit::loop_devices::alone()), ..Self::new() }
     }
 
     fn start(&self, arguments: &[&str]) -> (Child, File) {
@@ -180,7 +187,7 @@ fn the_demonstration_succeeds_on_a_file_system_and_leaves_nothing() {
     if !system_tests("the_demonstration_succeeds_on_a_file_system_and_leaves_nothing") {
         return;
     }
-    let demo_run = DemoRun::new();
+    let demo_run = DemoRun::with_loop_devices();
     let report = demo_run.run(&["--quick", "--json", "--path", "fuse-loop"]);
     check_report(&report);
     assert_eq!(report["path"], "fuse-loop");
@@ -225,7 +232,7 @@ fn until_the_daemon_works(demo_run: &DemoRun) {
 
 #[track_caller]
 fn interrupted_with(export: &str, signal: i32) {
-    let demo_run = DemoRun::new();
+    let demo_run = if export == "nbd" { DemoRun::new() } else { DemoRun::with_loop_devices() };
     let (mut demo, mut output) = demo_run.start(&["--json", "--path", export]);
     until_the_daemon_works(&demo_run);
     support::child::signal(&demo.id().to_string(), signal);
@@ -258,7 +265,7 @@ fn a_panic_leaves_nothing_behind() {
     if !system_tests("a_panic_leaves_nothing_behind") {
         return;
     }
-    let demo_run = DemoRun::new();
+    let demo_run = DemoRun::with_loop_devices();
     for export in ["nbd", "fuse-loop"] {
         let (mut demo, _) = demo_run.start(&["--quick", "--json", "--panic", "--path", export]);
         let status = wait(&mut demo, TIMEOUT);
@@ -282,7 +289,7 @@ fn the_leftovers_of_a_killed_demonstration_are_removed_by_the_next() {
     if !system_tests("the_leftovers_of_a_killed_demonstration_are_removed_by_the_next") {
         return;
     }
-    let demo_run = DemoRun::new();
+    let demo_run = DemoRun::with_loop_devices();
     let (mut demo, _) = demo_run.start(&["--json", "--path", "fuse-loop"]);
     until_the_daemon_works(&demo_run);
     until("its loop devices", || !demo_run.loop_devices().is_empty());

@@ -4,6 +4,8 @@
 mod fsstress;
 #[path = "../../../xtask/src/fsx.rs"]
 mod fsx;
+#[path = "../../../harness/src/random.rs"]
+mod random;
 mod support;
 
 use std::path::Path;

@@ -95,19 +95,23 @@ fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
 }
 
 /// A loop device over a file, detached when it is dropped.
-struct LoopDevice(String);
+struct LoopDevice {
+    path: String,
+    _lock: std::fs::File,
+}
 
 impl LoopDevice {
     fn over(file: &str) -> Self {
+        let _lock = cbd_testkit::loop_devices::with_others();
         let made = Command::new("losetup").args(["--find", "--show", file]).output().expect("losetup");
         assert!(made.status.success(), "{made:?}");
-        Self(String::from_utf8(made.stdout).expect("text").trim().to_owned())
+        Self { path: String::from_utf8(made.stdout).expect("text").trim().to_owned(), _lock }
     }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
     }
 }
 
@@ -119,7 +123,7 @@ fn a_region_beneath_a_loop_device_is_read_with_a_warning_and_not_changed() {
     let (fixture, _disk, _expected) = killed(20, true);
     let region = fixture.region();
     let device = LoopDevice::over(&region);
-    let name = device.0.clone();
+    let name = device.path.clone();
     let before = std::fs::read(&region).expect("the region");
     for arguments in [&["repair", &region, "--yes"][..], &["rescue", &region, "--yes"]] {
         let ran = offline(&fixture, arguments);

@@ -72,6 +72,8 @@ fn start_stuck(dir: &Path, store: &Arc<LocalStore>) -> (FuseLoop, Arc<TestDevice
     let exported = Arc::new(Exported(Arc::clone(&device)));
     let export = FuseLoop::start(exported, preserved_options(dir, store)).expect("a device");
     assert!(export.is_preserved(), "{:?}", export.not_preserved());
+    // The kernel reads a new block device; on a busy machine it takes a while.
+    until("the end of the first requests", || in_flight(&state_of(store)) == 0);
     device.stuck.store(true, Ordering::Relaxed);
     (export, device)
 }

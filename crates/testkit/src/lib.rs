@@ -4,12 +4,14 @@
 //!   product's [`Throttle`](cbd_backing::Throttle), from text.
 //! - [`Client`] is an NBD client, for any server. Its constants come from the protocol's specification, not from `cbd-nbd`, so
 //!   that a wrong constant of the server fails its tests.
+//! - [`loop_devices`] keeps tests that bind loop devices apart.
 //! - [`pcache::Sample`] writes images in the layout of dm-pcache, valid or not.
 //!
 //! Elsewhere: the simulated memory and disks of the engine's tests (`cbd-sim`).
 
 mod decorate;
 pub mod fault;
+pub mod loop_devices;
 pub mod nbd;
 mod ops;
 pub mod pcache;

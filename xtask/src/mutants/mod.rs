@@ -14,7 +14,7 @@ mod generated;
 mod killers;
 mod places;
 mod rewrite;
-mod suite;
+pub mod suite;
 mod written;
 
 use crate::problem::Problem;

@@ -163,6 +163,7 @@ pub struct LoopDevice {
     pub path: PathBuf,
     // Keeps the device attached.
     _descriptor: File,
+    _lock: File,
 }
 
 impl LoopDevice {
@@ -190,6 +191,7 @@ impl LoopDevice {
         let control =
             OpenOptions::new().read(true).write(true).open("/dev/loop-control").expect("loop devices");
         let backing = OpenOptions::new().read(true).write(!read_only).open(file).expect("the file");
+        let lock = cbd_testkit::loop_devices::with_others();
         // Another process may take the free number first.
         for _ in 0..100 {
             // SAFETY: the call takes no argument.
@@ -210,7 +212,7 @@ impl LoopDevice {
             let result =
                 unsafe { libc::ioctl(descriptor.as_raw_fd(), LOOP_CONFIGURE, &raw const configuration) };
             if result == 0 {
-                return Self { path, _descriptor: descriptor };
+                return Self { path, _descriptor: descriptor, _lock: lock };
             }
         }
         panic!("no loop device can be configured");

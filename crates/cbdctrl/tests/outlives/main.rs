@@ -80,30 +80,51 @@ fn same(one: &str, other: &str) -> bool {
     support::try_tool("cmp", &[one, other]).code == 0
 }
 
+/// Runs fio over all data of the device to its end, and ends and restarts the daemon meanwhile.
+fn fio_through_restarts(
+    fixture: &mut Fixture,
+    device: &str,
+    folder: &Path,
+    random: &mut Random,
+    rounds: &mut u64,
+) {
+    let mut fio = Command::new("fio");
+    fio.args(["--name=load", "--thread", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
+    fio.args(["--bsrange=4k-64k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1"]);
+    fio.args(["--verify_state_save=0", "--rate=6m", &format!("--size={}", 36 * MIB)]);
+    fio.arg(format!("--filename={device}")).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    fio.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
+    child::dies_with_the_test(&mut fio);
+    let mut fio = fio.spawn().expect("fio");
+    // A daemon that ends removes a device that no process has open.
+    let loop_device = std::fs::read_link(device).expect("a link");
+    let is_opened =
+        |file: std::fs::DirEntry| std::fs::read_link(file.path()).is_ok_and(|it| it == loop_device);
+    until("fio opens the device", || {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", fio.id()));
+        files.is_ok_and(|mut files| files.any(|file| file.is_ok_and(&is_opened)))
+    });
+    while fio.try_wait().expect("a child").is_none() {
+        std::thread::sleep(Duration::from_millis(200 + random.below(300)));
+        restart_daemon(fixture, random, *rounds);
+        *rounds += 1;
+        assert!(*rounds < 60, "fio does not end");
+    }
+    let status = wait(&mut fio, LIMIT).expect("fio ends");
+    assert!(status.success(), "fio saw an error: {status}\n{}", fixture.log());
+}
+
 #[test]
 fn fio_verifies_all_data_through_kills_and_stops_and_the_disk_finally_has_it() {
     let name = "fio_verifies_all_data_through_kills_and_stops_and_the_disk_finally_has_it";
     in_sandbox(name, Duration::from_secs(120), |folder| {
         let mut random = Random(seed());
         let (mut fixture, disk, device) = fixture_with_device(folder);
-        let mut fio = Command::new("fio");
-        fio.args(["--name=load", "--thread", "--ioengine=libaio", "--direct=1", "--rw=randwrite"]);
-        fio.args(["--bsrange=4k-64k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1"]);
-        fio.args(["--verify_state_save=0", "--rate=6m", &format!("--size={}", 36 * MIB)]);
-        fio.arg(format!("--filename={device}")).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        fio.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
-        child::dies_with_the_test(&mut fio);
-        let mut fio = fio.spawn().expect("fio");
         let mut rounds = 0;
-        while fio.try_wait().expect("it is ours").is_none() {
-            std::thread::sleep(Duration::from_millis(200 + random.below(300)));
-            restart_daemon(&mut fixture, &mut random, rounds);
-            rounds += 1;
-            assert!(rounds < 60, "fio does not end");
+        // On a busy machine a daemon starts slowly, and one load ends after a few rounds.
+        while rounds <= 5 {
+            fio_through_restarts(&mut fixture, &device, folder, &mut random, &mut rounds);
         }
-        let status = wait(&mut fio, LIMIT).expect("fio ends");
-        assert!(status.success(), "fio saw an error: {status}\n{}", fixture.log());
-        assert!(rounds > 5, "{rounds} rounds");
         println!("fio saw no error through {rounds} ends of the daemon");
         assert!(fixture.log().contains("its clients continue"));
         let seen = text_of(&fixture.path("seen"));

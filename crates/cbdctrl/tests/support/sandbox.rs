@@ -6,7 +6,6 @@
 use super::{child, system_tests, wait};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::Duration;
 
 const CHILD_VARIABLE: &str = "CBD_E2E_INSIDE";
@@ -32,8 +31,7 @@ pub fn in_sandbox(test: &str, timeout: Duration, body: impl FnOnce(&Path)) {
         return;
     }
     // One after the other: they share the loop devices and the processors.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = cbd_testkit::loop_devices::alone();
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD_VARIABLE, folder.path()).stdin(Stdio::null());

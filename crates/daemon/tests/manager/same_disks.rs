@@ -4,23 +4,28 @@ use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{RegisterTransport, StartBackend, StopBackend};
 use cbd_daemon::control::Control;
 use cbd_types::ErrorKind;
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
 /// A loop device that ends with its test.
-pub(crate) struct LoopDevice(pub(crate) String);
+pub(crate) struct LoopDevice {
+    pub(crate) path: String,
+    _lock: File,
+}
 
 impl LoopDevice {
     pub(crate) fn over(file: &str) -> Self {
+        let _lock = cbd_testkit::loop_devices::with_others();
         let output = Command::new("losetup").args(["--find", "--show", file]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        Self(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+        Self { path: String::from_utf8(output.stdout).unwrap().trim().to_owned(), _lock }
     }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
     }
 }
 
@@ -47,7 +52,7 @@ fn a_disk_that_is_served_is_not_cached_again_through_a_loop_device() {
     daemon.start_backend(0, &plain(&fixture, &disk)).unwrap();
     let device = LoopDevice::over(&disk);
     let free = daemon.transports().unwrap()[0].free_segments;
-    let error = refused(daemon.start_backend(0, &plain(&fixture, &device.0)), ErrorKind::Busy, &disk);
+    let error = refused(daemon.start_backend(0, &plain(&fixture, &device.path)), ErrorKind::Busy, &disk);
     assert!(error.line().contains(&format!("process {}", std::process::id())), "{error}");
     assert_eq!(daemon.transports().unwrap()[0].free_segments, free);
     drop(device);
@@ -63,12 +68,12 @@ fn a_disk_that_another_daemon_serves_is_not_cached_through_a_loop_device() {
     let disk = fixture.disk("disk", 8 * MIB);
     let device = LoopDevice::over(&disk);
     let (daemon, other) = (fixture.daemon_with_region(), beside.daemon_with_region());
-    daemon.start_backend(0, &plain(&fixture, &device.0)).unwrap();
+    daemon.start_backend(0, &plain(&fixture, &device.path)).unwrap();
     let second = LoopDevice::over(&disk);
-    refused(other.start_backend(0, &plain(&beside, &second.0)), ErrorKind::Busy, &disk);
+    refused(other.start_backend(0, &plain(&beside, &second.path)), ErrorKind::Busy, &disk);
     refused(other.start_backend(0, &plain(&beside, &disk)), ErrorKind::Busy, &disk);
     stop(&daemon, StopBackend::default()).unwrap();
-    other.start_backend(0, &plain(&beside, &second.0)).unwrap();
+    other.start_backend(0, &plain(&beside, &second.path)).unwrap();
 }
 
 #[test]
@@ -83,7 +88,7 @@ fn a_disk_that_is_not_up_gets_no_second_cache_through_a_loop_device() {
     let daemon = fixture.daemon();
     let device = LoopDevice::over(&fixture.text("moved"));
     let error = refused(
-        daemon.start_backend(0, &plain(&fixture, &device.0)),
+        daemon.start_backend(0, &plain(&fixture, &device.path)),
         ErrorKind::AlreadyExists,
         "which is backend 0 already",
     );
@@ -137,7 +142,7 @@ fn a_file_beneath_a_loop_device_becomes_no_region_even_by_force() {
         std::fs::write(&region, vec![fill; 32 * MIB as usize]).unwrap();
         for force in [false, true] {
             let error = refused(daemon.register_transport(&format(force)), ErrorKind::Busy, &region);
-            assert!(error.line().contains(&device.0), "{error}");
+            assert!(error.line().contains(&device.path), "{error}");
         }
         assert!(bytes().iter().all(|byte| *byte == fill), "the file is unchanged");
     }
@@ -146,7 +151,7 @@ fn a_file_beneath_a_loop_device_becomes_no_region_even_by_force() {
     daemon.unregister_transport(0).unwrap();
     let device = LoopDevice::over(&region);
     let plain = RegisterTransport { format: false, ..format(false) };
-    refused(daemon.register_transport(&plain), ErrorKind::Busy, &device.0);
+    refused(daemon.register_transport(&plain), ErrorKind::Busy, &device.path);
     drop(device);
     daemon.register_transport(&plain).unwrap();
 }

@@ -42,8 +42,7 @@ pub fn in_sandbox(test: &str, body: impl FnOnce(&Path)) {
     }
     // One after the other: a loop device that one test releases must not be reused by the next one while the
     // first still checks it.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = cbd_testkit::loop_devices::alone();
     run_again(test);
 }
 
