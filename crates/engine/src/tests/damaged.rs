@@ -311,3 +311,17 @@ fn damaged_data_that_is_parked_is_not_read_from_the_disk() {
         assert_eq!(read(&rig, range).expect_err("the disk has it not").kind(), ErrorKind::Media);
     }
 }
+
+#[test]
+fn a_block_is_read_through_the_index_though_its_record_is_lost() {
+    let rig = Rig::new(Options::default());
+    (0..4).for_each(|block| assert!(rig.write(blocks(block, 1), block as u8 + 1)));
+    for block in 0..4 {
+        rig.lose_record(block * BLOCK);
+        assert_eq!(rig.read(blocks(block, 1)), [block as u8 + 1; BLOCK as usize]);
+        assert_eq!(
+            rig.read(ByteRange::at(block * BLOCK + SECTOR, SECTOR)),
+            [block as u8 + 1; SECTOR as usize]
+        );
+    }
+}
