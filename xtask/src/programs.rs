@@ -15,9 +15,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Programs whose tests lock the loop devices: the packages, and single programs. They run one after the other.
-const OF_LOOP_DEVICES: [&str; 8] = [
-    "cbd-fuse",
+/// The programs of this package run before all others and one at a time: they expect that no other program sends a request to
+/// their devices, and requests have been seen when others ran.
+const ALONE: &str = "cbd-fuse";
+
+/// Programs whose tests lock the loop devices. They run one after the other, beside the others.
+const OF_LOOP_DEVICES: [&str; 7] = [
     "cbd-cbdctrl/disks_that_fail",
     "cbd-cbdctrl/file_systems",
     "cbd-cbdctrl/killed_under_fio",
@@ -28,7 +31,7 @@ const OF_LOOP_DEVICES: [&str; 8] = [
 ];
 
 /// The longest of the other programs. They begin first, so that none of them runs alone at the end.
-const LONGEST: [&str; 3] = ["cbd-cbdctrl/demo", "cbd-daemon/manager", "cbd-libcbd/installed"];
+const LONGEST: [&str; 4] = ["cbd-cbdctrl/demo", "cbd-daemon/manager", "cbd-daemon", "cbd-libcbd/installed"];
 
 /// Programs that run at once: one of loop devices, the others not. Their tests use a fraction of a processor each.
 const AT_ONCE: usize = 3;
@@ -62,6 +65,7 @@ pub fn build(limit: Duration, mut line: impl FnMut(&str)) -> Result<Vec<Program>
 /// The programs to run, in order.
 #[derive(Default)]
 pub struct Jobs {
+    alone: Vec<Job>,
     of_loop_devices: VecDeque<Job>,
     others: VecDeque<Job>,
 }
@@ -77,7 +81,9 @@ impl Jobs {
             command.env("CARGO_MANIFEST_DIR", &program.directory);
             let job = Job { name: program.name.clone(), command };
             let package = job.name.split('/').next().unwrap_or_default();
-            if OF_LOOP_DEVICES.iter().any(|name| [package, &job.name].contains(name)) {
+            if package == ALONE {
+                jobs.alone.push(job);
+            } else if OF_LOOP_DEVICES.contains(&job.name.as_str()) {
                 jobs.of_loop_devices.push_back(job);
             } else {
                 jobs.others.push_back(job);
@@ -93,13 +99,21 @@ impl Jobs {
 
     /// All commands, to change their environment.
     pub fn commands(&mut self) -> impl Iterator<Item = &mut Command> {
-        self.of_loop_devices.iter_mut().chain(&mut self.others).map(|job| &mut job.command)
+        let jobs = self.alone.iter_mut().chain(&mut self.of_loop_devices).chain(&mut self.others);
+        jobs.map(|job| &mut job.command)
     }
 
     /// Runs all of them and passes on every line. Returns the names of those that failed.
-    pub fn run(self, limit: Duration, line: impl FnMut(&str) + Send) -> Vec<String> {
+    pub fn run(mut self, limit: Duration, line: impl FnMut(&str) + Send) -> Vec<String> {
         let end = Instant::now() + limit;
-        let (jobs, line, failed) = (Mutex::new(self), Mutex::new(line), Mutex::new(Vec::new()));
+        let (line, failed) = (Mutex::new(line), Mutex::new(Vec::new()));
+        for job in self.alone.drain(..) {
+            let name = job.name.clone();
+            if !run_one(job, end, &line) {
+                lock(&failed).push(name);
+            }
+        }
+        let jobs = Mutex::new(self);
         thread::scope(|scope| {
             for number in 0..AT_ONCE {
                 let (jobs, line, failed) = (&jobs, &line, &failed);
@@ -204,7 +218,8 @@ mod tests {
             ["cbd-sim/damage", "cbd-fuse/lifetime", "cbd-fuse", "cbd-cbdctrl/outlives", "cbd-cbdctrl/demo"];
         let jobs = Jobs::new(&programs.map(program), &[]);
         let names = |jobs: VecDeque<Job>| jobs.into_iter().map(|job| job.name).collect::<Vec<_>>();
-        assert_eq!(names(jobs.of_loop_devices), ["cbd-fuse/lifetime", "cbd-fuse", "cbd-cbdctrl/outlives"]);
+        assert_eq!(names(jobs.alone.into()), ["cbd-fuse/lifetime", "cbd-fuse"]);
+        assert_eq!(names(jobs.of_loop_devices), ["cbd-cbdctrl/outlives"]);
         assert_eq!(names(jobs.others), ["cbd-cbdctrl/demo", "cbd-sim/damage", "documentation"]);
     }
 }
