@@ -31,7 +31,7 @@ const OF_LOOP_DEVICES: [&str; 7] = [
 ];
 
 /// The longest of the other programs. They begin first, so that none of them runs alone at the end.
-const LONGEST: [&str; 3] = ["cbd-cbdctrl/demo", "cbd-daemon/manager", "cbd-libcbd/installed"];
+const LONGEST: [&str; 4] = ["cbd-cbdctrl/demo", "cbd-daemon/manager", "cbd-daemon", "cbd-libcbd/installed"];
 
 /// Programs that run at once: one of loop devices, the others not. Their tests use a fraction of a processor each.
 const AT_ONCE: usize = 3;
