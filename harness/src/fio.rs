@@ -109,24 +109,7 @@ fn fetched(place: &Path) -> Result<PathBuf, String> {
     for folder in [lists.join("partial"), unpacked.clone()] {
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     }
-    // apt reads the system's list of sources, with source packages enabled. The system's configuration does not change.
-    let targets = output(
-        Command::new("apt-get").args([
-            "indextargets",
-            "--format",
-            "$(REPO_URI) $(RELEASE) $(COMPONENT)",
-            "Identifier: Packages",
-            "Origin: Debian",
-        ]),
-        "apt-get indextargets",
-    )?;
-    let signed = if Path::new(KEYRING).is_file() { format!(" [signed-by={KEYRING}]") } else { String::new() };
-    let mut sources: Vec<String> = targets.lines().map(|line| format!("deb-src{signed} {line}")).collect();
-    sources.sort_unstable();
-    sources.dedup();
-    let list = place.join("sources.list");
-    fs::write(&list, sources.join("\n") + "\n")
-        .map_err(|error| format!("cannot write {}: {error}", list.display()))?;
+    let list = write_sources(place)?;
     let apt = |arguments: &[&str], folder: &Path| {
         let mut command = Command::new("apt-get");
         command
@@ -172,6 +155,28 @@ fn fetched(place: &Path) -> Result<PathBuf, String> {
     // The tree gets its name only when it is complete.
     fs::rename(&unpacked, &tree).map_err(|error| format!("cannot make {}: {error}", tree.display()))?;
     Ok(tree)
+}
+
+/// Writes the system's list of sources, with source packages enabled, for apt. The system's configuration does not change.
+fn write_sources(place: &Path) -> Result<PathBuf, String> {
+    let targets = output(
+        Command::new("apt-get").args([
+            "indextargets",
+            "--format",
+            "$(REPO_URI) $(RELEASE) $(COMPONENT)",
+            "Identifier: Packages",
+            "Origin: Debian",
+        ]),
+        "apt-get indextargets",
+    )?;
+    let signed = if Path::new(KEYRING).is_file() { format!(" [signed-by={KEYRING}]") } else { String::new() };
+    let mut sources: Vec<String> = targets.lines().map(|line| format!("deb-src{signed} {line}")).collect();
+    sources.sort_unstable();
+    sources.dedup();
+    let list = place.join("sources.list");
+    fs::write(&list, sources.join("\n") + "\n")
+        .map_err(|error| format!("cannot write {}: {error}", list.display()))?;
+    Ok(list)
 }
 
 /// Runs a command, and uses its output only if it fails.

@@ -37,6 +37,35 @@ fn plan(script: &str, programs: &[&str]) -> Result<Plan, String> {
     })
 }
 
+/// What the guest of [`is_a_disk`] prints.
+const OF_A_DISK: [&str; 24] = [
+    "/dev/cbd0\n",
+    "\"method\":\"ublk,/dev/ublkb0,2queuesof64\"",
+    "(ublk, /dev/ublkb0, 2 queues of 64)",
+    "write_cache:write back\n",
+    "fua:1\n",
+    "logical_block_size:512\n",
+    "physical_block_size:4096\n",
+    // The atomic unit of segments of 1 MiB.
+    "optimal_io_size:262144\n",
+    "discard_granularity:4096\n",
+    "discard_max_bytes:2147483648\n",
+    "write_zeroes_max_bytes:2147483648\n",
+    "max_sectors_kb:1024\n",
+    "\n/dev/cbd0\n",
+    "bytes trimmed",
+    "/dev/cbd0 is mounted at /fs",
+    "the file is intact",
+    "holes are zeroes",
+    "0+0 records in",
+    "/dev/ublkb0p1 is mounted at /fs",
+    "a partition keeps its disk",
+    "the partition is served",
+    "nothing is left",
+    "an unused one does not wait",
+    "the disk has all of it",
+];
+
 /// The kernel reports the device's attributes correctly; a file system, flushes, discards and writes of
 /// zeroes work on it; it cannot be stopped while it is in use, and is gone after a stop.
 pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
@@ -87,36 +116,7 @@ pub fn is_a_disk(host: &Host, _: &Given) -> Result<(), String> {
         cmp -n 25165824 /tmp/random /dev/vda && echo the disk has all of it"
     );
     let ran = Ran::of(host, &plan(&script, &["fstrim", "blkdiscard"])?, None)?;
-    ran.expect(
-        Ended::Exited(0),
-        &[
-            "/dev/cbd0\n",
-            "\"method\":\"ublk,/dev/ublkb0,2queuesof64\"",
-            "(ublk, /dev/ublkb0, 2 queues of 64)",
-            "write_cache:write back\n",
-            "fua:1\n",
-            "logical_block_size:512\n",
-            "physical_block_size:4096\n",
-            // The atomic unit of segments of 1 MiB.
-            "optimal_io_size:262144\n",
-            "discard_granularity:4096\n",
-            "discard_max_bytes:2147483648\n",
-            "write_zeroes_max_bytes:2147483648\n",
-            "max_sectors_kb:1024\n",
-            "\n/dev/cbd0\n",
-            "bytes trimmed",
-            "/dev/cbd0 is mounted at /fs",
-            "the file is intact",
-            "holes are zeroes",
-            "0+0 records in",
-            "/dev/ublkb0p1 is mounted at /fs",
-            "a partition keeps its disk",
-            "the partition is served",
-            "nothing is left",
-            "an unused one does not wait",
-            "the disk has all of it",
-        ],
-    )?;
+    ran.expect(Ended::Exited(0), &OF_A_DISK)?;
     if ran.output.contains("stopped while mounted") {
         return Err(ran.complaint("a mounted device was stopped"));
     }
