@@ -417,3 +417,47 @@ fn damage_of_reclaimed_records_is_older_than_all_that_is_left() {
     assert!(log.all().lost.is_empty());
     assert_eq!(log.damage(), [(damaged, Damage { place: (1, 0), noted: 3 })]);
 }
+
+#[test]
+fn a_last_record_without_data_is_never_torn_and_a_quarantine_is_if_its_map_is() {
+    let rig = Rig::new(Options::default());
+    assert!(rig.zero(ByteRange { start: 0, end: rig.options.device }, false));
+    assert_eq!(Log::of(&rig).all().next.0, 2);
+    let parts: Vec<_> = (0..10).map(|number| ByteRange::at(2 * number * SECTOR, SECTOR)).collect();
+    let mut state = rig.cache.lane(LANE).lock();
+    parts.iter().for_each(|part| state.overlay.insert_noted(*part, (1, 0), 1));
+    assert!(state.carry_damage(rig.cache.base(), &parts, 1));
+    drop(state);
+    let log = Log::of(&rig);
+    assert_eq!((log.records.len(), log.records[1].2.slots(), log.all().next.0), (2, 2, 3));
+    let slot = log.slot(2);
+    log.destroy(0, slot + 1..slot + 2);
+    let found = log.all();
+    assert_eq!((found.next.0, found.segments, log.damage()), (2, vec![(1, slot)], vec![]));
+    assert_eq!(log.replay(&log.chain, FIRST, mark(2, 0), NOTHING).next.0, 3);
+}
+
+#[test]
+fn a_replayed_block_is_found_with_the_checksum_that_its_record_holds() {
+    for data_crc in [true, false] {
+        let rig = Rig::new(Options { data_crc, ..Options::default() });
+        assert!(
+            rig.write(ByteRange::at(BLOCK - SECTOR, 2 * BLOCK), 7)
+                && rig.write(ByteRange::at(8 * BLOCK, BLOCK), 8)
+        );
+        let next = rig.recovered();
+        for block in [1, 8] {
+            let range = ByteRange::at(block * BLOCK, BLOCK);
+            let (segment, _, record) = rig.newest(range.start);
+            let at = segment.base + u64::from(record.data_offset.get()) + range.start - record.range().start;
+            let pinned = [&rig.cache, &next].map(|cache| {
+                let mut state = cache.lane(LANE).lock();
+                state.pin_block(cache.base(), range).map(|found| (found.at, found.checksum))
+            });
+            let sum = cbd_format::crc32c(&[if block == 1 { 7 } else { 8 }; BLOCK as usize]);
+            assert_eq!(pinned[0], data_crc.then_some((at, sum)));
+            // A record line holds the checksum of its first block alone.
+            assert_eq!(pinned[1], (data_crc && block == 8).then_some((at, sum)));
+        }
+    }
+}
