@@ -153,3 +153,21 @@ fn nothing_is_parked_without_a_slot_and_as_long_as_there_is_one_zeroes_are() {
     drop(state);
     rig.give_space(taken);
 }
+
+#[test]
+fn zeroes_are_parked_in_the_last_slot_of_a_segment() {
+    let rig = Rig::new(Options::default());
+    assert!(rig.zero(block(0), false));
+    let taken = rig.take_reserve();
+    let base = rig.cache.base();
+    let mut state = rig.cache.lane(LANE).lock();
+    for number in 1..base.shape().slots_max() {
+        let range = ByteRange::at((100 + 2 * u64::from(number)) * SECTOR, SECTOR);
+        assert_eq!(state.append_parked_zeroes(base, range), Outcome::Done, "slot {number}");
+    }
+    assert_eq!(state.append_parked_zeroes(base, block(1)), Outcome::NoSpace);
+    let open = state.segments().last().copied().expect("there is one");
+    assert_eq!((open.ordinal, open.slots), (1, base.shape().slots_max()));
+    drop(state);
+    rig.give_space(taken);
+}
