@@ -144,8 +144,9 @@ impl Log {
 
     /// Puts a record with another sequence number into a slot.
     fn forge(&self, segment: usize, slot: u32, sequence: u64) {
-        let mut record = Record::new(RecordKind::WriteZeroes, ByteRange::at(0, SECTOR));
-        (record.sequence, record.epoch) = (sequence.into(), 1.into());
+        let of_segment = self.records.iter().find(|(at, ..)| *at == segment);
+        let mut record = of_segment.expect("it has a record").2;
+        record.sequence = sequence.into();
         let line = record.encode(&self.cache.log().place(&self.views[segment], slot));
         for at in self.cache.base().shape().slot(slot) {
             let _ = self.cache.base().region().store(self.views[segment].base + at, &line);
