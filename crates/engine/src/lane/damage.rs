@@ -230,3 +230,6 @@ pub(super) fn marked_bad_by<E: Environment>(
 fn goes_with(ordinal: u64, damage: Damage) -> bool {
     damage.place.0 <= ordinal && damage.noted <= ordinal
 }
+
+#[cfg(test)]
+mod tests;

@@ -283,3 +283,6 @@ impl LaneState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -554,3 +554,6 @@ fn is_whole<E: Environment>(base: &Base<E>, location: Location, record: &Record)
     let mut scratch = vec![0; record.length.get() as usize];
     base.load_data(location, record, record.range(), &mut scratch).is_ok()
 }
+
+#[cfg(test)]
+mod tests;

@@ -126,3 +126,26 @@ fn a_lane_is_touched_once_until_a_pass_clears_it() {
     drop(held);
     assert!(!lane.state.is_locked());
 }
+
+#[test]
+fn the_blocks_of_a_long_write_are_found_one_by_one_and_its_scratch_is_returned() {
+    let rig = crate::tests::rig::Rig::new(Default::default());
+    let scratch = || {
+        let state = rig.cache.lane(LaneId(0)).lock();
+        (state.checksums.len(), state.checksums.as_ptr())
+    };
+    let first = scratch();
+    assert!(rig.write(ByteRange::at(0, 4096), 1));
+    assert_eq!(scratch(), first);
+    assert!(rig.write(ByteRange { start: 4096 + 512, end: 5 * 4096 }, 2));
+    assert_eq!((scratch(), first.0), (first, MANY_BLOCKS));
+    let (segment, _, record) = rig.newest(2 * 4096);
+    for block in [2, 3, 4] {
+        let range = ByteRange::at(block * 4096, 4096);
+        let found = rig.cache.lane(LaneId(0)).lock().pin_block(rig.cache.base(), range).expect("it is whole");
+        let at = segment.base + u64::from(record.data_offset.get()) + range.start - record.range().start;
+        assert_eq!((found.at, found.checksum), (at, cbd_format::crc32c(&[2; 4096])));
+    }
+    let first = ByteRange::at(4096, 4096);
+    assert!(rig.cache.lane(LaneId(0)).lock().pin_block(rig.cache.base(), first).is_none());
+}

@@ -142,3 +142,105 @@ fn runs_that_are_nearly_empty_are_joined() {
         (0..125).map(|number| (range(32 * number, 32 * number + 1), 16 * number)).collect();
     assert_eq!(map.iter().collect::<Vec<_>>(), expected);
 }
+
+/// A map of runs of so many extents each: extent `number` is byte `2 * number`.
+fn with_runs(lengths: &[usize]) -> RangeMap<u64> {
+    let mut number = 0..;
+    let runs = lengths.iter().map(|length| {
+        let mut run = Vec::with_capacity(RUN);
+        run.extend(
+            number
+                .by_ref()
+                .take(*length)
+                .map(|at: u64| Extent { range: range(2 * at, 2 * at + 1), value: at }),
+        );
+        run
+    });
+    RangeMap { runs: runs.collect(), spare: Vec::new() }
+}
+
+fn lengths(map: &RangeMap<u64>) -> Vec<usize> {
+    map.runs.iter().map(Vec::len).collect()
+}
+
+#[test]
+fn a_full_run_is_split_in_the_middle_and_no_other() {
+    let (run, half) = (RUN as u64, RUN / 2);
+    for at in 0..=run {
+        for length in [RUN - 1, RUN] {
+            let mut map = with_runs(&[length]);
+            let at = at.min(length as u64);
+            let before = (2 * at).checked_sub(1);
+            let added = before.map_or_else(|| range(2 * run, 2 * run + 1), |start| range(start, start + 1));
+            map.insert(added, 999, |_| false);
+            let expected = match (length == RUN, before) {
+                (false, _) => vec![RUN],
+                (true, Some(_)) if at as usize <= half => vec![half + 1, half],
+                (true, _) => vec![half, half + 1],
+            };
+            assert_eq!(lengths(&map), expected, "{at} of {length}");
+            assert!(map.iter().zip(map.iter().skip(1)).all(|((a, _), (b, _))| a.end <= b.start));
+            assert_eq!(map.iter().count(), length + 1);
+        }
+    }
+    // Behind all others there is room in the last run.
+    let mut map = with_runs(&[RUN, 3]);
+    map.insert(range(1000, 1001), 1, |_| false);
+    assert_eq!(lengths(&map), [RUN, 4]);
+}
+
+#[test]
+fn a_run_that_loses_an_extent_is_joined_if_it_is_short_and_both_are_half_a_run() {
+    let (short, half) = (RUN / 4, RUN / 2);
+    for (before, removed, expected) in [
+        (vec![short + 1, 5], 0, vec![short, 5]),
+        (vec![short, 5], 0, vec![short + 4]),
+        (vec![short, half + 1 - short], 0, vec![half]),
+        (vec![short, half + 2 - short], 0, vec![short - 1, half + 2 - short]),
+        (vec![10, short], 10, vec![9 + short]),
+        (vec![10, short, 4], 10, vec![10 + short + 3]),
+        (vec![RUN, short, 4], RUN, vec![RUN, short + 3]),
+        (vec![5, 1, 7], 5, vec![5, 7]),
+        (vec![RUN], 7, vec![RUN - 1]),
+    ] {
+        let mut map = with_runs(&before);
+        let at = 2 * removed as u64;
+        map.remove(range(at, at + 1), |_| true);
+        assert_eq!(lengths(&map), expected, "{before:?}");
+        assert!(map.iter().map(|(_, value)| value).is_sorted());
+    }
+}
+
+#[test]
+fn emptied_runs_are_kept_where_the_list_of_them_has_room() {
+    for room in [0, 4] {
+        let mut emptied = with_runs(&[1, RUN]);
+        emptied.spare = Vec::with_capacity(room);
+        emptied.remove(range(0, 1), |_| true);
+        let mut joined = with_runs(&[RUN / 4, 3]);
+        joined.spare = Vec::with_capacity(room);
+        joined.remove(range(0, 1), |_| true);
+        for map in [emptied, joined] {
+            assert_eq!((map.runs.len(), map.spare.len(), map.spare.capacity()), (1, room.min(1), room));
+        }
+    }
+}
+
+#[test]
+fn as_many_runs_are_reserved_as_a_change_can_add_and_few_of_them_are_kept() {
+    let quarter = RUN / 4;
+    for (touched, runs) in [(0, 3), (1, 3), (quarter - 2, 3), (quarter - 1, 4), (2 * quarter - 2, 4)] {
+        let mut map = with_runs(&[RUN]);
+        let all = range(0, 2 * touched as u64);
+        map.reserve(all).expect("there is memory");
+        assert_eq!(map.spare.len(), runs, "{touched} extents");
+        map.reserve(all).expect("there is memory");
+        assert_eq!(map.spare.len(), runs, "they are there already");
+        map.spare.resize_with(9, || Vec::with_capacity(RUN));
+        map.insert(range(0, 1), 5, |_| false);
+        assert_eq!(map.spare.len(), SPARE);
+        map.spare.resize_with(9, || Vec::with_capacity(RUN));
+        map.remove(range(1, 2), |_| true);
+        assert_eq!(map.spare.len(), SPARE);
+    }
+}
