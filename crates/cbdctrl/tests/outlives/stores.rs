@@ -11,6 +11,8 @@ fn a_store_process_that_dies_alone_is_replaced_and_the_device_still_outlives_the
     in_sandbox(name, Duration::from_secs(60), |folder| {
         let (mut fixture, _, device) = fixture_with_device(folder);
         let first = store_process(&fixture).expect("a store process");
+        // And the end of the list; the daemon waits for seconds at the silent mounts.
+        std::thread::sleep(Duration::from_millis(500));
         child::signal(&first, libc::SIGKILL);
         until("another store process", || store_process(&fixture).is_some_and(|now| now != first));
         until("the log line", || fixture.log().contains("a new one holds all descriptors"));
@@ -207,6 +209,14 @@ fn a_store_process_that_dies_while_the_daemon_still_starts_is_replaced() {
         let write = write_block(&device, 0, 1);
         fixture.start_without_waiting();
         until("the daemon", || has_a_daemon(&fixture));
+        // Before it has listed them, the store process is the only holder of the descriptors.
+        let files = format!("/proc/{}/fd", fixture.pid());
+        let is_fuse = |file: std::fs::DirEntry| {
+            std::fs::read_link(file.path()).is_ok_and(|path| path == Path::new("/dev/fuse"))
+        };
+        until("the daemon has the descriptors", || {
+            std::fs::read_dir(&files).is_ok_and(|mut files| files.any(|file| file.is_ok_and(&is_fuse)))
+        });
         child::signal(&first, libc::SIGKILL);
         until("another store process", || store_process(&fixture).is_some_and(|now| now != first));
         let is_ready = || fixture.log().matches("ready: ").count() == 2;

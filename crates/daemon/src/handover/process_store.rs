@@ -83,6 +83,11 @@ impl ProcessStore {
         Ok((store, entries))
     }
 
+    /// Whether a store process was found.
+    pub fn is_connected(&self) -> bool {
+        self.state.lock().connection.is_some()
+    }
+
     /// Starts a store process if none runs, and puts all wanted entries into it.
     fn connection<'a>(&self, state: &'a mut State) -> Result<&'a OwnedFd> {
         if let Some(mut dead) = state.process.take_if(|process| !matches!(process.try_wait(), Ok(None))) {

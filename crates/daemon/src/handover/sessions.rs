@@ -265,6 +265,7 @@ impl PreservedSessions {
         if let Some(Awaited { socket, program }) = awaited
             && let Ok((store_process, entries)) = ProcessStore::open(&socket, &program)
         {
+            let is_there = store_process.is_connected();
             let mut store = self.store.lock();
             store.awaited = None;
             let entries = match &store.opened {
@@ -275,7 +276,14 @@ impl PreservedSessions {
                 }
             };
             drop(store);
-            tracing::info!("the store process of the block devices answers now");
+            if is_there {
+                tracing::info!("the store process of the block devices answers now");
+            } else {
+                tracing::warn!(
+                    "the store process of the block devices ended before it passed on what it held: devices of the former \
+                     daemon are not continued, and their clients get errors"
+                );
+            }
             self.left.lock().append(&mut by_name(entries));
             self.late_sessions.store(true, Ordering::SeqCst);
         }
