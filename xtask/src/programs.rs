@@ -89,8 +89,8 @@ impl Jobs {
                 jobs.others.push_back(job);
             }
         }
-        let mut command = cargo_with_lock(["test", "--workspace", "--doc", "--no-fail-fast", "--"]);
-        command.args(arguments);
+        let mut command = cargo_with_lock(["test", "--workspace", "--doc", "--no-fail-fast"]);
+        command.arg("--").args(arguments);
         jobs.others.push_back(Job { name: "documentation".to_owned(), command });
         let rank = |job: &Job| LONGEST.iter().position(|name| job.name == *name).unwrap_or(LONGEST.len());
         jobs.others.make_contiguous().sort_by_key(rank);
