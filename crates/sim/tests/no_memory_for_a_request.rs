@@ -9,7 +9,7 @@ use cbd_engine::{
     Admission, BackendSpec, Cache, Environment, FormatOptions, Settings, Transport, ZeroProgress,
 };
 use cbd_sim::{CrashMemory, SimEnvironment, act_as};
-use cbd_types::{ByteRange, CHUNK, Durability, ErrorKind, MediaError, Pmem, Region, Result};
+use cbd_types::{ByteRange, CHUNK, Durability, ErrorKind, LaneId, MediaError, Pmem, Region, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -382,6 +382,13 @@ fn every_allocation_of_a_read_can_be_refused() {
         for miss in misses {
             cache.cancel_fill(miss);
         }
+        // A segment that stays pinned is never free again.
+        not_counted(|| {
+            let log = cache.log();
+            for segment in (0..LANES as u32).flat_map(|lane| log.segments(LaneId(lane))) {
+                assert_eq!(log.readers(&segment), 0, "{segment:?}");
+            }
+        });
         result.map(|()| data[..4096] == [2; 4096])
     };
     let failed = refuse_each(mixed, read);

@@ -96,6 +96,11 @@ impl<E: Environment> Segment<E> {
         RecordPlace { salt: self.salt.load(Ordering::Relaxed), segment: self.id, slot }
     }
 
+    /// The number of readers that have pinned it.
+    pub(crate) fn readers(&self) -> u32 {
+        self.pins.load(Ordering::Acquire) & !(RETIRED | RELEASED)
+    }
+
     /// Keeps the segment from being reused. Under the lane's lock, while the index still names the segment.
     #[inline]
     pub(crate) fn pin(&self) {

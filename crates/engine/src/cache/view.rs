@@ -120,6 +120,11 @@ impl<E: Environment> LogView<'_, E> {
         self.0.lane(lane).lock().pending_fills()
     }
 
+    /// The number of reads that have pinned the segment: it is not reused before they end.
+    pub fn readers(&self, segment: &LogSegmentView) -> u32 {
+        self.0.base().segment(segment.number).readers()
+    }
+
     /// The seed of the checksum of a line in `slot`.
     pub fn place(&self, segment: &LogSegmentView, slot: u32) -> RecordPlace {
         self.0.base().segment(segment.number).place(slot)
