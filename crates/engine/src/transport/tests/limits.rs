@@ -126,3 +126,22 @@ fn on_memory_that_does_not_mix_pages_nothing_is_synced_and_all_pages_are_whole()
     assert_eq!(use_of(&transport, id).0, tables::USE_UNKNOWN);
     assert_eq!(transport.pages_of(id).ok(), Some(Pages::Whole));
 }
+
+#[test]
+fn a_backend_in_the_row_of_a_removed_one_inherits_nothing() {
+    let transport = transport();
+    let free = transport.info().free_segments;
+    let first =
+        transport.create_backend(&BackendSpec { path: "a long path".into(), ..spec() }).expect("room");
+    transport.remove_backend(first).expect("nothing uses it");
+    let plain = BackendSpec { path: "p".into(), cache_bytes: None, ..spec() };
+    let second = transport.create_backend(&plain).expect("room");
+    assert_eq!(second, first, "it is the same row");
+    let entry = transport.backend(second).expect("it is there");
+    assert_eq!((entry.path.as_str(), entry.cache_segments, entry.lanes), ("p", 0, 0));
+    let row = *transport.tables.lock().backends[second.index()].content().expect("it is there");
+    assert_eq!((row.cache_id.get(), row.state_segment.get()), (0, u32::MAX));
+    // A row with the former cache's number would own its segments.
+    assert_eq!(transport.info().free_segments, free);
+    assert_eq!(reopened(&transport).info().free_segments, free);
+}
