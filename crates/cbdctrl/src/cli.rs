@@ -363,7 +363,16 @@ Settings:
   writeback_rate=auto|SIZE              bytes a second that writeback may write, from 32K
   writeback_percent=0..90               share of the cache that the automatic rate lets be dirty
   on_write_error=stop|park              what is done about what the disk has refused for long
-  write_error_after_s=0..86400          how many seconds that is";
+  write_error_after_s=0..86400          how many seconds that is
+  writeback=on|paused:TIME              pause writeback for a time, e.g. 10m; drains still run
+  read_latency_target_us=off|US         writeback yields when reads of the disk take longer
+  read_fill=admit|all|off               which misses are recorded
+  sequential_read_cutoff=off|SIZE       longer sequential reads are not recorded
+  readahead=auto|off                    whether sequential reads that miss are read ahead
+  sequential_write_cutoff=off|SIZE      longer sequential writes go to the disk alone
+  when_full=wait|around                 what a write does that finds no space
+  congestion_read_us=off|US             latency of the cache above which reads go past it
+  congestion_write_us=off|US            the same for writes";
 
 /// Options of the daemon.
 #[derive(Args, Debug, Default)]

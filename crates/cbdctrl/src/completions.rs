@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 9] = [
+pub const SETTINGS: [&str; 23] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -25,6 +25,20 @@ pub const SETTINGS: [&str; 9] = [
     "on_write_error=stop",
     "on_write_error=park",
     "write_error_after_s=",
+    "writeback=on",
+    "writeback=paused:",
+    "read_latency_target_us=",
+    "read_fill=admit",
+    "read_fill=all",
+    "read_fill=off",
+    "sequential_read_cutoff=",
+    "readahead=auto",
+    "readahead=off",
+    "sequential_write_cutoff=",
+    "when_full=wait",
+    "when_full=around",
+    "congestion_read_us=",
+    "congestion_write_us=",
 ];
 
 /// The completions for a shell.

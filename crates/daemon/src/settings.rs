@@ -12,6 +12,31 @@ pub const PERCENT_MAX: i64 = 90;
 /// The largest `write_error_after_s`: a day.
 pub const SECONDS_MAX: u32 = 86_400;
 
+/// The largest latency in microseconds: a minute.
+pub const LATENCY_US_MAX: u32 = 60_000_000;
+
+/// The longest pause of writeback in seconds: a week.
+pub const PAUSE_S_MAX: u32 = 7 * 86_400;
+
+/// The names of all settings.
+pub const NAMES: [&str; 15] = [
+    "gc_percent",
+    "consistency",
+    "writeback_rate",
+    "writeback_percent",
+    "writeback",
+    "read_latency_target_us",
+    "on_write_error",
+    "write_error_after_s",
+    "read_fill",
+    "sequential_read_cutoff",
+    "readahead",
+    "sequential_write_cutoff",
+    "when_full",
+    "congestion_read_us",
+    "congestion_write_us",
+];
+
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
@@ -41,6 +66,21 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
                 };
                 change.writeback_rate.replace(rate).is_some()
             }
+            "writeback" => change.writeback_pause_s.replace(pause(value)?).is_some(),
+            "read_fill" => change.read_fill.replace(value.parse()?).is_some(),
+            "readahead" => change.readahead.replace(value.parse()?).is_some(),
+            "when_full" => change.when_full.replace(value.parse()?).is_some(),
+            "sequential_read_cutoff" => {
+                change.sequential_read_cutoff.replace(size_or_off(name, value)?).is_some()
+            }
+            "sequential_write_cutoff" => {
+                change.sequential_write_cutoff.replace(size_or_off(name, value)?).is_some()
+            }
+            "congestion_read_us" => change.congestion_read_us.replace(microseconds(name, value)?).is_some(),
+            "congestion_write_us" => change.congestion_write_us.replace(microseconds(name, value)?).is_some(),
+            "read_latency_target_us" => {
+                change.read_latency_target_us.replace(microseconds(name, value)?).is_some()
+            }
             "on_write_error" => change.on_write_error.replace(value.parse()?).is_some(),
             "write_error_after_s" => {
                 let seconds = value.parse().map_err(|_| {
@@ -52,8 +92,8 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
             }
             _ => {
                 return Err(invalid(format!(
-                    "there is no setting \"{name}\": there are gc_percent, consistency, writeback_rate, \
-                     writeback_percent, on_write_error and write_error_after_s"
+                    "there is no setting \"{name}\": there are {}",
+                    NAMES.join(", ")
                 )));
             }
         };
@@ -65,21 +105,77 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
     Ok(change)
 }
 
-/// `settings` as the arguments from which [`parse_changes`] makes them, separated by blanks.
+/// `settings` as the arguments from which [`parse_changes`] makes them, separated by blanks; without a pause of writeback,
+/// which ends by itself.
 #[must_use]
 pub fn typed(settings: &Settings) -> String {
     let rate = match settings.writeback_rate {
         0 => "auto".to_owned(),
         rate => typed_size(rate),
     };
-    format!(
-        "gc_percent={} consistency={} writeback_rate={rate} writeback_percent={} on_write_error={} write_error_after_s={}",
-        settings.gc_percent,
-        settings.consistency.name(),
-        settings.writeback_percent,
-        settings.on_write_error.name(),
-        settings.write_error_after_s
-    )
+    let size = |size: u64| if size == 0 { "off".to_owned() } else { typed_size(size) };
+    let latency = |us: u32| if us == 0 { "off".to_owned() } else { us.to_string() };
+    [
+        ("gc_percent", settings.gc_percent.to_string()),
+        ("consistency", settings.consistency.name().to_owned()),
+        ("writeback_rate", rate),
+        ("writeback_percent", settings.writeback_percent.to_string()),
+        ("on_write_error", settings.on_write_error.name().to_owned()),
+        ("write_error_after_s", settings.write_error_after_s.to_string()),
+        ("read_latency_target_us", latency(settings.read_latency_target_us)),
+        ("read_fill", settings.read_fill.name().to_owned()),
+        ("sequential_read_cutoff", size(settings.sequential_read_cutoff)),
+        ("readahead", settings.readahead.name().to_owned()),
+        ("sequential_write_cutoff", size(settings.sequential_write_cutoff)),
+        ("when_full", settings.when_full.name().to_owned()),
+        ("congestion_read_us", latency(settings.congestion_read_us)),
+        ("congestion_write_us", latency(settings.congestion_write_us)),
+    ]
+    .map(|(name, value)| format!("{name}={value}"))
+    .join(" ")
+}
+
+/// A size in bytes, or 0 for "off".
+fn size_or_off(name: &str, value: &str) -> Result<u64> {
+    match value {
+        "off" => Ok(0),
+        _ => parse_size(value)
+            .ok()
+            .filter(|&size| size > 0)
+            .ok_or_else(|| invalid(format!("{name} is off or a size (e.g. 4M), not \"{value}\""))),
+    }
+}
+
+/// A latency, or 0 for "off".
+fn microseconds(name: &str, value: &str) -> Result<u32> {
+    match value {
+        "off" => Ok(0),
+        _ => value.parse().map_err(|_| {
+            invalid(format!("{name} is off or microseconds from 0 to {LATENCY_US_MAX}, not \"{value}\""))
+        }),
+    }
+}
+
+/// Seconds of a pause of writeback: `paused:TIME`, with a unit of s, m, h or d; 0 for "on".
+fn pause(value: &str) -> Result<u32> {
+    let wrong = || {
+        invalid(format!(
+            "writeback is on, or paused:TIME with a time from 1s to 7d (e.g. paused:10m), not \"{value}\""
+        ))
+    };
+    if value == "on" {
+        return Ok(0);
+    }
+    let time = value.strip_prefix("paused:").ok_or_else(wrong)?;
+    let (number, unit) = match time.char_indices().last() {
+        Some((at, 's')) => (&time[..at], 1),
+        Some((at, 'm')) => (&time[..at], 60),
+        Some((at, 'h')) => (&time[..at], 3600),
+        Some((at, 'd')) => (&time[..at], 86_400),
+        _ => return Err(wrong()),
+    };
+    let seconds = number.parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
+    seconds.filter(|seconds| (1..=PAUSE_S_MAX).contains(seconds)).ok_or_else(wrong)
 }
 
 fn percent(name: &str, value: &str) -> Result<i64> {
@@ -104,6 +200,18 @@ pub fn check(change: &SettingsChange) -> Result<()> {
             "write_error_after_s is a whole number of seconds from 0 to {SECONDS_MAX}, not {seconds}"
         )));
     }
+    for (name, value) in [
+        ("congestion_read_us", change.congestion_read_us),
+        ("congestion_write_us", change.congestion_write_us),
+        ("read_latency_target_us", change.read_latency_target_us),
+    ] {
+        if let Some(value) = value.filter(|&value| value > LATENCY_US_MAX) {
+            return Err(invalid(format!("{name} is 0 to {LATENCY_US_MAX} microseconds, not {value}")));
+        }
+    }
+    if let Some(seconds) = change.writeback_pause_s.filter(|&seconds| seconds > PAUSE_S_MAX) {
+        return Err(invalid(format!("writeback is paused for at most {PAUSE_S_MAX} seconds, not {seconds}")));
+    }
     check_writeback_rate(change.writeback_rate.unwrap_or(0))
 }
 
@@ -126,6 +234,63 @@ mod tests {
         let change = parse(&["on_write_error=park", "write_error_after_s=5"]).unwrap();
         assert_eq!((change.on_write_error, change.write_error_after_s), (Some(OnWriteError::Park), Some(5)));
         assert_eq!(parse(&["writeback_rate=auto"]).unwrap().writeback_rate, Some(0));
+    }
+
+    #[test]
+    fn a_setting_that_can_be_off_is_off_or_has_a_value() {
+        for name in ["sequential_read_cutoff", "sequential_write_cutoff"] {
+            let bytes = |value: &str| {
+                let change = parse(&[&format!("{name}={value}")])?;
+                Ok::<_, Error>(change.sequential_read_cutoff.or(change.sequential_write_cutoff))
+            };
+            assert_eq!(bytes("off").unwrap(), Some(0));
+            assert_eq!(bytes("4M").unwrap(), Some(4 << 20));
+            for value in ["0", "", "x", "-1"] {
+                let error = bytes(value).unwrap_err();
+                assert!(error.line().starts_with(&format!("{name} is off or a size")), "{error}");
+            }
+        }
+        for name in ["congestion_read_us", "congestion_write_us", "read_latency_target_us"] {
+            assert!(
+                parse(&[&format!("{name}=off")]).is_ok() && parse(&[&format!("{name}=60000000")]).is_ok()
+            );
+            for value in ["60000001", "", "x", "-1", "2ms"] {
+                let error = parse(&[&format!("{name}={value}")]).unwrap_err();
+                assert!(error.line().starts_with(name), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn writeback_is_paused_for_a_time_with_a_unit() {
+        let seconds =
+            |value: &str| parse(&[&format!("writeback={value}")]).map(|change| change.writeback_pause_s);
+        for (value, expected) in
+            [("on", 0), ("paused:1s", 1), ("paused:10m", 600), ("paused:2h", 7200), ("paused:7d", 604_800)]
+        {
+            assert_eq!(seconds(value).unwrap(), Some(expected), "{value}");
+        }
+        for value in
+            ["", "off", "paused", "paused:", "paused:10", "paused:0s", "paused:8d", "paused:x", "paused:-1m"]
+        {
+            let error = seconds(value).unwrap_err();
+            assert!(error.line().starts_with("writeback is on, or paused:TIME"), "{error}");
+        }
+    }
+
+    #[test]
+    fn settings_are_typed_as_they_are_understood() {
+        let settings: Settings = cbd_engine::Settings::default().into();
+        let change =
+            parse_changes(&typed(&settings).split(' ').map(str::to_owned).collect::<Vec<_>>()).unwrap();
+        assert_eq!(change.sequential_read_cutoff, Some(4 << 20));
+        assert_eq!(change.when_full, Some(crate::api::WhenFull::Wait));
+        let names: Vec<_> = typed(&settings)
+            .split(' ')
+            .filter_map(|text| text.split_once('='))
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        assert!(NAMES.iter().all(|name| *name == "writeback" || names.iter().any(|typed| typed == name)));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub use cache::{
 };
 pub use rare::RarePaths;
 pub use repair::copy_over;
-pub use settings::{Consistency, OnWriteError, Settings};
+pub use settings::{Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
 pub use slots::TwoSlots;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,

@@ -5,93 +5,124 @@
 use alloc::format;
 use cbd_types::{Error, ErrorKind, Result};
 
-/// The order in which the backing device catches up.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Consistency {
-    /// Epoch by epoch: the backing device alone is a legal crash state at any moment.
-    #[default]
-    Strict,
-    /// Many epochs in one batch: the backing device alone is a legal crash state between batches.
-    Checkpoint,
-    /// By address, at once: the backing device alone is not crash-consistent until everything is drained.
-    None,
+/// Defines a setting with named values. Each value has a name for users and a number on media; the first one is the default.
+macro_rules! choice {
+    (
+        $(#[$doc:meta])*
+        pub enum $name:ident {
+            $(#[$first_doc:meta])* $first:ident $first_name:literal,
+            $($(#[$value_doc:meta])* $value:ident $value_name:literal,)*
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+        pub enum $name {
+            $(#[$first_doc])*
+            #[default]
+            $first,
+            $($(#[$value_doc])* $value,)*
+        }
+
+        impl $name {
+            /// All values, in the order of their numbers on media.
+            pub const ALL: [Self; [$name::$first, $($name::$value,)*].len()] = [Self::$first, $(Self::$value,)*];
+
+            /// The name in commands, status and documentation.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    Self::$first => $first_name,
+                    $(Self::$value => $value_name,)*
+                }
+            }
+
+            /// The number on media.
+            #[must_use]
+            pub const fn code(self) -> u32 {
+                self as u32
+            }
+
+            /// The value with this number on media.
+            #[must_use]
+            pub fn from_code(code: u32) -> Option<Self> {
+                Self::ALL.into_iter().find(|known| known.code() == code)
+            }
+
+            /// The value with this name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|known| known.name() == name)
+            }
+        }
+    };
 }
 
-impl Consistency {
-    /// All values.
-    pub const ALL: [Self; 3] = [Self::Strict, Self::Checkpoint, Self::None];
-
-    /// The name in commands, status and documentation.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Strict => "strict",
-            Self::Checkpoint => "checkpoint",
-            Self::None => "none",
-        }
-    }
-
-    /// The number on media.
-    #[must_use]
-    pub const fn code(self) -> u32 {
-        match self {
-            Self::Strict => 0,
-            Self::Checkpoint => 1,
-            Self::None => 2,
-        }
-    }
-
-    /// The order with this number on media.
-    #[must_use]
-    pub fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| known.code() == code)
+choice! {
+    /// The order in which the backing device catches up.
+    pub enum Consistency {
+        /// Epoch by epoch: the backing device alone is a legal crash state at any moment.
+        Strict "strict",
+        /// Many epochs in one batch: the backing device alone is a legal crash state between batches.
+        Checkpoint "checkpoint",
+        /// By address, at once: the backing device alone is not crash-consistent until everything is drained.
+        None "none",
     }
 }
 
-/// The action for a range when write errors of the backing device persist. Until then, and with either action, the write is
-/// retried, its data stays in the cache, and reads are served.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum OnWriteError {
-    /// Nothing later reaches the backing device. The cache takes writes while it has space; then they fail instead of waiting
-    /// for space that may never become free.
-    #[default]
-    Stop,
-    /// The range is kept in the cache as *parked*, and everything else continues. While anything is parked, the backing device
-    /// alone is not crash-consistent. Ranges that exceed the space for parked data are treated as with [`Stop`](Self::Stop).
-    Park,
+choice! {
+    /// The action for a range when write errors of the backing device persist. Until then, and with either action, the write is
+    /// retried, its data stays in the cache, and reads are served.
+    pub enum OnWriteError {
+        /// Nothing later reaches the backing device. The cache takes writes while it has space; then they fail instead of
+        /// waiting for space that may never become free.
+        Stop "stop",
+        /// The range is kept in the cache as *parked*, and everything else continues. While anything is parked, the backing
+        /// device alone is not crash-consistent. Ranges that exceed the space for parked data are treated as with
+        /// [`Stop`](Self::Stop).
+        Park "park",
+    }
 }
 
-impl OnWriteError {
-    /// All values.
-    pub const ALL: [Self; 2] = [Self::Stop, Self::Park];
-
-    /// The name in commands, status and documentation.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Park => "park",
-        }
+choice! {
+    /// The misses whose data is recorded in the cache.
+    pub enum ReadFill {
+        /// While the cache has space all of them; in a full cache those that admission finds worth their space.
+        Admit "admit",
+        /// All of them, also in a full cache.
+        All "all",
+        /// None.
+        Off "off",
     }
+}
 
-    /// The number on media.
-    #[must_use]
-    pub const fn code(self) -> u32 {
-        match self {
-            Self::Stop => 0,
-            Self::Park => 1,
-        }
+choice! {
+    /// Whether sequential reads that miss are read ahead.
+    pub enum Readahead {
+        /// In growing steps, as long as the stream continues.
+        Auto "auto",
+        /// Never.
+        Off "off",
     }
+}
 
-    /// The policy with this number on media.
-    #[must_use]
-    pub fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| known.code() == code)
+choice! {
+    /// What a write does that finds no space.
+    pub enum WhenFull {
+        /// It waits until writeback and reclaim have freed space.
+        Wait "wait",
+        /// It goes to the backing device alone where that is legal and sooner; otherwise it waits.
+        Around "around",
     }
 }
 
 /// Maximum of `write_error_after_s`, in seconds.
 const WRITE_ERROR_AFTER_S_MAX: u32 = 86_400;
+
+/// Maximum of the settings that are latencies, in microseconds: a minute.
+const LATENCY_US_MAX: u32 = 60_000_000;
+
+/// Default of `sequential_read_cutoff`, in bytes.
+pub const SEQUENTIAL_READ_CUTOFF: u64 = 4 << 20;
 
 /// The settings that can be changed while a cache runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +139,25 @@ pub struct Settings {
     pub on_write_error: OnWriteError,
     /// Seconds of failed attempts after which `on_write_error` takes effect; 0 to a day.
     pub write_error_after_s: u32,
+    /// The misses that are recorded.
+    pub read_fill: ReadFill,
+    /// Bytes of a sequential stream of reads behind which its data is not recorded; 0 means never.
+    pub sequential_read_cutoff: u64,
+    /// Whether sequential reads that miss are read ahead.
+    pub readahead: Readahead,
+    /// Bytes of a sequential stream of writes behind which they go to the backing device alone; 0 means never.
+    pub sequential_write_cutoff: u64,
+    /// What a write does that finds no space.
+    pub when_full: WhenFull,
+    /// Latency of the cache in microseconds above which reads go past it; 0 means never.
+    pub congestion_read_us: u32,
+    /// The same for writes.
+    pub congestion_write_us: u32,
+    /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 means never.
+    pub read_latency_target_us: u32,
+    /// Until when writeback is paused, in milliseconds of the wall clock; 0 if it is not. A drain that was requested is not
+    /// paused.
+    pub writeback_paused_until_ms: u64,
 }
 
 impl Default for Settings {
@@ -119,6 +169,15 @@ impl Default for Settings {
             dirty_target_percent: 10,
             on_write_error: OnWriteError::Stop,
             write_error_after_s: 60,
+            read_fill: ReadFill::Admit,
+            sequential_read_cutoff: SEQUENTIAL_READ_CUTOFF,
+            readahead: Readahead::Auto,
+            sequential_write_cutoff: 0,
+            when_full: WhenFull::Wait,
+            congestion_read_us: 0,
+            congestion_write_us: 0,
+            read_latency_target_us: 0,
+            writeback_paused_until_ms: 0,
         }
     }
 }
@@ -147,6 +206,18 @@ impl Settings {
                     self.write_error_after_s
                 ),
             ));
+        }
+        for (name, value) in [
+            ("congestion_read_us", self.congestion_read_us),
+            ("congestion_write_us", self.congestion_write_us),
+            ("read_latency_target_us", self.read_latency_target_us),
+        ] {
+            if value > LATENCY_US_MAX {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("{name} is {value}: it must be 0 to {LATENCY_US_MAX} microseconds"),
+                ));
+            }
         }
         Ok(self)
     }

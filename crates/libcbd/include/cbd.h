@@ -489,12 +489,13 @@ int cbd_device_geometry(const struct cbd_device *device, struct cbd_geometry *ge
 int cbd_device_settings(const struct cbd_device *device, struct cbd_settings *settings);
 
 /*
- Replaces all settings, for this process and for later openers of the region. Query the present ones first.
+ Replaces the settings of the structure, for this process and for later openers of the region. Query the present ones first.
 
  # Safety
  `device` is open or NULL; `settings` points to settings or is NULL.
  */
-int cbd_device_set_settings(const struct cbd_device *device, const struct cbd_settings *settings);
+int cbd_device_set_settings(const struct cbd_device *device,
+                            const struct cbd_settings *settings);
 
 /*
  Counters since the device was opened, and its present state. Without a cache all fields are 0.

@@ -17,78 +17,103 @@ pub use status::{
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
-/// Write order of writeback; the control plane's names for the engine's modes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Consistency {
-    /// Epoch by epoch: the backing device alone is always crash-consistent, as a plain disk after a power cut.
-    Strict,
-    /// Many epochs in one batch: the backing device alone is crash-consistent between batches.
-    Checkpoint,
-    /// By address: the backing device alone is not crash-consistent.
-    None,
-}
-
-impl Consistency {
-    /// The word in commands, JSON and configuration.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Strict => "strict",
-            Self::Checkpoint => "checkpoint",
-            Self::None => "none",
+/// Defines the control plane's words for a choice of the engine, and converts both ways.
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident($setting:literal) { $($(#[$value_doc:meta])* $value:ident),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum $name {
+            $($(#[$value_doc])* $value,)*
         }
-    }
-}
 
-impl std::str::FromStr for Consistency {
-    type Err = Error;
+        impl $name {
+            /// All values.
+            pub const ALL: [Self; [$($name::$value),*].len()] = [$(Self::$value),*];
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        [Self::Strict, Self::Checkpoint, Self::None].into_iter().find(|mode| mode.name() == text).ok_or_else(
-            || {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!("consistency is strict, checkpoint or none, not \"{text}\""),
-                )
-            },
-        )
-    }
-}
-
-/// Action when write errors of the backing device persist; the control plane's names for the engine's policies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnWriteError {
-    /// Nothing later reaches the backing device, and writes fail when the cache is full.
-    Stop,
-    /// The refused ranges stay in the cache, and everything else continues.
-    Park,
-}
-
-impl OnWriteError {
-    /// The word in commands and JSON.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Park => "park",
+            /// The word in commands, JSON and configuration.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => cbd_engine::$name::$value.name(),)*
+                }
+            }
         }
-    }
+
+        impl std::str::FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self, Error> {
+                Self::ALL.into_iter().find(|known| known.name() == text).ok_or_else(|| {
+                    let names = Self::ALL.map(Self::name);
+                    let (last, others) = names.split_last().unwrap_or((&"", &[]));
+                    let text = format!("{} is {} or {last}, not \"{text}\"", $setting, others.join(", "));
+                    Error::new(ErrorKind::InvalidArgument, text)
+                })
+            }
+        }
+
+        impl From<$name> for cbd_engine::$name {
+            fn from(value: $name) -> Self {
+                match value {
+                    $($name::$value => Self::$value,)*
+                }
+            }
+        }
+
+        impl From<cbd_engine::$name> for $name {
+            fn from(value: cbd_engine::$name) -> Self {
+                match value {
+                    $(cbd_engine::$name::$value => Self::$value,)*
+                }
+            }
+        }
+    )*};
 }
 
-impl std::str::FromStr for OnWriteError {
-    type Err = Error;
+words! {
+    /// Write order of writeback.
+    Consistency("consistency") {
+        /// Epoch by epoch: the backing device alone is always crash-consistent, as a plain disk after a power cut.
+        Strict,
+        /// Many epochs in one batch: the backing device alone is crash-consistent between batches.
+        Checkpoint,
+        /// By address: the backing device alone is not crash-consistent.
+        None,
+    }
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "stop" => Ok(Self::Stop),
-            "park" => Ok(Self::Park),
-            _ => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("on_write_error is stop or park, not \"{text}\""),
-            )),
-        }
+    /// Action when write errors of the backing device persist.
+    OnWriteError("on_write_error") {
+        /// Nothing later reaches the backing device, and writes fail when the cache is full.
+        Stop,
+        /// The refused ranges stay in the cache, and everything else continues.
+        Park,
+    }
+
+    /// The misses that are recorded.
+    ReadFill("read_fill") {
+        /// Those worth their space.
+        Admit,
+        /// All of them.
+        All,
+        /// None.
+        Off,
+    }
+
+    /// Whether sequential reads are read ahead.
+    Readahead("readahead") {
+        /// In growing steps.
+        Auto,
+        /// Never.
+        Off,
+    }
+
+    /// What a write does in a full cache.
+    WhenFull("when_full") {
+        /// It waits.
+        Wait,
+        /// It goes to the backing device alone where that is legal.
+        Around,
     }
 }
 
@@ -386,6 +411,33 @@ pub struct SettingsChange {
     /// Seconds after which write errors count as persistent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_error_after_s: Option<u32>,
+    /// The misses that are recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_fill: Option<ReadFill>,
+    /// Bytes of a sequential stream of reads behind which it is not recorded; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequential_read_cutoff: Option<u64>,
+    /// Whether sequential reads are read ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readahead: Option<Readahead>,
+    /// Bytes of a sequential stream of writes behind which it goes to the backing device alone; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequential_write_cutoff: Option<u64>,
+    /// What a write does in a full cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when_full: Option<WhenFull>,
+    /// Latency of the cache in microseconds above which reads go past it; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion_read_us: Option<u32>,
+    /// The same for writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion_write_us: Option<u32>,
+    /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_latency_target_us: Option<u32>,
+    /// Seconds for which writeback is paused from now on; 0 ends a pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writeback_pause_s: Option<u32>,
 }
 
 /// The settings of a backend.
@@ -403,6 +455,24 @@ pub struct Settings {
     pub on_write_error: OnWriteError,
     /// Seconds after which write errors count as persistent.
     pub write_error_after_s: u32,
+    /// The misses that are recorded.
+    pub read_fill: ReadFill,
+    /// Bytes of a sequential stream of reads behind which it is not recorded; 0 is never.
+    pub sequential_read_cutoff: u64,
+    /// Whether sequential reads are read ahead.
+    pub readahead: Readahead,
+    /// Bytes of a sequential stream of writes behind which it goes to the backing device alone; 0 is never.
+    pub sequential_write_cutoff: u64,
+    /// What a write does in a full cache.
+    pub when_full: WhenFull,
+    /// Latency of the cache in microseconds above which reads go past it; 0 is never.
+    pub congestion_read_us: u32,
+    /// The same for writes.
+    pub congestion_write_us: u32,
+    /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 is never.
+    pub read_latency_target_us: u32,
+    /// Until when writeback is paused, in milliseconds since 1970 UTC; 0 if it is not.
+    pub writeback_paused_until_ms: u64,
 }
 
 /// Progress of a long operation.

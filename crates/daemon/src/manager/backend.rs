@@ -17,7 +17,7 @@ use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
 use cbd_backing::{Backing, Change};
 use cbd_engine::{BackendEntry, Pages, Settings};
-use cbd_runtime::{Count, RunOptions, RunningBackend};
+use cbd_runtime::{Count, RunOptions, RunningBackend, wall_ms};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -315,6 +315,19 @@ impl TakenSlot {
             dirty_target_percent: percent(change.writeback_percent, now.dirty_target_percent),
             on_write_error: change.on_write_error.map_or(now.on_write_error, Into::into),
             write_error_after_s: change.write_error_after_s.unwrap_or(now.write_error_after_s),
+            read_fill: change.read_fill.map_or(now.read_fill, Into::into),
+            sequential_read_cutoff: change.sequential_read_cutoff.unwrap_or(now.sequential_read_cutoff),
+            readahead: change.readahead.map_or(now.readahead, Into::into),
+            sequential_write_cutoff: change.sequential_write_cutoff.unwrap_or(now.sequential_write_cutoff),
+            when_full: change.when_full.map_or(now.when_full, Into::into),
+            congestion_read_us: change.congestion_read_us.unwrap_or(now.congestion_read_us),
+            congestion_write_us: change.congestion_write_us.unwrap_or(now.congestion_write_us),
+            read_latency_target_us: change.read_latency_target_us.unwrap_or(now.read_latency_target_us),
+            writeback_paused_until_ms: match change.writeback_pause_s {
+                None => now.writeback_paused_until_ms,
+                Some(0) => 0,
+                Some(seconds) => wall_ms() + u64::from(seconds) * 1000,
+            },
         }
         .validated()?;
         handle.transport.update_settings(id, new)?;
@@ -328,44 +341,6 @@ impl TakenSlot {
     }
 }
 
-impl From<api::Consistency> for cbd_engine::Consistency {
-    fn from(consistency: api::Consistency) -> Self {
-        match consistency {
-            api::Consistency::Strict => Self::Strict,
-            api::Consistency::Checkpoint => Self::Checkpoint,
-            api::Consistency::None => Self::None,
-        }
-    }
-}
-
-impl From<cbd_engine::Consistency> for api::Consistency {
-    fn from(consistency: cbd_engine::Consistency) -> Self {
-        match consistency {
-            cbd_engine::Consistency::Strict => Self::Strict,
-            cbd_engine::Consistency::Checkpoint => Self::Checkpoint,
-            cbd_engine::Consistency::None => Self::None,
-        }
-    }
-}
-
-impl From<api::OnWriteError> for cbd_engine::OnWriteError {
-    fn from(policy: api::OnWriteError) -> Self {
-        match policy {
-            api::OnWriteError::Stop => Self::Stop,
-            api::OnWriteError::Park => Self::Park,
-        }
-    }
-}
-
-impl From<cbd_engine::OnWriteError> for api::OnWriteError {
-    fn from(policy: cbd_engine::OnWriteError) -> Self {
-        match policy {
-            cbd_engine::OnWriteError::Stop => Self::Stop,
-            cbd_engine::OnWriteError::Park => Self::Park,
-        }
-    }
-}
-
 impl From<Settings> for api::Settings {
     fn from(settings: Settings) -> Self {
         Self {
@@ -375,6 +350,15 @@ impl From<Settings> for api::Settings {
             writeback_percent: u32::from(settings.dirty_target_percent),
             on_write_error: settings.on_write_error.into(),
             write_error_after_s: settings.write_error_after_s,
+            read_fill: settings.read_fill.into(),
+            sequential_read_cutoff: settings.sequential_read_cutoff,
+            readahead: settings.readahead.into(),
+            sequential_write_cutoff: settings.sequential_write_cutoff,
+            when_full: settings.when_full.into(),
+            congestion_read_us: settings.congestion_read_us,
+            congestion_write_us: settings.congestion_write_us,
+            read_latency_target_us: settings.read_latency_target_us,
+            writeback_paused_until_ms: settings.writeback_paused_until_ms,
         }
     }
 }

@@ -292,6 +292,14 @@ fn changed_settings_are_logged_as_they_are_typed() {
         "writeback_percent=20",
         "on_write_error=park",
         "write_error_after_s=7",
+        "read_latency_target_us=900",
+        "read_fill=all",
+        "sequential_read_cutoff=8M",
+        "readahead=off",
+        "sequential_write_cutoff=1M",
+        "when_full=around",
+        "congestion_read_us=2000",
+        "congestion_write_us=off",
     ];
     let change = crate::settings::parse_changes(&typed.map(str::to_owned)).expect("settings");
     let log = Log::default();

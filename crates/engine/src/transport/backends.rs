@@ -7,7 +7,10 @@ use super::{
     Tables, Transport,
     rows::{active_row, first_free, no_such, rows},
 };
-use crate::{Environment, Settings, slots::InBoth};
+use crate::{
+    Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings, WhenFull,
+    settings::SEQUENTIAL_READ_CUTOFF, slots::InBoth,
+};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, FieldText, SlotContent,
@@ -156,6 +159,20 @@ fn write_settings(settings: Settings, row: &mut BackendRow) {
     row.writeback_rate = settings.writeback_rate.into();
     row.on_write_error = settings.on_write_error.code().into();
     row.write_error_after_s = settings.write_error_after_s.into();
+    row.read_fill = settings.read_fill.code().into();
+    // Rows of earlier versions have 0, so that stands for the default.
+    row.sequential_read_cutoff = match settings.sequential_read_cutoff {
+        SEQUENTIAL_READ_CUTOFF => 0.into(),
+        0 => u64::MAX.into(),
+        bytes => bytes.into(),
+    };
+    row.readahead = settings.readahead.code().into();
+    row.sequential_write_cutoff = settings.sequential_write_cutoff.into();
+    row.when_full = settings.when_full.code().into();
+    row.congestion_read_us = settings.congestion_read_us.into();
+    row.congestion_write_us = settings.congestion_write_us.into();
+    row.read_latency_target_us = settings.read_latency_target_us.into();
+    row.writeback_paused_until_ms = settings.writeback_paused_until_ms.into();
 }
 
 impl<E: Environment> Transport<E> {
@@ -296,13 +313,25 @@ fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
     let percent = |value: u32, what| u8::try_from(value).map_err(|_| damaged(what));
     let settings = Settings {
         gc_percent: percent(row.gc_percent.get(), "gc_percent")?,
-        consistency: crate::Consistency::from_code(row.consistency.get())
-            .ok_or_else(|| damaged("consistency"))?,
+        consistency: Consistency::from_code(row.consistency.get()).ok_or_else(|| damaged("consistency"))?,
         writeback_rate: row.writeback_rate.get(),
         dirty_target_percent: percent(row.dirty_target_percent.get(), "dirty_target_percent")?,
-        on_write_error: crate::OnWriteError::from_code(row.on_write_error.get())
+        on_write_error: OnWriteError::from_code(row.on_write_error.get())
             .ok_or_else(|| damaged("on_write_error"))?,
         write_error_after_s: row.write_error_after_s.get(),
+        read_fill: ReadFill::from_code(row.read_fill.get()).ok_or_else(|| damaged("read_fill"))?,
+        sequential_read_cutoff: match row.sequential_read_cutoff.get() {
+            0 => SEQUENTIAL_READ_CUTOFF,
+            u64::MAX => 0,
+            bytes => bytes,
+        },
+        readahead: Readahead::from_code(row.readahead.get()).ok_or_else(|| damaged("readahead"))?,
+        sequential_write_cutoff: row.sequential_write_cutoff.get(),
+        when_full: WhenFull::from_code(row.when_full.get()).ok_or_else(|| damaged("when_full"))?,
+        congestion_read_us: row.congestion_read_us.get(),
+        congestion_write_us: row.congestion_write_us.get(),
+        read_latency_target_us: row.read_latency_target_us.get(),
+        writeback_paused_until_ms: row.writeback_paused_until_ms.get(),
     }
     .validated()
     .map_err(|_| damaged("setting"))?;

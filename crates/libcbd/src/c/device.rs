@@ -349,7 +349,7 @@ pub unsafe extern "C" fn cbd_device_settings(device: *const CbdDevice, settings:
     })
 }
 
-/// Replaces all settings, for this process and for later openers of the region. Query the present ones first.
+/// Replaces the settings of the structure, for this process and for later openers of the region. Query the present ones first.
 ///
 /// # Safety
 /// `device` is open or NULL; `settings` points to settings or is NULL.
@@ -367,6 +367,7 @@ pub unsafe extern "C" fn cbd_device_set_settings(
         let percent = |value: u32, name: &str| {
             u8::try_from(value).map_err(|_| invalid(format!("{name} is {value}: it must be 0 to 90")))
         };
+        // Settings that the structure does not have stay as they are.
         device.0.set_settings(Settings {
             gc_percent: percent(given.gc_percent, "gc_percent")?,
             consistency: consistency_of(given.consistency)?,
@@ -381,6 +382,7 @@ pub unsafe extern "C" fn cbd_device_set_settings(
                 }
             },
             write_error_after_s: given.write_error_after_s,
+            ..device.0.settings()
         })?;
         Ok(0)
     })
