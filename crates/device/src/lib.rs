@@ -10,6 +10,7 @@
 
 extern crate alloc;
 
+mod around;
 mod parked;
 mod queue;
 

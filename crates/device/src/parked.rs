@@ -1,7 +1,7 @@
 //! Parked requests, and their operations on the backing device.
 
 use alloc::vec::Vec;
-use cbd_engine::{Miss, ZeroProgress};
+use cbd_engine::{BypassTicket, FlushTicket, Miss, ZeroProgress};
 use cbd_types::{ByteRange, Error, Request};
 
 /// A request that has not completed.
@@ -24,6 +24,29 @@ pub(crate) enum Progress {
     Reading,
     /// The request waits for the flush of its FUA.
     Forcing,
+    /// The request may go past the cache.
+    Around(Around),
+    /// The request waits for a flush of the backing device below the cache.
+    Flushing(FlushTicket),
+}
+
+/// The progress of a change that may go past the cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around {
+    /// All bytes of the device range before this offset are done, or in flight.
+    pub(crate) next: u64,
+    /// Some of it went past the cache.
+    pub(crate) went_past: bool,
+    /// Some of it is in the cache.
+    pub(crate) cached: bool,
+    /// The progress of zeroes that are cached.
+    pub(crate) zeroed: ZeroProgress,
+}
+
+impl Around {
+    pub(crate) fn from(start: u64) -> Self {
+        Self { next: start, went_past: false, cached: false, zeroed: ZeroProgress::default() }
+    }
 }
 
 /// An operation in flight.
@@ -33,6 +56,8 @@ pub(crate) struct InFlightOp {
     pub(crate) range: ByteRange,
     /// Its misses that may be cached.
     pub(crate) misses: Vec<Miss>,
+    /// The bypass that ends with it.
+    pub(crate) bypass: Option<BypassTicket>,
 }
 
 /// A table with reusable indices.

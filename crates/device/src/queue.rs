@@ -5,7 +5,7 @@ use crate::{
     parked::{InFlightOp, Parked, Progress, Slab},
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
-use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, ZeroProgress};
+use cbd_engine::{Admission, BypassTicket, Cache, Environment, Miss, TOGETHER, ZeroProgress};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
     Request, Result, SpareBuffers, backing::BackingDone, heap_sort_by_key,
@@ -21,29 +21,33 @@ const SPARE_BYTES: usize = 16 << 20;
 
 /// A queue: used by one thread, with its own queue of the backing device.
 pub struct Queue<E: Environment, Q: BackingQueue> {
-    device: Arc<Device<E>>,
-    backing: Q,
-    waker: Waker,
-    parked: Slab<Parked>,
-    ops: Slab<InFlightOp>,
-    /// Requests that wait for space, in order of submission.
-    waiting: VecDeque<usize>,
+    pub(crate) device: Arc<Device<E>>,
+    pub(crate) backing: Q,
+    pub(crate) waker: Waker,
+    pub(crate) parked: Slab<Parked>,
+    pub(crate) ops: Slab<InFlightOp>,
+    /// Requests that wait for space, or for what precedes them, in order of submission.
+    pub(crate) waiting: VecDeque<usize>,
     /// Data that was read for a completed request; it is cached after the completions have been sent.
     fills: Vec<(Vec<Miss>, ByteRange, AlignedBuffer)>,
-    spare: SpareBuffers,
+    pub(crate) spare: SpareBuffers,
     misses: Vec<Miss>,
-    finished: Vec<BackingDone>,
+    pub(crate) finished: Vec<BackingDone>,
     /// Short writes that are held back, to be executed as a batch when no more requests arrive.
     plugged: Vec<Request>,
     /// The results of the present batch; empty between batches.
     results: Vec<Option<Result<Admission>>>,
+    /// The failed flushes of the backing device that this queue has reported.
+    pub(crate) reported_failures: u64,
 }
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// A queue of `device` with `backing` as its queue of the backing device. `waker` is called, from any
     /// thread, when [`poll`](Self::poll) may make progress with a waiting request.
     pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
+        let reported_failures = device.cache().map_or(0, |cache| cache.reported_failures());
         Self {
+            reported_failures,
             device,
             backing,
             waker,
@@ -89,8 +93,19 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             complete(request, Err(given_up()), done);
         }
         for place in self.waiting.drain(..) {
-            if let Some(parked) = self.parked.remove(place) {
-                complete(parked.request, Err(given_up()), done);
+            match self.parked.get_mut(place) {
+                // The backing device has a part of it, and it completes when that returns.
+                Some(parked) if parked.outstanding > 0 => {
+                    parked.error.get_or_insert(given_up());
+                    if let Progress::Around(around) = &mut parked.progress {
+                        around.next = parked.request.range.end;
+                    }
+                }
+                _ => {
+                    if let Some(parked) = self.parked.remove(place) {
+                        complete(parked.request, Err(given_up()), done);
+                    }
+                }
             }
         }
         if let Some(cache) = self.device.cache() {
@@ -132,7 +147,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && !request.range.is_empty()
             && request.range.len() <= PLUGGED_BYTES_MAX
             && self.check(request.operation, request.range, request.buffer.len()).is_ok()
-            && self.device.cache().is_some_and(|cache| cache.pieces(request.range).nth(1).is_none())
+            && self
+                .device
+                .cache()
+                .is_some_and(|cache| cache.caches_writes() && cache.pieces(request.range).nth(1).is_none())
     }
 
     // Out of line: for a single request `unplug` calls `submit`, which needs more stack.
@@ -211,6 +229,12 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.submit_uncached(parked(data));
             return None;
         };
+        if !cache.caches_writes() {
+            let cache = Arc::clone(cache);
+            let mut done = Vec::new();
+            self.submit_around(&cache, parked(data), &mut done);
+            return done.pop().map(|completion| completion.result);
+        }
         let mut progress = Progress::Written(range.start);
         let result = advance(cache, &Change { operation, range, data, fua }, &mut progress, &self.waker);
         if result.is_none() {
@@ -317,8 +341,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     fn submit_cached(&mut self, cache: &Arc<Cache<E>>, request: Request, done: &mut Vec<Completion>) {
         let mut progress = match request.operation {
-            Operation::Flush => return complete(request, cache.flush(), done),
+            Operation::Flush => return self.flush(cache, request, done),
             Operation::Read => return self.read(cache, request, done),
+            _ if !cache.caches_writes() => return self.submit_around(cache, request, done),
             Operation::Write => Progress::Written(request.range.start),
             Operation::Discard | Operation::WriteZeroes => Progress::Zeroed(ZeroProgress::default()),
         };
@@ -337,6 +362,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     #[inline(never)]
     fn go_on(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
         let Some(parked) = self.parked.get_mut(place) else { return };
+        if matches!(parked.progress, Progress::Around(_)) {
+            return self.go_around(cache, place, done);
+        }
         match advance(cache, &Change::of(&parked.request), &mut parked.progress, &self.waker) {
             Some(result) => {
                 if let Some(parked) = self.parked.remove(place) {
@@ -381,14 +409,21 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let range = ByteRange { start: first.range.start, end: last.range.end };
         // The data is read into a buffer of the queue: no client can change data that becomes a record.
         let buffer = self.spare.take(range.len() as usize);
-        self.send(place, range, misses, BackingOp::Read { offset: range.start, buffer });
+        self.send(place, range, misses, None, BackingOp::Read { offset: range.start, buffer });
     }
 
-    fn send(&mut self, parked: usize, range: ByteRange, misses: Vec<Miss>, op: BackingOp) {
+    pub(crate) fn send(
+        &mut self,
+        parked: usize,
+        range: ByteRange,
+        misses: Vec<Miss>,
+        bypass: Option<BypassTicket>,
+        op: BackingOp,
+    ) {
         if let Some(parked) = self.parked.get_mut(parked) {
             parked.outstanding += 1;
         }
-        let token = self.ops.insert(InFlightOp { parked, range, misses });
+        let token = self.ops.insert(InFlightOp { parked, range, misses, bypass });
         self.backing.submit(OpToken(token as u64), op);
     }
 
@@ -404,18 +439,26 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         };
         let place =
             self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
-        self.send(place, range, Vec::new(), op);
+        self.send(place, range, Vec::new(), None, op);
     }
 
-    fn op_finished(&mut self, finished: BackingDone, done: &mut Vec<Completion>) {
-        let Some(op) = self.ops.remove(finished.token.0 as usize) else { return };
+    pub(crate) fn op_finished(&mut self, finished: BackingDone, done: &mut Vec<Completion>) {
+        let Some(mut op) = self.ops.remove(finished.token.0 as usize) else { return };
+        let is_good = finished.result.is_ok();
+        let device = Arc::clone(&self.device);
+        if let (Some(cache), Some(ticket)) = (device.cache(), op.bypass.take()) {
+            let data = match &finished.op {
+                BackingOp::Write { buffer, .. } => Some(&**buffer),
+                _ => None,
+            };
+            cache.end_bypass(ticket, data, is_good);
+        }
         let Some(parked) = self.parked.get_mut(op.parked) else { return };
         parked.outstanding -= 1;
-        let is_good = finished.result.is_ok();
         if let Err(error) = finished.result {
             parked.error.get_or_insert(error);
         }
-        let cache = self.device.cache();
+        let cache = device.cache();
         match finished.op {
             BackingOp::Read { buffer, .. } if cache.is_some() => {
                 if is_good {
@@ -428,6 +471,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                     self.spare.give(buffer);
                 }
             }
+            BackingOp::Write { buffer, .. } if cache.is_some() => self.spare.give(buffer),
             BackingOp::Read { buffer, .. } | BackingOp::Write { buffer, .. } => {
                 parked.request.buffer = buffer
             }
@@ -436,6 +480,14 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if parked.outstanding > 0 {
             return;
         }
+        match (cache, parked.progress) {
+            (Some(cache), Progress::Around(_)) => return self.end_around(cache, op.parked, done),
+            (Some(cache), Progress::Flushing(ticket)) => {
+                self.backing_flushed(cache, ticket, is_good);
+                return self.complete_parked(op.parked, done);
+            }
+            _ => {}
+        }
         let forces = cache.is_none()
             && parked.request.fua
             && parked.error.is_none()
@@ -443,19 +495,25 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && !matches!(parked.request.operation, Operation::Flush | Operation::Read);
         if forces {
             parked.progress = Progress::Forcing;
-            return self.send(op.parked, op.range, Vec::new(), BackingOp::Flush);
+            return self.send(op.parked, op.range, Vec::new(), None, BackingOp::Flush);
         }
-        if let Some(parked) = self.parked.remove(op.parked) {
-            let result = parked.error.map_or(Ok(()), Err);
-            complete(parked.request, result, done);
+        self.complete_parked(op.parked, done);
+    }
+
+    /// Completes a request whose operations have all returned.
+    pub(crate) fn complete_parked(&mut self, place: usize, done: &mut Vec<Completion>) {
+        if let Some(parked) = self.parked.remove(place) {
+            complete(parked.request, parked.error.map_or(Ok(()), Err), done);
         }
     }
 }
 
 impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
     fn drop(&mut self) {
-        let Some(cache) = self.device.cache() else { return };
+        let device = Arc::clone(&self.device);
+        let Some(cache) = device.cache() else { return };
         cache.stop_waiting(&self.waker);
+        self.wait_for_bypasses();
         // The operations themselves are dropped with the queue of the backing device.
         for place in 0.. {
             if self.ops.len() == 0 {
@@ -535,12 +593,12 @@ fn advance<E: Environment>(
                 Err(error) => return Some(Err(error)),
             }
         }
-        Progress::Reading | Progress::Forcing => {}
+        Progress::Reading | Progress::Forcing | Progress::Around(_) | Progress::Flushing(_) => {}
     }
     Some(if change.fua { cache.force_unit_access(&[range]) } else { Ok(()) })
 }
 
-fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {
+pub(crate) fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {
     done.push(Completion { id: request.id, result, buffer: request.buffer });
 }
 

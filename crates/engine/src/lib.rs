@@ -34,12 +34,12 @@ mod transport;
 mod worker;
 
 pub use cache::{
-    Admission, BackingTrouble, Cache, CacheStatus, CachedState, DamagedRange, LogEntry, LogSegmentView,
-    LogView, Miss, TOGETHER, ZeroProgress,
+    Admission, BackingTrouble, Bypass, BypassTicket, Cache, CacheStatus, CachedState, DamagedRange,
+    FlushTicket, LogEntry, LogSegmentView, LogView, Miss, TOGETHER, ZeroProgress,
 };
 pub use rare::RarePaths;
 pub use repair::copy_over;
-pub use settings::{Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
+pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
 pub use slots::TwoSlots;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,

@@ -84,6 +84,21 @@ choice! {
 }
 
 choice! {
+    /// How writes go.
+    pub enum CacheMode {
+        /// A write is complete when it is durable in the region, and reaches the backing device in the background.
+        Writeback "writeback",
+        /// A write is complete when the backing device has accepted it; the cache has its data too. The region alone holds
+        /// nothing that a flush has covered.
+        Writethrough "writethrough",
+        /// As [`Writethrough`](Self::Writethrough), but the cache only forgets what it held of the range.
+        Writearound "writearound",
+        /// As [`Writearound`](Self::Writearound), and reads neither use nor fill the cache.
+        Passthrough "passthrough",
+    }
+}
+
+choice! {
     /// The misses whose data is recorded in the cache.
     pub enum ReadFill {
         /// While the cache has space all of them; in a full cache those that admission finds worth their space.
@@ -139,6 +154,8 @@ pub struct Settings {
     pub on_write_error: OnWriteError,
     /// Seconds of failed attempts after which `on_write_error` takes effect; 0 to a day.
     pub write_error_after_s: u32,
+    /// How writes go. A change to another mode takes effect when the backing device has everything.
+    pub cache_mode: CacheMode,
     /// The misses that are recorded.
     pub read_fill: ReadFill,
     /// Bytes of a sequential stream of reads behind which its data is not recorded; 0 means never.
@@ -169,6 +186,7 @@ impl Default for Settings {
             dirty_target_percent: 10,
             on_write_error: OnWriteError::Stop,
             write_error_after_s: 60,
+            cache_mode: CacheMode::Writeback,
             read_fill: ReadFill::Admit,
             sequential_read_cutoff: SEQUENTIAL_READ_CUTOFF,
             readahead: Readahead::Auto,
@@ -183,6 +201,15 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Whether requests can go past the cache with these settings, so that the region needs the feature for it.
+    #[must_use]
+    pub const fn can_bypass(&self) -> bool {
+        !matches!(self.cache_mode, CacheMode::Writeback)
+            || self.sequential_write_cutoff > 0
+            || self.congestion_write_us > 0
+            || matches!(self.when_full, WhenFull::Around)
+    }
+
     /// Returns the settings if all are in their range.
     ///
     /// # Errors

@@ -62,6 +62,12 @@ impl<E: Environment> SharedU32<E> {
         self.number.fetch_add(value, order)
     }
 
+    /// Stores `to` if the value is `from`.
+    pub(crate) fn replace(&self, from: u32, to: u32) {
+        E::before_shared_access();
+        let _ = self.number.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
     #[inline]
     pub(crate) fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
         E::before_shared_access();

@@ -38,6 +38,13 @@ pub enum RecordKind {
     ParkedWrite,
     /// The same for a range that reads as zeroes.
     ParkedZeroes,
+    /// The cache holds nothing of the range from here on: a write goes to the backing device alone. Durable before that write
+    /// is submitted. Needs [`FEATURE_BYPASS`](crate::superblock::FEATURE_BYPASS).
+    Invalidate,
+    /// Data that the backing device had accepted before the record was stored, and that a flush of the backing device may not
+    /// have covered yet: until *drained* has passed its epoch, a power failure may have taken it from the backing device. Needs
+    /// [`FEATURE_BYPASS`](crate::superblock::FEATURE_BYPASS).
+    WriteThrough,
 }
 
 impl RecordKind {
@@ -50,6 +57,8 @@ impl RecordKind {
             Self::ParkedWrite => 5,
             Self::Quarantine => 6,
             Self::ParkedZeroes => 7,
+            Self::Invalidate => 8,
+            Self::WriteThrough => 9,
         }
     }
 
@@ -62,6 +71,8 @@ impl RecordKind {
             5 => Self::ParkedWrite,
             6 => Self::Quarantine,
             7 => Self::ParkedZeroes,
+            8 => Self::Invalidate,
+            9 => Self::WriteThrough,
             _ => return None,
         })
     }
@@ -69,7 +80,7 @@ impl RecordKind {
     /// Whether the record has data.
     #[must_use]
     pub const fn has_data(self) -> bool {
-        matches!(self, Self::Write | Self::Fill | Self::ParkedWrite)
+        matches!(self, Self::Write | Self::Fill | Self::ParkedWrite | Self::WriteThrough)
     }
 
     /// Whether the range reads as zeroes.
@@ -82,6 +93,12 @@ impl RecordKind {
     #[must_use]
     pub const fn is_dirty(self) -> bool {
         matches!(self, Self::Write | Self::WriteZeroes | Self::Discard)
+    }
+
+    /// Whether a flush of the backing device must cover it before *drained* may pass its epoch.
+    #[must_use]
+    pub const fn awaits_flush(self) -> bool {
+        self.is_dirty() || matches!(self, Self::WriteThrough)
     }
 
     /// Whether the backing device lacks it, regardless of *drained*.

@@ -18,9 +18,13 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"CBDtrans");
 /// mixture of pages.
 pub const FEATURE_USE_NOTES: u64 = 1 << 0;
 
+/// Incompatible feature 1: writes can go past a cache. A program that does not know their records would take them for damage,
+/// and old data in the cache for the newest.
+pub const FEATURE_BYPASS: u64 = 1 << 1;
+
 /// Incompatible features that this program supports. An unknown compatible feature is ignored, an unknown read-only
 /// compatible one forbids writing, an unknown incompatible one forbids opening.
-pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES;
+pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES | FEATURE_BYPASS;
 /// Read-only compatible features that this program supports; see [`INCOMPATIBLE_KNOWN`].
 pub const READ_ONLY_KNOWN: u64 = 0;
 

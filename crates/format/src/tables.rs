@@ -126,8 +126,10 @@ on_media! {
         952 congestion_write_us: U32,
         /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 never.
         956 read_latency_target_us: U32,
+        /// 0 writeback, 1 writethrough, 2 writearound, 3 passthrough.
+        960 write_mode: U32,
         /// Zero.
-        960 reserved2: [u8; 48],
+        964 reserved2: [u8; 44],
     }
 }
 

@@ -15,6 +15,7 @@
 
 use crate::disk_queue::SimQueue;
 use crate::image::DiskImage;
+use crate::memory::CrashMemory;
 use crate::random::Seeded;
 use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
 use parking_lot::Mutex;
@@ -92,6 +93,8 @@ pub(crate) struct State {
     pub(crate) random: Seeded,
     pub(crate) latency_polls_max: u64,
     queues: u64,
+    /// The memory of the process that uses the disk: when it has crashed, a thread of it that still runs submits nothing.
+    user: Option<CrashMemory>,
     /// Queues with lower numbers belong to dead processes.
     pub(crate) first_living_queue: u64,
     counters: DiskCounters,
@@ -147,6 +150,7 @@ impl SimDisk {
             random: Seeded::new(seed),
             latency_polls_max: 4,
             queues: 0,
+            user: None,
             first_living_queue: 0,
             counters: DiskCounters::default(),
         })))
@@ -246,6 +250,7 @@ impl SimDisk {
                 random: state.random.clone(),
                 latency_polls_max: state.latency_polls_max,
                 queues: state.queues,
+                user: None,
                 first_living_queue: state.queues + 1,
                 counters: DiskCounters::default(),
             })))
@@ -264,6 +269,19 @@ impl SimDisk {
             state.left_behind.clear();
             state.first_living_queue = state.queues + 1;
         });
+    }
+
+    /// Whether a power cut takes nothing from it.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.with(|state| {
+            state.unflushed.is_empty() && state.left_behind.is_empty() && state.flying.is_empty()
+        })
+    }
+
+    /// From this call on, the process with this memory uses the disk.
+    pub fn used_by(&self, memory: &CrashMemory) {
+        self.with(|state| state.user = Some(memory.clone()));
     }
 
     /// Kills the process that uses the disk. Each operation that it had in flight takes effect whole, in part or not
@@ -343,6 +361,11 @@ impl State {
         } else {
             change.apply(&mut self.durable);
         }
+    }
+
+    /// Whether the process that uses the disk has crashed. Its other threads end a little later.
+    pub(crate) fn user_has_crashed(&self) -> bool {
+        self.user.as_ref().is_some_and(CrashMemory::is_dead)
     }
 
     /// Accepts an operation. Panics if the caller broke the contract.

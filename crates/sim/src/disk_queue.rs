@@ -73,7 +73,7 @@ impl SimQueue {
 impl BackingQueue for SimQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         self.disk.with(|state| {
-            if self.number >= state.first_living_queue {
+            if self.number >= state.first_living_queue && !state.user_has_crashed() {
                 assert!(
                     self.mine(state).all(|flying| flying.token != token),
                     "the token {token:?} is in flight already"

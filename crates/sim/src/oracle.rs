@@ -91,6 +91,8 @@ pub struct Oracle {
     /// The wall clock at the last time that the clients read it.
     wall_ms: u64,
     next_content: u64,
+    /// Changes may go past the cache: they are not atomic, and a power cut may lose those that no flush has covered.
+    may_lose: bool,
     /// The content of the device in sectors that were never changed.
     fresh: Arc<[u8]>,
 }
@@ -108,10 +110,18 @@ impl Oracle {
             open: BTreeMap::new(),
             next_open: 0,
             unguaranteed: Vec::new(),
+            may_lose: false,
             clock: 0,
             wall_ms: 0,
             next_content: Content::INITIAL.0,
         }
+    }
+
+    /// The same for a device whose changes may go past the cache: they are not atomic, and a power cut may lose those that no
+    /// flush has covered.
+    #[must_use]
+    pub fn may_lose(self) -> Self {
+        Self { may_lose: true, atomic_unit: 0, ..self }
     }
 
     fn tick(&mut self) -> Moment {
@@ -307,10 +317,57 @@ impl Oracle {
     /// # Errors
     /// If the content is neither the old nor the new one, or an atomic write is there in part.
     pub fn settle(&mut self, read: impl FnMut(ByteRange) -> Vec<u8>) -> Result<(), Violation> {
-        let all: Vec<OpenChange> = self.open.keys().copied().collect();
-        self.decide(&all, read)?;
+        self.settle_unflushed(read)?;
         let now = self.tick();
         self.flushed(now);
+        Ok(())
+    }
+
+    /// As [`settle`](Self::settle), if changes may have gone past the cache and only the process crashed: what had completed
+    /// is there, but no flush has covered it.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn settle_unflushed(&mut self, read: impl FnMut(ByteRange) -> Vec<u8>) -> Result<(), Violation> {
+        let all: Vec<OpenChange> = self.open.keys().copied().collect();
+        self.decide(&all, read).map(drop)
+    }
+
+    /// As [`settle`](Self::settle) after a power cut, if changes may have gone past the cache: what had completed and no flush
+    /// had covered may be lost, each sector for itself.
+    ///
+    /// # Errors
+    /// The first sector whose content is older than one that was guaranteed, or that no client wrote.
+    pub fn settle_after_power_cut(
+        &mut self,
+        mut read: impl FnMut(ByteRange) -> Vec<u8>,
+    ) -> Result<(), Violation> {
+        let now = self.tick();
+        let mut unguaranteed = Vec::new();
+        for range in self.changed(32 << 10) {
+            let bytes = read(range);
+            for sector in self.sectors_to_check(range, &bytes) {
+                let shown = Content::of(sector, self.sector_in(range, &bytes, sector));
+                let entries = self.sectors.get(&sector).map_or(&[][..], Vec::as_slice);
+                let oldest = entries.iter().rposition(|entry| entry.guaranteed != NEVER).unwrap_or(0);
+                let legal: Vec<Content> = entries[oldest..].iter().map(|entry| entry.content).collect();
+                let found = legal.iter().rposition(|content| Some(*content) == shown);
+                let Some(found) = found else {
+                    return Err(self.violation("after a power cut", sector, shown, &legal));
+                };
+                let wall_ms = self.wall_ms;
+                if let Some(entries) = self.sectors.get_mut(&sector) {
+                    entries.truncate(oldest + found + 1);
+                    if let Some(entry) = entries.last_mut() {
+                        // It may be in the cache alone, so it counts as unflushed.
+                        entry.complete(entry.completed.min(now), entry.completed_ms.min(wall_ms));
+                        unguaranteed.push(sector);
+                    }
+                }
+            }
+        }
+        self.open.clear();
+        self.unguaranteed = unguaranteed;
         Ok(())
     }
 

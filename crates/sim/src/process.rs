@@ -13,7 +13,7 @@ use crate::disk_queue::SimQueue;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
 use cbd_device::{Device, Queue};
-use cbd_engine::{BackgroundWorker, Cache, Step, Transport};
+use cbd_engine::{BackgroundWorker, Cache, Settings, Step, Transport};
 use cbd_types::{BackendId, Completion, Region, Request, Result};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -153,13 +153,25 @@ pub fn recover(
     memory: &CrashMemory,
     backend: BackendId,
 ) -> Result<Arc<Cache<SimEnvironment>>> {
+    recover_both(environment, memory, backend).map(|(_, cache)| cache)
+}
+
+/// As [`recover`], with the transport.
+fn recover_both(
+    environment: &Arc<SimEnvironment>,
+    memory: &CrashMemory,
+    backend: BackendId,
+) -> Result<(Arc<Transport<SimEnvironment>>, Arc<Cache<SimEnvironment>>)> {
     act_as(ADMINISTRATOR);
-    Transport::open(Arc::clone(environment), Region::new(memory.clone()))?.open_cache(backend)
+    let transport = Transport::open(Arc::clone(environment), Region::new(memory.clone()))?;
+    let cache = transport.open_cache(backend)?;
+    Ok((transport, cache))
 }
 
 /// The process.
 pub struct Process {
     environment: Arc<SimEnvironment>,
+    transport: Arc<Transport<SimEnvironment>>,
     cache: Arc<Cache<SimEnvironment>>,
     device: Arc<Device<SimEnvironment>>,
     depth: usize,
@@ -181,17 +193,28 @@ impl Process {
         clients: usize,
         depth: usize,
     ) -> Result<Self> {
-        let cache = recover(&environment, memory, backend)?;
+        let (transport, cache) = recover_both(&environment, memory, backend)?;
+        disk.used_by(memory);
         let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
         let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
         let worker = SimWorker::new(&cache, disk, depth);
-        Ok(Self { environment, cache, device, depth, clients, worker, disk: disk.clone() })
+        Ok(Self { environment, transport, cache, device, depth, clients, worker, disk: disk.clone() })
     }
 
     /// The engine's cache.
     pub fn cache(&self) -> &Cache<SimEnvironment> {
         act_as(ADMINISTRATOR);
         &self.cache
+    }
+
+    /// Changes the settings, in the region and then in the running cache.
+    ///
+    /// # Errors
+    /// The error of the engine.
+    pub fn change_settings(&self, settings: Settings) -> Result<()> {
+        act_as(ADMINISTRATOR);
+        self.transport.update_settings(self.cache.backend(), settings)?;
+        self.cache.set_settings(settings)
     }
 
     /// Number of clients.

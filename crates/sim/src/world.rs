@@ -23,7 +23,7 @@ use crate::oracle::{Moment, Oracle, Violation};
 use crate::process::{Outlook, Process};
 use crate::random::Seeded;
 use crate::workload::Workload;
-use cbd_engine::{CacheStatus, Consistency, Environment, Settings};
+use cbd_engine::{CacheMode, CacheStatus, Consistency, Environment, Settings};
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
 };
@@ -60,6 +60,8 @@ pub struct World {
     /// Whether the region was damaged: reads may fail.
     is_damaged: bool,
     is_disk_broken: bool,
+    /// The power was cut since the outcome of changes was determined.
+    had_power_cut: bool,
     /// Whether changes may fail because the disk refuses writes for a long time.
     expects_refusals: bool,
     /// The numbers of ranges that the present process has parked and unparked, as far as they were counted.
@@ -89,8 +91,9 @@ impl World {
         let (backend, segment_area) = make_cache(&options, &environment, &memory)
             .unwrap_or_else(|error| panic!("seed {}: the engine makes no cache: {error}", options.seed));
         let atomic_unit = (options.segment_size / 4).min(1 << 20);
+        let oracle = Oracle::new(options.size, options.sector, atomic_unit);
         let mut world = Self {
-            oracle: Oracle::new(options.size, options.sector, atomic_unit),
+            oracle: if options.can_bypass() { oracle.may_lose() } else { oracle },
             workload: Workload::new(options.size, options.sector, atomic_unit, options.mix),
             random,
             memory,
@@ -107,6 +110,7 @@ impl World {
             drained_epoch: Epoch(0),
             crash_recovery_at: None,
             is_damaged: false,
+            had_power_cut: false,
             is_disk_broken: !options.unwritable.is_empty(),
             expects_refusals: false,
             parked_seen: (0, 0),
@@ -280,6 +284,7 @@ impl World {
                 0 => self.stop_and_start(),
                 1..6 => self.replace_a_client(),
                 6..10 if self.options.vary_settings => self.vary_settings(),
+                10..16 if self.options.vary_modes => self.vary_mode(),
                 _ => {}
             },
         }
@@ -307,6 +312,16 @@ impl World {
         if let Err(error) = self.process().cache().set_settings(settings) {
             self.fail(format!("{settings:?}: {error}"));
         }
+    }
+
+    /// Changes the mode of the running cache, in the region first.
+    fn vary_mode(&mut self) {
+        let cache_mode = *self.random.pick(&CacheMode::ALL);
+        let settings = Settings { cache_mode, ..self.process().cache().settings() };
+        if let Err(error) = self.process().change_settings(settings) {
+            self.fail(format!("{settings:?}: {error}"));
+        }
+        self.check_points();
     }
 
     /// The background worker takes a step if it was woken.

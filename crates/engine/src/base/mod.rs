@@ -8,6 +8,7 @@
 
 mod gate;
 mod load;
+mod mode;
 mod pool;
 mod records;
 mod segments;
@@ -24,6 +25,7 @@ use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
 pub(crate) use gate::{FirstWrite, Gate};
 pub(crate) use load::Damage;
+pub(crate) use mode::{Mode, Phase};
 pub(crate) use pool::{Lack, Pool, Requester};
 pub(crate) use records::Records;
 pub(crate) use segments::Segment;
@@ -39,6 +41,7 @@ pub(crate) struct Base<E: Environment> {
     context: Context<E>,
     segments: Segments<E>,
     gate: Gate<E>,
+    mode: Mode<E>,
     wakeups: Wakeups<E>,
     pool: Pool<E>,
     epochs: Epochs<E>,
@@ -60,6 +63,7 @@ impl<E: Environment> Base<E> {
             context,
             segments: Segments::new(segments),
             gate: Gate::new(),
+            mode: Mode::opened(settings.cache_mode),
             wakeups: Wakeups::new(),
             pool,
             epochs,
@@ -96,6 +100,12 @@ impl<E: Environment> Base<E> {
     #[inline]
     pub(crate) const fn identity(&self) -> &Identity {
         self.context.identity()
+    }
+
+    /// The mode in which writes go.
+    #[inline]
+    pub(crate) const fn mode(&self) -> &Mode<E> {
+        &self.mode
     }
 
     /// The gate that refuses requests.

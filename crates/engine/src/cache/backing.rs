@@ -67,6 +67,11 @@ impl<E: Environment> BackingHealth<E> {
         *trouble = Some(BackingTrouble { error: error.line(), since_wall_ms, attempts });
     }
 
+    /// Whether the backing device has failed since its last success.
+    pub(crate) fn is_in_trouble(&self) -> bool {
+        self.trouble.lock().is_some()
+    }
+
     /// The backing device accepts writes again.
     pub(crate) fn end_trouble(&self) {
         *self.trouble.lock() = None;

@@ -50,17 +50,36 @@ impl<E: Environment> Cache<E> {
             return;
         }
         lane.announce(base);
-        // Without space the data is not cached.
-        if blocks_in(miss.range) <= FEW_BLOCKS {
-            self.commit_fill::<FEW_BLOCKS>(&mut state, miss.range, data);
-        } else {
-            self.commit_fill::<MANY_BLOCKS>(&mut state, miss.range, data);
+        // A power failure may take from the backing device what went past the cache and no flush has covered.
+        let kind = if self.has_unflushed_bypass() { RecordKind::WriteThrough } else { RecordKind::Fill };
+        if self.record_clean(&mut state, kind, miss.range, data) {
+            state.count_filled(miss.range.len());
         }
     }
 
-    fn commit_fill<const BLOCKS: usize>(&self, lane: &mut LaneState, range: ByteRange, data: &[u8]) {
-        let (kind, requester) = (RecordKind::Fill, Requester::Optional);
-        let _ = lane.commit::<E, BLOCKS>(self.base(), kind, range, data, requester, None);
+    /// Records data that the backing device has. Returns `false` if there was no space.
+    pub(super) fn record_clean(
+        &self,
+        lane: &mut LaneState,
+        kind: RecordKind,
+        range: ByteRange,
+        data: &[u8],
+    ) -> bool {
+        if blocks_in(range) <= FEW_BLOCKS {
+            self.commit_clean::<FEW_BLOCKS>(lane, kind, range, data)
+        } else {
+            self.commit_clean::<MANY_BLOCKS>(lane, kind, range, data)
+        }
+    }
+
+    fn commit_clean<const BLOCKS: usize>(
+        &self,
+        lane: &mut LaneState,
+        kind: RecordKind,
+        range: ByteRange,
+        data: &[u8],
+    ) -> bool {
+        lane.commit::<E, BLOCKS>(self.base(), kind, range, data, Requester::Optional, None).is_ok()
     }
 
     /// Cancels a fill: the read failed, or its data is not needed any more.

@@ -8,6 +8,7 @@
 //! Elsewhere: the operations in a locked lane (`lane`), writeback and reclaim (`worker`), recovery (`recovery`).
 
 mod backing;
+mod bypass;
 mod damage;
 mod fill;
 mod flush;
@@ -30,6 +31,7 @@ use crate::{
 };
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 use backing::BackingHealth;
+use bypass::Bypassing;
 use cbd_format::LaneTail;
 use cbd_types::{BackendId, ByteRange, CHUNK, Epoch, InFlight, LaneId, Result};
 use core::task::Waker;
@@ -37,6 +39,7 @@ use damage::DamageLog;
 pub(crate) use parked_counters::ParkedCounters;
 pub(crate) use scan::Met;
 
+pub use bypass::{Bypass, BypassTicket, FlushTicket};
 pub use fill::Miss;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use together::TOGETHER;
@@ -53,6 +56,7 @@ pub struct Cache<E: Environment> {
     lanes: Box<[Lane<E>]>,
     base: Base<E>,
     tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
+    bypass: Bypassing<E>,
     damage: DamageLog<E>,
     backing: BackingHealth<E>,
     parked: ParkedCounters<E>,
@@ -68,6 +72,7 @@ impl<E: Environment> Cache<E> {
             lanes: lanes.into_boxed_slice(),
             base,
             tails: Mutex::<E, _>::new(tails),
+            bypass: Bypassing::new(),
             damage: DamageLog::new(),
             backing: BackingHealth::new(),
             parked: ParkedCounters::new(),
@@ -170,9 +175,13 @@ impl<E: Environment> Cache<E> {
     /// Changes the settings; they take effect at once. The transport stores them for the next start.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of range; nothing changes then.
+    /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of range, and for settings with which
+    /// requests go past the cache before [`Transport::update_settings`](crate::Transport::update_settings) has stored them; nothing
+    /// changes then.
     pub fn set_settings(&self, settings: Settings) -> Result<()> {
+        self.check_allowed(&settings)?;
         self.base.set_settings(settings)?;
+        self.change_mode(settings.cache_mode);
         self.base.wakeups().wake();
         Ok(())
     }
@@ -187,12 +196,16 @@ impl<E: Environment> Cache<E> {
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();
         self.base.epochs().request(epoch);
+        self.request_backing_flush();
         self.base.wakeups().wake();
         epoch
     }
 
     /// Whether everything up to `epoch` is on the backing device.
     pub fn is_drained(&self, epoch: Epoch) -> bool {
+        if self.wants_backing_flush() {
+            return false;
+        }
         if self.drained_epoch() >= epoch {
             return true;
         }
@@ -232,7 +245,7 @@ impl<E: Environment> Cache<E> {
     /// Refuses all further requests, wakes those that wait, and marks every lane. Dirty data stays in the region.
     pub fn stop(&self) {
         self.base.gate().stop();
-        self.base.pool().wake_all();
+        self.wake_all();
         if !self.is_abandoned() {
             self.close_epoch();
         }
@@ -242,7 +255,13 @@ impl<E: Environment> Cache<E> {
     /// Acknowledged writes are in the region, and the process that opens it next recovers them.
     pub fn abandon(&self) {
         self.base.gate().abandon();
+        self.wake_all();
+    }
+
+    /// Wakes all requests that wait.
+    fn wake_all(&self) {
         self.base.pool().wake_all();
+        self.wake_waiting_for_drained();
     }
 
     /// Whether [`abandon`](Self::abandon) was called.
@@ -250,9 +269,10 @@ impl<E: Environment> Cache<E> {
         self.base.gate().is_abandoned()
     }
 
-    /// Removes `waker` from the wait list for space: its requests were abandoned.
+    /// Removes `waker` from all wait lists: its requests were abandoned.
     pub fn stop_waiting(&self, waker: &Waker) {
         self.base.pool().forget(waker);
+        self.stop_waiting_to_bypass(waker);
     }
 
     /// Sets whether requests without space fail from now on, or wait.

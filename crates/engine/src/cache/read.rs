@@ -93,7 +93,8 @@ impl<E: Environment> Cache<E> {
         debug_assert_eq!(range.len(), into.len() as u64);
         debug_assert!(self.base().identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
         self.base().gate().check_running()?;
-        if let Some(outcome) = self.read_block(range, into, misses) {
+        let is_past = self.base().mode().is_passthrough();
+        if !is_past && let Some(outcome) = self.read_block(range, into, misses) {
             return outcome;
         }
         let first_miss = misses.len();
@@ -103,6 +104,7 @@ impl<E: Environment> Cache<E> {
             let mut state = self.lane(id).lock_for_request();
             state.note_read(base, range);
             state.look_up(base, range, &mut |piece, source| {
+                let source = if is_past { state.past(base, source) } else { source };
                 if !pieces.push(piece, source) {
                     return;
                 }
@@ -116,7 +118,9 @@ impl<E: Environment> Cache<E> {
             }
             for (piece, source) in pieces.iter() {
                 if *source == Source::Backing {
-                    misses.push(Miss::new(*piece, id, state.register_miss(*piece)));
+                    let fill =
+                        if is_past { state.unrecorded_miss(*piece) } else { state.register_miss(*piece) };
+                    misses.push(Miss::new(*piece, id, fill));
                 } else {
                     state.count_hit(piece.len());
                 }

@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::{
-    Consistency, Environment,
+    CacheMode, Consistency, Environment,
     epochs::CaughtUp,
     lane::{LaneReport, Source},
     rare::RarePaths,
@@ -78,6 +78,10 @@ pub struct CacheStatus {
     pub void_reason: Option<String>,
     /// Order of writeback.
     pub consistency: Consistency,
+    /// How writes go.
+    pub cache_mode: CacheMode,
+    /// The mode is not in force yet: the backing device gets what it lacks first.
+    pub is_changing_mode: bool,
     /// Blocks of 4 KiB in the index.
     pub index_blocks: u64,
     /// Bytes of memory of the index, and of the admission that decides which blocks it gets.
@@ -210,6 +214,8 @@ impl<E: Environment> Cache<E> {
             backing_is_consistent: void_reason.is_none(),
             void_reason,
             consistency: self.settings().consistency,
+            cache_mode: self.base().mode().get().0,
+            is_changing_mode: self.is_changing_mode(),
             index_blocks: lanes.index_blocks,
             index_bytes: lanes.index_bytes,
             damaged,

@@ -115,6 +115,9 @@ impl<E: Environment> Cache<E> {
         if self.base().region().check_stores(MutationPoint::WriteTogetherAfterFailure).is_err() {
             return Held::RegionFailed;
         }
+        if state.is_being_bypassed(range) {
+            return if state.wait_for_bypass(waker).is_some() { Held::Full } else { Held::NoMemory };
+        }
         let (kind, requester) = (RecordKind::Write, Requester::Client);
         let in_flight = if blocks_in(range) <= FEW_BLOCKS {
             state.store::<E, FEW_BLOCKS>(self.base(), kind, range, data, requester, Some(waker))

@@ -48,6 +48,9 @@ impl<E: Environment> Cache<E> {
         let base = self.base();
         let lane = self.prefetched_lane(range);
         let mut state = lane.lock_for_request();
+        if let Some(outcome) = Self::waits_for_bypass(&mut state, range, waker) {
+            return outcome;
+        }
         // A failed store may have been the lane's last record: a later record would prove that one, so none may follow.
         base.region().check_stores(MutationPoint::RecordAfterFailure)?;
         lane.announce(base);

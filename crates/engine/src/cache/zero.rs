@@ -34,6 +34,9 @@ impl<E: Environment> Cache<E> {
         for id in base.identity().lanes.touched_by(range, progress.next_lane) {
             let lane = self.lane(id);
             let mut state = lane.lock();
+            if let Some(outcome) = Self::waits_for_bypass(&mut state, range, waker) {
+                return outcome;
+            }
             base.region().check_stores(MutationPoint::RecordAfterFailure)?;
             lane.announce(base);
             let stored = match state.commit_zeroes(base, kind, range, waker) {

@@ -24,8 +24,9 @@ impl LaneState {
     pub(crate) fn register_fill(&mut self, range: ByteRange) -> FillId {
         let id = FillId(self.next_fill);
         self.next_fill += 1;
-        // If the allocation fails, the fill is not registered: its data is not recorded.
-        if self.fills.try_reserve(1).is_ok() {
+        // If the allocation fails, or the backing device may change the range meanwhile, the fill is not registered: its data is
+        // not recorded.
+        if !self.is_being_bypassed(range) && self.fills.try_reserve(1).is_ok() {
             self.fills.push(PendingFill { id, range });
         }
         id
@@ -35,6 +36,14 @@ impl LaneState {
     pub(crate) fn register_miss(&mut self, range: ByteRange) -> FillId {
         self.counters.read_missed += range.len();
         self.register_fill(range)
+    }
+
+    /// A range that a read takes from the backing device, and whose data is not recorded.
+    pub(crate) fn unrecorded_miss(&mut self, range: ByteRange) -> FillId {
+        self.counters.read_missed += range.len();
+        let id = FillId(self.next_fill);
+        self.next_fill += 1;
+        id
     }
 
     /// Ends a fill. `false` if it was cancelled.
@@ -58,6 +67,16 @@ impl LaneState {
         if !self.fills.is_empty() {
             self.fills.retain(|fill| !fill.range.overlaps(&range));
         }
+    }
+
+    /// Cancels all fills.
+    pub(crate) fn cancel_all_fills(&mut self) {
+        self.fills.clear();
+    }
+
+    /// Counts `bytes` that were recorded after a miss.
+    pub(crate) fn count_filled(&mut self, bytes: u64) {
+        self.counters.filled += bytes;
     }
 
     /// Whether admission grants space in a full cache to at least half of the blocks of `range`. Blocks that the lane holds

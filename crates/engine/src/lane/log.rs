@@ -13,7 +13,7 @@ use crate::{
 };
 use cbd_format::record::{FLAG_DATA_CRC, bytes_of};
 use cbd_format::{
-    CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordPlace, SegmentHeader, SegmentShape, segment,
+    CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordKind, RecordPlace, SegmentHeader, SegmentShape, segment,
 };
 use cbd_types::{InFlight, MutationPoint};
 use core::task::Waker;
@@ -159,6 +159,8 @@ impl LaneState {
             run: self.run,
             slots: 0,
             data_low: base.shape().data_top(),
+            first_unwritten_epoch: 0,
+            last_unwritten_epoch: 0,
             last_dirty_epoch: 0,
             holds_dropped: false,
         });
@@ -231,8 +233,14 @@ impl LaneState {
         if base.epochs().present() != epoch {
             rare::count(&base.rare().stragglers);
         }
-        if record.kind().is_dirty() {
+        if record.kind().awaits_flush() {
             open.last_dirty_epoch = epoch;
+        }
+        if record.kind() == RecordKind::WriteThrough {
+            self.bypass.note(epoch);
+        }
+        if record.kind().is_dirty() {
+            open.note_unwritten(epoch);
             self.counters.dirty_records += 1;
             if record.kind().has_data() {
                 self.counters.dirtied += record.length.get();

@@ -138,6 +138,20 @@ impl LaneState {
         Some(PinnedBlock { location, at, checksum: data.sum })
     }
 
+    /// The source of a read that goes past the lane: the backing device, if it has the content of `source`.
+    pub(crate) fn past<E: Environment>(&self, base: &Base<E>, source: Source) -> Source {
+        let Source::Record(location) = source else { return source };
+        let record = base.find_record(location);
+        match record {
+            Some(record)
+                if !self.is_unwritten(base, &record) && !self.is_parked_at(record.range(), location) =>
+            {
+                Source::Backing
+            }
+            _ => source,
+        }
+    }
+
     /// Counts bytes of a read that the cache holds.
     pub(crate) fn count_hit(&mut self, bytes: u64) {
         self.counters.read_hit += bytes;

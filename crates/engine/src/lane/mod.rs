@@ -9,6 +9,7 @@
 //! Elsewhere: what lanes share (`base`), requests that lock lanes (`cache`), the background worker (`worker`).
 
 mod admission;
+mod bypass;
 mod damage;
 mod fills;
 mod index;
@@ -31,6 +32,7 @@ use crate::{
 };
 use admission::Admission;
 use alloc::{collections::VecDeque, vec::Vec};
+use bypass::Bypasses;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId};
 use core::sync::atomic::Ordering;
 use fills::PendingFill;
@@ -40,6 +42,7 @@ use overlay::Overlay;
 use parking::Parking;
 use replay::Lost;
 
+pub(crate) use bypass::{BypassId, Obstacle, Trust};
 pub(crate) use fills::FillId;
 pub(crate) use index::blocks;
 pub(crate) use log::SLOTS_MAX_OF_RECORD;
@@ -67,10 +70,23 @@ pub(crate) struct LogSegment {
     pub slots: u32,
     /// Lowest offset of the data, which grows down, in bytes from the segment's base.
     pub data_low: u64,
-    /// Epoch of the last record that must be written back; 0 if there is none.
+    /// Epochs of the first and of the last record that must be written back; 0 if there is none.
+    pub first_unwritten_epoch: u64,
+    pub last_unwritten_epoch: u64,
+    /// Epoch of the last record that a flush of the backing device must cover; 0 if there is none.
     pub last_dirty_epoch: u64,
     /// Recovery reopened the segment: its next slot may hold a dropped record.
     pub holds_dropped: bool,
+}
+
+impl LogSegment {
+    /// Notes that a record of `epoch` must be written back.
+    const fn note_unwritten(&mut self, epoch: u64) {
+        if self.first_unwritten_epoch == 0 {
+            self.first_unwritten_epoch = epoch;
+        }
+        self.last_unwritten_epoch = epoch;
+    }
 }
 
 /// The counters of a lane, in bytes unless stated otherwise.
@@ -96,6 +112,7 @@ pub(crate) struct LaneState {
     overlay: Overlay,
     parked: Parking,
     fills: Vec<PendingFill>,
+    bypass: Bypasses,
     next_fill: u64,
     /// Sequence number of the next record.
     next_sequence: u64,
@@ -128,6 +145,7 @@ impl LaneState {
             overlay: Overlay::default(),
             parked: Parking::default(),
             fills: Vec::new(),
+            bypass: Bypasses::default(),
             next_fill: 0,
             next_sequence: 1,
             next_ordinal: 1,
@@ -185,6 +203,7 @@ impl LaneState {
         self.parked = Parking::default();
         self.sealed.clear();
         self.lost.clear();
+        self.bypass = Bypasses::default();
         self.open = None;
         self.counters = Counters::default();
     }
@@ -212,7 +231,7 @@ impl LaneState {
         self.next_sequence.max(self.next_ordinal).max(self.run)
     }
 
-    /// Epoch of the last record that must be written back; 0 if there is none.
+    /// Epoch of the last record that a flush of the backing device must cover; 0 if there is none.
     pub(crate) fn last_dirty_epoch(&self) -> u64 {
         self.segments().map(|segment| segment.last_dirty_epoch).max().unwrap_or(0)
     }

@@ -85,7 +85,7 @@ impl LaneState {
     ) {
         let range = record.range();
         match record.kind() {
-            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
+            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite | RecordKind::WriteThrough => {
                 for (block, _, _) in blocks(range) {
                     self.index.remove_at(base.identity().lanes.key(block * CHECKSUM_BLOCK), location);
                 }
@@ -93,8 +93,9 @@ impl LaneState {
             RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
                 self.overlay.forget_zeroes(range, (ordinal, location.slot));
             }
-            // Carried forward once all records of the segment are processed.
-            RecordKind::Quarantine => {}
+            // A quarantine is carried forward once all records of the segment are processed. What an invalidation removed has left
+            // the index, and the log: it was older.
+            RecordKind::Quarantine | RecordKind::Invalidate => {}
         }
     }
 

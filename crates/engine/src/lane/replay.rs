@@ -235,6 +235,8 @@ impl LaneState {
         }
         self.next_sequence = next.max(marked + 1);
         self.cut = self.next_sequence - 1;
+        // A power failure may have taken from the backing device what no flush has covered.
+        self.distrust_write_through();
         // A lost head segment keeps its ordinal; the next segment gets a higher one.
         self.next_ordinal = expected_ordinal.unwrap_or(1).max(1) + u64::from(marked >= next);
     }
@@ -450,7 +452,7 @@ impl LaneState {
         let place = (log.ordinal, location.slot);
         replay.outcome.epoch = replay.outcome.epoch.max(epoch);
         match kind {
-            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite => {
+            RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite | RecordKind::WriteThrough => {
                 let first_sum = [record.first_sum.get()];
                 let known = if record.has_checksums() { &first_sum[..] } else { &[] };
                 self.index_range(base, range, location, record.data_offset.get(), known);
@@ -462,6 +464,8 @@ impl LaneState {
             RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
                 self.overlay.insert(range, Meaning::Zeroes, place);
             }
+            // The index is made for these blocks already: nothing has to be reserved.
+            RecordKind::Invalidate => self.invalidate(base, range),
             RecordKind::Quarantine => {
                 let marked_bad = record.reference.get();
                 for range in marked_bad_by(base, location, record) {
@@ -481,12 +485,20 @@ impl LaneState {
             self.overlay.insert_noted(range, place, ordinal);
             self.parked.forget(range);
         }
-        if kind.is_dirty() {
+        if kind.awaits_flush() {
             log.last_dirty_epoch = log.last_dirty_epoch.max(epoch);
+            if kind.is_dirty() {
+                log.note_unwritten(epoch);
+            }
+            if kind == RecordKind::WriteThrough {
+                self.bypass.note(epoch);
+            }
             if epoch > replay.caught_up.drained {
-                self.counters.dirty_records += 1;
-                if kind.has_data() {
-                    self.counters.dirtied += record.length.get();
+                if kind.is_dirty() {
+                    self.counters.dirty_records += 1;
+                    if kind.has_data() {
+                        self.counters.dirtied += record.length.get();
+                    }
                 }
                 if !replay.cursor_found {
                     replay.cursor_found = true;
@@ -509,6 +521,8 @@ fn unread<E: Environment>(base: &Base<E>, segment: &ChainSegment) -> LogSegment 
         run: segment.header.run.get(),
         slots: 0,
         data_low: base.shape().data_top(),
+        first_unwritten_epoch: 0,
+        last_unwritten_epoch: 0,
         last_dirty_epoch: 0,
         holds_dropped: false,
     }

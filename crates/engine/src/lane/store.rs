@@ -43,6 +43,7 @@ impl LaneState {
         let fence = match kind {
             RecordKind::Fill => MutationPoint::FillFence,
             RecordKind::ParkedWrite => MutationPoint::ParkedFence,
+            RecordKind::WriteThrough => MutationPoint::WriteThroughFence,
             _ => MutationPoint::WriteFence,
         };
         Ok((base.region().fence(fence, stored), location))
@@ -123,10 +124,8 @@ impl LaneState {
         }
         self.cancel_fills(range);
 
-        match kind {
-            RecordKind::Fill => self.counters.filled += range.len(),
-            RecordKind::ParkedWrite => {}
-            _ => self.counters.written += range.len(),
+        if kind == RecordKind::Write {
+            self.counters.written += range.len();
         }
         Ok((copied.and(stored), location))
     }

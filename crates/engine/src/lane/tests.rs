@@ -47,6 +47,8 @@ fn log(ordinal: u64, slots: u32) -> LogSegment {
         run: 1,
         slots,
         data_low: 0,
+        first_unwritten_epoch: 0,
+        last_unwritten_epoch: 0,
         last_dirty_epoch: 0,
         holds_dropped: false,
     }

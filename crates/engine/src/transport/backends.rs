@@ -8,12 +8,13 @@ use super::{
     rows::{active_row, first_free, no_such, rows},
 };
 use crate::{
-    Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings, WhenFull,
+    CacheMode, Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings, WhenFull,
     settings::SEQUENTIAL_READ_CUTOFF, slots::InBoth,
 };
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, FieldText, SlotContent,
+    superblock::FEATURE_BYPASS,
     tables::{FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text},
 };
 use cbd_types::{BackendId, Error, ErrorKind, HostId, MutationPoint, Result};
@@ -159,6 +160,7 @@ fn write_settings(settings: Settings, row: &mut BackendRow) {
     row.writeback_rate = settings.writeback_rate.into();
     row.on_write_error = settings.on_write_error.code().into();
     row.write_error_after_s = settings.write_error_after_s.into();
+    row.write_mode = settings.cache_mode.code().into();
     row.read_fill = settings.read_fill.code().into();
     // Rows of earlier versions have 0, so that stands for the default.
     row.sequential_read_cutoff = match settings.sequential_read_cutoff {
@@ -189,6 +191,9 @@ impl<E: Environment> Transport<E> {
             None => None,
             Some(bytes) => Some(self.plan_cache(&tables, bytes, spec)?),
         };
+        if spec.settings.can_bypass() {
+            tables.superblocks.require(&self.region, FEATURE_BYPASS)?;
+        }
         let cache_id = self.environment.random() | 1;
         let (use_state, use_boot) = self.first_use(&mut tables, plan.is_some())?;
         if let Some(plan) = &plan {
@@ -257,10 +262,20 @@ impl<E: Environment> Transport<E> {
     /// open cache.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or [`ErrorKind::InvalidArgument`] for a value out of its range.
+    /// [`ErrorKind::NotFound`], [`ErrorKind::InvalidArgument`] for a value out of its range, and as
+    /// [`require_feature`](Self::require_feature) for settings with which requests can go past the cache.
     pub fn update_settings(&self, id: BackendId, settings: Settings) -> Result<()> {
         let settings = settings.validated()?;
-        self.update_backend(id, |row| write_settings(settings, row))
+        let mut tables = self.tables.lock();
+        if settings.can_bypass() {
+            // Before any record that goes with these settings: programs that do not know it refuse the region.
+            tables.superblocks.require(&self.region, FEATURE_BYPASS)?;
+        }
+        self.update_row(&mut tables, id, |row| write_settings(settings, row))?;
+        if settings.can_bypass() {
+            tables.open_caches(id).for_each(|cache| cache.allow_bypass());
+        }
+        Ok(())
     }
 
     /// Stores the path at which the backing device was found last, for the next start.
@@ -319,6 +334,7 @@ fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
         on_write_error: OnWriteError::from_code(row.on_write_error.get())
             .ok_or_else(|| damaged("on_write_error"))?,
         write_error_after_s: row.write_error_after_s.get(),
+        cache_mode: CacheMode::from_code(row.write_mode.get()).ok_or_else(|| damaged("write_mode"))?,
         read_fill: ReadFill::from_code(row.read_fill.get()).ok_or_else(|| damaged("read_fill"))?,
         sequential_read_cutoff: match row.sequential_read_cutoff.get() {
             0 => SEQUENTIAL_READ_CUTOFF,

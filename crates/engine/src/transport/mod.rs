@@ -103,6 +103,16 @@ enum User<E: Environment> {
     Open(Weak<Cache<E>>),
 }
 
+impl<E: Environment> Tables<E> {
+    /// The cache of a backend, if it is open.
+    fn open_caches(&self, id: BackendId) -> impl Iterator<Item = Arc<Cache<E>>> + '_ {
+        self.open.iter().filter(move |(known, _)| *known == id).filter_map(|(_, user)| match user {
+            User::Open(cache) => cache.upgrade(),
+            User::Opening(_) => None,
+        })
+    }
+}
+
 impl<E: Environment> User<E> {
     fn is_there(&self) -> bool {
         match self {

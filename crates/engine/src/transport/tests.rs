@@ -7,7 +7,8 @@ mod uses;
 
 use super::*;
 use crate::tests::{FIRST_RANDOM, Op, Ram, Still, WALL_MS};
-use crate::{Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
+use crate::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
+use cbd_format::superblock::FEATURE_BYPASS;
 use cbd_format::{Drained, LaneMark, LaneTail, SegmentHeader, StateShape, tables};
 use cbd_types::{BlkdevId, ByteRange, HostId, LaneId};
 
@@ -190,7 +191,7 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
     // Between them a random number is used for the salt of the state segment.
     assert_eq!(row.uuid.to_vec(), [(first + 4).to_le_bytes(), (first + 6).to_le_bytes()].concat());
-    assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 48]));
+    assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 44]));
     let entry = transport.backend(id).expect("it is good");
     assert_eq!((entry.path.as_str(), entry.identity.as_str()), ("/dev/disk", "a disk"));
     assert_eq!((entry.settings, entry.data_crc, entry.is_moved), (spec().settings, true, false));
@@ -350,6 +351,7 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
         dirty_target_percent: 33,
         on_write_error: OnWriteError::Stop,
         write_error_after_s: 7,
+        cache_mode: CacheMode::Writearound,
         read_fill: ReadFill::Off,
         sequential_read_cutoff: 0,
         readahead: Readahead::Off,
@@ -360,6 +362,7 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
         read_latency_target_us: 4,
         writeback_paused_until_ms: 6,
     };
+    transport.require_feature(FEATURE_BYPASS).expect("no store fails");
     ops(&transport);
     transport.update_settings(id, settings).expect("it is there");
     let places = slots::<BackendRow>(transport.layout.backend_area, 4, 0);

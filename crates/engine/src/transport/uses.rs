@@ -32,7 +32,7 @@ use crate::{
 use alloc::{boxed::Box, format, sync::Arc, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, StateShape,
-    superblock::FEATURE_USE_NOTES,
+    superblock::{FEATURE_BYPASS, FEATURE_USE_NOTES},
     tables::{STATE_ACTIVE, USE_CLEAN, USE_DIRTY, USE_SYNCED, USE_UNKNOWN, USE_UNSURE},
 };
 use cbd_types::{BackendId, BootId, Error, ErrorKind, InFlight, MutationPoint, Region, Result, SegmentId};
@@ -156,6 +156,9 @@ impl<E: Environment> Transport<E> {
         let mut tables = self.tables.lock();
         if notes && self.region.mixes_pages() {
             self.note_opened(&mut tables, id, &cache)?;
+        }
+        if tables.superblocks.block().has_incompatible(FEATURE_BYPASS) {
+            cache.allow_bypass();
         }
         tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)

@@ -7,7 +7,7 @@ use crate::reconnect;
 use crate::sequences;
 use crate::workload::Mix;
 use crate::world::WorldOptions;
-use cbd_engine::{Consistency, OnWriteError};
+use cbd_engine::{CacheMode, Consistency, OnWriteError};
 use cbd_types::{ByteRange, CHUNK};
 
 /// A kind of world.
@@ -104,6 +104,21 @@ pub fn kinds() -> Vec<Kind> {
         }),
         kind("no-checksums", |seed| WorldOptions { data_crc: false, ..one_lane(seed, Consistency::Strict) }),
         kind("settings", |seed| WorldOptions { vary_settings: true, ..two_lanes(seed, Consistency::Strict) }),
+        kind("writethrough", |seed| WorldOptions {
+            cache_mode: CacheMode::Writethrough,
+            mix: FLUSHING,
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("writearound", |seed| WorldOptions {
+            cache_mode: CacheMode::Writearound,
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("modes", |seed| WorldOptions {
+            cache_mode: *Seeded::new(seed ^ 0x5a).pick(&CacheMode::ALL),
+            vary_modes: true,
+            mix: FLUSHING,
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
         kind("clock-set-back", |seed| WorldOptions {
             sets_clock: true,
             ..two_lanes(seed, Consistency::Strict)

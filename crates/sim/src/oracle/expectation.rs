@@ -1,7 +1,7 @@
 //! The legal contents of the device after a crash at one moment, computed once and compared with many recovered
 //! states.
 
-use super::{Oracle, Violation};
+use super::{NEVER, Oracle, Violation};
 use crate::pattern::Content;
 use crate::random::mix;
 use cbd_types::ByteRange;
@@ -24,6 +24,8 @@ pub struct Expectation {
     units: Vec<Unit>,
     /// By sector: the content without open changes, the number of the open change, and its content.
     open: BTreeMap<u64, (Content, usize, Content)>,
+    /// By sector: what else is legal, if changes may have gone past the cache: what no flush has covered may be lost.
+    loose: BTreeMap<u64, Vec<Content>>,
     /// The open changes: the range of each, and whether it is atomic.
     changes: Vec<(ByteRange, bool)>,
 }
@@ -62,7 +64,14 @@ impl Oracle {
             }
             Unit { range, bytes, digest }
         });
-        Expectation { sector: self.sector, units: units.collect(), open, changes }
+        let mut loose = BTreeMap::new();
+        if self.may_lose {
+            for (sector, entries) in &self.sectors {
+                let oldest = entries.iter().rposition(|entry| entry.guaranteed != NEVER).unwrap_or(0);
+                loose.insert(*sector, entries[oldest..].iter().map(|entry| entry.content).collect());
+            }
+        }
+        Expectation { sector: self.sector, units: units.collect(), open, loose, changes }
     }
 }
 
@@ -133,6 +142,11 @@ impl Expectation {
                             .wrapping_sub(digest_of(sector, *before))
                             .wrapping_add(digest_of(sector, *content));
                     }
+                    _ if shown.is_some_and(|shown| self.may_be(sector, shown)) => {
+                        let [before, now] = [Content::of(sector, standing), shown]
+                            .map(|content| content.map_or(0, |content| digest_of(sector, content)));
+                        change = change.wrapping_sub(before).wrapping_add(now);
+                    }
                     expected => return Err(self.violation(sector, shown, standing, expected)),
                 }
             }
@@ -146,6 +160,10 @@ impl Expectation {
             }
         }
         Ok(change)
+    }
+
+    fn may_be(&self, sector: u64, shown: Content) -> bool {
+        self.loose.get(&sector).is_some_and(|legal| legal.contains(&shown))
     }
 
     fn violation(

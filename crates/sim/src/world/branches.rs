@@ -149,6 +149,7 @@ impl World {
             crash_recovery_at: None,
             is_damaged: self.is_damaged,
             is_disk_broken: self.is_disk_broken,
+            had_power_cut: true,
             expects_refusals: self.expects_refusals,
             parked_seen: (0, 0),
             happened: Happened::default(),
@@ -197,6 +198,11 @@ impl World {
         self.quiesce();
         self.submit(Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false });
         self.quiesce();
+    }
+
+    /// Whether changes can go past the cache.
+    pub(crate) fn can_bypass(&self) -> bool {
+        self.options.can_bypass()
     }
 
     /// The cache's backend.

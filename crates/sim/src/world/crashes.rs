@@ -46,6 +46,7 @@ impl World {
             self.happened.power_cuts += 1;
             self.memory = self.memory.power_cut(seed, Keep::Any);
             self.disk.power_cut(self.random.next());
+            self.had_power_cut = true;
         }
     }
 
@@ -91,7 +92,13 @@ impl World {
     pub fn settle(&mut self) {
         self.read_clock();
         let mut oracle = std::mem::replace(&mut self.oracle, Oracle::new(0, self.options.sector, 0));
-        let verdict = oracle.settle(|range| self.read_now(range));
+        let verdict = if std::mem::take(&mut self.had_power_cut) && self.options.can_bypass() {
+            oracle.settle_after_power_cut(|range| self.read_now(range))
+        } else if self.options.can_bypass() {
+            oracle.settle_unflushed(|range| self.read_now(range))
+        } else {
+            oracle.settle(|range| self.read_now(range))
+        };
         self.oracle = oracle;
         self.expect(verdict);
     }
@@ -111,6 +118,7 @@ impl World {
         if self.random.chance(500) {
             self.memory = self.memory.power_cut(seed, Keep::Any);
             self.disk.power_cut(self.random.next());
+            self.had_power_cut = true;
         } else {
             self.memory = self.memory.process_crash();
             self.disk.process_crash(seed);

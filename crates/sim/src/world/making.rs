@@ -41,6 +41,7 @@ pub(crate) fn make_cache(
         data_crc: options.data_crc,
         settings: Settings {
             consistency: options.consistency,
+            cache_mode: options.cache_mode,
             on_write_error: options.on_write_error,
             write_error_after_s: options.write_error_after_s,
             ..Settings::default()

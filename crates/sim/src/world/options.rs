@@ -3,7 +3,7 @@
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
 use crate::workload::Mix;
-use cbd_engine::{Consistency, OnWriteError, RarePaths};
+use cbd_engine::{CacheMode, Consistency, OnWriteError, RarePaths};
 use cbd_types::ByteRange;
 
 /// The options of a world.
@@ -54,6 +54,11 @@ pub struct WorldOptions {
     pub depth: usize,
     /// The mix of the clients' requests.
     pub mix: Mix,
+    /// The mode of the cache. In another mode than writeback, writes are not atomic, and those that no flush has covered may be
+    /// lost in a power cut.
+    pub cache_mode: CacheMode,
+    /// Whether the mode changes during the run.
+    pub vary_modes: bool,
     /// Whether settings change during the run.
     pub vary_settings: bool,
     /// Whether the wall clock is set back and forth.
@@ -67,6 +72,12 @@ pub struct WorldOptions {
 }
 
 impl WorldOptions {
+    /// Whether changes can go past the cache.
+    #[must_use]
+    pub fn can_bypass(&self) -> bool {
+        self.vary_modes || self.cache_mode != CacheMode::Writeback
+    }
+
     /// A small world that is always full: 16 segments of 64 KiB and their state, in front of 8 MiB and some
     /// sectors.
     #[must_use]
@@ -95,6 +106,8 @@ impl WorldOptions {
             discard_zeroes: true,
             depth: 4,
             mix: Mix::ALL,
+            cache_mode: CacheMode::Writeback,
+            vary_modes: false,
             vary_settings: false,
             sets_clock: false,
             crash_permille: *random.pick(&[2, 10, 40]),
@@ -125,6 +138,8 @@ pub struct Happened {
     pub drains: u64,
     /// Images of the backing device that were checked.
     pub images_checked: u64,
+    /// Those in a mode in which the region holds nothing that a flush has covered.
+    pub images_past: u64,
     /// Recovery points that were checked.
     pub points_checked: u64,
     /// Moments at which the engine reported that the backing device alone is not crash-consistent.
@@ -157,6 +172,7 @@ impl Happened {
             stops: self.stops + other.stops,
             drains: self.drains + other.drains,
             images_checked: self.images_checked + other.images_checked,
+            images_past: self.images_past + other.images_past,
             points_checked: self.points_checked + other.points_checked,
             images_inconsistent: self.images_inconsistent + other.images_inconsistent,
             parked: self.parked + other.parked,

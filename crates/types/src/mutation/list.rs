@@ -261,6 +261,13 @@ mutation_points! {
     /// A parked record is durable before drained passes the one that it stands for.
     ParkedFence = "parked.fence",
 
+    // Bypass.
+
+    /// An invalidation is durable before the backing device gets what goes past the cache.
+    InvalidateFence = "invalidate.fence",
+    /// A write-through record is durable before its lane is unlocked.
+    WriteThroughFence = "writethrough.fence",
+
     // Reclaim.
 
     /// The tail: its first slot is durable before the second is touched.

@@ -31,6 +31,8 @@ fn log(run: u64) -> LogSegment {
         run,
         slots: 0,
         data_low: 0,
+        first_unwritten_epoch: 0,
+        last_unwritten_epoch: 0,
         last_dirty_epoch: 0,
         holds_dropped: false,
     }

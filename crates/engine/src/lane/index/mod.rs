@@ -256,6 +256,16 @@ impl Index {
         }
     }
 
+    /// Removes the parts `first..end` of block `key`, wherever they are. Memory for a block in parts is reserved.
+    pub(crate) fn remove_parts(&mut self, key: u32, first: usize, end: usize) {
+        let Some(entry) = self.table.get(key) else { return };
+        if !entry.is_in_parts() && end - first == PARTS {
+            return self.table.remove(key);
+        }
+        self.set_parts(key, first, end, NONE);
+        self.remove_at(key, NONE);
+    }
+
     /// Removes everything that is in `segment`.
     pub(crate) fn remove_segment(&mut self, segment: u32) {
         let mut gone = Vec::new();

@@ -31,10 +31,46 @@ fn a_feature_is_durable_in_one_superblock_before_the_other_one_changes() {
     );
     transport.require_feature(FEATURE_USE_NOTES).expect("it is there");
     assert_eq!(ops(&transport), []);
-    for unknown in [1 << 40, FEATURE_USE_NOTES | 1 << 40, 2 * FEATURE_USE_NOTES] {
+    for unknown in [1 << 40, FEATURE_USE_NOTES | 1 << 40, 4 * FEATURE_USE_NOTES] {
         assert_eq!(kind(transport.require_feature(unknown)), Some(ErrorKind::Unsupported));
     }
     assert_eq!((ops(&transport), features(&transport)), (vec![], FEATURE_USE_NOTES));
+}
+
+#[test]
+fn settings_with_which_requests_go_past_the_cache_are_stored_behind_the_feature() {
+    let bypassed: [fn(&mut Settings); 4] = [
+        |settings| settings.cache_mode = CacheMode::Writethrough,
+        |settings| settings.sequential_write_cutoff = 1,
+        |settings| settings.congestion_write_us = 1,
+        |settings| settings.when_full = WhenFull::Around,
+    ];
+    for change in bypassed {
+        let transport = transport();
+        let id = transport.create_backend(&spec()).expect("there is room");
+        let cache = transport.open_cache(id).expect("it opens");
+        let mut settings = cache.settings();
+        change(&mut settings);
+        let error = cache.set_settings(settings).expect_err("the region is not ready for it");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        ops(&transport);
+        transport.update_settings(id, settings).expect("no store fails");
+        let done = ops(&transport);
+        let fences: Vec<usize> = (0..done.len()).filter(|at| done[*at] == Op::Fence).collect();
+        let row = done.iter().position(|op| matches!(op, Op::Store(at, 1024) if *at != 0 && *at != SECOND));
+        assert!(fences[1] < row.expect("the row is stored"), "{done:?}");
+        assert_eq!(features(&reopened(&transport)) & FEATURE_BYPASS, FEATURE_BYPASS);
+        cache.set_settings(settings).expect("it is ready");
+        drop(cache);
+        let cache = reopened(&transport).open_cache(id).expect("it opens");
+        assert_eq!(cache.settings(), settings);
+        cache.set_settings(settings).expect("a region with the feature is ready");
+    }
+    let mut spec = spec();
+    spec.settings.cache_mode = CacheMode::Writearound;
+    let transport = transport();
+    transport.create_backend(&spec).expect("there is room");
+    assert_eq!(features(&reopened(&transport)) & FEATURE_BYPASS, FEATURE_BYPASS);
 }
 
 #[test]

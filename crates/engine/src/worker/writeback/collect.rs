@@ -12,6 +12,7 @@ use crate::{
     Cache, Environment,
     base::Requester,
     cache::Met,
+    lane::Trust,
     position::{Cursor, Location, Place},
 };
 use alloc::vec::Vec;
@@ -30,7 +31,7 @@ impl Writeback {
             let mut cursor = self.cursors[lane.index()];
             cache.scan_log(lane, &mut cursor, &mut |_, met, _| {
                 let epoch = match met {
-                    Met::Record(record) if !record.kind().is_dirty() => return ControlFlow::Continue(()),
+                    Met::Record(record) if !record.kind().awaits_flush() => return ControlFlow::Continue(()),
                     Met::Record(record) => record.epoch.get(),
                     // An unreadable record is handled when it is collected; it counts as being of the oldest possible epoch.
                     Met::Lost { .. } => cache.drained_epoch().0 + 1,
@@ -117,6 +118,7 @@ impl Part {
         let mut scanned = Scanned { is_full: false, lost: Vec::new() };
         // The only segment of the part, if the batch is written segment by segment.
         let mut only = None;
+        let trust = cache.lane(lane).lock().trust();
         cache.scan_log(lane, cursor, &mut |location, met, place| {
             if self.by_segment && *only.get_or_insert(place.0) != place.0 {
                 scanned.is_full = true;
@@ -132,28 +134,30 @@ impl Part {
             if record.epoch.get() > self.target {
                 return ControlFlow::Break(());
             }
-            let Some(content) = content_of(record, location, lane) else { return ControlFlow::Continue(()) };
+            let Some(content) = content_of(record, location, lane, trust) else {
+                return ControlFlow::Continue(());
+            };
             if self.records >= PART_RECORDS_MAX {
                 scanned.is_full = true;
                 return ControlFlow::Break(());
             }
-            self.add(cache, lane, record.range(), content, cleaned);
+            if record.kind().is_dirty() {
+                cleaned.1 += 1;
+                cleaned.0 += if record.kind().has_data() { record.length.get() } else { 0 };
+            }
+            if trust.counts_only_as_newest(record) {
+                let parts = cache.lane(lane).lock().newest_parts(cache.base(), location, record);
+                parts.into_iter().for_each(|part| self.add(cache, lane, part, content));
+            } else {
+                self.add(cache, lane, record.range(), content);
+            }
             ControlFlow::Continue(())
         });
         scanned
     }
 
-    fn add<E: Environment>(
-        &mut self,
-        cache: &Cache<E>,
-        lane: LaneId,
-        range: ByteRange,
-        content: Content,
-        cleaned: &mut (u64, u64),
-    ) {
-        cleaned.1 += 1;
+    fn add<E: Environment>(&mut self, cache: &Cache<E>, lane: LaneId, range: ByteRange, content: Content) {
         if let Content::Data { .. } = content {
-            cleaned.0 += range.len();
             self.records += 1;
             self.found.add(range, content);
         } else {
@@ -167,14 +171,20 @@ impl Part {
 }
 
 /// The content that a record of a lane gives its range on the backing device; `None` if the record needs no writeback.
-fn content_of(record: &Record, location: Location, lane: LaneId) -> Option<Content> {
+fn content_of(record: &Record, location: Location, lane: LaneId, trust: Trust) -> Option<Content> {
     match record.kind() {
-        RecordKind::Write => Some(Content::Data { location, lane, sequence: record.sequence.get() }),
+        // The flush of the batch covers it.
+        RecordKind::WriteThrough if trust.is_written(record) => None,
+        RecordKind::Write | RecordKind::WriteThrough => {
+            Some(Content::Data { location, lane, sequence: record.sequence.get() })
+        }
         RecordKind::WriteZeroes => Some(Content::Zeroes),
         RecordKind::Discard => Some(Content::Discard),
-        RecordKind::Fill | RecordKind::Quarantine | RecordKind::ParkedWrite | RecordKind::ParkedZeroes => {
-            None
-        }
+        RecordKind::Fill
+        | RecordKind::Quarantine
+        | RecordKind::ParkedWrite
+        | RecordKind::ParkedZeroes
+        | RecordKind::Invalidate => None,
     }
 }
 

@@ -15,6 +15,7 @@
 use super::failing::Failing;
 use crate::{
     Cache, Consistency, Environment,
+    cache::FlushTicket,
     lane::Refused,
     position::{Cursor, Location},
     rangemap::RangeMap,
@@ -22,8 +23,8 @@ use crate::{
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
 use cbd_types::{
-    BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken, SpareBuffers,
-    backing::BackingDone,
+    BackingGeometry, BackingOp, BackingQueue, ByteRange, Epoch, Error, ErrorKind, LaneId, OpToken,
+    SpareBuffers, backing::BackingDone,
 };
 
 mod allowance;
@@ -80,18 +81,25 @@ struct Batch {
     cleaned: Vec<(u64, u64)>,
     /// The backing device does not get all content of the batch: some of it is damaged, or was refused and parked.
     lacks_something: bool,
+    /// Something was sent to the backing device that a flush must cover.
+    needs_flush: bool,
+    /// The number of failed flushes of the backing device when the batch began: another failure since may have lost what the batch
+    /// has written or relied on.
+    flush_failures: u64,
 }
 
 impl Batch {
-    fn new(target: Option<u64>, lanes: usize) -> Self {
+    fn new<E: Environment>(cache: &Cache<E>, target: Option<u64>) -> Self {
         Self {
             target,
             pieces: VecDeque::new(),
             complete: false,
             settled: false,
             taken: Vec::new(),
-            cleaned: alloc::vec![(0, 0); lanes],
+            cleaned: alloc::vec![(0, 0); cache.lanes().len()],
             lacks_something: false,
+            needs_flush: false,
+            flush_failures: cache.backing_flush_failures(),
         }
     }
 }
@@ -127,6 +135,8 @@ pub(crate) struct Writeback {
     buffers: SpareBuffers,
     done: Vec<BackingDone>,
     next_token: u64,
+    /// The ticket of the flush in flight, if something has gone past the cache.
+    flush_ticket: Option<FlushTicket>,
     last_end_ms: u64,
     parked: parked::Attempts,
     allowance: Allowance,
@@ -161,6 +171,7 @@ impl Writeback {
             buffers: SpareBuffers::new(SPARE_BYTES),
             done: Vec::new(),
             next_token: 0,
+            flush_ticket: None,
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
             allowance: Allowance::new(now_ms),
@@ -177,6 +188,7 @@ impl Writeback {
         is_reclaiming: bool,
     ) -> Progress {
         let progress = self.advance(cache, queue, is_reclaiming);
+        cache.advance_mode();
         let now = cache.base().environment().monotonic_ms();
         cache.set_stalled(self.failing.is_stalled(&cache.settings(), now));
         match progress {
@@ -267,11 +279,11 @@ impl Writeback {
             if now < self.failing.retry_at_ms() {
                 return Progress::Nothing(Some(self.failing.retry_at_ms()));
             }
-            self.batch = Some(Batch::new(Some(target), cache.lanes().len()));
+            self.batch = Some(Batch::new(cache, Some(target)));
             self.collect(cache);
             return Progress::Busy;
         }
-        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
+        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed, now) };
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
@@ -286,21 +298,31 @@ impl Writeback {
         }
         let consistency = cache.settings().consistency;
         let alone = consistency == Consistency::Strict;
-        let target = if alone { oldest } else { closed };
-        if target > oldest || consistency == Consistency::None {
+        // Epochs of which the backing device has all data already, unflushed, are in order in any batch.
+        let has_all = cache.has_written_before(closed + 1);
+        let target = if alone && !has_all { oldest } else { closed };
+        if target > oldest && !has_all || consistency == Consistency::None {
             // 1. Before any data of a batch of several epochs is written, the region records durably that the backing device
             //    alone is not crash-consistent until the whole batch is drained.
             cache.base().epochs().void_until_epoch(cache.base().context(), target);
         }
         self.check_urgency(cache, target, now);
-        self.batch = Some(Batch::new(Some(target), cache.lanes().len()));
+        self.batch = Some(Batch::new(cache, Some(target)));
         self.collect(cache);
         Progress::Busy
     }
 
     /// Nothing is dirty, so every closed epoch is on the backing device. It is crash-consistent again, unless a damaged range has
     /// not been overwritten.
-    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
+    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64, now: u64) -> Progress {
+        if cache.wants_backing_flush() {
+            if now < self.failing.retry_at_ms() {
+                return Progress::Nothing(Some(self.failing.retry_at_ms()));
+            }
+            // A batch without content: only its flush counts.
+            self.batch = Some(Batch { complete: true, needs_flush: true, ..Batch::new(cache, Some(closed)) });
+            return Progress::Busy;
+        }
         let void_until = cache.base().epochs().void_until();
         if cache.has_parked() {
             return Progress::Nothing(Some(self.parked.due_ms()));
@@ -314,6 +336,7 @@ impl Writeback {
         }
         self.lacked_something = false;
         cache.base().epochs().reach(cache.base().context(), closed, 0);
+        cache.wake_waiting_for_drained();
         Progress::Nothing(None)
     }
 
@@ -333,6 +356,8 @@ impl Writeback {
         let (dirty, total) = (cache.unwritten_bytes(), base.capacity());
         base.pool().has_waiters()
             || base.epochs().requested() >= epoch
+            || cache.is_changing_mode()
+            || cache.has_waiting_for_drained()
             || base.is_above_gc()
             || dirty * 100 > u64::from(cache.settings().dirty_target_percent) * total
     }
@@ -344,7 +369,12 @@ impl Writeback {
         queue: &mut Q,
         now: u64,
     ) -> Progress {
-        if !self.geometry.volatile_cache {
+        let is_covered = self.batch.as_ref().is_some_and(|batch| {
+            !batch.needs_flush && batch.target.is_some_and(|target| cache.has_flushed_through(target))
+        });
+        self.flush_ticket = cache.flush_ticket(Epoch(0));
+        if !self.geometry.volatile_cache || is_covered {
+            self.flush_ticket = self.flush_ticket.filter(|_| !is_covered);
             self.flushed(cache, now);
             return Progress::Busy;
         }
@@ -355,7 +385,19 @@ impl Writeback {
 
     /// The backing device has flushed the data that was written of the batch.
     fn flushed<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
+        if let Some(ticket) = self.flush_ticket.take() {
+            cache.backing_flushed(ticket);
+        }
         let Some(mut batch) = self.batch.take() else { return };
+        if batch.flush_failures != cache.backing_flush_failures() {
+            // Another flush has failed meanwhile, and may have taken what this one only seems to have made durable.
+            self.failing.forget_batch();
+            self.cursors.clone_from(&self.safe);
+            if batch.target.is_none() {
+                self.parked.postpone(now);
+            }
+            return;
+        }
         match batch.target {
             None => {
                 self.batch = Some(batch);
@@ -413,6 +455,7 @@ impl Writeback {
         self.last_end_ms = now;
         self.failing.recovered();
         cache.backing().end_trouble();
+        cache.wake_waiting_for_drained();
     }
 
     /// Damage could not be recorded durably, so nothing beyond it may be declared clean. The batch restarts and is written

@@ -88,8 +88,7 @@ impl Writeback {
         let turn = self.parked.turn % pieces.len();
         pieces.rotate_left(turn);
         self.parked.refusals = 0;
-        self.batch =
-            Some(Batch { pieces: pieces.into(), complete: true, ..Batch::new(None, cache.lanes().len()) });
+        self.batch = Some(Batch { pieces: pieces.into(), complete: true, ..Batch::new(cache, None) });
         self.parked.tried_ms = now;
         true
     }

@@ -9,6 +9,7 @@
 
 use super::{Content, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, base::Requester, position::Location, worker::failing::Flight};
+use cbd_format::{Record, RecordKind};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
 
 /// Zeroes are written, and space is discarded, in requests of at most this many bytes.
@@ -54,6 +55,9 @@ impl Writeback {
     }
 
     fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp, flight: Flight) {
+        if let Some(batch) = &mut self.batch {
+            batch.needs_flush = true;
+        }
         self.next_token += 1;
         let token = OpToken(self.next_token);
         self.failing.submitted(token, flight);
@@ -160,6 +164,8 @@ impl Writeback {
             (Err(error), BackingOp::Flush) => {
                 // The device may have dropped everything since its last successful flush: all of it is dirty again.
                 self.failing.flush_failed(now);
+                cache.backing_flush_failed();
+                self.flush_ticket = None;
                 self.restart(cache, &error);
             }
             (Err(error), op) => {
@@ -191,13 +197,20 @@ fn load_for_writeback<E: Environment>(
     requester: Requester,
 ) -> Result<(), Option<ByteRange>> {
     let place = cache.base().place_of(location);
+    let quarantine = |range, sequence| {
+        // The backing device had accepted the data of a write-through record, so what it has there counts.
+        let is_through = |record: &Record| record.kind() == RecordKind::WriteThrough;
+        cache.base().load_record(location).is_ok_and(|record| is_through(&record))
+            || cache.quarantine(lane, range, sequence, place, requester)
+    };
     let record = match cache.base().load_record(location) {
         Ok(record) if record.range().contains(&piece) => record,
         _ => {
-            return Err(cache.quarantine(lane, piece, sequence, place, requester).then_some(piece));
+            return Err(quarantine(piece, sequence).then_some(piece));
         }
     };
-    cache.base().load_data(location, &record, piece, out).map_err(|damage| {
-        cache.quarantine(lane, damage.range, record.sequence.get(), place, requester).then_some(damage.range)
-    })
+    cache
+        .base()
+        .load_data(location, &record, piece, out)
+        .map_err(|damage| quarantine(damage.range, record.sequence.get()).then_some(damage.range))
 }

@@ -1,0 +1,178 @@
+//! Changes that go past the cache, and the flushes of the backing device that they need.
+//!
+//! Invariants: a step of a change is submitted to the backing device only after the cache has begun its bypass, and the bypass ends
+//! only when the backing device has returned the step; a request that waits may have steps in flight, which end by themselves, so no
+//! cycle of waits can form.
+
+use crate::{
+    Queue,
+    parked::{Around, Parked, Progress},
+    queue::complete,
+};
+use alloc::{sync::Arc, vec::Vec};
+use cbd_engine::{Admission, Bypass, Cache, Environment, FlushTicket, ZeroProgress};
+use cbd_types::{BackingOp, BackingQueue, ByteRange, Completion, Operation, Request, Result};
+
+/// Zeroes and discards go past the cache in steps of at most this many bytes: the cache forgets a step while a lane is locked.
+const ZERO_MAX: u64 = 64 << 20;
+
+impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+    /// Flushes the cache, and the backing device if something went past the cache. Out of line: the rest needs less stack.
+    #[inline(never)]
+    pub(crate) fn flush(&mut self, cache: &Arc<Cache<E>>, request: Request, done: &mut Vec<Completion>) {
+        match cache.flush_through(&mut self.reported_failures) {
+            Err(error) => complete(request, Err(error), done),
+            Ok(None) => complete(request, Ok(()), done),
+            Ok(Some(ticket)) if !self.device.backing.volatile_cache => {
+                cache.backing_flushed(ticket);
+                complete(request, Ok(()), done);
+            }
+            Ok(Some(ticket)) => {
+                let progress = Progress::Flushing(ticket);
+                let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+                self.flush_backing(place);
+            }
+        }
+    }
+
+    fn flush_backing(&mut self, place: usize) {
+        self.send(place, ByteRange { start: 0, end: 0 }, Vec::new(), None, BackingOp::Flush);
+    }
+
+    /// Handles the end of a flush of the backing device.
+    pub(crate) fn backing_flushed(&mut self, cache: &Cache<E>, ticket: FlushTicket, is_good: bool) {
+        if is_good {
+            cache.backing_flushed(ticket);
+        } else {
+            cache.backing_flush_failed();
+            // The request fails with the error of the flush itself.
+            self.reported_failures = cache.reported_failures();
+        }
+    }
+
+    /// Submits a change in a mode in which it may go past the cache.
+    #[inline(never)]
+    pub(crate) fn submit_around(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        request: Request,
+        done: &mut Vec<Completion>,
+    ) {
+        let progress = Progress::Around(Around::from(request.range.start));
+        let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+        self.go_around(cache, place, done);
+    }
+
+    /// Continues a change, as far as it does not have to wait.
+    #[inline(never)]
+    pub(crate) fn go_around(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
+        loop {
+            let Some(parked) = self.parked.get_mut(place) else { return };
+            let Progress::Around(around) = &mut parked.progress else { return };
+            let range = parked.request.range;
+            if parked.error.is_some() {
+                around.next = range.end;
+            }
+            if around.next >= range.end {
+                break;
+            }
+            match self.step_around(cache, place) {
+                Ok(true) => {}
+                Ok(false) => return self.waiting.push_back(place),
+                Err(error) => {
+                    if let Some(parked) = self.parked.get_mut(place) {
+                        parked.error.get_or_insert(error);
+                    }
+                }
+            }
+        }
+        self.end_around(cache, place, done);
+    }
+
+    /// Does one step of a change. `false` if it has to wait; its waker is then registered.
+    fn step_around(&mut self, cache: &Arc<Cache<E>>, place: usize) -> Result<bool> {
+        let Some(parked) = self.parked.get_mut(place) else { return Ok(true) };
+        let Progress::Around(around) = &mut parked.progress else { return Ok(true) };
+        let Request { operation, range, buffer, .. } = &parked.request;
+        let rest = ByteRange { start: around.next, end: range.end };
+        let step = match operation {
+            Operation::Write => cache.pieces(rest).next().unwrap_or(rest),
+            _ => ByteRange { start: rest.start, end: rest.end.min(rest.start + ZERO_MAX) },
+        };
+        let data = match operation {
+            Operation::Write => {
+                let at = (step.start - range.start) as usize;
+                &buffer[at..at + step.len() as usize]
+            }
+            _ => &[],
+        };
+        let ticket = match cache.begin_bypass(step, &self.waker)? {
+            Bypass::Wait => return Ok(false),
+            Bypass::Cached => {
+                let admission = match operation {
+                    Operation::Write => cache.write(step, data, &self.waker)?,
+                    _ => {
+                        let is_discard = *operation == Operation::Discard;
+                        cache.zero(step, is_discard, &mut around.zeroed, &self.waker)?
+                    }
+                };
+                if matches!(admission, Admission::Full) {
+                    return Ok(false);
+                }
+                around.cached = true;
+                (around.next, around.zeroed) = (step.end, ZeroProgress::default());
+                return Ok(true);
+            }
+            Bypass::Begun(ticket) => ticket,
+        };
+        let op = match operation {
+            Operation::Write => {
+                // The backing device and the cache get the same bytes, which no client can change meanwhile.
+                let mut buffer = self.spare.take(data.len());
+                buffer.copy_from_slice(data);
+                BackingOp::Write { offset: step.start, buffer }
+            }
+            Operation::Discard if self.device.backing.discard_zeroes => BackingOp::Discard { range: step },
+            _ => BackingOp::WriteZeroes { range: step },
+        };
+        around.went_past = true;
+        (around.next, around.zeroed) = (step.end, ZeroProgress::default());
+        self.send(place, step, Vec::new(), Some(ticket), op);
+        Ok(true)
+    }
+
+    /// Completes a change whose steps have all returned; a FUA change first gets its flush.
+    pub(crate) fn end_around(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
+        let Some(parked) = self.parked.get_mut(place) else { return };
+        let Progress::Around(around) = parked.progress else { return };
+        if parked.outstanding > 0 || around.next < parked.request.range.end {
+            return;
+        }
+        let fua = parked.request.fua && parked.error.is_none();
+        if fua && around.cached {
+            parked.error = cache.force_unit_access(&[parked.request.range]).err();
+        }
+        if fua && around.went_past && self.device.backing.volatile_cache {
+            parked.progress = Progress::Flushing(cache.force_ticket());
+            return self.flush_backing(place);
+        }
+        self.complete_parked(place, done);
+    }
+
+    /// Waits until the backing device has returned everything that goes past the cache, before the queue is dropped: until then, no
+    /// other request may change these ranges.
+    pub(crate) fn wait_for_bypasses(&mut self) {
+        while self.ops.iter().any(|op| op.bypass.is_some()) {
+            let mut finished = core::mem::take(&mut self.finished);
+            self.backing.wait(&mut finished);
+            let is_stuck = finished.is_empty();
+            for op in finished.drain(..) {
+                self.op_finished(op, &mut Vec::new());
+            }
+            self.finished = finished;
+            if is_stuck {
+                break;
+            }
+        }
+    }
+}

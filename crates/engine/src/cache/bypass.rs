@@ -1,0 +1,449 @@
+//! Changes that go past the cache, to the backing device alone, and the flushes of the backing device that they need.
+//!
+//! The caller sends the change itself, through its own queue of the backing device:
+//!
+//! 1. [`Cache::begin_bypass`] checks that the change may go past the cache, and makes durable that the cache holds nothing of the
+//!    range.
+//! 2. The caller submits the change. Requests that overlap it wait.
+//! 3. [`Cache::end_bypass`] ends the wait, and in write-through mode records the data.
+//!
+//! Invariants:
+//! - with `strict` and `checkpoint`, a change begins only while all closed epochs are drained: within the open epoch any order is
+//!   legal, as on a disk with a volatile cache, and a change that is submitted before a flush completes is in no order with it;
+//! - a flush completes only when a flush of the backing device has covered every bypass that had completed;
+//! - when a flush of the backing device fails, each queue reports it once, and what the cache has recorded of the bypasses is written
+//!   again.
+//!
+//! Elsewhere: one lane (`lane::bypass`), the phases of a change to another mode (`base::mode`).
+
+use super::{Admission, Cache, write::no_memory};
+use crate::{
+    CacheMode, Consistency, Environment, Mutex, Settings,
+    base::{Lack, Phase, Requester},
+    lane::{BypassId, LaneState, Obstacle},
+    sync::{SharedBool, SharedU64},
+};
+use alloc::vec::Vec;
+use cbd_format::record::RecordKind;
+use cbd_types::{ByteRange, Epoch, Error, ErrorKind, LaneId, MutationPoint, Result};
+use core::sync::atomic::Ordering;
+use core::task::Waker;
+
+/// The state of changes that go past the cache.
+pub(super) struct Bypassing<E: Environment> {
+    /// The region's superblocks have the feature: programs that do not know the records refuse the region.
+    is_allowed: SharedBool<E>,
+    /// Changes that the backing device has accepted.
+    accepted: SharedU64<E>,
+    /// The value of `accepted` that a flush of the backing device has covered, and the one that a drain wants to be covered.
+    flushed: SharedU64<E>,
+    wanted: SharedU64<E>,
+    /// A flush of the backing device has covered all write-through records up to this epoch.
+    flushed_epoch: SharedU64<E>,
+    /// Failed flushes of the backing device, whoever sent them.
+    failures: SharedU64<E>,
+    /// The number of the last of them that may have lost a change of which the cache has no data.
+    reported: SharedU64<E>,
+    /// Requests that wait until the backing device has what precedes them.
+    waiting: Mutex<E, Vec<Waker>>,
+    has_waiting: SharedBool<E>,
+}
+
+impl<E: Environment> Bypassing<E> {
+    pub(super) fn new() -> Self {
+        Self {
+            is_allowed: SharedBool::new(false),
+            accepted: SharedU64::new(0),
+            flushed: SharedU64::new(0),
+            wanted: SharedU64::new(0),
+            flushed_epoch: SharedU64::new(0),
+            failures: SharedU64::new(0),
+            reported: SharedU64::new(0),
+            waiting: Mutex::<E, _>::new(Vec::new()),
+            has_waiting: SharedBool::new(false),
+        }
+    }
+}
+
+/// Whether a change goes past the cache.
+#[derive(Debug)]
+pub enum Bypass {
+    /// The caller submits it to the backing device, and then passes the ticket to [`Cache::end_bypass`].
+    Begun(BypassTicket),
+    /// It is cached: past the cache it would not be legal now.
+    Cached,
+    /// It waits; the waker is called when it may be able to begin.
+    Wait,
+}
+
+/// A change that goes past the cache.
+#[derive(Debug)]
+#[must_use = "a bypass that does not end holds up requests of its range"]
+pub struct BypassTicket {
+    range: ByteRange,
+    lanes: Vec<(LaneId, BypassId)>,
+}
+
+/// A flush of the backing device that a request needs.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the request is complete only when the backing device is flushed"]
+pub struct FlushTicket {
+    epoch: Epoch,
+    accepted: u64,
+}
+
+impl<E: Environment> Cache<E> {
+    /// Allows requests to go past the cache: the region has the feature.
+    pub(crate) fn allow_bypass(&self) {
+        if !self.bypass.is_allowed.swap(true, Ordering::SeqCst) {
+            // An earlier process may have left changes that no flush has covered.
+            self.bypass.accepted.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for settings that the region is not ready for.
+    pub(super) fn check_allowed(&self, settings: &Settings) -> Result<()> {
+        if settings.can_bypass() && !self.bypass.is_allowed.load(Ordering::SeqCst) {
+            let text = "the region is not marked as one whose caches can be bypassed: store the settings in the transport first";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(())
+    }
+
+    /// Whether all writes are cached, as the mode says.
+    #[inline]
+    pub fn caches_writes(&self) -> bool {
+        self.base().mode().is_writeback()
+    }
+
+    /// Begins a change that goes past the cache: a write of one [piece](Self::pieces), or zeroes or a discard of any range. When it
+    /// has begun, the cache holds nothing of the range, durably, and other changes of the range wait.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn begin_bypass(&self, range: ByteRange, waker: &Waker) -> Result<Bypass> {
+        let base = self.base();
+        base.gate().check_running()?;
+        if !self.bypass.is_allowed.load(Ordering::SeqCst) {
+            return Ok(Bypass::Cached);
+        }
+        let (mode, phase) = base.mode().get();
+        let waits = mode != CacheMode::Writeback && phase != Phase::Draining;
+        let seen = (self.drained_epoch(), mode, phase);
+        if !self.is_in_order() {
+            return if waits { self.wait_for_drained(seen, waker) } else { Ok(Bypass::Cached) };
+        }
+        let mut ticket = BypassTicket { range, lanes: Vec::new() };
+        for id in base.identity().lanes.touched_by(range, 0) {
+            let begun = self.begin_in_lane(id, range, waker, &mut ticket);
+            let outcome = match begun {
+                Ok(None) => continue,
+                Ok(Some(Obstacle::InFlight)) => Ok(Bypass::Wait),
+                Ok(Some(Obstacle::Dirty)) if waits => self.wait_for_drained(seen, waker),
+                Ok(Some(Obstacle::Dirty | Obstacle::Kept)) => {
+                    self.unsettle_mode();
+                    Ok(Bypass::Cached)
+                }
+                Err(Ok(lack)) => self.no_bypass(lack, waits),
+                Err(Err(error)) => Err(error),
+            };
+            self.end_lanes(&ticket.lanes);
+            return outcome;
+        }
+        Ok(Bypass::Begun(ticket))
+    }
+
+    /// The outcome where the invalidation found no space or no memory.
+    fn no_bypass(&self, lack: Lack, waits: bool) -> Result<Bypass> {
+        match lack {
+            Lack::Space if waits => self.backing().check_not_stalled().map(|()| Bypass::Wait),
+            Lack::Space => Ok(Bypass::Cached),
+            Lack::Memory => no_memory().map(|_| Bypass::Wait),
+        }
+    }
+
+    /// Begins the bypass in one lane, and adds it to `ticket`. Returns the obstacle, if there is one.
+    fn begin_in_lane(
+        &self,
+        id: LaneId,
+        range: ByteRange,
+        waker: &Waker,
+        ticket: &mut BypassTicket,
+    ) -> core::result::Result<Option<Obstacle>, core::result::Result<Lack, Error>> {
+        let base = self.base();
+        ticket.lanes.try_reserve(1).map_err(|_| Ok(Lack::Memory))?;
+        let lane = self.lane(id);
+        let mut state = lane.lock();
+        base.region().check_stores(MutationPoint::RecordAfterFailure).map_err(Err)?;
+        match state.obstacle(base, range) {
+            Some(Obstacle::InFlight) => {
+                state.wait_for_bypass(waker).ok_or(Ok(Lack::Memory))?;
+                return Ok(Some(Obstacle::InFlight));
+            }
+            Some(obstacle) => return Ok(Some(obstacle)),
+            None => {}
+        }
+        lane.announce(base);
+        let (bypass, _) = state.begin_bypass(base, range, Requester::Client, Some(waker)).map_err(Ok)?;
+        ticket.lanes.push((id, bypass));
+        drop(state);
+        base.region().check_stores(MutationPoint::WriteStoreCheck).map_err(Err)?;
+        Ok(None)
+    }
+
+    /// Whether all closed epochs are on the backing device, or their order does not matter.
+    fn is_in_order(&self) -> bool {
+        // The open epoch is read first: what is closed meanwhile is in no order with a request that was submitted before.
+        let (epochs, open) = (self.base().epochs(), self.base().epochs().present());
+        if self.has_written_before(open) {
+            return true;
+        }
+        let is_free = self.settings().consistency == Consistency::None;
+        if is_free && epochs.void_until() < open {
+            // Before the change overtakes earlier ones, the region records durably that the backing device alone is not
+            // crash-consistent until they are drained.
+            epochs.void_until_epoch(self.base().context(), open);
+        }
+        is_free
+    }
+
+    /// Whether the backing device has all data of the epochs before `epoch`, flushed or not.
+    pub(crate) fn has_written_before(&self, epoch: u64) -> bool {
+        let drained = self.drained_epoch().0;
+        let oldest = |lane: &crate::lane::Lane<E>| lane.lock().oldest_unwritten_epoch(drained);
+        self.lanes().iter().all(|lane| oldest(lane).is_none_or(|oldest| oldest >= epoch))
+    }
+
+    /// Adds a request to those that are woken when an epoch is drained or the mode changes. `seen` is what the caller saw.
+    fn wait_for_drained(&self, seen: (Epoch, CacheMode, Phase), waker: &Waker) -> Result<Bypass> {
+        {
+            let mut waiting = self.bypass.waiting.lock();
+            if !waiting.iter().any(|known| known.will_wake(waker)) {
+                if waiting.try_reserve(1).is_err() {
+                    return no_memory().map(|_| Bypass::Wait);
+                }
+                waiting.push(waker.clone());
+            }
+            self.bypass.has_waiting.store(true, Ordering::SeqCst);
+        }
+        let (mode, phase) = self.base().mode().get();
+        if (self.drained_epoch(), mode, phase) != seen || self.base().gate().check_running().is_err() {
+            // The wait list may have been woken before this waker was added to it.
+            waker.wake_by_ref();
+        }
+        self.base().wakeups().wake();
+        Ok(Bypass::Wait)
+    }
+
+    /// Whether requests wait until the backing device has what precedes them.
+    pub(crate) fn has_waiting_for_drained(&self) -> bool {
+        self.bypass.has_waiting.load(Ordering::SeqCst)
+    }
+
+    /// Wakes the requests that wait until the backing device has what precedes them.
+    pub(crate) fn wake_waiting_for_drained(&self) {
+        // Always with the lock: a request that is added behind it sees what has changed before.
+        let woken = {
+            let mut waiting = self.bypass.waiting.lock();
+            self.bypass.has_waiting.store(false, Ordering::SeqCst);
+            core::mem::take(&mut *waiting)
+        };
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Removes `waker` from the lists of requests that wait for a bypass, or to be bypassed.
+    pub(super) fn stop_waiting_to_bypass(&self, waker: &Waker) {
+        self.lanes().iter().for_each(|lane| lane.lock().stop_waiting_for_bypass(waker));
+        self.bypass.waiting.lock().retain(|known| !known.will_wake(waker));
+    }
+
+    /// Ends a bypass: the change has returned from the backing device, or was never submitted. `accepted` is whether the backing
+    /// device has done it; `data` is what was written, in memory that no client can access.
+    pub fn end_bypass(&self, ticket: BypassTicket, data: Option<&[u8]>, accepted: bool) {
+        if accepted {
+            // Before the request completes: a flush that follows must see it.
+            self.bypass.accepted.fetch_add(1, Ordering::SeqCst);
+        }
+        let records = accepted && self.base().mode().get().0 == CacheMode::Writethrough;
+        if let (true, Some(data), [(lane, id)]) = (records, data, &*ticket.lanes) {
+            self.record_through(*lane, *id, ticket.range, data);
+        }
+        self.end_lanes(&ticket.lanes);
+    }
+
+    /// Ends the bypass in its lanes, and wakes the requests that waited for it.
+    fn end_lanes(&self, lanes: &[(LaneId, BypassId)]) {
+        for (id, bypass) in lanes {
+            let woken = self.lane(*id).lock().end_bypass(*bypass);
+            woken.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Records data that the backing device has accepted, unless space is short.
+    fn record_through(&self, id: LaneId, bypass: BypassId, range: ByteRange, data: &[u8]) {
+        let (base, lane) = (self.base(), self.lane(id));
+        let mut state = lane.lock();
+        debug_assert!(state.is_being_bypassed(range), "{bypass:?} has ended");
+        if base.gate().check_running().is_err()
+            || base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
+            || base.pool().has_waiters()
+        {
+            return;
+        }
+        lane.announce(base);
+        self.record_clean(&mut state, RecordKind::WriteThrough, range, data);
+    }
+
+    /// As [`flush`](Self::flush), for a request of a client. Returns a ticket if a flush of the backing device is needed as well:
+    /// the caller submits it, and then calls [`backing_flushed`](Self::backing_flushed).
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush), and [`ErrorKind::Backing`] if a flush of the backing device has failed since `seen`: a bypass that
+    /// had completed may be lost. `seen` is then its number, so that each caller reports it once.
+    pub fn flush_through(&self, seen: &mut u64) -> Result<Option<FlushTicket>> {
+        self.base().gate().check_running()?;
+        // All write-through records of the closed epoch are stored when it is closed, and so the backing device has accepted
+        // their data.
+        let epoch = self.close_epoch();
+        self.base().region().check_stores(MutationPoint::FlushStoreCheck)?;
+        let reported = self.bypass.reported.load(Ordering::SeqCst);
+        if core::mem::replace(seen, reported) < reported {
+            let text = "a flush of the backing device failed: writes that went past the cache since the flush before may be lost";
+            return Err(Error::new(ErrorKind::Backing, text));
+        }
+        Ok(self.flush_ticket(epoch))
+    }
+
+    /// Whether the backing device has accepted changes that no flush has covered.
+    pub(super) fn has_unflushed_bypass(&self) -> bool {
+        self.bypass.accepted.load(Ordering::SeqCst) != self.bypass.flushed.load(Ordering::SeqCst)
+    }
+
+    /// The ticket for a flush of the backing device, if there is a bypass that none has covered.
+    pub(crate) fn flush_ticket(&self, epoch: Epoch) -> Option<FlushTicket> {
+        let accepted = self.bypass.accepted.load(Ordering::SeqCst);
+        self.has_unflushed_bypass().then_some(FlushTicket { epoch, accepted })
+    }
+
+    /// A drain was requested: it ends when a flush of the backing device has covered what has gone past the cache until now.
+    pub(super) fn request_backing_flush(&self) {
+        self.bypass.wanted.fetch_max(self.bypass.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// Whether a drain waits for a flush of the backing device.
+    pub(crate) fn wants_backing_flush(&self) -> bool {
+        self.bypass.flushed.load(Ordering::SeqCst) < self.bypass.wanted.load(Ordering::SeqCst)
+    }
+
+    /// The ticket for the flush of the backing device that completes a FUA write which went past the cache.
+    pub fn force_ticket(&self) -> FlushTicket {
+        FlushTicket { epoch: Epoch(0), accepted: self.bypass.accepted.load(Ordering::SeqCst) }
+    }
+
+    /// The number of the last failed flush of the backing device that [`flush_through`](Self::flush_through) reports.
+    pub fn reported_failures(&self) -> u64 {
+        self.bypass.reported.load(Ordering::SeqCst)
+    }
+
+    /// A flush of the backing device that a ticket was for has succeeded.
+    pub fn backing_flushed(&self, ticket: FlushTicket) {
+        self.bypass.flushed.fetch_max(ticket.accepted, Ordering::SeqCst);
+        self.bypass.flushed_epoch.fetch_max(ticket.epoch.0, Ordering::SeqCst);
+    }
+
+    /// A flush of the backing device has failed: what it covered may be lost there. Write-through records are written again. A
+    /// change of which the cache has no data is reported by each queue's next flush.
+    pub fn backing_flush_failed(&self) {
+        let failures = self.bypass.failures.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.flush_ticket(Epoch(0)).is_some() {
+            self.bypass.reported.fetch_max(failures, Ordering::SeqCst);
+        }
+        self.unsettle_mode();
+        for lane in self.lanes() {
+            let mut state = lane.lock();
+            // What was read before may be newer than what is left.
+            state.cancel_all_fills();
+            state.distrust_write_through();
+        }
+        self.base().wakeups().wake();
+    }
+
+    /// The number of failed flushes of the backing device.
+    pub(crate) fn backing_flush_failures(&self) -> u64 {
+        self.bypass.failures.load(Ordering::SeqCst)
+    }
+
+    /// Whether a flush of the backing device has covered all write-through records up to `epoch`.
+    pub(crate) fn has_flushed_through(&self, epoch: u64) -> bool {
+        self.bypass.flushed_epoch.load(Ordering::SeqCst) >= epoch
+    }
+
+    /// Begins a change to another mode, which continues in [`advance_mode`](Self::advance_mode).
+    pub(super) fn change_mode(&self, mode: CacheMode) {
+        let (now, _) = self.base().mode().get();
+        if now == mode {
+            return;
+        }
+        if mode == CacheMode::Writeback {
+            self.base().mode().settle(mode);
+        } else {
+            // The phases end at once if the backing device has everything.
+            let epoch = self.request_drain();
+            self.base().mode().begin(mode, epoch.0);
+            self.advance_mode();
+        }
+        self.wake_waiting_for_drained();
+    }
+
+    /// The backing device may lack something that the cache holds: a mode in which it has everything is not in force until it does.
+    fn unsettle_mode(&self) {
+        let (mode, phase) = self.base().mode().get();
+        if mode != CacheMode::Writeback && phase == Phase::Settled {
+            self.base().mode().begin(mode, self.base().epochs().present());
+        }
+    }
+
+    /// Enters the next phase of a change to another mode, if it is time for it.
+    pub(crate) fn advance_mode(&self) {
+        let mode = self.base().mode();
+        let (wanted, phase) = mode.get();
+        let next = match phase {
+            Phase::Settled => return,
+            Phase::Draining if self.is_drained(Epoch(mode.until())) => Phase::Holding,
+            // The backing device fails: writes are cached again instead of waiting for it.
+            Phase::Holding if self.backing().is_in_trouble() => Phase::Draining,
+            Phase::Holding if self.has_written_before(u64::MAX) && self.holds_nothing_dirty() => {
+                Phase::Settled
+            }
+            Phase::Draining | Phase::Holding => return,
+        };
+        mode.enter(wanted, phase, next);
+        self.wake_waiting_for_drained();
+        if next == Phase::Holding {
+            self.advance_mode();
+        }
+    }
+
+    /// Whether a change to another mode waits for writeback.
+    pub(crate) fn is_changing_mode(&self) -> bool {
+        self.base().mode().get().1 != Phase::Settled
+    }
+
+    /// Whether a cached change of `range` must wait for a bypass that is on its way to the backing device. Its waker is then on the
+    /// list of those that are woken at its end.
+    #[inline]
+    pub(super) fn waits_for_bypass(
+        state: &mut LaneState,
+        range: ByteRange,
+        waker: &Waker,
+    ) -> Option<Result<Admission>> {
+        if !state.is_being_bypassed(range) {
+            return None;
+        }
+        Some(match state.wait_for_bypass(waker) {
+            Some(()) => Ok(Admission::Full),
+            None => no_memory(),
+        })
+    }
+}
