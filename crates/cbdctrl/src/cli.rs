@@ -3,7 +3,7 @@
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
 use cbd_backing::ThrottleParameters;
-use cbd_daemon::api::Consistency;
+use cbd_daemon::api::{CacheMode, Consistency};
 use cbd_daemon::logging::LogFormat;
 use cbd_daemon::size::parse_size;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -136,6 +136,9 @@ pub enum Command {
         /// Order in which the backing device is written
         #[arg(long, value_parser = consistency())]
         consistency: Option<Consistency>,
+        /// How writes go [default: writeback]
+        #[arg(long, value_parser = cache_mode())]
+        cache_mode: Option<CacheMode>,
         /// Whether data has checksums
         #[arg(long, value_name = "on|off", value_parser = on_or_off(), hide_possible_values = true)]
         data_crc: Option<bool>,
@@ -239,6 +242,9 @@ pub enum Command {
             hide_possible_values = true
         )]
         changes: Vec<String>,
+        /// Do not wait until a new cache_mode is in force
+        #[arg(long)]
+        no_wait: bool,
     },
     /// Advance the recovery point: write all data that is dirty at this moment to the backing device
     Checkpoint {
@@ -347,6 +353,10 @@ fn consistency() -> impl TypedValueParser<Value = Consistency> {
     PossibleValuesParser::new(modes.map(Consistency::name)).try_map(|text| text.parse::<Consistency>())
 }
 
+fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {
+    PossibleValuesParser::new(CacheMode::ALL.map(CacheMode::name)).try_map(|text| text.parse::<CacheMode>())
+}
+
 /// A switch; clap's other words for true and false are accepted, too.
 fn on_or_off() -> impl TypedValueParser<Value = bool> {
     let words = [("on", "true"), ("off", "false")];
@@ -366,6 +376,7 @@ Settings:
   write_error_after_s=0..86400          how many seconds that is
   writeback=on|paused:TIME              pause writeback for a time, e.g. 10m; drains still run
   read_latency_target_us=off|US         writeback yields when reads of the disk take longer
+  cache_mode=MODE                       writeback, writethrough, writearound or passthrough
   read_fill=admit|all|off               which misses are recorded
   sequential_read_cutoff=off|SIZE       longer sequential reads are not recorded
   readahead=auto|off                    whether sequential reads that miss are read ahead

@@ -18,6 +18,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// The time between two questions whether a mode is in force.
+const MODE_POLL: std::time::Duration = std::time::Duration::from_millis(200);
+
 /// Runs `command` against the daemon at `socket`.
 pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     let output = Output { json };
@@ -158,6 +161,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             require_kernel,
             allow_remote,
             consistency,
+            cache_mode,
             data_crc,
             older_region,
         } => {
@@ -169,6 +173,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
                 export: chosen_export(export, require_kernel)?,
                 allow_remote,
                 consistency,
+                cache_mode,
                 data_crc,
                 older_region,
             };
@@ -213,9 +218,13 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let page = crate::status::page(&status);
             output.result(&status, &fit(&page))
         }
-        Command::Set { on, backend, changes } => {
+        Command::Set { on, backend, changes, no_wait } => {
             let path = format!("/v1/transports/{}/backends/{backend}/settings", on.transport);
-            let settings: Settings = client.patch(&path, &parse_changes(&changes)?)?;
+            let change = parse_changes(&changes)?;
+            let settings: Settings = client.patch(&path, &change)?;
+            if change.cache_mode.is_some() && !no_wait {
+                wait_for_mode(client, on.transport, backend)?;
+            }
             output.result(&settings, "")
         }
         Command::Checkpoint { on, backend, wait, timeout } => {
@@ -254,6 +263,39 @@ fn long(client: &Client, output: &Output, path: &str, request: &impl Serialize) 
     let done = result?;
     warn(&done.warnings);
     output.result(&done, "")
+}
+
+/// Waits until the mode of a backend is in force, and says what is written to the backing device before.
+fn wait_for_mode(client: &Client, transport: u32, backend: u32) -> Result<()> {
+    let mut shown = false;
+    loop {
+        let status = client.status()?;
+        let transports = status.transports.iter().filter(|known| known.info.transport_id == transport);
+        let mut backends = transports.flat_map(|known| &known.backends);
+        let cache =
+            backends.find(|known| known.info.backend_id == backend).and_then(|known| known.cache.as_ref());
+        let Some(cache) = cache.filter(|cache| cache.is_changing_mode) else { return Ok(()) };
+        if !shown {
+            shown = true;
+            eprintln!(
+                "cbdctrl: writing {} of dirty data to the backing device before {} is in force; interrupting this command does \
+                 not stop the change, cache_mode=writeback does",
+                format_size(cache.dirty_bytes),
+                cache.settings.cache_mode.name()
+            );
+        }
+        if let Some(error) = &cache.last_error {
+            return Err(Error::new(
+                ErrorKind::Backing,
+                format!(
+                    "the backing device fails ({error}): {} is in force when it has taken what is dirty; cache_mode=writeback \
+                     cancels the change",
+                    cache.settings.cache_mode.name()
+                ),
+            ));
+        }
+        std::thread::sleep(MODE_POLL);
+    }
 }
 
 fn yes(value: bool) -> String {

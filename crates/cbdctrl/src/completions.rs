@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 23] = [
+pub const SETTINGS: [&str; 27] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -28,6 +28,10 @@ pub const SETTINGS: [&str; 23] = [
     "writeback=on",
     "writeback=paused:",
     "read_latency_target_us=",
+    "cache_mode=writeback",
+    "cache_mode=writethrough",
+    "cache_mode=writearound",
+    "cache_mode=passthrough",
     "read_fill=admit",
     "read_fill=all",
     "read_fill=off",

@@ -187,6 +187,9 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     };
     let after = settings.write_error_after_s;
     let order = settings.consistency.name();
+    let changing =
+        if cache.is_changing_mode { ", not in force until the backing device has what is dirty" } else { "" };
+    line(page, 4, "mode", format!("{}{changing}", settings.cache_mode.name()));
     line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
     line(page, 4, "recovery point", &cache.recovery_point);
     if cache.writers_waiting {
@@ -277,13 +280,18 @@ mod tests {
             "read_hit_ratio": 0.75, "epoch": 9, "drained_epoch": 8, "drained_ms": 1, "recovery_point": "as of then",
             "void": null, "backing_errors": 0, "last_error": null, "writers_waiting": false, "written_bytes": 0,
             "written_back_bytes": 0, "index_bytes": 0, "on_write_error": "stop", "write_error_after_s": 60,
-            "read_fill": "admit", "sequential_read_cutoff": 4194304, "readahead": "auto", "sequential_write_cutoff": 0,
-            "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
-            "writeback_paused_until_ms": 0,
             "stalled": false, "parked": [], "parked_bytes": 0, "parked_error": null, "damage_found": 0, "damage_healed": 0, "quarantined": [],
         });
-        if let (Some(base), Some(changes)) = (base.as_object_mut(), cache.as_object()) {
-            base.extend(changes.clone());
+        let further = serde_json::json!({
+            "cache_mode": "writeback", "is_changing_mode": false, "read_fill": "admit",
+            "sequential_read_cutoff": 4194304, "readahead": "auto", "sequential_write_cutoff": 0,
+            "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
+            "writeback_paused_until_ms": 0,
+        });
+        for more in [&further, &cache] {
+            if let (Some(base), Some(more)) = (base.as_object_mut(), more.as_object()) {
+                base.extend(more.clone());
+            }
         }
         let mut transport = serde_json::to_value(cbd_daemon::api::TransportInfo {
             alive: true,

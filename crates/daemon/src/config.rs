@@ -3,7 +3,7 @@
 //! Invariants: only the file at the default path may be missing; an unknown key, and a value that no command accepts,
 //! is an error that names it.
 
-use crate::api::Consistency;
+use crate::api::{CacheMode, Consistency};
 use crate::exports::ExportChoice;
 use crate::size::{format_size, parse_size, typed_size};
 use cbd_engine::CACHE_SIZE_MIN;
@@ -77,6 +77,8 @@ pub struct Defaults {
     pub handlers: Option<u32>,
     /// Write order of writeback.
     pub consistency: Option<Consistency>,
+    /// How writes go.
+    pub cache_mode: Option<CacheMode>,
     /// Whether data has checksums.
     pub data_crc: Option<bool>,
     /// Export of block devices.

@@ -19,7 +19,7 @@ pub const LATENCY_US_MAX: u32 = 60_000_000;
 pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 
 /// The names of all settings.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -28,6 +28,7 @@ pub const NAMES: [&str; 15] = [
     "read_latency_target_us",
     "on_write_error",
     "write_error_after_s",
+    "cache_mode",
     "read_fill",
     "sequential_read_cutoff",
     "readahead",
@@ -67,6 +68,7 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
                 change.writeback_rate.replace(rate).is_some()
             }
             "writeback" => change.writeback_pause_s.replace(pause(value)?).is_some(),
+            "cache_mode" => change.cache_mode.replace(value.parse()?).is_some(),
             "read_fill" => change.read_fill.replace(value.parse()?).is_some(),
             "readahead" => change.readahead.replace(value.parse()?).is_some(),
             "when_full" => change.when_full.replace(value.parse()?).is_some(),
@@ -123,6 +125,7 @@ pub fn typed(settings: &Settings) -> String {
         ("on_write_error", settings.on_write_error.name().to_owned()),
         ("write_error_after_s", settings.write_error_after_s.to_string()),
         ("read_latency_target_us", latency(settings.read_latency_target_us)),
+        ("cache_mode", settings.cache_mode.name().to_owned()),
         ("read_fill", settings.read_fill.name().to_owned()),
         ("sequential_read_cutoff", size(settings.sequential_read_cutoff)),
         ("readahead", settings.readahead.name().to_owned()),

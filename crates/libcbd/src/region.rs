@@ -266,6 +266,7 @@ impl Region {
             cache_bytes: options.cache_size,
             handlers: None,
             consistency: options.consistency,
+            cache_mode: None,
         };
         requested.check(entry, held.transport.info().layout.segment_size)?;
         // A predecessor that was just killed may still have writes in flight in the kernel.

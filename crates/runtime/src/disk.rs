@@ -191,6 +191,8 @@ pub struct RequestedSettings {
     pub handlers: Option<u32>,
     /// Consistency of the backing device: strict, checkpoint or none.
     pub consistency: Option<cbd_engine::Consistency>,
+    /// How writes go.
+    pub cache_mode: Option<cbd_engine::CacheMode>,
 }
 
 impl RequestedSettings {
@@ -224,6 +226,12 @@ impl RequestedSettings {
             return differs(
                 "consistency",
                 format!("{} (change it with set)", entry.settings.consistency.name()),
+            );
+        }
+        if self.cache_mode.is_some_and(|wanted| wanted != entry.settings.cache_mode) {
+            return differs(
+                "cache mode",
+                format!("{} (change it with set)", entry.settings.cache_mode.name()),
             );
         }
         Ok(())

@@ -90,6 +90,18 @@ words! {
         Park,
     }
 
+    /// How writes go.
+    CacheMode("cache_mode") {
+        /// A write is complete when it is durable in the region.
+        Writeback,
+        /// A write is complete when the backing device has accepted it; the cache has its data too.
+        Writethrough,
+        /// The same, without its data in the cache.
+        Writearound,
+        /// The same, and reads neither use nor fill the cache.
+        Passthrough,
+    }
+
     /// The misses that are recorded.
     ReadFill("read_fill") {
         /// Those worth their space.
@@ -247,6 +259,9 @@ pub struct StartBackend {
     /// Write order of writeback.
     #[serde(default)]
     pub consistency: Option<Consistency>,
+    /// How writes go.
+    #[serde(default)]
+    pub cache_mode: Option<CacheMode>,
     /// Whether data has checksums.
     #[serde(default)]
     pub data_crc: Option<bool>,
@@ -411,6 +426,9 @@ pub struct SettingsChange {
     /// Seconds after which write errors count as persistent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_error_after_s: Option<u32>,
+    /// How writes go. The change takes effect when the backing device has everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_mode: Option<CacheMode>,
     /// The misses that are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_fill: Option<ReadFill>,
@@ -455,6 +473,8 @@ pub struct Settings {
     pub on_write_error: OnWriteError,
     /// Seconds after which write errors count as persistent.
     pub write_error_after_s: u32,
+    /// How writes go.
+    pub cache_mode: CacheMode,
     /// The misses that are recorded.
     pub read_fill: ReadFill,
     /// Bytes of a sequential stream of reads behind which it is not recorded; 0 is never.

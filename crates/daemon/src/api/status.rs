@@ -132,6 +132,8 @@ pub struct CacheInfo {
     /// The settings.
     #[serde(flatten)]
     pub settings: Settings,
+    /// `cache_mode` is not in force yet: the backing device gets what it lacks first.
+    pub is_changing_mode: bool,
     /// Bytes that are not on the backing device yet.
     pub dirty_bytes: u64,
     /// Bytes read that were in the cache.

@@ -19,7 +19,7 @@ use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::disk::{default_handlers, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::{Disk, NewBackend, RequestedSettings};
-use cbd_types::{BackendId, Context, Error, ErrorKind, Result};
+use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -151,11 +151,16 @@ impl StartParameters {
         }
         let export = request.export.as_deref().or(defaults.export.as_deref()).unwrap_or("auto");
         let consistency = request.consistency.or(defaults.consistency).unwrap_or(api::Consistency::Strict);
+        let cache_mode = request.cache_mode.or(defaults.cache_mode).unwrap_or(api::CacheMode::Writeback);
         Ok(Self {
             cache_bytes: request.cache_size.or(defaults.cache_size).filter(|&bytes| bytes > 0),
             handlers,
             data_crc: request.data_crc.or(defaults.data_crc).unwrap_or(true),
-            settings: Settings { consistency: consistency.into(), ..Settings::default() },
+            settings: Settings {
+                consistency: consistency.into(),
+                cache_mode: cache_mode.into(),
+                ..Settings::default()
+            },
             export: request.start_dev.then(|| allowed(export, request.allow_remote)).transpose()?,
         })
     }
@@ -226,6 +231,7 @@ impl Manager {
                 let running = running_mut(&mut tables, transport)?;
                 running.pending.push(disk.identity.clone());
                 let handle = running.handle(transport);
+                let is_safe = running.mapping.durability == Durability::PowerFail;
                 drop(tables);
                 let created = self.backend_create(&handle, path, &disk, &wanted);
                 let mut started = self.insert_created(&handle, &disk, created)?;
@@ -234,6 +240,14 @@ impl Manager {
                     started.warnings.push(format!(
                         "backend {} has no cache: every request goes to {}; for a cache stop it and start it with --cache-size SIZE",
                         started.backend_id, request.path
+                    ));
+                }
+                let is_writeback = wanted.settings.cache_mode == cbd_engine::CacheMode::Writeback;
+                if wanted.cache_bytes.is_some() && is_writeback && !is_safe {
+                    started.warnings.push(format!(
+                        "this region does not survive a power failure: what is dirty in it is lost with the machine; with \
+                         cache_mode=writethrough nothing is (cbdctrl set -b {} cache_mode=writethrough)",
+                        started.backend_id
                     ));
                 }
                 Ok(started)
@@ -262,6 +276,7 @@ impl Manager {
             cache_bytes: request.cache_size,
             handlers: request.handlers,
             consistency: request.consistency.map(Into::into),
+            cache_mode: request.cache_mode.map(Into::into),
         };
         let accepted =
             request.older_region.then(|| Accepted::find(&self.fixed, handle, &slot.entry)).flatten();

@@ -65,6 +65,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 lanes: status.lanes,
                 data_crc: slot.entry.data_crc,
                 settings: slot.entry.settings.into(),
+                is_changing_mode: status.is_changing_mode,
                 dirty_bytes: status.dirty_bytes,
                 read_hit_bytes: status.read_hit_bytes,
                 read_miss_bytes: status.read_missed_bytes,

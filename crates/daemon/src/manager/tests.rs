@@ -293,6 +293,7 @@ fn changed_settings_are_logged_as_they_are_typed() {
         "on_write_error=park",
         "write_error_after_s=7",
         "read_latency_target_us=900",
+        "cache_mode=writethrough",
         "read_fill=all",
         "sequential_read_cutoff=8M",
         "readahead=off",

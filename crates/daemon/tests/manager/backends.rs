@@ -2,8 +2,8 @@
 
 use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{
-    BackendStarted, Consistency, Drain, OnWriteError, ReadFill, Readahead, SettingsChange, StartBackend,
-    StopBackend, WhenFull,
+    BackendStarted, CacheMode, Consistency, Drain, OnWriteError, ReadFill, Readahead, SettingsChange,
+    StartBackend, StopBackend, WhenFull,
 };
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::state::StateDir;
@@ -68,6 +68,7 @@ fn settings_survive_a_restart() {
         writeback_percent: Some(7),
         on_write_error: Some(OnWriteError::Park),
         write_error_after_s: Some(5),
+        cache_mode: Some(CacheMode::Writearound),
         read_fill: Some(ReadFill::All),
         sequential_read_cutoff: Some(0),
         readahead: Some(Readahead::Off),
@@ -90,6 +91,7 @@ fn settings_survive_a_restart() {
     assert_eq!(settings.writeback_rate, 1 << 30);
     assert_eq!(settings.writeback_percent, 7);
     assert_eq!((settings.on_write_error, settings.write_error_after_s), (OnWriteError::Park, 5));
+    assert_eq!(settings.cache_mode, CacheMode::Writearound);
     assert_eq!((settings.read_fill, settings.readahead), (ReadFill::All, Readahead::Off));
     assert_eq!((settings.sequential_read_cutoff, settings.sequential_write_cutoff), (0, 2 << 20));
     assert_eq!(settings.when_full, WhenFull::Around);
