@@ -23,31 +23,33 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         match cache.flush_through(&mut self.reported_failures) {
             Err(error) => complete(request, Err(error), done),
             Ok(None) => complete(request, Ok(()), done),
-            Ok(Some(ticket)) if !self.device.backing.volatile_cache => {
-                cache.backing_flushed(ticket);
-                complete(request, Ok(()), done);
-            }
             Ok(Some(ticket)) => {
                 let progress = Progress::Flushing(ticket);
                 let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
-                self.flush_backing(place);
+                self.await_flush(cache, place, ticket, done);
             }
         }
     }
 
-    fn flush_backing(&mut self, place: usize) {
-        self.send(place, ByteRange { start: 0, end: 0 }, Vec::new(), None, BackingOp::Flush);
-    }
-
-    /// Handles the end of a flush of the backing device.
-    pub(crate) fn backing_flushed(&mut self, cache: &Cache<E>, ticket: FlushTicket, is_good: bool) {
-        if is_good {
-            cache.backing_flushed(ticket);
-        } else {
-            cache.backing_flush_failed();
-            // The request fails with the error of the flush itself.
+    /// Completes a request if the flush of the backing device that it waits for has ended.
+    pub(crate) fn await_flush(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        place: usize,
+        ticket: FlushTicket,
+        done: &mut Vec<Completion>,
+    ) {
+        let Some(result) = cache.flushed(ticket, &self.waker) else {
+            return self.waiting.push_back(place);
+        };
+        if result.is_err() {
+            // This request reports the failure.
             self.reported_failures = cache.reported_failures();
         }
+        if let Some(parked) = self.parked.get_mut(place) {
+            parked.error = result.err();
+        }
+        self.complete_parked(place, done);
     }
 
     /// Submits a change in a mode in which it may go past the cache.
@@ -152,9 +154,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if fua && around.cached {
             parked.error = cache.force_unit_access(&[parked.request.range]).err();
         }
-        if fua && around.went_past && self.device.backing.volatile_cache {
-            parked.progress = Progress::Flushing(cache.force_ticket());
-            return self.flush_backing(place);
+        if fua && around.went_past {
+            let ticket = cache.request_backing_flush();
+            parked.progress = Progress::Flushing(ticket);
+            return self.await_flush(cache, place, ticket, done);
         }
         self.complete_parked(place, done);
     }

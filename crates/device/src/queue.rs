@@ -362,8 +362,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     #[inline(never)]
     fn go_on(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
         let Some(parked) = self.parked.get_mut(place) else { return };
-        if matches!(parked.progress, Progress::Around(_)) {
-            return self.go_around(cache, place, done);
+        match parked.progress {
+            Progress::Around(_) => return self.go_around(cache, place, done),
+            Progress::Flushing(ticket) => return self.await_flush(cache, place, ticket, done),
+            _ => {}
         }
         match advance(cache, &Change::of(&parked.request), &mut parked.progress, &self.waker) {
             Some(result) => {
@@ -480,13 +482,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if parked.outstanding > 0 {
             return;
         }
-        match (cache, parked.progress) {
-            (Some(cache), Progress::Around(_)) => return self.end_around(cache, op.parked, done),
-            (Some(cache), Progress::Flushing(ticket)) => {
-                self.backing_flushed(cache, ticket, is_good);
-                return self.complete_parked(op.parked, done);
-            }
-            _ => {}
+        if let (Some(cache), Progress::Around(_)) = (cache, parked.progress) {
+            return self.end_around(cache, op.parked, done);
         }
         let forces = cache.is_none()
             && parked.request.fua

@@ -191,10 +191,6 @@ fn note_what_was_found<E: Environment>(cache: &Cache<E>, is_drained_known: bool,
     // room, and by reclaim before the tail passes it. Until then each recovery finds it again, and the backing device is not
     // crash-consistent.
     cache.note_lost();
-    if !is_drained_known {
-        // Records of epochs that were drained count as dirty again. What went past the cache since is newer than they are.
-        cache.lanes().iter().for_each(|lane| lane.lock().distrust_everything());
-    }
     if opened_ms < cache.base().epochs().dated_ms() {
         // The clock was set back: writes that complete from now on would appear older than the recovery point.
         cache.base().epochs().set_back(cache.base().context(), opened_ms);

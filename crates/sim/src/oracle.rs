@@ -93,6 +93,8 @@ pub struct Oracle {
     next_content: u64,
     /// Changes may go past the cache: they are not atomic, and a power cut may lose those that no flush has covered.
     may_lose: bool,
+    /// A flush failed at this moment: what had completed before and no flush had covered may be lost.
+    flush_failed: Moment,
     /// The content of the device in sectors that were never changed.
     fresh: Arc<[u8]>,
 }
@@ -111,6 +113,7 @@ impl Oracle {
             next_open: 0,
             unguaranteed: Vec::new(),
             may_lose: false,
+            flush_failed: 0,
             clock: 0,
             wall_ms: 0,
             next_content: Content::INITIAL.0,
@@ -218,12 +221,16 @@ impl Oracle {
     /// Records the completion of a flush that was submitted at `submitted`.
     pub fn flushed(&mut self, submitted: Moment) {
         let now = self.tick();
-        let (sectors, wall_ms) = (&mut self.sectors, self.wall_ms);
+        // A later flush does not bring back what a failed one has lost.
+        let (sectors, wall_ms, failed) = (&mut self.sectors, self.wall_ms, self.flush_failed);
         self.unguaranteed.sort_unstable();
         self.unguaranteed.dedup();
         self.unguaranteed.retain(|sector| {
             let mut rest = false;
             for entry in sectors.get_mut(sector).into_iter().flatten() {
+                if failed > 0 && entry.completed <= failed {
+                    continue;
+                }
                 if entry.completed < submitted {
                     entry.guarantee(now, wall_ms);
                 } else if entry.guaranteed == NEVER {
@@ -234,10 +241,18 @@ impl Oracle {
         });
     }
 
+    /// Records that a flush has failed: what had completed and no flush had covered may be lost.
+    pub fn flush_failed(&mut self) {
+        self.flush_failed = self.tick();
+    }
+
     /// Records that the backing device durably holds everything that had completed at `moment`. Check later images
     /// with [`moment_of`](Self::moment_of) and a `not_before` of at least `moment`.
     pub fn drained(&mut self, moment: Moment) {
-        for entry in self.sectors.values_mut().flatten().filter(|entry| entry.completed <= moment) {
+        let failed = self.flush_failed;
+        let is_drained =
+            |entry: &&mut Entry| entry.completed <= moment && (failed == 0 || entry.completed > failed);
+        for entry in self.sectors.values_mut().flatten().filter(is_drained) {
             entry.guarantee(moment, self.wall_ms);
         }
     }
@@ -306,7 +321,13 @@ impl Oracle {
         let Some(entries) = self.sectors.get(&sector) else {
             return vec![Content::INITIAL];
         };
-        let oldest = entries.iter().rposition(|entry| entry.completed <= submitted).unwrap_or(0);
+        let is_certain = |entry: &Entry| {
+            entry.completed <= submitted
+                && (entry.guaranteed != NEVER
+                    || self.flush_failed == 0
+                    || entry.completed > self.flush_failed)
+        };
+        let oldest = entries.iter().rposition(is_certain).unwrap_or(0);
         entries[oldest..].iter().map(|entry| entry.content).collect()
     }
 
@@ -402,7 +423,9 @@ impl Oracle {
                 if !found {
                     entries.pop();
                 } else if let Some(entry) = entries.last_mut() {
-                    entry.complete(now, self.wall_ms);
+                    // What a flush has failed to cover since may still be lost.
+                    let is_lost = self.flush_failed > entry.submitted;
+                    entry.complete(if is_lost { self.flush_failed } else { now }, self.wall_ms);
                     self.unguaranteed.push(sector);
                 }
             }

@@ -32,6 +32,25 @@ fn what_is_written_through_is_on_the_disk_when_a_flush_completes() {
 }
 
 #[test]
+fn a_disk_that_fails_loses_nothing_that_a_flush_has_covered() {
+    let mut happened = Happened::default();
+    for seed in 1..=60_u64 {
+        let options = WorldOptions {
+            cache_mode: CacheMode::ALL[1 + seed as usize / 3 % 3],
+            vary_modes: seed.is_multiple_of(4),
+            write_errors_permille: 15,
+            ..WorldOptions::small(seed, Consistency::ALL[seed as usize % 3])
+        };
+        let mut world = World::new(options);
+        world.expect_refusals();
+        world.run(800);
+        world.settle_after_errors();
+        happened = happened.and(world.finish());
+    }
+    assert!(happened.refused > 100 && happened.images_checked > 100, "{happened:?}");
+}
+
+#[test]
 fn what_is_written_around_is_on_the_disk_when_a_flush_completes() {
     let happened = run_all(CacheMode::Writearound, false);
     assert!(happened.images_past > 100 && happened.power_cuts > 20, "{happened:?}");

@@ -11,8 +11,9 @@
 //! - with `strict` and `checkpoint`, a change begins only while all closed epochs are drained: within the open epoch any order is
 //!   legal, as on a disk with a volatile cache, and a change that is submitted before a flush completes is in no order with it;
 //! - a flush completes only when a flush of the backing device has covered every bypass that had completed;
-//! - when a flush of the backing device fails, each queue reports it once, and what the cache has recorded of the bypasses is written
-//!   again.
+//! - the background worker alone flushes the backing device: when a flush fails, no other one that seems to have succeeded behind it
+//!   can hide what was lost;
+//! - a failed flush is reported by each queue once, and what the cache has recorded of the bypasses is written again.
 //!
 //! Elsewhere: one lane (`lane::bypass`), the phases of a change to another mode (`base::mode`).
 
@@ -44,7 +45,7 @@ pub(super) struct Bypassing<E: Environment> {
     failures: SharedU64<E>,
     /// The number of the last of them that may have lost a change of which the cache has no data.
     reported: SharedU64<E>,
-    /// Requests that wait until the backing device has what precedes them.
+    /// Requests that wait until the backing device has what precedes them, or is flushed.
     waiting: Mutex<E, Vec<Waker>>,
     has_waiting: SharedBool<E>,
 }
@@ -84,11 +85,20 @@ pub struct BypassTicket {
     lanes: Vec<(LaneId, BypassId)>,
 }
 
-/// A flush of the backing device that a request needs.
+/// A flush of the backing device that a request waits for.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the request is complete only when the backing device is flushed"]
 pub struct FlushTicket {
-    epoch: Epoch,
+    accepted: u64,
+    failures: u64,
+}
+
+/// What a flush of the backing device covers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Covered {
+    /// Write-through records up to this epoch.
+    epoch: u64,
+    /// As many changes that have gone past the cache.
     accepted: u64,
 }
 
@@ -217,16 +227,10 @@ impl<E: Environment> Cache<E> {
 
     /// Adds a request to those that are woken when an epoch is drained or the mode changes. `seen` is what the caller saw.
     fn wait_for_drained(&self, seen: (Epoch, CacheMode, Phase), waker: &Waker) -> Result<Bypass> {
-        {
-            let mut waiting = self.bypass.waiting.lock();
-            if !waiting.iter().any(|known| known.will_wake(waker)) {
-                if waiting.try_reserve(1).is_err() {
-                    return no_memory().map(|_| Bypass::Wait);
-                }
-                waiting.push(waker.clone());
-            }
-            self.bypass.has_waiting.store(true, Ordering::SeqCst);
+        if self.wait_in_list(waker).is_none() {
+            return no_memory().map(|_| Bypass::Wait);
         }
+        self.bypass.has_waiting.store(true, Ordering::SeqCst);
         let (mode, phase) = self.base().mode().get();
         if (self.drained_epoch(), mode, phase) != seen || self.base().gate().check_running().is_err() {
             // The wait list may have been woken before this waker was added to it.
@@ -234,6 +238,17 @@ impl<E: Environment> Cache<E> {
         }
         self.base().wakeups().wake();
         Ok(Bypass::Wait)
+    }
+
+    /// Adds a request to those that are woken when an epoch is drained, the mode changes, or a flush of the backing device ends.
+    /// `None` if there is no memory for it.
+    fn wait_in_list(&self, waker: &Waker) -> Option<()> {
+        let mut waiting = self.bypass.waiting.lock();
+        if !waiting.iter().any(|known| known.will_wake(waker)) {
+            waiting.try_reserve(1).ok()?;
+            waiting.push(waker.clone());
+        }
+        Some(())
     }
 
     /// Whether requests wait until the backing device has what precedes them.
@@ -296,49 +311,44 @@ impl<E: Environment> Cache<E> {
     }
 
     /// As [`flush`](Self::flush), for a request of a client. Returns a ticket if a flush of the backing device is needed as well:
-    /// the caller submits it, and then calls [`backing_flushed`](Self::backing_flushed).
+    /// the background worker sends it, and [`flushed`](Self::flushed) says when it has ended.
     ///
     /// # Errors
     /// As [`flush`](Self::flush), and [`ErrorKind::Backing`] if a flush of the backing device has failed since `seen`: a bypass that
     /// had completed may be lost. `seen` is then its number, so that each caller reports it once.
     pub fn flush_through(&self, seen: &mut u64) -> Result<Option<FlushTicket>> {
-        self.base().gate().check_running()?;
-        // All write-through records of the closed epoch are stored when it is closed, and so the backing device has accepted
-        // their data.
-        let epoch = self.close_epoch();
-        self.base().region().check_stores(MutationPoint::FlushStoreCheck)?;
+        self.flush()?;
         let reported = self.bypass.reported.load(Ordering::SeqCst);
         if core::mem::replace(seen, reported) < reported {
-            let text = "a flush of the backing device failed: writes that went past the cache since the flush before may be lost";
-            return Err(Error::new(ErrorKind::Backing, text));
+            return Err(flush_failed());
         }
-        Ok(self.flush_ticket(epoch))
+        Ok(self.has_unflushed_bypass().then(|| self.request_backing_flush()))
     }
 
-    /// Whether the backing device has accepted changes that no flush has covered.
-    pub(super) fn has_unflushed_bypass(&self) -> bool {
-        self.bypass.accepted.load(Ordering::SeqCst) != self.bypass.flushed.load(Ordering::SeqCst)
-    }
-
-    /// The ticket for a flush of the backing device, if there is a bypass that none has covered.
-    pub(crate) fn flush_ticket(&self, epoch: Epoch) -> Option<FlushTicket> {
+    /// Requests a flush of the backing device that covers everything that has gone past the cache until now.
+    pub fn request_backing_flush(&self) -> FlushTicket {
+        // The failures are read first: a flush that fails from now on fails the request.
+        let failures = self.bypass.failures.load(Ordering::SeqCst);
         let accepted = self.bypass.accepted.load(Ordering::SeqCst);
-        self.has_unflushed_bypass().then_some(FlushTicket { epoch, accepted })
+        self.bypass.wanted.fetch_max(accepted, Ordering::SeqCst);
+        self.base().wakeups().wake();
+        FlushTicket { accepted, failures }
     }
 
-    /// A drain was requested: it ends when a flush of the backing device has covered what has gone past the cache until now.
-    pub(super) fn request_backing_flush(&self) {
-        self.bypass.wanted.fetch_max(self.bypass.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
-    }
-
-    /// Whether a drain waits for a flush of the backing device.
-    pub(crate) fn wants_backing_flush(&self) -> bool {
-        self.bypass.flushed.load(Ordering::SeqCst) < self.bypass.wanted.load(Ordering::SeqCst)
-    }
-
-    /// The ticket for the flush of the backing device that completes a FUA write which went past the cache.
-    pub fn force_ticket(&self) -> FlushTicket {
-        FlushTicket { epoch: Epoch(0), accepted: self.bypass.accepted.load(Ordering::SeqCst) }
+    /// Whether the flush of the backing device that a ticket is for has ended, and how. If not, the waker is called when it has, or
+    /// earlier.
+    pub fn flushed(&self, ticket: FlushTicket, waker: &Waker) -> Option<Result<()>> {
+        if self.wait_in_list(waker).is_none() {
+            return Some(no_memory().map(drop));
+        }
+        // The wait list is taken behind each change of these numbers.
+        if self.bypass.flushed.load(Ordering::SeqCst) >= ticket.accepted {
+            return Some(Ok(()));
+        }
+        if self.bypass.failures.load(Ordering::SeqCst) != ticket.failures {
+            return Some(Err(flush_failed()));
+        }
+        Some(self.base().gate().check_running()).filter(Result::is_err)
     }
 
     /// The number of the last failed flush of the backing device that [`flush_through`](Self::flush_through) reports.
@@ -346,19 +356,34 @@ impl<E: Environment> Cache<E> {
         self.bypass.reported.load(Ordering::SeqCst)
     }
 
-    /// A flush of the backing device that a ticket was for has succeeded.
-    pub fn backing_flushed(&self, ticket: FlushTicket) {
-        self.bypass.flushed.fetch_max(ticket.accepted, Ordering::SeqCst);
-        self.bypass.flushed_epoch.fetch_max(ticket.epoch.0, Ordering::SeqCst);
+    /// Whether the backing device has accepted changes that no flush has covered.
+    pub(super) fn has_unflushed_bypass(&self) -> bool {
+        self.bypass.accepted.load(Ordering::SeqCst) != self.bypass.flushed.load(Ordering::SeqCst)
+    }
+
+    /// Whether a request waits for a flush of the backing device.
+    pub(crate) fn wants_backing_flush(&self) -> bool {
+        self.bypass.flushed.load(Ordering::SeqCst) < self.bypass.wanted.load(Ordering::SeqCst)
+    }
+
+    /// What a flush of the backing device covers that is submitted now.
+    pub(crate) fn covered_by_flush(&self) -> Covered {
+        // All write-through records of closed epochs are stored, and so the backing device has accepted their data.
+        let epoch = self.base().epochs().covered() - 1;
+        Covered { epoch, accepted: self.bypass.accepted.load(Ordering::SeqCst) }
+    }
+
+    /// A flush of the backing device has succeeded.
+    pub(crate) fn backing_flushed(&self, covered: Covered) {
+        self.bypass.flushed.fetch_max(covered.accepted, Ordering::SeqCst);
+        self.bypass.flushed_epoch.fetch_max(covered.epoch, Ordering::SeqCst);
+        self.wake_waiting_for_drained();
     }
 
     /// A flush of the backing device has failed: what it covered may be lost there. Write-through records are written again. A
     /// change of which the cache has no data is reported by each queue's next flush.
-    pub fn backing_flush_failed(&self) {
-        let failures = self.bypass.failures.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.flush_ticket(Epoch(0)).is_some() {
-            self.bypass.reported.fetch_max(failures, Ordering::SeqCst);
-        }
+    pub(crate) fn backing_flush_failed(&self) {
+        let has_lost = self.has_unflushed_bypass();
         self.unsettle_mode();
         for lane in self.lanes() {
             let mut state = lane.lock();
@@ -366,12 +391,11 @@ impl<E: Environment> Cache<E> {
             state.cancel_all_fills();
             state.distrust_write_through();
         }
-        self.base().wakeups().wake();
-    }
-
-    /// The number of failed flushes of the backing device.
-    pub(crate) fn backing_flush_failures(&self) -> u64 {
-        self.bypass.failures.load(Ordering::SeqCst)
+        let failures = self.bypass.failures.fetch_add(1, Ordering::SeqCst) + 1;
+        if has_lost {
+            self.bypass.reported.fetch_max(failures, Ordering::SeqCst);
+        }
+        self.wake_waiting_for_drained();
     }
 
     /// Whether a flush of the backing device has covered all write-through records up to `epoch`.
@@ -446,4 +470,10 @@ impl<E: Environment> Cache<E> {
             None => no_memory(),
         })
     }
+}
+
+#[cold]
+fn flush_failed() -> Error {
+    let text = "a flush of the backing device failed: writes that went past the cache since the flush before may be lost";
+    Error::new(ErrorKind::Backing, text)
 }

@@ -39,6 +39,7 @@ use damage::DamageLog;
 pub(crate) use parked_counters::ParkedCounters;
 pub(crate) use scan::Met;
 
+pub(crate) use bypass::Covered;
 pub use bypass::{Bypass, BypassTicket, FlushTicket};
 pub use fill::Miss;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
@@ -196,7 +197,7 @@ impl<E: Environment> Cache<E> {
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();
         self.base.epochs().request(epoch);
-        self.request_backing_flush();
+        let _ = self.request_backing_flush();
         self.base.wakeups().wake();
         epoch
     }

@@ -13,7 +13,7 @@ use super::{LaneState, blocks, look_up::Source};
 use crate::{
     Environment,
     base::{Base, Lack, Requester},
-    position::Location,
+    rangemap::RangeMap,
 };
 use alloc::vec::Vec;
 use cbd_format::record::{Record, RecordKind};
@@ -35,26 +35,6 @@ pub(crate) enum Obstacle {
     Kept,
 }
 
-/// Which records of a lane writeback may rely on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Trust {
-    written_from: u64,
-    newest_only_up_to: u64,
-}
-
-impl Trust {
-    /// Whether the backing device has accepted the data of a write-through record, and no failed flush since puts it in doubt.
-    pub(crate) fn is_written(self, record: &Record) -> bool {
-        record.sequence.get() >= self.written_from
-    }
-
-    /// Whether a record is written back only where it is the newest of its range: what is newer can be a bypass, of which the log
-    /// has no data.
-    pub(crate) fn counts_only_as_newest(self, record: &Record) -> bool {
-        record.kind() == RecordKind::WriteThrough || record.sequence.get() <= self.newest_only_up_to
-    }
-}
-
 /// The state of a lane's bypasses.
 #[derive(Default)]
 pub(super) struct Bypasses {
@@ -68,8 +48,9 @@ pub(super) struct Bypasses {
     /// The last epoch of a write-through record, and of one that may have to be written again.
     last_epoch: u64,
     unwritten_epoch: u64,
-    /// Up to this sequence number, records are written back only where they are the newest.
-    newest_only_up_to: u64,
+    /// Where a bypass came behind a record that a flush of the backing device must cover: the sequence number of its invalidation.
+    /// What is older is not written back there.
+    superseded: RangeMap<u64>,
 }
 
 impl Bypasses {
@@ -157,15 +138,59 @@ impl LaneState {
     /// Whether the backing device may lack the content of a record that is not parked.
     pub(crate) fn is_unwritten<E: Environment>(&self, base: &Base<E>, record: &Record) -> bool {
         let is_written = match record.kind() {
-            RecordKind::WriteThrough => self.trust().is_written(record),
+            RecordKind::WriteThrough => self.is_written_through(record),
             kind => !kind.is_dirty(),
         };
         !is_written && record.epoch.get() > base.drained_epoch().0
     }
 
-    /// Which records of the lane writeback may rely on.
-    pub(crate) const fn trust(&self) -> Trust {
-        Trust { written_from: self.bypass.written_from, newest_only_up_to: self.bypass.newest_only_up_to }
+    /// Whether the backing device has accepted the data of a write-through record, and no failed flush since puts it in doubt.
+    pub(crate) fn is_written_through(&self, record: &Record) -> bool {
+        record.kind() == RecordKind::WriteThrough && record.sequence.get() >= self.bypass.written_from
+    }
+
+    /// Whether parts of older records may not be written back.
+    pub(crate) fn has_superseded(&self) -> bool {
+        !self.bypass.superseded.is_empty()
+    }
+
+    /// The parts of a record that no bypass came behind.
+    pub(crate) fn not_superseded(&self, record: &Record) -> Vec<ByteRange> {
+        let (mut parts, range) = (Vec::new(), record.range());
+        let mut start = range.start;
+        for (part, since) in self.bypass.superseded.touching(range) {
+            if since > record.sequence.get() {
+                if start < part.start {
+                    parts.push(ByteRange { start, end: part.start });
+                }
+                start = part.end;
+            }
+        }
+        if start < range.end {
+            parts.push(ByteRange { start, end: range.end });
+        }
+        parts
+    }
+
+    /// Whether a flush of the backing device must still cover some of what the lane holds of `range`.
+    fn awaits_flush<E: Environment>(&self, base: &Base<E>, range: ByteRange) -> bool {
+        let drained = base.drained_epoch().0;
+        // Which record has set zeroes is not known here.
+        let mut awaits = !self.overlay.is_empty();
+        for part in base.identity().lanes.of_lane(self.id, range) {
+            if !awaits {
+                self.look_up(base, part, &mut |_, source| {
+                    if let Source::Record(location) = source
+                        && !awaits
+                    {
+                        awaits = base.find_record(location).is_none_or(|record| {
+                            record.kind().awaits_flush() && record.epoch.get() > drained
+                        });
+                    }
+                });
+            }
+        }
+        awaits
     }
 
     /// The first epoch, after `drained`, of which the backing device may lack something that the lane holds; `None` if it has
@@ -181,12 +206,6 @@ impl LaneState {
     pub(crate) fn distrust_write_through(&mut self) {
         self.bypass.written_from = self.next_sequence;
         self.bypass.unwritten_epoch = self.bypass.last_epoch;
-    }
-
-    /// As [`distrust_write_through`](Self::distrust_write_through), and nothing is known about what the backing device has: of all
-    /// records only the newest are written back.
-    pub(crate) fn distrust_everything(&mut self) {
-        self.bypass.newest_only_up_to = self.next_sequence.saturating_sub(1);
     }
 
     /// Begins a bypass of `range`, which has no obstacle: when this returns, the lane holds nothing of it, durably. The caller has
@@ -207,6 +226,10 @@ impl LaneState {
         if !self.overlay.is_empty() {
             self.overlay.reserve(range).ok_or(Lack::Memory)?;
         }
+        let supersedes = self.last_dirty_epoch() > base.drained_epoch().0 && self.awaits_flush(base, range);
+        if supersedes {
+            self.bypass.superseded.reserve(range).ok_or(Lack::Memory)?;
+        }
         self.make_room(base, 1, 0, requester, waker)?;
         // 2. From here on no fill of the range is recorded, and none begins.
         let id = BypassId(self.bypass.next);
@@ -215,6 +238,11 @@ impl LaneState {
         self.cancel_fills(range);
         // 3. The invalidation, and the index.
         let (_, stored) = self.append(base, Record::new(RecordKind::Invalidate, range), &[]);
+        if supersedes {
+            self.bypass.superseded.insert(range, self.next_sequence - 1, |_| false);
+        } else if self.last_dirty_epoch() <= base.drained_epoch().0 {
+            self.bypass.superseded = RangeMap::default();
+        }
         self.invalidate(base, range);
         // 4. Fence before the lane is unlocked, and before the backing device gets the change.
         Ok((id, base.region().fence(MutationPoint::InvalidateFence, stored)))
@@ -238,23 +266,17 @@ impl LaneState {
         }
     }
 
-    /// The parts of the record at `location` of which it is the newest.
-    pub(crate) fn newest_parts<E: Environment>(
-        &self,
+    /// Replays an invalidation with this sequence number. `are_unflushed`: a flush must still cover some record before it.
+    pub(super) fn replay_invalidation<E: Environment>(
+        &mut self,
         base: &Base<E>,
-        location: Location,
-        record: &Record,
-    ) -> Vec<ByteRange> {
-        let mut parts = Vec::new();
-        if record.kind().has_data() {
-            self.look_up(base, record.range(), &mut |part, source| {
-                if source == Source::Record(location) {
-                    parts.push(part);
-                }
-            });
-        } else {
-            parts.extend(self.overlay.zeroes_of(record.range(), base.place_of(location)));
+        range: ByteRange,
+        sequence: u64,
+        are_unflushed: bool,
+    ) {
+        if are_unflushed && self.awaits_flush(base, range) {
+            self.bypass.superseded.insert(range, sequence, |_| false);
         }
-        parts
+        self.invalidate(base, range);
     }
 }

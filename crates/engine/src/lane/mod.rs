@@ -42,7 +42,7 @@ use overlay::Overlay;
 use parking::Parking;
 use replay::Lost;
 
-pub(crate) use bypass::{BypassId, Obstacle, Trust};
+pub(crate) use bypass::{BypassId, Obstacle};
 pub(crate) use fills::FillId;
 pub(crate) use index::blocks;
 pub(crate) use log::SLOTS_MAX_OF_RECORD;

@@ -99,14 +99,6 @@ impl Overlay {
         self.extents.remove(range, |extent| extent.meaning == Meaning::Zeroes && extent.place == place);
     }
 
-    /// The parts of `range` whose zeroes the record at `place` set.
-    pub(crate) fn zeroes_of(&self, range: ByteRange, place: Place) -> impl Iterator<Item = ByteRange> + '_ {
-        let extents = self.extents.touching(range);
-        extents.filter_map(move |(part, extent)| {
-            (extent.meaning == Meaning::Zeroes && extent.place == place).then_some(part)
-        })
-    }
-
     /// Removes the zeroes of `range`, whichever record set them: the backing device has what counts.
     pub(crate) fn forget_zeroes_in(&mut self, range: ByteRange) {
         self.extents.remove(range, |extent| extent.meaning == Meaning::Zeroes);

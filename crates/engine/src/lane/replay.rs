@@ -464,8 +464,7 @@ impl LaneState {
             RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
                 self.overlay.insert(range, Meaning::Zeroes, place);
             }
-            // The index is made for these blocks already: nothing has to be reserved.
-            RecordKind::Invalidate => self.invalidate(base, range),
+            RecordKind::Invalidate => self.replay_invalidation(base, range, sequence, replay.cursor_found),
             RecordKind::Quarantine => {
                 let marked_bad = record.reference.get();
                 for range in marked_bad_by(base, location, record) {

@@ -4,7 +4,9 @@ use super::World;
 use crate::crash::until_crash;
 use crate::memory::Keep;
 use crate::oracle::Oracle;
+use crate::workload::Wish;
 use cbd_engine::Consistency;
+use cbd_types::{ByteRange, Operation};
 use std::sync::Arc;
 
 impl World {
@@ -101,6 +103,23 @@ impl World {
         };
         self.oracle = oracle;
         self.expect(verdict);
+    }
+
+    /// Ends the errors of the disk, and determines the outcome of the changes that failed.
+    pub fn settle_after_errors(&mut self) {
+        self.memory.never_crash();
+        self.options.write_errors_permille = 0;
+        self.set_faults(true);
+        self.quiesce();
+        // A flush tells each client of an earlier one that failed.
+        for client in 0..self.options.clients {
+            self.submit_to(
+                client,
+                Wish { operation: Operation::Flush, range: ByteRange::at(0, 0), fua: false },
+            );
+        }
+        self.quiesce();
+        self.settle();
     }
 
     /// Shuts the process down cleanly.

@@ -54,6 +54,11 @@ impl World {
     /// A client submits `wish`, unless too many requests are in flight or it would overlap an open change.
     pub fn submit(&mut self, wish: Wish) -> bool {
         let client = self.random.below(self.options.clients as u64) as usize;
+        self.submit_to(client, wish)
+    }
+
+    /// As [`submit`](Self::submit), for this client.
+    pub(super) fn submit_to(&mut self, client: usize, wish: Wish) -> bool {
         let Some(request) = self.request(wish, client) else { return false };
         let mut done = std::mem::take(&mut self.done);
         self.process().submit(client, request, &mut done);
@@ -138,6 +143,16 @@ impl World {
                 if error.kind() == ErrorKind::Backing && self.expects_refusals && asked.change.is_some() {
                     // The oracle determines later, as after a crash, how much of it took effect.
                     self.happened.refused += 1;
+                    continue;
+                }
+                let is_flush = asked.wish.operation == Operation::Flush;
+                if error.kind() == ErrorKind::Backing
+                    && self.expects_refusals
+                    && is_flush
+                    && self.options.can_bypass()
+                {
+                    self.happened.refused += 1;
+                    self.oracle.flush_failed();
                     continue;
                 }
                 // Only a miss on a failing disk and a hit on damaged data may fail.

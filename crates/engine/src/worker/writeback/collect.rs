@@ -12,7 +12,6 @@ use crate::{
     Cache, Environment,
     base::Requester,
     cache::Met,
-    lane::Trust,
     position::{Cursor, Location, Place},
 };
 use alloc::vec::Vec;
@@ -118,7 +117,7 @@ impl Part {
         let mut scanned = Scanned { is_full: false, lost: Vec::new() };
         // The only segment of the part, if the batch is written segment by segment.
         let mut only = None;
-        let trust = cache.lane(lane).lock().trust();
+        let has_superseded = cache.lane(lane).lock().has_superseded();
         cache.scan_log(lane, cursor, &mut |location, met, place| {
             if self.by_segment && *only.get_or_insert(place.0) != place.0 {
                 scanned.is_full = true;
@@ -134,9 +133,12 @@ impl Part {
             if record.epoch.get() > self.target {
                 return ControlFlow::Break(());
             }
-            let Some(content) = content_of(record, location, lane, trust) else {
+            let Some(content) = content_of(record, location, lane) else { return ControlFlow::Continue(()) };
+            if record.kind() == RecordKind::WriteThrough && cache.lane(lane).lock().is_written_through(record)
+            {
+                // The flush of the batch covers it.
                 return ControlFlow::Continue(());
-            };
+            }
             if self.records >= PART_RECORDS_MAX {
                 scanned.is_full = true;
                 return ControlFlow::Break(());
@@ -145,8 +147,8 @@ impl Part {
                 cleaned.1 += 1;
                 cleaned.0 += if record.kind().has_data() { record.length.get() } else { 0 };
             }
-            if trust.counts_only_as_newest(record) {
-                let parts = cache.lane(lane).lock().newest_parts(cache.base(), location, record);
+            if has_superseded {
+                let parts = cache.lane(lane).lock().not_superseded(record);
                 parts.into_iter().for_each(|part| self.add(cache, lane, part, content));
             } else {
                 self.add(cache, lane, record.range(), content);
@@ -171,10 +173,8 @@ impl Part {
 }
 
 /// The content that a record of a lane gives its range on the backing device; `None` if the record needs no writeback.
-fn content_of(record: &Record, location: Location, lane: LaneId, trust: Trust) -> Option<Content> {
+fn content_of(record: &Record, location: Location, lane: LaneId) -> Option<Content> {
     match record.kind() {
-        // The flush of the batch covers it.
-        RecordKind::WriteThrough if trust.is_written(record) => None,
         RecordKind::Write | RecordKind::WriteThrough => {
             Some(Content::Data { location, lane, sequence: record.sequence.get() })
         }

@@ -15,7 +15,7 @@
 use super::failing::Failing;
 use crate::{
     Cache, Consistency, Environment,
-    cache::FlushTicket,
+    cache::Covered,
     lane::Refused,
     position::{Cursor, Location},
     rangemap::RangeMap,
@@ -23,8 +23,8 @@ use crate::{
 use alloc::{collections::VecDeque, vec::Vec};
 use allowance::Allowance;
 use cbd_types::{
-    BackingGeometry, BackingOp, BackingQueue, ByteRange, Epoch, Error, ErrorKind, LaneId, OpToken,
-    SpareBuffers, backing::BackingDone,
+    BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken, SpareBuffers,
+    backing::BackingDone,
 };
 
 mod allowance;
@@ -83,9 +83,6 @@ struct Batch {
     lacks_something: bool,
     /// Something was sent to the backing device that a flush must cover.
     needs_flush: bool,
-    /// The number of failed flushes of the backing device when the batch began: another failure since may have lost what the batch
-    /// has written or relied on.
-    flush_failures: u64,
 }
 
 impl Batch {
@@ -99,7 +96,6 @@ impl Batch {
             cleaned: alloc::vec![(0, 0); cache.lanes().len()],
             lacks_something: false,
             needs_flush: false,
-            flush_failures: cache.backing_flush_failures(),
         }
     }
 }
@@ -135,8 +131,8 @@ pub(crate) struct Writeback {
     buffers: SpareBuffers,
     done: Vec<BackingDone>,
     next_token: u64,
-    /// The ticket of the flush in flight, if something has gone past the cache.
-    flush_ticket: Option<FlushTicket>,
+    /// The flush in flight, and whether it ends the batch; otherwise it is for requests that went past the cache.
+    flushing: Option<(Covered, bool)>,
     last_end_ms: u64,
     parked: parked::Attempts,
     allowance: Allowance,
@@ -171,7 +167,7 @@ impl Writeback {
             buffers: SpareBuffers::new(SPARE_BYTES),
             done: Vec::new(),
             next_token: 0,
-            flush_ticket: None,
+            flushing: None,
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
             allowance: Allowance::new(now_ms),
@@ -192,7 +188,13 @@ impl Writeback {
         let now = cache.base().environment().monotonic_ms();
         cache.set_stalled(self.failing.is_stalled(&cache.settings(), now));
         match progress {
-            Progress::Nothing(until) => Progress::Nothing(self.trim_buffers(until, now)),
+            Progress::Nothing(_) if queue.in_flight() > 0 => Progress::InFlight,
+            Progress::Nothing(until) => {
+                let until = self.trim_buffers(until, now);
+                // A failed flush for requests is repeated then.
+                let repeat = cache.wants_backing_flush().then(|| self.failing.retry_at_ms());
+                Progress::Nothing(until.into_iter().chain(repeat).min())
+            }
             Progress::Busy | Progress::InFlight => progress,
         }
     }
@@ -223,6 +225,9 @@ impl Writeback {
             self.complete(cache, finished, now);
         }
         self.done = done;
+        if self.flush_for_requests(cache, queue, now) {
+            return Progress::Busy;
+        }
         let Some(batch) = &self.batch else {
             // Operations of an abandoned batch complete first: they must not be in flight together with those of the next batch.
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
@@ -283,7 +288,7 @@ impl Writeback {
             self.collect(cache);
             return Progress::Busy;
         }
-        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed, now) };
+        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
@@ -314,15 +319,7 @@ impl Writeback {
 
     /// Nothing is dirty, so every closed epoch is on the backing device. It is crash-consistent again, unless a damaged range has
     /// not been overwritten.
-    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64, now: u64) -> Progress {
-        if cache.wants_backing_flush() {
-            if now < self.failing.retry_at_ms() {
-                return Progress::Nothing(Some(self.failing.retry_at_ms()));
-            }
-            // A batch without content: only its flush counts.
-            self.batch = Some(Batch { complete: true, needs_flush: true, ..Batch::new(cache, Some(closed)) });
-            return Progress::Busy;
-        }
+    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
         let void_until = cache.base().epochs().void_until();
         if cache.has_parked() {
             return Progress::Nothing(Some(self.parked.due_ms()));
@@ -372,32 +369,47 @@ impl Writeback {
         let is_covered = self.batch.as_ref().is_some_and(|batch| {
             !batch.needs_flush && batch.target.is_some_and(|target| cache.has_flushed_through(target))
         });
-        self.flush_ticket = cache.flush_ticket(Epoch(0));
-        if !self.geometry.volatile_cache || is_covered {
-            self.flush_ticket = self.flush_ticket.filter(|_| !is_covered);
+        if is_covered {
+            self.flushed(cache, now);
+            return Progress::Busy;
+        }
+        let covered = cache.covered_by_flush();
+        if !self.geometry.volatile_cache {
+            cache.backing_flushed(covered);
             self.flushed(cache, now);
             return Progress::Busy;
         }
         self.next_token += 1;
+        self.flushing = Some((covered, true));
         queue.submit(OpToken(self.next_token), BackingOp::Flush);
         Progress::InFlight
     }
 
+    /// Sends a flush that requests wait for, beside what is in flight of a batch. Returns true if none is needed, because the
+    /// backing device has no volatile cache.
+    fn flush_for_requests<E: Environment, Q: BackingQueue>(
+        &mut self,
+        cache: &Cache<E>,
+        queue: &mut Q,
+        now: u64,
+    ) -> bool {
+        if !cache.wants_backing_flush() || self.flushing.is_some() || now < self.failing.retry_at_ms() {
+            return false;
+        }
+        let covered = cache.covered_by_flush();
+        if !self.geometry.volatile_cache {
+            cache.backing_flushed(covered);
+            return true;
+        }
+        self.next_token += 1;
+        self.flushing = Some((covered, false));
+        queue.submit(OpToken(self.next_token), BackingOp::Flush);
+        false
+    }
+
     /// The backing device has flushed the data that was written of the batch.
     fn flushed<E: Environment>(&mut self, cache: &Cache<E>, now: u64) {
-        if let Some(ticket) = self.flush_ticket.take() {
-            cache.backing_flushed(ticket);
-        }
         let Some(mut batch) = self.batch.take() else { return };
-        if batch.flush_failures != cache.backing_flush_failures() {
-            // Another flush has failed meanwhile, and may have taken what this one only seems to have made durable.
-            self.failing.forget_batch();
-            self.cursors.clone_from(&self.safe);
-            if batch.target.is_none() {
-                self.parked.postpone(now);
-            }
-            return;
-        }
         match batch.target {
             None => {
                 self.batch = Some(batch);

@@ -148,7 +148,13 @@ impl Writeback {
         match (done.result, done.op) {
             (Ok(()), BackingOp::Flush) => {
                 cache.backing().count_flush();
-                self.flushed(cache, now);
+                let Some((covered, ends_batch)) = self.flushing.take() else { return };
+                cache.backing_flushed(covered);
+                if ends_batch {
+                    self.flushed(cache, now);
+                } else if self.batch.is_none() {
+                    cache.backing().end_trouble();
+                }
             }
             (Ok(()), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
@@ -165,7 +171,7 @@ impl Writeback {
                 // The device may have dropped everything since its last successful flush: all of it is dirty again.
                 self.failing.flush_failed(now);
                 cache.backing_flush_failed();
-                self.flush_ticket = None;
+                self.flushing = None;
                 self.restart(cache, &error);
             }
             (Err(error), op) => {
