@@ -327,11 +327,17 @@ impl<E: Environment> Cache<E> {
 
     /// Requests a flush of the backing device that covers everything that has gone past the cache until now.
     pub fn request_backing_flush(&self) -> FlushTicket {
+        let ticket = self.want_backing_flush();
+        self.base().wakeups().wake();
+        ticket
+    }
+
+    /// As [`request_backing_flush`](Self::request_backing_flush), without waking the background worker.
+    pub(super) fn want_backing_flush(&self) -> FlushTicket {
         // The failures are read first: a flush that fails from now on fails the request.
         let failures = self.bypass.failures.load(Ordering::SeqCst);
         let accepted = self.bypass.accepted.load(Ordering::SeqCst);
         self.bypass.wanted.fetch_max(accepted, Ordering::SeqCst);
-        self.base().wakeups().wake();
         FlushTicket { accepted, failures }
     }
 

@@ -197,7 +197,7 @@ impl<E: Environment> Cache<E> {
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();
         self.base.epochs().request(epoch);
-        let _ = self.request_backing_flush();
+        let _ = self.want_backing_flush();
         self.base.wakeups().wake();
         epoch
     }
