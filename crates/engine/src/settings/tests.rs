@@ -16,7 +16,7 @@ fn each_choice_has_its_code_and_its_name() {
 #[test]
 fn the_defaults_are_those_of_the_documentation() {
     let defaults = Settings::default();
-    assert_eq!((defaults.gc_percent, defaults.dirty_target_percent, defaults.writeback_rate), (90, 10, 0));
+    assert_eq!((defaults.gc_percent, defaults.dirty_target_percent, defaults.writeback_rate), (98, 10, 0));
     assert_eq!((defaults.consistency, defaults.on_write_error), (Consistency::Strict, OnWriteError::Stop));
     assert_eq!(defaults.write_error_after_s, 60);
 }
@@ -29,7 +29,7 @@ fn a_setting_is_valid_up_to_its_limit() {
         settings.validated().map(|valid| valid == settings)
     };
     for change in [
-        (|settings| settings.gc_percent = 90) as fn(&mut Settings),
+        (|settings| settings.gc_percent = 98) as fn(&mut Settings),
         |settings| settings.gc_percent = 0,
         |settings| settings.dirty_target_percent = 90,
         |settings| settings.write_error_after_s = 86_400,
@@ -38,7 +38,7 @@ fn a_setting_is_valid_up_to_its_limit() {
         assert!(is_valid(change).expect("it is valid"));
     }
     for (change, name) in [
-        ((|settings| settings.gc_percent = 91) as fn(&mut Settings), "gc_percent is 91"),
+        ((|settings| settings.gc_percent = 99) as fn(&mut Settings), "gc_percent is 99"),
         (|settings| settings.dirty_target_percent = 91, "dirty_target_percent is 91"),
         (|settings| settings.write_error_after_s = 86_401, "write_error_after_s is 86401"),
     ] {
