@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 28] = [
+pub const BUDGETS: [Budget; 31] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -83,7 +83,14 @@ pub const BUDGETS: [Budget; 28] = [
     at_most("export.vhost.qd1_over_copy", 1.10, "vhost-user-blk, depth 1"),
     at_most("export.vhost.qd16_over_copy", 1.10, "vhost-user-blk, depth 16"),
     reported("export.vhost.write_4k_p50_us", "vhost-user-blk, 4 KiB write, depth 1, p50, us"),
-    at_least("policy.worst_over_lru", 1.0, "hit ratio over LRU's, the worst of the traces"),
+    at_least("policy.worst_over_lru", 0.92, "hit ratio over LRU's, the worst of the traces, 256 MiB"),
+    at_least("policy.large.worst_over_lru", 0.94, "the same in 4 GiB"),
+    at_least(
+        "policy.same_blocks.worst_over_lru",
+        0.99,
+        "the same over LRU with as many blocks as the cache held",
+    ),
+    at_least("policy.zipf_over_arc", 1.0, "hit ratio over that of ARC with as many blocks, zipf"),
     reported("policy.worst_over_arc", "the same over ARC's"),
     reported("policy.worst_over_s3fifo", "the same over S3-FIFO's"),
 ];

@@ -74,7 +74,7 @@ impl<P: Pmem + 'static> Live<P> {
         let begun = Instant::now();
         while begun.elapsed() < TIMEOUT {
             let status = self.cache.status();
-            // The reserve has one segment for each lane. Each lane may need another one, and reclaim may need some.
+            // Each lane may need a segment or two, the reserve has some, and reclaim may need some.
             if status.free_segments > 4 * status.lanes {
                 return Ok(());
             }

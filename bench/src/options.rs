@@ -17,7 +17,7 @@ Measures CBD and its limit, or its peer, in turns. Missed budgets are listed at 
   --seed N     seed of the traces of the group policy (default 1)
   --write-percent N  how many of their requests write (default 0)
 
-Groups (default: all, about five minutes; with --quick half a minute):
+Groups (default: all, about eight minutes; with --quick half a minute):
 ";
 
 /// The help text.

@@ -11,7 +11,7 @@ use cbd_engine::{
 use cbd_export::wait_any;
 use cbd_format::Record;
 use cbd_pmem::Mapping;
-use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::{ProcessEnvironment, disk};
 use cbd_types::{BackendId, ByteRange, Error, ErrorKind, LaneId, Pmem, Region, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -216,7 +216,7 @@ pub fn format<P: Pmem + 'static>(
         size: device,
         sector: 512,
         cache_bytes: Some(u64::from(info.free_segments) * info.layout.segment_size),
-        lanes_max,
+        lanes_max: lanes_max.min(disk::lanes_max(u64::from(info.free_segments), processors())),
         handlers: 1,
         data_crc: true,
         // Writes between two rests find space without reclaim.
@@ -225,9 +225,13 @@ pub fn format<P: Pmem + 'static>(
     transport.open_cache(backend)
 }
 
-/// The maximum number of lanes that a daemon gives a cache.
+/// The maximum number of lanes that a daemon gives a large cache.
 pub fn lanes_of_a_daemon() -> u32 {
-    16 * std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
+    disk::lanes_max(u64::MAX, processors())
+}
+
+fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
 }
 
 /// Executes one write; returns false if there is no space.

@@ -20,13 +20,16 @@ use least_recent::LeastRecent;
 use rig::{Rig, Scale, Served, Space};
 use s3fifo::S3Fifo;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use trace::{Request, TRACES, Trace};
+use trace::{LENGTH, Request, TRACES, Trace};
 
 /// A hit ratio below this value is not used as a divisor.
 const NEXT_TO_NOTHING: f64 = 0.01;
 
 /// The other policies.
 const OTHERS: [&str; 3] = ["lru", "arc", "s3fifo"];
+
+/// Requests for each block of the large cache: fewer, because it has sixteen times as many blocks.
+const LENGTH_OF_LARGE: u32 = 16;
 
 /// A replacement policy as in its paper.
 trait Policy {
@@ -43,7 +46,9 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("write_percent", options.write_percent);
     let mut worst = [f64::INFINITY; 3];
     let mut worst_same_blocks = [f64::INFINITY; 3];
-    for (trace, found) in TRACES.iter().zip(compare_all(options)) {
+    let mut zipf_over_arc = f64::INFINITY;
+    let compare = |trace: &Trace| compare(trace, options);
+    for (trace, found) in TRACES.iter().zip(for_each_trace(usize::MAX, &compare)) {
         let found = found?;
         let hit = found.hit;
         figures.add(format!("{}.hit", trace.name), rounded(hit, 4));
@@ -53,6 +58,9 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
             figures.add(format!("{}.over_{name}", trace.name), rounded(over(hit, other), 3));
             let path = format!("{}.same_blocks.over_{name}", trace.name);
             figures.add(path, rounded(over(hit, same_blocks), 3));
+            if (trace.name, name) == ("zipf", "arc") {
+                zipf_over_arc = over(hit, same_blocks);
+            }
             if trace.has_budget {
                 worst[number] = worst[number].min(over(hit, other));
                 worst_same_blocks[number] = worst_same_blocks[number].min(over(hit, same_blocks));
@@ -69,7 +77,35 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
         figures.add(format!("worst_over_{name}"), rounded(worst[number], 3));
         figures.add(format!("same_blocks.worst_over_{name}"), rounded(worst_same_blocks[number], 3));
     }
+    figures.add("zipf_over_arc", rounded(zipf_over_arc, 3));
+    run_large(options, figures)
+}
+
+/// The budgeted traces against LRU, in a cache of 4 GiB.
+fn run_large(options: &Options, figures: &mut Figures) -> Result<()> {
+    let mut worst = f64::INFINITY;
+    // One after the other: each takes more than 4 GiB of memory.
+    let compare = |trace: &Trace| trace.has_budget.then(|| compare_large(trace, options)).transpose();
+    for (trace, found) in TRACES.iter().zip(for_each_trace(1, &compare)) {
+        let Some((hit, held, lru)) = found? else { continue };
+        figures.add(format!("large.{}.hit", trace.name), rounded(hit, 4));
+        figures.add(format!("large.{}.held", trace.name), rounded(held, 3));
+        figures.add(format!("large.{}.over_lru", trace.name), rounded(over(hit, lru), 3));
+        worst = worst.min(over(hit, lru));
+    }
+    figures.add("large.worst_over_lru", rounded(worst, 3));
     Ok(())
+}
+
+/// The hit ratio of the large cache, the share of its bytes that held blocks, and the hit ratio of LRU.
+fn compare_large(trace: &Trace, options: &Options) -> Result<(f64, f64, f64)> {
+    let mut rig = Rig::new(Scale::large(options.quick), options.seed)?;
+    let capacity = rig.capacity();
+    let requests = trace.requests(capacity, LENGTH_OF_LARGE, options.seed, options.write_percent);
+    let Served { hit, held } = rig.serve(&requests)?;
+    drop(rig);
+    let lru = simulated(LeastRecent::new(capacity as usize), &requests);
+    Ok((hit, held as f64 / f64::from(capacity), lru))
 }
 
 /// The hit ratios of reads.
@@ -85,19 +121,24 @@ struct Found {
     space: Space,
 }
 
-/// Runs all traces, as many at once as there are processors: they are independent.
-fn compare_all(options: &Options) -> Vec<Result<Found>> {
+/// Runs `compare` for all traces, at most `threads_max` at once and as many as there are processors: they are
+/// independent.
+fn for_each_trace<T: Send>(
+    threads_max: usize,
+    compare: &(impl Fn(&Trace) -> Result<T> + Sync),
+) -> Vec<Result<T>> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut found = Vec::new();
         while let number = next.fetch_add(1, Ordering::Relaxed)
             && let Some(trace) = TRACES.get(number)
         {
-            found.push((number, compare(trace, options)));
+            found.push((number, compare(trace)));
         }
         found
     };
-    let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(TRACES.len()));
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = processors.min(TRACES.len()).min(threads_max);
     let mut all = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         let ended = workers.into_iter().map(|worker| worker.join());
@@ -112,7 +153,7 @@ fn compare_all(options: &Options) -> Vec<Result<Found>> {
 fn compare(trace: &Trace, options: &Options) -> Result<Found> {
     let mut rig = Rig::new(Scale::of(options.quick), options.seed)?;
     let capacity = rig.capacity();
-    let requests = trace.requests(capacity, options.seed, options.write_percent);
+    let requests = trace.requests(capacity, LENGTH, options.seed, options.write_percent);
     let Served { hit, held } = rig.serve(&requests)?;
     let space = rig.space();
     // The memory of the rig is no longer needed.

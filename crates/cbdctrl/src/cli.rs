@@ -368,7 +368,7 @@ fn on_or_off() -> impl TypedValueParser<Value = bool> {
 
 const SETTINGS: &str = "\
 Settings:
-  gc_percent=0..90                      share of used segments from which space is reclaimed
+  gc_percent=0..98                      share of used segments from which space is reclaimed
   consistency=strict|checkpoint|none    how the backing device catches up
   writeback_rate=auto|SIZE              bytes a second that writeback may write, from 32K
   writeback_percent=0..90               share of the cache that the automatic rate lets be dirty

@@ -183,7 +183,7 @@ mod tests {
     fn the_help_of_a_command_ends_with_its_examples_and_keeps_its_own_text() {
         let mut command = in_help(Cli::command());
         let help = command.find_subcommand_mut("set").expect("set").render_help().to_string();
-        let (settings, examples) = (help.find("gc_percent=0..90"), help.find("Examples:"));
+        let (settings, examples) = (help.find("gc_percent=0..98"), help.find("Examples:"));
         assert!(settings.is_some() && settings < examples, "{help}");
     }
 }

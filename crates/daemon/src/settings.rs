@@ -5,9 +5,11 @@ use crate::size::{parse_size, typed_size};
 use cbd_runtime::check_writeback_rate;
 use cbd_types::{Error, ErrorKind, Result};
 
-/// The largest `gc_percent` and `writeback_percent`: above it reclaim and writeback would begin too late to keep
-/// writers from waiting.
-pub const PERCENT_MAX: i64 = 90;
+/// The largest `gc_percent`: above it reclaim would begin too late to keep writers from waiting.
+pub const GC_PERCENT_MAX: i64 = 98;
+
+/// The largest `writeback_percent`: above it writeback would begin too late to keep writers from waiting.
+pub const WRITEBACK_PERCENT_MAX: i64 = 90;
 
 /// The largest `write_error_after_s`: a day.
 pub const SECONDS_MAX: u32 = 86_400;
@@ -182,9 +184,13 @@ fn pause(value: &str) -> Result<u32> {
 }
 
 fn percent(name: &str, value: &str) -> Result<i64> {
-    value
-        .parse()
-        .map_err(|_| invalid(format!("{name} is a whole number from 0 to {PERCENT_MAX}, not \"{value}\"")))
+    value.parse().map_err(|_| {
+        invalid(format!("{name} is a whole number from 0 to {}, not \"{value}\"", percent_max(name)))
+    })
+}
+
+fn percent_max(name: &str) -> i64 {
+    if name == "gc_percent" { GC_PERCENT_MAX } else { WRITEBACK_PERCENT_MAX }
 }
 
 /// Checks that the values of a change are within their limits.
@@ -194,8 +200,9 @@ fn percent(name: &str, value: &str) -> Result<i64> {
 pub fn check(change: &SettingsChange) -> Result<()> {
     for (name, value) in [("gc_percent", change.gc_percent), ("writeback_percent", change.writeback_percent)]
     {
-        if let Some(value) = value.filter(|value| !(0..=PERCENT_MAX).contains(value)) {
-            return Err(invalid(format!("{name} is a whole number from 0 to {PERCENT_MAX}, not {value}")));
+        let max = percent_max(name);
+        if let Some(value) = value.filter(|value| !(0..=max).contains(value)) {
+            return Err(invalid(format!("{name} is a whole number from 0 to {max}, not {value}")));
         }
     }
     if let Some(seconds) = change.write_error_after_s.filter(|&seconds| seconds > SECONDS_MAX) {
@@ -229,8 +236,8 @@ mod tests {
 
     #[test]
     fn settings_are_understood() {
-        let change = parse(&["gc_percent=90", "consistency=checkpoint", "writeback_rate=100M"]).unwrap();
-        assert_eq!(change.gc_percent, Some(90));
+        let change = parse(&["gc_percent=98", "consistency=checkpoint", "writeback_rate=100M"]).unwrap();
+        assert_eq!(change.gc_percent, Some(98));
         assert_eq!(change.consistency, Some(Consistency::Checkpoint));
         assert_eq!(change.writeback_rate, Some(100 << 20));
         assert_eq!(change.writeback_percent, None);
@@ -298,11 +305,16 @@ mod tests {
 
     #[test]
     fn a_percentage_outside_its_limits_is_refused_by_name() {
-        for value in ["91", "-1", "", "x", "7.5", "256"] {
-            let error = parse(&[&format!("gc_percent={value}")]).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-            assert!(error.line().starts_with("gc_percent is a whole number from 0 to 90"), "{error}");
-            assert_eq!(error.line().lines().count(), 1);
+        for (name, max, above) in [("gc_percent", 98, "99"), ("writeback_percent", 90, "91")] {
+            for value in [above, "-1", "", "x", "7.5", "256"] {
+                let error = parse(&[&format!("{name}={value}")]).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+                assert!(
+                    error.line().starts_with(&format!("{name} is a whole number from 0 to {max}")),
+                    "{error}"
+                );
+                assert_eq!(error.line().lines().count(), 1);
+            }
         }
     }
 

@@ -380,8 +380,10 @@ fn lanes(identity: &Identity) -> impl Iterator<Item = LaneId> + use<> {
     (0..identity.lanes.lanes).map(LaneId)
 }
 
-/// The valid header of a segment, from its second copy if the first is damaged; the later generation if they differ. Notes the
-/// highest generation that any header claims, so that the next use of the segment gets a higher one.
+/// The valid header of a segment, from its second copy if the first is damaged; the later generation if they differ.
+/// Notes the highest generation that any header claims, so that the next use of the segment gets a higher one. Not
+/// inlined: its buffers would be in the frame of its caller.
+#[inline(never)]
 fn read_header<E: Environment>(
     region: &Region<E::Memory>,
     shape: SegmentShape,

@@ -130,6 +130,10 @@ choice! {
     }
 }
 
+/// Maximum of `gc_percent`.
+const GC_PERCENT_MAX: u8 = 98;
+/// Maximum of `dirty_target_percent`.
+const DIRTY_TARGET_PERCENT_MAX: u8 = 90;
 /// Maximum of `write_error_after_s`, in seconds.
 const WRITE_ERROR_AFTER_S_MAX: u32 = 86_400;
 
@@ -142,7 +146,7 @@ pub const SEQUENTIAL_READ_CUTOFF: u64 = 4 << 20;
 /// The settings that can be changed while a cache runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Reclaim starts when more than this share of the segments is used; 0 to 90 percent.
+    /// Reclaim starts when more than this share of the segments is used, an open one by half; 0 to 98 percent.
     pub gc_percent: u8,
     /// Order of writeback.
     pub consistency: Consistency,
@@ -180,7 +184,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            gc_percent: 90,
+            gc_percent: 98,
             consistency: Consistency::Strict,
             writeback_rate: 0,
             dirty_target_percent: 10,
@@ -215,13 +219,14 @@ impl Settings {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] that names the setting and its range.
     pub fn validated(self) -> Result<Self> {
-        for (name, value) in
-            [("gc_percent", self.gc_percent), ("dirty_target_percent", self.dirty_target_percent)]
-        {
-            if value > 90 {
+        for (name, value, max) in [
+            ("gc_percent", self.gc_percent, GC_PERCENT_MAX),
+            ("dirty_target_percent", self.dirty_target_percent, DIRTY_TARGET_PERCENT_MAX),
+        ] {
+            if value > max {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
-                    format!("{name} is {value}: it must be 0 to 90"),
+                    format!("{name} is {value}: it must be 0 to {max}"),
                 ));
             }
         }

@@ -185,7 +185,7 @@ typedef struct cbd_geometry {
  */
 typedef struct cbd_settings {
   /*
-   Reclaim begins when more than this percentage of the segments is used; 0 to 90.
+   Reclaim begins when more than this percentage of the segments is used; 0 to 98.
    */
   uint32_t gc_percent;
   /*

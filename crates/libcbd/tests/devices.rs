@@ -199,7 +199,7 @@ fn settings_persist_across_a_close_and_invalid_ones_are_refused() {
     let (region, device) = place.cached(8 * MIB);
     let settings = Settings { gc_percent: 55, writeback_rate: 123 << 20, ..device.settings() };
     device.set_settings(settings).unwrap();
-    let error = device.set_settings(Settings { gc_percent: 91, ..settings }).unwrap_err();
+    let error = device.set_settings(Settings { gc_percent: 99, ..settings }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     let error = device.set_settings(Settings { writeback_rate: 32767, ..settings }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);

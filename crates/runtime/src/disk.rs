@@ -15,6 +15,10 @@ const PAGE: u64 = 4096;
 /// Enough lanes that two threads seldom contend for the same one.
 const LANES_PER_PROCESSOR: u32 = 16;
 
+/// Segments of a cache for each of its lanes. The open segment of a lane is half empty on average, so this bounds the
+/// share of a small cache that holds no blocks.
+const SEGMENTS_PER_LANE: u64 = 16;
+
 /// Default number of queues of a backend: one for each processor, at most this many.
 const HANDLERS_MAX: u32 = 8;
 
@@ -143,12 +147,22 @@ impl NewBackend {
             size: disk.size,
             sector: disk.sector,
             cache_bytes: self.cache_bytes,
-            lanes_max: LANES_PER_PROCESSOR * processors(),
+            lanes_max: lanes_max(
+                self.cache_bytes.unwrap_or(0) / transport.info().layout.segment_size,
+                processors(),
+            ),
             handlers: self.handlers,
             data_crc: self.data_crc,
             settings: self.settings,
         })
     }
+}
+
+/// The maximum number of lanes of a cache of `segments` segments on a machine with so many processors.
+#[must_use]
+pub fn lanes_max(segments: u64, processors: u32) -> u32 {
+    let by_space = u32::try_from(segments / SEGMENTS_PER_LANE).unwrap_or(u32::MAX);
+    (LANES_PER_PROCESSOR * processors).min(by_space).max(1)
 }
 
 /// The rows of the backend table, and descriptions of damaged ones. The rows are read one by one, so that a damaged row does
@@ -249,8 +263,8 @@ mod tests {
     #[test]
     fn a_cache_has_sixteen_lanes_for_each_processor_where_its_segments_suffice() {
         let environment = Arc::new(ProcessEnvironment::new());
-        // Eight segments a lane, for more lanes than any test machine has.
-        let region = Region::new(Mapping::anonymous(256 << 20).unwrap());
+        // Sixteen segments a lane, for more lanes than any test machine has.
+        let region = Region::new(Mapping::anonymous(512 << 20).unwrap());
         let options = FormatOptions { segment_size: Some(64 << 10), ..FormatOptions::default() };
         let transport = Transport::format(environment, region, &options).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -270,7 +284,8 @@ mod tests {
         };
         let wanted = 16 * processors();
         let most = 1 << wanted.ilog2();
-        assert_eq!(lanes_of((1 + 8 * u64::from(most)) * (64 << 10)), most);
-        assert_eq!(lanes_of((8 * u64::from(most)) * (64 << 10)), most / 2, "one segment too few");
+        assert_eq!(lanes_of((16 * u64::from(most)) * (64 << 10)), most);
+        assert_eq!(lanes_of((16 * u64::from(most) - 1) * (64 << 10)), most / 2, "one segment too few");
+        assert_eq!(lanes_of(9 * (64 << 10)), 1, "the smallest cache");
     }
 }

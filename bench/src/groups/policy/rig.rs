@@ -10,6 +10,7 @@ use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, Environment, FormatOptions, Settings, Step, Transport,
 };
 use cbd_pmem::Mapping;
+use cbd_runtime::disk;
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result};
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
 
+/// The machine for which the tools create the cache, so that the figures do not depend on this one.
+const PROCESSORS: u32 = 2;
 /// Requests in a millisecond of the rig's clock.
 const REQUESTS_IN_A_MS: u64 = 50;
 /// Operations that writeback keeps in flight on the disk.
@@ -34,16 +37,24 @@ pub struct Scale {
     region: u64,
     /// The segment size; `None` for the size that the tools choose.
     segment: Option<u64>,
-    lanes_max: u32,
 }
 
 impl Scale {
     /// 256 MiB, as the tools create it on a machine with two processors, or less for a quick run.
     pub const fn of(quick: bool) -> Self {
         if quick {
-            Self { region: 32 << 20, segment: Some(64 << 10), lanes_max: 16 }
+            Self { region: 32 << 20, segment: Some(64 << 10) }
         } else {
-            Self { region: 256 << 20, segment: None, lanes_max: 32 }
+            Self { region: 256 << 20, segment: None }
+        }
+    }
+
+    /// 4 GiB, or less for a quick run.
+    pub const fn large(quick: bool) -> Self {
+        if quick {
+            Self { region: 64 << 20, segment: Some(64 << 10) }
+        } else {
+            Self { region: 4 << 30, segment: None }
         }
     }
 }
@@ -140,7 +151,7 @@ impl Rig {
             size: device,
             sector: 512,
             cache_bytes: Some(cache_bytes),
-            lanes_max: scale.lanes_max,
+            lanes_max: disk::lanes_max(u64::from(info.free_segments), PROCESSORS),
             handlers: 1,
             data_crc: true,
             settings: Settings::default(),

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 pub const DEVICE: u32 = 8;
 
 /// Requests for each block of the cache.
-const LENGTH: u32 = 32;
+pub const LENGTH: u32 = 32;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
@@ -25,26 +25,31 @@ pub struct Request {
 pub struct Trace {
     /// Its name.
     pub name: &'static str,
-    /// Whether it is one of the four traces of which the worst counts for the budget.
+    /// Whether it is one of the five traces of which the worst counts for the budget.
     pub has_budget: bool,
-    /// Generates the blocks of the trace, for a cache of this many blocks and a seed.
-    blocks: fn(u32, &mut SmallRng) -> Vec<u32>,
+    /// The share of its requests that write, in percent, unless the options ask for more.
+    write_percent: u8,
+    /// Generates the blocks of the trace, for a cache of this many blocks, and that many requests for each, and a seed.
+    blocks: fn(u32, u32, &mut SmallRng) -> Vec<u32>,
 }
 
 /// All kinds. The last two are difficult for a cache that does not admit blocks at their first use.
-pub const TRACES: [Trace; 6] = [
-    Trace { name: "uniform", has_budget: true, blocks: uniform },
-    Trace { name: "zipf", has_budget: true, blocks: zipf },
-    Trace { name: "scans", has_budget: true, blocks: scans },
-    Trace { name: "loops", has_budget: true, blocks: loops },
-    Trace { name: "moving", has_budget: false, blocks: moving },
-    Trace { name: "recent", has_budget: false, blocks: recent },
+pub const TRACES: [Trace; 7] = [
+    Trace { name: "uniform", has_budget: true, write_percent: 0, blocks: uniform },
+    Trace { name: "zipf", has_budget: true, write_percent: 0, blocks: zipf },
+    Trace { name: "scans", has_budget: true, write_percent: 0, blocks: scans },
+    Trace { name: "loops", has_budget: true, write_percent: 0, blocks: loops },
+    Trace { name: "writes", has_budget: true, write_percent: 30, blocks: zipf },
+    Trace { name: "moving", has_budget: false, write_percent: 0, blocks: moving },
+    Trace { name: "recent", has_budget: false, write_percent: 0, blocks: recent },
 ];
 
 impl Trace {
-    /// Its requests, of which `write_percent` percent write.
-    pub fn requests(&self, capacity: u32, seed: u64, write_percent: u8) -> Vec<Request> {
-        let blocks = (self.blocks)(capacity, &mut SmallRng::seed_from_u64(seed));
+    /// Its requests, `length` for each block of the cache. `write_percent` percent of them write, or its own share if
+    /// that is higher.
+    pub fn requests(&self, capacity: u32, length: u32, seed: u64, write_percent: u8) -> Vec<Request> {
+        let blocks = (self.blocks)(capacity, length, &mut SmallRng::seed_from_u64(seed));
+        let write_percent = write_percent.max(self.write_percent);
         let mut random = SmallRng::seed_from_u64(seed ^ u64::MAX);
         let mut request =
             |block| Request { block, is_write: random.random_range(0..100) < u32::from(write_percent) };
@@ -53,13 +58,13 @@ impl Trace {
 }
 
 /// Twice as many blocks as fit, all with the same probability.
-fn uniform(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
-    (0..LENGTH * capacity).map(|_| random.random_range(0..2 * capacity)).collect()
+fn uniform(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
+    (0..length * capacity).map(|_| random.random_range(0..2 * capacity)).collect()
 }
 
 /// The block of rank r with a probability proportional to r to the power of -0.99, as in YCSB, over the whole
 /// device; ranks are scattered over the device.
-fn zipf(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+fn zipf(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
     let places = shuffled(DEVICE * capacity, random);
     let mut below = 0.0;
     let cumulated: Vec<f64> = (1..=places.len())
@@ -68,7 +73,7 @@ fn zipf(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
             below
         })
         .collect();
-    (0..LENGTH * capacity)
+    (0..length * capacity)
         .map(|_| {
             let drawn = random.random_range(0.0..below);
             let rank = cumulated.partition_point(|below| *below <= drawn);
@@ -80,13 +85,13 @@ fn zipf(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
 /// A hot set of half as many blocks as fit is read at random, for four times as many requests as blocks fit. Then a scan reads
 /// twice as many blocks as fit, each once, while every other request still reads the hot set. This repeats with another scan over
 /// another part of the device.
-fn scans(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+fn scans(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
     let device = DEVICE * capacity;
     let places = shuffled(device, random);
     let hot = &places[..capacity as usize / 2];
-    let mut requests = Vec::with_capacity((LENGTH * capacity) as usize);
+    let mut requests = Vec::with_capacity((length * capacity) as usize);
     let mut scanned = random.random_range(0..device);
-    while requests.len() < (LENGTH * capacity) as usize {
+    while requests.len() < (length * capacity) as usize {
         requests.extend((0..4 * capacity).map(|_| hot[random.random_range(0..hot.len())]));
         for _ in 0..2 * capacity {
             requests.push(scanned);
@@ -98,17 +103,18 @@ fn scans(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
 }
 
 /// Loops through 0.5, 1.25, 0.8 and 2 times as many blocks as fit, one after the other, eight rounds each,
-/// each over another part of the device.
-fn loops(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+/// each over another part of the device. With fewer requests than [`LENGTH`] the rounds are fewer.
+fn loops(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
     let device = DEVICE * capacity;
     let mut first = random.random_range(0..device);
     let mut requests = Vec::new();
+    let rounds = 8 * length / LENGTH;
     for percent in [50, 125, 80, 200] {
-        let length = (u64::from(capacity) * percent / 100) as u32;
-        for _ in 0..8 {
-            requests.extend((0..length).map(|step| (first + step) % device));
+        let blocks = (u64::from(capacity) * percent / 100) as u32;
+        for _ in 0..rounds {
+            requests.extend((0..blocks).map(|step| (first + step) % device));
         }
-        first = (first + length) % device;
+        first = (first + blocks) % device;
     }
     requests
 }
@@ -122,19 +128,19 @@ fn shuffled(count: u32, random: &mut SmallRng) -> Vec<u32> {
 
 /// A hot set of half as many blocks as fit, read at random, that changes after four times as many requests as
 /// blocks fit.
-fn moving(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+fn moving(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
     let set = capacity / 2;
-    (0..LENGTH * capacity)
+    (0..length * capacity)
         .map(|number| (number / (4 * capacity) * set + random.random_range(0..set)) % (DEVICE * capacity))
         .collect()
 }
 
 /// Blocks that were read some number of requests ago, up to three times as many as blocks fit, with all
 /// orders of magnitude equally likely; one request in eight is for a new block.
-fn recent(capacity: u32, random: &mut SmallRng) -> Vec<u32> {
+fn recent(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
     let mut requests: Vec<u32> = Vec::new();
     let mut new = 0;
-    for _ in 0..LENGTH * capacity {
+    for _ in 0..length * capacity {
         let ago = random.random_range(0.0..(3.0 * f64::from(capacity)).ln()).exp() as usize;
         let block = match requests.len().checked_sub(ago) {
             Some(place) if random.random_range(0..8) > 0 => requests[place],

@@ -109,14 +109,14 @@ fn a_setting_out_of_its_limits_changes_nothing() {
     let disk = fixture.disk("disk", 8 * MIB);
     let daemon = fixture.daemon_with_region();
     daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
-    for gc_percent in [91, -1, 256] {
+    for gc_percent in [99, -1, 256] {
         let change = SettingsChange { gc_percent: Some(gc_percent), ..SettingsChange::default() };
         refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "gc_percent");
     }
     let change = SettingsChange { writeback_rate: Some(1), ..SettingsChange::default() };
     refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "writeback_rate is 1 ");
     let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
-    assert_eq!((settings.gc_percent, settings.writeback_rate), (90, 0));
+    assert_eq!((settings.gc_percent, settings.writeback_rate), (98, 0));
 }
 
 #[test]

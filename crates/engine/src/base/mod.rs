@@ -57,8 +57,8 @@ impl<E: Environment> Base<E> {
         epochs: Epochs<E>,
         settings: Settings,
     ) -> Self {
-        let reserve = context.identity().lanes.lanes;
-        let pool = Pool::new(alloc::vec::Vec::with_capacity(segments.len()), reserve);
+        let lanes = context.identity().lanes.lanes;
+        let pool = Pool::new(alloc::vec::Vec::with_capacity(segments.len()), lanes);
         Self {
             context,
             segments: Segments::new(segments),

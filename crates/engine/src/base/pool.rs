@@ -1,7 +1,19 @@
 //! The free segments of a cache, and the list of requests that wait for one.
 //!
-//! Invariants: one segment for each lane is reserved from clients, so that a quarantine record, reclaim and a takeover always
-//! find one; a client that found no segment is woken when one is released.
+//! Invariants: a few segments are reserved from clients, for what must make progress in a full cache; a client that
+//! found no segment is woken when one is released.
+//!
+//! The reserve belongs to all lanes together. It is enough because of how it is used:
+//! 1. Whatever a lane must record before its oldest segment can be reclaimed fits in one segment: the notes of the
+//!    damage of one segment, the lane's parked ranges (a quarter of a segment), and its damage (a quarter of the
+//!    slots). So a lane that has taken a segment of the reserve needs no other one before it frees one.
+//! 2. Until then the pool is below the reserve, and nothing else may use the rest of that segment (`has_room_in_open`).
+//! 3. Nothing needs room in two lanes at once: writeback that finds no room goes segment by segment, one lane at a
+//!    time, and takes another lane if one has no room; reclaim skips a lane that has none.
+//!
+//! So if the pool is empty, some lane has taken its last segment, has room for all it needs, and is reached by
+//! writeback and reclaim. One segment would do. With two, reclaim of one lane need not wait for the writeback of
+//! another.
 
 use crate::{
     Environment, Mutex,
@@ -10,6 +22,11 @@ use crate::{
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::task::Waker;
+
+/// Most segments that are reserved from clients.
+const RESERVE_MAX: u32 = 2;
+/// One segment more for each so many lanes is left to writers by fills and second chances.
+const LANES_PER_SPARE: u32 = 8;
 
 /// The priority of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +60,8 @@ pub(crate) struct Pool<E: Environment> {
     state: Mutex<E, State>,
     /// The number of reserved segments.
     reserve: u32,
+    /// The number of segments that fills and second chances leave beside the reserve.
+    spare: u32,
     /// The value of `free.len()`, to read without the lock.
     free_count: SharedU32<E>,
     /// Whether a request waits, to read without the lock.
@@ -50,11 +69,13 @@ pub(crate) struct Pool<E: Environment> {
 }
 
 impl<E: Environment> Pool<E> {
-    pub(crate) fn new(free: Vec<u32>, reserve: u32) -> Self {
+    /// The pool of a cache of `lanes` lanes.
+    pub(crate) fn new(free: Vec<u32>, lanes: u32) -> Self {
         let free_count = SharedU32::new(free.len() as u32);
         Self {
             state: Mutex::<E, _>::new(State { free, waiting: Vec::new() }),
-            reserve,
+            reserve: lanes.min(RESERVE_MAX),
+            spare: lanes.div_ceil(LANES_PER_SPARE),
             free_count,
             has_waiters: SharedBool::new(false),
         }
@@ -133,9 +154,14 @@ impl<E: Environment> Pool<E> {
         self.reserve
     }
 
-    /// Number of free segments that a fill or a second chance leaves: the reserve, and a quarter of it more for writers.
+    /// Number of free segments that a fill or a second chance leaves: the reserve, and a few more for writers.
     pub(crate) const fn left_to_writers(&self) -> u32 {
-        self.reserve + self.reserve.div_ceil(4)
+        self.reserve + self.spare
+    }
+
+    /// Number of free segments beside the reserve that a fill or a second chance leaves.
+    pub(crate) const fn spare(&self) -> u32 {
+        self.spare
     }
 
     /// Whether a request waits for a segment.

@@ -143,6 +143,10 @@ impl<E: Environment> Base<E> {
         debug_assert!(pins & !(RETIRED | RELEASED) > 0, "segment {segment} is not pinned");
         if pins == RETIRED | 1 {
             self.release(segment);
+            if self.pool.free() <= self.pool.reserve() {
+                // Reclaim may have found no space for what it must carry, and the pool wakes only clients.
+                self.wakeups.wake();
+            }
         }
     }
 

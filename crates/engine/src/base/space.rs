@@ -20,9 +20,12 @@ impl<E: Environment> Base<E> {
     fn free_wanted(&self) -> u32 {
         let total = self.segment_count() as u64;
         let used = u64::from(self.settings().gc_percent) * total / 100;
+        // On average half of the open segment of each lane is free for writers, too.
+        let free_in_open = self.identity().lanes.lanes / 2;
         // Slightly more than fills leave, so that fills and second chances find space while reclaim runs.
-        let more = self.pool.reserve().div_ceil(4);
-        ((total - used) as u32).max(self.pool.left_to_writers() + more)
+        ((total - used) as u32)
+            .saturating_sub(free_in_open)
+            .max(self.pool.left_to_writers() + self.pool.spare())
     }
 
     /// Whether the cache is full, so that data read now replaces other data.
@@ -33,7 +36,7 @@ impl<E: Environment> Base<E> {
 
     /// Whether reclaim frees segments as fast as they are taken.
     pub(crate) fn is_reclaim_at_ease(&self) -> bool {
-        self.pool.free() + (self.pool.reserve() / 4).max(2) >= self.free_wanted()
+        self.pool.free() + self.pool.spare().max(2) >= self.free_wanted()
     }
 }
 

@@ -7,19 +7,19 @@ use super::{Cache, status::LISTED_MAX};
 use crate::{
     Environment,
     base::Requester,
-    lane::{Outcome, Parked, Refused, space_of},
+    lane::{Outcome, Parked, Refused},
 };
 use alloc::vec::Vec;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId, heap_sort_by_key};
 
 impl<E: Environment> Cache<E> {
     /// Parks `range`, which lies in one checksum block or is zeroes of one chunk, as far as the refused content is still its
-    /// newest: newer content is behind it in the log, and writeback writes that later.
-    pub(crate) fn park(&self, range: ByteRange, refused: Refused) -> Outcome {
+    /// newest: newer content is behind it in the log, and writeback writes that later. `requester` allocates the space.
+    pub(crate) fn park(&self, range: ByteRange, refused: Refused, requester: Requester) -> Outcome {
         let lane = self.lane_of(range.start);
         let mut state = lane.lock();
         lane.announce(self.base());
-        state.park(self.base(), range, refused, || self.parked_counters().count_parked())
+        state.park(self.base(), range, refused, requester, || self.parked_counters().count_parked())
     }
 
     /// Carries a parked range forward: its segment is to be reclaimed. A part that is found damaged is quarantined. Returns
@@ -89,12 +89,13 @@ impl<E: Environment> Cache<E> {
         listed
     }
 
-    /// Whether the lanes have space for all of `refused` beside the ranges that they have parked.
+    /// Whether the lanes have space for all of `refused` beside the ranges that they have parked. What is parked
+    /// already, or overwritten, needs none: a batch that begins again meets it again.
     pub(crate) fn can_park(&self, refused: impl Iterator<Item = (ByteRange, Refused)>) -> bool {
         let mut wanted = alloc::vec![0; self.lanes().len()];
         for (range, what) in refused {
-            wanted[self.base().identity().lanes.lane_of(range.start).index()] +=
-                space_of(range, what == Refused::Zeroes);
+            let lane = self.base().identity().lanes.lane_of(range.start);
+            wanted[lane.index()] += self.lane(lane).lock().space_to_park(self.base(), range, what);
         }
         let limit = self.base().shape().size / 4;
         self.lanes()

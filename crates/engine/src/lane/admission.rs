@@ -46,17 +46,26 @@ impl Names {
         Self(vec![0; (blocks * NAMES_PER_BLOCK).max(1).next_multiple_of(GROUP as usize)].into_boxed_slice())
     }
 
-    /// Returns whether `key` is present, and removes it if it was, or inserts it if it was not.
-    fn exchange(&mut self, key: u32) -> bool {
+    /// The slot of `key`, and its name.
+    fn slot(&mut self, key: u32) -> Option<(&mut u8, u8)> {
         let hash = scatter(key / GROUP);
         let line = scaled(hash, self.0.len() / GROUP as usize);
-        let Some(place) = self.0.get_mut(line * GROUP as usize + (key % GROUP) as usize) else {
-            return false;
-        };
-        let name = ((hash >> 56) as u8).max(1);
+        let place = self.0.get_mut(line * GROUP as usize + (key % GROUP) as usize)?;
+        Some((place, ((hash >> 56) as u8).max(1)))
+    }
+
+    /// Returns whether `key` is present, and removes it if it was, or inserts it if it was not.
+    fn exchange(&mut self, key: u32) -> bool {
+        let Some((place, name)) = self.slot(key) else { return false };
         let is_there = *place == name;
         *place = if is_there { 0 } else { name };
         is_there
+    }
+
+    fn insert(&mut self, key: u32) {
+        if let Some((place, name)) = self.slot(key) {
+            *place = name;
+        }
     }
 }
 
@@ -142,6 +151,11 @@ impl Admission {
     /// Whether to record block `key`, which a full lane does not hold and has just read from the backing device.
     pub(crate) fn is_worth(&mut self, key: u32) -> bool {
         self.lead < 0 || self.missed.exchange(key)
+    }
+
+    /// Notes that reclaim dropped block `key`, which had got a second chance: it counts as missed once.
+    pub(crate) fn note_eviction(&mut self, key: u32) {
+        self.missed.insert(key);
     }
 
     /// Memory of the admission in bytes.
@@ -264,6 +278,19 @@ mod tests {
         let places: alloc::vec::Vec<usize> = (0..names.0.len()).filter(|at| names.0[*at] != 0).collect();
         assert!(places.len() == 64 && places[63] - places[0] == 63 && places[0].is_multiple_of(64));
         (64..128).for_each(|key| assert!(names.exchange(key)));
+    }
+
+    #[test]
+    fn an_evicted_block_that_had_a_second_chance_is_worth_a_place_at_its_next_miss() {
+        let mut admission = Admission::new(BLOCKS);
+        for _ in 0..2 {
+            // Whether or not it was missed before.
+            admission.note_eviction(7);
+            assert!(admission.is_worth(7));
+        }
+        assert!(!admission.is_worth(7));
+        admission.note_eviction(7);
+        assert!(admission.is_worth(7));
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl LaneState {
         requester: Requester,
         which: impl Fn(Damage) -> bool,
     ) -> bool {
-        // All of it fits into the one segment that is kept back for each lane, beside the parked ranges.
+        // All of it fits into one segment, beside the parked ranges: see `base::pool`.
         for note in notes::of(left, base.shape().slots_max() / 4) {
             if base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
                 || self.make_room(base, note.slots(), 0, requester, None).is_err()

@@ -93,10 +93,9 @@ impl LaneState {
         length: u64,
         requester: Requester,
     ) -> bool {
-        // While the reserve is incomplete, the open segment may have been taken from it for a quarantine. The rest of such a
-        // segment is for further quarantines, and clients wait.
-        let may_use_open = matches!(requester, Requester::Essential | Requester::Frugal)
-            || base.pool().free() >= base.pool().reserve();
+        // While the reserve is incomplete, the open segment may have been taken from it. The rest of such a segment is
+        // for what the lane must record before it can free a segment, and everything else waits.
+        let may_use_open = requester == Requester::Essential || base.pool().free() >= base.pool().reserve();
         if let Some(open) = &mut self.open
             && may_use_open
             && base.shape().fits(open.slots, open.data_low, slots, length)

@@ -47,7 +47,7 @@ pub(crate) use fills::FillId;
 pub(crate) use index::blocks;
 pub(crate) use log::SLOTS_MAX_OF_RECORD;
 pub(crate) use look_up::{PinnedBlock, Source};
-pub(crate) use parking::{Outcome, Parked, Refused, space_of};
+pub(crate) use parking::{Outcome, Parked, Refused};
 pub(crate) use reclaim::Chance;
 pub(crate) use replay::{CaughtUp, ChainSegment, Marked, Outcome as Replayed, Tail};
 pub(crate) use report::LaneReport;

@@ -8,8 +8,8 @@
 //!   data never covers newer data, neither in reads nor on the backing device;
 //! - the record is durable before *drained* passes the record that it stands for, and it is carried forward, durably, before
 //!   its segment is reclaimed;
-//! - the parked ranges of a lane take at most a quarter of a segment, so that the one segment that is kept back for each lane
-//!   holds all of them when they are carried.
+//! - the parked ranges of a lane take at most a quarter of a segment, so that one segment holds all of them when they
+//!   are carried (`base::pool`).
 //!
 //! Elsewhere: which ranges are parked, and their retries (`worker::writeback`).
 
@@ -100,7 +100,7 @@ impl Parking {
 }
 
 /// Bytes of a segment that a parked range takes.
-pub(crate) const fn space_of(range: ByteRange, zeroes: bool) -> u64 {
+const fn space_of(range: ByteRange, zeroes: bool) -> u64 {
     RECORD_BYTES + if zeroes { 0 } else { SegmentShape::data_bytes(range.len()) }
 }
 
@@ -132,12 +132,13 @@ impl LaneState {
         base: &Base<E>,
         range: ByteRange,
         refused: Refused,
+        requester: Requester,
         parked: impl Fn(),
     ) -> Outcome {
         for part in self.still_refused(base, range, refused) {
             let outcome = match refused {
-                Refused::Zeroes => self.append_parked_zeroes(base, part),
-                Refused::Data(location) => match self.append_parked(base, part, location) {
+                Refused::Zeroes => self.append_parked_zeroes(base, part, requester),
+                Refused::Data(location) => match self.append_parked(base, part, location, requester) {
                     Ok(outcome) => outcome,
                     Err(_) => Outcome::Damaged,
                 },
@@ -148,6 +149,17 @@ impl LaneState {
             parked();
         }
         Outcome::Done
+    }
+
+    /// Bytes of a segment that [`park`](Self::park) of `range` takes.
+    pub(crate) fn space_to_park<E: Environment>(
+        &self,
+        base: &Base<E>,
+        range: ByteRange,
+        refused: Refused,
+    ) -> u64 {
+        let parts = self.still_refused(base, range, refused);
+        parts.into_iter().map(|part| space_of(part, refused == Refused::Zeroes)).sum()
     }
 
     /// The parts of `range` whose newest content is what the backing device refused, and which are not parked yet.
@@ -193,11 +205,11 @@ impl LaneState {
         // A client may have written it in the meantime.
         let still: Vec<_> = self.parked.touching(piece).filter(|(_, now)| *now == parked).collect();
         still.into_iter().try_for_each(|(part, _)| match parked.zeroes {
-            true => match self.append_parked_zeroes(base, part) {
+            true => match self.append_parked_zeroes(base, part, Requester::Essential) {
                 Outcome::NoSpace => Err(None),
                 _ => Ok(()),
             },
-            false => match self.append_parked(base, part, parked.location) {
+            false => match self.append_parked(base, part, parked.location, Requester::Essential) {
                 Ok(Outcome::NoSpace) => Err(None),
                 Ok(_) => Ok(()),
                 Err(damage) => Err(Some(damage)),
@@ -211,6 +223,7 @@ impl LaneState {
         base: &Base<E>,
         range: ByteRange,
         location: Location,
+        requester: Requester,
     ) -> Result<Outcome, Damage> {
         let record = base.load_record(location).map_err(|error| Damage { range, error })?;
         let mut data = Vec::new();
@@ -220,12 +233,17 @@ impl LaneState {
         data.resize(range.len() as usize, 0);
         base.load_data(location, &record, range, &mut data)?;
         let kind = RecordKind::ParkedWrite;
-        let committed = self.commit::<E, 2>(base, kind, range, &data, Requester::Essential, None);
+        let committed = self.commit::<E, 2>(base, kind, range, &data, requester, None);
         Ok(if committed.is_ok() { Outcome::Done } else { Outcome::NoSpace })
     }
 
-    fn append_parked_zeroes<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) -> Outcome {
-        if self.make_room(base, 1, 0, Requester::Essential, None).is_err() {
+    fn append_parked_zeroes<E: Environment>(
+        &mut self,
+        base: &Base<E>,
+        range: ByteRange,
+        requester: Requester,
+    ) -> Outcome {
+        if self.make_room(base, 1, 0, requester, None).is_err() {
             return Outcome::NoSpace;
         }
         let (location, stored) = self.append(base, Record::new(RecordKind::ParkedZeroes, range), &[]);

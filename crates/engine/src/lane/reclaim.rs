@@ -63,6 +63,11 @@ impl LaneState {
         }
     }
 
+    /// Notes that `block` was appended again.
+    pub(crate) fn note_chance<E: Environment>(&mut self, base: &Base<E>, block: ByteRange) {
+        self.index.note_chance(base.identity().lanes.key(block.start));
+    }
+
     /// Whether all of a block is at `location`, and nothing was zeroed or damaged since.
     pub(crate) fn is_current<E: Environment>(
         &self,
@@ -87,7 +92,11 @@ impl LaneState {
         match record.kind() {
             RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite | RecordKind::WriteThrough => {
                 for (block, _, _) in blocks(range) {
-                    self.index.remove_at(base.identity().lanes.key(block * CHECKSUM_BLOCK), location);
+                    let key = base.identity().lanes.key(block * CHECKSUM_BLOCK);
+                    if self.index.remove_at(key, location) {
+                        // It was read again and again before: it is worth its place at its next miss.
+                        self.admission.note_eviction(key);
+                    }
                 }
             }
             RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {

@@ -23,7 +23,7 @@ fn each_choice_has_its_code_and_its_name() {
 #[test]
 fn the_defaults_are_those_of_the_documentation() {
     let defaults = Settings::default();
-    assert_eq!((defaults.gc_percent, defaults.dirty_target_percent, defaults.writeback_rate), (90, 10, 0));
+    assert_eq!((defaults.gc_percent, defaults.dirty_target_percent, defaults.writeback_rate), (98, 10, 0));
     assert_eq!((defaults.consistency, defaults.on_write_error), (Consistency::Strict, OnWriteError::Stop));
     assert_eq!(defaults.write_error_after_s, 60);
     assert_eq!((defaults.read_fill, defaults.readahead), (ReadFill::Admit, Readahead::Auto));
@@ -41,7 +41,7 @@ fn a_setting_is_valid_up_to_its_limit() {
         settings.validated().map(|valid| valid == settings)
     };
     for change in [
-        (|settings| settings.gc_percent = 90) as fn(&mut Settings),
+        (|settings| settings.gc_percent = 98) as fn(&mut Settings),
         |settings| settings.gc_percent = 0,
         |settings| settings.dirty_target_percent = 90,
         |settings| settings.write_error_after_s = 86_400,
@@ -53,7 +53,7 @@ fn a_setting_is_valid_up_to_its_limit() {
         assert!(is_valid(change).expect("it is valid"));
     }
     for (change, name) in [
-        ((|settings| settings.gc_percent = 91) as fn(&mut Settings), "gc_percent is 91"),
+        ((|settings| settings.gc_percent = 99) as fn(&mut Settings), "gc_percent is 99"),
         (|settings| settings.dirty_target_percent = 91, "dirty_target_percent is 91"),
         (|settings| settings.write_error_after_s = 86_401, "write_error_after_s is 86401"),
         (|settings| settings.congestion_read_us = 60_000_001, "congestion_read_us is 60000001"),

@@ -177,7 +177,7 @@ fn the_worker_is_woken_by_a_drain_by_settings_and_by_the_first_write_after_a_res
     assert_eq!(bell.rings(), 1);
     rig.cache.set_settings(Settings { gc_percent: 50, ..Settings::default() }).expect("valid");
     assert_eq!((bell.rings(), rig.cache.settings().gc_percent), (2, 50));
-    let invalid = Settings { gc_percent: 91, ..Settings::default() };
+    let invalid = Settings { gc_percent: 99, ..Settings::default() };
     assert_eq!(kind(rig.cache.set_settings(invalid)), Some(ErrorKind::InvalidArgument));
     assert_eq!((bell.rings(), rig.cache.settings().gc_percent), (2, 50));
     rig.settle();

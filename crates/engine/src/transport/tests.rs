@@ -298,7 +298,7 @@ fn a_spec_is_valid_up_to_its_limits() {
         |spec| spec.size = 1000,
         |spec| spec.path = "p".repeat(513),
         |spec| spec.identity = "i".repeat(257),
-        |spec| spec.settings.gc_percent = 91,
+        |spec| spec.settings.gc_percent = 99,
         |spec| spec.size = (1 << 22) * (4 << 20),
     ] {
         assert_eq!(made(invalid), Some(ErrorKind::InvalidArgument));
@@ -370,7 +370,7 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
     transport.update_path(id, "/dev/another").expect("it is there");
     let entry = reopened(&transport).backend(id).expect("it is good");
     assert_eq!((entry.settings, entry.path.as_str()), (settings, "/dev/another"));
-    let invalid = Settings { gc_percent: 91, ..settings };
+    let invalid = Settings { gc_percent: 99, ..settings };
     assert_eq!(kind(transport.update_settings(id, invalid)), Some(ErrorKind::InvalidArgument));
     assert_eq!(kind(transport.update_settings(BackendId(1), settings)), Some(ErrorKind::NotFound));
     assert_eq!(kind(transport.update_path(id, &"p".repeat(513))), Some(ErrorKind::InvalidArgument));
@@ -386,7 +386,7 @@ fn a_row_whose_content_is_impossible_is_damaged() {
     };
     let damaged = Some(ErrorKind::Damaged);
     for change in [
-        (|row| row.gc_percent = 91.into()) as fn(&mut BackendRow),
+        (|row| row.gc_percent = 99.into()) as fn(&mut BackendRow),
         |row| row.gc_percent = 256.into(),
         |row| row.dirty_target_percent = 300.into(),
         |row| row.consistency = 3.into(),

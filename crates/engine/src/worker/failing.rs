@@ -268,11 +268,6 @@ impl Failing {
         self.put_back(refused, now, now + TOO_MUCH_MS, request_max);
     }
 
-    /// There is no space to park these ranges at this moment.
-    pub(crate) fn no_space(&mut self, refused: Vec<Piece>, now: u64, request_max: u64) {
-        self.put_back(refused, now, now + RETRY_FIRST_MS, request_max);
-    }
-
     /// All failing requests are retried, joined into few, and not narrowed down before `until`.
     fn put_back(&mut self, refused: Vec<Piece>, now: u64, until: u64, request_max: u64) {
         self.note(now);

@@ -44,6 +44,8 @@ pub(crate) struct Reclaim {
     /// Lanes whose victim has damage or parked data that found no space at the head. They are skipped until a segment is released
     /// or a range is unparked.
     stuck: BTreeSet<LaneId>,
+    /// Free segments when the last lane was added to `stuck`. A reader may release a segment, too.
+    free_when_stuck: u32,
     /// The value of [`ParkedCounters::unparked`](crate::cache::ParkedCounters::unparked) at the last step.
     unparked: u64,
     scratch: AlignedBuffer,
@@ -57,6 +59,9 @@ impl Reclaim {
             self.unparked = unparked;
             self.stuck.clear();
         }
+        if cache.base().pool().free() > self.free_when_stuck {
+            self.stuck.clear();
+        }
         let Some(victim) = &mut self.victim else {
             self.victim = (cache.base().is_above_gc() || cache.base().pool().has_waiters())
                 .then(|| choose(cache, &self.stuck))
@@ -65,8 +70,9 @@ impl Reclaim {
         };
         if !victim.has_carried {
             if !victim.carry_parked(cache) {
-                self.stuck.insert(victim.lane);
+                let lane = victim.lane;
                 self.victim = None;
+                self.skip(cache, lane);
             }
             return true;
         }
@@ -83,10 +89,16 @@ impl Reclaim {
             if victim.finish(cache) {
                 self.stuck.clear();
             } else {
-                self.stuck.insert(lane);
+                self.skip(cache, lane);
             }
         }
         true
+    }
+
+    /// Skips a lane that found no space, until there may be some.
+    fn skip<E: Environment>(&mut self, cache: &Cache<E>, lane: LaneId) {
+        self.stuck.insert(lane);
+        self.free_when_stuck = cache.base().pool().free();
     }
 }
 
@@ -195,6 +207,7 @@ impl Victim {
         let (kind, requester) = (RecordKind::Fill, Requester::Optional);
         let appended = state.commit::<E, 2>(base, kind, *block, scratch, requester, None);
         if appended.is_ok() {
+            state.note_chance(base, *block);
             rare::count(&base.rare().second_chances);
         }
         appended.is_ok()

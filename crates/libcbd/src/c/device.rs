@@ -87,7 +87,7 @@ pub struct CbdGeometry {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CbdSettings {
-    /// Reclaim begins when more than this percentage of the segments is used; 0 to 90.
+    /// Reclaim begins when more than this percentage of the segments is used; 0 to 98.
     pub gc_percent: u32,
     /// `CBD_CONSISTENCY_..`, not the default.
     pub consistency: u32,

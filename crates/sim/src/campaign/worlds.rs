@@ -65,6 +65,14 @@ const REFUSED: &[ByteRange] = &[
     ByteRange { start: CHUNK - 512, end: CHUNK + 4096 },
 ];
 
+/// The ranges that the disk of the `parked-lanes` world refuses to write: some in each of its four lanes.
+const REFUSED_IN_EACH_LANE: &[ByteRange] = &[
+    ByteRange { start: 8 << 10, end: 9 << 10 },
+    ByteRange { start: CHUNK - 512, end: CHUNK + 4096 },
+    ByteRange { start: 2 * CHUNK + 4096, end: 2 * CHUNK + 8192 },
+    ByteRange { start: 3 * CHUNK + 100 * 512, end: 3 * CHUNK + 102 * 512 },
+];
+
 /// One lane of eight segments, with a disk slightly larger than a chunk.
 fn one_lane(seed: u64, consistency: Consistency) -> WorldOptions {
     WorldOptions {
@@ -164,6 +172,17 @@ pub fn kinds() -> Vec<Kind> {
             on_write_error: OnWriteError::Park,
             write_error_after_s: (seed % 2) as u32,
             ..one_lane(seed, Consistency::Strict)
+        }),
+        kind("parked-lanes", |seed| WorldOptions {
+            // Four lanes with two segments in reserve, and almost always full.
+            size: 4 * CHUNK + 512,
+            segments: 33,
+            lanes_max: 4,
+            worker_percent: 3,
+            unwritable: REFUSED_IN_EACH_LANE,
+            on_write_error: OnWriteError::Park,
+            write_error_after_s: (seed % 2) as u32,
+            ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
         }),
         Kind { name: flips::NAME, work: Work::Flips, is_long: None },
         Kind { name: reconnect::NAME, work: Work::Reconnect, is_long: None },

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-/// A range that the disk refuses: larger than the free space in the open segment of a full lane.
-const REFUSED: ByteRange = ByteRange { start: 0, end: 2 * BLOCK };
+/// A range that the disk refuses. It is zeroed in the oldest segment of a full lane.
+const REFUSED: ByteRange = ByteRange { start: CHUNK / 2, end: CHUNK / 2 + 512 };
 /// An offset in the lane whose open segment has room.
 const ROOMY: u64 = CHUNK;
 /// The maximum number of records of a segment.
@@ -27,8 +27,8 @@ impl Wake for Alarm {
     }
 }
 
-/// A full cache of two lanes, one of which has room in its open segment. As soon as the background worker steps, it
-/// parks the refused data of the other lane, which takes a segment of the reserve. Also returns the number of reserve
+/// A full cache of two lanes, one of which has room in its open segment. The background worker parks the refused range
+/// of the other lane, whose open segment is full, in a segment of the reserve. Also returns the number of reserve
 /// segments.
 fn rig_that_is_full() -> (Rig, u32) {
     let rig = Rig::new(2);
@@ -39,15 +39,17 @@ fn rig_that_is_full() -> (Rig, u32) {
     rig.write(ROOMY, 1);
     // The oldest segment has so many records that reclaim needs more than one step of the background worker
     // for it. The last of these steps frees the segment before it accesses the lane that a write holds.
-    for sector in 0..SMALL_RECORDS {
+    let zero = |sector| {
         let range = ByteRange::at(CHUNK / 2 + sector * 512, 512);
-        let admission = rig.cache.zero(range, true, &mut ZeroProgress::default(), Waker::noop());
-        assert!(matches!(admission, Ok(Admission::Done(_))));
-    }
+        let admission = rig.cache.zero(range, false, &mut ZeroProgress::default(), Waker::noop());
+        matches!(admission, Ok(Admission::Done(_)))
+    };
+    assert!((0..SMALL_RECORDS).all(zero));
     let mut block = 0;
     while try_write(&rig.cache, block * BLOCK, 2) {
         block += 1;
     }
+    while zero(SMALL_RECORDS) {}
     rig.cache.request_drain();
     let reserve = rig.cache.status().free_segments;
     (rig, reserve)

@@ -19,5 +19,6 @@ mod reopened;
 mod rig;
 mod rows;
 mod scattered;
+mod shared_reserve;
 mod torn;
 mod waiting;

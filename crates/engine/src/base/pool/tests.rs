@@ -4,23 +4,34 @@ use super::*;
 use crate::tests::{Still, bell};
 
 fn pool(free: u32, reserve: u32) -> Pool<Still> {
-    Pool::new((0..free).collect(), reserve)
+    Pool { reserve, ..of_lanes(free, 0) }
 }
 
-/// How many segments this requester gets of a pool of 20 that keeps back 8.
+fn of_lanes(free: u32, lanes: u32) -> Pool<Still> {
+    Pool::new((0..free).collect(), lanes)
+}
+
+/// How many segments this requester gets of a pool of 20 for 24 lanes.
 fn given(requester: Requester) -> usize {
-    let pool = pool(20, 8);
+    let pool = of_lanes(20, 24);
     core::iter::from_fn(|| pool.take(requester, None).ok()).count()
 }
 
 #[test]
-fn clients_leave_the_reserve_and_optional_askers_a_quarter_more() {
+fn clients_leave_the_reserve_and_optional_askers_a_few_more() {
     assert_eq!(
         [Requester::Essential, Requester::Client, Requester::Frugal, Requester::Optional].map(given),
-        [20, 12, 12, 10]
+        [20, 18, 18, 15]
     );
-    assert_eq!([pool(9, 1), pool(9, 4), pool(9, 5)].map(|pool| pool.left_to_writers()), [2, 5, 7]);
-    assert_eq!(pool(9, 4).reserve(), 4);
+}
+
+#[test]
+fn the_reserve_is_for_all_lanes_together_and_fills_leave_one_segment_more_for_eight_lanes() {
+    let of = |lanes| {
+        let pool = of_lanes(9, lanes);
+        (pool.reserve(), pool.spare(), pool.left_to_writers())
+    };
+    assert_eq!([1, 2, 8, 9, 32].map(of), [(1, 1, 2), (2, 1, 3), (2, 1, 3), (2, 2, 4), (2, 4, 6)]);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! When a segment returns to the pool.
 
 use super::super::Requester;
+use crate::tests::bell;
 use crate::tests::rig::{Options, Rig, SECTOR};
 use cbd_format::SegmentHeader;
-use cbd_types::{ByteRange, LaneId};
+use cbd_types::{ByteRange, CHUNK, LaneId};
 
 #[test]
 fn a_segment_returns_to_the_pool_once_when_it_is_retired_and_no_reader_has_pinned_it() {
@@ -29,6 +30,30 @@ fn a_segment_returns_to_the_pool_once_when_it_is_retired_and_no_reader_has_pinne
         base.segment(number).pin();
         base.unpin(number);
         assert_eq!(base.pool().free(), free);
+    }
+}
+
+#[test]
+fn the_last_reader_of_a_retired_segment_wakes_the_worker_if_few_segments_are_free() {
+    let rig = Rig::new(Options { lanes: 2, segments: 17, device: 2 * CHUNK, ..Options::default() });
+    let (bell, waker) = bell();
+    rig.cache.set_worker_waker(waker);
+    let base = rig.cache.base();
+    for (left, is_woken) in [(0, true), (1, true), (2, false), (5, false)] {
+        let mut taken: alloc::vec::Vec<u32> = core::iter::from_fn(|| {
+            (base.pool().free() > left).then(|| base.pool().take(Requester::Essential, None))
+        })
+        .map(|segment| segment.expect("there is one"))
+        .collect();
+        let number = taken.pop().expect("there are some");
+        base.segment(number).begin(LaneId(0), 1, 2, 3);
+        base.segment(number).pin();
+        base.retire(number);
+        let before = bell.rings();
+        base.unpin(number);
+        // With this one the reserve of two may be complete.
+        assert_eq!((base.pool().free(), bell.rings() > before), (left + 1, is_woken), "{left} were free");
+        rig.give_space(taken);
     }
 }
 

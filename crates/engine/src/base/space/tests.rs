@@ -32,6 +32,8 @@ fn reclaim_runs_below_its_percentage_or_what_fills_leave_and_a_few_segments_more
     assert_eq!(borders(1, 32, 70), [9, 11, 8]);
     // 90 % of 100: exactly 10 are to be free. The cache is full with 3 more, the thirty-second part.
     assert_eq!(borders(1, 100, 90), [9, 12, 8]);
-    // What fills leave, and a quarter of the reserve more, is more than 10 % of the cache.
-    assert_eq!(borders(16, 160, 90), [23, 28, 20]);
+    // Of 40 that are to be free half of 16 open ones count.
+    assert_eq!(borders(16, 400, 90), [31, 43, 30]);
+    // What fills leave, and as much more as that exceeds the reserve.
+    assert_eq!(borders(16, 160, 98), [5, 10, 4]);
 }

@@ -104,6 +104,19 @@ fn a_note_that_spans_other_damage_does_not_note_it() {
 }
 
 #[test]
+fn while_the_reserve_is_incomplete_the_rest_of_a_segment_is_for_what_must_make_progress() {
+    let rig = rig();
+    let mut state = rig.cache.lane(LANE).lock();
+    let base = rig.cache.base();
+    assert!(state.quarantine(base, sector(0), 1, (1, 0), Requester::Essential), "it opens a segment");
+    let taken = rig.take_reserve();
+    assert!(!state.quarantine(base, sector(2), 2, (1, 1), Requester::Frugal));
+    assert!(state.quarantine(base, sector(2), 2, (1, 1), Requester::Essential));
+    rig.give_space(taken);
+    assert!(state.quarantine(base, sector(4), 3, (1, 2), Requester::Frugal));
+}
+
+#[test]
 fn notes_take_a_quarter_of_the_slots_of_a_segment_at_most() {
     for (count, records) in [(111, 111), (112, 112), (113, 112), (200, 112)] {
         let rig = rig();

@@ -50,7 +50,9 @@ const IN_PARTS: u32 = 1 << 31;
 const WAS_READ: u32 = 1 << 30;
 /// Slot bit of an entry whose `data` is known.
 const HAS_DATA: u32 = 1 << 29;
-const SLOT: u32 = HAS_DATA - 1;
+/// Slot bit of an entry that got a second chance.
+const HAD_CHANCE: u32 = 1 << 28;
+const SLOT: u32 = HAD_CHANCE - 1;
 /// Side entries in a slab: a page.
 const SIDE_SLAB: usize = 64;
 
@@ -208,6 +210,15 @@ impl Index {
         self.table.get(key).is_some_and(|entry| entry.slot & WAS_READ != 0)
     }
 
+    /// Notes that block `key` got a second chance.
+    pub(crate) fn note_chance(&mut self, key: u32) {
+        if let Some(entry) = self.table.get_mut(key)
+            && !entry.is_in_parts()
+        {
+            entry.slot |= HAD_CHANCE;
+        }
+    }
+
     /// Points the blocks from `key` on, which lie in one chunk, at `location`. `blocks` has the data of each block, if known.
     #[inline]
     pub(crate) fn set_whole(
@@ -236,14 +247,17 @@ impl Index {
         self.sides.get_mut(entry.segment)[first..end].fill(location);
     }
 
-    /// Removes block `key`, or those of its parts, that are at `location`.
-    pub(crate) fn remove_at(&mut self, key: u32, location: Location) {
-        let Some(entry) = self.table.get(key) else { return };
+    /// Removes block `key`, or those of its parts, that are at `location`. Returns whether that was a whole block that
+    /// had got a second chance.
+    pub(crate) fn remove_at(&mut self, key: u32, location: Location) -> bool {
+        let Some(entry) = self.table.get(key) else { return false };
         if !entry.is_in_parts() {
+            let had_chance = entry.slot & HAD_CHANCE != 0;
             if entry.location() == location {
                 self.table.remove(key);
+                return had_chance;
             }
-            return;
+            return false;
         }
         let side = entry.segment;
         let parts = self.sides.get_mut(side);
@@ -254,6 +268,7 @@ impl Index {
             self.sides.release(side);
             self.table.remove(key);
         }
+        false
     }
 
     /// Removes the parts `first..end` of block `key`, wherever they are. Memory for a block in parts is reserved.

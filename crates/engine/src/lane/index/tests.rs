@@ -93,7 +93,7 @@ fn side_entries_that_were_freed_are_used_before_new_ones_are_made() {
     let bytes = index.bytes();
     for _ in 0..10 {
         (0..500).for_each(|key| index.set_whole(key, at(1, key), [None].into_iter()));
-        (500..1000).for_each(|key| index.remove_at(key, at(0, key)));
+        (500..1000).for_each(|key| assert!(!index.remove_at(key, at(0, key))));
         fill(&mut index);
     }
     assert_eq!(index.bytes(), bytes);
@@ -117,6 +117,30 @@ fn what_a_segment_holds_is_forgotten_and_nothing_else() {
     assert_eq!(left, [2, 3, 5]);
     let Some(Found::Parts(parts)) = index.get(3) else { panic!("it is in parts") };
     assert_eq!(*parts, [[NONE; 4], [at(4, 11); 4]].concat()[..]);
+}
+
+#[test]
+fn a_block_had_a_second_chance_until_it_is_written_again() {
+    let mut index = Index::new(8, 1);
+    let data = BlockData { offset: 4096, sum: 7 };
+    for key in 1..=3 {
+        index.reserve(1);
+        index.set_whole(key, at(3, 11), [Some(data)].into_iter());
+        index.note_chance(key);
+    }
+    index.note_chance(9);
+    assert_eq!(index.live(), 3);
+    assert_eq!(index.get(1), Some(Found::Whole(at(3, 11))));
+    assert_eq!(index.read_whole(1), Some((at(3, 11), data)));
+    assert!(!index.remove_at(1, at(3, 12)), "it is elsewhere");
+    assert!(index.remove_at(1, at(3, 11)));
+    assert!(!index.remove_at(1, at(3, 11)), "it is gone");
+    index.set_whole(2, at(4, 0), [Some(data)].into_iter());
+    assert!(!index.remove_at(2, at(4, 0)), "it was written again");
+    index.set_parts(3, 0, 1, at(5, 0));
+    index.note_chance(3);
+    assert!(!index.remove_at(3, at(3, 11)) && !index.remove_at(3, at(5, 0)), "it is in parts");
+    assert_eq!(index.live(), 0);
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn parked() -> Rig {
                 refused = Refused::Data(location);
             }
         });
-        assert_eq!(state.park(rig.cache.base(), range, refused, || ()), Outcome::Done);
+        assert_eq!(state.park(rig.cache.base(), range, refused, Requester::Essential, || ()), Outcome::Done);
     }
     drop(state);
     assert_eq!(ranges(&rig), [2, 3, 4, 6, 7].map(|number| (block(number), number == 4 || number == 7)));
@@ -120,7 +120,7 @@ fn parked_zeroes_are_durable_and_cancel_the_fills_that_they_overlap() {
     let mut state = rig.cache.lane(LANE).lock();
     let fills = [block(0), block(1)].map(|range| state.register_fill(range));
     rig.transport.region().memory().take_ops();
-    assert_eq!(state.append_parked_zeroes(rig.cache.base(), block(1)), Outcome::Done);
+    assert_eq!(state.append_parked_zeroes(rig.cache.base(), block(1), Requester::Essential), Outcome::Done);
     assert_eq!(rig.transport.region().memory().take_ops().last(), Some(&Op::Fence));
     assert_eq!(fills.map(|fill| state.end_fill(fill)), [true, false]);
 }
@@ -139,7 +139,9 @@ fn nothing_is_parked_without_a_slot_and_as_long_as_there_is_one_zeroes_are() {
     let Some(Source::Record(location)) = location else { panic!("a record holds it") };
     let free = |number: u64| ByteRange::at(rig.options.device / 2 + number * SECTOR, SECTOR);
     let count = (0..1000)
-        .take_while(|number| state.append_parked_zeroes(base, free(*number)) == Outcome::Done)
+        .take_while(|number| {
+            state.append_parked_zeroes(base, free(*number), Requester::Essential) == Outcome::Done
+        })
         .count();
     let open = state.segments().last().copied().expect("there is one");
     assert!(count < 1000 && !base.shape().fits(open.slots, open.data_low, 1, 0));
@@ -147,7 +149,10 @@ fn nothing_is_parked_without_a_slot_and_as_long_as_there_is_one_zeroes_are() {
     let before = state.parked_bytes();
     assert_eq!(before, count as u64 * SECTOR);
     for (range, refused) in [(zeroed, Refused::Zeroes), (record.range(), Refused::Data(location))] {
-        assert_eq!(state.park(base, range, refused, || panic!("nothing is parked")), Outcome::NoSpace);
+        assert_eq!(
+            state.park(base, range, refused, Requester::Essential, || panic!("nothing is parked")),
+            Outcome::NoSpace
+        );
     }
     assert_eq!(state.parked_bytes(), before);
     drop(state);
@@ -163,9 +168,13 @@ fn zeroes_are_parked_in_the_last_slot_of_a_segment() {
     let mut state = rig.cache.lane(LANE).lock();
     for number in 1..base.shape().slots_max() {
         let range = ByteRange::at((100 + 2 * u64::from(number)) * SECTOR, SECTOR);
-        assert_eq!(state.append_parked_zeroes(base, range), Outcome::Done, "slot {number}");
+        assert_eq!(
+            state.append_parked_zeroes(base, range, Requester::Essential),
+            Outcome::Done,
+            "slot {number}"
+        );
     }
-    assert_eq!(state.append_parked_zeroes(base, block(1)), Outcome::NoSpace);
+    assert_eq!(state.append_parked_zeroes(base, block(1), Requester::Essential), Outcome::NoSpace);
     let open = state.segments().last().copied().expect("there is one");
     assert_eq!((open.ordinal, open.slots), (1, base.shape().slots_max()));
     drop(state);

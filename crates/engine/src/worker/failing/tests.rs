@@ -300,21 +300,10 @@ fn what_cannot_be_parked_is_tried_again_in_few_requests_and_not_narrowed_down_fo
 }
 
 #[test]
-fn what_found_no_space_is_narrowed_down_again_soon() {
-    let mut failing = failing();
-    let settings = park(0);
-    failing.no_space(alloc::vec![piece(0, 512)], 1000, REQUEST_MAX);
-    failing.add(flight(KIB, KIB + 512), &settings, 1249);
-    assert!(failing.refused().is_empty());
-    failing.add(flight(KIB, KIB + 512), &settings, 1250);
-    assert_eq!(failing.refused().len(), 1);
-}
-
-#[test]
 fn neighbours_join_up_to_the_longest_request_and_only_what_is_alike() {
     let put_back = |pieces: &[Piece], request_max| {
         let mut failing = failing();
-        failing.no_space(pieces.to_vec(), 1000, request_max);
+        failing.put_back(pieces.to_vec(), 1000, 1250, request_max);
         tried(&mut failing, &stop(0), 2000)
     };
     assert_eq!(put_back(&[data(0, 512, 1), data(512, KIB, 2)], KIB), [range(0, KIB)]);
@@ -329,7 +318,8 @@ fn neighbours_join_up_to_the_longest_request_and_only_what_is_alike() {
 fn neighbours_far_from_the_begin_of_the_device_join_too() {
     let mut failing = failing();
     let far = 1 << 40;
-    failing.no_space(alloc::vec![piece(far, far + 512), piece(far + 512, far + KIB)], 1000, KIB);
+    let pieces = alloc::vec![piece(far, far + 512), piece(far + 512, far + KIB)];
+    failing.put_back(pieces, 1000, 1250, KIB);
     assert_eq!(tried(&mut failing, &stop(0), 2000), [range(far, far + KIB)]);
 }
 

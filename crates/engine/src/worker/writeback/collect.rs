@@ -7,7 +7,7 @@
 //!
 //! Elsewhere: when a batch begins, and up to which epoch (`writeback`).
 
-use super::{Content, Writeback, newest::Found, requests::ZERO_MAX};
+use super::{Content, NO_SPACE_TO_NOTE, Writeback, newest::Found, requests::ZERO_MAX};
 use crate::{
     Cache, Environment,
     base::Requester,
@@ -48,30 +48,39 @@ impl Writeback {
         oldest
     }
 
-    /// The priority with which this batch allocates space for quarantines. Unless it is written segment by segment or retries
-    /// parked ranges, it leaves the reserve.
-    pub(super) fn requester_of_quarantines(&self) -> Requester {
+    /// The priority with which this batch allocates space for quarantines and parked ranges. Unless it is written
+    /// segment by segment or retries parked ranges, it leaves the reserve.
+    pub(super) fn requester_of_notes(&self) -> Requester {
         let is_of_parked = self.batch.as_ref().is_some_and(|batch| batch.target.is_none());
         if self.by_segment.is_some() || is_of_parked { Requester::Essential } else { Requester::Frugal }
     }
 
     /// Collects the next part of the batch from the logs: only the newest version of each block in it.
     pub(super) fn collect<E: Environment>(&mut self, cache: &Cache<E>) {
-        let requester = self.requester_of_quarantines();
+        let requester = self.requester_of_notes();
         let Some(batch) = &mut self.batch else { return };
         let Some(target) = batch.target else { return };
         let mut part =
             Part { target, by_segment: self.by_segment.is_some(), found: Found::default(), records: 0 };
         batch.complete = true;
         batch.settled = false;
-        for lane in (0..cache.lanes().len() as u32).map(LaneId) {
+        let lanes = cache.lanes().len() as u32;
+        let first = if part.by_segment { self.lane_first } else { 0 };
+        for number in 0..lanes {
+            let lane = LaneId((first + number) % lanes);
             let cleaned = &mut batch.cleaned[lane.index()];
             let scanned = part.scan_lane(cache, lane, &mut self.cursors[lane.index()], cleaned);
-            batch.lacks_something |= !scanned.lost.is_empty();
-            if !quarantine_gaps(cache, lane, scanned.lost, requester) {
-                return self.give_up(cache);
+            let has_lost = !scanned.lost.is_empty();
+            batch.lacks_something |= has_lost;
+            // The lanes share the reserve, so a part that may use it needs room in one lane only.
+            let is_only_lane = part.by_segment && (part.records > 0 || has_lost);
+            if is_only_lane {
+                self.lane_first = lane.0;
             }
-            if scanned.is_full {
+            if !quarantine_gaps(cache, lane, scanned.lost, requester) {
+                return self.give_up(cache, NO_SPACE_TO_NOTE);
+            }
+            if scanned.is_full || (is_only_lane && number + 1 < lanes) {
                 batch.complete = false;
                 break;
             }
@@ -89,7 +98,7 @@ impl Writeback {
 struct Part {
     /// The last epoch of the batch.
     target: u64,
-    /// The part consists of a single segment.
+    /// The part consists of a single segment of one lane.
     by_segment: bool,
     found: Found,
     /// Number of records in `found`.

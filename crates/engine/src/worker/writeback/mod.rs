@@ -5,8 +5,9 @@
 //! - the operations of one part of a batch do not overlap, and the next part is issued when all of them have completed, so two
 //!   overlapping operations are never in flight together;
 //! - data is verified before it is written; data that fails verification is quarantined and not written;
-//! - if not all damage of a batch can be recorded at once, it is recorded segment by segment, oldest first, and each segment is
-//!   reclaimed before the next one needs space: any amount of damage can be recorded;
+//! - if not all damage of a batch can be recorded at once, or not all that is refused can be parked, it is written
+//!   segment by segment, one lane at a time and oldest first, and each segment is reclaimed before the next one needs
+//!   space: any amount of damage can be recorded, however few segments are reserved (`base::pool`);
 //! - a range that the backing device keeps refusing is parked, durably, before its batch is drained (`parking`);
 //! - *drained* is durable after the flush of the backing device and before any operation of a later epoch is submitted.
 //!
@@ -39,6 +40,10 @@ pub const REQUEST_MAX: u64 = 1 << 20;
 const SPARE_BYTES: usize = 64 * REQUEST_MAX as usize;
 /// Writeback delays non-urgent dirty data by this time, so that overwrites merge.
 const DELAY_MS: u64 = 1000;
+
+/// Why writeback waits for space.
+const NO_SPACE_TO_NOTE: &str = "no segment is free to note damaged data";
+const NO_SPACE_TO_PARK: &str = "no segment is free to park what the backing device refuses";
 
 /// The content that a range of a batch gets on the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +128,10 @@ pub(crate) struct Writeback {
     failing: Failing,
     /// The target of the batches that are written segment by segment, because not all of their damage can be recorded at once.
     by_segment: Option<u64>,
+    /// The lane with which such a batch begins.
+    lane_first: u32,
+    /// How often such a batch found no space since one did, and since the last wait.
+    lanes_without_space: usize,
     /// Recovery found losses that it had no space to record.
     has_lost: bool,
     /// The backing device lacked some content when the last batch ended. After a restart this is assumed if the backing device
@@ -162,6 +171,8 @@ impl Writeback {
             cursors,
             batch: None,
             by_segment: None,
+            lane_first: 0,
+            lanes_without_space: 0,
             has_lost,
             lacked_something: was_void,
             buffers: SpareBuffers::new(SPARE_BYTES),
@@ -445,6 +456,7 @@ impl Writeback {
             lane.lock().settle(*cursor);
         }
         batch.settled = true;
+        self.lanes_without_space = 0;
         self.failing.recovered();
         cache.backing().end_trouble();
     }
@@ -460,6 +472,7 @@ impl Writeback {
         self.lacked_something = lacks_something;
         cache.base().epochs().reach(cache.base().context(), target, void_until);
         self.by_segment = None;
+        self.lanes_without_space = 0;
         self.safe.clone_from(&self.cursors);
         for (lane, (bytes, records)) in cache.lanes().iter().zip(batch.cleaned) {
             lane.count_cleaned(bytes, records);
@@ -470,11 +483,12 @@ impl Writeback {
         cache.wake_waiting_for_drained();
     }
 
-    /// Damage could not be recorded durably, so nothing beyond it may be declared clean. The batch restarts and is written
-    /// segment by segment, so that each segment is free again before the next one needs space. If the batch is written
-    /// segment by segment already, writeback waits until reclaim has had a chance to free a segment. Recorded damage stays
-    /// recorded in either case.
-    fn give_up<E: Environment>(&mut self, cache: &Cache<E>) {
+    /// Damage could not be recorded durably, or what is refused could not be parked, so nothing beyond it may be
+    /// declared clean. The batch restarts and is written segment by segment, so that each segment is free again before
+    /// the next one needs space. If the batch is written segment by segment already, it continues with the next lane,
+    /// which may have room in its open segment. If no lane has, writeback waits until reclaim has had a chance to free
+    /// a segment. What was recorded stays recorded in all cases.
+    fn give_up<E: Environment>(&mut self, cache: &Cache<E>, why: &'static str) {
         let target = self.batch.as_ref().and_then(|batch| batch.target);
         if self.by_segment.is_none() && target.is_some() {
             self.by_segment = target;
@@ -483,7 +497,19 @@ impl Writeback {
             self.cursors.clone_from(&self.safe);
             return;
         }
-        let error = Error::new(ErrorKind::NoSpace, "no segment is free to note damaged data");
+        if target.is_some() {
+            let lanes = cache.lanes().len();
+            self.lane_first = (self.lane_first + 1) % lanes as u32;
+            self.lanes_without_space += 1;
+            if self.lanes_without_space < lanes {
+                self.failing.forget_batch();
+                self.batch = None;
+                self.cursors.clone_from(&self.safe);
+                return;
+            }
+            self.lanes_without_space = 0;
+        }
+        let error = Error::new(ErrorKind::NoSpace, why);
         self.failing.note(cache.base().environment().monotonic_ms());
         self.restart(cache, &error);
     }

@@ -7,10 +7,10 @@
 //!
 //! Elsewhere: the parked records (`parking`), which ranges count as refused (`failing`).
 
-use super::{Batch, Content, Piece, REQUEST_MAX, Writeback};
+use super::{Batch, Content, NO_SPACE_TO_PARK, Piece, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, lane::Outcome};
 use alloc::{collections::VecDeque, vec::Vec};
-use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, ErrorKind, heap_sort_by_key};
+use cbd_types::{CHECKSUM_BLOCK, CHUNK, Error, heap_sort_by_key};
 
 /// The delay before parked ranges are retried, doubled each time that the device accepts none of them, up to the limit.
 const RETRY_FIRST_MS: u64 = 30_000;
@@ -108,9 +108,10 @@ impl Writeback {
             // Also if newer data covers the range: the backing device never gets this version.
             batch.lacks_something = true;
         }
+        let requester = self.requester_of_notes();
         let mut refused: VecDeque<Piece> = join_adjacent(self.failing.take_refused()).into();
         while let Some((range, content)) = refused.pop_front() {
-            match cache.park(range, content.refused()) {
+            match cache.park(range, content.refused(), requester) {
                 Outcome::Done => self.failing.parked(range),
                 // The range is loaded again, and quarantined.
                 Outcome::Damaged => {
@@ -119,13 +120,7 @@ impl Writeback {
                     }
                 }
                 Outcome::NoSpace => {
-                    let error = Error::new(
-                        ErrorKind::NoSpace,
-                        "no segment is free to park what the backing device refuses",
-                    );
-                    cache.backing().note_failure(cache.base().environment(), &error);
-                    refused.push_front((range, content));
-                    self.failing.no_space(refused.into(), now, REQUEST_MAX);
+                    self.give_up(cache, NO_SPACE_TO_PARK);
                     break;
                 }
             }

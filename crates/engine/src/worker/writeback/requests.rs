@@ -7,7 +7,7 @@
 //!
 //! Elsewhere: retries of refused requests (`failing`).
 
-use super::{Content, REQUEST_MAX, Writeback};
+use super::{Content, NO_SPACE_TO_NOTE, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, base::Requester, position::Location, worker::failing::Flight};
 use cbd_format::{Record, RecordKind};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
@@ -105,7 +105,7 @@ impl Writeback {
             Content::Discard | Content::Zeroes => return Some(BackingOp::WriteZeroes { range }),
         }
         let mut buffer = self.buffers.take(range.len() as usize);
-        let requester = self.requester_of_quarantines();
+        let requester = self.requester_of_notes();
         for number in 0..flight.pieces.len() {
             let (piece, content) = flight.pieces[number];
             let Content::Data { location, lane, sequence } = content else { continue };
@@ -115,7 +115,7 @@ impl Writeback {
                 Err(Some(damaged)) => damaged,
                 Err(None) => {
                     self.buffers.give(buffer);
-                    self.give_up(cache);
+                    self.give_up(cache, NO_SPACE_TO_NOTE);
                     return None;
                 }
             };
