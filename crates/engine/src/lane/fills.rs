@@ -4,7 +4,7 @@
 //! was read before a write is never recorded after it.
 
 use super::{LaneState, blocks};
-use crate::{Environment, base::Base};
+use crate::{Environment, base::Base, bypass::BypassReason};
 use cbd_format::record::blocks_in;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK};
 
@@ -46,6 +46,22 @@ impl LaneState {
             }
             None => false,
         }
+    }
+
+    /// Whether a fill has neither ended nor been cancelled: what was read for it is still the newest data.
+    pub(crate) fn is_pending(&self, id: FillId) -> bool {
+        self.fills.iter().any(|fill| fill.id == id)
+    }
+
+    /// Changes the range of a fill. `false` if it was cancelled.
+    pub(crate) fn resize_fill(&mut self, id: FillId, range: ByteRange) -> bool {
+        let fill = self.fills.iter_mut().find(|fill| fill.id == id);
+        fill.map(|fill| fill.range = range).is_some()
+    }
+
+    /// Counts bytes that went past the cache.
+    pub(crate) const fn count_bypassed(&mut self, reason: BypassReason, bytes: u64) {
+        self.counters.bypassed.count(reason, bytes);
     }
 
     /// The number of fills that have neither ended nor been cancelled.
