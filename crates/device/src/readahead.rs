@@ -56,7 +56,7 @@ struct Window {
 impl Window {
     /// Whether nothing was written to `part` since the window was registered.
     fn is_current<E: Environment>(&self, cache: &Cache<E>, part: ByteRange) -> bool {
-        self.misses.iter().filter(|miss| miss.range.overlaps(&part)).all(|miss| cache.is_current(miss))
+        self.misses.iter().filter(|miss| miss.range.overlaps(&part)).all(|miss| cache.may_use(miss))
     }
 
     fn cancel<E: Environment>(&mut self, cache: &Cache<E>) {

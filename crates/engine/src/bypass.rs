@@ -2,6 +2,8 @@
 //!
 //! Invariants: a reason is one line of the list; status, metrics and commands take the names from there.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 /// Defines the reasons.
 macro_rules! reasons {
     ($($(#[doc = $about:literal])+ $reason:ident $name:literal,)+) => {
@@ -50,15 +52,20 @@ impl Bypassed {
     pub fn each(&self) -> impl Iterator<Item = (BypassReason, u64)> {
         BypassReason::ALL.into_iter().zip(self.0)
     }
+}
 
+/// The counters behind [`Bypassed`]. Nothing depends on them, so a model that schedules threads need not know them.
+#[derive(Default)]
+pub(crate) struct BypassCounters([AtomicU64; BypassReason::ALL.len()]);
+
+impl BypassCounters {
     /// Counts bytes.
-    pub(crate) const fn count(&mut self, reason: BypassReason, bytes: u64) {
-        self.0[reason as usize] += bytes;
+    pub(crate) fn count(&self, reason: BypassReason, bytes: u64) {
+        self.0[reason as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Adds the counters of another lane.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.0.iter_mut().zip(other.0).for_each(|(sum, bytes)| *sum += bytes);
+    pub(crate) fn read(&self) -> Bypassed {
+        Bypassed(self.0.each_ref().map(|counter| counter.load(Ordering::Relaxed)))
     }
 }
 
@@ -68,11 +75,12 @@ mod tests {
 
     #[test]
     fn each_reason_has_a_counter_and_a_name_of_its_own() {
-        let mut bypassed = Bypassed::default();
+        let counters = BypassCounters::default();
         for (number, reason) in BypassReason::ALL.into_iter().enumerate() {
-            bypassed.count(reason, 1 << number);
+            counters.count(reason, 1 << number);
+            counters.count(reason, 1 << number);
         }
-        bypassed.add(&bypassed.clone());
+        let bypassed = counters.read();
         for (number, (reason, bytes)) in bypassed.each().enumerate() {
             assert_eq!((bytes, bypassed.of(reason)), (2 << number, 2 << number));
             assert!(BypassReason::ALL[..number].iter().all(|other| other.name() != reason.name()));

@@ -54,6 +54,7 @@ impl<E: Environment> Cache<E> {
 
     fn end_read(&self, miss: Miss, data: &[u8], is_behind_cutoff: bool) {
         debug_assert_eq!(miss.range.len(), data.len() as u64);
+        debug_assert!(self.is_piece(miss.range), "{} is no piece", miss.range);
         let (base, lane) = (self.base(), self.lane(miss.lane));
         let mut state = lane.lock();
         if !state.end_fill(miss.id) {
@@ -67,7 +68,7 @@ impl<E: Environment> Cache<E> {
             return;
         }
         if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff) {
-            state.count_bypassed(reason, miss.range.len());
+            base.bypassed().count(reason, miss.range.len());
             return;
         }
         lane.announce(base);

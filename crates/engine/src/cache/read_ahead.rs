@@ -9,6 +9,7 @@ use super::{Cache, Miss};
 use crate::{
     Environment,
     lane::{LaneState, Source},
+    rare,
 };
 use alloc::vec::Vec;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK};
@@ -33,13 +34,17 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// Whether what was or will be read for `miss` is the newest data: nothing was written to its range since it was registered.
-    pub fn is_current(&self, miss: &Miss) -> bool {
-        self.lane(miss.lane()).lock().is_pending(miss.id())
+    /// Whether what was read ahead for `miss` is the newest data, and may be given to a client: nothing was written to its range
+    /// since the miss was registered.
+    pub fn may_use(&self, miss: &Miss) -> bool {
+        let is_current = self.lane(miss.lane()).lock().is_pending(miss.id());
+        let rare = self.base().rare();
+        rare::count(if is_current { &rare.read_ahead_used } else { &rare.read_ahead_stale });
+        is_current
     }
 
     /// Extends a miss at the first or last byte of the request `asked` to whole checksum blocks, as far as the cache does not hold
-    /// the rest of them: a record of a whole block serves every later read of it.
+    /// the rest of them: a record of a whole block serves every later read of it. A miss does not become longer than a record may be.
     pub fn widen_to_blocks(&self, miss: &mut Miss, asked: ByteRange) {
         let (base, before) = (self.base(), miss.range);
         let mut wide = before;
@@ -54,7 +59,8 @@ impl<E: Environment> Cache<E> {
             let tail = ByteRange { start: before.end, end };
             wide.end = first_held(&state, self, tail).unwrap_or(tail.end);
         }
-        if wide != before && state.resize_fill(miss.id(), wide) {
+        let fits = wide.len() <= u64::from(base.shape().atomic_unit());
+        if wide != before && fits && state.resize_fill(miss.id(), wide) {
             miss.range = wide;
         }
     }

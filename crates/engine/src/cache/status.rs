@@ -204,7 +204,7 @@ impl<E: Environment> Cache<E> {
             read_hit_bytes: lanes.read_hit,
             read_missed_bytes: lanes.read_missed,
             filled_bytes: lanes.filled,
-            bypassed: lanes.bypassed,
+            bypassed: base.bypassed().read(),
             stored_bytes: lanes.stored,
             written_back_bytes: backing.written_back_bytes,
             backing_flushes: backing.flushes,

@@ -4,7 +4,7 @@
 //! was read before a write is never recorded after it.
 
 use super::{LaneState, blocks};
-use crate::{Environment, base::Base, bypass::BypassReason};
+use crate::{Environment, base::Base};
 use cbd_format::record::blocks_in;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK};
 
@@ -48,7 +48,7 @@ impl LaneState {
         }
     }
 
-    /// Whether a fill has neither ended nor been cancelled: what was read for it is still the newest data.
+    /// Whether a fill has neither ended nor been cancelled: what was or will be read for it is the newest data.
     pub(crate) fn is_pending(&self, id: FillId) -> bool {
         self.fills.iter().any(|fill| fill.id == id)
     }
@@ -57,11 +57,6 @@ impl LaneState {
     pub(crate) fn resize_fill(&mut self, id: FillId, range: ByteRange) -> bool {
         let fill = self.fills.iter_mut().find(|fill| fill.id == id);
         fill.map(|fill| fill.range = range).is_some()
-    }
-
-    /// Counts bytes that went past the cache.
-    pub(crate) const fn count_bypassed(&mut self, reason: BypassReason, bytes: u64) {
-        self.counters.bypassed.count(reason, bytes);
     }
 
     /// The number of fills that have neither ended nor been cancelled.

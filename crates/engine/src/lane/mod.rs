@@ -25,7 +25,6 @@ mod store;
 use crate::{
     Environment, Mutex,
     base::Base,
-    bypass::Bypassed,
     lane_map::LaneMap,
     position::{Cursor, Reached},
     sync::{SharedBool, SharedU64},
@@ -87,8 +86,6 @@ struct Counters {
     dirty_records: u64,
     /// All bytes stored into the region for records and data.
     stored: u64,
-    /// Bytes that went past the cache.
-    bypassed: Bypassed,
 }
 
 /// The state that the lane's lock protects.

@@ -1,7 +1,7 @@
 //! The figures of one or several lanes, for status.
 
 use super::Lane;
-use crate::{Environment, base::Base, bypass::Bypassed};
+use crate::{Environment, base::Base};
 use alloc::vec::Vec;
 use cbd_types::ByteRange;
 use core::sync::atomic::Ordering;
@@ -14,7 +14,6 @@ pub(crate) struct LaneReport {
     pub read_missed: u64,
     pub filled: u64,
     pub stored: u64,
-    pub bypassed: Bypassed,
     pub dirty_bytes: u64,
     pub dirty_records: u64,
     pub records: u64,
@@ -34,7 +33,6 @@ impl<E: Environment> Lane<E> {
         report.read_missed += counters.read_missed;
         report.filled += counters.filled;
         report.stored += counters.stored;
-        report.bypassed.add(&counters.bypassed);
         report.dirty_bytes += counters.dirtied.saturating_sub(self.cleaned_bytes.load(Ordering::Relaxed));
         report.dirty_records +=
             counters.dirty_records.saturating_sub(self.cleaned_records.load(Ordering::Relaxed));

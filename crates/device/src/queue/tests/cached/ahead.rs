@@ -75,6 +75,14 @@ fn a_miss_of_a_part_of_a_block_is_read_and_cached_as_a_whole_block() {
 }
 
 #[test]
+fn a_miss_of_an_atomic_unit_becomes_no_longer() {
+    let mut rig = rig();
+    assert_eq!(fetch(&mut rig, 512, 16 << 10), [("read", 512, 16 << 10)]);
+    rig.poll();
+    assert_eq!(rig.cache.status().filled_bytes, 16 << 10);
+}
+
+#[test]
 fn only_what_is_missing_of_a_block_is_read() {
     let mut rig = rig();
     rig.submit(write(0, 512, 512, 3));
