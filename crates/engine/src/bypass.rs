@@ -32,7 +32,7 @@ reasons! {
     /// Bytes of a sequential stream of reads behind the cutoff, in a full cache.
     Sequential "sequential",
     /// Reads that missed, and that admission did not find worth their space in a full cache.
-    NotWorth "not_worth",
+    NotAdmitted "not_admitted",
     /// Reads that missed while `read_fill` was `off`.
     ReadFillOff "read_fill_off",
 }

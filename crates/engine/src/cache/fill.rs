@@ -102,7 +102,7 @@ fn bypass_of<E: Environment>(
         ReadFill::Off => Some(BypassReason::ReadFillOff),
         _ if !base.is_full() => None,
         _ if is_behind_cutoff => Some(BypassReason::Sequential),
-        ReadFill::Admit if !lane.admits(base, range) => Some(BypassReason::NotWorth),
+        ReadFill::Admit if !lane.admits(base, range) => Some(BypassReason::NotAdmitted),
         ReadFill::Admit | ReadFill::All => None,
     }
 }

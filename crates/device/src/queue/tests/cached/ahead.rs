@@ -275,7 +275,7 @@ fn behind_the_cutoff_a_full_cache_records_nothing_and_readahead_continues() {
     assert!(operations < 12, "{operations} operations for 32 requests");
     assert!(status.filled_bytes - before <= 256 * KIB);
     assert!(rig.bypassed(BypassReason::Sequential) >= 1024 * KIB, "{:?}", status.bypassed);
-    assert_eq!(rig.bypassed(BypassReason::NotWorth), 0);
+    assert_eq!(rig.bypassed(BypassReason::NotAdmitted), 0);
 }
 
 #[test]
