@@ -37,7 +37,7 @@ pub const GROUPS: [Group; 7] = [
     },
     Group {
         name: "policy",
-        what: "hit ratio on four kinds of trace, against LRU, ARC and S3-FIFO (30 s)",
+        what: "hit ratio on four kinds of trace, against LRU, ARC and S3-FIFO; scans and readahead (60 s)",
         run: policy::run,
     },
     Group {

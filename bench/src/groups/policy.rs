@@ -8,6 +8,8 @@
 
 mod arc;
 mod least_recent;
+mod model_disk;
+mod reads;
 mod rig;
 mod s3fifo;
 mod trace;
@@ -69,7 +71,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
         figures.add(format!("worst_over_{name}"), rounded(worst[number], 3));
         figures.add(format!("same_blocks.worst_over_{name}"), rounded(worst_same_blocks[number], 3));
     }
-    Ok(())
+    reads::run(options, figures)
 }
 
 /// The hit ratios of reads.
