@@ -12,8 +12,10 @@
 use alloc::{vec, vec::Vec};
 use cbd_types::ByteRange;
 
-/// A stream has at least this many bytes.
+/// A stream has at least this many bytes, and has been continued so often: of long random requests now and then one continues
+/// another.
 const CONFIRMED: u64 = 128 << 10;
+const CONTINUATIONS: u32 = 2;
 /// Streams that are followed at a time.
 const STREAMS: usize = 16;
 /// Requests that may be the first ones of a stream.
@@ -34,6 +36,8 @@ struct Candidate {
     /// The offset at which it would continue; `u64::MAX` if there is none.
     next: u64,
     bytes: u64,
+    /// How often it was continued.
+    continuations: u32,
     queue: u32,
 }
 
@@ -57,7 +61,7 @@ struct Stream {
     seen: u64,
 }
 
-const NO_CANDIDATE: Candidate = Candidate { next: u64::MAX, bytes: 0, queue: 0 };
+const NO_CANDIDATE: Candidate = Candidate { next: u64::MAX, bytes: 0, continuations: 0, queue: 0 };
 const NO_STREAM: Stream = Stream {
     next: u64::MAX,
     bytes: 0,
@@ -120,10 +124,12 @@ impl Streams {
         }
         let continued = |candidate: &&mut Candidate| (run_start..=asked.start).contains(&candidate.next);
         let (mut before, mut is_same) = (asked.start - run_start, true);
+        let mut continuations = if before > 0 { CONTINUATIONS } else { 0 };
         let place = match self.candidates.iter_mut().find(continued) {
             Some(candidate) => {
                 before = candidate.bytes + (asked.start - candidate.next);
                 is_same = candidate.queue == queue;
+                continuations += candidate.continuations + 1;
                 candidate
             }
             None => {
@@ -132,8 +138,8 @@ impl Streams {
             }
         };
         let bytes = before + asked.len();
-        if before == 0 || bytes < CONFIRMED {
-            *place = Candidate { next: asked.end, bytes, queue };
+        if continuations < CONTINUATIONS || bytes < CONFIRMED {
+            *place = Candidate { next: asked.end, bytes, continuations, queue };
             return Followed { before, step: None };
         }
         *place = NO_CANDIDATE;

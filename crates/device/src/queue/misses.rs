@@ -74,7 +74,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             let out = &mut into[at..at + wanted.len() as usize];
             let end = self.ahead.take(cache, wanted, out, &mut self.fills);
             if end == wanted.end {
-                cache.cancel_fill(self.misses.swap_remove(number));
+                // In order: the last bytes of a window end it.
+                cache.cancel_fill(self.misses.remove(number));
                 continue;
             }
             if end > wanted.start {
