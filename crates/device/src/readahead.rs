@@ -282,7 +282,7 @@ impl ReadAhead {
     }
 }
 
-/// Whether the backing device has room for an operation that nobody asked for, and for the next one that somebody does.
+/// Whether the backing device has room for an operation of readahead, and for the next one that a client waits for.
 pub(crate) fn may_read_ahead(backing: &impl BackingQueue) -> bool {
     backing.in_flight() + 2 <= backing.depth()
 }
