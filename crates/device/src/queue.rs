@@ -246,8 +246,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         let operation = Operation::Read;
         let parked = |buffer| Request { id, operation, range, fua: false, buffer };
-        let device = Arc::clone(&self.device);
-        let Some(cache) = device.cache() else {
+        let Some(cache) = self.device.cache() else {
             self.submit_uncached(parked(AlignedBuffer::zeroed(out.len())));
             return None;
         };
@@ -256,6 +255,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.note_hit(range);
             return Some(found);
         }
+        let device = Arc::clone(&self.device);
+        let Some(cache) = device.cache() else { return None };
         let missed = self.begin_misses(cache, range, out);
         let is_complete = self.misses.is_empty();
         if !is_complete {
