@@ -93,6 +93,21 @@ pub const BUDGETS: [Budget; 31] = [
     at_least("policy.zipf_over_arc", 1.0, "hit ratio over that of ARC with as many blocks, zipf"),
     reported("policy.worst_over_arc", "the same over ARC's"),
     reported("policy.worst_over_s3fifo", "the same over S3-FIFO's"),
+    at_most(
+        "policy.scan_loss",
+        0.01,
+        "what a scan of ten times the cache takes from the hit ratio of a hot set",
+    ),
+    at_least(
+        "policy.readahead_over_sequential",
+        0.95,
+        "sequential reads that miss, depth 1, share of the disk's own rate",
+    ),
+    at_most(
+        "policy.readahead_waste",
+        0.02,
+        "bytes that readahead adds to those that random reads cost the disk",
+    ),
 ];
 
 /// The budget of the figure at `path`, if it has one.

@@ -37,7 +37,7 @@ pub const GROUPS: [Group; 7] = [
     },
     Group {
         name: "policy",
-        what: "hit ratio on seven kinds of trace, against LRU, ARC and S3-FIFO, and in 4 GiB against LRU (3 min)",
+        what: "hit ratio on seven kinds of trace, against LRU, ARC and S3-FIFO, and in 4 GiB against LRU; scans and readahead (4 min)",
         run: policy::run,
     },
     Group {

@@ -8,6 +8,8 @@
 
 mod arc;
 mod least_recent;
+mod model_disk;
+mod reads;
 mod rig;
 mod s3fifo;
 mod trace;
@@ -78,7 +80,8 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
         figures.add(format!("same_blocks.worst_over_{name}"), rounded(worst_same_blocks[number], 3));
     }
     figures.add("zipf_over_arc", rounded(zipf_over_arc, 3));
-    run_large(options, figures)
+    run_large(options, figures)?;
+    reads::run(options, figures)
 }
 
 /// The budgeted traces against LRU, in a cache of 4 GiB.

@@ -148,6 +148,19 @@ fn add_held(page: &mut String, backend: &BackendStatus) {
     line(page, 4, "recovery point", &held.recovery_point);
 }
 
+/// Why bytes went past the cache, if any did.
+fn add_bypassed(page: &mut String, cache: &CacheInfo) {
+    let bypassed: Vec<String> = cache
+        .bypassed_bytes
+        .iter()
+        .filter(|(_, bytes)| **bytes > 0)
+        .map(|(reason, bytes)| format!("{} {}", reason.replace('_', " "), format_size(*bytes)))
+        .collect();
+    if !bypassed.is_empty() {
+        line(page, 4, "bypassed", bypassed.join(", "));
+    }
+}
+
 fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     let settings = &cache.settings;
     line(
@@ -176,6 +189,7 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         },
     );
     line(page, 4, "hit ratio", ratio);
+    add_bypassed(page, cache);
     line(page, 4, "dirty", format!("{} ({} bytes)", format_size(cache.dirty_bytes), cache.dirty_bytes));
     let rate = match settings.writeback_rate {
         0 => format!("automatic towards {} % dirty", settings.writeback_percent),
@@ -331,6 +345,14 @@ mod tests {
         for part in ["VOID", "ERRORS", "QUARANTINED", "FULL", "DAMAGE", "STALLED", "PARKED"] {
             assert!(!page.contains(part), "{part} is there:\n{page}");
         }
+    }
+
+    #[test]
+    fn the_bytes_that_went_past_the_cache_are_shown_by_reason() {
+        let bypassed = serde_json::json!({ "bypassed_bytes": { "not_admitted": 4096, "sequential": 0 } });
+        let page = page(&status(bypassed));
+        assert!(page.contains("bypassed") && page.contains("not admitted 4 KiB"), "{page}");
+        assert!(!page.contains("sequential 0"), "{page}");
     }
 
     #[test]

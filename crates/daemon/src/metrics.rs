@@ -269,6 +269,14 @@ fn for_backends(page: &mut Page, status: &Status) {
             }
         }
     }
+    page.head("cbd_cache_bypassed_bytes_total", "counter", "Bytes that went past the cache, by reason.");
+    for (labels, backend) in backends() {
+        for (reason, bytes) in backend.cache.iter().flat_map(|cache| &cache.bypassed_bytes) {
+            let [transport, id, place] = labels.clone();
+            let labels = [transport, id, place, ("reason", reason.clone())];
+            page.line("cbd_cache_bypassed_bytes_total", &labels, bytes);
+        }
+    }
     page.head(
         "cbd_cache_rare_paths_total",
         "counter",

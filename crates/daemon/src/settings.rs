@@ -293,7 +293,7 @@ mod tests {
         let settings: Settings = cbd_engine::Settings::default().into();
         let change =
             parse_changes(&typed(&settings).split(' ').map(str::to_owned).collect::<Vec<_>>()).unwrap();
-        assert_eq!(change.sequential_read_cutoff, Some(4 << 20));
+        assert_eq!(change.sequential_read_cutoff, Some(1 << 20));
         assert_eq!(change.when_full, Some(crate::api::WhenFull::Wait));
         let names: Vec<_> = typed(&settings)
             .split(' ')

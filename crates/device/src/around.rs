@@ -6,7 +6,7 @@
 
 use crate::{
     Queue,
-    parked::{Around, Parked, Progress},
+    parked::{Around, InFlightOp, Parked, Progress},
     queue::complete,
 };
 use alloc::{sync::Arc, vec::Vec};
@@ -139,7 +139,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         };
         around.went_past = true;
         (around.next, around.zeroed) = (step.end, ZeroProgress::default());
-        self.send(place, step, Vec::new(), Some(ticket), op);
+        self.send(InFlightOp { bypass: Some(ticket), ..InFlightOp::without_misses(place, step) }, op);
         Ok(true)
     }
 
@@ -170,7 +170,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.backing.wait(&mut finished);
             let is_stuck = finished.is_empty();
             for op in finished.drain(..) {
-                self.op_finished(op, &mut Vec::new());
+                self.finish(op, &mut Vec::new());
             }
             self.finished = finished;
             if is_stuck {

@@ -13,33 +13,51 @@ extern crate alloc;
 mod around;
 mod parked;
 mod queue;
+mod readahead;
+mod streams;
 
 pub use queue::Queue;
 
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
 use cbd_types::{BackingGeometry, ByteRange, Geometry};
+use core::sync::atomic::{AtomicU32, Ordering};
+use streams::Streams;
 
 /// The cache and the backing device of a blkdev.
 pub struct Device<E: Environment> {
     cache: Option<Arc<Cache<E>>>,
     backing: BackingGeometry,
+    /// The sequential streams of reads, over all queues.
+    streams: lock_api::Mutex<E::Lock, Streams>,
+    /// The number of the next queue.
+    queues: AtomicU32,
 }
 
 impl<E: Environment> Device<E> {
     /// A blkdev over a cache in front of a backing device.
-    pub const fn cached(cache: Arc<Cache<E>>, backing: BackingGeometry) -> Self {
-        Self { cache: Some(cache), backing }
+    pub fn cached(cache: Arc<Cache<E>>, backing: BackingGeometry) -> Self {
+        Self::new(Some(cache), backing)
     }
 
     /// A blkdev that sends everything to the backing device.
-    pub const fn uncached(backing: BackingGeometry) -> Self {
-        Self { cache: None, backing }
+    pub fn uncached(backing: BackingGeometry) -> Self {
+        Self::new(None, backing)
+    }
+
+    fn new(cache: Option<Arc<Cache<E>>>, backing: BackingGeometry) -> Self {
+        let streams = lock_api::Mutex::<E::Lock, _>::new(Streams::new());
+        Self { cache, backing, streams, queues: AtomicU32::new(0) }
     }
 
     /// The cache, if the blkdev has one.
     pub const fn cache(&self) -> Option<&Arc<Cache<E>>> {
         self.cache.as_ref()
+    }
+
+    /// A number for a queue: one that no other queue of the device has.
+    fn number_queue(&self) -> u32 {
+        self.queues.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The cache state of `range`, in order and without holes, for block status.

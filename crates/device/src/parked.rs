@@ -56,8 +56,17 @@ pub(crate) struct InFlightOp {
     pub(crate) range: ByteRange,
     /// Its misses that may be cached.
     pub(crate) misses: Vec<Miss>,
+    /// The misses are behind the cutoff of their stream.
+    pub(crate) is_behind_cutoff: bool,
     /// The bypass that ends with it.
     pub(crate) bypass: Option<BypassTicket>,
+}
+
+impl InFlightOp {
+    /// An operation whose data is not cached.
+    pub(crate) const fn without_misses(parked: usize, range: ByteRange) -> Self {
+        Self { parked, range, misses: Vec::new(), is_behind_cutoff: false, bypass: None }
+    }
 }
 
 /// A table with reusable indices.

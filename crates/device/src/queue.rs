@@ -1,19 +1,20 @@
 //! One thread's queue of requests to a blkdev.
 
+mod misses;
+
 use crate::{
     Device,
     parked::{InFlightOp, Parked, Progress, Slab},
+    readahead::{Fill, ReadAhead, TOKENS},
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
-use cbd_engine::{Admission, BypassTicket, Cache, Environment, Miss, TOGETHER, ZeroProgress};
+use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, ZeroProgress};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
-    Request, Result, SpareBuffers, backing::BackingDone, heap_sort_by_key,
+    Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
 
-/// Adjacent misses are read from the backing device in one operation of at most this many bytes.
-const READ_MAX: u64 = 1 << 20;
 /// The longest write that is held back for a batch: for longer writes the cost of a fence is relatively small.
 const PLUGGED_BYTES_MAX: u64 = 16 << 10;
 /// Bytes of buffers kept for later reads of the backing device.
@@ -29,7 +30,13 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     /// Requests that wait for space, or for what precedes them, in order of submission.
     pub(crate) waiting: VecDeque<usize>,
     /// Data that was read for a completed request; it is cached after the completions have been sent.
-    fills: Vec<(Vec<Miss>, ByteRange, AlignedBuffer)>,
+    fills: Vec<Fill>,
+    /// Data that was read before it was asked for.
+    ahead: ReadAhead,
+    /// The number of the queue in its device.
+    number: u32,
+    /// The adjacent ranges that were read last without a miss.
+    hits: ByteRange,
     pub(crate) spare: SpareBuffers,
     misses: Vec<Miss>,
     pub(crate) finished: Vec<BackingDone>,
@@ -46,6 +53,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// thread, when [`poll`](Self::poll) may make progress with a waiting request.
     pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
         let reported_failures = device.cache().map_or(0, |cache| cache.reported_failures());
+        let number = device.number_queue();
         Self {
             reported_failures,
             device,
@@ -55,6 +63,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             ops: Slab::default(),
             waiting: VecDeque::new(),
             fills: Vec::new(),
+            ahead: ReadAhead::default(),
+            number,
+            hits: ByteRange { start: 0, end: 0 },
             spare: SpareBuffers::new(SPARE_BYTES),
             misses: Vec::new(),
             finished: Vec::new(),
@@ -70,6 +81,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Frees memory that is kept for later requests.
     pub fn trim(&mut self) {
+        if let Some(cache) = self.device.cache() {
+            self.ahead.clear(cache);
+        }
         self.spare.trim();
     }
 
@@ -110,6 +124,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         if let Some(cache) = self.device.cache() {
             cache.stop_waiting(&self.waker);
+            self.ahead.clear(cache);
         }
     }
 
@@ -261,10 +276,27 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         };
         let found = look_up(cache, range, out, &mut self.misses);
         if found.is_err() || self.misses.is_empty() {
+            self.note_hit(range);
             return Some(found);
         }
-        self.fetch_misses(parked(AlignedBuffer::from_slice(out)));
-        None
+        let device = Arc::clone(&self.device);
+        let Some(cache) = device.cache() else { return None };
+        let missed = self.begin_misses(cache, range, out);
+        let is_complete = self.misses.is_empty();
+        if !is_complete {
+            self.fetch_misses(cache, parked(AlignedBuffer::from_slice(out)), &missed);
+        }
+        self.read_ahead(cache, &missed);
+        is_complete.then_some(Ok(()))
+    }
+
+    /// Notes a read without a miss: the hits before a miss belong to its stream.
+    #[inline]
+    const fn note_hit(&mut self, range: ByteRange) {
+        if self.hits.end != range.start {
+            self.hits.start = range.start;
+        }
+        self.hits.end = range.end;
     }
 
     /// Makes progress with parked requests, without blocking.
@@ -290,11 +322,15 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// Passes data that was read for completed misses to the cache. Out of line: the rest of `poll` needs more stack.
     #[inline(never)]
     fn complete_fills(&mut self, cache: &Arc<Cache<E>>) {
-        for (misses, range, buffer) in core::mem::take(&mut self.fills) {
+        for Fill { misses, range, buffer, is_behind_cutoff } in core::mem::take(&mut self.fills) {
             for miss in misses {
                 let at = (miss.range.start - range.start) as usize;
                 let data = &buffer[at..at + miss.range.len() as usize];
-                cache.complete_fill(miss, data);
+                if is_behind_cutoff {
+                    cache.complete_fill_behind_cutoff(miss, data);
+                } else {
+                    cache.complete_fill(miss, data);
+                }
             }
             self.spare.give(buffer);
         }
@@ -305,10 +341,16 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     fn take_finished(&mut self, done: &mut Vec<Completion>) {
         let mut finished = core::mem::take(&mut self.finished);
         self.backing.poll(&mut finished);
-        for op in finished.drain(..) {
-            self.op_finished(op, done);
-        }
+        finished.drain(..).for_each(|op| self.finish(op, done));
         self.finished = finished;
+    }
+
+    pub(crate) fn finish(&mut self, op: BackingDone, done: &mut Vec<Completion>) {
+        if op.token.0 & TOKENS == 0 {
+            self.op_finished(op, done);
+        } else {
+            self.readahead_finished(op, done);
+        }
     }
 
     fn check(&self, operation: Operation, range: ByteRange, length: usize) -> Result<()> {
@@ -380,53 +422,18 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     fn read(&mut self, cache: &Arc<Cache<E>>, mut request: Request, done: &mut Vec<Completion>) {
         let found = look_up(cache, request.range, &mut request.buffer, &mut self.misses);
         if found.is_err() || self.misses.is_empty() {
+            self.note_hit(request.range);
             return complete(request, found, done);
         }
-        self.fetch_misses(request);
+        self.read_misses(cache, request, done);
     }
 
-    /// Reads the misses of a lookup from the backing device.
-    fn fetch_misses(&mut self, request: Request) {
-        let mut misses = core::mem::take(&mut self.misses);
-        heap_sort_by_key(&mut misses, |miss| miss.range.start);
-        let place =
-            self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
-        // Adjacent misses are read in one operation.
-        let mut run: Vec<Miss> = Vec::new();
-        for miss in misses.drain(..) {
-            let joins = run.first().zip(run.last()).is_some_and(|(first, last)| {
-                last.range.end == miss.range.start && miss.range.end - first.range.start <= READ_MAX
-            });
-            if !joins && !run.is_empty() {
-                self.read_backing(place, core::mem::take(&mut run));
-            }
-            run.push(miss);
-        }
-        self.read_backing(place, run);
-        self.misses = misses;
-    }
-
-    fn read_backing(&mut self, place: usize, misses: Vec<Miss>) {
-        let (Some(first), Some(last)) = (misses.first(), misses.last()) else { return };
-        let range = ByteRange { start: first.range.start, end: last.range.end };
-        // The data is read into a buffer of the queue: no client can change data that becomes a record.
-        let buffer = self.spare.take(range.len() as usize);
-        self.send(place, range, misses, None, BackingOp::Read { offset: range.start, buffer });
-    }
-
-    pub(crate) fn send(
-        &mut self,
-        parked: usize,
-        range: ByteRange,
-        misses: Vec<Miss>,
-        bypass: Option<BypassTicket>,
-        op: BackingOp,
-    ) {
-        if let Some(parked) = self.parked.get_mut(parked) {
+    pub(crate) fn send(&mut self, op: InFlightOp, backing_op: BackingOp) {
+        if let Some(parked) = self.parked.get_mut(op.parked) {
             parked.outstanding += 1;
         }
-        let token = self.ops.insert(InFlightOp { parked, range, misses, bypass });
-        self.backing.submit(OpToken(token as u64), op);
+        let token = self.ops.insert(op);
+        self.backing.submit(OpToken(token as u64), backing_op);
     }
 
     fn submit_uncached(&mut self, mut request: Request) {
@@ -441,7 +448,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         };
         let place =
             self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
-        self.send(place, range, Vec::new(), None, op);
+        self.send(InFlightOp::without_misses(place, range), op);
     }
 
     pub(crate) fn op_finished(&mut self, finished: BackingDone, done: &mut Vec<Completion>) {
@@ -464,10 +471,15 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         match finished.op {
             BackingOp::Read { buffer, .. } if cache.is_some() => {
                 if is_good {
-                    let start = parked.request.range.start;
-                    let at = (op.range.start - start) as usize;
-                    parked.request.buffer[at..at + buffer.len()].copy_from_slice(&buffer);
-                    self.fills.push((op.misses, op.range, buffer));
+                    // Misses are whole blocks, which may begin before the request and end behind it.
+                    if let Some(asked) = op.range.intersection(&parked.request.range) {
+                        let (from, to) =
+                            (asked.start - op.range.start, asked.start - parked.request.range.start);
+                        parked.request.buffer[to as usize..][..asked.len() as usize]
+                            .copy_from_slice(&buffer[from as usize..][..asked.len() as usize]);
+                    }
+                    let InFlightOp { misses, range, is_behind_cutoff, .. } = op;
+                    self.fills.push(Fill { misses, range, buffer, is_behind_cutoff });
                 } else if let Some(cache) = cache {
                     op.misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
                     self.spare.give(buffer);
@@ -492,7 +504,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && !matches!(parked.request.operation, Operation::Flush | Operation::Read);
         if forces {
             parked.progress = Progress::Forcing;
-            return self.send(op.parked, op.range, Vec::new(), None, BackingOp::Flush);
+            return self.send(InFlightOp::without_misses(op.parked, op.range), BackingOp::Flush);
         }
         self.complete_parked(op.parked, done);
     }
@@ -511,6 +523,7 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
         let Some(cache) = device.cache() else { return };
         cache.stop_waiting(&self.waker);
         self.wait_for_bypasses();
+        self.ahead.clear(cache);
         // The operations themselves are dropped with the queue of the backing device.
         for place in 0.. {
             if self.ops.len() == 0 {
@@ -520,7 +533,7 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
                 op.misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
             }
         }
-        for (misses, _, _) in self.fills.drain(..) {
+        for Fill { misses, .. } in self.fills.drain(..) {
             misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
         }
     }

@@ -15,6 +15,7 @@
 extern crate alloc;
 
 mod base;
+mod bypass;
 mod cache;
 mod context;
 mod epochs;
@@ -33,6 +34,7 @@ mod tests;
 mod transport;
 mod worker;
 
+pub use bypass::{BypassReason, Bypassed};
 pub use cache::{
     Admission, BackingTrouble, Bypass, BypassTicket, Cache, CacheStatus, CachedState, DamagedRange,
     FlushTicket, LogEntry, LogSegmentView, LogView, Miss, TOGETHER, ZeroProgress,

@@ -55,6 +55,10 @@ rare_paths! {
     stragglers,
     /// Quarantines that were recorded.
     quarantine_records,
+    /// Reads that took data that was read ahead.
+    read_ahead_used,
+    /// Reads that did not take it, because a write had overlapped it.
+    read_ahead_stale,
 }
 
 /// Increments a counter.

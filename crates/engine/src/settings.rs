@@ -140,8 +140,8 @@ const WRITE_ERROR_AFTER_S_MAX: u32 = 86_400;
 /// Maximum of the settings that are latencies, in microseconds: a minute.
 const LATENCY_US_MAX: u32 = 60_000_000;
 
-/// Default of `sequential_read_cutoff`, in bytes.
-pub const SEQUENTIAL_READ_CUTOFF: u64 = 4 << 20;
+/// Default of `sequential_read_cutoff`, in bytes. What a scan takes from a hot set grows with it: `policy.scan_loss`.
+pub const SEQUENTIAL_READ_CUTOFF: u64 = 1 << 20;
 
 /// The settings that can be changed while a cache runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,7 +162,7 @@ pub struct Settings {
     pub cache_mode: CacheMode,
     /// The misses that are recorded.
     pub read_fill: ReadFill,
-    /// Bytes of a sequential stream of reads behind which its data is not recorded; 0 means never.
+    /// Bytes of a sequential stream of reads behind which a full cache does not record its data; 0 means never.
     pub sequential_read_cutoff: u64,
     /// Whether sequential reads that miss are read ahead.
     pub readahead: Readahead,

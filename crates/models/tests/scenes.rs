@@ -43,6 +43,7 @@ scenes! {
     the_first_write_after_a_rest_is_written_back: "sleep",
     a_read_returns_nothing_of_a_segments_next_life: "pins",
     a_fill_that_was_overtaken_is_not_recorded: "fill",
+    data_that_was_read_ahead_and_overtaken_is_not_used: "readahead",
     no_writer_that_waits_for_space_is_forgotten: "waiters",
     a_stop_lets_no_request_wait: "stop",
     a_second_chance_covers_nothing_newer: "second-chance",

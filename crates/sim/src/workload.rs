@@ -44,6 +44,15 @@ pub struct Workload {
     atomic_unit: u64,
     mix: Mix,
     hot: Vec<ByteRange>,
+    /// The sequential reads that clients continue now and then.
+    streams: [Stream; 2],
+}
+
+/// Sequential reads: where the next one begins, and the length of each.
+#[derive(Clone, Copy, Default, Debug)]
+struct Stream {
+    next: u64,
+    length: u64,
 }
 
 /// A request to submit: an operation and its range.
@@ -58,6 +67,8 @@ pub struct Wish {
 }
 
 impl Workload {
+    /// Reads out of a thousand that continue a stream.
+    const SEQUENTIAL_PERMILLE: u64 = 400;
     /// Bytes around each hot offset.
     const HOT: u64 = 96 << 10;
 
@@ -70,11 +81,11 @@ impl Workload {
         };
         let borders = (0..=size / CHUNK).map(|chunk| around(chunk * CHUNK));
         let hot = borders.chain([around(size)]).filter(|hot| !hot.is_empty()).collect();
-        Self { size, sector: u64::from(sector), atomic_unit, mix, hot }
+        Self { size, sector: u64::from(sector), atomic_unit, mix, hot, streams: [Stream::default(); 2] }
     }
 
     /// The next request.
-    pub fn next(&self, random: &mut Seeded) -> Wish {
+    pub fn next(&mut self, random: &mut Seeded) -> Wish {
         let mix = &self.mix;
         let weights = [
             (mix.write, Operation::Write),
@@ -95,8 +106,26 @@ impl Workload {
         if operation == Operation::Flush {
             return Wish { operation, range: ByteRange::at(0, 0), fua: false };
         }
+        if operation == Operation::Read && random.chance(Self::SEQUENTIAL_PERMILLE) {
+            return Wish { operation, range: self.sequential(random), fua: false };
+        }
         let range = self.range(random);
         Wish { operation, range, fua: operation != Operation::Read && random.chance(mix.fua_permille) }
+    }
+
+    /// The next read of a stream. A stream ends by chance and at the end of the device; another one begins anywhere.
+    fn sequential(&mut self, random: &mut Seeded) -> ByteRange {
+        let number = random.below(self.streams.len() as u64) as usize;
+        let mut stream = self.streams[number];
+        if stream.next >= self.size || stream.length == 0 || random.chance(20) {
+            stream.next = self.range(random).start;
+            stream.length = *random.pick(&[self.sector, 4096, 16 << 10, 64 << 10]);
+            stream.length = stream.length.next_multiple_of(self.sector);
+        }
+        let range = ByteRange { start: stream.next, end: (stream.next + stream.length).min(self.size) };
+        stream.next = range.end;
+        self.streams[number] = stream;
+        range
     }
 
     fn range(&self, random: &mut Seeded) -> ByteRange {
@@ -132,7 +161,7 @@ mod tests {
     #[test]
     fn every_request_lies_on_the_device_in_whole_sectors() {
         let size = 2 * CHUNK + 777 * 512;
-        let workload = Workload::new(size, 512, 16 << 10, Mix::ALL);
+        let mut workload = Workload::new(size, 512, 16 << 10, Mix::ALL);
         let mut random = Seeded::new(3);
         for _ in 0..10_000 {
             let wish = workload.next(&mut random);

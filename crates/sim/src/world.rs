@@ -23,7 +23,7 @@ use crate::oracle::{Moment, Oracle, Violation};
 use crate::process::{Outlook, Process};
 use crate::random::Seeded;
 use crate::workload::Workload;
-use cbd_engine::{CacheMode, CacheStatus, Consistency, Environment, Settings};
+use cbd_engine::{CacheMode, CacheStatus, Consistency, Environment, ReadFill, Readahead, Settings};
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
 };
@@ -307,6 +307,9 @@ impl World {
             consistency: *self.random.pick(&Consistency::ALL),
             writeback_rate: *self.random.pick(&[0, 0, 100_000, 10_000_000]),
             dirty_target_percent: *self.random.pick(&[0, 10, 90]),
+            read_fill: *self.random.pick(&ReadFill::ALL),
+            sequential_read_cutoff: *self.random.pick(&[0, 4096, 256 << 10, 4 << 20]),
+            readahead: *self.random.pick(&[Readahead::Auto, Readahead::Auto, Readahead::Off]),
             ..self.process().cache().settings()
         };
         if let Err(error) = self.process().cache().set_settings(settings) {

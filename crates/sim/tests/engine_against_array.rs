@@ -107,6 +107,19 @@ fn settings_that_change_meanwhile_agree_with_the_array() {
 }
 
 #[test]
+fn streams_that_are_read_ahead_beside_writes_agree_with_the_array() {
+    let all = run("streams", 8, |seed| WorldOptions {
+        depth: 8,
+        read_errors_permille: if seed.is_multiple_of(2) { 20 } else { 0 },
+        vary_settings: true,
+        mix: Mix { write: 20, read: 70, ..Mix::ALL },
+        ..WorldOptions::small(seed, Consistency::Strict)
+    });
+    // The test proves nothing unless data was read ahead, used, and overwritten before its use.
+    assert!(all.rare.read_ahead_used > 0 && all.rare.read_ahead_stale > 0, "{:?}", all.rare);
+}
+
+#[test]
 fn tiny_devices_agree_with_the_array() {
     let sizes = [512, 1024, 4096, 4608, 64 << 10, 4 << 20, (4 << 20) + 512];
     run("tiny devices", 7, |seed| WorldOptions {

@@ -12,7 +12,7 @@ fn histories(change: impl Fn(WorldOptions) -> WorldOptions) {
     let _watchdog = Watchdog::new(Duration::from_secs(600), "recovery points");
     for consistency in Consistency::ALL {
         let mut all = Happened::default();
-        for seed in 0..8 {
+        for seed in 0..10 {
             let options = WorldOptions {
                 mix: FLUSHING,
                 // The cache flushes often between the closing of an epoch and the end of its writeback.

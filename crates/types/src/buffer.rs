@@ -44,6 +44,14 @@ impl AlignedBuffer {
         self.length = length;
     }
 
+    /// As [`resize`](Self::resize); `None`, and nothing has changed, if there is no memory.
+    fn try_resize(&mut self, length: usize) -> Option<()> {
+        let pages = length.div_ceil(size_of::<Page>());
+        self.pages.try_reserve_exact(pages.saturating_sub(self.pages.len())).ok()?;
+        self.resize(length);
+        Some(())
+    }
+
     /// Bytes that the buffer can hold without a new allocation.
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -98,15 +106,27 @@ impl SpareBuffers {
     /// A buffer of `length` bytes with undefined content: the smallest sufficient one of the buffers that were returned
     /// last, or a new one.
     pub fn take(&mut self, length: usize) -> AlignedBuffer {
+        let mut buffer = self.take_free(length);
+        buffer.resize(length);
+        buffer
+    }
+
+    /// As [`take`](Self::take); `None` if there is no memory for a new one.
+    pub fn try_take(&mut self, length: usize) -> Option<AlignedBuffer> {
+        let mut buffer = self.take_free(length);
+        buffer.try_resize(length).map(|()| buffer)
+    }
+
+    /// The smallest sufficient one of the buffers that were returned last, or an empty one.
+    fn take_free(&mut self, length: usize) -> AlignedBuffer {
         let first_checked = self.free.len().saturating_sub(Self::CHECKED_MAX);
         let fits =
             self.free[first_checked..].iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= length);
-        let mut buffer = match fits.min_by_key(|(_, buffer)| buffer.capacity()) {
+        let buffer = match fits.min_by_key(|(_, buffer)| buffer.capacity()) {
             Some((index, _)) => self.free.remove(first_checked + index),
             None => AlignedBuffer::default(),
         };
         self.held -= buffer.capacity();
-        buffer.resize(length);
         buffer
     }
 

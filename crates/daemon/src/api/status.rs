@@ -142,6 +142,9 @@ pub struct CacheInfo {
     pub read_miss_bytes: u64,
     /// Share of the bytes read that came from the cache, 0 to 1; absent before the first read.
     pub read_hit_ratio: Option<f64>,
+    /// Bytes that went past the cache since it was opened, by reason; reasons without bytes are included.
+    #[serde(default)]
+    pub bypassed_bytes: BTreeMap<String, u64>,
     /// The epoch that is open.
     pub epoch: u64,
     /// All epochs up to this are on the backing device.

@@ -6,7 +6,7 @@ use super::transport::TransportSlot;
 use super::{Fixed, Tables};
 use crate::api::{BackendStatus, CacheInfo, DamagedInfo, RangeInfo, Status, TransportStatus};
 use crate::size::format_time;
-use cbd_engine::{CacheStatus, RarePaths};
+use cbd_engine::{Bypassed, CacheStatus, RarePaths};
 use cbd_export::BlockDevice;
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
@@ -71,6 +71,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 read_miss_bytes: status.read_missed_bytes,
                 #[expect(clippy::cast_precision_loss, reason = "a ratio")]
                 read_hit_ratio: (read > 0).then(|| status.read_hit_bytes as f64 / read as f64),
+                bypassed_bytes: bypassed(&status.bypassed),
                 written_bytes: status.written_bytes,
                 written_back_bytes: status.written_back_bytes,
                 epoch: status.epoch.0,
@@ -112,6 +113,10 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
 
 fn named(rare: &RarePaths) -> BTreeMap<String, u64> {
     rare.named().into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+fn bypassed(bypassed: &Bypassed) -> BTreeMap<String, u64> {
+    bypassed.each().map(|(reason, bytes)| (reason.name().to_owned(), bytes)).collect()
 }
 
 /// The state of the backing device without its cache, in words.

@@ -51,6 +51,8 @@ struct Disk {
     submitted: Vec<(OpToken, BackingOp)>,
     asked: Vec<(&'static str, u64, u64)>,
     bad: u64,
+    /// The byte that reads return.
+    value: u8,
 }
 
 impl BackingQueue for Disk {
@@ -72,7 +74,7 @@ impl BackingQueue for Disk {
                 BackingOp::Read { offset, .. } | BackingOp::Write { offset, .. } if *offset >= self.bad => {
                     result = Err(Error::new(ErrorKind::Backing, "it is bad"));
                 }
-                BackingOp::Read { buffer, .. } => buffer.fill(7),
+                BackingOp::Read { buffer, .. } => buffer.fill(self.value),
                 _ => {}
             }
             done.push(BackingDone { token, op, result });
@@ -106,7 +108,7 @@ fn queue(discard_zeroes: bool) -> Tested {
         discard_zeroes,
         discard_granularity: 4096,
     };
-    let disk = Disk { submitted: Vec::new(), asked: Vec::new(), bad: SIZE / 2 };
+    let disk = Disk { submitted: Vec::new(), asked: Vec::new(), bad: SIZE / 2, value: 7 };
     Queue::new(Arc::new(Device::uncached(geometry)), disk, Waker::noop().clone())
 }
 

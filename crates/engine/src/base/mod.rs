@@ -17,6 +17,7 @@ mod wakeups;
 
 use crate::{
     Environment, Mutex, Settings,
+    bypass::BypassCounters,
     context::{Context, Identity},
     epochs::Epochs,
     rare::RareCounters,
@@ -47,6 +48,7 @@ pub(crate) struct Base<E: Environment> {
     epochs: Epochs<E>,
     settings: Mutex<E, Settings>,
     rare: RareCounters,
+    bypassed: BypassCounters,
 }
 
 impl<E: Environment> Base<E> {
@@ -69,6 +71,7 @@ impl<E: Environment> Base<E> {
             epochs,
             settings: Mutex::<E, _>::new(settings),
             rare: RareCounters::default(),
+            bypassed: BypassCounters::default(),
         }
     }
 
@@ -136,6 +139,12 @@ impl<E: Environment> Base<E> {
     #[inline]
     pub(crate) const fn rare(&self) -> &RareCounters {
         &self.rare
+    }
+
+    /// Counters of bytes that went past the cache.
+    #[inline]
+    pub(crate) const fn bypassed(&self) -> &BypassCounters {
+        &self.bypassed
     }
 
     /// Everything up to this epoch is durable on the backing device.

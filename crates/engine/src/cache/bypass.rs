@@ -19,7 +19,7 @@
 
 use super::{Admission, Cache, write::no_memory};
 use crate::{
-    CacheMode, Consistency, Environment, Mutex, Settings,
+    BypassReason, CacheMode, Consistency, Environment, Mutex, Settings,
     base::{Lack, Phase, Requester},
     lane::{BypassId, LaneState, Obstacle},
     sync::{SharedBool, SharedU64},
@@ -279,6 +279,7 @@ impl<E: Environment> Cache<E> {
         if accepted {
             // Before the request completes: a flush that follows must see it.
             self.bypass.accepted.fetch_add(1, Ordering::SeqCst);
+            self.base().bypassed().count(BypassReason::Mode, ticket.range.len());
         }
         let records = accepted && self.base().mode().get().0 == CacheMode::Writethrough;
         if let (true, Some(data), [(lane, id)]) = (records, data, &*ticket.lanes) {

@@ -5,8 +5,8 @@
 
 use super::Cache;
 use crate::{
-    Environment,
-    base::Requester,
+    BypassReason, Environment, ReadFill,
+    base::{Base, Requester},
     lane::{FEW_BLOCKS, FillId, LaneState, MANY_BLOCKS},
 };
 use cbd_format::{RecordKind, record::blocks_in};
@@ -27,13 +27,34 @@ impl Miss {
     pub(super) const fn new(range: ByteRange, lane: LaneId, id: FillId) -> Self {
         Self { range, lane, id }
     }
+
+    /// Its lane.
+    pub(super) const fn lane(&self) -> LaneId {
+        self.lane
+    }
+
+    /// Its number in the lane.
+    pub(super) const fn id(&self) -> FillId {
+        self.id
+    }
 }
 
 impl<E: Environment> Cache<E> {
     /// Caches the data that was read, unless a write or discard overlapped it meanwhile, space is short, or the full cache holds
     /// data of more value. `data` is memory that no client can access.
     pub fn complete_fill(&self, miss: Miss, data: &[u8]) {
+        self.end_read(miss, data, false);
+    }
+
+    /// As [`complete_fill`](Self::complete_fill), for data behind the cutoff of its sequential stream: it is cached only while the
+    /// cache has space.
+    pub fn complete_fill_behind_cutoff(&self, miss: Miss, data: &[u8]) {
+        self.end_read(miss, data, true);
+    }
+
+    fn end_read(&self, miss: Miss, data: &[u8], is_behind_cutoff: bool) {
         debug_assert_eq!(miss.range.len(), data.len() as u64);
+        debug_assert!(self.is_piece(miss.range), "{} is no piece", miss.range);
         let (base, lane) = (self.base(), self.lane(miss.lane));
         let mut state = lane.lock();
         if !state.end_fill(miss.id) {
@@ -46,7 +67,8 @@ impl<E: Environment> Cache<E> {
         {
             return;
         }
-        if base.is_full() && !state.admits(base, miss.range) {
+        if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff) {
+            base.bypassed().count(reason, miss.range.len());
             return;
         }
         lane.announce(base);
@@ -85,5 +107,24 @@ impl<E: Environment> Cache<E> {
     /// Cancels a fill: the read failed, or its data is not needed any more.
     pub fn cancel_fill(&self, miss: Miss) {
         self.lane(miss.lane).lock().end_fill(miss.id);
+    }
+}
+
+/// Why data that was read is not recorded, if it is not.
+fn bypass_of<E: Environment>(
+    base: &Base<E>,
+    lane: &mut LaneState,
+    range: ByteRange,
+    is_behind_cutoff: bool,
+) -> Option<BypassReason> {
+    if base.mode().is_passthrough() {
+        return Some(BypassReason::Mode);
+    }
+    match base.settings().read_fill {
+        ReadFill::Off => Some(BypassReason::ReadFillOff),
+        _ if !base.is_full() => None,
+        _ if is_behind_cutoff => Some(BypassReason::Sequential),
+        ReadFill::Admit if !lane.admits(base, range) => Some(BypassReason::NotAdmitted),
+        ReadFill::Admit | ReadFill::All => None,
     }
 }

@@ -15,6 +15,7 @@ mod flush;
 mod parked_counters;
 mod parking;
 mod read;
+mod read_ahead;
 mod scan;
 mod status;
 mod together;

@@ -3,6 +3,7 @@
 use super::Cache;
 use crate::{
     CacheMode, Consistency, Environment,
+    bypass::Bypassed,
     epochs::CaughtUp,
     lane::{LaneReport, Source},
     rare::RarePaths,
@@ -58,6 +59,8 @@ pub struct CacheStatus {
     pub read_missed_bytes: u64,
     /// Bytes cached after a miss.
     pub filled_bytes: u64,
+    /// Bytes that went past the cache, by reason.
+    pub bypassed: Bypassed,
     /// Bytes stored into the region for records and data.
     pub stored_bytes: u64,
     /// Bytes written to the backing device.
@@ -205,6 +208,7 @@ impl<E: Environment> Cache<E> {
             read_hit_bytes: lanes.read_hit,
             read_missed_bytes: lanes.read_missed,
             filled_bytes: lanes.filled,
+            bypassed: base.bypassed().read(),
             stored_bytes: lanes.stored,
             written_back_bytes: backing.written_back_bytes,
             backing_flushes: backing.flushes,

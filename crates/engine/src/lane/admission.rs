@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_is_not_worth_a_place() {
+    fn a_scan_is_not_admitted_a_place() {
         let mut lane = Lane::new();
         lane.read(0, 100_000);
         let left = lane.held.iter().filter(|key| **key >= 1_000_000).count();

@@ -57,6 +57,17 @@ impl LaneState {
         }
     }
 
+    /// Whether a fill has neither ended nor been cancelled: what was or will be read for it is the newest data.
+    pub(crate) fn is_pending(&self, id: FillId) -> bool {
+        self.fills.iter().any(|fill| fill.id == id)
+    }
+
+    /// Changes the range of a fill. `false` if it was cancelled.
+    pub(crate) fn resize_fill(&mut self, id: FillId, range: ByteRange) -> bool {
+        let fill = self.fills.iter_mut().find(|fill| fill.id == id);
+        fill.map(|fill| fill.range = range).is_some()
+    }
+
     /// The number of fills that have neither ended nor been cancelled.
     pub(crate) fn pending_fills(&self) -> usize {
         self.fills.len()

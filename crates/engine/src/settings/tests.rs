@@ -27,7 +27,7 @@ fn the_defaults_are_those_of_the_documentation() {
     assert_eq!((defaults.consistency, defaults.on_write_error), (Consistency::Strict, OnWriteError::Stop));
     assert_eq!(defaults.write_error_after_s, 60);
     assert_eq!((defaults.read_fill, defaults.readahead), (ReadFill::Admit, Readahead::Auto));
-    assert_eq!((defaults.sequential_read_cutoff, defaults.sequential_write_cutoff), (4 << 20, 0));
+    assert_eq!((defaults.sequential_read_cutoff, defaults.sequential_write_cutoff), (1 << 20, 0));
     assert_eq!(defaults.when_full, WhenFull::Wait);
     assert_eq!((defaults.congestion_read_us, defaults.congestion_write_us), (0, 0));
     assert_eq!((defaults.read_latency_target_us, defaults.writeback_paused_until_ms), (0, 0));

@@ -72,6 +72,7 @@ pub const ALL: &[Scene] = &[
     flushes::SLEEP,
     space::PINS,
     space::FILL,
+    space::READAHEAD,
     space::WAITERS,
     space::STOP,
     space::SECOND_CHANCE,

@@ -3,7 +3,7 @@
 use super::{Ending, Scene, TAIL, block, fill_until, large};
 use crate::client::Client;
 use crate::setup::{BLOCK, LARGE, Setup, Shape, must};
-use cbd_types::{ErrorKind, Result};
+use cbd_types::{ByteRange, ErrorKind, Result};
 
 /// The first range that is not cached when a scene begins with a full cache.
 const FREE: u64 = 40;
@@ -71,6 +71,34 @@ pub(super) const FILL: Scene = Scene {
                 must(client.ask(cbd_types::Operation::WriteZeroes, block(1 - first), false));
             }
             must(client.read(block(first)));
+        });
+    },
+    ..Scene::USUAL
+};
+
+/// Bytes of a read of the scene `readahead`: two of them make a stream.
+const PART: u64 = 64 << 10;
+
+pub(super) const READAHEAD: Scene = Scene {
+    name: "readahead",
+    about: "data that was read ahead is written, drained and reclaimed: no read returns the former data",
+    usual: 3000,
+    shape: Shape::ONE_LANE.reclaiming_above(0),
+    play: |stage| {
+        stage.client(|client, _| {
+            for number in 0..4 {
+                must(client.read(ByteRange::at(number * PART, PART)));
+                client.rest();
+            }
+        });
+        stage.client(|client, random| {
+            // In what is read ahead behind the first two reads.
+            let written = block(2 * PART / BLOCK + random.below(2 * PART / BLOCK));
+            must(client.write(written));
+            for number in 0..4 {
+                must(client.write(large(FREE + number)));
+            }
+            must(client.read(written));
         });
     },
     ..Scene::USUAL

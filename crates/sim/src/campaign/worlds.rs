@@ -55,6 +55,8 @@ pub(super) fn warm_up(seed: u64) -> u64 {
 
 /// Mostly small writes, and every other kind of request.
 const MIX: Mix = Mix { large_permille: 4, flush: 10, discard: 5, write_zeroes: 6, ..Mix::ALL };
+/// Mostly reads, of which many continue a stream.
+const READING: Mix = Mix { write: 20, read: 70, ..MIX };
 /// A mix with many flushes, and therefore many epochs.
 const FLUSHING: Mix = Mix { flush: 25, fua_permille: 200, ..MIX };
 
@@ -138,6 +140,13 @@ pub fn kinds() -> Vec<Kind> {
             mix: FLUSHING,
             segments: 33,
             ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("streams", |seed| WorldOptions {
+            // Readahead, with writes to what is read ahead.
+            depth: 8,
+            vary_settings: true,
+            mix: READING,
+            ..two_lanes(seed, Consistency::Strict)
         }),
         kind("failing-disk", |seed| WorldOptions {
             read_errors_permille: 100,

@@ -40,6 +40,10 @@ impl World {
 
     fn take_down(&mut self, process: bool) {
         let seed = self.random.next();
+        if self.options.can_bypass() && self.options.write_errors_permille > 0 {
+            // A flush of the background worker may have failed, and no client was told of it.
+            self.oracle.flush_failed();
+        }
         if process {
             self.happened.process_crashes += 1;
             self.memory = self.memory.process_crash();

@@ -1,6 +1,9 @@
 //! A queue with a cache: batches, fills, and requests that wait for space or are given up.
 
+mod ahead;
+
 use super::*;
+use crate::queue::misses::READ_MAX;
 use alloc::string::ToString;
 use alloc::task::Wake;
 use cbd_engine::{
@@ -102,10 +105,15 @@ struct Rig {
 }
 
 fn disk() -> Disk {
-    Disk { submitted: Vec::new(), asked: Vec::new(), bad: BAD }
+    Disk { submitted: Vec::new(), asked: Vec::new(), bad: BAD, value: 7 }
 }
 
 fn rig() -> Rig {
+    rig_of(DEVICE)
+}
+
+/// A rig with a device of `size` bytes.
+fn rig_of(size: u64) -> Rig {
     const SEGMENTS: u64 = 17;
     let format = FormatOptions {
         segment_size: Some(SEGMENT),
@@ -126,7 +134,7 @@ fn rig() -> Rig {
         host,
         path: "/dev/vector".to_string(),
         identity: "vector".to_string(),
-        size: DEVICE,
+        size,
         sector: 512,
         cache_bytes: Some(SEGMENTS * SEGMENT),
         lanes_max: 2,
@@ -137,7 +145,7 @@ fn rig() -> Rig {
     let backend = transport.create_backend(&spec).expect("there is room");
     let cache = transport.open_cache(backend).expect("it opens");
     let geometry = BackingGeometry {
-        size: DEVICE,
+        size,
         sector: 512,
         physical_sector: 512,
         rotational: true,
@@ -323,7 +331,7 @@ fn adjacent_misses_are_read_at_once_up_to_a_mebibyte_and_cached_after_the_comple
     assert_eq!(rig.asked(), [("read", 0, READ_MAX)]);
     assert_eq!(rig.poll(), [(1, None)]);
     rig.submit(read(2, CHUNK, READ_MAX + 512));
-    assert_eq!(rig.asked(), [("read", CHUNK, READ_MAX), ("read", CHUNK + READ_MAX, 512)]);
+    assert_eq!(rig.asked(), [("read", CHUNK, READ_MAX), ("read", CHUNK + READ_MAX, BLOCK)]);
     assert_eq!((rig.poll(), rig.pending_fills() > 0), (vec![(2, None)], true));
     rig.poll();
     assert_eq!(rig.pending_fills(), 0);
