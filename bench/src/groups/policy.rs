@@ -8,6 +8,7 @@
 
 mod arc;
 mod least_recent;
+mod pacing;
 mod rig;
 mod s3fifo;
 mod trace;
@@ -41,6 +42,7 @@ trait Policy {
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("seed", options.seed);
     figures.add("write_percent", options.write_percent);
+    pacing::run(options, figures)?;
     let mut worst = [f64::INFINITY; 3];
     let mut worst_same_blocks = [f64::INFINITY; 3];
     for (trace, found) in TRACES.iter().zip(compare_all(options)) {

@@ -33,6 +33,8 @@ pub(crate) struct InFlightOp {
     pub(crate) range: ByteRange,
     /// Its misses that may be cached.
     pub(crate) misses: Vec<Miss>,
+    /// When it was submitted, in microseconds of the monotonic clock; only for reads of misses.
+    pub(crate) begun_us: u64,
 }
 
 /// A table with reusable indices.

@@ -388,7 +388,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if let Some(parked) = self.parked.get_mut(parked) {
             parked.outstanding += 1;
         }
-        let token = self.ops.insert(InFlightOp { parked, range, misses });
+        let cache = self.device.cache().filter(|_| !misses.is_empty());
+        let begun_us = cache.map_or(0, |cache| cache.monotonic_us());
+        let token = self.ops.insert(InFlightOp { parked, range, misses, begun_us });
         self.backing.submit(OpToken(token as u64), op);
     }
 
@@ -419,6 +421,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         match finished.op {
             BackingOp::Read { buffer, .. } if cache.is_some() => {
                 if is_good {
+                    cache.into_iter().for_each(|cache| cache.note_backing_read(op.begun_us));
                     let start = parked.request.range.start;
                     let at = (op.range.start - start) as usize;
                     parked.request.buffer[at..at + buffer.len()].copy_from_slice(&buffer);

@@ -40,6 +40,11 @@ impl Allowance {
         self.left = self.left.saturating_sub(i128::from(bytes) * BYTE);
     }
 
+    /// Whether as much is saved up as can be: what was permitted was not sent. With a rate of 0 nothing is saved up.
+    pub(super) fn is_saved_up(&self, rate: u64) -> bool {
+        rate > 0 && self.left >= i128::from(rate.max(REQUEST_MAX)) * BYTE
+    }
+
     /// When to check again; `None` if a request may be sent now.
     pub(super) fn due_ms(&self, rate: u64, now_ms: u64) -> Option<u64> {
         if rate == 0 || self.left > 0 {

@@ -12,9 +12,12 @@
 //!
 //! Writeback reads the logs, not the index, and holds no lane's lock while it writes.
 
-use super::failing::Failing;
+use super::{
+    failing::Failing,
+    pace::{Pacer, QUIET_MS},
+};
 use crate::{
-    Cache, Consistency, Environment,
+    Cache, Consistency, Environment, PaceReason,
     lane::Refused,
     position::{Cursor, Location},
     rangemap::RangeMap,
@@ -36,8 +39,6 @@ mod requests;
 pub const REQUEST_MAX: u64 = 1 << 20;
 /// Bytes of buffers kept for later requests while writeback is active.
 const SPARE_BYTES: usize = 64 * REQUEST_MAX as usize;
-/// Writeback delays non-urgent dirty data by this time, so that overwrites merge.
-const DELAY_MS: u64 = 1000;
 
 /// The content that a range of a batch gets on the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +81,8 @@ struct Batch {
     cleaned: Vec<(u64, u64)>,
     /// The backing device does not get all content of the batch: some of it is damaged, or was refused and parked.
     lacks_something: bool,
+    /// Until the batch is through, the backing device alone is not crash-consistent: a pause does not interrupt it.
+    is_void: bool,
 }
 
 impl Batch {
@@ -92,6 +95,7 @@ impl Batch {
             taken: Vec::new(),
             cleaned: alloc::vec![(0, 0); lanes],
             lacks_something: false,
+            is_void: false,
         }
     }
 }
@@ -129,26 +133,31 @@ pub(crate) struct Writeback {
     next_token: u64,
     last_end_ms: u64,
     parked: parked::Attempts,
-    allowance: Allowance,
-    /// When the urgency of the batch was last checked, and the result.
-    urgency_checked: (u64, bool),
+    /// What `writeback_rate` permits, and what the pace does.
+    limit: Allowance,
+    paced: Allowance,
+    pacer: Pacer,
+    /// When the pace of the batch was last decided, and whether reclaim had found work then.
+    decided: (u64, bool),
+    /// Reclaim has found work in this step.
+    is_reclaiming: bool,
     /// When a batch was last urgent.
     urgent_ms: u64,
 }
 
 impl Writeback {
-    /// `was_void`: the last process left the backing device not crash-consistent, perhaps because of damage. `parked`: the parked
-    /// ranges; they are retried at once.
-    pub(crate) fn new(
+    /// `was_void`: the last process left the backing device not crash-consistent, perhaps because of damage. What is parked is
+    /// retried at once.
+    pub(crate) fn new<E: Environment>(
         geometry: BackingGeometry,
         cursors: Vec<Cursor>,
         was_void: bool,
         has_lost: bool,
-        parked: &[ByteRange],
+        cache: &Cache<E>,
         now_ms: u64,
     ) -> Self {
         let mut known = RangeMap::default();
-        parked.iter().for_each(|range| known.insert(*range, (), |()| false));
+        cache.parked_ranges().iter().for_each(|range| known.insert(*range, (), |()| false));
         Self {
             failing: Failing::new(geometry.sector, known),
             geometry,
@@ -163,8 +172,11 @@ impl Writeback {
             next_token: 0,
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
-            allowance: Allowance::new(now_ms),
-            urgency_checked: (now_ms, false),
+            limit: Allowance::new(now_ms),
+            paced: Allowance::new(now_ms),
+            pacer: Pacer::new(cache, now_ms),
+            decided: (now_ms, false),
+            is_reclaiming: false,
             urgent_ms: now_ms,
         }
     }
@@ -176,7 +188,8 @@ impl Writeback {
         queue: &mut Q,
         is_reclaiming: bool,
     ) -> Progress {
-        let progress = self.advance(cache, queue, is_reclaiming);
+        self.is_reclaiming = is_reclaiming;
+        let progress = self.advance(cache, queue);
         let now = cache.base().environment().monotonic_ms();
         cache.set_stalled(self.failing.is_stalled(&cache.settings(), now));
         match progress {
@@ -187,7 +200,7 @@ impl Writeback {
 
     /// Frees the spare buffers if no batch was urgent for a while. Returns when the next check is due: `until` or earlier.
     fn trim_buffers(&mut self, until: Option<u64>, now: u64) -> Option<u64> {
-        let due = self.urgent_ms + DELAY_MS;
+        let due = self.urgent_ms + QUIET_MS;
         if self.buffers.held() == 0 {
             return until;
         }
@@ -198,12 +211,7 @@ impl Writeback {
         Some(until.map_or(due, |until| until.min(due)))
     }
 
-    fn advance<E: Environment, Q: BackingQueue>(
-        &mut self,
-        cache: &Cache<E>,
-        queue: &mut Q,
-        is_reclaiming: bool,
-    ) -> Progress {
+    fn advance<E: Environment, Q: BackingQueue>(&mut self, cache: &Cache<E>, queue: &mut Q) -> Progress {
         let now = cache.base().environment().monotonic_ms();
         let mut done = core::mem::take(&mut self.done);
         queue.poll(&mut done);
@@ -217,13 +225,11 @@ impl Writeback {
         };
         let target = batch.target;
         if let Some(target) = target
-            && self.urgency_checked.0 != now
+            && self.decided != (now, self.is_reclaiming)
         {
-            // Not in every step: the check takes the lanes' locks, for which writers contend.
-            self.check_urgency(cache, target, now);
+            self.decide(cache, target, false, now);
         }
-        let urgent = target.is_some() && self.urgency_checked.1;
-        if let Some(until) = self.submit(cache, queue, now, urgent) {
+        if let Some(until) = self.submit(cache, queue, now) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
         // Requests, or the flush behind them.
@@ -243,7 +249,7 @@ impl Writeback {
         if !batch.complete && !settles {
             // Collect the next part: no operation of this one is in flight any more. Reclaim frees the settled segments first:
             // the next part may need them.
-            if !(batch.settled && is_reclaiming) {
+            if !(batch.settled && self.is_reclaiming) {
                 self.collect(cache);
             }
             return Progress::Busy;
@@ -271,36 +277,43 @@ impl Writeback {
             self.collect(cache);
             return Progress::Busy;
         }
-        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
+        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed, now) };
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
-        let due = self.last_end_ms + DELAY_MS;
-        if !self.is_urgent(cache, oldest) && now < due {
+        let consistency = cache.settings().consistency;
+        self.decide(cache, oldest, true, now);
+        if let Some(due) = self.pacer.begins_at(consistency, now) {
             return Progress::Nothing(Some(due));
         }
         if oldest > closed {
+            let due = self.last_end_ms + QUIET_MS;
+            if !self.pacer.decision().is_urgent && now < due {
+                // Overwrites in the open epoch merge meanwhile.
+                return Progress::Nothing(Some(due));
+            }
             // Only epochs that are not known to be complete are dirty. It is always legal to close the open one.
             cache.close_epoch();
             return Progress::Busy;
         }
-        let consistency = cache.settings().consistency;
         let alone = consistency == Consistency::Strict;
         let target = if alone { oldest } else { closed };
-        if target > oldest || consistency == Consistency::None {
+        let is_void = target > oldest || consistency == Consistency::None;
+        if is_void {
             // 1. Before any data of a batch of several epochs is written, the region records durably that the backing device
             //    alone is not crash-consistent until the whole batch is drained.
             cache.base().epochs().void_until_epoch(cache.base().context(), target);
         }
-        self.check_urgency(cache, target, now);
-        self.batch = Some(Batch::new(Some(target), cache.lanes().len()));
+        self.decide(cache, target, false, now);
+        self.batch = Some(Batch { is_void, ..Batch::new(Some(target), cache.lanes().len()) });
         self.collect(cache);
         Progress::Busy
     }
 
     /// Nothing is dirty, so every closed epoch is on the backing device. It is crash-consistent again, unless a damaged range has
     /// not been overwritten.
-    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
+    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64, now: u64) -> Progress {
+        self.pacer.rest(cache, now);
         let void_until = cache.base().epochs().void_until();
         if cache.has_parked() {
             return Progress::Nothing(Some(self.parked.due_ms()));
@@ -317,24 +330,19 @@ impl Writeback {
         Progress::Nothing(None)
     }
 
-    /// Checks and stores whether the batch up to `target` is urgent.
-    fn check_urgency<E: Environment>(&mut self, cache: &Cache<E>, target: u64, now: u64) {
-        let is_urgent = self.is_urgent(cache, target);
-        self.urgency_checked = (now, is_urgent);
-        if is_urgent {
+    /// Decides the pace of a batch up to `target`. `counts`: the dirty data is counted again, for which the lanes are locked.
+    fn decide<E: Environment>(&mut self, cache: &Cache<E>, target: u64, counts: bool, now: u64) {
+        let base = cache.base();
+        let must = if (base.pool().has_waiters() || base.is_above_gc()) && !self.is_reclaiming {
+            // A request waits for space, or nothing is clean that reclaim could free.
+            Some(PaceReason::Full)
+        } else {
+            (base.epochs().requested() >= target).then_some(PaceReason::DrainRequested)
+        };
+        self.decided = (now, self.is_reclaiming);
+        if self.pacer.decide(cache, must, counts, now).is_urgent {
             self.urgent_ms = now;
         }
-    }
-
-    /// Whether writeback uses the full queue depth and waits for nothing but `writeback_rate`: a request waits for space or a
-    /// drain was requested, reclaim is due, or the dirty data exceeds its target.
-    fn is_urgent<E: Environment>(&self, cache: &Cache<E>, epoch: u64) -> bool {
-        let base = cache.base();
-        let (dirty, total) = (cache.unwritten_bytes(), base.capacity());
-        base.pool().has_waiters()
-            || base.epochs().requested() >= epoch
-            || base.is_above_gc()
-            || dirty * 100 > u64::from(cache.settings().dirty_target_percent) * total
     }
 
     /// 2. Everything of the batch has been written: flush the backing device, unless it has no volatile cache.
@@ -411,6 +419,7 @@ impl Writeback {
             lane.count_cleaned(bytes, records);
         }
         self.last_end_ms = now;
+        self.pacer.note_batch_end(cache.settings().consistency);
         self.failing.recovered();
         cache.backing().end_trouble();
     }
