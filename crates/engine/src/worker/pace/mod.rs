@@ -249,11 +249,14 @@ impl Pacer {
         let target = settings.dirty_target(capacity);
         let excess = self.dirty.saturating_sub(target + capacity / 100 * MARGIN_PERCENT);
         let hurries = excess > 0 || target == 0;
-        let (reason, rate) = if now >= self.loaded_ms + QUIET_MS {
-            (PaceReason::Idle, 0)
-        } else if target == 0 || (hurries && settings.consistency != Consistency::Strict) {
+        let is_strict = settings.consistency == Consistency::Strict;
+        let (reason, rate) = if target == 0 {
             (PaceReason::CatchingUp, 0)
-        } else if settings.consistency == Consistency::Strict {
+        } else if now >= self.loaded_ms + QUIET_MS {
+            (PaceReason::Idle, 0)
+        } else if hurries && !is_strict {
+            (PaceReason::CatchingUp, 0)
+        } else if is_strict {
             let (rate, least) = (self.controller.rate(), self.least());
             let more = excess.saturating_mul(1000) / HURRY_MS;
             let reason = if hurries { PaceReason::CatchingUp } else { self.steady(rate > least) };

@@ -137,8 +137,6 @@ pub(crate) struct Writeback {
     limit: Allowance,
     paced: Allowance,
     pacer: Pacer,
-    /// When the pace of the batch was last decided, and whether reclaim had found work then.
-    decided: (u64, bool),
     /// Reclaim has found work in this step.
     is_reclaiming: bool,
     /// When a batch was last urgent.
@@ -173,9 +171,8 @@ impl Writeback {
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
             limit: Allowance::new(now_ms),
-            paced: Allowance::new(now_ms),
+            paced: Allowance::smooth(now_ms),
             pacer: Pacer::new(cache, now_ms),
-            decided: (now_ms, false),
             is_reclaiming: false,
             urgent_ms: now_ms,
         }
@@ -224,9 +221,7 @@ impl Writeback {
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
         };
         let target = batch.target;
-        if let Some(target) = target
-            && self.decided != (now, self.is_reclaiming)
-        {
+        if let Some(target) = target {
             self.decide(cache, target, false, now);
         }
         if let Some(until) = self.submit(cache, queue, now) {
@@ -339,7 +334,6 @@ impl Writeback {
         } else {
             (base.epochs().requested() >= target).then_some(PaceReason::DrainRequested)
         };
-        self.decided = (now, self.is_reclaiming);
         if self.pacer.decide(cache, must, counts, now).is_urgent {
             self.urgent_ms = now;
         }
