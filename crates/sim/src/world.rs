@@ -297,11 +297,14 @@ impl World {
 
     /// Changes the settings of the running cache.
     fn vary_settings(&mut self) {
+        let pause_ms = *self.random.pick(&[0, 0, 50, 5000, 100_000]);
         let settings = Settings {
             gc_percent: *self.random.pick(&[0, 10, 70, 90]),
             consistency: *self.random.pick(&Consistency::ALL),
             writeback_rate: *self.random.pick(&[0, 0, 100_000, 10_000_000]),
             dirty_target_percent: *self.random.pick(&[0, 10, 90]),
+            read_latency_target_us: *self.random.pick(&[0, 0, 1, 5000]),
+            writeback_paused_until_ms: if pause_ms == 0 { 0 } else { self.environment.wall_ms() + pause_ms },
             ..self.process().cache().settings()
         };
         if let Err(error) = self.process().cache().set_settings(settings) {

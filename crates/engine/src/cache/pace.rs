@@ -19,6 +19,9 @@ pub enum PaceReason {
     CatchingUp,
     /// A drain was requested, by a user or by a stop.
     DrainRequested,
+    /// The backing device is not crash-consistent, although nothing is damaged any more: a healed range, or the rest of a batch that
+    /// a former process had begun, is written back.
+    Restoring,
     /// A request waits for space, or reclaim finds no clean segment.
     Full,
     /// The setting `writeback` pauses it.
@@ -39,6 +42,7 @@ impl PaceReason {
             Self::HoldingTarget => "holding the target",
             Self::CatchingUp => "catching up",
             Self::DrainRequested => "drain requested",
+            Self::Restoring => "restoring consistency",
             Self::Full => "full",
             Self::Paused => "paused",
             Self::YieldingToReads => "yielding to reads",

@@ -7,6 +7,8 @@
 
 /// The rate of the load is averaged over this time, in milliseconds. It decides how smooth the rate is.
 const LOAD_MS: u64 = 15_000;
+/// A load that has just begun is averaged over the time since then, but at least over this.
+const LOAD_LEAST_MS: u64 = 1000;
 /// An error of so many bytes changes the rate by that many bytes in this time.
 const ERROR_MS: i64 = 15_000;
 /// The time in which a constant error moves the integral by as much as the error itself changes the rate. Four times the time
@@ -39,6 +41,8 @@ pub(super) struct Interval {
 pub(super) struct Controller {
     /// Bytes a second that requests make dirty.
     load: u64,
+    /// For how long the load is known.
+    known_ms: u64,
     /// What past errors add to the rate, in bytes a second.
     integral: i64,
     rate: u64,
@@ -55,9 +59,16 @@ impl Controller {
         self.load
     }
 
+    /// A load begins: the former one says nothing about it.
+    pub(super) const fn begin_load(&mut self) {
+        self.known_ms = 0;
+    }
+
     /// Computes the rate for the next interval.
     pub(super) fn step(&mut self, interval: Interval) {
-        self.load = averaged(self.load, interval.dirtied, interval.ms, LOAD_MS);
+        let fade_ms = self.known_ms.clamp(LOAD_LEAST_MS, LOAD_MS);
+        self.load = averaged(self.load, interval.dirtied, interval.ms, fade_ms);
+        self.known_ms = self.known_ms.saturating_add(interval.ms);
         let by_error = per_second(interval.error, ERROR_MS);
         let wanted = clamped(self.load).saturating_add(by_error).saturating_add(self.integral);
         let (least, most) = (clamped(interval.least), clamped(interval.most.max(interval.least)));

@@ -190,6 +190,9 @@ impl Pacer {
         let arrived = dirtied.saturating_sub(self.dirtied);
         self.arrived = self.arrived.saturating_add(arrived);
         if arrived > 0 {
+            if now >= self.loaded_ms + QUIET_MS {
+                self.controller.begin_load();
+            }
             self.loaded_ms = now;
         }
         (self.dirtied, self.dirty, self.counted_ms) = (dirtied, dirty, Some(now));

@@ -69,6 +69,8 @@ pub(crate) type Piece = (ByteRange, Content);
 struct Batch {
     /// The last epoch of the batch; `None` for a retry of parked ranges.
     target: Option<u64>,
+    /// Its first epoch.
+    oldest: u64,
     /// Sorted by address, without overlaps.
     pieces: VecDeque<Piece>,
     /// Whether the part in `pieces` is the last.
@@ -89,6 +91,7 @@ impl Batch {
     fn new(target: Option<u64>, lanes: usize) -> Self {
         Self {
             target,
+            oldest: target.unwrap_or(0),
             pieces: VecDeque::new(),
             complete: false,
             settled: false,
@@ -128,6 +131,9 @@ pub(crate) struct Writeback {
     /// The backing device lacked some content when the last batch ended. After a restart this is assumed if the backing device
     /// was not crash-consistent.
     lacked_something: bool,
+    /// Everything up to this epoch is to be drained at once: until then the backing device is not crash-consistent, for damage that
+    /// was healed, or for a batch that the last process had begun.
+    restored_at: u64,
     buffers: SpareBuffers,
     done: Vec<BackingDone>,
     next_token: u64,
@@ -165,6 +171,7 @@ impl Writeback {
             by_segment: None,
             has_lost,
             lacked_something: was_void,
+            restored_at: if was_void { cache.base().epochs().void_until() } else { 0 },
             buffers: SpareBuffers::new(SPARE_BYTES),
             done: Vec::new(),
             next_token: 0,
@@ -220,9 +227,9 @@ impl Writeback {
             // Operations of an abandoned batch complete first: they must not be in flight together with those of the next batch.
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
         };
-        let target = batch.target;
-        if let Some(target) = target {
-            self.decide(cache, target, false, now);
+        if batch.target.is_some() {
+            let oldest = batch.oldest;
+            self.decide(cache, oldest, false, now);
         }
         if let Some(until) = self.submit(cache, queue, now) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
@@ -299,8 +306,8 @@ impl Writeback {
             //    alone is not crash-consistent until the whole batch is drained.
             cache.base().epochs().void_until_epoch(cache.base().context(), target);
         }
-        self.decide(cache, target, false, now);
-        self.batch = Some(Batch { is_void, ..Batch::new(Some(target), cache.lanes().len()) });
+        self.decide(cache, oldest, false, now);
+        self.batch = Some(Batch { oldest, is_void, ..Batch::new(Some(target), cache.lanes().len()) });
         self.collect(cache);
         Progress::Busy
     }
@@ -325,14 +332,16 @@ impl Writeback {
         Progress::Nothing(None)
     }
 
-    /// Decides the pace of a batch up to `target`. `counts`: the dirty data is counted again, for which the lanes are locked.
-    fn decide<E: Environment>(&mut self, cache: &Cache<E>, target: u64, counts: bool, now: u64) {
+    /// Decides the pace of a batch that begins with the epoch `oldest`. `counts`: the dirty data is counted again, for which the lanes are locked.
+    fn decide<E: Environment>(&mut self, cache: &Cache<E>, oldest: u64, counts: bool, now: u64) {
         let base = cache.base();
         let must = if (base.pool().has_waiters() || base.is_above_gc()) && !self.is_reclaiming {
             // A request waits for space, or nothing is clean that reclaim could free.
             Some(PaceReason::Full)
         } else {
-            (base.epochs().requested() >= target).then_some(PaceReason::DrainRequested)
+            let is_requested = base.epochs().requested() >= oldest;
+            let restores = (self.restored_at >= oldest).then_some(PaceReason::Restoring);
+            is_requested.then_some(PaceReason::DrainRequested).or(restores)
         };
         if self.pacer.decide(cache, must, counts, now).is_urgent {
             self.urgent_ms = now;
@@ -406,6 +415,7 @@ impl Writeback {
         let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
         let void_until = if lacked_something { cache.base().epochs().present() } else { 0 };
         self.lacked_something = lacks_something;
+        self.restored_at = if lacks_something { 0 } else { void_until };
         cache.base().epochs().reach(cache.base().context(), target, void_until);
         self.by_segment = None;
         self.safe.clone_from(&self.cursors);
