@@ -168,7 +168,7 @@ impl Living<'_> {
             on_write_error: OnWriteError::ALL[length / 8 % 2],
             write_error_after_s: (length / 16) as u32,
             read_latency_target_us: (length / 64 % 3 * 1000) as u32,
-            writeback_paused_until_ms: if length % 7 == 0 { place } else { 0 },
+            writeback_paused_until_ms: if length % 7 == 0 { self.environment.wall_ms() + place } else { 0 },
             ..Settings::default()
         };
         let _ = self.process.cache().set_settings(settings);
