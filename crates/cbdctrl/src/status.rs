@@ -284,9 +284,7 @@ mod tests {
     fn status(cache: serde_json::Value) -> Status {
         let mut base = serde_json::json!({
             "size": 1 << 24, "free_segments": 3, "lanes": 2, "data_crc": true, "gc_percent": 70, "consistency": "strict",
-            "writeback_rate": 0, "writeback_percent": 10, "dirty_bytes": 4096, "pace": {
-                "reason": "holding the target", "bytes_per_s": 2048, "permitted_bytes_per_s": 3072,
-                "target_bytes": 8192, "error_points": -1.25 },
+            "writeback_rate": 0, "writeback_percent": 10, "dirty_bytes": 4096,
             "read_hit_bytes": 3, "read_miss_bytes": 1,
             "read_hit_ratio": 0.75, "epoch": 9, "drained_epoch": 8, "drained_ms": 1, "recovery_point": "as of then",
             "void": null, "backing_errors": 0, "last_error": null, "writers_waiting": false, "written_bytes": 0,
@@ -295,6 +293,10 @@ mod tests {
             "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
             "writeback_paused_until_ms": 0,
             "stalled": false, "parked": [], "parked_bytes": 0, "parked_error": null, "damage_found": 0, "damage_healed": 0, "quarantined": [],
+        });
+        base["pace"] = serde_json::json!({
+            "reason": "holding the target", "bytes_per_s": 2048, "permitted_bytes_per_s": 3072,
+            "target_bytes": 8192, "error_points": -1.25,
         });
         if let (Some(base), Some(changes)) = (base.as_object_mut(), cache.as_object()) {
             base.extend(changes.clone());
