@@ -84,7 +84,7 @@ struct Batch {
     /// The backing device does not get all content of the batch: some of it is damaged, or was refused and parked.
     lacks_something: bool,
     /// Until the batch is through, the backing device alone is not crash-consistent: a pause does not interrupt it.
-    is_void: bool,
+    leaves_inconsistent: bool,
 }
 
 impl Batch {
@@ -98,7 +98,7 @@ impl Batch {
             taken: Vec::new(),
             cleaned: alloc::vec![(0, 0); lanes],
             lacks_something: false,
-            is_void: false,
+            leaves_inconsistent: false,
         }
     }
 }
@@ -300,14 +300,15 @@ impl Writeback {
         }
         let alone = consistency == Consistency::Strict;
         let target = if alone { oldest } else { closed };
-        let is_void = target > oldest || consistency == Consistency::None;
-        if is_void {
+        let leaves_inconsistent = target > oldest || consistency == Consistency::None;
+        if leaves_inconsistent {
             // 1. Before any data of a batch of several epochs is written, the region records durably that the backing device
             //    alone is not crash-consistent until the whole batch is drained.
             cache.base().epochs().void_until_epoch(cache.base().context(), target);
         }
         self.decide(cache, oldest, false, now);
-        self.batch = Some(Batch { oldest, is_void, ..Batch::new(Some(target), cache.lanes().len()) });
+        self.batch =
+            Some(Batch { oldest, leaves_inconsistent, ..Batch::new(Some(target), cache.lanes().len()) });
         self.collect(cache);
         Progress::Busy
     }

@@ -64,10 +64,10 @@ impl Writeback {
     fn pace_of_batch(&self, depth: usize) -> (usize, u64, Option<u64>) {
         let decision = self.pacer.decision();
         match &self.batch {
-            Some(Batch { target: Some(_), is_void, .. }) => (
+            Some(Batch { target: Some(_), leaves_inconsistent, .. }) => (
                 if decision.is_deep { depth } else { (depth / 4).max(1) },
                 decision.rate,
-                decision.paused_until_ms.filter(|_| !is_void),
+                decision.paused_until_ms.filter(|_| !leaves_inconsistent),
             ),
             _ => ((depth / 4).max(1), 0, None),
         }
