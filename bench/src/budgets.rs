@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 31] = [
+pub const BUDGETS: [Budget; 37] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -107,6 +107,13 @@ pub const BUDGETS: [Budget; 31] = [
         "policy.readahead_waste",
         0.02,
         "bytes that readahead adds to those that random reads cost the disk",
+    ),
+    at_most("policy.dirty_error", 0.05, "largest distance of the dirty share from its target, changing load"),
+    at_most("policy.rate_deviation", 0.2, "standard deviation of the rate of writeback over its mean"),
+    at_most(
+        "policy.writeback_bytes",
+        0.6,
+        "bytes of a Zipf load on the disk, checkpoint, over the former rule's",
     ),
 ];
 

@@ -9,6 +9,7 @@
 mod arc;
 mod least_recent;
 mod model_disk;
+mod pacing;
 mod reads;
 mod rig;
 mod s3fifo;
@@ -46,6 +47,7 @@ trait Policy {
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("seed", options.seed);
     figures.add("write_percent", options.write_percent);
+    pacing::run(options, figures)?;
     let mut worst = [f64::INFINITY; 3];
     let mut worst_same_blocks = [f64::INFINITY; 3];
     let mut zipf_over_arc = f64::INFINITY;

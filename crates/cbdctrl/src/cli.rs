@@ -371,7 +371,7 @@ Settings:
   gc_percent=0..98                      share of used segments from which space is reclaimed
   consistency=strict|checkpoint|none    how the backing device catches up
   writeback_rate=auto|SIZE              bytes a second that writeback may write, from 32K
-  writeback_percent=0..90               share of the cache that the automatic rate lets be dirty
+  writeback_percent=0..90               share of the cache that is dirty while data is written
   on_write_error=stop|park              what is done about what the disk has refused for long
   write_error_after_s=0..86400          how many seconds that is
   writeback=on|paused:TIME              pause writeback for a time, e.g. 10m; drains still run

@@ -1,6 +1,6 @@
 //! The status as text for a terminal.
 
-use cbd_daemon::api::{BackendStatus, CacheInfo, OnWriteError, Status, TransportStatus};
+use cbd_daemon::api::{BackendStatus, CacheInfo, OnWriteError, PaceInfo, Status, TransportStatus};
 use cbd_daemon::size::format_size;
 use std::fmt::Write;
 
@@ -205,6 +205,7 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         if cache.is_changing_mode { ", not in force until the backing device has what is dirty" } else { "" };
     line(page, 4, "mode", format!("{}{changing}", settings.cache_mode.name()));
     line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
+    line(page, 4, "pace", pace(&cache.pace));
     line(page, 4, "recovery point", &cache.recovery_point);
     if cache.writers_waiting {
         let limit = if settings.writeback_rate == 0 { "" } else { ", or writeback_rate," };
@@ -237,6 +238,16 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
     add_damage(page, cache);
+}
+
+fn pace(pace: &PaceInfo) -> String {
+    let rate = format_size(pace.bytes_per_s);
+    let permitted = pace
+        .permitted_bytes_per_s
+        .map_or_else(String::new, |permitted| format!(" of {}/s that are permitted", format_size(permitted)));
+    let side = if pace.error_points < 0.0 { "below" } else { "above" };
+    let (points, target) = (pace.error_points.abs(), format_size(pace.target_bytes));
+    format!("{}: {rate}/s{permitted}, {points:.1} points {side} the target of {target} dirty", pace.reason)
 }
 
 fn add_damage(page: &mut String, cache: &CacheInfo) {
@@ -290,11 +301,16 @@ mod tests {
     fn status(cache: serde_json::Value) -> Status {
         let mut base = serde_json::json!({
             "size": 1 << 24, "free_segments": 3, "lanes": 2, "data_crc": true, "gc_percent": 70, "consistency": "strict",
-            "writeback_rate": 0, "writeback_percent": 10, "dirty_bytes": 4096, "read_hit_bytes": 3, "read_miss_bytes": 1,
+            "writeback_rate": 0, "writeback_percent": 10, "dirty_bytes": 4096,
+            "read_hit_bytes": 3, "read_miss_bytes": 1,
             "read_hit_ratio": 0.75, "epoch": 9, "drained_epoch": 8, "drained_ms": 1, "recovery_point": "as of then",
             "void": null, "backing_errors": 0, "last_error": null, "writers_waiting": false, "written_bytes": 0,
             "written_back_bytes": 0, "index_bytes": 0, "on_write_error": "stop", "write_error_after_s": 60,
             "stalled": false, "parked": [], "parked_bytes": 0, "parked_error": null, "damage_found": 0, "damage_healed": 0, "quarantined": [],
+        });
+        base["pace"] = serde_json::json!({
+            "reason": "holding the target", "bytes_per_s": 2048, "permitted_bytes_per_s": 3072,
+            "target_bytes": 8192, "error_points": -1.25,
         });
         let further = serde_json::json!({
             "cache_mode": "writeback", "is_changing_mode": false, "read_fill": "admit",
@@ -336,6 +352,7 @@ mod tests {
             "process-crash: acknowledged writes survive a crash of the daemon, NOT of the machine",
             "75.0 % of the bytes read",
             "4 KiB (4096 bytes)",
+            "holding the target: 2 KiB/s of 3 KiB/s that are permitted, 1.2 points below the target of 8 KiB dirty",
             "as of then",
             "atomic unit 256 KiB",
             "/dev/cbd0 (auto)",

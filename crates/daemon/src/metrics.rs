@@ -158,7 +158,7 @@ const GAUGES: [Gauge; 4] = [
 type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
 
 /// Name, kind, help and value of the metrics of caches.
-const OF_CACHES: [(&str, &str, &str, OfCache); 19] = [
+const OF_CACHES: [(&str, &str, &str, OfCache); 21] = [
     ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
     ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
         backend.info.cache_used_segs
@@ -167,6 +167,15 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 19] = [
     ("cbd_cache_dirty_bytes", "gauge", "Bytes that are not on the backing device yet.", |_, cache| {
         cache.dirty_bytes
     }),
+    ("cbd_cache_dirty_target_bytes", "gauge", "Bytes that writeback lets be dirty.", |_, cache| {
+        cache.pace.target_bytes
+    }),
+    (
+        "cbd_cache_writeback_bytes_per_second",
+        "gauge",
+        "Bytes a second that are written to the backing device at present.",
+        |_, cache| cache.pace.bytes_per_s,
+    ),
     ("cbd_cache_read_hit_bytes_total", "counter", "Bytes read from the cache.", |_, cache| {
         cache.read_hit_bytes
     }),
@@ -275,6 +284,18 @@ fn for_backends(page: &mut Page, status: &Status) {
             let [transport, id, place] = labels.clone();
             let labels = [transport, id, place, ("reason", reason.clone())];
             page.line("cbd_cache_bypassed_bytes_total", &labels, bytes);
+        }
+    }
+    page.head("cbd_cache_writeback_pace", "gauge", "1, with the reason of the present pace of writeback.");
+    for (labels, backend) in backends() {
+        if let Some(cache) = &backend.cache {
+            let [transport, id, place] = labels.clone();
+            // The end of a pause would be a label of its own each time.
+            let reason = match &cache.pace.reason {
+                reason if reason.starts_with("paused") => "paused".to_owned(),
+                reason => reason.clone(),
+            };
+            page.line("cbd_cache_writeback_pace", &[transport, id, place, ("reason", reason)], 1);
         }
     }
     page.head(

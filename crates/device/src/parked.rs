@@ -60,12 +60,14 @@ pub(crate) struct InFlightOp {
     pub(crate) is_behind_cutoff: bool,
     /// The bypass that ends with it.
     pub(crate) bypass: Option<BypassTicket>,
+    /// When it was submitted, in microseconds of the monotonic clock; only for reads of misses.
+    pub(crate) begun_us: u64,
 }
 
 impl InFlightOp {
     /// An operation whose data is not cached.
     pub(crate) const fn without_misses(parked: usize, range: ByteRange) -> Self {
-        Self { parked, range, misses: Vec::new(), is_behind_cutoff: false, bypass: None }
+        Self { parked, range, misses: Vec::new(), is_behind_cutoff: false, bypass: None, begun_us: 0 }
     }
 }
 

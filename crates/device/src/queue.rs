@@ -428,9 +428,14 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.read_misses(cache, request, done);
     }
 
-    pub(crate) fn send(&mut self, op: InFlightOp, backing_op: BackingOp) {
+    pub(crate) fn send(&mut self, mut op: InFlightOp, backing_op: BackingOp) {
         if let Some(parked) = self.parked.get_mut(op.parked) {
             parked.outstanding += 1;
+        }
+        if !op.misses.is_empty()
+            && let Some(cache) = self.device.cache()
+        {
+            op.begun_us = cache.monotonic_us();
         }
         let token = self.ops.insert(op);
         self.backing.submit(OpToken(token as u64), backing_op);
@@ -471,6 +476,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         match finished.op {
             BackingOp::Read { buffer, .. } if cache.is_some() => {
                 if is_good {
+                    cache.into_iter().for_each(|cache| cache.note_backing_read(op.begun_us));
                     // Misses are whole blocks, which may begin before the request and end behind it.
                     if let Some(asked) = op.range.intersection(&parked.request.range) {
                         let (from, to) =

@@ -37,7 +37,7 @@ mod worker;
 pub use bypass::{BypassReason, Bypassed};
 pub use cache::{
     Admission, BackingTrouble, Bypass, BypassTicket, Cache, CacheStatus, CachedState, DamagedRange,
-    FlushTicket, LogEntry, LogSegmentView, LogView, Miss, TOGETHER, ZeroProgress,
+    FlushTicket, LogEntry, LogSegmentView, LogView, Miss, Pace, PaceReason, TOGETHER, ZeroProgress,
 };
 pub use rare::RarePaths;
 pub use repair::copy_over;
@@ -66,6 +66,11 @@ pub trait Environment: Send + Sync + 'static {
 
     /// Milliseconds since an arbitrary moment; never decreases.
     fn monotonic_ms(&self) -> u64;
+
+    /// The same in microseconds, as exactly as the environment knows; only to measure latencies.
+    fn monotonic_us(&self) -> u64 {
+        self.monotonic_ms().saturating_mul(1000)
+    }
 
     /// Calls `work` with each number below `count` and returns when all calls have returned. Runs on several threads at once if
     /// the environment has them.

@@ -152,7 +152,8 @@ pub struct Settings {
     pub consistency: Consistency,
     /// Limit of writeback in bytes a second; 0 means as fast as needed.
     pub writeback_rate: u64,
-    /// Writeback runs at full speed when more than this share of the cache is dirty; 0 to 90 percent.
+    /// The share of the cache that writeback lets be dirty while data is written, 0 to 90 percent; 0 means that everything is
+    /// written back at once.
     pub dirty_target_percent: u8,
     /// The action when the backing device has refused a write for `write_error_after_s`.
     pub on_write_error: OnWriteError,
@@ -212,6 +213,12 @@ impl Settings {
             || self.sequential_write_cutoff > 0
             || self.congestion_write_us > 0
             || matches!(self.when_full, WhenFull::Around)
+    }
+
+    /// The bytes that are to be dirty in a cache of `capacity` bytes.
+    pub(crate) fn dirty_target(&self, capacity: u64) -> u64 {
+        let percent = u64::from(self.dirty_target_percent);
+        capacity / 100 * percent + capacity % 100 * percent / 100
     }
 
     /// Returns the settings if all are in their range.

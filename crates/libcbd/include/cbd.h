@@ -197,7 +197,7 @@ typedef struct cbd_settings {
    */
   uint64_t writeback_rate;
   /*
-   Writeback runs at full speed when more than this percentage of the cache is dirty; 0 to 90.
+   The percentage of the cache that is dirty while data is written; 0 to 90. 0: everything is written back at once.
    */
   uint32_t dirty_target_percent;
   /*

@@ -49,6 +49,10 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
+    fn monotonic_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
     #[inline]
     fn prefetch(at: *const u8) {
         cbd_pmem::prefetch(at);

@@ -302,6 +302,7 @@ impl World {
 
     /// Changes the settings of the running cache.
     fn vary_settings(&mut self) {
+        let pause_ms = *self.random.pick(&[0, 0, 50, 5000, 100_000]);
         let settings = Settings {
             gc_percent: *self.random.pick(&[0, 10, 70, 90]),
             consistency: *self.random.pick(&Consistency::ALL),
@@ -310,6 +311,8 @@ impl World {
             read_fill: *self.random.pick(&ReadFill::ALL),
             sequential_read_cutoff: *self.random.pick(&[0, 4096, 256 << 10, 4 << 20]),
             readahead: *self.random.pick(&[Readahead::Auto, Readahead::Auto, Readahead::Off]),
+            read_latency_target_us: *self.random.pick(&[0, 0, 1, 5000]),
+            writeback_paused_until_ms: if pause_ms == 0 { 0 } else { self.environment.wall_ms() + pause_ms },
             ..self.process().cache().settings()
         };
         if let Err(error) = self.process().cache().set_settings(settings) {

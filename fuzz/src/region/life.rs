@@ -5,7 +5,7 @@
 use super::base::{self, DISK, SECTOR};
 use super::forge::MARKER;
 use crate::input::Input;
-use cbd_engine::{Consistency, OnWriteError, Settings, Transport};
+use cbd_engine::{Consistency, Environment as _, OnWriteError, Settings, Transport};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment};
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, Operation, Region, Request};
@@ -167,6 +167,12 @@ impl Living<'_> {
             dirty_target_percent: (place / 91 % 91) as u8,
             on_write_error: OnWriteError::ALL[length / 8 % 2],
             write_error_after_s: (length / 16) as u32,
+            read_latency_target_us: (length / 64 % 3 * 1000) as u32,
+            writeback_paused_until_ms: if length.is_multiple_of(7) {
+                self.environment.wall_ms() + place
+            } else {
+                0
+            },
             ..Settings::default()
         };
         let _ = self.process.cache().set_settings(settings);

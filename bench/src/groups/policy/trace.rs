@@ -66,20 +66,34 @@ fn uniform(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
 /// device; ranks are scattered over the device.
 fn zipf(capacity: u32, length: u32, random: &mut SmallRng) -> Vec<u32> {
     let places = shuffled(DEVICE * capacity, random);
-    let mut below = 0.0;
-    let cumulated: Vec<f64> = (1..=places.len())
-        .map(|rank| {
-            below += (rank as f64).powf(-0.99);
-            below
-        })
-        .collect();
-    (0..length * capacity)
-        .map(|_| {
-            let drawn = random.random_range(0.0..below);
-            let rank = cumulated.partition_point(|below| *below <= drawn);
-            places[rank.min(places.len() - 1)]
-        })
-        .collect()
+    let zipf = Zipf::new(places.len());
+    (0..length * capacity).map(|_| places[zipf.draw(random)]).collect()
+}
+
+/// Ranks, each with a probability proportional to the rank to the power of -0.99.
+pub struct Zipf {
+    cumulated: Vec<f64>,
+}
+
+impl Zipf {
+    /// So many ranks.
+    pub fn new(count: usize) -> Self {
+        let mut below = 0.0;
+        let cumulated = (1..=count)
+            .map(|rank| {
+                below += (rank as f64).powf(-0.99);
+                below
+            })
+            .collect();
+        Self { cumulated }
+    }
+
+    /// A rank, from 0.
+    pub fn draw(&self, random: &mut SmallRng) -> usize {
+        let drawn = random.random_range(0.0..self.cumulated.last().copied().unwrap_or(1.0));
+        let rank = self.cumulated.partition_point(|below| *below <= drawn);
+        rank.min(self.cumulated.len().saturating_sub(1))
+    }
 }
 
 /// A hot set of half as many blocks as fit is read at random, for four times as many requests as blocks fit. Then a scan reads

@@ -11,7 +11,8 @@ mod status;
 
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use status::{
-    BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, RangeInfo, Status, TransportStatus,
+    BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, Status,
+    TransportStatus,
 };
 
 use cbd_types::{Error, ErrorKind};

@@ -136,6 +136,9 @@ pub struct CacheInfo {
     pub is_changing_mode: bool,
     /// Bytes that are not on the backing device yet.
     pub dirty_bytes: u64,
+    /// The pace of writeback.
+    #[serde(default)]
+    pub pace: PaceInfo,
     /// Bytes read that were in the cache.
     pub read_hit_bytes: u64,
     /// Bytes read that were not.
@@ -189,6 +192,21 @@ pub struct CacheInfo {
     pub rare_paths: BTreeMap<String, u64>,
     /// Ranges of the device whose data is damaged: reads answer with an error.
     pub quarantined: Vec<DamagedInfo>,
+}
+
+/// The pace of writeback.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct PaceInfo {
+    /// Why writeback runs at this pace, in words.
+    pub reason: String,
+    /// Bytes a second that are written to the backing device at present.
+    pub bytes_per_s: u64,
+    /// Bytes a second that the pace permits; absent if there is no limit.
+    pub permitted_bytes_per_s: Option<u64>,
+    /// Bytes that are to be dirty.
+    pub target_bytes: u64,
+    /// By how many points, in percent of the cache, the dirty data exceeds its target; negative below it.
+    pub error_points: f64,
 }
 
 /// A range of a device.

@@ -4,9 +4,9 @@ use super::backend::BackendSlot;
 use super::conditions::silence;
 use super::transport::TransportSlot;
 use super::{Fixed, Tables};
-use crate::api::{BackendStatus, CacheInfo, DamagedInfo, RangeInfo, Status, TransportStatus};
+use crate::api::{BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, Status, TransportStatus};
 use crate::size::format_time;
-use cbd_engine::{Bypassed, CacheStatus, RarePaths};
+use cbd_engine::{Bypassed, CacheStatus, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
@@ -67,6 +67,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 settings: slot.entry.settings.into(),
                 is_changing_mode: status.is_changing_mode,
                 dirty_bytes: status.dirty_bytes,
+                pace: pace(&status, slot.entry.settings.writeback_paused_until_ms),
                 read_hit_bytes: status.read_hit_bytes,
                 read_miss_bytes: status.read_missed_bytes,
                 #[expect(clippy::cast_precision_loss, reason = "a ratio")]
@@ -108,6 +109,23 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                     .collect(),
             }
         }),
+    }
+}
+
+/// The pace of writeback, which may be paused until `paused_until_ms`.
+fn pace(status: &CacheStatus, paused_until_ms: u64) -> PaceInfo {
+    let reason = match status.pace.reason {
+        PaceReason::Paused => format!("paused until {}", format_time(paused_until_ms)),
+        reason => reason.name().to_owned(),
+    };
+    #[expect(clippy::cast_precision_loss, reason = "points with one decimal")]
+    let error_points = status.dirty_error_permille() as f64 / 10.0;
+    PaceInfo {
+        reason,
+        bytes_per_s: status.pace.rate,
+        permitted_bytes_per_s: status.pace.permitted,
+        target_bytes: status.dirty_target_bytes,
+        error_points,
     }
 }
 

@@ -34,7 +34,7 @@ use core::task::Waker;
 pub(super) struct Bypassing<E: Environment> {
     /// The region's superblocks have the feature: programs that do not know the records refuse the region.
     is_allowed: SharedBool<E>,
-    /// Changes that the backing device has accepted.
+    /// Changes that the backing device has returned.
     accepted: SharedU64<E>,
     /// The value of `accepted` that a flush of the backing device has covered, and the one that a drain wants to be covered.
     flushed: SharedU64<E>,
@@ -276,9 +276,9 @@ impl<E: Environment> Cache<E> {
     /// Ends a bypass: the change has returned from the backing device, or was never submitted. `accepted` is whether the backing
     /// device has done it; `data` is what was written, in memory that no client can access.
     pub fn end_bypass(&self, ticket: BypassTicket, data: Option<&[u8]>, accepted: bool) {
+        // Before the request completes: a flush that follows must see it. A change that failed may have been done in part.
+        self.bypass.accepted.fetch_add(1, Ordering::SeqCst);
         if accepted {
-            // Before the request completes: a flush that follows must see it.
-            self.bypass.accepted.fetch_add(1, Ordering::SeqCst);
             self.base().bypassed().count(BypassReason::Mode, ticket.range.len());
         }
         let records = accepted && self.base().mode().get().0 == CacheMode::Writethrough;

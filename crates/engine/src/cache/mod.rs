@@ -12,6 +12,7 @@ mod bypass;
 mod damage;
 mod fill;
 mod flush;
+mod pace;
 mod parked_counters;
 mod parking;
 mod read;
@@ -43,6 +44,8 @@ pub(crate) use scan::Met;
 pub(crate) use bypass::Covered;
 pub use bypass::{Bypass, BypassTicket, FlushTicket};
 pub use fill::Miss;
+pub(crate) use pace::PaceBoard;
+pub use pace::{Pace, PaceReason};
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use together::TOGETHER;
 pub use view::{LogEntry, LogSegmentView, LogView};
@@ -62,6 +65,7 @@ pub struct Cache<E: Environment> {
     damage: DamageLog<E>,
     backing: BackingHealth<E>,
     parked: ParkedCounters<E>,
+    pace: PaceBoard<E>,
     /// The position where writeback begins in each lane; recovery sets it, the background worker reads it.
     cursors: Mutex<E, Vec<Cursor>>,
 }
@@ -78,6 +82,7 @@ impl<E: Environment> Cache<E> {
             damage: DamageLog::new(),
             backing: BackingHealth::new(),
             parked: ParkedCounters::new(),
+            pace: PaceBoard::new(),
             cursors: Mutex::<E, _>::new(cursors),
         })
     }
@@ -123,6 +128,22 @@ impl<E: Environment> Cache<E> {
     /// The progress of writeback and the health of the backing device.
     pub(crate) const fn backing(&self) -> &BackingHealth<E> {
         &self.backing
+    }
+
+    /// The pace of writeback, and the latency of reads that missed.
+    pub(crate) const fn pace_board(&self) -> &PaceBoard<E> {
+        &self.pace
+    }
+
+    /// Counts a read of the backing device for a miss, which began at `begun_us` of [`Environment::monotonic_us`]. Writeback
+    /// yields to such reads while they take longer than `read_latency_target_us`.
+    pub fn note_backing_read(&self, begun_us: u64) {
+        self.pace.count_read(self.monotonic_us().saturating_sub(begun_us));
+    }
+
+    /// [`Environment::monotonic_us`].
+    pub fn monotonic_us(&self) -> u64 {
+        self.base.environment().monotonic_us()
     }
 
     /// The counters of parking.
@@ -223,6 +244,14 @@ impl<E: Environment> Cache<E> {
     /// The same without parked ranges.
     pub(crate) fn unwritten_bytes(&self) -> u64 {
         self.lanes.iter().map(Lane::dirty_bytes).sum()
+    }
+
+    /// Bytes of data that records have ever dirtied, and [`unwritten_bytes`](Self::unwritten_bytes).
+    pub(crate) fn dirtied_and_unwritten(&self) -> (u64, u64) {
+        self.lanes
+            .iter()
+            .map(Lane::dirtied_and_dirty)
+            .fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1))
     }
 
     /// Whether the backing device has everything: nothing is dirty, parked or damaged.

@@ -59,9 +59,10 @@ impl<E: Environment> Cache<E> {
             let tail = ByteRange { start: before.end, end };
             wide.end = first_held(&state, self, tail).unwrap_or(tail.end);
         }
+        let fits = wide.len() <= u64::from(base.shape().atomic_unit());
         // No fill may begin where the backing device is being changed.
-        let fits = wide.len() <= u64::from(base.shape().atomic_unit()) && !state.is_being_bypassed(wide);
-        if wide != before && fits && state.resize_fill(miss.id(), wide) {
+        let is_quiet = !state.is_being_bypassed(wide);
+        if wide != before && fits && is_quiet && state.resize_fill(miss.id(), wide) {
             miss.range = wide;
         }
     }

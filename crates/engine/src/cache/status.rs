@@ -1,6 +1,6 @@
 //! The status of a cache.
 
-use super::Cache;
+use super::{Cache, Pace};
 use crate::{
     CacheMode, Consistency, Environment,
     bypass::Bypassed,
@@ -79,6 +79,12 @@ pub struct CacheStatus {
     pub backing_is_consistent: bool,
     /// The reason, if it is not.
     pub void_reason: Option<String>,
+    /// The pace of writeback.
+    pub pace: Pace,
+    /// Bytes that writeback lets be dirty.
+    pub dirty_target_bytes: u64,
+    /// Bytes of all log segments.
+    pub capacity: u64,
     /// Order of writeback.
     pub consistency: Consistency,
     /// How writes go.
@@ -140,6 +146,15 @@ impl CacheStatus {
     #[must_use]
     pub const fn missing_bytes(&self) -> u64 {
         self.dirty_bytes.saturating_add(self.quarantined_bytes)
+    }
+
+    /// By how much the dirty data that can be written back exceeds its target, in thousandths of the cache; negative below it.
+    #[must_use]
+    pub fn dirty_error_permille(&self) -> i64 {
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let dirty = self.dirty_bytes.saturating_sub(self.parked_bytes);
+        let error = signed(dirty) - signed(self.dirty_target_bytes);
+        error.saturating_mul(1000) / signed(self.capacity.max(1))
     }
 
     /// Whether the backing device alone has everything that was written.
@@ -217,6 +232,9 @@ impl<E: Environment> Cache<E> {
             drained_wall_ms,
             backing_is_consistent: void_reason.is_none(),
             void_reason,
+            pace: self.pace.pace(),
+            dirty_target_bytes: self.settings().dirty_target(base.capacity()),
+            capacity: base.capacity(),
             consistency: self.settings().consistency,
             cache_mode: self.base().mode().get().0,
             is_changing_mode: self.is_changing_mode(),

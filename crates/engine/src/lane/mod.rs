@@ -361,8 +361,13 @@ impl<E: Environment> Lane<E> {
 
     /// Bytes of data that records have dirtied and no batch has made clean.
     pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirtied_and_dirty().1
+    }
+
+    /// Bytes of data that records have ever dirtied, and those of them that no batch has made clean.
+    pub(crate) fn dirtied_and_dirty(&self) -> (u64, u64) {
         let dirtied = self.lock().counters.dirtied;
-        dirtied.saturating_sub(self.cleaned_bytes.load(Ordering::Relaxed))
+        (dirtied, dirtied.saturating_sub(self.cleaned_bytes.load(Ordering::Relaxed)))
     }
 
     /// If no record is dirty, counts all as clean: records that were counted and then lost would otherwise stay counted

@@ -99,20 +99,6 @@ fn a_requested_drain_uses_the_whole_depth_at_once() {
 }
 
 #[test]
-fn writeback_is_urgent_when_more_than_the_target_is_dirty() {
-    // 50 segments of 64 KiB, of which 10 percent are 80 blocks.
-    for (sectors, is_urgent) in [(0, false), (1, true)] {
-        let blocks = 80;
-        let mut rig = Rig::new(Options { segments: 51, ..large() });
-        (0..blocks).for_each(|number| write(&rig, number * 8 * KIB, 4096, 1));
-        (0..sectors).for_each(|_| write(&rig, 4 * MIB, SECTOR, 1));
-        run(&mut rig);
-        let asked = rig.disk.take_asked().len() as u64;
-        assert_eq!(asked, if is_urgent { blocks + 2 } else { 0 }, "{sectors} sectors more");
-    }
-}
-
-#[test]
 fn a_lane_that_is_left_alone_is_marked_after_a_second() {
     let mut rig = Rig::new(large());
     rig.environment.set_monotonic(100);

@@ -4,6 +4,7 @@
 //! write wakes the worker only from an announced sleep, so while clients flush each write, the clock wakes it.
 
 mod failing;
+mod pace;
 mod reclaim;
 mod writeback;
 
@@ -57,7 +58,7 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         let now = base.environment().monotonic_ms();
         let has_lost = cache.lanes().iter().any(|lane| lane.lock().has_lost());
         Self {
-            writeback: Writeback::new(geometry, cursors, was_void, has_lost, &cache.parked_ranges(), now),
+            writeback: Writeback::new(geometry, cursors, was_void, has_lost, &cache, now),
             reclaim: Reclaim::default(),
             covered_at_rest: base.epochs().covered(),
             cache,

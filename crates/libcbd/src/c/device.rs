@@ -93,7 +93,7 @@ pub struct CbdSettings {
     pub consistency: u32,
     /// Limit of writeback in bytes per second, 32768 at least; 0: as fast as needed.
     pub writeback_rate: u64,
-    /// Writeback runs at full speed when more than this percentage of the cache is dirty; 0 to 90.
+    /// The percentage of the cache that is dirty while data is written; 0 to 90. 0: everything is written back at once.
     pub dirty_target_percent: u32,
     /// `CBD_ON_WRITE_ERROR_..`.
     pub on_write_error: u32,

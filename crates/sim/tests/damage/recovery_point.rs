@@ -89,7 +89,7 @@ fn of_a_checkpoint_it_is_the_closing_of_the_last_epoch() {
     rig.environment.advance(1000);
     // The batch has begun, and its flush comes after the next write.
     rig.disk.set_latency(50);
-    while rig.step() == Step::Busy {}
+    while rig.step() != Step::WaitBacking {}
     let third = write_and_flush(&rig, 2 * SECOND, 3);
     rig.environment.advance(5000);
     drain_one_batch(&mut rig);

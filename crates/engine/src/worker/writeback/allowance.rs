@@ -1,7 +1,7 @@
 //! The rate limit of writeback in bytes per second.
 //!
-//! Invariants: over any period writeback sends no more than the rate allows, plus at most one second's worth or one request. A
-//! request larger than the remaining allowance is sent whole, and the excess becomes a debt.
+//! Invariants: over any period writeback sends no more than the rate allows, plus what may be saved up and one request. A request
+//! larger than the remaining allowance is sent whole, and the excess becomes a debt.
 
 use super::REQUEST_MAX;
 
@@ -16,28 +16,45 @@ pub(super) struct Allowance {
     /// In thousandths of a byte, so that no fraction is lost; a debt if negative.
     left: i128,
     since_ms: u64,
+    /// What is not sent is saved up for this time, or up to these bytes.
+    saved_ms: u64,
+    saved_bytes: u64,
 }
 
 impl Allowance {
+    /// Saves up what a second earns, or a request.
     pub(super) const fn new(now_ms: u64) -> Self {
-        Self { left: 0, since_ms: now_ms }
+        Self { left: 0, since_ms: now_ms, saved_ms: 1000, saved_bytes: REQUEST_MAX }
+    }
+
+    /// Saves up what a quarter of a second earns, or 64 KiB: the rate is to be smooth.
+    pub(super) const fn smooth(now_ms: u64) -> Self {
+        Self { left: 0, since_ms: now_ms, saved_ms: 250, saved_bytes: 64 << 10 }
+    }
+
+    /// The most that is saved up.
+    fn most(&self, rate: u64) -> i128 {
+        (i128::from(rate) * i128::from(self.saved_ms)).max(i128::from(self.saved_bytes) * BYTE)
     }
 
     /// Adds the bytes that a `rate` in bytes per second has earned since the last call; a rate of 0 means no limit.
     pub(super) fn earn(&mut self, rate: u64, now_ms: u64) {
         if rate == 0 {
-            *self = Self::new(now_ms);
+            (self.left, self.since_ms) = (0, now_ms);
             return;
         }
         let gained = i128::from(rate) * i128::from(now_ms.saturating_sub(self.since_ms));
-        // At most one second's worth, or one request, can be saved up.
-        let most = i128::from(rate.max(REQUEST_MAX)) * BYTE;
-        self.left = self.left.saturating_add(gained).min(most);
+        self.left = self.left.saturating_add(gained).min(self.most(rate));
         self.since_ms = now_ms;
     }
 
     pub(super) fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(i128::from(bytes) * BYTE);
+    }
+
+    /// Whether as much is saved up as can be: what was permitted was not sent. With a rate of 0 nothing is saved up.
+    pub(super) fn is_saved_up(&self, rate: u64) -> bool {
+        rate > 0 && self.left >= self.most(rate)
     }
 
     /// When to check again; `None` if a request may be sent now.
@@ -97,6 +114,20 @@ mod tests {
             allowance.earn(rate, 1_000_000_000);
             allowance.spend(most - 1);
             assert_eq!(allowance.due_ms(rate, 1_000_000_000), None, "a byte is left");
+            allowance.spend(1);
+            assert_eq!(allowance.due_ms(rate, 1_000_000_000), Some(1_000_000_001));
+        }
+    }
+
+    #[test]
+    fn a_smooth_rate_saves_up_a_quarter_of_a_second_or_64_kibibytes() {
+        for (rate, most) in [(1000, 64 << 10), (4 * REQUEST_MAX, REQUEST_MAX)] {
+            let mut allowance = Allowance::smooth(0);
+            allowance.earn(rate, 1_000_000_000);
+            assert!(allowance.is_saved_up(rate) && !allowance.is_saved_up(0));
+            allowance.spend(most - 1);
+            assert_eq!(allowance.due_ms(rate, 1_000_000_000), None, "a byte is left");
+            assert!(!allowance.is_saved_up(rate));
             allowance.spend(1);
             assert_eq!(allowance.due_ms(rate, 1_000_000_000), Some(1_000_000_001));
         }

@@ -13,9 +13,12 @@
 //!
 //! Writeback reads the logs, not the index, and holds no lane's lock while it writes.
 
-use super::failing::Failing;
+use super::{
+    failing::Failing,
+    pace::{Pacer, QUIET_MS},
+};
 use crate::{
-    Cache, Consistency, Environment,
+    Cache, Consistency, Environment, PaceReason,
     cache::Covered,
     lane::Refused,
     position::{Cursor, Location},
@@ -38,8 +41,6 @@ mod requests;
 pub const REQUEST_MAX: u64 = 1 << 20;
 /// Bytes of buffers kept for later requests while writeback is active.
 const SPARE_BYTES: usize = 64 * REQUEST_MAX as usize;
-/// Writeback delays non-urgent dirty data by this time, so that overwrites merge.
-const DELAY_MS: u64 = 1000;
 
 /// Why writeback waits for space.
 const NO_SPACE_TO_NOTE: &str = "no segment is free to note damaged data";
@@ -74,6 +75,8 @@ pub(crate) type Piece = (ByteRange, Content);
 struct Batch {
     /// The last epoch of the batch; `None` for a retry of parked ranges.
     target: Option<u64>,
+    /// Its first epoch.
+    oldest: u64,
     /// Sorted by address, without overlaps.
     pieces: VecDeque<Piece>,
     /// Whether the part in `pieces` is the last.
@@ -88,12 +91,15 @@ struct Batch {
     lacks_something: bool,
     /// Something was sent to the backing device that a flush must cover.
     needs_flush: bool,
+    /// Until the batch is through, the backing device alone is not crash-consistent: a pause does not interrupt it.
+    leaves_inconsistent: bool,
 }
 
 impl Batch {
     fn new<E: Environment>(cache: &Cache<E>, target: Option<u64>) -> Self {
         Self {
             target,
+            oldest: target.unwrap_or(0),
             pieces: VecDeque::new(),
             complete: false,
             settled: false,
@@ -101,6 +107,7 @@ impl Batch {
             cleaned: alloc::vec![(0, 0); cache.lanes().len()],
             lacks_something: false,
             needs_flush: false,
+            leaves_inconsistent: false,
         }
     }
 }
@@ -137,6 +144,9 @@ pub(crate) struct Writeback {
     /// The backing device lacked some content when the last batch ended. After a restart this is assumed if the backing device
     /// was not crash-consistent.
     lacked_something: bool,
+    /// Everything up to this epoch is to be drained at once: until then the backing device is not crash-consistent, for damage that
+    /// was healed, or for a batch that the last process had begun.
+    restored_at: u64,
     buffers: SpareBuffers,
     done: Vec<BackingDone>,
     next_token: u64,
@@ -144,26 +154,29 @@ pub(crate) struct Writeback {
     flushing: Option<(Covered, bool)>,
     last_end_ms: u64,
     parked: parked::Attempts,
-    allowance: Allowance,
-    /// When the urgency of the batch was last checked, and the result.
-    urgency_checked: (u64, bool),
+    /// What `writeback_rate` permits, and what the pace does.
+    limit: Allowance,
+    paced: Allowance,
+    pacer: Pacer,
+    /// Reclaim has found work in this step.
+    is_reclaiming: bool,
     /// When a batch was last urgent.
     urgent_ms: u64,
 }
 
 impl Writeback {
-    /// `was_void`: the last process left the backing device not crash-consistent, perhaps because of damage. `parked`: the parked
-    /// ranges; they are retried at once.
-    pub(crate) fn new(
+    /// `was_void`: the last process left the backing device not crash-consistent, perhaps because of damage. What is parked is
+    /// retried at once.
+    pub(crate) fn new<E: Environment>(
         geometry: BackingGeometry,
         cursors: Vec<Cursor>,
         was_void: bool,
         has_lost: bool,
-        parked: &[ByteRange],
+        cache: &Cache<E>,
         now_ms: u64,
     ) -> Self {
         let mut known = RangeMap::default();
-        parked.iter().for_each(|range| known.insert(*range, (), |()| false));
+        cache.parked_ranges().iter().for_each(|range| known.insert(*range, (), |()| false));
         Self {
             failing: Failing::new(geometry.sector, known),
             geometry,
@@ -175,14 +188,17 @@ impl Writeback {
             lanes_without_space: 0,
             has_lost,
             lacked_something: was_void,
+            restored_at: if was_void { cache.base().epochs().void_until() } else { 0 },
             buffers: SpareBuffers::new(SPARE_BYTES),
             done: Vec::new(),
             next_token: 0,
             flushing: None,
             last_end_ms: now_ms,
             parked: parked::Attempts::new(now_ms),
-            allowance: Allowance::new(now_ms),
-            urgency_checked: (now_ms, false),
+            limit: Allowance::new(now_ms),
+            paced: Allowance::smooth(now_ms),
+            pacer: Pacer::new(cache, now_ms),
+            is_reclaiming: false,
             urgent_ms: now_ms,
         }
     }
@@ -194,7 +210,8 @@ impl Writeback {
         queue: &mut Q,
         is_reclaiming: bool,
     ) -> Progress {
-        let progress = self.advance(cache, queue, is_reclaiming);
+        self.is_reclaiming = is_reclaiming;
+        let progress = self.advance(cache, queue);
         cache.advance_mode();
         let now = cache.base().environment().monotonic_ms();
         cache.set_stalled(self.failing.is_stalled(&cache.settings(), now));
@@ -212,7 +229,7 @@ impl Writeback {
 
     /// Frees the spare buffers if no batch was urgent for a while. Returns when the next check is due: `until` or earlier.
     fn trim_buffers(&mut self, until: Option<u64>, now: u64) -> Option<u64> {
-        let due = self.urgent_ms + DELAY_MS;
+        let due = self.urgent_ms + QUIET_MS;
         if self.buffers.held() == 0 {
             return until;
         }
@@ -223,12 +240,7 @@ impl Writeback {
         Some(until.map_or(due, |until| until.min(due)))
     }
 
-    fn advance<E: Environment, Q: BackingQueue>(
-        &mut self,
-        cache: &Cache<E>,
-        queue: &mut Q,
-        is_reclaiming: bool,
-    ) -> Progress {
+    fn advance<E: Environment, Q: BackingQueue>(&mut self, cache: &Cache<E>, queue: &mut Q) -> Progress {
         let now = cache.base().environment().monotonic_ms();
         let mut done = core::mem::take(&mut self.done);
         queue.poll(&mut done);
@@ -243,15 +255,11 @@ impl Writeback {
             // Operations of an abandoned batch complete first: they must not be in flight together with those of the next batch.
             return if queue.in_flight() > 0 { Progress::InFlight } else { self.begin(cache, now) };
         };
-        let target = batch.target;
-        if let Some(target) = target
-            && self.urgency_checked.0 != now
-        {
-            // Not in every step: the check takes the lanes' locks, for which writers contend.
-            self.check_urgency(cache, target, now);
+        if batch.target.is_some() {
+            let oldest = batch.oldest;
+            self.decide(cache, oldest, false, now);
         }
-        let urgent = target.is_some() && self.urgency_checked.1;
-        if let Some(until) = self.submit(cache, queue, now, urgent) {
+        if let Some(until) = self.submit(cache, queue, now) {
             return if queue.in_flight() > 0 { Progress::InFlight } else { Progress::Nothing(Some(until)) };
         }
         // Requests, or the flush behind them.
@@ -271,7 +279,7 @@ impl Writeback {
         if !batch.complete && !settles {
             // Collect the next part: no operation of this one is in flight any more. Reclaim frees the settled segments first:
             // the next part may need them.
-            if !(batch.settled && is_reclaiming) {
+            if !(batch.settled && self.is_reclaiming) {
                 self.collect(cache);
             }
             return Progress::Busy;
@@ -299,38 +307,45 @@ impl Writeback {
             self.collect(cache);
             return Progress::Busy;
         }
-        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed) };
+        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed, now) };
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
-        let due = self.last_end_ms + DELAY_MS;
-        if !self.is_urgent(cache, oldest) && now < due {
+        let consistency = cache.settings().consistency;
+        self.decide(cache, oldest, true, now);
+        if let Some(due) = self.pacer.begins_at(consistency, now) {
             return Progress::Nothing(Some(due));
         }
         if oldest > closed {
+            let due = self.last_end_ms + QUIET_MS;
+            if !self.pacer.decision().is_urgent && now < due {
+                // Overwrites in the open epoch merge meanwhile.
+                return Progress::Nothing(Some(due));
+            }
             // Only epochs that are not known to be complete are dirty. It is always legal to close the open one.
             cache.close_epoch();
             return Progress::Busy;
         }
-        let consistency = cache.settings().consistency;
         let alone = consistency == Consistency::Strict;
         // Epochs of which the backing device has all data already, unflushed, are in order in any batch.
         let has_all = cache.has_written_before(closed + 1);
         let target = if alone && !has_all { oldest } else { closed };
-        if target > oldest && !has_all || consistency == Consistency::None {
+        let leaves_inconsistent = target > oldest && !has_all || consistency == Consistency::None;
+        if leaves_inconsistent {
             // 1. Before any data of a batch of several epochs is written, the region records durably that the backing device
             //    alone is not crash-consistent until the whole batch is drained.
             cache.base().epochs().void_until_epoch(cache.base().context(), target);
         }
-        self.check_urgency(cache, target, now);
-        self.batch = Some(Batch::new(cache, Some(target)));
+        self.decide(cache, oldest, false, now);
+        self.batch = Some(Batch { oldest, leaves_inconsistent, ..Batch::new(cache, Some(target)) });
         self.collect(cache);
         Progress::Busy
     }
 
     /// Nothing is dirty, so every closed epoch is on the backing device. It is crash-consistent again, unless a damaged range has
     /// not been overwritten.
-    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64) -> Progress {
+    fn rest<E: Environment>(&mut self, cache: &Cache<E>, closed: u64, now: u64) -> Progress {
+        self.pacer.rest(cache, now);
         let void_until = cache.base().epochs().void_until();
         if cache.has_parked() {
             return Progress::Nothing(Some(self.parked.due_ms()));
@@ -348,26 +363,23 @@ impl Writeback {
         Progress::Nothing(None)
     }
 
-    /// Checks and stores whether the batch up to `target` is urgent.
-    fn check_urgency<E: Environment>(&mut self, cache: &Cache<E>, target: u64, now: u64) {
-        let is_urgent = self.is_urgent(cache, target);
-        self.urgency_checked = (now, is_urgent);
-        if is_urgent {
+    /// Decides the pace of a batch that begins with the epoch `oldest`. `counts`: the dirty data is counted again, for which the lanes are locked.
+    fn decide<E: Environment>(&mut self, cache: &Cache<E>, oldest: u64, counts: bool, now: u64) {
+        let base = cache.base();
+        let must = if (base.pool().has_waiters() || base.is_above_gc()) && !self.is_reclaiming {
+            // A request waits for space, or nothing is clean that reclaim could free.
+            Some(PaceReason::Full)
+        } else {
+            // A change to another mode, and requests that wait until they may go past the cache, want the same as a drain.
+            let is_requested = base.epochs().requested() >= oldest
+                || cache.is_changing_mode()
+                || cache.has_waiting_for_drained();
+            let restores = (self.restored_at >= oldest).then_some(PaceReason::Restoring);
+            is_requested.then_some(PaceReason::DrainRequested).or(restores)
+        };
+        if self.pacer.decide(cache, must, counts, now).is_urgent {
             self.urgent_ms = now;
         }
-    }
-
-    /// Whether writeback uses the full queue depth and waits for nothing but `writeback_rate`: a request waits for space or a
-    /// drain was requested, reclaim is due, or the dirty data exceeds its target.
-    fn is_urgent<E: Environment>(&self, cache: &Cache<E>, epoch: u64) -> bool {
-        let base = cache.base();
-        let (dirty, total) = (cache.unwritten_bytes(), base.capacity());
-        base.pool().has_waiters()
-            || base.epochs().requested() >= epoch
-            || cache.is_changing_mode()
-            || cache.has_waiting_for_drained()
-            || base.is_above_gc()
-            || dirty * 100 > u64::from(cache.settings().dirty_target_percent) * total
     }
 
     /// 2. Everything of the batch has been written: flush the backing device, unless it has no volatile cache.
@@ -470,6 +482,7 @@ impl Writeback {
         let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
         let void_until = if lacked_something { cache.base().epochs().present() } else { 0 };
         self.lacked_something = lacks_something;
+        self.restored_at = if lacks_something { 0 } else { void_until };
         cache.base().epochs().reach(cache.base().context(), target, void_until);
         self.by_segment = None;
         self.lanes_without_space = 0;
@@ -478,6 +491,7 @@ impl Writeback {
             lane.count_cleaned(bytes, records);
         }
         self.last_end_ms = now;
+        self.pacer.note_batch_end(cache.settings().consistency);
         self.failing.recovered();
         cache.backing().end_trouble();
         cache.wake_waiting_for_drained();

@@ -7,7 +7,7 @@
 //!
 //! Elsewhere: retries of refused requests (`failing`).
 
-use super::{Content, NO_SPACE_TO_NOTE, REQUEST_MAX, Writeback};
+use super::{Batch, Content, NO_SPACE_TO_NOTE, REQUEST_MAX, Writeback};
 use crate::{Cache, Environment, base::Requester, position::Location, worker::failing::Flight};
 use cbd_format::{Record, RecordKind};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
@@ -23,12 +23,12 @@ impl Writeback {
         cache: &Cache<E>,
         queue: &mut Q,
         now: u64,
-        urgent: bool,
     ) -> Option<u64> {
-        let depth = if urgent { queue.depth() } else { (queue.depth() / 4).max(1) };
         let settings = cache.settings();
-        let rate = settings.writeback_rate;
-        self.allowance.earn(rate, now);
+        let (depth, paced_rate, paused_until) = self.pace_of_batch(queue.depth());
+        let limit_rate = settings.writeback_rate;
+        self.limit.earn(limit_rate, now);
+        self.paced.earn(paced_rate, now);
         while queue.in_flight() < depth
             && let Some(mut flight) = self.failing.next(&settings, now)
         {
@@ -41,17 +41,37 @@ impl Writeback {
             && self.failing.waiting() < queue.depth()
             && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
         {
-            if let Some(due) = self.allowance.due_ms(rate, now) {
-                return Some(due);
+            let due =
+                self.limit.due_ms(limit_rate, now).max(self.paced.due_ms(paced_rate, now)).max(paused_until);
+            if due.is_some() {
+                return due;
             }
             let Some(mut flight) = self.next_flight(cache) else { continue };
             let Some(op) = self.load(cache, &mut flight) else { continue };
             if let BackingOp::Write { buffer, .. } = &op {
-                self.allowance.spend(buffer.len() as u64);
+                self.limit.spend(buffer.len() as u64);
+                self.paced.spend(buffer.len() as u64);
             }
             self.send(queue, op, flight);
         }
+        if self.paced.is_saved_up(paced_rate) && queue.in_flight() >= depth {
+            self.pacer.note_limited();
+        }
         self.failing.due_ms()
+    }
+
+    /// The number of requests that may be in flight, the rate of the pace, and when a pause is checked again. A retry of parked
+    /// ranges is neither paced nor paused.
+    fn pace_of_batch(&self, depth: usize) -> (usize, u64, Option<u64>) {
+        let decision = self.pacer.decision();
+        match &self.batch {
+            Some(Batch { target: Some(_), leaves_inconsistent, .. }) => (
+                if decision.is_deep { depth } else { (depth / 4).max(1) },
+                decision.rate,
+                decision.paused_until_ms.filter(|_| !leaves_inconsistent),
+            ),
+            _ => ((depth / 4).max(1), 0, None),
+        }
     }
 
     fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp, flight: Flight) {
@@ -159,6 +179,7 @@ impl Writeback {
             (Ok(()), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
                     cache.backing().count_written(buffer.len() as u64);
+                    self.pacer.note_written(buffer.len() as u64);
                     self.buffers.give(buffer);
                 }
                 let Some(flight) = flight else { return };

@@ -61,6 +61,7 @@ fn buffers_are_kept_for_a_second_after_the_last_urgent_batch() {
     assert_eq!((rig.run(), held(&rig)), (None, 0));
     // A batch that was never urgent keeps none.
     assert!(rig.write(block(1), 1));
+    rig.run();
     rig.environment.set_monotonic(9000);
     rig.run();
     assert_eq!((rig.cache.dirty_bytes(), held(&rig)), (0, 0));
@@ -84,9 +85,10 @@ fn buffers_of_requests_that_fail_and_of_damaged_data_are_kept_too() {
 }
 
 #[test]
-fn a_batch_that_becomes_urgent_uses_the_whole_depth_from_the_next_millisecond_on() {
+fn a_batch_that_becomes_urgent_uses_the_whole_depth_at_once() {
     let mut rig = Rig::new(large());
     (0..20).for_each(|number| assert!(rig.write(block(2 * number), 1)));
+    rig.run();
     rig.environment.set_monotonic(1000);
     rig.disk.with(|state| state.is_slow = true);
     let deepest = |rig: &mut Rig| {
@@ -95,8 +97,6 @@ fn a_batch_that_becomes_urgent_uses_the_whole_depth_from_the_next_millisecond_on
     };
     assert_eq!(deepest(&mut rig), 2);
     rig.cache.request_drain();
-    assert_eq!(deepest(&mut rig), 2, "the lanes are not locked for it again");
-    rig.environment.set_monotonic(1001);
     assert_eq!(deepest(&mut rig), 8);
 }
 
@@ -105,20 +105,28 @@ fn a_batch_that_is_not_urgent_uses_a_quarter_of_the_depth_or_one_request_at_a_ti
     for (depth, quarter) in [(2, 1), (4, 1), (15, 3), (16, 4)] {
         let mut rig = Rig::new(Options { depth, ..large() });
         (0..20).for_each(|number| assert!(rig.write(block(2 * number), 1)));
+        rig.run();
         rig.environment.set_monotonic(1000);
         rig.run();
         assert_eq!(rig.disk.with(|state| state.deepest), quarter);
     }
     let mut rig = Rig::new(Options { depth: 2, ..large() });
     (0..5).for_each(|number| assert!(rig.write(block(2 * number), 1)));
+    rig.run();
     rig.environment.set_monotonic(1000);
     rig.run();
     assert_eq!((rig.cache.dirty_bytes(), rig.disk.with(|state| state.deepest)), (0, 1));
     assert_eq!(changes(&rig).len(), 5);
-    // The next batch waits for a second after the end of this one.
+    // The next batch waits for a second after the next write. The lane is marked a second after its last mark.
     rig.environment.set_monotonic(1500);
     assert!(rig.write(block(0), 2));
     assert_eq!((rig.run(), changes(&rig)), (Some(2000), vec![]));
+    rig.environment.set_monotonic(2499);
+    rig.run();
+    assert_eq!(changes(&rig), []);
+    rig.environment.set_monotonic(2500);
+    rig.run();
+    assert_eq!(changes(&rig), [Asked::Write(block(0))]);
 }
 
 #[test]

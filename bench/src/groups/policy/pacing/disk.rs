@@ -1,0 +1,143 @@
+//! A disk of a fixed bandwidth, and the clock by which it works: both are simulated.
+//!
+//! Invariants: the disk works on one operation at a time and stores nothing; time passes only when the clock is set.
+
+use cbd_engine::Environment;
+use cbd_pmem::Mapping;
+use cbd_types::backing::BackingDone;
+use cbd_types::{BackingOp, BackingQueue, OpToken};
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The time of a flush.
+const FLUSH_US: u64 = 500;
+
+/// The environment of the engine, whose clock is set by the benchmark.
+pub struct Surroundings {
+    now_us: AtomicU64,
+    random: Mutex<SmallRng>,
+}
+
+impl Surroundings {
+    /// A clock at zero, and random numbers from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { now_us: AtomicU64::new(0), random: Mutex::new(SmallRng::seed_from_u64(seed)) }
+    }
+
+    /// The time.
+    pub fn now_us(&self) -> u64 {
+        self.now_us.load(Ordering::Relaxed)
+    }
+
+    /// Sets the clock.
+    pub fn set_us(&self, us: u64) {
+        self.now_us.store(us, Ordering::Relaxed);
+    }
+}
+
+impl Environment for Surroundings {
+    type Memory = Mapping;
+    type Lock = parking_lot::RawMutex;
+
+    fn random(&self) -> u64 {
+        self.random.lock().random()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.monotonic_ms()
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.now_us() / 1000
+    }
+
+    fn monotonic_us(&self) -> u64 {
+        self.now_us()
+    }
+}
+
+/// A queue of the disk.
+pub struct SlowQueue {
+    clock: Arc<Surroundings>,
+    /// Bytes a second.
+    bandwidth: u64,
+    depth: usize,
+    /// When the disk has done all that was submitted.
+    free_us: u64,
+    working: VecDeque<(u64, OpToken, BackingOp)>,
+}
+
+impl SlowQueue {
+    /// A queue of an idle disk.
+    pub fn new(clock: Arc<Surroundings>, bandwidth: u64, depth: usize) -> Self {
+        Self { clock, bandwidth, depth, free_us: 0, working: VecDeque::new() }
+    }
+
+    /// When the next operation completes, if any is in flight.
+    pub fn next_us(&self) -> Option<u64> {
+        self.working.front().map(|(us, ..)| *us)
+    }
+}
+
+impl BackingQueue for SlowQueue {
+    fn submit(&mut self, token: OpToken, op: BackingOp) {
+        let us = match &op {
+            BackingOp::Write { buffer, .. } | BackingOp::Read { buffer, .. } => {
+                buffer.len() as u64 * 1_000_000 / self.bandwidth
+            }
+            BackingOp::Flush => FLUSH_US,
+            BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => 0,
+        };
+        self.free_us = self.free_us.max(self.clock.now_us()) + us;
+        self.working.push_back((self.free_us, token, op));
+    }
+
+    fn poll(&mut self, done: &mut Vec<BackingDone>) {
+        while self.next_us().is_some_and(|us| us <= self.clock.now_us())
+            && let Some((_, token, op)) = self.working.pop_front()
+        {
+            done.push(BackingDone { token, op, result: Ok(()) });
+        }
+    }
+
+    fn wait(&mut self, done: &mut Vec<BackingDone>) {
+        if let Some(us) = self.next_us() {
+            self.clock.set_us(us.max(self.clock.now_us()));
+        }
+        self.poll(done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.working.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cbd_types::AlignedBuffer;
+
+    #[test]
+    fn operations_take_their_time_one_after_the_other() {
+        let clock = Arc::new(Surroundings::new(1));
+        let mut queue = SlowQueue::new(Arc::clone(&clock), 4096 * 1000, 8);
+        for token in 0..2 {
+            let buffer = AlignedBuffer::zeroed(4096);
+            queue.submit(OpToken(token), BackingOp::Write { offset: 0, buffer });
+        }
+        let mut done = Vec::new();
+        for (us, count) in [(999, 0), (1000, 1), (1999, 1), (2000, 2)] {
+            clock.set_us(us);
+            queue.poll(&mut done);
+            assert_eq!(done.len(), count, "{us}");
+        }
+    }
+}

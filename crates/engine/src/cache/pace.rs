@@ -1,0 +1,101 @@
+//! The pace of writeback: for status, and the latency of reads of the backing device that the pace depends on.
+//!
+//! Invariants: only the background worker changes the published pace. A read that missed adds to two counters and takes no lock.
+
+use crate::{Environment, Mutex, sync::SharedU64};
+use core::sync::atomic::Ordering;
+
+/// Why writeback runs at its present pace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PaceReason {
+    /// Nothing was written for a second: what is dirty is written back at leisure, or nothing is dirty.
+    #[default]
+    Idle,
+    /// Less than the target is dirty: only what has been dirty for long is written back.
+    BelowTarget,
+    /// The rate keeps the dirty data near its target.
+    HoldingTarget,
+    /// More than the target is dirty, or the target is zero.
+    CatchingUp,
+    /// A drain was requested, by a user or by a stop.
+    DrainRequested,
+    /// The backing device is not crash-consistent, although nothing is damaged any more: a healed range, or the rest of a batch that
+    /// a former process had begun, is written back.
+    Restoring,
+    /// A request waits for space, or reclaim finds no clean segment.
+    Full,
+    /// The setting `writeback` pauses it.
+    Paused,
+    /// Reads of the backing device take longer than `read_latency_target_us`.
+    YieldingToReads,
+    /// The setting `writeback_rate` limits it.
+    LimitedByRate,
+}
+
+impl PaceReason {
+    /// The reason in words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::BelowTarget => "below the target",
+            Self::HoldingTarget => "holding the target",
+            Self::CatchingUp => "catching up",
+            Self::DrainRequested => "drain requested",
+            Self::Restoring => "restoring consistency",
+            Self::Full => "full",
+            Self::Paused => "paused",
+            Self::YieldingToReads => "yielding to reads",
+            Self::LimitedByRate => "limited by writeback_rate",
+        }
+    }
+}
+
+/// The pace of writeback as the background worker last published it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pace {
+    /// Why.
+    pub reason: PaceReason,
+    /// Bytes a second that were written to the backing device, smoothed over about a second.
+    pub rate: u64,
+    /// Bytes a second that the pace permits; `None` if there is no limit.
+    pub permitted: Option<u64>,
+}
+
+/// The published pace, and the latency of reads that missed.
+pub(crate) struct PaceBoard<E: Environment> {
+    pace: Mutex<E, Pace>,
+    reads: SharedU64<E>,
+    reads_us: SharedU64<E>,
+}
+
+impl<E: Environment> PaceBoard<E> {
+    pub(crate) fn new() -> Self {
+        Self {
+            pace: Mutex::<E, _>::new(Pace::default()),
+            reads: SharedU64::new(0),
+            reads_us: SharedU64::new(0),
+        }
+    }
+
+    /// Publishes the pace.
+    pub(crate) fn publish(&self, pace: Pace) {
+        *self.pace.lock() = pace;
+    }
+
+    /// The pace as it was last published.
+    pub(crate) fn pace(&self) -> Pace {
+        *self.pace.lock()
+    }
+
+    /// Counts a read of the backing device that took `us` microseconds.
+    pub(crate) fn count_read(&self, us: u64) {
+        self.reads_us.fetch_add(us, Ordering::Relaxed);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The number of reads, and the sum of their microseconds.
+    pub(crate) fn reads(&self) -> (u64, u64) {
+        (self.reads.load(Ordering::Relaxed), self.reads_us.load(Ordering::Relaxed))
+    }
+}
