@@ -219,13 +219,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.result(&status, &fit(&page))
         }
         Command::Set { on, backend, changes, no_wait } => {
-            let path = format!("/v1/transports/{}/backends/{backend}/settings", on.transport);
-            let change = parse_changes(&changes)?;
-            let settings: Settings = client.patch(&path, &change)?;
-            if change.cache_mode.is_some() && !no_wait {
-                wait_for_mode(client, on.transport, backend)?;
-            }
-            output.result(&settings, "")
+            output.result(&set(client, on.transport, backend, &changes, !no_wait)?, "")
         }
         Command::Checkpoint { on, backend, wait, timeout } => {
             let path = format!("/v1/transports/{}/checkpoint", on.transport);
@@ -263,6 +257,17 @@ fn long(client: &Client, output: &Output, path: &str, request: &impl Serialize) 
     let done = result?;
     warn(&done.warnings);
     output.result(&done, "")
+}
+
+/// Changes settings of a backend; waits until a new mode is in force, if `waits`.
+fn set(client: &Client, transport: u32, backend: u32, changes: &[String], waits: bool) -> Result<Settings> {
+    let change = parse_changes(changes)?;
+    let path = format!("/v1/transports/{transport}/backends/{backend}/settings");
+    let settings = client.patch(&path, &change)?;
+    if change.cache_mode.is_some() && waits {
+        wait_for_mode(client, transport, backend)?;
+    }
+    Ok(settings)
 }
 
 /// Waits until the mode of a backend is in force, and says what is written to the backing device before.

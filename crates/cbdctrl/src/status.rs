@@ -314,8 +314,7 @@ mod tests {
         });
         let further = serde_json::json!({
             "cache_mode": "writeback", "is_changing_mode": false, "read_fill": "admit",
-            "sequential_read_cutoff": 4194304, "readahead": "auto", "sequential_write_cutoff": 0,
-            "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
+            "sequential_read_cutoff": 4194304, "readahead": "auto", "read_latency_target_us": 0,
             "writeback_paused_until_ms": 0,
         });
         for more in [&further, &cache] {

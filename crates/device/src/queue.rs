@@ -1,5 +1,6 @@
 //! One thread's queue of requests to a blkdev.
 
+mod cached;
 mod misses;
 
 use crate::{
@@ -8,6 +9,7 @@ use crate::{
     readahead::{Fill, ReadAhead, TOKENS},
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
+use cached::{Change, advance, look_up};
 use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, ZeroProgress};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
@@ -547,71 +549,6 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
 
 fn given_up() -> Error {
     Error::new(ErrorKind::Stopped, "the request was given up: its client is gone")
-}
-
-/// A request that changes the device; its bytes are in its own buffer or in the caller's memory.
-struct Change<'a> {
-    operation: Operation,
-    range: ByteRange,
-    data: &'a [u8],
-    fua: bool,
-}
-
-impl<'a> Change<'a> {
-    fn of(request: &'a Request) -> Self {
-        let (operation, range, fua) = (request.operation, request.range, request.fua);
-        Self { operation, range, data: &request.buffer, fua }
-    }
-}
-
-/// Reads the part of `range` that the cache holds, and adds the rest to `misses`, which is empty after an error.
-fn look_up<E: Environment>(
-    cache: &Cache<E>,
-    range: ByteRange,
-    out: &mut [u8],
-    misses: &mut Vec<Miss>,
-) -> Result<()> {
-    for piece in cache.pieces(range) {
-        let out = &mut out[(piece.start - range.start) as usize..(piece.end - range.start) as usize];
-        if let Err(error) = cache.read(piece, out, misses) {
-            misses.drain(..).for_each(|miss| cache.cancel_fill(miss));
-            return Err(error);
-        }
-    }
-    Ok(())
-}
-
-/// Executes a write, a discard or zeroing as far as space permits. `None` if it has to wait for space; its waker is then
-/// registered.
-fn advance<E: Environment>(
-    cache: &Cache<E>,
-    change: &Change<'_>,
-    progress: &mut Progress,
-    waker: &Waker,
-) -> Option<Result<()>> {
-    let range = change.range;
-    match progress {
-        Progress::Written(written) => {
-            for piece in cache.pieces(ByteRange { start: *written, end: range.end }) {
-                let at = (piece.start - range.start) as usize;
-                match cache.write(piece, &change.data[at..at + piece.len() as usize], waker) {
-                    Ok(Admission::Done(_)) => *written = piece.end,
-                    Ok(Admission::Full) => return None,
-                    Err(error) => return Some(Err(error)),
-                }
-            }
-        }
-        Progress::Zeroed(zeroed) => {
-            let discard = change.operation == Operation::Discard;
-            match cache.zero(range, discard, zeroed, waker) {
-                Ok(Admission::Done(_)) => {}
-                Ok(Admission::Full) => return None,
-                Err(error) => return Some(Err(error)),
-            }
-        }
-        Progress::Reading | Progress::Forcing | Progress::Around(_) | Progress::Flushing(_) => {}
-    }
-    Some(if change.fua { cache.force_unit_access(&[range]) } else { Ok(()) })
 }
 
 pub(crate) fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {

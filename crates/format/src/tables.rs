@@ -110,26 +110,18 @@ on_media! {
         896 use_boot: [u8; 16],
         /// Bytes of a sequential stream of reads above which it is not recorded: 0 is the default, `u64::MAX` never.
         912 sequential_read_cutoff: U64,
-        /// The same for writes, which then go to the backing device alone: 0 never.
-        920 sequential_write_cutoff: U64,
         /// Wall clock time in milliseconds until which writeback is paused; 0 if it is not.
-        928 writeback_paused_until_ms: U64,
+        920 writeback_paused_until_ms: U64,
         /// Misses that are recorded: 0 those worth their space, 1 all, 2 none.
-        936 read_fill: U32,
+        928 read_fill: U32,
         /// 0 automatic, 1 off.
-        940 readahead: U32,
-        /// What a write does in a full cache: 0 it waits, 1 it goes to the backing device alone where that is legal.
-        944 when_full: U32,
-        /// Latency of the cache in microseconds above which reads go past it; 0 never.
-        948 congestion_read_us: U32,
-        /// The same for writes.
-        952 congestion_write_us: U32,
+        932 readahead: U32,
         /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 never.
-        956 read_latency_target_us: U32,
+        936 read_latency_target_us: U32,
         /// 0 writeback, 1 writethrough, 2 writearound, 3 passthrough.
-        960 write_mode: U32,
+        940 write_mode: U32,
         /// Zero.
-        964 reserved2: [u8; 44],
+        944 reserved2: [u8; 64],
     }
 }
 

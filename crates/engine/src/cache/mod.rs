@@ -199,7 +199,7 @@ impl<E: Environment> Cache<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of range, and for settings with which
-    /// requests go past the cache before [`Transport::update_settings`](crate::Transport::update_settings) has stored them; nothing
+    /// requests go past the cache before the transport has stored them; nothing
     /// changes then.
     pub fn set_settings(&self, settings: Settings) -> Result<()> {
         self.check_allowed(&settings)?;

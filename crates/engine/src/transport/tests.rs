@@ -3,11 +3,12 @@
 mod features;
 mod limits;
 mod moved;
+mod settings;
 mod uses;
 
 use super::*;
 use crate::tests::{FIRST_RANDOM, Op, Ram, Still, WALL_MS};
-use crate::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
+use crate::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings};
 use cbd_format::superblock::FEATURE_BYPASS;
 use cbd_format::{Drained, LaneMark, LaneTail, SegmentHeader, StateShape, tables};
 use cbd_types::{BlkdevId, ByteRange, HostId, LaneId};
@@ -191,7 +192,7 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
     // Between them a random number is used for the salt of the state segment.
     assert_eq!(row.uuid.to_vec(), [(first + 4).to_le_bytes(), (first + 6).to_le_bytes()].concat());
-    assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 44]));
+    assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 64]));
     let entry = transport.backend(id).expect("it is good");
     assert_eq!((entry.path.as_str(), entry.identity.as_str()), ("/dev/disk", "a disk"));
     assert_eq!((entry.settings, entry.data_crc, entry.is_moved), (spec().settings, true, false));
@@ -338,42 +339,6 @@ fn rows_are_used_again_with_a_higher_ownership_until_the_table_is_full() {
     assert_eq!(transport.backend_row(BackendId(2)).expect("it is there").ownership.get(), 2);
     let named: Vec<u32> = transport.backends().expect("good").iter().map(|entry| entry.id.0).collect();
     assert_eq!(named, [0, 1, 2, 3]);
-}
-
-#[test]
-fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
-    let transport = transport();
-    let id = transport.create_backend(&spec()).expect("there is room");
-    let settings = Settings {
-        gc_percent: 11,
-        consistency: Consistency::None,
-        writeback_rate: 5,
-        dirty_target_percent: 33,
-        on_write_error: OnWriteError::Stop,
-        write_error_after_s: 7,
-        cache_mode: CacheMode::Writearound,
-        read_fill: ReadFill::Off,
-        sequential_read_cutoff: 0,
-        readahead: Readahead::Off,
-        sequential_write_cutoff: 1,
-        when_full: WhenFull::Around,
-        congestion_read_us: 2,
-        congestion_write_us: 3,
-        read_latency_target_us: 4,
-        writeback_paused_until_ms: 6,
-    };
-    transport.require_feature(FEATURE_BYPASS).expect("no store fails");
-    ops(&transport);
-    transport.update_settings(id, settings).expect("it is there");
-    let places = slots::<BackendRow>(transport.layout.backend_area, 4, 0);
-    assert_eq!(ops(&transport), kept(places, 1024, false));
-    transport.update_path(id, "/dev/another").expect("it is there");
-    let entry = reopened(&transport).backend(id).expect("it is good");
-    assert_eq!((entry.settings, entry.path.as_str()), (settings, "/dev/another"));
-    let invalid = Settings { gc_percent: 99, ..settings };
-    assert_eq!(kind(transport.update_settings(id, invalid)), Some(ErrorKind::InvalidArgument));
-    assert_eq!(kind(transport.update_settings(BackendId(1), settings)), Some(ErrorKind::NotFound));
-    assert_eq!(kind(transport.update_path(id, &"p".repeat(513))), Some(ErrorKind::InvalidArgument));
 }
 
 #[test]

@@ -97,23 +97,9 @@ fn two_lanes(seed: u64, consistency: Consistency) -> WorldOptions {
     }
 }
 
-/// All kinds.
-#[must_use]
-pub fn kinds() -> Vec<Kind> {
-    let kind =
-        |name, options: fn(u64) -> WorldOptions| Kind { name, work: Work::History(options), is_long: None };
-    vec![
-        kind("strict", |seed| one_lane(seed, Consistency::Strict)),
-        kind("strict-two-lanes", |seed| two_lanes(seed, Consistency::Strict)),
-        kind("checkpoint", |seed| one_lane(seed, Consistency::Checkpoint)),
-        kind("none", |seed| one_lane(seed, Consistency::None)),
-        kind("flushing", |seed| WorldOptions { mix: FLUSHING, ..two_lanes(seed, Consistency::Strict) }),
-        kind("flushing-checkpoint", |seed| WorldOptions {
-            mix: FLUSHING,
-            ..two_lanes(seed, Consistency::Checkpoint)
-        }),
-        kind("no-checksums", |seed| WorldOptions { data_crc: false, ..one_lane(seed, Consistency::Strict) }),
-        kind("settings", |seed| WorldOptions { vary_settings: true, ..two_lanes(seed, Consistency::Strict) }),
+/// The worlds in which changes go past the cache.
+fn kinds_of_modes() -> [Kind; 3] {
+    [
         kind("writethrough", |seed| WorldOptions {
             cache_mode: CacheMode::Writethrough,
             mix: FLUSHING,
@@ -129,6 +115,52 @@ pub fn kinds() -> Vec<Kind> {
             mix: FLUSHING,
             ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
         }),
+    ]
+}
+
+/// The worlds whose disk refuses to write some sectors.
+fn kinds_of_refusals() -> [Kind; 2] {
+    [
+        kind("parked", |seed| WorldOptions {
+            unwritable: REFUSED,
+            on_write_error: OnWriteError::Park,
+            write_error_after_s: (seed % 2) as u32,
+            ..one_lane(seed, Consistency::Strict)
+        }),
+        kind("parked-lanes", |seed| WorldOptions {
+            // Four lanes with two segments in reserve, and almost always full.
+            size: 4 * CHUNK + 512,
+            segments: 33,
+            lanes_max: 4,
+            worker_percent: 3,
+            unwritable: REFUSED_IN_EACH_LANE,
+            on_write_error: OnWriteError::Park,
+            write_error_after_s: (seed % 2) as u32,
+            ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+    ]
+}
+
+/// A kind of world with random requests.
+fn kind(name: &'static str, options: fn(u64) -> WorldOptions) -> Kind {
+    Kind { name, work: Work::History(options), is_long: None }
+}
+
+/// All kinds.
+#[must_use]
+pub fn kinds() -> Vec<Kind> {
+    let mut kinds = vec![
+        kind("strict", |seed| one_lane(seed, Consistency::Strict)),
+        kind("strict-two-lanes", |seed| two_lanes(seed, Consistency::Strict)),
+        kind("checkpoint", |seed| one_lane(seed, Consistency::Checkpoint)),
+        kind("none", |seed| one_lane(seed, Consistency::None)),
+        kind("flushing", |seed| WorldOptions { mix: FLUSHING, ..two_lanes(seed, Consistency::Strict) }),
+        kind("flushing-checkpoint", |seed| WorldOptions {
+            mix: FLUSHING,
+            ..two_lanes(seed, Consistency::Checkpoint)
+        }),
+        kind("no-checksums", |seed| WorldOptions { data_crc: false, ..one_lane(seed, Consistency::Strict) }),
+        kind("settings", |seed| WorldOptions { vary_settings: true, ..two_lanes(seed, Consistency::Strict) }),
         kind("clock-set-back", |seed| WorldOptions {
             sets_clock: true,
             ..two_lanes(seed, Consistency::Strict)
@@ -176,28 +208,14 @@ pub fn kinds() -> Vec<Kind> {
             volatile_cache: false,
             ..one_lane(seed, Consistency::Strict)
         }),
-        kind("parked", |seed| WorldOptions {
-            unwritable: REFUSED,
-            on_write_error: OnWriteError::Park,
-            write_error_after_s: (seed % 2) as u32,
-            ..one_lane(seed, Consistency::Strict)
-        }),
-        kind("parked-lanes", |seed| WorldOptions {
-            // Four lanes with two segments in reserve, and almost always full.
-            size: 4 * CHUNK + 512,
-            segments: 33,
-            lanes_max: 4,
-            worker_percent: 3,
-            unwritable: REFUSED_IN_EACH_LANE,
-            on_write_error: OnWriteError::Park,
-            write_error_after_s: (seed % 2) as u32,
-            ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
-        }),
         Kind { name: flips::NAME, work: Work::Flips, is_long: None },
         Kind { name: reconnect::NAME, work: Work::Reconnect, is_long: None },
         Kind { name: "sequences-1", work: Work::Sequences(1), is_long: None },
         Kind { name: "sequences-2", work: Work::Sequences(2), is_long: None },
         Kind { name: "sequences-3", work: Work::Sequences(3), is_long: None },
         Kind { name: "sequences-4", work: Work::Sequences(4), is_long: Some(true) },
-    ]
+    ];
+    kinds.extend(kinds_of_modes());
+    kinds.extend(kinds_of_refusals());
+    kinds
 }

@@ -21,7 +21,7 @@ impl World {
     pub fn crash(&mut self) {
         self.check_points();
         loop {
-            let process = !self.random.chance(500);
+            let process = !self.random.chance(500) || !self.options.power_cuts;
             self.take_down(process);
             if self.restart() {
                 return;
@@ -138,7 +138,7 @@ impl World {
         self.memory.never_crash();
         self.stop();
         let seed = self.random.next();
-        if self.random.chance(500) {
+        if self.options.power_cuts && self.random.chance(500) {
             self.memory = self.memory.power_cut(seed, Keep::Any);
             self.disk.power_cut(self.random.next());
             self.had_power_cut = true;

@@ -63,6 +63,8 @@ pub struct WorldOptions {
     pub vary_settings: bool,
     /// Whether the wall clock is set back and forth.
     pub sets_clock: bool,
+    /// Whether the power is cut, too. Without, all crashes are of the process.
+    pub power_cuts: bool,
     /// Turns out of a thousand before which a crash is set up.
     pub crash_permille: u64,
     /// Turns out of a hundred in which the background worker steps: with few, the cache is always full.
@@ -110,6 +112,7 @@ impl WorldOptions {
             vary_modes: false,
             vary_settings: false,
             sets_clock: false,
+            power_cuts: true,
             crash_permille: *random.pick(&[2, 10, 40]),
             worker_percent: *random.pick(&[3, 10, 30]),
             crash_in_recovery_permille: 400,
