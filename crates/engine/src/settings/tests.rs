@@ -22,7 +22,7 @@ fn each_choice_has_its_code_and_its_name() {
 #[test]
 fn the_defaults_are_those_of_the_documentation() {
     let defaults = Settings::default();
-    assert_eq!((defaults.gc_percent, defaults.dirty_target_percent, defaults.writeback_rate), (98, 10, 0));
+    assert_eq!((defaults.gc_percent, defaults.dirty_target_percent, defaults.writeback_rate), (97, 10, 0));
     assert_eq!((defaults.consistency, defaults.on_write_error), (Consistency::Strict, OnWriteError::Stop));
     assert_eq!(defaults.write_error_after_s, 60);
     assert_eq!((defaults.read_fill, defaults.readahead), (ReadFill::Admit, Readahead::Auto));

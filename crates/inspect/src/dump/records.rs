@@ -8,7 +8,7 @@ use cbd_types::{BackendId, LaneId, Result};
 use std::ops::ControlFlow;
 
 /// The kinds of records with their names.
-pub const KINDS: [(RecordKind, &str); 7] = [
+pub const KINDS: [(RecordKind, &str); 9] = [
     (RecordKind::Write, "write"),
     (RecordKind::WriteZeroes, "write-zeroes"),
     (RecordKind::Discard, "discard"),
@@ -16,6 +16,8 @@ pub const KINDS: [(RecordKind, &str); 7] = [
     (RecordKind::ParkedWrite, "parked-write"),
     (RecordKind::ParkedZeroes, "parked-zeroes"),
     (RecordKind::Quarantine, "quarantine"),
+    (RecordKind::Invalidate, "invalidate"),
+    (RecordKind::WriteThrough, "write-through"),
 ];
 
 fn name_of(kind: RecordKind) -> &'static str {
