@@ -1,7 +1,7 @@
 //! The histories of the golden regions.
 
 use crate::image::Golden;
-use cbd_engine::{Consistency, OnWriteError};
+use cbd_engine::{CacheMode, Consistency, OnWriteError};
 use cbd_sim::{Content, Keep, Wish, World, WorldOptions, until_crash};
 use cbd_types::{BootId, ByteRange, CHUNK, Operation, Pmem};
 
@@ -122,6 +122,16 @@ fn note_boot(world: &mut World) {
     flush(world);
 }
 
+/// Changes go past the cache, some of them twice, and no flush covers the last of them.
+fn past_the_cache(world: &mut World) {
+    busy(world);
+    ask(world, Operation::Read, 40 * KIB, 12 * KIB, false);
+    flush(world);
+    write(world, 44 * KIB, 4 * KIB);
+    write(world, 12 * KIB, 8 * KIB);
+    ask(world, Operation::Read, 20 * KIB, 4 * KIB, false);
+}
+
 /// Damage that writeback has found: there is a quarantine on the medium.
 fn mark_bad(world: &mut World) {
     busy(world);
@@ -194,6 +204,16 @@ pub fn all() -> Vec<History> {
             park,
         ),
         history("no-checksums", WorldOptions { data_crc: false, ..options(10) }, busy),
+        history(
+            "past-written-through",
+            WorldOptions { cache_mode: CacheMode::Writethrough, ..options(17) },
+            past_the_cache,
+        ),
+        history(
+            "past-written-around",
+            WorldOptions { cache_mode: CacheMode::Writearound, ..options(18) },
+            past_the_cache,
+        ),
         history("sectors-of-4096", WorldOptions { sector: 4096, ..options(11) }, busy),
         history(
             "checkpoint",
