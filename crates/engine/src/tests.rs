@@ -2,6 +2,7 @@
 
 extern crate std;
 
+mod bypass;
 mod damaged;
 mod log;
 mod losses;

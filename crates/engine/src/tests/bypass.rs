@@ -1,0 +1,89 @@
+//! Changes that go past the cache: what waits for them, and what they wait for.
+
+use super::bell;
+use super::rig::{Options, Rig};
+use crate::{Admission, Bypass, BypassTicket, CacheMode, Settings, ZeroProgress};
+use cbd_types::{ByteRange, ErrorKind};
+
+const BLOCK: u64 = 4096;
+
+fn block(number: u64) -> ByteRange {
+    ByteRange::at(number * BLOCK, BLOCK)
+}
+
+/// A rig in this mode, which is in force.
+fn rig(cache_mode: CacheMode) -> Rig {
+    let settings = Settings { cache_mode, ..Settings::default() };
+    let mut rig = Rig::new(Options { settings, ..Options::default() });
+    rig.run();
+    assert!(!rig.cache.status().is_changing_mode);
+    rig
+}
+
+fn begun(rig: &Rig, range: ByteRange) -> BypassTicket {
+    match rig.cache.begin_bypass(range, &rig.waker) {
+        Ok(Bypass::Begun(ticket)) => ticket,
+        other => panic!("{range}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_change_waits_for_a_bypass_that_it_overlaps_and_is_woken_at_its_end() {
+    let rig = rig(CacheMode::Writearound);
+    let ticket = begun(&rig, block(3));
+    let (room, waker) = bell();
+    let data = [1; BLOCK as usize];
+    assert!(matches!(rig.cache.write(block(3), &data, &waker), Ok(Admission::Full)));
+    let mut progress = ZeroProgress::default();
+    assert!(matches!(rig.cache.zero(block(3), true, &mut progress, &waker), Ok(Admission::Full)));
+    assert!(matches!(rig.cache.begin_bypass(block(3), &waker), Ok(Bypass::Wait)));
+    let mut waits = false;
+    rig.cache.write_together(&[(block(3), &data)], &waker, |_, result| {
+        waits = matches!(result, Ok(Admission::Full));
+    });
+    assert!(waits);
+    assert!(matches!(rig.cache.write(block(4), &data, &waker), Ok(Admission::Done(_))), "beside it");
+    assert_eq!(room.rings(), 0);
+    rig.cache.end_bypass(ticket, Some(&data), true);
+    assert_eq!(room.rings(), 1, "one waker waits once");
+    assert!(matches!(rig.cache.write(block(3), &data, &waker), Ok(Admission::Done(_))));
+}
+
+#[test]
+fn nothing_is_filled_while_a_bypass_is_on_its_way() {
+    let rig = rig(CacheMode::Writearound);
+    let mut misses = alloc::vec::Vec::new();
+    let mut into = [0; BLOCK as usize];
+    rig.cache.read(block(3), &mut into, &mut misses).expect("it runs");
+    let ticket = begun(&rig, block(3));
+    rig.cache.read(block(3), &mut into, &mut misses).expect("it runs");
+    misses.drain(..).for_each(|miss| rig.cache.complete_fill(miss, &into));
+    rig.cache.end_bypass(ticket, None, true);
+    rig.cache.read(block(3), &mut into, &mut misses).expect("it runs");
+    assert_eq!(misses.len(), 1, "neither the fill before it nor the one beside it was recorded");
+    misses.drain(..).for_each(|miss| rig.cache.cancel_fill(miss));
+}
+
+#[test]
+fn a_flush_waits_for_the_backing_device_once() {
+    let mut rig = rig(CacheMode::Writethrough);
+    let mut seen = 0;
+    let (room, waker) = bell();
+    let ticket = begun(&rig, block(3));
+    rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
+    let flush = rig.cache.flush_through(&mut seen).expect("it runs").expect("something went past");
+    assert!(rig.cache.flushed(flush, &waker).is_none());
+    rig.run();
+    assert!(room.rings() > 0);
+    assert!(matches!(rig.cache.flushed(flush, &waker), Some(Ok(()))));
+    assert!(rig.cache.flush_through(&mut seen).expect("it runs").is_none(), "nothing went past since");
+}
+
+#[test]
+fn a_cache_whose_region_lacks_the_feature_is_not_bypassed() {
+    let rig = Rig::new(Options::default());
+    assert!(matches!(rig.cache.begin_bypass(block(0), &rig.waker), Ok(Bypass::Cached)));
+    let settings = Settings { cache_mode: CacheMode::Writearound, ..Settings::default() };
+    let refused = rig.cache.set_settings(settings).expect_err("the region is not marked");
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+}
