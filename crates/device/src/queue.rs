@@ -282,7 +282,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             return Some(found);
         }
         let device = Arc::clone(&self.device);
-        let Some(cache) = device.cache() else { return None };
+        let cache = device.cache()?;
         let missed = self.begin_misses(cache, range, out);
         let is_complete = self.misses.is_empty();
         if !is_complete {

@@ -156,12 +156,15 @@ pub fn recover(
     recover_both(environment, memory, backend).map(|(_, cache)| cache)
 }
 
+/// A transport, and a cache on it.
+type Opened = (Arc<Transport<SimEnvironment>>, Arc<Cache<SimEnvironment>>);
+
 /// As [`recover`], with the transport.
 fn recover_both(
     environment: &Arc<SimEnvironment>,
     memory: &CrashMemory,
     backend: BackendId,
-) -> Result<(Arc<Transport<SimEnvironment>>, Arc<Cache<SimEnvironment>>)> {
+) -> Result<Opened> {
     act_as(ADMINISTRATOR);
     let transport = Transport::open(Arc::clone(environment), Region::new(memory.clone()))?;
     let cache = transport.open_cache(backend)?;

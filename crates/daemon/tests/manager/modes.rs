@@ -100,7 +100,10 @@ fn the_mode_changes_while_the_cache_is_used() {
     let disk = fixture.disk("disk", 8 * MIB);
     let daemon = fixture.daemon_with_region();
     let started = daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
-    assert!(started.warnings.iter().any(|warning| warning.contains("cache_mode=writethrough")), "{started:?}");
+    assert!(
+        started.warnings.iter().any(|warning| warning.contains("cache_mode=writethrough")),
+        "{started:?}"
+    );
     let modes = [CacheMode::Writethrough, CacheMode::Writeback, CacheMode::Writearound, CacheMode::Writeback];
     let mut client = fixture.client();
     for round in 1..=20_u8 {
