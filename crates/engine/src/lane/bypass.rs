@@ -9,7 +9,7 @@
 //!
 //! Elsewhere: the order among lanes, modes, and flushes of the backing device (`cache::bypass`).
 
-use super::{LaneState, blocks, look_up::Source};
+use super::{LaneState, blocks, fills::PendingFill, look_up::Source};
 use crate::{
     Environment,
     base::{Base, Lack, Requester},
@@ -35,9 +35,11 @@ pub(crate) enum Obstacle {
     Kept,
 }
 
-/// The state of a lane's bypasses.
+/// What the backing device does for a lane: bypasses, and reads that may become fills.
 #[derive(Default)]
 pub(super) struct Bypasses {
+    pub(super) fills: Vec<PendingFill>,
+    pub(super) next_fill: u64,
     in_flight: Vec<(BypassId, ByteRange)>,
     next: u64,
     /// The requests that wait for the end of a bypass.
@@ -54,6 +56,12 @@ pub(super) struct Bypasses {
 }
 
 impl Bypasses {
+    /// The state before replay.
+    #[inline(never)]
+    pub(super) fn reset(&mut self) {
+        *self = Self::default();
+    }
+
     /// Notes that a write-through record of `epoch` is in the log.
     pub(super) fn note(&mut self, epoch: u64) {
         self.last_epoch = self.last_epoch.max(epoch);
@@ -68,7 +76,7 @@ impl LaneState {
     /// Whether a change of `range` is on its way to the backing device.
     #[inline]
     pub(crate) fn is_being_bypassed(&self, range: ByteRange) -> bool {
-        !self.bypass.in_flight.is_empty() && self.bypass.overlaps(range)
+        self.bypassing > 0 && self.bypass.overlaps(range)
     }
 
     /// Adds a request to those that are woken at the end of each bypass. `None` if there is no memory for it.
@@ -235,6 +243,7 @@ impl LaneState {
         let id = BypassId(self.bypass.next);
         self.bypass.next += 1;
         self.bypass.in_flight.push((id, range));
+        self.bypassing += 1;
         self.cancel_fills(range);
         // 3. The invalidation, and the index.
         let (_, stored) = self.append(base, Record::new(RecordKind::Invalidate, range), &[]);
@@ -251,6 +260,7 @@ impl LaneState {
     /// Ends a bypass: the change has returned from the backing device, or was not submitted. Returns the requests that waited.
     pub(crate) fn end_bypass(&mut self, id: BypassId) -> Vec<Waker> {
         self.bypass.in_flight.retain(|(known, _)| *known != id);
+        self.bypassing = self.bypass.in_flight.len() as u32;
         core::mem::take(&mut self.bypass.waiting)
     }
 
@@ -266,7 +276,9 @@ impl LaneState {
         }
     }
 
-    /// Replays an invalidation with this sequence number. `are_unflushed`: a flush must still cover some record before it.
+    /// Replays an invalidation with this sequence number. `are_unflushed`: a flush must still cover some record before it. Out
+    /// of line: the frame of replay has no room for it.
+    #[inline(never)]
     pub(super) fn replay_invalidation<E: Environment>(
         &mut self,
         base: &Base<E>,

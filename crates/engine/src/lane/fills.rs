@@ -22,12 +22,13 @@ pub(super) struct PendingFill {
 impl LaneState {
     /// Registers a read of `range` from the backing device.
     pub(crate) fn register_fill(&mut self, range: ByteRange) -> FillId {
-        let id = FillId(self.next_fill);
-        self.next_fill += 1;
+        let id = FillId(self.bypass.next_fill);
+        self.bypass.next_fill += 1;
         // If the allocation fails, or the backing device may change the range meanwhile, the fill is not registered: its data is
         // not recorded.
-        if !self.is_being_bypassed(range) && self.fills.try_reserve(1).is_ok() {
-            self.fills.push(PendingFill { id, range });
+        if !self.is_being_bypassed(range) && self.bypass.fills.try_reserve(1).is_ok() {
+            self.bypass.fills.push(PendingFill { id, range });
+            self.filling += 1;
         }
         id
     }
@@ -41,16 +42,17 @@ impl LaneState {
     /// A range that a read takes from the backing device, and whose data is not recorded.
     pub(crate) fn unrecorded_miss(&mut self, range: ByteRange) -> FillId {
         self.counters.read_missed += range.len();
-        let id = FillId(self.next_fill);
-        self.next_fill += 1;
+        let id = FillId(self.bypass.next_fill);
+        self.bypass.next_fill += 1;
         id
     }
 
     /// Ends a fill. `false` if it was cancelled.
     pub(crate) fn end_fill(&mut self, id: FillId) -> bool {
-        match self.fills.iter().position(|fill| fill.id == id) {
+        match self.bypass.fills.iter().position(|fill| fill.id == id) {
             Some(at) => {
-                self.fills.swap_remove(at);
+                self.bypass.fills.swap_remove(at);
+                self.filling -= 1;
                 true
             }
             None => false,
@@ -59,30 +61,32 @@ impl LaneState {
 
     /// Whether a fill has neither ended nor been cancelled: what was or will be read for it is the newest data.
     pub(crate) fn is_pending(&self, id: FillId) -> bool {
-        self.fills.iter().any(|fill| fill.id == id)
+        self.bypass.fills.iter().any(|fill| fill.id == id)
     }
 
     /// Changes the range of a fill. `false` if it was cancelled.
     pub(crate) fn resize_fill(&mut self, id: FillId, range: ByteRange) -> bool {
-        let fill = self.fills.iter_mut().find(|fill| fill.id == id);
+        let fill = self.bypass.fills.iter_mut().find(|fill| fill.id == id);
         fill.map(|fill| fill.range = range).is_some()
     }
 
     /// The number of fills that have neither ended nor been cancelled.
     pub(crate) fn pending_fills(&self) -> usize {
-        self.fills.len()
+        self.bypass.fills.len()
     }
 
     /// Cancels the fills that a commit to `range` overlaps: their reads of the backing device must not become records.
     pub(super) fn cancel_fills(&mut self, range: ByteRange) {
-        if !self.fills.is_empty() {
-            self.fills.retain(|fill| !fill.range.overlaps(&range));
+        if self.filling > 0 {
+            self.bypass.fills.retain(|fill| !fill.range.overlaps(&range));
+            self.filling = self.bypass.fills.len() as u32;
         }
     }
 
     /// Cancels all fills.
     pub(crate) fn cancel_all_fills(&mut self) {
-        self.fills.clear();
+        self.bypass.fills.clear();
+        self.filling = 0;
     }
 
     /// Counts `bytes` that were recorded after a miss.

@@ -31,11 +31,10 @@ use crate::{
     sync::{SharedBool, SharedU64},
 };
 use admission::Admission;
-use alloc::{collections::VecDeque, vec::Vec};
+use alloc::{boxed::Box, collections::VecDeque, vec::Vec};
 use bypass::Bypasses;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId};
 use core::sync::atomic::Ordering;
-use fills::PendingFill;
 use index::{Index, Lines};
 use lock_api::MutexGuard;
 use overlay::Overlay;
@@ -111,9 +110,12 @@ pub(crate) struct LaneState {
     admission: Admission,
     overlay: Overlay,
     parked: Parking,
-    fills: Vec<PendingFill>,
-    bypass: Bypasses,
-    next_fill: u64,
+    /// The number of pending fills.
+    filling: u32,
+    /// The number of bypasses on their way.
+    bypassing: u32,
+    /// Boxed: lanes are moved as values when a cache is opened.
+    bypass: Box<Bypasses>,
     /// Sequence number of the next record.
     next_sequence: u64,
     /// Ordinal of the next segment.
@@ -144,9 +146,9 @@ impl LaneState {
             admission,
             overlay: Overlay::default(),
             parked: Parking::default(),
-            fills: Vec::new(),
-            bypass: Bypasses::default(),
-            next_fill: 0,
+            filling: 0,
+            bypassing: 0,
+            bypass: Box::default(),
             next_sequence: 1,
             next_ordinal: 1,
             run: 1,
@@ -203,7 +205,7 @@ impl LaneState {
         self.parked = Parking::default();
         self.sealed.clear();
         self.lost.clear();
-        self.bypass = Bypasses::default();
+        self.bypass.reset();
         self.open = None;
         self.counters = Counters::default();
     }

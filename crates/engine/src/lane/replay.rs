@@ -188,6 +188,8 @@ impl LaneState {
         }
     }
 
+    // Out of line: the frame of `replay` has no room for it.
+    #[inline(never)]
     fn replay_chain<E: Environment>(
         &mut self,
         base: &Base<E>,

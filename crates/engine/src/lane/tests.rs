@@ -58,8 +58,8 @@ fn log(ordinal: u64, slots: u32) -> LogSegment {
 fn a_new_lane_begins_with_the_first_numbers() {
     let state = state();
     assert_eq!((state.id, state.next_sequence, state.next_ordinal), (LaneId(3), 1, 1));
-    assert_eq!((state.run, state.cut, state.next_fill), (1, 0, 0));
-    assert_eq!((state.segments().count(), state.fills.len(), state.lost.len()), (0, 0, 0));
+    assert_eq!((state.run, state.cut, state.bypass.next_fill), (1, 0, 0));
+    assert_eq!((state.segments().count(), state.bypass.fills.len(), state.lost.len()), (0, 0, 0));
     assert_eq!(state.settled, Cursor::default());
 }
 
