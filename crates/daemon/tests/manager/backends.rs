@@ -110,7 +110,7 @@ fn a_setting_out_of_its_limits_changes_nothing() {
     let change = SettingsChange { writeback_rate: Some(1), ..SettingsChange::default() };
     refused(daemon.set(0, 0, &change), ErrorKind::InvalidArgument, "writeback_rate is 1 ");
     let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
-    assert_eq!((settings.gc_percent, settings.writeback_rate), (98, 0));
+    assert_eq!((settings.gc_percent, settings.writeback_rate), (97, 0));
 }
 
 #[test]
