@@ -8,8 +8,8 @@ use crate::interrupt::{self, Guarded};
 use crate::system as calls;
 use crate::target::{ExportKind, system};
 use cbd_daemon::api::{
-    BackendStarted, BackendStatus, Consistency, Done, Progress, RegisterTransport, StartBackend, StopBackend,
-    TransportRegistered,
+    BackendStarted, BackendStatus, Consistency, Done, Progress, RegisterTransport, Settings, SettingsChange,
+    StartBackend, StopBackend, TransportRegistered,
 };
 use cbd_daemon::client::Client;
 use cbd_daemon::config::DaemonConfig;
@@ -158,6 +158,12 @@ impl Daemon {
             ..StartBackend::default()
         };
         let started: BackendStarted = self.client.post("/v1/transports/0/backends", &request)?;
+        if cache.is_some() {
+            // A full cache does not record sequential reads, and the measurement reads everything in order to have it cached.
+            let change = SettingsChange { sequential_read_cutoff: Some(0), ..SettingsChange::default() };
+            let settings = format!("/v1/transports/0/backends/{}/settings", started.backend_id);
+            self.client.patch::<_, Settings>(&settings, &change)?;
+        }
         let blkdev = started.blkdev.ok_or_else(|| self.failed("the daemon created no device".to_owned()))?;
         if let Some(error) = blkdev.error {
             return Err(self.failed(format!("the device is not served: {error}")));

@@ -53,7 +53,7 @@ pub const FULL: Scale = Scale {
 pub const QUICK: Scale = Scale {
     disk: 256 << 20,
     working_set: 16 << 20,
-    cache: 384 << 20,
+    cache: 96 << 20,
     slow: Duration::from_millis(2500),
     fast: Duration::from_millis(1500),
     before: Duration::from_millis(1500),
