@@ -4,9 +4,9 @@ use crate::cli::{Command, RequestTimeout};
 use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, ErrorAnswer, ErrorBody, HostInfo,
-    RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, Done, Drain, ErrorAnswer, ErrorBody,
+    HostInfo, RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::settings::parse_changes;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// The time between two questions whether a mode is in force.
-const MODE_POLL: std::time::Duration = std::time::Duration::from_millis(200);
+const MODE_POLL: Duration = Duration::from_millis(200);
 
 /// Runs `command` against the daemon at `socket`.
 pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
@@ -264,14 +264,15 @@ fn set(client: &Client, transport: u32, backend: u32, changes: &[String], waits:
     let change = parse_changes(changes)?;
     let path = format!("/v1/transports/{transport}/backends/{backend}/settings");
     let settings = client.patch(&path, &change)?;
-    if change.cache_mode.is_some() && waits {
-        wait_for_mode(client, transport, backend)?;
+    if let Some(mode) = change.cache_mode.filter(|_| waits) {
+        wait_for_mode(client, transport, backend, mode)?;
     }
     Ok(settings)
 }
 
 /// Waits until the mode of a backend is in force, and says what is written to the backing device before.
-fn wait_for_mode(client: &Client, transport: u32, backend: u32) -> Result<()> {
+fn wait_for_mode(client: &Client, transport: u32, backend: u32, mode: CacheMode) -> Result<()> {
+    let wanted = mode.name();
     let mut shown = false;
     loop {
         let status = client.status()?;
@@ -279,23 +280,33 @@ fn wait_for_mode(client: &Client, transport: u32, backend: u32) -> Result<()> {
         let mut backends = transports.flat_map(|known| &known.backends);
         let cache =
             backends.find(|known| known.info.backend_id == backend).and_then(|known| known.cache.as_ref());
-        let Some(cache) = cache.filter(|cache| cache.is_changing_mode) else { return Ok(()) };
+        let cache = cache.ok_or_else(|| {
+            let text =
+                format!("backend {backend} is not served any more; it is not known whether {wanted} was in force before");
+            Error::new(ErrorKind::Stopped, text)
+        })?;
+        if cache.settings.cache_mode != mode {
+            let now = cache.settings.cache_mode.name();
+            let text = format!("another command has set cache_mode={now} before {wanted} was in force");
+            return Err(Error::new(ErrorKind::Stopped, text));
+        }
+        if !cache.is_changing_mode {
+            return Ok(());
+        }
         if !shown {
             shown = true;
             eprintln!(
-                "cbdctrl: writing {} of dirty data to the backing device before {} is in force; interrupting this command does \
-                 not stop the change, cache_mode=writeback does",
-                format_size(cache.dirty_bytes),
-                cache.settings.cache_mode.name()
+                "cbdctrl: writing {} of dirty data to the backing device before {wanted} is in force; interrupting this command \
+                 does not stop the change, cache_mode=writeback does",
+                format_size(cache.dirty_bytes)
             );
         }
         if let Some(error) = &cache.last_error {
             return Err(Error::new(
                 ErrorKind::Backing,
                 format!(
-                    "the backing device fails ({error}): {} is in force when it has taken what is dirty; cache_mode=writeback \
-                     cancels the change",
-                    cache.settings.cache_mode.name()
+                    "the backing device fails ({error}): {wanted} is in force when it has taken what is dirty; \
+                     cache_mode=writeback cancels the change"
                 ),
             ));
         }
