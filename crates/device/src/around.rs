@@ -10,11 +10,8 @@ use crate::{
     queue::complete,
 };
 use alloc::{sync::Arc, vec::Vec};
-use cbd_engine::{Admission, Bypass, Cache, Environment, FlushTicket, ZeroProgress};
+use cbd_engine::{Admission, BYPASS_MAX, Bypass, Cache, Environment, FlushTicket, ZeroProgress};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, Completion, Operation, Request, Result};
-
-/// Zeroes and discards go past the cache in steps of at most this many bytes: the cache forgets a step while a lane is locked.
-const ZERO_MAX: u64 = 64 << 20;
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// Flushes the cache, and the backing device if something went past the cache. Out of line: the rest needs less stack.
@@ -99,7 +96,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let rest = ByteRange { start: around.next, end: range.end };
         let step = match operation {
             Operation::Write => cache.pieces(rest).next().unwrap_or(rest),
-            _ => ByteRange { start: rest.start, end: rest.end.min(rest.start + ZERO_MAX) },
+            _ => ByteRange { start: rest.start, end: rest.end.min(rest.start + BYPASS_MAX) },
         };
         let data = match operation {
             Operation::Write => {

@@ -108,6 +108,9 @@ impl RecordKind {
     }
 }
 
+/// Maximum length of an invalidation in bytes: the lane forgets the blocks of its range one by one.
+pub const INVALIDATE_MAX: u64 = 64 << 20;
+
 /// Bit of [`Record::flags`]: its data checksums are valid; without this bit data is not verified.
 pub const FLAG_DATA_CRC: u8 = 1;
 

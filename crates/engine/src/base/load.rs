@@ -5,7 +5,9 @@
 use super::Base;
 use crate::{Environment, position::Location, rare};
 use alloc::{format, vec::Vec};
-use cbd_format::{CHECKSUMS_PER_LINE, ChecksumLine, Record, crc32c_joined};
+use cbd_format::{
+    CHECKSUMS_PER_LINE, ChecksumLine, Record, RecordKind, crc32c_joined, record::INVALIDATE_MAX,
+};
 use cbd_types::{ByteRange, Epoch, Error, ErrorKind, InFlight, LaneId, Result, SECTOR};
 
 /// Data of a record that does not match its checksum, or memory that failed.
@@ -93,7 +95,9 @@ impl<E: Environment> Base<E> {
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));
-        on_device && in_unit && self.is_of_lane(lane, record)
+        // A forged one would keep recovery busy for as long as the device is large.
+        let is_bounded = record.kind() != RecordKind::Invalidate || range.len() <= INVALIDATE_MAX;
+        on_device && in_unit && is_bounded && self.is_of_lane(lane, record)
     }
 
     fn is_of_lane(&self, lane: LaneId, record: &Record) -> bool {

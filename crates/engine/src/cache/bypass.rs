@@ -25,18 +25,21 @@ use crate::{
     sync::{SharedBool, SharedU64},
 };
 use alloc::vec::Vec;
-use cbd_format::record::RecordKind;
+use cbd_format::record::{INVALIDATE_MAX, RecordKind};
 use cbd_types::{ByteRange, Epoch, Error, ErrorKind, LaneId, MutationPoint, Result};
 use core::sync::atomic::Ordering;
 use core::task::Waker;
+
+/// Zeroes and discards go past the cache in steps of at most this many bytes: the cache forgets a step while a lane is locked.
+pub const BYPASS_MAX: u64 = INVALIDATE_MAX;
 
 /// The state of changes that go past the cache.
 pub(super) struct Bypassing<E: Environment> {
     /// The region's superblocks have the feature: programs that do not know the records refuse the region.
     is_allowed: SharedBool<E>,
     /// Changes that the backing device has returned.
-    accepted: SharedU64<E>,
-    /// The value of `accepted` that a flush of the backing device has covered, and the one that a drain wants to be covered.
+    returned: SharedU64<E>,
+    /// The value of `returned` that a flush of the backing device has covered, and the one that a drain wants to be covered.
     flushed: SharedU64<E>,
     wanted: SharedU64<E>,
     /// A flush of the backing device has covered all write-through records up to this epoch.
@@ -54,7 +57,7 @@ impl<E: Environment> Bypassing<E> {
     pub(super) fn new() -> Self {
         Self {
             is_allowed: SharedBool::new(false),
-            accepted: SharedU64::new(0),
+            returned: SharedU64::new(0),
             flushed: SharedU64::new(0),
             wanted: SharedU64::new(0),
             flushed_epoch: SharedU64::new(0),
@@ -89,7 +92,7 @@ pub struct BypassTicket {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the request is complete only when the backing device is flushed"]
 pub struct FlushTicket {
-    accepted: u64,
+    returned: u64,
     failures: u64,
 }
 
@@ -99,7 +102,7 @@ pub(crate) struct Covered {
     /// Write-through records up to this epoch.
     epoch: u64,
     /// As many changes that have gone past the cache.
-    accepted: u64,
+    returned: u64,
 }
 
 impl<E: Environment> Cache<E> {
@@ -107,7 +110,7 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn allow_bypass(&self) {
         if !self.bypass.is_allowed.swap(true, Ordering::SeqCst) {
             // An earlier process may have left changes that no flush has covered.
-            self.bypass.accepted.fetch_add(1, Ordering::SeqCst);
+            self.bypass.returned.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -127,13 +130,14 @@ impl<E: Environment> Cache<E> {
         self.base().mode().is_writeback()
     }
 
-    /// Begins a change that goes past the cache: a write of one [piece](Self::pieces), or zeroes or a discard of any range. When it
-    /// has begun, the cache holds nothing of the range, durably, and other changes of the range wait.
+    /// Begins a change that goes past the cache: a write of one [piece](Self::pieces), or zeroes or a discard of at most
+    /// [`BYPASS_MAX`] bytes. When it has begun, the cache holds nothing of the range, durably, and other changes of the range wait.
     ///
     /// # Errors
     /// As [`write`](Self::write).
     pub fn begin_bypass(&self, range: ByteRange, waker: &Waker) -> Result<Bypass> {
         let base = self.base();
+        debug_assert!(range.len() <= BYPASS_MAX, "{range} is too long for one bypass");
         base.gate().check_running()?;
         if !self.bypass.is_allowed.load(Ordering::SeqCst) {
             return Ok(Bypass::Cached);
@@ -270,14 +274,18 @@ impl<E: Environment> Cache<E> {
     /// Removes `waker` from the lists of requests that wait for a bypass, or to be bypassed.
     pub(super) fn stop_waiting_to_bypass(&self, waker: &Waker) {
         self.lanes().iter().for_each(|lane| lane.lock().stop_waiting_for_bypass(waker));
-        self.bypass.waiting.lock().retain(|known| !known.will_wake(waker));
+        let mut waiting = self.bypass.waiting.lock();
+        waiting.retain(|known| !known.will_wake(waker));
+        if waiting.is_empty() {
+            self.bypass.has_waiting.store(false, Ordering::SeqCst);
+        }
     }
 
     /// Ends a bypass: the change has returned from the backing device, or was never submitted. `accepted` is whether the backing
     /// device has done it; `data` is what was written, in memory that no client can access.
     pub fn end_bypass(&self, ticket: BypassTicket, data: Option<&[u8]>, accepted: bool) {
         // Before the request completes: a flush that follows must see it. A change that failed may have been done in part.
-        self.bypass.accepted.fetch_add(1, Ordering::SeqCst);
+        self.bypass.returned.fetch_add(1, Ordering::SeqCst);
         if accepted {
             self.base().bypassed().count(BypassReason::Mode, ticket.range.len());
         }
@@ -337,9 +345,9 @@ impl<E: Environment> Cache<E> {
     pub(super) fn want_backing_flush(&self) -> FlushTicket {
         // The failures are read first: a flush that fails from now on fails the request.
         let failures = self.bypass.failures.load(Ordering::SeqCst);
-        let accepted = self.bypass.accepted.load(Ordering::SeqCst);
-        self.bypass.wanted.fetch_max(accepted, Ordering::SeqCst);
-        FlushTicket { accepted, failures }
+        let returned = self.bypass.returned.load(Ordering::SeqCst);
+        self.bypass.wanted.fetch_max(returned, Ordering::SeqCst);
+        FlushTicket { returned, failures }
     }
 
     /// Whether the flush of the backing device that a ticket is for has ended, and how. If not, the waker is called when it has, or
@@ -349,13 +357,16 @@ impl<E: Environment> Cache<E> {
             return Some(no_memory().map(drop));
         }
         // The wait list is taken behind each change of these numbers.
-        if self.bypass.flushed.load(Ordering::SeqCst) >= ticket.accepted {
+        if self.bypass.flushed.load(Ordering::SeqCst) >= ticket.returned {
             return Some(Ok(()));
         }
         if self.bypass.failures.load(Ordering::SeqCst) != ticket.failures {
             return Some(Err(flush_failed()));
         }
-        Some(self.base().gate().check_running()).filter(Result::is_err)
+        // The background worker sends no flush any more in either case.
+        let failed = self.base().gate().check_running();
+        Some(failed.and_then(|()| self.base().region().check_stores(MutationPoint::FlushStoreCheck)))
+            .filter(Result::is_err)
     }
 
     /// The number of the last failed flush of the backing device that [`flush_through`](Self::flush_through) reports.
@@ -365,7 +376,7 @@ impl<E: Environment> Cache<E> {
 
     /// Whether the backing device has accepted changes that no flush has covered.
     pub(super) fn has_unflushed_bypass(&self) -> bool {
-        self.bypass.accepted.load(Ordering::SeqCst) != self.bypass.flushed.load(Ordering::SeqCst)
+        self.bypass.returned.load(Ordering::SeqCst) != self.bypass.flushed.load(Ordering::SeqCst)
     }
 
     /// Whether a request waits for a flush of the backing device.
@@ -377,12 +388,12 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn covered_by_flush(&self) -> Covered {
         // All write-through records of closed epochs are stored, and so the backing device has accepted their data.
         let epoch = self.base().epochs().covered() - 1;
-        Covered { epoch, accepted: self.bypass.accepted.load(Ordering::SeqCst) }
+        Covered { epoch, returned: self.bypass.returned.load(Ordering::SeqCst) }
     }
 
     /// A flush of the backing device has succeeded.
     pub(crate) fn backing_flushed(&self, covered: Covered) {
-        self.bypass.flushed.fetch_max(covered.accepted, Ordering::SeqCst);
+        self.bypass.flushed.fetch_max(covered.returned, Ordering::SeqCst);
         self.bypass.flushed_epoch.fetch_max(covered.epoch, Ordering::SeqCst);
         self.wake_waiting_for_drained();
     }
@@ -441,8 +452,9 @@ impl<E: Environment> Cache<E> {
         let (wanted, phase) = mode.get();
         let next = match phase {
             Phase::Settled => return,
+            // While the backing device fails, writes are cached instead of waiting for it.
+            Phase::Draining if self.backing().is_in_trouble() => return,
             Phase::Draining if self.is_drained(Epoch(mode.until())) => Phase::Holding,
-            // The backing device fails: writes are cached again instead of waiting for it.
             Phase::Holding if self.backing().is_in_trouble() => Phase::Draining,
             Phase::Holding if self.has_written_before(u64::MAX) && self.holds_nothing_dirty() => {
                 Phase::Settled

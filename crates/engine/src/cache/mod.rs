@@ -42,7 +42,7 @@ pub(crate) use parked_counters::ParkedCounters;
 pub(crate) use scan::Met;
 
 pub(crate) use bypass::Covered;
-pub use bypass::{Bypass, BypassTicket, FlushTicket};
+pub use bypass::{BYPASS_MAX, Bypass, BypassTicket, FlushTicket};
 pub use fill::Miss;
 pub(crate) use pace::PaceBoard;
 pub use pace::{Pace, PaceReason};

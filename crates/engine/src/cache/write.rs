@@ -15,8 +15,8 @@ use core::task::Waker;
 pub enum Admission {
     /// The request is complete, and durable.
     Done(Durable),
-    /// There was no space; nothing has changed. The request's waker is on the wait list, and is called when reclaim has freed
-    /// space.
+    /// There was no space, or a bypass that the request overlaps is on its way to the backing device; nothing has changed. The
+    /// request's waker is on a wait list, and is called when reclaim has freed space, or the bypass has ended.
     Full,
 }
 

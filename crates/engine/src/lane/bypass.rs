@@ -50,9 +50,18 @@ pub(super) struct Bypasses {
     /// The last epoch of a write-through record, and of one that may have to be written again.
     last_epoch: u64,
     unwritten_epoch: u64,
-    /// Where a bypass came behind a record that a flush of the backing device must cover: the sequence number of its invalidation.
-    /// What is older is not written back there.
-    superseded: RangeMap<u64>,
+    /// Where a bypass came behind a record that a flush of the backing device must cover. What is older is not written back there.
+    superseded: RangeMap<Superseded>,
+    /// The drained epoch when what counts no more was last removed from it.
+    pruned_at: u64,
+}
+
+/// The invalidation of a bypass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Superseded {
+    sequence: u64,
+    /// All older records are of this epoch or an earlier one: once it is drained, none of them is written back.
+    epoch: u64,
 }
 
 impl Bypasses {
@@ -167,7 +176,7 @@ impl LaneState {
         let (mut parts, range) = (Vec::new(), record.range());
         let mut start = range.start;
         for (part, since) in self.bypass.superseded.touching(range) {
-            if since > record.sequence.get() {
+            if since.sequence > record.sequence.get() {
                 if start < part.start {
                     parts.push(ByteRange { start, end: part.start });
                 }
@@ -234,6 +243,7 @@ impl LaneState {
         if !self.overlay.is_empty() {
             self.overlay.reserve(range).ok_or(Lack::Memory)?;
         }
+        self.prune_superseded(base.drained_epoch().0);
         let supersedes = self.last_dirty_epoch() > base.drained_epoch().0 && self.awaits_flush(base, range);
         if supersedes {
             self.bypass.superseded.reserve(range).ok_or(Lack::Memory)?;
@@ -248,13 +258,22 @@ impl LaneState {
         // 3. The invalidation, and the index.
         let (_, stored) = self.append(base, Record::new(RecordKind::Invalidate, range), &[]);
         if supersedes {
-            self.bypass.superseded.insert(range, self.next_sequence - 1, |_| false);
-        } else if self.last_dirty_epoch() <= base.drained_epoch().0 {
-            self.bypass.superseded = RangeMap::default();
+            let (sequence, epoch) = (self.next_sequence - 1, base.epochs().present());
+            self.bypass.superseded.insert(range, Superseded { sequence, epoch }, |_| false);
         }
         self.invalidate(base, range);
         // 4. Fence before the lane is unlocked, and before the backing device gets the change.
         Ok((id, base.region().fence(MutationPoint::InvalidateFence, stored)))
+    }
+
+    /// Removes what does not count any more, at most once for each drained epoch: without it, a load that never pauses would let
+    /// the map grow for ever.
+    fn prune_superseded(&mut self, drained: u64) {
+        if self.has_superseded() && self.bypass.pruned_at < drained {
+            self.bypass.pruned_at = drained;
+            let everything = ByteRange { start: 0, end: u64::MAX };
+            self.bypass.superseded.remove(everything, |known| known.epoch <= drained);
+        }
     }
 
     /// Ends a bypass: the change has returned from the backing device, or was not submitted. Returns the requests that waited.
@@ -276,18 +295,18 @@ impl LaneState {
         }
     }
 
-    /// Replays an invalidation with this sequence number. `are_unflushed`: a flush must still cover some record before it. Out
+    /// Replays an invalidation with this sequence number and epoch. `are_unflushed`: a flush must still cover some record before it. Out
     /// of line: the frame of replay has no room for it.
     #[inline(never)]
     pub(super) fn replay_invalidation<E: Environment>(
         &mut self,
         base: &Base<E>,
         range: ByteRange,
-        sequence: u64,
+        (sequence, epoch): (u64, u64),
         are_unflushed: bool,
     ) {
         if are_unflushed && self.awaits_flush(base, range) {
-            self.bypass.superseded.insert(range, sequence, |_| false);
+            self.bypass.superseded.insert(range, Superseded { sequence, epoch }, |_| false);
         }
         self.invalidate(base, range);
     }

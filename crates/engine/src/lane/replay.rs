@@ -466,7 +466,9 @@ impl LaneState {
             RecordKind::WriteZeroes | RecordKind::Discard | RecordKind::ParkedZeroes => {
                 self.overlay.insert(range, Meaning::Zeroes, place);
             }
-            RecordKind::Invalidate => self.replay_invalidation(base, range, sequence, replay.cursor_found),
+            RecordKind::Invalidate => {
+                self.replay_invalidation(base, range, (sequence, epoch), replay.cursor_found)
+            }
             RecordKind::Quarantine => {
                 let marked_bad = record.reference.get();
                 for range in marked_bad_by(base, location, record) {

@@ -3,7 +3,7 @@
 use super::bell;
 use super::rig::{Options, Rig};
 use crate::{Admission, Bypass, BypassTicket, CacheMode, Settings, ZeroProgress};
-use cbd_types::{ByteRange, ErrorKind};
+use cbd_types::{ByteRange, ErrorKind, LaneId};
 
 const BLOCK: u64 = 4096;
 
@@ -77,6 +77,41 @@ fn a_flush_waits_for_the_backing_device_once() {
     assert!(room.rings() > 0);
     assert!(matches!(rig.cache.flushed(flush, &waker), Some(Ok(()))));
     assert!(rig.cache.flush_through(&mut seen).expect("it runs").is_none(), "nothing went past since");
+}
+
+#[test]
+fn a_flush_that_waits_for_the_backing_device_fails_when_the_region_does() {
+    let mut rig = rig(CacheMode::Writethrough);
+    let mut seen = 0;
+    let (room, waker) = bell();
+    let ticket = begun(&rig, block(3));
+    rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
+    let flush = rig.cache.flush_through(&mut seen).expect("it runs").expect("something went past");
+    assert!(rig.cache.flushed(flush, &waker).is_none());
+    let region = rig.transport.region();
+    region.memory().fail_stores_after(0);
+    let _ = region.store(0, &[0]);
+    rig.worker.step();
+    assert_eq!(room.rings(), 1, "no flush of the backing device would wake it any more");
+    let failed = rig.cache.flushed(flush, &waker).expect("it has ended").expect_err("nothing was flushed");
+    assert_eq!(failed.kind(), ErrorKind::Media);
+}
+
+#[test]
+fn what_bypasses_came_behind_is_forgotten_when_the_backing_device_has_it() {
+    let mut rig = rig(CacheMode::Writethrough);
+    let write = |rig: &Rig, number| {
+        let ticket = begun(rig, block(number));
+        rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
+    };
+    let superseded = |rig: &Rig| rig.cache.lane(LaneId(0)).lock().has_superseded();
+    (0..8).for_each(|number| write(&rig, number));
+    assert!(!superseded(&rig), "nothing was cached before");
+    (0..8).for_each(|number| write(&rig, number));
+    assert!(superseded(&rig), "no flush has covered the first ones");
+    rig.drain_without_clock();
+    write(&rig, 100);
+    assert!(!superseded(&rig));
 }
 
 #[test]

@@ -75,7 +75,9 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;
         if cache.base().region().check_stores(MutationPoint::BackgroundWorkerStoreCheck).is_err() {
-            // No store since then can be relied on, least of all a new tail or a new drained epoch.
+            // No store since then can be relied on, least of all a new tail or a new drained epoch. Requests that wait for the
+            // backing device learn it.
+            cache.wake_waiting_for_drained();
             return Step::Idle { until_ms: None };
         }
         let covered = cache.base().epochs().covered();

@@ -48,6 +48,17 @@ fn a_record_lies_on_the_device_in_whole_sectors_and_in_the_lane_whose_log_holds_
 }
 
 #[test]
+fn an_invalidation_that_is_longer_than_a_bypass_may_be_is_not_accepted() {
+    let rig = Rig::new(Options { device: 2 * INVALIDATE_MAX, ..Options::default() });
+    let accepts = |length| {
+        let record = Record::new(RecordKind::Invalidate, ByteRange::at(0, length));
+        rig.cache.base().accepts(LaneId(0), &record)
+    };
+    assert!(accepts(SECTOR) && accepts(INVALIDATE_MAX));
+    assert!(!accepts(INVALIDATE_MAX + SECTOR));
+}
+
+#[test]
 fn recovery_ends_before_a_record_that_a_forged_log_has_of_another_lane() {
     let (rig, [own, other]) = two_lanes();
     assert!(rig.write(ByteRange::at(own, BLOCK), 1));
