@@ -1,8 +1,8 @@
 //! Changes that go past the cache: what waits for them, and what they wait for.
 
 use super::bell;
-use super::rig::{Options, Rig};
-use crate::{Admission, Bypass, BypassTicket, CacheMode, Settings, ZeroProgress};
+use super::rig::{Asked, Options, Rig};
+use crate::{Admission, Bypass, BypassTicket, CacheMode, Settings, Step, ZeroProgress};
 use cbd_types::{ByteRange, ErrorKind, LaneId};
 
 const BLOCK: u64 = 4096;
@@ -95,6 +95,30 @@ fn a_flush_that_waits_for_the_backing_device_fails_when_the_region_does() {
     assert_eq!(room.rings(), 1, "no flush of the backing device would wake it any more");
     let failed = rig.cache.flushed(flush, &waker).expect("it has ended").expect_err("nothing was flushed");
     assert_eq!(failed.kind(), ErrorKind::Media);
+}
+
+#[test]
+fn what_was_written_through_is_written_again_after_a_failed_flush_and_only_then() {
+    for fails in [false, true] {
+        let mut rig = rig(CacheMode::Writethrough);
+        let ticket = begun(&rig, block(3));
+        rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
+        rig.disk.with(|state| state.refuses_flushes = fails);
+        let mut seen = 0;
+        let (_, waker) = bell();
+        let flush = rig.cache.flush_through(&mut seen).expect("it runs").expect("something went past");
+        while matches!(rig.worker.step(), Step::Busy | Step::WaitBacking) {}
+        assert_eq!(rig.cache.flushed(flush, &waker).map(|ended| ended.is_err()), Some(fails));
+        rig.disk.with(|state| state.refuses_flushes = false);
+        rig.disk.take_asked();
+        rig.cache.request_drain();
+        rig.environment.set_monotonic(60_000);
+        rig.run();
+        assert_eq!(rig.disk.take_asked().contains(&Asked::Write(block(3))), fails);
+        assert_eq!(rig.cache.status().dirty_bytes, 0);
+        assert_eq!(rig.cache.flush_through(&mut seen).is_err(), fails, "each client's next flush reports it");
+        assert!(rig.cache.flush_through(&mut seen).is_ok(), "once");
+    }
 }
 
 #[test]
