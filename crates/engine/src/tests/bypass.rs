@@ -1,9 +1,11 @@
 //! Changes that go past the cache: what waits for them, and what they wait for.
 
-use super::bell;
 use super::rig::{Asked, Options, Rig};
-use crate::{Admission, Bypass, BypassTicket, CacheMode, Settings, Step, ZeroProgress};
+use super::{Still, bell, std::sync::Mutex};
+use crate::{Admission, Bypass, BypassTicket, Cache, CacheMode, Settings, Step, ZeroProgress};
+use alloc::{sync::Arc, task::Wake};
 use cbd_types::{ByteRange, ErrorKind, LaneId};
+use core::task::Waker;
 
 const BLOCK: u64 = 4096;
 
@@ -145,4 +147,45 @@ fn a_cache_whose_region_lacks_the_feature_is_not_bypassed() {
     let settings = Settings { cache_mode: CacheMode::Writearound, ..Settings::default() };
     let refused = rig.cache.set_settings(settings).expect_err("the region is not marked");
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+}
+
+/// A client that tries a bypass again whenever it is woken.
+struct Client {
+    cache: Arc<Cache<Still>>,
+    range: ByteRange,
+    ticket: Mutex<Option<BypassTicket>>,
+}
+
+impl Client {
+    fn attempt(self: &Arc<Self>) {
+        let waker = Waker::from(Arc::clone(self));
+        match self.cache.begin_bypass(self.range, &waker) {
+            Ok(Bypass::Begun(ticket)) => *self.ticket.lock().expect("no panic") = Some(ticket),
+            Ok(Bypass::Wait) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Wake for Client {
+    fn wake(self: Arc<Self>) {
+        if self.ticket.lock().expect("no panic").is_none() {
+            self.attempt();
+        }
+    }
+}
+
+#[test]
+fn a_change_of_what_the_disk_lacks_goes_past_the_cache_once_that_is_drained() {
+    let mut rig = rig(CacheMode::Writethrough);
+    // As by a request that was sent to the cache when the mode was not in force yet.
+    assert!(rig.write(block(3), 1));
+    let client =
+        Arc::new(Client { cache: Arc::clone(&rig.cache), range: block(3), ticket: Mutex::new(None) });
+    client.attempt();
+    assert!(client.ticket.lock().expect("no panic").is_none(), "the disk would get them in either order");
+    rig.run();
+    let ticket = client.ticket.lock().expect("no panic").take();
+    rig.cache.end_bypass(ticket.expect("it was woken when the block was drained"), None, true);
+    assert!(rig.disk.take_asked().contains(&Asked::Write(block(3))));
 }

@@ -1,6 +1,7 @@
 //! A queue with a cache: batches, fills, and requests that wait for space or are given up.
 
 mod ahead;
+mod around;
 
 use super::*;
 use crate::queue::misses::READ_MAX;
@@ -114,6 +115,10 @@ fn rig() -> Rig {
 
 /// A rig with a device of `size` bytes.
 fn rig_of(size: u64) -> Rig {
+    rig_with(size, Settings::default())
+}
+
+fn rig_with(size: u64, settings: Settings) -> Rig {
     const SEGMENTS: u64 = 17;
     let format = FormatOptions {
         segment_size: Some(SEGMENT),
@@ -140,7 +145,7 @@ fn rig_of(size: u64) -> Rig {
         lanes_max: 2,
         handlers: 1,
         data_crc: true,
-        settings: Settings::default(),
+        settings,
     };
     let backend = transport.create_backend(&spec).expect("there is room");
     let cache = transport.open_cache(backend).expect("it opens");
