@@ -2,7 +2,7 @@
 
 use super::tests::{LIMIT, execute, execute_at, stop, text, with_decorated_backend, write};
 use super::{Manager, Options};
-use crate::api::{Drain, StopBackend};
+use crate::api::{CacheMode, Drain, SettingsChange, StopBackend};
 use crate::control::{Control, Flow};
 use cbd_backing::Decorator;
 use cbd_runtime::RunningBackend;
@@ -207,6 +207,33 @@ fn a_condition_of_a_backend_that_hangs_is_logged_when_the_daemon_ends() {
     daemon.faults.clear();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(daemon.lines("answers again").len(), 0, "{:#?}", daemon.lines(""));
+}
+
+#[test]
+fn a_change_of_the_mode_is_logged_when_it_begins_and_when_it_is_in_force() {
+    let daemon = Daemon::on(&["op=write"]);
+    write(&daemon.run()).expect("the cache takes it");
+    let change = |change: &SettingsChange| daemon.manager.set(0, 0, change).expect("it is set");
+    change(&SettingsChange { cache_mode: Some(CacheMode::Writethrough), ..SettingsChange::default() });
+    let begun = "cache_mode=writethrough is not in force until the backing device has everything; 4096 bytes";
+    assert!(daemon.expect_line(begun).contains("WARN"));
+    assert_eq!(daemon.lines("the cache mode is in force"), [""; 0]);
+    daemon.faults.clear();
+    daemon.expect_line("the cache mode is in force (it lasted ");
+}
+
+#[test]
+fn a_pause_of_writeback_is_logged_when_it_begins_and_when_it_ends() {
+    let daemon = Daemon::on(&[]);
+    write(&daemon.run()).expect("the cache takes it");
+    let pause = |seconds| {
+        let change = SettingsChange { writeback_pause_s: Some(seconds), ..SettingsChange::default() };
+        daemon.manager.set(0, 0, &change).expect("it is set");
+    };
+    pause(600);
+    assert!(daemon.expect_line("writeback is paused").contains("WARN"));
+    pause(0);
+    daemon.expect_line("writeback is no longer paused (it lasted ");
 }
 
 #[test]

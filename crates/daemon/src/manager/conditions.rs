@@ -12,7 +12,7 @@
 mod tests;
 
 use cbd_backing::Oldest;
-use cbd_engine::CacheStatus;
+use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, ByteRange};
 use parking_lot::Mutex;
@@ -53,12 +53,17 @@ pub(super) enum Topic {
     Region,
     /// Recovery points are not logged outside the region.
     RecoveryPoints,
+    /// `cache_mode` is not in force.
+    Mode,
+    /// Writeback is paused.
+    Paused,
 }
 
 impl Topic {
     /// Whether data is lost, or will be without action by the user.
     const fn is_error(self) -> bool {
-        !matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent)
+        let is_warning = matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent);
+        !(is_warning || matches!(self, Self::Mode | Self::Paused))
     }
 
     const fn end_text(self) -> &'static str {
@@ -72,6 +77,8 @@ impl Topic {
             Self::Clients => "requests of clients no longer fail",
             Self::Region => "the region's memory takes stores again",
             Self::RecoveryPoints => "recovery points are logged again",
+            Self::Mode => "the cache mode is in force",
+            Self::Paused => "writeback is no longer paused",
         }
     }
 }
@@ -363,6 +370,8 @@ pub(super) fn of_backend(
         ),
         seen(Topic::Stalled, stalled(status), true, None),
         seen(Topic::Parked, parked(status), true, None),
+        seen(Topic::Mode, mode(status), true, None),
+        seen(Topic::Paused, paused(status), true, None),
     ]);
     observed
 }
@@ -438,6 +447,22 @@ fn parked(status: &CacheStatus) -> Option<Fault> {
             status.parked_error.as_deref().unwrap_or("not tried since the start")
         ),
     ))
+}
+
+fn mode(status: &CacheStatus) -> Option<Fault> {
+    let mode = status.cache_mode.name();
+    status.is_changing_mode.then(|| {
+        let text = format!(
+            "cache_mode={mode} is not in force until the backing device has everything; {} bytes are dirty",
+            status.dirty_bytes
+        );
+        Fault::new(mode.to_owned(), text)
+    })
+}
+
+fn paused(status: &CacheStatus) -> Option<Fault> {
+    (status.pace.reason == PaceReason::Paused)
+        .then(|| Fault::from_text("writeback is paused; dirty data stays in the cache".to_owned()))
 }
 
 /// The sample of the log of recovery points of a transport.

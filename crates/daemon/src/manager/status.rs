@@ -143,7 +143,8 @@ pub(super) fn recovery_point(status: &CacheStatus) -> String {
         return "the backing device alone is NOT consistent now".to_owned();
     }
     if status.dirty_records == 0 && status.parked.is_empty() {
-        return "the backing device alone holds everything".to_owned();
+        let what = if status.has_unflushed { "everything that a flush has covered" } else { "everything" };
+        return format!("the backing device alone holds {what}");
     }
     match status.drained_wall_ms {
         0 if status.drained_epoch.0 == 0 => {

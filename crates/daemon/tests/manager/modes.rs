@@ -95,6 +95,22 @@ fn what_is_not_cached_is_read_as_it_is_on_the_disk() {
 }
 
 #[test]
+fn status_does_not_promise_what_no_flush_has_covered() {
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let daemon = fixture.daemon_with_region();
+    let request = StartBackend { cache_mode: Some(CacheMode::Writethrough), ..fixture.backend(&disk) };
+    daemon.start_backend(0, &request).unwrap();
+    let mut client = fixture.client();
+    let point =
+        || daemon.status().unwrap().transports[0].backends[0].cache.as_ref().unwrap().recovery_point.clone();
+    client.write(0, &[1; 4096], false).unwrap();
+    assert_eq!(point(), "the backing device alone holds everything that a flush has covered");
+    client.flush().unwrap();
+    assert_eq!(point(), "the backing device alone holds everything");
+}
+
+#[test]
 fn the_mode_changes_while_the_cache_is_used() {
     let fixture = Fixture::new();
     let disk = fixture.disk("disk", 8 * MIB);

@@ -91,6 +91,9 @@ pub struct CacheStatus {
     pub cache_mode: CacheMode,
     /// The mode is not in force yet: the backing device gets what it lacks first.
     pub is_changing_mode: bool,
+    /// Something has gone past the cache that no flush of the backing device has covered: a power failure may take it there, as
+    /// on any disk.
+    pub has_unflushed: bool,
     /// Blocks of 4 KiB in the index.
     pub index_blocks: u64,
     /// Bytes of memory of the index, and of the admission that decides which blocks it gets.
@@ -238,6 +241,7 @@ impl<E: Environment> Cache<E> {
             consistency: self.settings().consistency,
             cache_mode: self.base().mode().get().0,
             is_changing_mode: self.is_changing_mode(),
+            has_unflushed: self.has_unflushed_bypass(),
             index_blocks: lanes.index_blocks,
             index_bytes: lanes.index_bytes,
             damaged,
