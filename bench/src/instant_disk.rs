@@ -8,6 +8,20 @@ use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, BackingQueue, OpToken, Result};
 use std::os::fd::RawFd;
 
+/// The geometry of a disk of `size` bytes with a volatile cache, as the engine sees it.
+#[must_use]
+pub const fn geometry(size: u64) -> BackingGeometry {
+    BackingGeometry {
+        size,
+        sector: 512,
+        physical_sector: 4096,
+        rotational: false,
+        volatile_cache: true,
+        discard_zeroes: true,
+        discard_granularity: 512,
+    }
+}
+
 /// The device.
 #[derive(Debug)]
 pub struct InstantDisk {
@@ -21,16 +35,7 @@ impl InstantDisk {
     /// # Errors
     /// None for a size that a disk can have.
     pub fn new(size: u64) -> Result<Self> {
-        let geometry = BackingGeometry {
-            size,
-            sector: 512,
-            physical_sector: 4096,
-            rotational: false,
-            volatile_cache: true,
-            discard_zeroes: true,
-            discard_granularity: 512,
-        };
-        Ok(Self { geometry, identity: Identity::parse(&format!("file;size={size}"))? })
+        Ok(Self { geometry: geometry(size), identity: Identity::parse(&format!("file;size={size}"))? })
     }
 }
 

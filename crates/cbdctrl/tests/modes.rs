@@ -3,6 +3,7 @@
 mod support;
 
 use serde_json::Value;
+use std::time::Duration;
 use support::{Fixture, MIB, Ran, until};
 
 /// A daemon whose cache holds 4 MiB of dirty data, for a disk that needs seconds to take it.
@@ -89,4 +90,22 @@ fn a_change_for_which_the_disk_fails_is_an_error_and_what_is_dirty_stays() {
     );
     fixture.ok(&["set", "-b", "0", "cache_mode=writeback"]);
     assert_eq!(fixture.cache()["is_changing_mode"], false);
+}
+
+#[test]
+fn sigterm_ends_the_daemon_while_writes_that_went_past_the_cache_wait_for_the_disk() {
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("fault:op=write,how=stall".to_owned());
+    fixture.start();
+    fixture.register("64M");
+    let disk = fixture.disk("disk", 16 * MIB);
+    fixture.start_backend(&disk);
+    fixture.ok(&["set", "-b", "0", "cache_mode=writearound"]);
+    let mut client = fixture.client();
+    let writing = std::thread::spawn(move || client.write(0, &[1; 4096], false));
+    // No status shows that the disk has the write; without it the test is easier, and does not fail.
+    std::thread::sleep(Duration::from_millis(500));
+    let took = fixture.terminate_with_a_disk_that_hangs();
+    assert!(took < Duration::from_secs(60), "{took:?}");
+    writing.join().expect("no panic").expect_err("the daemon is gone");
 }

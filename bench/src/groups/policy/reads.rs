@@ -5,6 +5,7 @@
 //! every machine.
 
 use super::model_disk::{Model, ModelDisk};
+use crate::instant_disk::geometry;
 use crate::options::Options;
 use crate::{Figures, rounded};
 use cbd_device::{Device, Queue};
@@ -14,8 +15,8 @@ use cbd_engine::{
 };
 use cbd_pmem::Mapping;
 use cbd_types::{
-    AlignedBuffer, BackingGeometry, ByteRange, CHECKSUM_BLOCK, Completion, Error, ErrorKind, Operation,
-    Region, Request, Result,
+    AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Completion, Error, ErrorKind, Operation, Region, Request,
+    Result,
 };
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
@@ -93,15 +94,7 @@ impl Blkdev {
             settings,
         })?;
         let cache = transport.open_cache(backend)?;
-        let geometry = BackingGeometry {
-            size,
-            sector: 512,
-            physical_sector: 4096,
-            rotational: false,
-            volatile_cache: true,
-            discard_zeroes: true,
-            discard_granularity: 512,
-        };
+        let geometry = geometry(size);
         let disk = ModelDisk::new(model);
         let worker = BackgroundWorker::new(Arc::clone(&cache), ModelDisk::new(Model::INSTANT), geometry);
         let device = Arc::new(Device::cached(Arc::clone(&cache), geometry));

@@ -2,7 +2,7 @@
 
 use super::rig::{Asked, Options, Rig};
 use super::{Still, bell, std::sync::Mutex};
-use crate::{Admission, Bypass, BypassTicket, Cache, CacheMode, Settings, Step, ZeroProgress};
+use crate::{Admission, Bypass, BypassTicket, Cache, CacheMode, FlushTicket, Settings, Step, ZeroProgress};
 use alloc::{sync::Arc, task::Wake};
 use cbd_types::{ByteRange, ErrorKind, LaneId};
 use core::task::Waker;
@@ -66,15 +66,26 @@ fn nothing_is_filled_while_a_bypass_is_on_its_way() {
     misses.drain(..).for_each(|miss| rig.cache.cancel_fill(miss));
 }
 
+/// Writes a block through the cache.
+fn write_through(rig: &Rig, number: u64) {
+    let ticket = begun(rig, block(number));
+    rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
+}
+
+/// Writes a block through the cache, and begins a flush, which waits for the backing device.
+fn flush_behind_a_write(rig: &Rig, seen: &mut u64, waker: &Waker) -> FlushTicket {
+    write_through(rig, 3);
+    let flush = rig.cache.flush_through(seen).expect("it runs").expect("something went past");
+    assert!(rig.cache.flushed(flush, waker).is_none());
+    flush
+}
+
 #[test]
 fn a_flush_waits_for_the_backing_device_once() {
     let mut rig = rig(CacheMode::Writethrough);
     let mut seen = 0;
     let (room, waker) = bell();
-    let ticket = begun(&rig, block(3));
-    rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
-    let flush = rig.cache.flush_through(&mut seen).expect("it runs").expect("something went past");
-    assert!(rig.cache.flushed(flush, &waker).is_none());
+    let flush = flush_behind_a_write(&rig, &mut seen, &waker);
     rig.run();
     assert!(room.rings() > 0);
     assert!(matches!(rig.cache.flushed(flush, &waker), Some(Ok(()))));
@@ -84,12 +95,8 @@ fn a_flush_waits_for_the_backing_device_once() {
 #[test]
 fn a_flush_that_waits_for_the_backing_device_fails_when_the_region_does() {
     let mut rig = rig(CacheMode::Writethrough);
-    let mut seen = 0;
     let (room, waker) = bell();
-    let ticket = begun(&rig, block(3));
-    rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
-    let flush = rig.cache.flush_through(&mut seen).expect("it runs").expect("something went past");
-    assert!(rig.cache.flushed(flush, &waker).is_none());
+    let flush = flush_behind_a_write(&rig, &mut 0, &waker);
     let region = rig.transport.region();
     region.memory().fail_stores_after(0);
     let _ = region.store(0, &[0]);
@@ -103,12 +110,10 @@ fn a_flush_that_waits_for_the_backing_device_fails_when_the_region_does() {
 fn what_was_written_through_is_written_again_after_a_failed_flush_and_only_then() {
     for fails in [false, true] {
         let mut rig = rig(CacheMode::Writethrough);
-        let ticket = begun(&rig, block(3));
-        rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
         rig.disk.with(|state| state.refuses_flushes = fails);
         let mut seen = 0;
         let (_, waker) = bell();
-        let flush = rig.cache.flush_through(&mut seen).expect("it runs").expect("something went past");
+        let flush = flush_behind_a_write(&rig, &mut seen, &waker);
         while matches!(rig.worker.step(), Step::Busy | Step::WaitBacking) {}
         assert_eq!(rig.cache.flushed(flush, &waker).map(|ended| ended.is_err()), Some(fails));
         rig.disk.with(|state| state.refuses_flushes = false);
@@ -126,17 +131,13 @@ fn what_was_written_through_is_written_again_after_a_failed_flush_and_only_then(
 #[test]
 fn what_bypasses_came_behind_is_forgotten_when_the_backing_device_has_it() {
     let mut rig = rig(CacheMode::Writethrough);
-    let write = |rig: &Rig, number| {
-        let ticket = begun(rig, block(number));
-        rig.cache.end_bypass(ticket, Some(&[1; BLOCK as usize]), true);
-    };
     let superseded = |rig: &Rig| rig.cache.lane(LaneId(0)).lock().has_superseded();
-    (0..8).for_each(|number| write(&rig, number));
+    (0..8).for_each(|number| write_through(&rig, number));
     assert!(!superseded(&rig), "nothing was cached before");
-    (0..8).for_each(|number| write(&rig, number));
+    (0..8).for_each(|number| write_through(&rig, number));
     assert!(superseded(&rig), "no flush has covered the first ones");
     rig.drain_without_clock();
-    write(&rig, 100);
+    write_through(&rig, 100);
     assert!(!superseded(&rig));
 }
 

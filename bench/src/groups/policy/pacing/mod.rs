@@ -6,15 +6,14 @@
 mod disk;
 
 use super::trace::Zipf;
+use crate::instant_disk::geometry;
 use crate::options::Options;
 use crate::{Figures, rounded};
 use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, Consistency, FormatOptions, Settings, Step, Transport,
 };
 use cbd_pmem::Mapping;
-use cbd_types::{
-    AlignedBuffer, BackingGeometry, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Region, Result,
-};
+use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Region, Result};
 use disk::{SlowQueue, Surroundings};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -175,15 +174,7 @@ impl Run {
         let cache = transport.open_cache(backend)?;
         let wanted = Arc::new(Wanted::default());
         cache.set_worker_waker(Waker::from(Arc::clone(&wanted)));
-        let geometry = BackingGeometry {
-            size: device,
-            sector: 512,
-            physical_sector: 4096,
-            rotational: false,
-            volatile_cache: true,
-            discard_zeroes: true,
-            discard_granularity: 512,
-        };
+        let geometry = geometry(device);
         let bandwidth = size / 32;
         let queue = SlowQueue::new(Arc::clone(&clock), bandwidth, DEPTH);
         let worker = BackgroundWorker::new(Arc::clone(&cache), queue, geometry);

@@ -396,16 +396,30 @@ impl Writeback {
             self.flushed(cache, now);
             return Progress::Busy;
         }
+        if self.send_flush(cache, queue, true) {
+            return Progress::InFlight;
+        }
+        self.flushed(cache, now);
+        Progress::Busy
+    }
+
+    /// Sends a flush of everything that the backing device has accepted. Returns `false` if none is needed, because it has no
+    /// volatile cache.
+    fn send_flush<E: Environment, Q: BackingQueue>(
+        &mut self,
+        cache: &Cache<E>,
+        queue: &mut Q,
+        ends_batch: bool,
+    ) -> bool {
         let covered = cache.covered_by_flush();
         if !self.geometry.volatile_cache {
             cache.backing_flushed(covered);
-            self.flushed(cache, now);
-            return Progress::Busy;
+            return false;
         }
         self.next_token += 1;
-        self.flushing = Some((covered, true));
+        self.flushing = Some((covered, ends_batch));
         queue.submit(OpToken(self.next_token), BackingOp::Flush);
-        Progress::InFlight
+        true
     }
 
     /// Sends a flush that requests wait for, beside what is in flight of a batch. Returns true if none is needed, because the
@@ -419,15 +433,7 @@ impl Writeback {
         if !cache.wants_backing_flush() || self.flushing.is_some() || now < self.failing.retry_at_ms() {
             return false;
         }
-        let covered = cache.covered_by_flush();
-        if !self.geometry.volatile_cache {
-            cache.backing_flushed(covered);
-            return true;
-        }
-        self.next_token += 1;
-        self.flushing = Some((covered, false));
-        queue.submit(OpToken(self.next_token), BackingOp::Flush);
-        false
+        !self.send_flush(cache, queue, false)
     }
 
     /// The backing device has flushed the data that was written of the batch.
