@@ -310,6 +310,16 @@ fn wait_for_mode(client: &Client, transport: u32, backend: u32, mode: CacheMode)
                 ),
             ));
         }
+        let kept = cache.parked.len() + cache.quarantined.len();
+        if kept > 0 {
+            return Err(Error::new(
+                ErrorKind::Backing,
+                format!(
+                    "{kept} ranges are parked or quarantined (status lists them): {wanted} is in force when the backing device has \
+                     taken them, or they are overwritten; cache_mode=writeback cancels the change"
+                ),
+            ));
+        }
         std::thread::sleep(MODE_POLL);
     }
 }

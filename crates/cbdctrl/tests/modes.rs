@@ -93,6 +93,17 @@ fn a_change_for_which_the_disk_fails_is_an_error_and_what_is_dirty_stays() {
 }
 
 #[test]
+fn a_change_that_a_parked_range_delays_is_an_error_that_says_so() {
+    let fixture = slow_to_drain("fault:op=write,range=0-65536");
+    fixture.ok(&["set", "-b", "0", "on_write_error=park", "write_error_after_s=0"]);
+    until("a parked range", || fixture.cache()["parked"].as_array().is_some_and(|ranges| !ranges.is_empty()));
+    let ran = fixture.run(&["set", "-b", "0", "cache_mode=writethrough"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.stderr.contains("parked or quarantined"), "{ran:?}");
+    assert_eq!(fixture.cache()["is_changing_mode"], true);
+}
+
+#[test]
 fn sigterm_ends_the_daemon_while_writes_that_went_past_the_cache_wait_for_the_disk() {
     let mut fixture = Fixture::new();
     fixture.decorate = Some("fault:op=write,how=stall".to_owned());
