@@ -52,7 +52,8 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// A queue of `device` with `backing` as its queue of the backing device. `waker` is called, from any
-    /// thread, when [`poll`](Self::poll) may make progress with a waiting request.
+    /// thread, when [`poll`](Self::poll) may make progress with a waiting request. No other queue has the same waker: when this
+    /// queue gives up its requests, the cache removes the waker from its wait lists.
     pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
         let reported_failures = device.cache().map_or(0, |cache| cache.reported_failures());
         let number = device.number_queue();
