@@ -379,7 +379,11 @@ Settings:
   cache_mode=MODE                       writeback, writethrough, writearound or passthrough
   read_fill=admit|all|off               which misses are recorded
   sequential_read_cutoff=off|SIZE       longer sequential reads are not recorded
-  readahead=auto|off                    whether sequential reads that miss are read ahead";
+  readahead=auto|off                    whether sequential reads that miss are read ahead
+  sequential_write_cutoff=off|SIZE      longer sequential writes go to the disk alone
+  when_full=wait|around                 what a write does that finds no space
+  congestion_read_us=off|US             latency of the cache above which reads go past it
+  congestion_write_us=off|US            the same for writes";
 
 /// Options of the daemon.
 #[derive(Args, Debug, Default)]

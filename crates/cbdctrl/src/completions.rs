@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 22] = [
+pub const SETTINGS: [&str; 27] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -38,6 +38,11 @@ pub const SETTINGS: [&str; 22] = [
     "sequential_read_cutoff=",
     "readahead=auto",
     "readahead=off",
+    "sequential_write_cutoff=",
+    "when_full=wait",
+    "when_full=around",
+    "congestion_read_us=",
+    "congestion_write_us=",
 ];
 
 /// The completions for a shell.

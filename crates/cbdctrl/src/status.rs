@@ -150,12 +150,15 @@ fn add_held(page: &mut String, backend: &BackendStatus) {
 
 /// Why bytes went past the cache, if any did.
 fn add_bypassed(page: &mut String, cache: &CacheInfo) {
-    let bypassed: Vec<String> = cache
+    let mut bypassed: Vec<String> = cache
         .bypassed_bytes
         .iter()
         .filter(|(_, bytes)| **bytes > 0)
         .map(|(reason, bytes)| format!("{} {}", reason.replace('_', " "), format_size(*bytes)))
         .collect();
+    if cache.bypass_refused_bytes > 0 {
+        bypassed.push(format!("not legal, so cached: {}", format_size(cache.bypass_refused_bytes)));
+    }
     if !bypassed.is_empty() {
         line(page, 4, "bypassed", bypassed.join(", "));
     }
@@ -314,7 +317,8 @@ mod tests {
         });
         let further = serde_json::json!({
             "cache_mode": "writeback", "is_changing_mode": false, "read_fill": "admit",
-            "sequential_read_cutoff": 4194304, "readahead": "auto", "read_latency_target_us": 0,
+            "sequential_read_cutoff": 4194304, "readahead": "auto", "sequential_write_cutoff": 0,
+            "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
             "writeback_paused_until_ms": 0,
         });
         for more in [&further, &cache] {
@@ -365,9 +369,12 @@ mod tests {
 
     #[test]
     fn the_bytes_that_went_past_the_cache_are_shown_by_reason() {
-        let bypassed = serde_json::json!({ "bypassed_bytes": { "not_admitted": 4096, "sequential": 0 } });
+        let bypassed = serde_json::json!({
+            "bypassed_bytes": { "not_admitted": 4096, "sequential": 0 }, "bypass_refused_bytes": 512,
+        });
         let page = page(&status(bypassed));
         assert!(page.contains("bypassed") && page.contains("not admitted 4 KiB"), "{page}");
+        assert!(page.contains("not legal, so cached: 512"), "{page}");
         assert!(!page.contains("sequential 0"), "{page}");
     }
 

@@ -158,7 +158,7 @@ const GAUGES: [Gauge; 4] = [
 type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
 
 /// Name, kind, help and value of the metrics of caches.
-const OF_CACHES: [(&str, &str, &str, OfCache); 21] = [
+const OF_CACHES: [(&str, &str, &str, OfCache); 22] = [
     ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
     ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
         backend.info.cache_used_segs
@@ -229,6 +229,12 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 21] = [
         "counter",
         "Damaged records that were clean, and were read from the backing device instead.",
         |_, cache| cache.damage_healed,
+    ),
+    (
+        "cbd_cache_bypass_refused_bytes_total",
+        "counter",
+        "Bytes that a setting would have sent past the cache, and that were cached because it was not legal.",
+        |_, cache| cache.bypass_refused_bytes,
     ),
     ("cbd_cache_quarantined_ranges", "gauge", "Ranges whose data is damaged.", |_, cache| {
         cache.quarantined.len() as u64

@@ -21,7 +21,7 @@ pub const LATENCY_US_MAX: u32 = 60_000_000;
 pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 
 /// The names of all settings.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 16] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -34,6 +34,10 @@ pub const NAMES: [&str; 12] = [
     "read_fill",
     "sequential_read_cutoff",
     "readahead",
+    "sequential_write_cutoff",
+    "when_full",
+    "congestion_read_us",
+    "congestion_write_us",
 ];
 
 fn invalid(text: String) -> Error {
@@ -69,9 +73,15 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
             "cache_mode" => change.cache_mode.replace(value.parse()?).is_some(),
             "read_fill" => change.read_fill.replace(value.parse()?).is_some(),
             "readahead" => change.readahead.replace(value.parse()?).is_some(),
+            "when_full" => change.when_full.replace(value.parse()?).is_some(),
             "sequential_read_cutoff" => {
                 change.sequential_read_cutoff.replace(size_or_off(name, value)?).is_some()
             }
+            "sequential_write_cutoff" => {
+                change.sequential_write_cutoff.replace(size_or_off(name, value)?).is_some()
+            }
+            "congestion_read_us" => change.congestion_read_us.replace(microseconds(name, value)?).is_some(),
+            "congestion_write_us" => change.congestion_write_us.replace(microseconds(name, value)?).is_some(),
             "read_latency_target_us" => {
                 change.read_latency_target_us.replace(microseconds(name, value)?).is_some()
             }
@@ -121,6 +131,10 @@ pub fn typed(settings: &Settings) -> String {
         ("read_fill", settings.read_fill.name().to_owned()),
         ("sequential_read_cutoff", size(settings.sequential_read_cutoff)),
         ("readahead", settings.readahead.name().to_owned()),
+        ("sequential_write_cutoff", size(settings.sequential_write_cutoff)),
+        ("when_full", settings.when_full.name().to_owned()),
+        ("congestion_read_us", latency(settings.congestion_read_us)),
+        ("congestion_write_us", latency(settings.congestion_write_us)),
     ]
     .map(|(name, value)| format!("{name}={value}"))
     .join(" ")
@@ -196,7 +210,11 @@ pub fn check(change: &SettingsChange) -> Result<()> {
             "write_error_after_s is a whole number of seconds from 0 to {SECONDS_MAX}, not {seconds}"
         )));
     }
-    for (name, value) in [("read_latency_target_us", change.read_latency_target_us)] {
+    for (name, value) in [
+        ("congestion_read_us", change.congestion_read_us),
+        ("congestion_write_us", change.congestion_write_us),
+        ("read_latency_target_us", change.read_latency_target_us),
+    ] {
         if let Some(value) = value.filter(|&value| value > LATENCY_US_MAX) {
             return Err(invalid(format!("{name} is 0 to {LATENCY_US_MAX} microseconds, not {value}")));
         }
@@ -230,10 +248,10 @@ mod tests {
 
     #[test]
     fn a_setting_that_can_be_off_is_off_or_has_a_value() {
-        for name in ["sequential_read_cutoff"] {
+        for name in ["sequential_read_cutoff", "sequential_write_cutoff"] {
             let bytes = |value: &str| {
                 let change = parse(&[&format!("{name}={value}")])?;
-                Ok::<_, Error>(change.sequential_read_cutoff)
+                Ok::<_, Error>(change.sequential_read_cutoff.or(change.sequential_write_cutoff))
             };
             assert_eq!(bytes("off").unwrap(), Some(0));
             assert_eq!(bytes("4M").unwrap(), Some(4 << 20));
@@ -242,7 +260,7 @@ mod tests {
                 assert!(error.line().starts_with(&format!("{name} is off or a size")), "{error}");
             }
         }
-        for name in ["read_latency_target_us"] {
+        for name in ["congestion_read_us", "congestion_write_us", "read_latency_target_us"] {
             assert!(
                 parse(&[&format!("{name}=off")]).is_ok() && parse(&[&format!("{name}=60000000")]).is_ok()
             );
@@ -276,6 +294,7 @@ mod tests {
         let change =
             parse_changes(&typed(&settings).split(' ').map(str::to_owned).collect::<Vec<_>>()).unwrap();
         assert_eq!(change.sequential_read_cutoff, Some(1 << 20));
+        assert_eq!(change.when_full, Some(crate::api::WhenFull::Wait));
         let names: Vec<_> = typed(&settings)
             .split(' ')
             .filter_map(|text| text.split_once('='))

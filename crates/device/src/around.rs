@@ -2,7 +2,8 @@
 //!
 //! Invariants: a step of a change is submitted to the backing device only after the cache has begun its bypass, and the bypass ends
 //! only when the backing device has returned the step; a request that waits may have steps in flight, which end by themselves, so no
-//! cycle of waits can form.
+//! cycle of waits can form. A change that goes past the cache by choice fails only where the cache would fail it, too: what the
+//! backing device refuses is cached.
 
 use crate::{
     Queue,
@@ -10,7 +11,9 @@ use crate::{
     queue::complete,
 };
 use alloc::{sync::Arc, vec::Vec};
-use cbd_engine::{Admission, BYPASS_MAX, Bypass, Cache, Environment, FlushTicket, ZeroProgress};
+use cbd_engine::{
+    Admission, BYPASS_MAX, Bypass, BypassReason, Cache, Environment, FlushTicket, WhenFull, ZeroProgress,
+};
 use cbd_types::{BackingOp, BackingQueue, ByteRange, Completion, Operation, Request, Result};
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
@@ -49,15 +52,41 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.complete_parked(place, done);
     }
 
-    /// Submits a change in a mode in which it may go past the cache.
+    /// Why a write is to go past the cache, whatever the mode; called once for each write.
+    #[inline(never)]
+    pub(crate) fn bypass_reason(
+        &self,
+        cache: &Cache<E>,
+        range: ByteRange,
+        fua: bool,
+    ) -> Option<BypassReason> {
+        let settings = cache.settings();
+        if settings.sequential_write_cutoff > 0 {
+            let followed = self.device.write_streams.lock().follow(self.number, range.start, range, 0);
+            // Past the cache a FUA write would wait for a flush of the backing device.
+            if followed.before >= settings.sequential_write_cutoff && !fua {
+                return Some(BypassReason::Sequential);
+            }
+        }
+        if cache.are_writes_congested(&settings) && !fua {
+            return Some(BypassReason::Congested);
+        }
+        let is_full = settings.when_full == WhenFull::Around
+            && cache.is_writeback()
+            && cache.pieces(range).next().is_some_and(|piece| cache.is_sooner_around(piece));
+        is_full.then_some(BypassReason::Full)
+    }
+
+    /// Submits a change that may go past the cache: because of the mode, or for another reason.
     #[inline(never)]
     pub(crate) fn submit_around(
         &mut self,
         cache: &Arc<Cache<E>>,
         request: Request,
+        reason: Option<BypassReason>,
         done: &mut Vec<Completion>,
     ) {
-        let progress = Progress::Around(Around::from(request.range.start));
+        let progress = Progress::Around(Around::from(request.range.start, reason));
         let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
         self.go_around(cache, place, done);
     }
@@ -105,7 +134,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             }
             _ => &[],
         };
-        let ticket = match cache.begin_bypass(step, &self.waker)? {
+        let bypass = match around.reason_now(cache, step) {
+            Some(reason) => cache.begin_bypass(step, reason, &self.waker)?,
+            None => Bypass::Cached,
+        };
+        let ticket = match bypass {
             Bypass::Wait => return Ok(false),
             Bypass::Cached => {
                 let admission = match operation {
@@ -138,6 +171,18 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         (around.next, around.zeroed) = (step.end, ZeroProgress::default());
         self.send(InFlightOp { bypass: Some(ticket), ..InFlightOp::without_misses(place, step) }, op);
         Ok(true)
+    }
+
+    /// The backing device has refused a step that went past the cache by choice: it is cached instead.
+    #[inline(never)]
+    pub(crate) fn cache_instead(&mut self, place: usize, step: ByteRange) {
+        let Some(parked) = self.parked.get_mut(place) else { return };
+        let Progress::Around(around) = &mut parked.progress else { return };
+        (around.next, around.reason) = (around.next.min(step.start), None);
+        if !self.waiting.contains(&place) {
+            self.waiting.push_back(place);
+            self.waker.wake_by_ref();
+        }
     }
 
     /// Completes a change whose steps have all returned; a FUA change first gets its flush.
@@ -174,5 +219,20 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 break;
             }
         }
+    }
+}
+
+impl Around {
+    /// Why the next step is to go past the cache at this moment, if it is.
+    fn reason_now<E: Environment>(&self, cache: &Cache<E>, step: ByteRange) -> Option<BypassReason> {
+        if !cache.is_writeback() {
+            return Some(self.reason.unwrap_or(BypassReason::Mode));
+        }
+        self.reason.filter(|reason| match reason {
+            // The mode has changed.
+            BypassReason::Mode => false,
+            BypassReason::Full => cache.is_sooner_around(step),
+            _ => true,
+        })
     }
 }

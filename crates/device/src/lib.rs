@@ -30,6 +30,8 @@ pub struct Device<E: Environment> {
     backing: BackingGeometry,
     /// The sequential streams of reads, over all queues.
     streams: lock_api::Mutex<E::Lock, Streams>,
+    /// The same of writes.
+    write_streams: lock_api::Mutex<E::Lock, Streams>,
     /// The number of the next queue.
     queues: AtomicU32,
 }
@@ -46,8 +48,8 @@ impl<E: Environment> Device<E> {
     }
 
     fn new(cache: Option<Arc<Cache<E>>>, backing: BackingGeometry) -> Self {
-        let streams = lock_api::Mutex::<E::Lock, _>::new(Streams::new());
-        Self { cache, backing, streams, queues: AtomicU32::new(0) }
+        let streams = || lock_api::Mutex::<E::Lock, _>::new(Streams::new());
+        Self { cache, backing, streams: streams(), write_streams: streams(), queues: AtomicU32::new(0) }
     }
 
     /// The cache, if the blkdev has one.

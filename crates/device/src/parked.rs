@@ -1,7 +1,7 @@
 //! Parked requests, and their operations on the backing device.
 
 use alloc::vec::Vec;
-use cbd_engine::{BypassTicket, FlushTicket, Miss, ZeroProgress};
+use cbd_engine::{BypassReason, BypassTicket, FlushTicket, Miss, ZeroProgress};
 use cbd_types::{ByteRange, Error, Request};
 
 /// A request that has not completed.
@@ -35,6 +35,8 @@ pub(crate) enum Progress {
 pub(crate) struct Around {
     /// All bytes of the device range before this offset are done, or in flight.
     pub(crate) next: u64,
+    /// Why it is to go past the cache in writeback mode; `None` if it is to be cached there.
+    pub(crate) reason: Option<BypassReason>,
     /// Some of it went past the cache.
     pub(crate) went_past: bool,
     /// Some of it is in the cache.
@@ -44,8 +46,8 @@ pub(crate) struct Around {
 }
 
 impl Around {
-    pub(crate) fn from(start: u64) -> Self {
-        Self { next: start, went_past: false, cached: false, zeroed: ZeroProgress::default() }
+    pub(crate) fn from(start: u64, reason: Option<BypassReason>) -> Self {
+        Self { next: start, reason, went_past: false, cached: false, zeroed: ZeroProgress::default() }
     }
 }
 

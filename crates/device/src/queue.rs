@@ -10,7 +10,7 @@ use crate::{
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
-use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER, ZeroProgress};
+use cbd_engine::{Admission, BypassReason, Cache, Environment, Miss, TOGETHER};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
     Request, Result, SpareBuffers, backing::BackingDone,
@@ -36,7 +36,7 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     /// Data that was read before it was asked for.
     ahead: ReadAhead,
     /// The number of the queue in its device.
-    number: u32,
+    pub(crate) number: u32,
     /// The adjacent ranges that were read last without a miss.
     hits: ByteRange,
     pub(crate) spare: SpareBuffers,
@@ -134,14 +134,21 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
     /// until [`unplug`](Self::unplug), to be executed in a batch.
     pub fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
-        if self.is_short(&request) {
-            self.plugged.push(request);
-            if self.plugged.len() == TOGETHER {
-                self.unplug(done);
-            }
-        } else {
+        if !self.is_short(&request) {
             self.unplug(done);
-            self.submit(request, done);
+            return self.submit(request, done);
+        }
+        let device = Arc::clone(&self.device);
+        if let Some(cache) = device.cache()
+            && !cache.caches_writes()
+            && let Some(reason) = self.bypass_reason(cache, request.range, request.fua)
+        {
+            self.unplug(done);
+            return self.submit_around(cache, request, Some(reason), done);
+        }
+        self.plugged.push(request);
+        if self.plugged.len() == TOGETHER {
+            self.unplug(done);
         }
     }
 
@@ -154,7 +161,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let device = Arc::clone(&self.device);
         match device.cache() {
             Some(cache) if plugged.len() > 1 => self.write_together(cache, &mut plugged, done),
-            _ => plugged.drain(..).for_each(|request| self.submit(request, done)),
+            Some(cache) => plugged.drain(..).for_each(|request| self.change_cached(cache, request, done)),
+            None => plugged.drain(..).for_each(|request| self.submit(request, done)),
         }
         self.plugged = plugged;
     }
@@ -168,7 +176,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && self
                 .device
                 .cache()
-                .is_some_and(|cache| cache.caches_writes() && cache.pieces(request.range).nth(1).is_none())
+                .is_some_and(|cache| cache.is_writeback() && cache.pieces(request.range).nth(1).is_none())
     }
 
     // Out of line: for a single request `unplug` calls `submit`, which needs more stack.
@@ -185,9 +193,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         for (write, request) in writes.iter_mut().zip(&*requests) {
             *write = (request.range, &request.buffer);
         }
+        let begun_us = cache.begin_measured_write();
         cache.write_together(&writes[..requests.len()], &self.waker, |number, result| {
             results[number] = Some(result);
         });
+        cache.end_measured_write(begun_us);
         let is_forced = |(request, result): &(&Request, &Option<Result<Admission>>)| {
             request.fua && matches!(result, Some(Ok(Admission::Done(_))))
         };
@@ -247,14 +257,20 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.submit_uncached(parked(data));
             return None;
         };
+        let mut begun_us = None;
         if !cache.caches_writes() {
-            let cache = Arc::clone(cache);
-            let mut done = Vec::new();
-            self.submit_around(&cache, parked(data), &mut done);
-            return done.pop().map(|completion| completion.result);
+            let reason = self.bypass_reason(cache, range, fua);
+            if reason.is_some() || !cache.is_writeback() {
+                let cache = Arc::clone(cache);
+                let mut done = Vec::new();
+                self.submit_around(&cache, parked(data), reason, &mut done);
+                return done.pop().map(|completion| completion.result);
+            }
+            begun_us = cache.begin_measured_write();
         }
         let mut progress = Progress::Written(range.start);
         let result = advance(cache, &Change { operation, range, data, fua }, &mut progress, &self.waker);
+        cache.end_measured_write(begun_us);
         if result.is_none() {
             self.wait_for_space(parked(data), progress);
         }
@@ -277,7 +293,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.submit_uncached(parked(AlignedBuffer::zeroed(out.len())));
             return None;
         };
+        let begun_us = cache.begin_measured_read();
         let found = look_up(cache, range, out, &mut self.misses);
+        cache.end_measured_read(begun_us);
         if found.is_err() || self.misses.is_empty() {
             self.note_hit(range);
             return Some(found);
@@ -325,11 +343,14 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// Passes data that was read for completed misses to the cache. Out of line: the rest of `poll` needs more stack.
     #[inline(never)]
     fn complete_fills(&mut self, cache: &Arc<Cache<E>>) {
+        let is_congested = cache.are_reads_congested();
         for Fill { misses, range, buffer, is_behind_cutoff } in core::mem::take(&mut self.fills) {
             for miss in misses {
                 let at = (miss.range.start - range.start) as usize;
                 let data = &buffer[at..at + miss.range.len() as usize];
-                if is_behind_cutoff {
+                if is_congested {
+                    cache.bypass_fill(miss, BypassReason::Congested);
+                } else if is_behind_cutoff {
                     cache.complete_fill_behind_cutoff(miss, data);
                 } else {
                     cache.complete_fill(miss, data);
@@ -384,25 +405,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         Ok(())
     }
 
-    fn submit_cached(&mut self, cache: &Arc<Cache<E>>, request: Request, done: &mut Vec<Completion>) {
-        let mut progress = match request.operation {
-            Operation::Flush => return self.flush(cache, request, done),
-            Operation::Read => return self.read(cache, request, done),
-            _ if !cache.caches_writes() => return self.submit_around(cache, request, done),
-            Operation::Write => Progress::Written(request.range.start),
-            Operation::Discard | Operation::WriteZeroes => Progress::Zeroed(ZeroProgress::default()),
-        };
-        match advance(cache, &Change::of(&request), &mut progress, &self.waker) {
-            Some(result) => complete(request, result, done),
-            None => self.wait_for_space(request, progress),
-        }
-    }
-
-    fn wait_for_space(&mut self, request: Request, progress: Progress) {
-        let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
-        self.waiting.push_back(place);
-    }
-
     /// Continues a request that waited for space. Out of line as [`complete_fills`](Self::complete_fills).
     #[inline(never)]
     fn go_on(&mut self, cache: &Arc<Cache<E>>, place: usize, done: &mut Vec<Completion>) {
@@ -423,7 +425,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     }
 
     fn read(&mut self, cache: &Arc<Cache<E>>, mut request: Request, done: &mut Vec<Completion>) {
+        let begun_us = cache.begin_measured_read();
         let found = look_up(cache, request.range, &mut request.buffer, &mut self.misses);
+        cache.end_measured_read(begun_us);
         if found.is_err() || self.misses.is_empty() {
             self.note_hit(request.range);
             return complete(request, found, done);
@@ -459,7 +463,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.send(InFlightOp::without_misses(place, range), op);
     }
 
-    pub(crate) fn op_finished(&mut self, finished: BackingDone, done: &mut Vec<Completion>) {
+    pub(crate) fn op_finished(&mut self, mut finished: BackingDone, done: &mut Vec<Completion>) {
         let Some(mut op) = self.ops.remove(finished.token.0 as usize) else { return };
         let is_good = finished.result.is_ok();
         let device = Arc::clone(&self.device);
@@ -468,7 +472,12 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 BackingOp::Write { buffer, .. } => Some(&**buffer),
                 _ => None,
             };
+            let by_choice = ticket.is_by_choice();
             cache.end_bypass(ticket, data, is_good);
+            if !is_good && by_choice {
+                finished.result = Ok(());
+                self.cache_instead(op.parked, op.range);
+            }
         }
         let Some(parked) = self.parked.get_mut(op.parked) else { return };
         parked.outstanding -= 1;

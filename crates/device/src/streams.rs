@@ -1,4 +1,4 @@
-//! Sequential streams of reads, recognized by their misses.
+//! Sequential streams: of reads, recognized by their misses, and of writes.
 //!
 //! A request that continues where an earlier one ended belongs to its stream. A new stream is a candidate until enough bytes were
 //! read in sequence, so random requests do not displace streams. All queues of a device share one table: a stream that alternates
@@ -103,7 +103,7 @@ impl Streams {
         }
     }
 
-    /// Notes that `queue` reads `asked`, part of which missed. `run_start`: where the hits began that end at its start, or its
+    /// Notes that `queue` reads `asked`, part of which missed, or writes it. `run_start`: where the hits began that end at its start, or its
     /// start. `limit`: the end of what may be read ahead; 0 if nothing may.
     pub(crate) fn follow(&mut self, queue: u32, run_start: u64, asked: ByteRange, limit: u64) -> Followed {
         self.lookups += 1;

@@ -31,8 +31,12 @@ macro_rules! reasons {
 reasons! {
     /// Bytes that the mode of the cache sends past it.
     Mode "mode",
-    /// Bytes of a sequential stream of reads behind the cutoff, in a full cache.
+    /// Bytes of a sequential stream of writes behind the cutoff, and of reads where the cache is full.
     Sequential "sequential",
+    /// Bytes that came while the cache itself took longer than `congestion_read_us` or `congestion_write_us`.
+    Congested "congested",
+    /// Bytes of writes that found the cache full.
+    Full "full",
     /// Reads that missed, and that admission did not find worth their space in a full cache.
     NotAdmitted "not_admitted",
     /// Reads that missed while `read_fill` was `off`.

@@ -42,7 +42,7 @@ pub use cache::{
 };
 pub use rare::RarePaths;
 pub use repair::copy_over;
-pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings};
+pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
 pub use slots::TwoSlots;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,

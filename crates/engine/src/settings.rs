@@ -120,6 +120,16 @@ choice! {
     }
 }
 
+choice! {
+    /// What a write does that finds no space.
+    pub enum WhenFull {
+        /// It waits until writeback and reclaim have freed space.
+        Wait "wait",
+        /// It goes to the backing device alone where that is legal and sooner; otherwise it is cached, or waits.
+        Around "around",
+    }
+}
+
 /// Maximum of `gc_percent`.
 const GC_PERCENT_MAX: u8 = 98;
 /// Maximum of `dirty_target_percent`.
@@ -157,6 +167,14 @@ pub struct Settings {
     pub sequential_read_cutoff: u64,
     /// Whether sequential reads that miss are read ahead.
     pub readahead: Readahead,
+    /// Bytes of a sequential stream of writes behind which they go to the backing device alone; 0 means never.
+    pub sequential_write_cutoff: u64,
+    /// What a write does that finds no space.
+    pub when_full: WhenFull,
+    /// Latency in microseconds of reads of the cache itself above which misses are not recorded; 0 means never.
+    pub congestion_read_us: u32,
+    /// Latency in microseconds of writes of the cache itself above which writes go to the backing device alone; 0 means never.
+    pub congestion_write_us: u32,
     /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 means never.
     pub read_latency_target_us: u32,
     /// Until when writeback is paused, in milliseconds of the wall clock; 0 if it is not. A drain that was requested is not
@@ -177,6 +195,10 @@ impl Default for Settings {
             read_fill: ReadFill::Admit,
             sequential_read_cutoff: SEQUENTIAL_READ_CUTOFF,
             readahead: Readahead::Auto,
+            sequential_write_cutoff: 0,
+            when_full: WhenFull::Wait,
+            congestion_read_us: 0,
+            congestion_write_us: 0,
             read_latency_target_us: 0,
             writeback_paused_until_ms: 0,
         }
@@ -187,7 +209,14 @@ impl Settings {
     /// Whether requests can go past the cache with these settings, so that the region needs the feature for it.
     #[must_use]
     pub const fn can_bypass(&self) -> bool {
-        !matches!(self.cache_mode, CacheMode::Writeback)
+        !matches!(self.cache_mode, CacheMode::Writeback) || self.may_bypass_by_choice()
+    }
+
+    /// Whether writes that the mode would cache may go past the cache.
+    pub(crate) const fn may_bypass_by_choice(&self) -> bool {
+        self.sequential_write_cutoff > 0
+            || self.congestion_write_us > 0
+            || matches!(self.when_full, WhenFull::Around)
     }
 
     /// The bytes that are to be dirty in a cache of `capacity` bytes.
@@ -221,7 +250,11 @@ impl Settings {
                 ),
             ));
         }
-        for (name, value) in [("read_latency_target_us", self.read_latency_target_us)] {
+        for (name, value) in [
+            ("congestion_read_us", self.congestion_read_us),
+            ("congestion_write_us", self.congestion_write_us),
+            ("read_latency_target_us", self.read_latency_target_us),
+        ] {
             if value > LATENCY_US_MAX {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,

@@ -120,8 +120,16 @@ on_media! {
         936 read_latency_target_us: U32,
         /// 0 writeback, 1 writethrough, 2 writearound, 3 passthrough.
         940 write_mode: U32,
+        /// Bytes of a sequential stream of writes behind which they go to the backing device alone; 0 never.
+        944 sequential_write_cutoff: U64,
+        /// What a write does that finds no space: 0 it waits, 1 it goes to the backing device alone where that is legal.
+        952 when_full: U32,
+        /// Latency of the cache in microseconds above which reads go past it; 0 never.
+        956 congestion_read_us: U32,
+        /// The same for writes.
+        960 congestion_write_us: U32,
         /// Zero.
-        944 reserved2: [u8; 64],
+        964 reserved2: [u8; 44],
     }
 }
 

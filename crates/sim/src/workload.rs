@@ -46,9 +46,12 @@ pub struct Workload {
     hot: Vec<ByteRange>,
     /// The sequential reads that clients continue now and then.
     streams: [Stream; 2],
+    /// Writes out of a thousand that continue a stream, and these streams.
+    sequential_writes_permille: u64,
+    written: [Stream; 2],
 }
 
-/// Sequential reads: where the next one begins, and the length of each.
+/// Sequential requests: where the next one begins, and the length of each.
 #[derive(Clone, Copy, Default, Debug)]
 struct Stream {
     next: u64,
@@ -81,7 +84,22 @@ impl Workload {
         };
         let borders = (0..=size / CHUNK).map(|chunk| around(chunk * CHUNK));
         let hot = borders.chain([around(size)]).filter(|hot| !hot.is_empty()).collect();
-        Self { size, sector: u64::from(sector), atomic_unit, mix, hot, streams: [Stream::default(); 2] }
+        Self {
+            size,
+            sector: u64::from(sector),
+            atomic_unit,
+            mix,
+            hot,
+            streams: [Stream::default(); 2],
+            sequential_writes_permille: 0,
+            written: [Stream::default(); 2],
+        }
+    }
+
+    /// The same with sequential writes.
+    #[must_use]
+    pub fn with_sequential_writes(self, permille: u64) -> Self {
+        Self { sequential_writes_permille: permille, ..self }
     }
 
     /// The next request.
@@ -107,16 +125,28 @@ impl Workload {
             return Wish { operation, range: ByteRange::at(0, 0), fua: false };
         }
         if operation == Operation::Read && random.chance(Self::SEQUENTIAL_PERMILLE) {
-            return Wish { operation, range: self.sequential(random), fua: false };
+            let mut streams = self.streams;
+            let range = self.sequential(&mut streams, random);
+            self.streams = streams;
+            return Wish { operation, range, fua: false };
+        }
+        if operation == Operation::Write
+            && self.sequential_writes_permille > 0
+            && random.chance(self.sequential_writes_permille)
+        {
+            let mut streams = self.written;
+            let range = self.sequential(&mut streams, random);
+            self.written = streams;
+            return Wish { operation, range, fua: false };
         }
         let range = self.range(random);
         Wish { operation, range, fua: operation != Operation::Read && random.chance(mix.fua_permille) }
     }
 
-    /// The next read of a stream. A stream ends by chance and at the end of the device; another one begins anywhere.
-    fn sequential(&mut self, random: &mut Seeded) -> ByteRange {
-        let number = random.below(self.streams.len() as u64) as usize;
-        let mut stream = self.streams[number];
+    /// The next request of a stream. A stream ends by chance and at the end of the device; another one begins anywhere.
+    fn sequential(&self, streams: &mut [Stream], random: &mut Seeded) -> ByteRange {
+        let number = random.below(streams.len() as u64) as usize;
+        let mut stream = streams[number];
         if stream.next >= self.size || stream.length == 0 || random.chance(20) {
             stream.next = self.range(random).start;
             stream.length = *random.pick(&[self.sector, 4096, 16 << 10, 64 << 10]);
@@ -124,7 +154,7 @@ impl Workload {
         }
         let range = ByteRange { start: stream.next, end: (stream.next + stream.length).min(self.size) };
         stream.next = range.end;
-        self.streams[number] = stream;
+        streams[number] = stream;
         range
     }
 

@@ -23,7 +23,9 @@ use crate::oracle::{Moment, Oracle, Violation};
 use crate::process::{Outlook, Process};
 use crate::random::Seeded;
 use crate::workload::Workload;
-use cbd_engine::{CacheMode, CacheStatus, Consistency, Environment, ReadFill, Readahead, Settings};
+use cbd_engine::{
+    BypassReason, CacheMode, CacheStatus, Consistency, Environment, ReadFill, Readahead, Settings, WhenFull,
+};
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
 };
@@ -94,7 +96,8 @@ impl World {
         let oracle = Oracle::new(options.size, options.sector, atomic_unit);
         let mut world = Self {
             oracle: if options.can_bypass() { oracle.may_lose() } else { oracle },
-            workload: Workload::new(options.size, options.sector, atomic_unit, options.mix),
+            workload: Workload::new(options.size, options.sector, atomic_unit, options.mix)
+                .with_sequential_writes(if options.bypasses { 400 } else { 0 }),
             random,
             memory,
             disk,
@@ -169,7 +172,12 @@ impl World {
     /// Ends the process and adds the counts of its engine.
     fn end_process(&mut self) {
         if let Some(process) = self.process.take() {
-            self.happened.rare = self.happened.rare.and(process.cache().status().rare);
+            let status = process.cache().status();
+            self.happened.rare = self.happened.rare.and(status.rare);
+            let bypassed = |reason| status.bypassed.of(reason);
+            self.happened.past_sequential += bypassed(BypassReason::Sequential);
+            self.happened.past_full += bypassed(BypassReason::Full);
+            self.happened.past_refused += status.refused_bypass_bytes;
         }
     }
 
@@ -284,7 +292,7 @@ impl World {
                 0 => self.stop_and_start(),
                 1..6 => self.replace_a_client(),
                 6..10 if self.options.vary_settings => self.vary_settings(),
-                10..16 if self.options.vary_modes => self.vary_mode(),
+                10..16 if self.options.vary_modes || self.options.bypasses => self.vary_mode(),
                 _ => {}
             },
         }
@@ -320,10 +328,16 @@ impl World {
         }
     }
 
-    /// Changes the mode of the running cache, in the region first.
+    /// Changes what goes past the cache in the running cache, in the region first.
     fn vary_mode(&mut self) {
-        let cache_mode = *self.random.pick(&CacheMode::ALL);
-        let settings = Settings { cache_mode, ..self.process().cache().settings() };
+        let now = self.process().cache().settings();
+        let cache_mode =
+            if self.options.vary_modes { *self.random.pick(&CacheMode::ALL) } else { now.cache_mode };
+        let mut settings = Settings { cache_mode, ..now };
+        if self.options.bypasses {
+            settings.sequential_write_cutoff = *self.random.pick(&[0, 512, 4096, 64 << 10]);
+            settings.when_full = *self.random.pick(&WhenFull::ALL);
+        }
         if let Err(error) = self.process().change_settings(settings) {
             self.fail(format!("{settings:?}: {error}"));
         }

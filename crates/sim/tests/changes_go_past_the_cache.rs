@@ -1,7 +1,7 @@
 //! Changes that go past the cache: what a flush has covered survives any crash, with the region and without it.
 
 use cbd_engine::{CacheMode, Consistency};
-use cbd_sim::{Happened, World, WorldOptions};
+use cbd_sim::{Happened, Mix, World, WorldOptions};
 
 fn run(options: WorldOptions, turns: u64) -> Happened {
     let mut world = World::new(options);
@@ -29,6 +29,55 @@ fn run_all(mode: CacheMode, vary_modes: bool) -> Happened {
 fn what_is_written_through_is_on_the_disk_when_a_flush_completes() {
     let happened = run_all(CacheMode::Writethrough, false);
     assert!(happened.images_past > 100 && happened.power_cuts > 20, "{happened:?}");
+}
+
+fn run_by_choice(change: fn(&mut WorldOptions)) -> Happened {
+    let mut happened = Happened::default();
+    for seed in 1..=60_u64 {
+        let mut options = WorldOptions {
+            bypasses: true,
+            volatile_cache: !seed.is_multiple_of(5),
+            ..WorldOptions::small(seed, Consistency::ALL[seed as usize % 3])
+        };
+        change(&mut options);
+        happened = happened.and(run(options, 1500));
+    }
+    assert!(happened.images_checked > 500 && happened.power_cuts > 20, "{happened:?}");
+    happened
+}
+
+#[test]
+fn sequential_writes_go_past_the_cache_where_that_is_legal() {
+    let happened = run_by_choice(|options| options.vary_modes = options.seed.is_multiple_of(6));
+    assert!(happened.past_sequential > 10 << 20 && happened.past_refused > 1 << 20, "{happened:?}");
+}
+
+#[test]
+fn writes_that_find_the_cache_full_go_past_it_where_that_is_legal() {
+    let happened = run_by_choice(|options| {
+        options.mix = Mix { flush: 1, fua_permille: 10, ..Mix::ALL };
+        options.worker_percent = 3;
+    });
+    assert!(happened.past_full > 64 << 10, "{happened:?}");
+}
+
+#[test]
+fn what_a_failing_disk_refuses_of_a_bypass_by_choice_is_cached() {
+    let mut happened = Happened::default();
+    for seed in 1..=60_u64 {
+        let options = WorldOptions {
+            bypasses: true,
+            write_errors_permille: 15,
+            power_cuts: false,
+            ..WorldOptions::small(seed, Consistency::ALL[seed as usize % 3])
+        };
+        let mut world = World::new(options);
+        world.expect_refusals();
+        world.run(800);
+        world.settle_after_errors();
+        happened = happened.and(world.finish());
+    }
+    assert!(happened.past_sequential > 1 << 20 && happened.images_checked > 100, "{happened:?}");
 }
 
 #[test]

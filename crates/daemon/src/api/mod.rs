@@ -120,6 +120,14 @@ words! {
         /// Never.
         Off,
     }
+
+    /// What a write does in a full cache.
+    WhenFull("when_full") {
+        /// It waits.
+        Wait,
+        /// It goes to the backing device alone where that is legal.
+        Around,
+    }
 }
 
 /// Registers this host on a region.
@@ -431,6 +439,18 @@ pub struct SettingsChange {
     /// Whether sequential reads are read ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub readahead: Option<Readahead>,
+    /// Bytes of a sequential stream of writes behind which it goes to the backing device alone; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequential_write_cutoff: Option<u64>,
+    /// What a write does in a full cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when_full: Option<WhenFull>,
+    /// Latency of the cache in microseconds above which reads go past it; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion_read_us: Option<u32>,
+    /// The same for writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion_write_us: Option<u32>,
     /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 is never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_latency_target_us: Option<u32>,
@@ -462,6 +482,14 @@ pub struct Settings {
     pub sequential_read_cutoff: u64,
     /// Whether sequential reads are read ahead.
     pub readahead: Readahead,
+    /// Bytes of a sequential stream of writes behind which it goes to the backing device alone; 0 is never.
+    pub sequential_write_cutoff: u64,
+    /// What a write does in a full cache.
+    pub when_full: WhenFull,
+    /// Latency of the cache in microseconds above which reads go past it; 0 is never.
+    pub congestion_read_us: u32,
+    /// The same for writes.
+    pub congestion_write_us: u32,
     /// Latency in microseconds of reads of the backing device above which writeback slows down; 0 is never.
     pub read_latency_target_us: u32,
     /// Until when writeback is paused, in milliseconds since 1970 UTC; 0 if it is not.

@@ -148,6 +148,10 @@ pub struct CacheInfo {
     /// Bytes that went past the cache since it was opened, by reason; reasons without bytes are included.
     #[serde(default)]
     pub bypassed_bytes: BTreeMap<String, u64>,
+    /// Bytes that a setting would have sent past the cache, and that were cached because it was not legal: an earlier epoch was
+    /// not drained, the range was dirty, or the backing device was failing.
+    #[serde(default)]
+    pub bypass_refused_bytes: u64,
     /// The epoch that is open.
     pub epoch: u64,
     /// All epochs up to this are on the backing device.

@@ -319,6 +319,10 @@ impl TakenSlot {
             read_fill: change.read_fill.map_or(now.read_fill, Into::into),
             sequential_read_cutoff: change.sequential_read_cutoff.unwrap_or(now.sequential_read_cutoff),
             readahead: change.readahead.map_or(now.readahead, Into::into),
+            sequential_write_cutoff: change.sequential_write_cutoff.unwrap_or(now.sequential_write_cutoff),
+            when_full: change.when_full.map_or(now.when_full, Into::into),
+            congestion_read_us: change.congestion_read_us.unwrap_or(now.congestion_read_us),
+            congestion_write_us: change.congestion_write_us.unwrap_or(now.congestion_write_us),
             read_latency_target_us: change.read_latency_target_us.unwrap_or(now.read_latency_target_us),
             writeback_paused_until_ms: match change.writeback_pause_s {
                 None => now.writeback_paused_until_ms,
@@ -351,6 +355,10 @@ impl From<Settings> for api::Settings {
             read_fill: settings.read_fill.into(),
             sequential_read_cutoff: settings.sequential_read_cutoff,
             readahead: settings.readahead.into(),
+            sequential_write_cutoff: settings.sequential_write_cutoff,
+            when_full: settings.when_full.into(),
+            congestion_read_us: settings.congestion_read_us,
+            congestion_write_us: settings.congestion_write_us,
             read_latency_target_us: settings.read_latency_target_us,
             writeback_paused_until_ms: settings.writeback_paused_until_ms,
         }

@@ -73,6 +73,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 #[expect(clippy::cast_precision_loss, reason = "a ratio")]
                 read_hit_ratio: (read > 0).then(|| status.read_hit_bytes as f64 / read as f64),
                 bypassed_bytes: bypassed(&status.bypassed),
+                bypass_refused_bytes: status.refused_bypass_bytes,
                 written_bytes: status.written_bytes,
                 written_back_bytes: status.written_back_bytes,
                 epoch: status.epoch.0,

@@ -297,6 +297,10 @@ fn changed_settings_are_logged_as_they_are_typed() {
         "read_fill=all",
         "sequential_read_cutoff=8M",
         "readahead=off",
+        "sequential_write_cutoff=1M",
+        "when_full=around",
+        "congestion_read_us=2000",
+        "congestion_write_us=off",
     ];
     let change = crate::settings::parse_changes(&typed.map(str::to_owned)).expect("settings");
     let log = Log::default();

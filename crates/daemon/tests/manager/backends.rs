@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{
     BackendStarted, CacheMode, Consistency, Drain, OnWriteError, ReadFill, Readahead, SettingsChange,
-    StartBackend, StopBackend,
+    StartBackend, StopBackend, WhenFull,
 };
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::state::StateDir;
@@ -72,6 +72,10 @@ fn settings_survive_a_restart() {
         read_fill: Some(ReadFill::All),
         sequential_read_cutoff: Some(0),
         readahead: Some(Readahead::Off),
+        sequential_write_cutoff: Some(2 << 20),
+        when_full: Some(WhenFull::Around),
+        congestion_read_us: Some(2000),
+        congestion_write_us: Some(20_000),
         read_latency_target_us: Some(5000),
         writeback_pause_s: Some(600),
     };
@@ -89,7 +93,9 @@ fn settings_survive_a_restart() {
     assert_eq!((settings.on_write_error, settings.write_error_after_s), (OnWriteError::Park, 5));
     assert_eq!(settings.cache_mode, CacheMode::Writearound);
     assert_eq!((settings.read_fill, settings.readahead), (ReadFill::All, Readahead::Off));
-    assert_eq!(settings.sequential_read_cutoff, 0);
+    assert_eq!((settings.sequential_read_cutoff, settings.sequential_write_cutoff), (0, 2 << 20));
+    assert_eq!(settings.when_full, WhenFull::Around);
+    assert_eq!((settings.congestion_read_us, settings.congestion_write_us), (2000, 20_000));
     assert_eq!(settings.read_latency_target_us, 5000);
     assert!(settings.writeback_paused_until_ms > 0);
     let resumed = SettingsChange { writeback_pause_s: Some(0), ..SettingsChange::default() };

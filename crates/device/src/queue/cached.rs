@@ -2,10 +2,11 @@
 //!
 //! Invariants: a request that finds no space continues where it stopped.
 
-use crate::parked::Progress;
-use alloc::vec::Vec;
-use cbd_engine::{Admission, Cache, Environment, Miss};
-use cbd_types::{ByteRange, Operation, Request, Result};
+use super::{Queue, complete};
+use crate::parked::{Parked, Progress};
+use alloc::{sync::Arc, vec::Vec};
+use cbd_engine::{Admission, Cache, Environment, Miss, ZeroProgress};
+use cbd_types::{BackingQueue, ByteRange, Completion, Operation, Request, Result};
 use core::task::Waker;
 
 /// A request that changes the device; its bytes are in its own buffer or in the caller's memory.
@@ -20,6 +21,58 @@ impl<'a> Change<'a> {
     pub(super) fn of(request: &'a Request) -> Self {
         let (operation, range, fua) = (request.operation, request.range, request.fua);
         Self { operation, range, data: &request.buffer, fua }
+    }
+}
+
+impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+    /// Submits a request to a blkdev with a cache.
+    pub(super) fn submit_cached(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        request: Request,
+        done: &mut Vec<Completion>,
+    ) {
+        match request.operation {
+            Operation::Flush => return self.flush(cache, request, done),
+            Operation::Read => return self.read(cache, request, done),
+            _ if cache.caches_writes() => {}
+            operation => {
+                let is_write = operation == Operation::Write;
+                let reason =
+                    if is_write { self.bypass_reason(cache, request.range, request.fua) } else { None };
+                if reason.is_some() || !cache.is_writeback() {
+                    return self.submit_around(cache, request, reason, done);
+                }
+                if is_write {
+                    let begun_us = cache.begin_measured_write();
+                    self.change_cached(cache, request, done);
+                    return cache.end_measured_write(begun_us);
+                }
+            }
+        }
+        self.change_cached(cache, request, done);
+    }
+
+    /// Executes a change in the cache.
+    pub(super) fn change_cached(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        request: Request,
+        done: &mut Vec<Completion>,
+    ) {
+        let mut progress = match request.operation {
+            Operation::Discard | Operation::WriteZeroes => Progress::Zeroed(ZeroProgress::default()),
+            _ => Progress::Written(request.range.start),
+        };
+        match advance(cache, &Change::of(&request), &mut progress, &self.waker) {
+            Some(result) => complete(request, result, done),
+            None => self.wait_for_space(request, progress),
+        }
+    }
+
+    pub(super) fn wait_for_space(&mut self, request: Request, progress: Progress) {
+        let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+        self.waiting.push_back(place);
     }
 }
 

@@ -65,7 +65,7 @@ impl<E: Environment> Base<E> {
             context,
             segments: Segments::new(segments),
             gate: Gate::new(),
-            mode: Mode::opened(settings.cache_mode),
+            mode: Mode::opened(&settings),
             wakeups: Wakeups::new(),
             pool,
             epochs,
@@ -164,6 +164,7 @@ impl<E: Environment> Base<E> {
     /// [`ErrorKind::InvalidArgument`](cbd_types::ErrorKind::InvalidArgument) for a value out of its range; nothing changes then.
     pub(crate) fn set_settings(&self, settings: Settings) -> Result<()> {
         *self.settings.lock() = settings.validated()?;
+        self.mode.note(&settings);
         Ok(())
     }
 }

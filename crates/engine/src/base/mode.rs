@@ -7,7 +7,10 @@
 //!
 //! Invariants: the mode is `Settled` only if the backing device had everything at one moment since the change began.
 
-use crate::{CacheMode, Environment, sync::SharedU32, sync::SharedU64};
+use crate::{
+    CacheMode, Environment, Settings,
+    sync::{SharedBool, SharedU32, SharedU64},
+};
 use core::sync::atomic::Ordering;
 
 /// The phase of a change to a mode.
@@ -26,6 +29,10 @@ pub(crate) struct Mode<E: Environment> {
     /// Code of the mode, and the code of the phase eight bits higher: 0 for a settled writeback, the only value that the common
     /// path of a write compares with.
     bits: SharedU32<E>,
+    /// Settings other than the mode may send writes past the cache.
+    may_bypass: SharedBool<E>,
+    /// The latency of reads is measured.
+    measures_reads: SharedBool<E>,
     /// The epoch that is drained when the first phase ends.
     until: SharedU64<E>,
 }
@@ -33,15 +40,38 @@ pub(crate) struct Mode<E: Environment> {
 impl<E: Environment> Mode<E> {
     /// The mode of a cache that is being opened. What recovery found dirty is written back before another mode than writeback is
     /// in force.
-    pub(crate) const fn opened(mode: CacheMode) -> Self {
-        let phase = match mode {
+    pub(crate) const fn opened(settings: &Settings) -> Self {
+        let phase = match settings.cache_mode {
             CacheMode::Writeback => Phase::Settled,
             _ => Phase::Draining,
         };
-        Self { bits: SharedU32::new(code(mode, phase)), until: SharedU64::new(0) }
+        Self {
+            bits: SharedU32::new(code(settings.cache_mode, phase)),
+            may_bypass: SharedBool::new(settings.may_bypass_by_choice()),
+            measures_reads: SharedBool::new(settings.congestion_read_us > 0),
+            until: SharedU64::new(0),
+        }
     }
 
-    /// Whether all writes are cached.
+    /// Notes settings that are in force.
+    pub(crate) fn note(&self, settings: &Settings) {
+        self.may_bypass.store(settings.may_bypass_by_choice(), Ordering::SeqCst);
+        self.measures_reads.store(settings.congestion_read_us > 0, Ordering::SeqCst);
+    }
+
+    /// Whether settings other than the mode may send writes past the cache.
+    #[inline]
+    pub(crate) fn may_bypass(&self) -> bool {
+        self.may_bypass.load(Ordering::Relaxed)
+    }
+
+    /// Whether the latency of reads is measured.
+    #[inline]
+    pub(crate) fn measures_reads(&self) -> bool {
+        self.measures_reads.load(Ordering::Relaxed)
+    }
+
+    /// Whether the mode sends no write past the cache.
     #[inline]
     pub(crate) fn is_writeback(&self) -> bool {
         self.bits.load(Ordering::Relaxed) == 0

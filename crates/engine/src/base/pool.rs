@@ -20,7 +20,7 @@ use crate::{
     sync::{SharedBool, SharedU32},
 };
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::Waker;
 
 /// Most segments that are reserved from clients.
@@ -66,6 +66,8 @@ pub(crate) struct Pool<E: Environment> {
     free_count: SharedU32<E>,
     /// Whether a request waits, to read without the lock.
     has_waiters: SharedBool<E>,
+    /// Segments that were released since the cache was opened. Nothing depends on it.
+    released: AtomicU64,
 }
 
 impl<E: Environment> Pool<E> {
@@ -78,6 +80,7 @@ impl<E: Environment> Pool<E> {
             spare: lanes.div_ceil(LANES_PER_SPARE),
             free_count,
             has_waiters: SharedBool::new(false),
+            released: AtomicU64::new(0),
         }
     }
 
@@ -108,8 +111,14 @@ impl<E: Environment> Pool<E> {
         Err(Lack::Space)
     }
 
+    /// Segments that were released since the cache was opened.
+    pub(crate) fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
+    }
+
     /// Returns a segment to the pool, and wakes all waiting requests.
     pub(crate) fn release(&self, segment: u32) {
+        self.released.fetch_add(1, Ordering::Relaxed);
         let woken = {
             let mut state = self.state.lock();
             debug_assert!(!state.free.contains(&segment), "segment {segment} is released twice");

@@ -13,6 +13,7 @@
 //! - a flush completes only when a flush of the backing device has covered every bypass that had completed;
 //! - the background worker alone flushes the backing device: when a flush fails, no other one that seems to have succeeded behind it
 //!   can hide what was lost;
+//! - in writeback mode a change goes past the cache by choice (`settings`), and is cached where that is not legal at once;
 //! - a failed flush is reported by each queue once, and what the cache has recorded of the bypasses is written again.
 //!
 //! Elsewhere: one lane (`lane::bypass`), the phases of a change to another mode (`base::mode`).
@@ -27,11 +28,14 @@ use crate::{
 use alloc::vec::Vec;
 use cbd_format::record::{INVALIDATE_MAX, RecordKind};
 use cbd_types::{ByteRange, Epoch, Error, ErrorKind, LaneId, MutationPoint, Result};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::Waker;
 
 /// Zeroes and discards go past the cache in steps of at most this many bytes: the cache forgets a step while a lane is locked.
 pub const BYPASS_MAX: u64 = INVALIDATE_MAX;
+
+/// What [`Cache::begin_in_lane`] lacks, or an error.
+type Hindrance = core::result::Result<Lack, Error>;
 
 /// The state of changes that go past the cache.
 pub(super) struct Bypassing<E: Environment> {
@@ -51,6 +55,10 @@ pub(super) struct Bypassing<E: Environment> {
     /// Requests that wait until the backing device has what precedes them, or is flushed.
     waiting: Mutex<E, Vec<Waker>>,
     has_waiting: SharedBool<E>,
+    /// Changes were cached that would go past the cache if all closed epochs were drained: writeback hurries.
+    wants_order: SharedBool<E>,
+    /// Bytes that settings would have sent past the cache, and that were cached because it was not legal. Nothing depends on it.
+    refused: AtomicU64,
 }
 
 impl<E: Environment> Bypassing<E> {
@@ -65,6 +73,8 @@ impl<E: Environment> Bypassing<E> {
             reported: SharedU64::new(0),
             waiting: Mutex::<E, _>::new(Vec::new()),
             has_waiting: SharedBool::new(false),
+            wants_order: SharedBool::new(false),
+            refused: AtomicU64::new(0),
         }
     }
 }
@@ -85,7 +95,18 @@ pub enum Bypass {
 #[must_use = "a bypass that does not end holds up requests of its range"]
 pub struct BypassTicket {
     range: ByteRange,
+    reason: BypassReason,
+    by_choice: bool,
+    begun_us: u64,
     lanes: Vec<(LaneId, BypassId)>,
+}
+
+impl BypassTicket {
+    /// Whether the change could have been cached: the caller does so if the backing device refuses it.
+    #[must_use]
+    pub const fn is_by_choice(&self) -> bool {
+        self.by_choice
+    }
 }
 
 /// A flush of the backing device that a request waits for.
@@ -124,18 +145,26 @@ impl<E: Environment> Cache<E> {
         Ok(())
     }
 
-    /// Whether all writes are cached, as the mode says.
+    /// Whether all writes are cached: neither the mode nor other settings send any past the cache.
     #[inline]
     pub fn caches_writes(&self) -> bool {
+        self.is_writeback() && !self.base().mode().may_bypass()
+    }
+
+    /// Whether writes are cached as far as the mode says.
+    #[inline]
+    pub fn is_writeback(&self) -> bool {
         self.base().mode().is_writeback()
     }
 
     /// Begins a change that goes past the cache: a write of one [piece](Self::pieces), or zeroes or a discard of at most
     /// [`BYPASS_MAX`] bytes. When it has begun, the cache holds nothing of the range, durably, and other changes of the range wait.
+    /// In writeback mode the change goes past by choice: it is cached where it would have to wait for writeback, and while the
+    /// backing device fails.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn begin_bypass(&self, range: ByteRange, waker: &Waker) -> Result<Bypass> {
+    pub fn begin_bypass(&self, range: ByteRange, reason: BypassReason, waker: &Waker) -> Result<Bypass> {
         let base = self.base();
         debug_assert!(range.len() <= BYPASS_MAX, "{range} is too long for one bypass");
         base.gate().check_running()?;
@@ -145,27 +174,62 @@ impl<E: Environment> Cache<E> {
         let (mode, phase) = base.mode().get();
         let waits = mode != CacheMode::Writeback && phase != Phase::Draining;
         let seen = (self.drained_epoch(), mode, phase);
-        if !self.is_in_order() {
-            return if waits { self.wait_for_drained(seen, waker) } else { Ok(Bypass::Cached) };
+        let by_choice = mode == CacheMode::Writeback;
+        if by_choice && self.backing().is_in_trouble() {
+            return Ok(self.refuse_bypass(range));
         }
-        let mut ticket = BypassTicket { range, lanes: Vec::new() };
+        if !self.is_in_order() {
+            if by_choice && !self.bypass.wants_order.swap(true, Ordering::SeqCst) {
+                base.wakeups().wake();
+            }
+            return if waits { self.wait_for_drained(seen, waker) } else { Ok(self.refuse_bypass(range)) };
+        }
+        let begun_us = self.monotonic_us();
+        let mut ticket = BypassTicket { range, reason, by_choice, begun_us, lanes: Vec::new() };
         for id in base.identity().lanes.touched_by(range, 0) {
-            let begun = self.begin_in_lane(id, range, waker, &mut ticket);
+            let begun = self.begin_in_lane(id, waker, !by_choice, &mut ticket);
             let outcome = match begun {
                 Ok(None) => continue,
                 Ok(Some(Obstacle::InFlight)) => Ok(Bypass::Wait),
                 Ok(Some(Obstacle::Dirty)) if waits => self.wait_for_drained(seen, waker),
                 Ok(Some(Obstacle::Dirty | Obstacle::Kept)) => {
                     self.unsettle_mode();
-                    Ok(Bypass::Cached)
+                    Ok(self.refuse_bypass(range))
                 }
+                Err(Ok(Lack::Space)) if by_choice => Ok(self.refuse_bypass(range)),
                 Err(Ok(lack)) => self.no_bypass(lack, waits),
                 Err(Err(error)) => Err(error),
             };
             self.end_lanes(&ticket.lanes);
             return outcome;
         }
+        self.overload.begin();
         Ok(Bypass::Begun(ticket))
+    }
+
+    /// The change is cached, although it was to go past the cache.
+    fn refuse_bypass(&self, range: ByteRange) -> Bypass {
+        if self.base().mode().get().0 == CacheMode::Writeback {
+            self.bypass.refused.fetch_add(range.len(), Ordering::Relaxed);
+        }
+        Bypass::Cached
+    }
+
+    /// Bytes that settings would have sent past the cache, and that were cached because it was not legal.
+    pub(super) fn refused_bypass_bytes(&self) -> u64 {
+        self.bypass.refused.load(Ordering::Relaxed)
+    }
+
+    /// Whether writeback hurries, so that changes can go past the cache by choice.
+    pub(crate) fn wants_order(&self) -> bool {
+        self.bypass.wants_order.load(Ordering::SeqCst)
+    }
+
+    /// All closed epochs are drained.
+    pub(crate) fn note_order(&self) {
+        if self.wants_order() {
+            self.bypass.wants_order.store(false, Ordering::SeqCst);
+        }
     }
 
     /// The outcome where the invalidation found no space or no memory.
@@ -177,15 +241,16 @@ impl<E: Environment> Cache<E> {
         }
     }
 
-    /// Begins the bypass in one lane, and adds it to `ticket`. Returns the obstacle, if there is one.
+    /// Begins the bypass in one lane, and adds it to `ticket`. Returns the obstacle, if there is one. `waits`: the waker is called
+    /// when there is space.
     fn begin_in_lane(
         &self,
         id: LaneId,
-        range: ByteRange,
         waker: &Waker,
+        waits: bool,
         ticket: &mut BypassTicket,
-    ) -> core::result::Result<Option<Obstacle>, core::result::Result<Lack, Error>> {
-        let base = self.base();
+    ) -> core::result::Result<Option<Obstacle>, Hindrance> {
+        let (base, range) = (self.base(), ticket.range);
         ticket.lanes.try_reserve(1).map_err(|_| Ok(Lack::Memory))?;
         let lane = self.lane(id);
         let mut state = lane.lock();
@@ -199,7 +264,8 @@ impl<E: Environment> Cache<E> {
             None => {}
         }
         lane.announce(base);
-        let (bypass, _) = state.begin_bypass(base, range, Requester::Client, Some(waker)).map_err(Ok)?;
+        let (bypass, _) =
+            state.begin_bypass(base, range, Requester::Client, waits.then_some(waker)).map_err(Ok)?;
         ticket.lanes.push((id, bypass));
         drop(state);
         base.region().check_stores(MutationPoint::WriteStoreCheck).map_err(Err)?;
@@ -286,10 +352,13 @@ impl<E: Environment> Cache<E> {
     pub fn end_bypass(&self, ticket: BypassTicket, data: Option<&[u8]>, accepted: bool) {
         // Before the request completes: a flush that follows must see it. A change that failed may have been done in part.
         self.bypass.returned.fetch_add(1, Ordering::SeqCst);
+        let now_us = self.monotonic_us();
+        self.overload.end(accepted.then(|| now_us.saturating_sub(ticket.begun_us)), now_us);
         if accepted {
-            self.base().bypassed().count(BypassReason::Mode, ticket.range.len());
+            self.base().bypassed().count(ticket.reason, ticket.range.len());
         }
-        let records = accepted && self.base().mode().get().0 == CacheMode::Writethrough;
+        let is_of_mode = ticket.reason == BypassReason::Mode;
+        let records = accepted && is_of_mode && self.base().mode().get().0 == CacheMode::Writethrough;
         if let (true, Some(data), [(lane, id)]) = (records, data, &*ticket.lanes) {
             self.record_through(*lane, *id, ticket.range, data);
         }

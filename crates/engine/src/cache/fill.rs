@@ -104,6 +104,13 @@ impl<E: Environment> Cache<E> {
         lane.commit::<E, BLOCKS>(self.base(), kind, range, data, Requester::Optional, None).is_ok()
     }
 
+    /// Ends a fill whose data is not recorded for this reason.
+    pub fn bypass_fill(&self, miss: Miss, reason: BypassReason) {
+        if self.lane(miss.lane).lock().end_fill(miss.id) {
+            self.base().bypassed().count(reason, miss.range.len());
+        }
+    }
+
     /// Cancels a fill: the read failed, or its data is not needed any more.
     pub fn cancel_fill(&self, miss: Miss) {
         self.lane(miss.lane).lock().end_fill(miss.id);

@@ -12,6 +12,7 @@ mod bypass;
 mod damage;
 mod fill;
 mod flush;
+mod overload;
 mod pace;
 mod parked_counters;
 mod parking;
@@ -38,6 +39,7 @@ use cbd_format::LaneTail;
 use cbd_types::{BackendId, ByteRange, CHUNK, Epoch, InFlight, LaneId, Result};
 use core::task::Waker;
 use damage::DamageLog;
+use overload::Overload;
 pub(crate) use parked_counters::ParkedCounters;
 pub(crate) use scan::Met;
 
@@ -62,6 +64,7 @@ pub struct Cache<E: Environment> {
     base: Base<E>,
     tails: Mutex<E, Vec<TwoSlots<LaneTail>>>,
     bypass: Bypassing<E>,
+    overload: Overload,
     damage: DamageLog<E>,
     backing: BackingHealth<E>,
     parked: ParkedCounters<E>,
@@ -79,6 +82,7 @@ impl<E: Environment> Cache<E> {
             base,
             tails: Mutex::<E, _>::new(tails),
             bypass: Bypassing::new(),
+            overload: Overload::default(),
             damage: DamageLog::new(),
             backing: BackingHealth::new(),
             parked: ParkedCounters::new(),

@@ -61,6 +61,9 @@ pub struct CacheStatus {
     pub filled_bytes: u64,
     /// Bytes that went past the cache, by reason.
     pub bypassed: Bypassed,
+    /// Bytes that settings would have sent past the cache, and that were cached because it was not legal: an earlier epoch was not
+    /// drained, or the range was dirty, or the backing device was failing.
+    pub refused_bypass_bytes: u64,
     /// Bytes stored into the region for records and data.
     pub stored_bytes: u64,
     /// Bytes written to the backing device.
@@ -227,6 +230,7 @@ impl<E: Environment> Cache<E> {
             read_missed_bytes: lanes.read_missed,
             filled_bytes: lanes.filled,
             bypassed: base.bypassed().read(),
+            refused_bypass_bytes: self.refused_bypass_bytes(),
             stored_bytes: lanes.stored,
             written_back_bytes: backing.written_back_bytes,
             backing_flushes: backing.flushes,

@@ -21,6 +21,10 @@ use core::task::Waker;
 /// The most slots that one record takes.
 pub(crate) const SLOTS_MAX_OF_RECORD: u32 = 1 + cbd_format::MAX_CHECKSUM_LINES;
 
+/// While no segment is left for clients, changes that go past the cache leave this part of the open segment, one sixteenth, to
+/// their invalidations.
+const OPEN_PART_KEPT: u64 = 16;
+
 // A large record must always fit an empty segment.
 const _: () = assert!(SLOTS_MAX_OF_RECORD <= 64);
 
@@ -55,6 +59,15 @@ impl LaneState {
         }
         self.open_segment(base, segment);
         Ok(())
+    }
+
+    /// Whether a record with `length` bytes of data would take the last space: no segment is left for clients, and the open one
+    /// would keep too little for the invalidations of changes that go past the cache.
+    pub(crate) fn is_short_of_space<E: Environment>(&self, base: &Base<E>, length: u64) -> bool {
+        let (shape, pool) = (base.shape(), base.pool());
+        let kept = shape.size / OPEN_PART_KEPT;
+        let has_room = |open: &LogSegment| shape.fits(open.slots, open.data_low, 1, length + kept);
+        pool.free() <= pool.reserve() && !self.open.as_ref().is_some_and(has_room)
     }
 
     /// The end of [`make_room`](Self::make_room) if the pool has given no segment.

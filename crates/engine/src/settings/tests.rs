@@ -12,6 +12,7 @@ fn each_choice_has_its_code_and_its_name() {
     assert_eq!([0, 1].map(OnWriteError::from_code), OnWriteError::ALL.map(Some));
     assert_eq!(ReadFill::ALL.map(ReadFill::name), ["admit", "all", "off"]);
     assert_eq!(Readahead::ALL.map(Readahead::name), ["auto", "off"]);
+    assert_eq!(WhenFull::ALL.map(WhenFull::name), ["wait", "around"]);
     assert_eq!(
         (Consistency::from_name("none"), Consistency::from_name("None")),
         (Some(Consistency::None), None)
@@ -26,7 +27,9 @@ fn the_defaults_are_those_of_the_documentation() {
     assert_eq!((defaults.consistency, defaults.on_write_error), (Consistency::Strict, OnWriteError::Stop));
     assert_eq!(defaults.write_error_after_s, 60);
     assert_eq!((defaults.read_fill, defaults.readahead), (ReadFill::Admit, Readahead::Auto));
-    assert_eq!(defaults.sequential_read_cutoff, 1 << 20);
+    assert_eq!((defaults.sequential_read_cutoff, defaults.sequential_write_cutoff), (1 << 20, 0));
+    assert_eq!(defaults.when_full, WhenFull::Wait);
+    assert_eq!((defaults.congestion_read_us, defaults.congestion_write_us), (0, 0));
     assert_eq!((defaults.read_latency_target_us, defaults.writeback_paused_until_ms), (0, 0));
 }
 
@@ -43,6 +46,8 @@ fn a_setting_is_valid_up_to_its_limit() {
         |settings| settings.dirty_target_percent = 90,
         |settings| settings.write_error_after_s = 86_400,
         |settings| settings.write_error_after_s = 0,
+        |settings| settings.congestion_read_us = 60_000_000,
+        |settings| settings.congestion_write_us = 60_000_000,
         |settings| settings.read_latency_target_us = 60_000_000,
     ] {
         assert!(is_valid(change).expect("it is valid"));
@@ -51,6 +56,8 @@ fn a_setting_is_valid_up_to_its_limit() {
         ((|settings| settings.gc_percent = 99) as fn(&mut Settings), "gc_percent is 99"),
         (|settings| settings.dirty_target_percent = 91, "dirty_target_percent is 91"),
         (|settings| settings.write_error_after_s = 86_401, "write_error_after_s is 86401"),
+        (|settings| settings.congestion_read_us = 60_000_001, "congestion_read_us is 60000001"),
+        (|settings| settings.congestion_write_us = 60_000_001, "congestion_write_us is 60000001"),
         (|settings| settings.read_latency_target_us = 60_000_001, "read_latency_target_us is 60000001"),
     ] {
         let error = is_valid(change).expect_err(name);

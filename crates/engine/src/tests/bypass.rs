@@ -2,7 +2,10 @@
 
 use super::rig::{Asked, Options, Rig};
 use super::{Still, bell, std::sync::Mutex};
-use crate::{Admission, Bypass, BypassTicket, Cache, CacheMode, FlushTicket, Settings, Step, ZeroProgress};
+use crate::{
+    Admission, Bypass, BypassReason, BypassTicket, Cache, CacheMode, FlushTicket, Settings, Step,
+    ZeroProgress,
+};
 use alloc::{sync::Arc, task::Wake};
 use cbd_types::{ByteRange, ErrorKind, LaneId};
 use core::task::Waker;
@@ -23,7 +26,7 @@ fn rig(cache_mode: CacheMode) -> Rig {
 }
 
 fn begun(rig: &Rig, range: ByteRange) -> BypassTicket {
-    match rig.cache.begin_bypass(range, &rig.waker) {
+    match rig.cache.begin_bypass(range, BypassReason::Mode, &rig.waker) {
         Ok(Bypass::Begun(ticket)) => ticket,
         other => panic!("{range}: {other:?}"),
     }
@@ -38,7 +41,7 @@ fn a_change_waits_for_a_bypass_that_it_overlaps_and_is_woken_at_its_end() {
     assert!(matches!(rig.cache.write(block(3), &data, &waker), Ok(Admission::Full)));
     let mut progress = ZeroProgress::default();
     assert!(matches!(rig.cache.zero(block(3), true, &mut progress, &waker), Ok(Admission::Full)));
-    assert!(matches!(rig.cache.begin_bypass(block(3), &waker), Ok(Bypass::Wait)));
+    assert!(matches!(rig.cache.begin_bypass(block(3), BypassReason::Mode, &waker), Ok(Bypass::Wait)));
     let mut waits = false;
     rig.cache.write_together(&[(block(3), &data)], &waker, |_, result| {
         waits = matches!(result, Ok(Admission::Full));
@@ -144,7 +147,7 @@ fn what_bypasses_came_behind_is_forgotten_when_the_backing_device_has_it() {
 #[test]
 fn a_cache_whose_region_lacks_the_feature_is_not_bypassed() {
     let rig = Rig::new(Options::default());
-    assert!(matches!(rig.cache.begin_bypass(block(0), &rig.waker), Ok(Bypass::Cached)));
+    assert!(matches!(rig.cache.begin_bypass(block(0), BypassReason::Mode, &rig.waker), Ok(Bypass::Cached)));
     let settings = Settings { cache_mode: CacheMode::Writearound, ..Settings::default() };
     let refused = rig.cache.set_settings(settings).expect_err("the region is not marked");
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
@@ -160,7 +163,7 @@ struct Client {
 impl Client {
     fn attempt(self: &Arc<Self>) {
         let waker = Waker::from(Arc::clone(self));
-        match self.cache.begin_bypass(self.range, &waker) {
+        match self.cache.begin_bypass(self.range, BypassReason::Mode, &waker) {
             Ok(Bypass::Begun(ticket)) => *self.ticket.lock().expect("no panic") = Some(ticket),
             Ok(Bypass::Wait) => {}
             other => panic!("{other:?}"),
@@ -189,4 +192,51 @@ fn a_change_of_what_the_disk_lacks_goes_past_the_cache_once_that_is_drained() {
     let ticket = client.ticket.lock().expect("no panic").take();
     rig.cache.end_bypass(ticket.expect("it was woken when the block was drained"), None, true);
     assert!(rig.disk.take_asked().contains(&Asked::Write(block(3))));
+}
+
+#[test]
+fn a_change_by_choice_is_cached_until_what_is_closed_is_drained_and_writeback_hurries() {
+    let settings = Settings { sequential_write_cutoff: 1, ..Settings::default() };
+    let mut rig = Rig::new(Options { settings, ..Options::default() });
+    let choose = |rig: &Rig, number| {
+        let chosen = rig.cache.begin_bypass(block(number), BypassReason::Sequential, &rig.waker);
+        match chosen.expect("it runs") {
+            Bypass::Begun(ticket) => {
+                rig.cache.end_bypass(ticket, None, true);
+                true
+            }
+            Bypass::Cached => false,
+            Bypass::Wait => panic!("a change by choice does not wait for writeback"),
+        }
+    };
+    assert!(rig.write(block(3), 1));
+    assert_eq!((choose(&rig, 3), choose(&rig, 4)), (false, true), "dirty, and beside it");
+    rig.cache.flush().expect("it runs");
+    assert!(!choose(&rig, 5), "the closed epoch comes first");
+    assert_eq!(rig.cache.status().refused_bypass_bytes, 2 * BLOCK);
+    assert!(rig.cache.wants_order());
+    rig.run();
+    assert_eq!((rig.cache.status().dirty_bytes, rig.cache.wants_order()), (0, false), "no time has passed");
+    assert!(choose(&rig, 5));
+    assert!(rig.write(block(6), 1));
+    rig.cache.flush().expect("it runs");
+    rig.run();
+    assert_eq!(rig.cache.status().dirty_bytes, BLOCK, "nothing more hurries");
+    rig.disk.with(|state| state.unwritable = alloc::vec![block(6)]);
+    rig.cache.request_drain();
+    rig.run();
+    assert!(!choose(&rig, 7), "the disk fails");
+    rig.disk.with(|state| state.unwritable.clear());
+    rig.environment.set_monotonic(60_000);
+    rig.run();
+    assert!(choose(&rig, 7));
+    rig.disk.with(|state| state.refuses_flushes = true);
+    let _ticket = rig.cache.request_backing_flush();
+    rig.run();
+    assert!(
+        rig.cache.backing().is_in_trouble() && !choose(&rig, 8),
+        "no epoch is closed, and the disk fails"
+    );
+    let bypassed = rig.cache.status().bypassed;
+    assert_eq!(bypassed.of(BypassReason::Sequential), 3 * BLOCK);
 }

@@ -8,7 +8,7 @@ use super::{
     rows::{active_row, first_free, no_such, rows},
 };
 use crate::{
-    CacheMode, Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings,
+    CacheMode, Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings, WhenFull,
     settings::SEQUENTIAL_READ_CUTOFF, slots::InBoth,
 };
 use alloc::{format, string::String, vec::Vec};
@@ -169,6 +169,10 @@ fn write_settings(settings: Settings, row: &mut BackendRow) {
         bytes => bytes.into(),
     };
     row.readahead = settings.readahead.code().into();
+    row.sequential_write_cutoff = settings.sequential_write_cutoff.into();
+    row.when_full = settings.when_full.code().into();
+    row.congestion_read_us = settings.congestion_read_us.into();
+    row.congestion_write_us = settings.congestion_write_us.into();
     row.read_latency_target_us = settings.read_latency_target_us.into();
     row.writeback_paused_until_ms = settings.writeback_paused_until_ms.into();
 }
@@ -338,6 +342,10 @@ fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
             bytes => bytes,
         },
         readahead: Readahead::from_code(row.readahead.get()).ok_or_else(|| damaged("readahead"))?,
+        sequential_write_cutoff: row.sequential_write_cutoff.get(),
+        when_full: WhenFull::from_code(row.when_full.get()).ok_or_else(|| damaged("when_full"))?,
+        congestion_read_us: row.congestion_read_us.get(),
+        congestion_write_us: row.congestion_write_us.get(),
         read_latency_target_us: row.read_latency_target_us.get(),
         writeback_paused_until_ms: row.writeback_paused_until_ms.get(),
     }

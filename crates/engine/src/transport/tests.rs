@@ -8,7 +8,7 @@ mod uses;
 
 use super::*;
 use crate::tests::{FIRST_RANDOM, Op, Ram, Still, WALL_MS};
-use crate::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings};
+use crate::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
 use cbd_format::superblock::FEATURE_BYPASS;
 use cbd_format::{Drained, LaneMark, LaneTail, SegmentHeader, StateShape, tables};
 use cbd_types::{BlkdevId, ByteRange, HostId, LaneId};
@@ -192,7 +192,7 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
     // Between them a random number is used for the salt of the state segment.
     assert_eq!(row.uuid.to_vec(), [(first + 4).to_le_bytes(), (first + 6).to_le_bytes()].concat());
-    assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 64]));
+    assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 44]));
     let entry = transport.backend(id).expect("it is good");
     assert_eq!((entry.path.as_str(), entry.identity.as_str()), ("/dev/disk", "a disk"));
     assert_eq!((entry.settings, entry.data_crc, entry.is_moved), (spec().settings, true, false));

@@ -98,7 +98,7 @@ fn two_lanes(seed: u64, consistency: Consistency) -> WorldOptions {
 }
 
 /// The worlds in which changes go past the cache.
-fn kinds_of_modes() -> [Kind; 3] {
+fn kinds_of_modes() -> [Kind; 5] {
     [
         kind("writethrough", |seed| WorldOptions {
             cache_mode: CacheMode::Writethrough,
@@ -114,6 +114,16 @@ fn kinds_of_modes() -> [Kind; 3] {
             vary_modes: true,
             mix: FLUSHING,
             ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("bypass", |seed| WorldOptions {
+            bypasses: true,
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("bypass-full", |seed| WorldOptions {
+            bypasses: true,
+            vary_modes: seed.is_multiple_of(4),
+            worker_percent: 3,
+            ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
         }),
     ]
 }

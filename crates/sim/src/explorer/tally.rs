@@ -80,6 +80,8 @@ impl Tally {
         self.rare("orderly_stop", happened.stops);
         self.rare("drain", happened.drains);
         self.rare("parked", happened.parked);
+        self.rare("past_sequential_bytes", happened.past_sequential);
+        self.rare("past_full_bytes", happened.past_full);
         self.engine(&happened.rare);
     }
 

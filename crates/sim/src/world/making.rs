@@ -3,7 +3,7 @@
 use super::WorldOptions;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
-use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport};
+use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport, WhenFull};
 use cbd_types::{BackendId, ByteRange, Error, Region};
 use std::sync::Arc;
 
@@ -42,6 +42,8 @@ pub(crate) fn make_cache(
         settings: Settings {
             consistency: options.consistency,
             cache_mode: options.cache_mode,
+            sequential_write_cutoff: if options.bypasses { 4096 } else { 0 },
+            when_full: if options.bypasses { WhenFull::Around } else { WhenFull::Wait },
             on_write_error: options.on_write_error,
             write_error_after_s: options.write_error_after_s,
             ..Settings::default()

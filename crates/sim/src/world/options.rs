@@ -59,6 +59,8 @@ pub struct WorldOptions {
     pub cache_mode: CacheMode,
     /// Whether the mode changes during the run.
     pub vary_modes: bool,
+    /// Whether writes go past the cache by choice: sequential ones, and those that find the cache full.
+    pub bypasses: bool,
     /// Whether settings change during the run.
     pub vary_settings: bool,
     /// Whether the wall clock is set back and forth.
@@ -77,7 +79,7 @@ impl WorldOptions {
     /// Whether changes can go past the cache.
     #[must_use]
     pub fn can_bypass(&self) -> bool {
-        self.vary_modes || self.cache_mode != CacheMode::Writeback
+        self.vary_modes || self.bypasses || self.cache_mode != CacheMode::Writeback
     }
 
     /// A small world that is always full: 16 segments of 64 KiB and their state, in front of 8 MiB and some
@@ -110,6 +112,7 @@ impl WorldOptions {
             mix: Mix::ALL,
             cache_mode: CacheMode::Writeback,
             vary_modes: false,
+            bypasses: false,
             vary_settings: false,
             sets_clock: false,
             power_cuts: true,
@@ -157,6 +160,13 @@ pub struct Happened {
     pub waited_for_space: u64,
     /// Moments at which clients waited and no thread could continue before the clock advanced.
     pub rescued_by_clock: u64,
+    /// Bytes that went past the cache because they were sequential, and because they found it full; and those that were cached
+    /// because that was not legal. Without those of engines that are still running.
+    pub past_sequential: u64,
+    /// See `past_sequential`.
+    pub past_full: u64,
+    /// See `past_sequential`.
+    pub past_refused: u64,
     /// Rare paths that the engines took, without those of engines that are still running.
     pub rare: RarePaths,
 }
@@ -183,6 +193,9 @@ impl Happened {
             refused: self.refused + other.refused,
             waited_for_space: self.waited_for_space + other.waited_for_space,
             rescued_by_clock: self.rescued_by_clock + other.rescued_by_clock,
+            past_sequential: self.past_sequential + other.past_sequential,
+            past_full: self.past_full + other.past_full,
+            past_refused: self.past_refused + other.past_refused,
             rare: self.rare.and(other.rare),
         }
     }

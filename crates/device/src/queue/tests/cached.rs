@@ -8,7 +8,7 @@ use crate::queue::misses::READ_MAX;
 use alloc::string::ToString;
 use alloc::task::Wake;
 use cbd_engine::{
-    BackendSpec, BackgroundWorker, FormatOptions, LogEntry, Settings, Step, Transport, TwoSlots,
+    BackendSpec, BackgroundWorker, BypassReason, FormatOptions, LogEntry, Settings, Step, Transport, TwoSlots,
 };
 use cbd_format::{LaneMark, RecordKind, StateShape};
 use cbd_types::{BackendId, LaneId, Region};
@@ -60,21 +60,30 @@ impl Pmem for Ram {
     }
 }
 
+/// Time passes only as a test says.
 #[derive(Default)]
-struct Still(AtomicUsize);
+struct Still {
+    random: AtomicUsize,
+    now_us: AtomicUsize,
+    /// So much time passes at each look at the clock.
+    step_us: AtomicUsize,
+}
 
 impl Environment for Still {
     type Memory = Ram;
     type Lock = parking_lot::RawMutex;
 
     fn random(&self) -> u64 {
-        self.0.fetch_add(1, Ordering::Relaxed) as u64 + 1
+        self.random.fetch_add(1, Ordering::Relaxed) as u64 + 1
     }
     fn wall_ms(&self) -> u64 {
         1
     }
     fn monotonic_ms(&self) -> u64 {
-        0
+        self.now_us.load(Ordering::Relaxed) as u64 / 1000
+    }
+    fn monotonic_us(&self) -> u64 {
+        self.now_us.fetch_add(self.step_us.load(Ordering::Relaxed), Ordering::Relaxed) as u64
     }
 }
 
@@ -96,6 +105,7 @@ impl Wake for Bell {
 }
 
 struct Rig {
+    environment: Arc<Still>,
     transport: Arc<Transport<Still>>,
     backend: BackendId,
     bell: Arc<Bell>,
@@ -132,8 +142,9 @@ fn rig_with(size: u64, settings: Settings) -> Rig {
         fences: AtomicUsize::new(0),
         good_stores: AtomicUsize::new(usize::MAX / 2),
     };
+    let environment = Arc::new(Still::default());
     let transport =
-        Transport::format(Arc::new(Still::default()), Region::new(memory), &format).expect("there is room");
+        Transport::format(Arc::clone(&environment), Region::new(memory), &format).expect("there is room");
     let host = transport.register_host("host", None).expect("there is room");
     let spec = BackendSpec {
         host,
@@ -161,7 +172,7 @@ fn rig_with(size: u64, settings: Settings) -> Rig {
     let device = Arc::new(Device::cached(Arc::clone(&cache), geometry));
     let bell = Arc::new(Bell::default());
     let queue = Queue::new(device, disk(), Waker::from(Arc::clone(&bell)));
-    Rig { transport, backend, bell, cache, queue, geometry, done: Vec::new() }
+    Rig { environment, transport, backend, bell, cache, queue, geometry, done: Vec::new() }
 }
 
 fn write(id: u64, start: u64, length: u64, value: u8) -> Request {
@@ -214,6 +225,16 @@ impl Rig {
             let mark = TwoSlots::<LaneMark>::read(self.transport.region(), at, u64::from(lane));
             mark.content().map_or(0, |mark| mark.lane_sequence.get())
         })
+    }
+
+    /// From now on so much time passes at each look at the clock.
+    fn pass_time(&self, step_us: usize) {
+        self.environment.step_us.store(step_us, Ordering::Relaxed);
+    }
+
+    /// Bytes that went past the cache for this reason.
+    fn past(&self, reason: BypassReason) -> u64 {
+        self.cache.status().bypassed.of(reason)
     }
 
     fn rings(&self) -> usize {

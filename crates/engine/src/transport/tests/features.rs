@@ -39,11 +39,20 @@ fn a_feature_is_durable_in_one_superblock_before_the_other_one_changes() {
 
 #[test]
 fn settings_with_which_requests_go_past_the_cache_are_stored_behind_the_feature() {
-    for cache_mode in [CacheMode::Writethrough, CacheMode::Writearound, CacheMode::Passthrough] {
+    let bypassed: [fn(&mut Settings); 6] = [
+        |settings| settings.cache_mode = CacheMode::Writethrough,
+        |settings| settings.cache_mode = CacheMode::Writearound,
+        |settings| settings.cache_mode = CacheMode::Passthrough,
+        |settings| settings.sequential_write_cutoff = 1,
+        |settings| settings.congestion_write_us = 1,
+        |settings| settings.when_full = WhenFull::Around,
+    ];
+    for change in bypassed {
         let transport = transport();
         let id = transport.create_backend(&spec()).expect("there is room");
         let cache = transport.open_cache(id).expect("it opens");
-        let settings = Settings { cache_mode, ..cache.settings() };
+        let mut settings = cache.settings();
+        change(&mut settings);
         let error = cache.set_settings(settings).expect_err("the region is not ready for it");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         ops(&transport);

@@ -17,6 +17,10 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
         read_fill: ReadFill::Off,
         sequential_read_cutoff: 0,
         readahead: Readahead::Off,
+        sequential_write_cutoff: 1,
+        when_full: WhenFull::Around,
+        congestion_read_us: 2,
+        congestion_write_us: 3,
         read_latency_target_us: 4,
         writeback_paused_until_ms: 6,
     };
