@@ -71,10 +71,34 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if cache.are_writes_congested(&settings) && !fua {
             return Some(BypassReason::Congested);
         }
-        let is_full = settings.when_full == WhenFull::Around
-            && cache.is_writeback()
-            && cache.pieces(range).next().is_some_and(|piece| cache.is_sooner_around(piece));
+        let is_full = settings.when_full == WhenFull::Around && is_sooner_around(cache, range);
         is_full.then_some(BypassReason::Full)
+    }
+
+    /// The progress with which a write that waits for space continues past the cache, if it is to.
+    pub(crate) fn around_when_full(&mut self, cache: &Cache<E>, place: usize) -> Option<Around> {
+        if cache.caches_writes() || cache.settings().when_full != WhenFull::Around {
+            return None;
+        }
+        let parked = self.parked.get_mut(place)?;
+        let Progress::Written(next) = parked.progress else { return None };
+        let ByteRange { start, end } = parked.request.range;
+        let around = Around { cached: next > start, ..Around::from(next, Some(BypassReason::Full)) };
+        is_sooner_around(cache, ByteRange { start: next, end }).then_some(around)
+    }
+
+    /// A change that waited for space continues with this progress.
+    pub(crate) fn change_way(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        place: usize,
+        around: Around,
+        done: &mut Vec<Completion>,
+    ) {
+        if let Some(parked) = self.parked.get_mut(place) {
+            parked.progress = Progress::Around(around);
+        }
+        self.go_around(cache, place, done);
     }
 
     /// Submits a change that may go past the cache: because of the mode, or for another reason.
@@ -220,6 +244,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             }
         }
     }
+}
+
+/// Whether the first piece of `range` is to go around a full cache.
+fn is_sooner_around<E: Environment>(cache: &Cache<E>, range: ByteRange) -> bool {
+    cache.is_writeback() && cache.pieces(range).next().is_some_and(|piece| cache.is_sooner_around(piece))
 }
 
 impl Around {

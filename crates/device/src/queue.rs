@@ -420,7 +420,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                     complete(parked.request, result, done);
                 }
             }
-            None => self.waiting.push_back(place),
+            None => match self.around_when_full(cache, place) {
+                Some(around) => self.change_way(cache, place, around, done),
+                None => self.waiting.push_back(place),
+            },
         }
     }
 

@@ -28,6 +28,9 @@ const RESERVE_MAX: u32 = 2;
 /// One segment more for each so many lanes is left to writers by fills and second chances.
 const LANES_PER_SPARE: u32 = 8;
 
+/// An epoch with fewer segments is not large.
+const LARGE_EPOCH_MIN: u64 = 4;
+
 /// The priority of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Requester {
@@ -66,8 +69,11 @@ pub(crate) struct Pool<E: Environment> {
     free_count: SharedU32<E>,
     /// Whether a request waits, to read without the lock.
     has_waiters: SharedBool<E>,
-    /// Segments that were released since the cache was opened. Nothing depends on it.
+    /// Segments that were taken and released since the cache was opened. Only speed depends on them.
+    taken: AtomicU64,
     released: AtomicU64,
+    /// Number of lanes.
+    lanes: u32,
 }
 
 impl<E: Environment> Pool<E> {
@@ -80,7 +86,9 @@ impl<E: Environment> Pool<E> {
             spare: lanes.div_ceil(LANES_PER_SPARE),
             free_count,
             has_waiters: SharedBool::new(false),
+            taken: AtomicU64::new(0),
             released: AtomicU64::new(0),
+            lanes,
         }
     }
 
@@ -99,6 +107,7 @@ impl<E: Environment> Pool<E> {
         let may_take = state.free.len() > keep;
         if let Some(taken) = state.free.pop_if(|_| may_take) {
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
+            self.taken.fetch_add(1, Ordering::Relaxed);
             return Ok(taken);
         }
         if let Some(waker) = waker {
@@ -109,6 +118,16 @@ impl<E: Environment> Pool<E> {
             self.has_waiters.store(true, Ordering::Relaxed);
         }
         Err(Lack::Space)
+    }
+
+    /// Segments that were taken since the cache was opened.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Segments after which an epoch is large: one for each lane, since an epoch that is shorter frees few whole segments.
+    pub(crate) fn large_epoch(&self) -> u64 {
+        u64::from(self.lanes).max(LARGE_EPOCH_MIN)
     }
 
     /// Segments that were released since the cache was opened.

@@ -8,8 +8,9 @@
 //! 3. [`Cache::end_bypass`] ends the wait, and in write-through mode records the data.
 //!
 //! Invariants:
-//! - with `strict` and `checkpoint`, a change begins only while all closed epochs are drained: within the open epoch any order is
-//!   legal, as on a disk with a volatile cache, and a change that is submitted before a flush completes is in no order with it;
+//! - with `strict` and `checkpoint`, a change begins only while all epochs that clients have closed are drained: behind the last
+//!   flush any order is legal, as on a disk with a volatile cache, and a change that is submitted before a flush completes is in no
+//!   order with it;
 //! - a flush completes only when a flush of the backing device has covered every bypass that had completed;
 //! - the background worker alone flushes the backing device: when a flush fails, no other one that seems to have succeeded behind it
 //!   can hide what was lost;
@@ -55,7 +56,7 @@ pub(super) struct Bypassing<E: Environment> {
     /// Requests that wait until the backing device has what precedes them, or is flushed.
     waiting: Mutex<E, Vec<Waker>>,
     has_waiting: SharedBool<E>,
-    /// Changes were cached that would go past the cache if all closed epochs were drained: writeback hurries.
+    /// Changes were cached that would go past the cache if all epochs that clients have closed were drained: writeback hurries.
     wants_order: SharedBool<E>,
     /// Bytes that settings would have sent past the cache, and that were cached because it was not legal. Nothing depends on it.
     refused: AtomicU64,
@@ -225,7 +226,7 @@ impl<E: Environment> Cache<E> {
         self.bypass.wants_order.load(Ordering::SeqCst)
     }
 
-    /// All closed epochs are drained.
+    /// All epochs that clients have closed are drained.
     pub(crate) fn note_order(&self) {
         if self.wants_order() {
             self.bypass.wants_order.store(false, Ordering::SeqCst);
@@ -272,11 +273,13 @@ impl<E: Environment> Cache<E> {
         Ok(None)
     }
 
-    /// Whether all closed epochs are on the backing device, or their order does not matter.
+    /// Whether all epochs that clients have closed are on the backing device, or their order does not matter. Between two flushes
+    /// of clients any order is legal, even if the cache itself has closed an epoch there.
     fn is_in_order(&self) -> bool {
-        // The open epoch is read first: what is closed meanwhile is in no order with a request that was submitted before.
-        let (epochs, open) = (self.base().epochs(), self.base().epochs().present());
-        if self.has_written_before(open) {
+        // Both are read first: what is closed meanwhile is in no order with a request that was submitted before.
+        let epochs = self.base().epochs();
+        let (ordered, open) = (epochs.ordered(), epochs.present());
+        if self.has_written_before(ordered + 1) {
             return true;
         }
         let is_free = self.settings().consistency == Consistency::None;

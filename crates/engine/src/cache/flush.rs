@@ -14,7 +14,8 @@ impl<E: Environment> Cache<E> {
     /// When the cache was stopped.
     pub fn flush(&self) -> Result<()> {
         self.base().gate().check_running()?;
-        self.close_epoch();
+        let closed = self.close_epoch();
+        self.base().epochs().order(closed.0);
         self.base().region().check_stores(MutationPoint::FlushStoreCheck)
     }
 
@@ -97,6 +98,7 @@ impl<E: Environment> Cache<E> {
         }
         base.region().fence(MutationPoint::FuaFence, stored);
         drop(pass);
+        base.epochs().order(closed);
         base.epochs().check_clock(base.context(), closed_ms);
         base.region().check_stores(MutationPoint::FuaStoreCheck)
     }

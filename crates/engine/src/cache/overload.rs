@@ -158,13 +158,17 @@ impl<E: Environment> Cache<E> {
     /// Whether a write of `range`, a [piece](Self::pieces), would take the last space, and the backing device answers sooner than
     /// reclaim frees more.
     pub fn is_sooner_around(&self, range: ByteRange) -> bool {
-        let base = self.base();
-        if !self.lane_of(range.start).lock().is_short_of_space(base, range.len()) {
+        let (base, pool) = (self.base(), self.base().pool());
+        if pool.free() > pool.reserve() {
             self.overload.has_space();
             return false;
         }
-        base.wakeups().wake();
-        self.overload.is_backing_sooner(base.pool().released(), self.monotonic_us())
+        let is_sooner = self.overload.is_backing_sooner(pool.released(), self.monotonic_us());
+        let is_short = self.lane_of(range.start).lock().is_short_of_space(base, range.len());
+        if is_short {
+            base.wakeups().wake();
+        }
+        is_short && is_sooner
     }
 }
 

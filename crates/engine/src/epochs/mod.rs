@@ -44,6 +44,9 @@ pub(crate) struct Epochs<E: Environment> {
     dated_ms: SharedU64<E>,
     /// Everything up to this epoch is to be drained at once, as fast as `writeback_rate` lets it.
     requested: SharedU64<E>,
+    /// The last epoch that a flush or a FUA write of a client closed, or that a former process left: what follows is in order
+    /// with it. What the cache itself closes orders nothing.
+    ordered: SharedU64<E>,
 }
 
 impl<E: Environment> Epochs<E> {
@@ -58,6 +61,7 @@ impl<E: Environment> Epochs<E> {
             drained_now: SharedU64::new(drained_now),
             dated_ms: SharedU64::new(dated_ms),
             requested: SharedU64::new(0),
+            ordered: SharedU64::new(0),
         }
     }
 
@@ -71,6 +75,7 @@ impl<E: Environment> Epochs<E> {
     /// be dirty; recovery began at `opened_ms`.
     pub(crate) fn resume(&self, highest: u64, last_dirty: u64, opened_ms: u64) {
         self.counter.store(highest + 1, Ordering::SeqCst);
+        self.ordered.store(highest, Ordering::SeqCst);
         self.pass.lock().begin_at(highest + 1, last_dirty, opened_ms);
     }
 
@@ -80,6 +85,16 @@ impl<E: Environment> Epochs<E> {
         let closed_ms = context.environment().wall_ms();
         let closed = self.counter.fetch_add(1, Ordering::SeqCst);
         (closed, closed_ms)
+    }
+
+    /// A client has closed `epoch`; called before its request completes.
+    pub(crate) fn order(&self, epoch: u64) {
+        self.ordered.fetch_max(epoch, Ordering::SeqCst);
+    }
+
+    /// The last epoch that is in order with what follows it.
+    pub(crate) fn ordered(&self) -> u64 {
+        self.ordered.load(Ordering::SeqCst)
     }
 
     /// Requests that everything up to `epoch` be drained at once.

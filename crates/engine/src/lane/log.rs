@@ -51,7 +51,7 @@ impl LaneState {
             Ok(segment) => segment,
             Err(lack) => return self.wait_for_room(base, slots, length, requester, waker, lack),
         };
-        if base.is_above_gc() {
+        if base.pool().taken().is_multiple_of(base.pool().large_epoch()) || base.is_above_gc() {
             base.wakeups().wake();
         }
         if let Some(full) = self.open.take() {

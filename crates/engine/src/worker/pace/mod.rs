@@ -317,6 +317,12 @@ impl Pacer {
     }
 }
 
+/// Whether far more is dirty than the target: writeback hurries. Locks the lanes.
+pub(super) fn is_far_above_target<E: Environment>(cache: &Cache<E>) -> bool {
+    let capacity = cache.base().capacity();
+    cache.unwritten_bytes() > cache.settings().dirty_target(capacity) + capacity / 100 * MARGIN_PERCENT
+}
+
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

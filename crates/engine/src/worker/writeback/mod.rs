@@ -15,7 +15,7 @@
 
 use super::{
     failing::Failing,
-    pace::{Pacer, QUIET_MS},
+    pace::{Pacer, QUIET_MS, is_far_above_target},
 };
 use crate::{
     Cache, Consistency, Environment, PaceReason,
@@ -162,6 +162,8 @@ pub(crate) struct Writeback {
     is_reclaiming: bool,
     /// When a batch was last urgent.
     urgent_ms: u64,
+    /// Segments that writers had ever taken when the size of the open epoch was last considered.
+    taken: u64,
 }
 
 impl Writeback {
@@ -200,6 +202,7 @@ impl Writeback {
             pacer: Pacer::new(cache, now_ms),
             is_reclaiming: false,
             urgent_ms: now_ms,
+            taken: 0,
         }
     }
 
@@ -248,6 +251,7 @@ impl Writeback {
             self.complete(cache, finished, now);
         }
         self.done = done;
+        self.close_large_epoch(cache);
         if self.flush_for_requests(cache, queue, now) {
             return Progress::Busy;
         }
@@ -287,6 +291,20 @@ impl Writeback {
         self.flush(cache, queue, now)
     }
 
+    /// Closes the open epoch now and then while far more is dirty than the target: space comes only with the end of a whole epoch,
+    /// and writers that wait for it would wait for the whole cache otherwise.
+    fn close_large_epoch<E: Environment>(&mut self, cache: &Cache<E>) {
+        let pool = cache.base().pool();
+        let taken = pool.taken();
+        if taken < self.taken + pool.large_epoch() {
+            return;
+        }
+        self.taken = taken;
+        if is_far_above_target(cache) {
+            cache.close_epoch();
+        }
+    }
+
     /// Begins a batch if one is due.
     fn begin<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> Progress {
         // Before the scan: all epochs that are closed at this point are complete, so if the oldest epoch found is closed, it is
@@ -308,7 +326,7 @@ impl Writeback {
             return Progress::Busy;
         }
         let oldest = self.oldest_epoch(cache);
-        if oldest.is_none_or(|oldest| oldest > closed) {
+        if oldest.is_none_or(|oldest| oldest > cache.base().epochs().ordered()) {
             cache.note_order();
         }
         let Some(oldest) = oldest else { return self.rest(cache, closed, now) };

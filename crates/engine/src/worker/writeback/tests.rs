@@ -546,3 +546,19 @@ fn each_request_and_each_flush_has_a_token_of_its_own() {
     // Two writes and a flush for each epoch.
     assert_eq!(rig.worker.writeback.next_token, 4 * 3);
 }
+
+#[test]
+fn epochs_stay_small_while_far_more_is_dirty_than_the_target() {
+    // Blocks of 4 KiB in segments of 64 KiB, of which some hold records: 15 percent of 80 segments are 12.
+    let mut rig = Rig::new(Options { segments: 81, ..Options::default() });
+    rig.disk.with(|state| state.is_slow = true);
+    let mut epochs = Vec::new();
+    for number in 0..600 {
+        assert!(rig.write(ByteRange::at(number * 4096, 4096), 1));
+        rig.worker.step();
+        epochs.push(rig.cache.status().epoch.0);
+    }
+    assert_eq!(epochs[180], 1, "it grows until then");
+    let closed = epochs[599] - epochs[180];
+    assert!((6..=9).contains(&closed), "one for about 60 blocks: {closed}");
+}
