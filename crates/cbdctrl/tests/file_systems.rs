@@ -9,6 +9,7 @@ mod random;
 mod support;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use support::sandbox::{Mounted, in_sandbox};
 use support::{Fixture, MIB, text_of, tool};
@@ -41,8 +42,57 @@ fn fio(mounted: &Mounted, arguments: &[&str]) {
     assert!(!text.contains("verify:") && !text.contains("err="), "{text}");
 }
 
-/// Tests a file system that `make` creates and `check` verifies, both with the device as their last argument.
-fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
+/// Settings that send writes past the cache, one behind the other, and back.
+const WAYS: [&[&str]; 8] = [
+    &["cache_mode=writethrough"],
+    &["cache_mode=writeback", "sequential_write_cutoff=64K", "when_full=around"],
+    &["cache_mode=writearound"],
+    &["cache_mode=passthrough"],
+    &["cache_mode=writeback", "sequential_write_cutoff=off", "congestion_write_us=1"],
+    &["cache_mode=writethrough", "consistency=none"],
+    &["cache_mode=passthrough", "consistency=checkpoint"],
+    &["cache_mode=writeback", "consistency=strict"],
+];
+
+/// Says so when the load has ended, however it did.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Changes the settings until `ended`, and counts how often.
+fn change_ways(fixture: &Fixture, ended: &AtomicBool, changes: &AtomicU32) {
+    for way in WAYS.iter().cycle() {
+        if ended.load(Ordering::SeqCst) {
+            break;
+        }
+        fixture.ok(&[&["set", "--backend", "0"], *way].concat());
+        changes.fetch_add(1, Ordering::SeqCst);
+        // The load goes on in each way for a moment.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Files, random writes with verification, and fsx and fsstress, on a file system with this device.
+fn load(mounted: &Mounted) {
+    fio(mounted, &["--rw=randwrite", "--bs=4k", "--io_size=24M", "--fsync=256"]);
+    fio(mounted, &["--rw=randrw", "--bsrange=4k-256k", "--io_size=96M", "--fsync=64"]);
+    write_files(mounted);
+    for (seed, direct) in [(1, None), (2, Some(4096))] {
+        let path = mounted.path(&format!("fsx-{seed}"));
+        let plan = fsx::Plan { path, seed, operations: 800, size: 4 * MIB, direct };
+        fsx::run(&plan).unwrap_or_else(|text| panic!("{text}"));
+    }
+    let plan = fsstress::Plan { path: mounted.path(""), seed: 3, operations: 1500, threads: 3 };
+    fsstress::run(&plan).unwrap_or_else(|text| panic!("{text}"));
+}
+
+/// Tests a file system that `make` creates and `check` verifies, both with the device as their last argument. `changes`: how
+/// often what goes past the cache changes meanwhile, at least.
+fn works(folder: &Path, make: &[&str], check: &[&str], size: u64, changes: u32) {
     let on = |command: &[&str], device: &str| tool(command[0], &[&command[1..], &[device]].concat());
     let mut fixture = Fixture::under(folder);
     fixture.start();
@@ -52,16 +102,15 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
     let device = fixture.start_block_device(&disk, "32M");
     on(make, &device);
     let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
-    fio(&mounted, &["--rw=randwrite", "--bs=4k", "--io_size=24M", "--fsync=256"]);
-    fio(&mounted, &["--rw=randrw", "--bsrange=4k-256k", "--io_size=96M", "--fsync=64"]);
-    write_files(&mounted);
-    for (seed, direct) in [(1, None), (2, Some(4096))] {
-        let path = mounted.path(&format!("fsx-{seed}"));
-        let plan = fsx::Plan { path, seed, operations: 800, size: 4 * MIB, direct };
-        fsx::run(&plan).unwrap_or_else(|text| panic!("{text}"));
-    }
-    let plan = fsstress::Plan { path: mounted.path(""), seed: 3, operations: 1500, threads: 3 };
-    fsstress::run(&plan).unwrap_or_else(|text| panic!("{text}"));
+    let (ended, done) = (AtomicBool::new(changes == 0), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| change_ways(&fixture, &ended, &done));
+        let _ended = Ended(&ended);
+        load(&mounted);
+        while done.load(Ordering::SeqCst) < changes {
+            fio(&mounted, &["--rw=randrw", "--bsrange=4k-256k", "--io_size=96M", "--fsync=64"]);
+        }
+    });
     std::fs::remove_file(mounted.path("fio")).expect("removed");
     tool("fstrim", &["-v", &text_of(&mounted.path(""))]);
     let before = summary(&mounted);
@@ -84,20 +133,28 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64) {
 #[test]
 fn ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
     in_sandbox("ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
-        works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512);
+        works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512, 0);
     });
 }
 
 #[test]
 fn xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
     in_sandbox("xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
-        works(folder, &["mkfs.xfs", "-q"], &["xfs_repair", "-n"], 512 * MIB);
+        works(folder, &["mkfs.xfs", "-q"], &["xfs_repair", "-n"], 512 * MIB, 0);
     });
 }
 
 #[test]
 fn btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
     in_sandbox("btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
-        works(folder, &["mkfs.btrfs", "-q"], &["btrfs", "check", "--check-data-csum"], 512 * MIB);
+        works(folder, &["mkfs.btrfs", "-q"], &["btrfs", "check", "--check-data-csum"], 512 * MIB, 0);
+    });
+}
+
+#[test]
+fn ext4_works_while_what_goes_past_the_cache_changes() {
+    in_sandbox("ext4_works_while_what_goes_past_the_cache_changes", TIMEOUT, |folder| {
+        let changes = if std::env::var_os("CBD_ROUNDS").is_some() { 100 } else { 20 };
+        works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512, changes);
     });
 }
