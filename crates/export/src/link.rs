@@ -51,7 +51,8 @@ impl Link {
 }
 
 /// Checks that a link can be created at `path`: no file exists at `path`, or a link to an unused loop or ublk device, or one to
-/// `target` itself.
+/// `target` itself. A loop device that now stands on a file of another name is of somebody who took its number when the device of
+/// a killed daemon was gone: that link is left over as well.
 ///
 /// # Errors
 /// [`ErrorKind::AlreadyExists`] if another file exists at `path`.
@@ -71,13 +72,20 @@ pub fn may_be_made(path: &Path, target: Option<&Path>) -> Result<()> {
         return Ok(());
     }
     let lives = match (number(&there, "/dev/loop"), number(&there, "/dev/ublkb")) {
-        (Some(number), _) => Path::new(&format!("/sys/block/loop{number}/loop/backing_file")).exists(),
+        (Some(number), _) => fs::read_to_string(format!("/sys/block/loop{number}/loop/backing_file"))
+            .is_ok_and(|backing| stands_on(backing.trim_end(), path)),
         (_, Some(number)) => Path::new(&format!("/sys/block/ublkb{number}")).exists(),
         (None, None) => {
             return taken(format!("points to {}, which is no loop or ublk device", there.display()));
         }
     };
     if lives { taken(format!("points to {}, which is used", there.display())) } else { Ok(()) }
+}
+
+/// Whether the backing file of a loop device is a file that is served as the device with this link: it has its name.
+fn stands_on(backing: &str, link: &Path) -> bool {
+    let backing = backing.strip_suffix(" (deleted)").unwrap_or(backing);
+    Path::new(backing).file_name() == link.file_name()
 }
 
 /// The number N in a path of exactly the form `prefixN`, such as `/dev/loopN`.
@@ -98,6 +106,17 @@ mod tests {
             ["/dev/loop", "/dev/loop1p1", "/dev/loop-control", "/dev/sda", "loop1", "/dev/loop99999999999"]
         {
             assert_eq!(number(Path::new(other), "/dev/loop"), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_loop_device_on_a_file_of_another_name_is_of_somebody_else() {
+        let link = Path::new("/dev/cbd1");
+        for backing in ["/run/cbd/fuse/cbd1/cbd1", "/cbd1", "/cbd1 (deleted)"] {
+            assert!(stands_on(backing, link), "{backing}");
+        }
+        for backing in ["/run/cbd/fuse/cbd0/cbd0", "/home/cbd1/image", "/cbd10", ""] {
+            assert!(!stands_on(backing, link), "{backing}");
         }
     }
 
