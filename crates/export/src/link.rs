@@ -51,8 +51,8 @@ impl Link {
 }
 
 /// Checks that a link can be created at `path`: no file exists at `path`, or a link to an unused loop or ublk device, or one to
-/// `target` itself. A loop device that now stands on a file of another name is of somebody who took its number when the device of
-/// a killed daemon was gone: that link is left over as well.
+/// `target` itself. A loop device that now stands on a file of another name is of a program that took its number when the device
+/// of a killed daemon was gone: that link is left over as well.
 ///
 /// # Errors
 /// [`ErrorKind::AlreadyExists`] if another file exists at `path`.
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_device_on_a_file_of_another_name_is_of_somebody_else() {
+    fn a_loop_device_on_a_file_of_another_name_is_of_another_program() {
         let link = Path::new("/dev/cbd1");
         for backing in ["/run/cbd/fuse/cbd1/cbd1", "/cbd1", "/cbd1 (deleted)"] {
             assert!(stands_on(backing, link), "{backing}");
