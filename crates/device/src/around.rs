@@ -8,7 +8,7 @@
 use crate::{
     Queue,
     parked::{Around, InFlightOp, Parked, Progress},
-    queue::complete,
+    queue::{complete, given_up},
 };
 use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{
@@ -46,8 +46,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             // This request reports the failure.
             self.reported_failures = cache.reported_failures();
         }
-        if let Some(parked) = self.parked.get_mut(place) {
-            parked.error = result.err();
+        if let (Some(parked), Err(error)) = (self.parked.get_mut(place), result) {
+            parked.error.get_or_insert(error);
         }
         self.complete_parked(place, done);
     }
@@ -64,7 +64,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if settings.sequential_write_cutoff > 0 {
             let followed = self.device.write_streams.lock().follow(self.number, range.start, range, 0);
             // Past the cache a FUA write would wait for a flush of the backing device.
-            if followed.before >= settings.sequential_write_cutoff && !fua {
+            if followed.advances && followed.before >= settings.sequential_write_cutoff && !fua {
                 return Some(BypassReason::Sequential);
             }
         }
@@ -75,19 +75,28 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         is_full.then_some(BypassReason::Full)
     }
 
-    /// The progress with which a write that waits for space continues past the cache, if it is to.
-    pub(crate) fn around_when_full(&mut self, cache: &Cache<E>, place: usize) -> Option<Around> {
-        if cache.caches_writes() || cache.settings().when_full != WhenFull::Around {
+    /// The progress with which a change that the cache was to execute continues past it, if it is to: the mode has changed, or the
+    /// cache is full. Part of it may be cached.
+    pub(crate) fn past_instead(&mut self, cache: &Cache<E>, place: usize) -> Option<Around> {
+        if cache.caches_writes() {
             return None;
         }
         let parked = self.parked.get_mut(place)?;
-        let Progress::Written(next) = parked.progress else { return None };
         let ByteRange { start, end } = parked.request.range;
-        let around = Around { cached: next > start, ..Around::from(next, Some(BypassReason::Full)) };
-        is_sooner_around(cache, ByteRange { start: next, end }).then_some(around)
+        let next = match parked.progress {
+            Progress::Written(next) => next,
+            Progress::Zeroed(_) if !cache.is_writeback() => start,
+            _ => return None,
+        };
+        if !cache.is_writeback() {
+            return Some(Around { cached: true, ..Around::from(next, None) });
+        }
+        let is_full = cache.settings().when_full == WhenFull::Around
+            && is_sooner_around(cache, ByteRange { start: next, end });
+        is_full.then(|| Around { cached: next > start, ..Around::from(next, Some(BypassReason::Full)) })
     }
 
-    /// A change that waited for space continues with this progress.
+    /// A change that waited continues with this progress.
     pub(crate) fn change_way(
         &mut self,
         cache: &Arc<Cache<E>>,
@@ -158,7 +167,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             }
             _ => &[],
         };
-        let bypass = match around.reason_now(cache, step) {
+        let reason = around.reason_now(cache, step);
+        let bypass = match reason {
             Some(reason) => cache.begin_bypass(step, reason, &self.waker)?,
             None => Bypass::Cached,
         };
@@ -174,6 +184,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 };
                 if matches!(admission, Admission::Full) {
                     return Ok(false);
+                }
+                if reason.is_some() && cache.is_writeback() {
+                    cache.count_refused_bypass(step.len());
                 }
                 around.cached = true;
                 (around.next, around.zeroed) = (step.end, ZeroProgress::default());
@@ -202,7 +215,12 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     pub(crate) fn cache_instead(&mut self, place: usize, step: ByteRange) {
         let Some(parked) = self.parked.get_mut(place) else { return };
         let Progress::Around(around) = &mut parked.progress else { return };
+        if around.given_up {
+            parked.error.get_or_insert(given_up());
+            return;
+        }
         (around.next, around.reason) = (around.next.min(step.start), None);
+        around.zeroed = ZeroProgress::default();
         if !self.waiting.contains(&place) {
             self.waiting.push_back(place);
             self.waker.wake_by_ref();
@@ -220,7 +238,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if fua && around.cached {
             parked.error = cache.force_unit_access(&[parked.request.range]).err();
         }
-        if fua && around.went_past {
+        if fua && around.went_past && parked.error.is_none() {
             let ticket = cache.request_backing_flush();
             parked.progress = Progress::Flushing(ticket);
             return self.await_flush(cache, place, ticket, done);

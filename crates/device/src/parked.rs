@@ -37,6 +37,8 @@ pub(crate) struct Around {
     pub(crate) next: u64,
     /// Why it is to go past the cache in writeback mode; `None` if it is to be cached there.
     pub(crate) reason: Option<BypassReason>,
+    /// Its client is gone: what the backing device refuses is not done in another way.
+    pub(crate) given_up: bool,
     /// Some of it went past the cache.
     pub(crate) went_past: bool,
     /// Some of it is in the cache.
@@ -47,7 +49,14 @@ pub(crate) struct Around {
 
 impl Around {
     pub(crate) fn from(start: u64, reason: Option<BypassReason>) -> Self {
-        Self { next: start, reason, went_past: false, cached: false, zeroed: ZeroProgress::default() }
+        Self {
+            next: start,
+            reason,
+            given_up: false,
+            went_past: false,
+            cached: false,
+            zeroed: ZeroProgress::default(),
+        }
     }
 }
 
@@ -107,6 +116,10 @@ impl<T> Slab<T> {
         let item = self.items.get_mut(place)?.take()?;
         self.free.push(place);
         Some(item)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.items.iter_mut().flatten()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {

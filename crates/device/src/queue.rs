@@ -109,6 +109,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         for request in self.plugged.drain(..) {
             complete(request, Err(given_up()), done);
         }
+        for parked in self.parked.iter_mut() {
+            if let Progress::Around(around) = &mut parked.progress {
+                around.given_up = true;
+            }
+        }
         for place in self.waiting.drain(..) {
             match self.parked.get_mut(place) {
                 // The backing device has a part of it, and it completes when that returns.
@@ -270,7 +275,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         let mut progress = Progress::Written(range.start);
         let result = advance(cache, &Change { operation, range, data, fua }, &mut progress, &self.waker);
-        cache.end_measured_write(begun_us);
+        cache.end_measured_write(begun_us.filter(|_| result.is_some()));
         if result.is_none() {
             self.wait_for_space(parked(data), progress);
         }
@@ -420,7 +425,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                     complete(parked.request, result, done);
                 }
             }
-            None => match self.around_when_full(cache, place) {
+            None => match self.past_instead(cache, place) {
                 Some(around) => self.change_way(cache, place, around, done),
                 None => self.waiting.push_back(place),
             },
@@ -560,7 +565,7 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
     }
 }
 
-fn given_up() -> Error {
+pub(crate) fn given_up() -> Error {
     Error::new(ErrorKind::Stopped, "the request was given up: its client is gone")
 }
 

@@ -79,6 +79,8 @@ const NO_STREAM: Stream = Stream {
 pub(crate) struct Followed {
     /// Bytes that the stream had read before this request; 0 for the first request.
     pub(crate) before: u64,
+    /// It continues its stream, instead of changing or reading again what the stream has passed.
+    pub(crate) advances: bool,
     /// The range to read ahead, if it is time for the next step, and the bytes of the stream before that range.
     pub(crate) step: Option<(ByteRange, u64)>,
 }
@@ -113,6 +115,7 @@ impl Streams {
             let before = stream.bytes;
             // Only a request that continues exactly is evidence that the data behind it will be wanted.
             let is_exact = run_start <= stream.next && stream.next < asked.end;
+            let advances = stream.next < asked.end;
             stream.seen = lookups;
             stream.advance(queue, run_start, asked);
             if stream.skipped > SLACK + stream.bytes / 8 {
@@ -120,7 +123,7 @@ impl Streams {
                 return Followed::default();
             }
             let step = if is_exact { stream.next_step(asked.len(), limit) } else { None };
-            return Followed { before, step };
+            return Followed { before, advances, step };
         }
         let continued = |candidate: &&mut Candidate| (run_start..=asked.start).contains(&candidate.next);
         let (mut before, mut is_same) = (asked.start - run_start, true);
@@ -140,17 +143,17 @@ impl Streams {
         let bytes = before + asked.len();
         if continuations < CONTINUATIONS || bytes < CONFIRMED {
             *place = Candidate { next: asked.end, bytes, continuations, queue };
-            return Followed { before, step: None };
+            return Followed { before, advances: true, step: None };
         }
         *place = NO_CANDIDATE;
         let bytes_in_queue = if is_same { bytes } else { asked.len() };
         let stream =
             Stream { next: asked.end, bytes, queue, bytes_in_queue, seen: self.lookups, ..NO_STREAM };
         let Some(place) = self.streams.iter_mut().min_by_key(|stream| stream.seen) else {
-            return Followed { before, step: None };
+            return Followed { before, advances: true, step: None };
         };
         *place = stream;
-        Followed { before, step: place.next_step(asked.len(), limit) }
+        Followed { before, advances: true, step: place.next_step(asked.len(), limit) }
     }
 }
 

@@ -43,11 +43,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 if reason.is_some() || !cache.is_writeback() {
                     return self.submit_around(cache, request, reason, done);
                 }
-                if is_write {
-                    let begun_us = cache.begin_measured_write();
-                    self.change_cached(cache, request, done);
-                    return cache.end_measured_write(begun_us);
-                }
             }
         }
         self.change_cached(cache, request, done);
@@ -64,7 +59,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             Operation::Discard | Operation::WriteZeroes => Progress::Zeroed(ZeroProgress::default()),
             _ => Progress::Written(request.range.start),
         };
-        match advance(cache, &Change::of(&request), &mut progress, &self.waker) {
+        let begun_us = cache.begin_measured_write();
+        let result = advance(cache, &Change::of(&request), &mut progress, &self.waker);
+        // A wait for space or for a bypass says nothing about the cache.
+        cache.end_measured_write(begun_us.filter(|_| result.is_some()));
+        match result {
             Some(result) => complete(request, result, done),
             None => self.wait_for_space(request, progress),
         }

@@ -77,6 +77,14 @@ impl<E: Environment> Mode<E> {
         self.bits.load(Ordering::Relaxed) == 0
     }
 
+    /// Whether no client's write may make data dirty: the mode is in force, or what is dirty is written so that it can be. Checked
+    /// while a lane is locked: the mode is in force only after all lanes were seen clean.
+    #[inline]
+    pub(crate) fn refuses_dirty(&self) -> bool {
+        let bits = self.bits.load(Ordering::SeqCst);
+        bits != 0 && bits >> 8 != DRAINING
+    }
+
     /// Whether reads go past the cache.
     #[inline]
     pub(crate) fn is_passthrough(&self) -> bool {
@@ -89,7 +97,7 @@ impl<E: Environment> Mode<E> {
         let mode = CacheMode::from_code(bits & 0xff).unwrap_or_default();
         let phase = match bits >> 8 {
             0 => Phase::Settled,
-            1 => Phase::Draining,
+            DRAINING => Phase::Draining,
             _ => Phase::Holding,
         };
         (mode, phase)
@@ -117,10 +125,13 @@ impl<E: Environment> Mode<E> {
     }
 }
 
+/// The code of [`Phase::Draining`].
+const DRAINING: u32 = 1;
+
 const fn code(mode: CacheMode, phase: Phase) -> u32 {
     let phase = match phase {
         Phase::Settled => 0,
-        Phase::Draining => 1,
+        Phase::Draining => DRAINING,
         Phase::Holding => 2,
     };
     mode.code() | phase << 8

@@ -56,8 +56,10 @@ pub(super) struct Bypassing<E: Environment> {
     /// Requests that wait until the backing device has what precedes them, or is flushed.
     waiting: Mutex<E, Vec<Waker>>,
     has_waiting: SharedBool<E>,
-    /// Changes were cached that would go past the cache if all epochs that clients have closed were drained: writeback hurries.
-    wants_order: SharedBool<E>,
+    /// A change was cached that would have gone past the cache if everything up to this epoch were drained: writeback hurries.
+    wanted_order: SharedU64<E>,
+    /// Everything up to this epoch is on the backing device; 0 if that must be looked up.
+    in_order: SharedU64<E>,
     /// Bytes that settings would have sent past the cache, and that were cached because it was not legal. Nothing depends on it.
     refused: AtomicU64,
 }
@@ -74,7 +76,8 @@ impl<E: Environment> Bypassing<E> {
             reported: SharedU64::new(0),
             waiting: Mutex::<E, _>::new(Vec::new()),
             has_waiting: SharedBool::new(false),
-            wants_order: SharedBool::new(false),
+            wanted_order: SharedU64::new(0),
+            in_order: SharedU64::new(0),
             refused: AtomicU64::new(0),
         }
     }
@@ -177,13 +180,14 @@ impl<E: Environment> Cache<E> {
         let seen = (self.drained_epoch(), mode, phase);
         let by_choice = mode == CacheMode::Writeback;
         if by_choice && self.backing().is_in_trouble() {
-            return Ok(self.refuse_bypass(range));
+            return Ok(Bypass::Cached);
         }
         if !self.is_in_order() {
-            if by_choice && !self.bypass.wants_order.swap(true, Ordering::SeqCst) {
+            let ordered = base.epochs().ordered();
+            if by_choice && self.bypass.wanted_order.fetch_max(ordered, Ordering::SeqCst) < ordered {
                 base.wakeups().wake();
             }
-            return if waits { self.wait_for_drained(seen, waker) } else { Ok(self.refuse_bypass(range)) };
+            return if waits { self.wait_for_drained(seen, waker) } else { Ok(Bypass::Cached) };
         }
         let begun_us = self.monotonic_us();
         let mut ticket = BypassTicket { range, reason, by_choice, begun_us, lanes: Vec::new() };
@@ -195,9 +199,9 @@ impl<E: Environment> Cache<E> {
                 Ok(Some(Obstacle::Dirty)) if waits => self.wait_for_drained(seen, waker),
                 Ok(Some(Obstacle::Dirty | Obstacle::Kept)) => {
                     self.unsettle_mode();
-                    Ok(self.refuse_bypass(range))
+                    Ok(Bypass::Cached)
                 }
-                Err(Ok(Lack::Space)) if by_choice => Ok(self.refuse_bypass(range)),
+                Err(Ok(Lack::Space)) if by_choice => Ok(Bypass::Cached),
                 Err(Ok(lack)) => self.no_bypass(lack, waits),
                 Err(Err(error)) => Err(error),
             };
@@ -208,12 +212,9 @@ impl<E: Environment> Cache<E> {
         Ok(Bypass::Begun(ticket))
     }
 
-    /// The change is cached, although it was to go past the cache.
-    fn refuse_bypass(&self, range: ByteRange) -> Bypass {
-        if self.base().mode().get().0 == CacheMode::Writeback {
-            self.bypass.refused.fetch_add(range.len(), Ordering::Relaxed);
-        }
-        Bypass::Cached
+    /// Counts bytes that were cached, although they were to go past the cache by choice.
+    pub fn count_refused_bypass(&self, bytes: u64) {
+        self.bypass.refused.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Bytes that settings would have sent past the cache, and that were cached because it was not legal.
@@ -221,16 +222,9 @@ impl<E: Environment> Cache<E> {
         self.bypass.refused.load(Ordering::Relaxed)
     }
 
-    /// Whether writeback hurries, so that changes can go past the cache by choice.
-    pub(crate) fn wants_order(&self) -> bool {
-        self.bypass.wants_order.load(Ordering::SeqCst)
-    }
-
-    /// All epochs that clients have closed are drained.
-    pub(crate) fn note_order(&self) {
-        if self.wants_order() {
-            self.bypass.wants_order.store(false, Ordering::SeqCst);
-        }
+    /// The epoch up to which writeback hurries, so that changes can go past the cache by choice.
+    pub(crate) fn wanted_order(&self) -> u64 {
+        self.bypass.wanted_order.load(Ordering::SeqCst)
     }
 
     /// The outcome where the invalidation found no space or no memory.
@@ -279,7 +273,16 @@ impl<E: Environment> Cache<E> {
         // Both are read first: what is closed meanwhile is in no order with a request that was submitted before.
         let epochs = self.base().epochs();
         let (ordered, open) = (epochs.ordered(), epochs.present());
+        if self.bypass.in_order.load(Ordering::SeqCst) >= ordered && ordered > 0 {
+            return true;
+        }
+        let failures = self.bypass.failures.load(Ordering::SeqCst);
         if self.has_written_before(ordered + 1) {
+            // What is written stays so, unless a flush of the backing device fails.
+            self.bypass.in_order.store(ordered, Ordering::SeqCst);
+            if self.bypass.failures.load(Ordering::SeqCst) != failures {
+                self.bypass.in_order.store(0, Ordering::SeqCst);
+            }
             return true;
         }
         let is_free = self.settings().consistency == Consistency::None;
@@ -482,6 +485,7 @@ impl<E: Environment> Cache<E> {
             state.distrust_write_through();
         }
         let failures = self.bypass.failures.fetch_add(1, Ordering::SeqCst) + 1;
+        self.bypass.in_order.store(0, Ordering::SeqCst);
         if has_lost {
             self.bypass.reported.fetch_max(failures, Ordering::SeqCst);
         }
@@ -513,7 +517,7 @@ impl<E: Environment> Cache<E> {
     /// The backing device may lack something that the cache holds: a mode in which it has everything is not in force until it does.
     fn unsettle_mode(&self) {
         let (mode, phase) = self.base().mode().get();
-        if mode != CacheMode::Writeback && phase == Phase::Settled {
+        if mode != CacheMode::Writeback && phase != Phase::Draining {
             self.base().mode().begin(mode, self.base().epochs().present());
         }
     }
@@ -543,6 +547,14 @@ impl<E: Environment> Cache<E> {
     /// Whether a change to another mode waits for writeback.
     pub(crate) fn is_changing_mode(&self) -> bool {
         self.base().mode().get().1 != Phase::Settled
+    }
+
+    /// The outcome of a client's change that may not be cached, because the mode has changed since it was submitted. It is to begin
+    /// a bypass, and is woken at once for that. Called without a locked lane.
+    #[cold]
+    pub(super) fn goes_past(waker: &Waker) -> Result<Admission> {
+        waker.wake_by_ref();
+        Ok(Admission::Full)
     }
 
     /// Whether a cached change of `range` must wait for a bypass that is on its way to the backing device. Its waker is then on the

@@ -96,7 +96,7 @@ impl<E: Environment> Cache<E> {
         let durable = self.base().region().fence(MutationPoint::WriteTogetherFence, stored);
         drop(held);
         for (number, outcome) in outcomes.into_iter().take(writes.len()).enumerate() {
-            done(number, self.admission(outcome, &durable));
+            done(number, self.admission(outcome, &durable, waker));
         }
     }
 
@@ -114,6 +114,9 @@ impl<E: Environment> Cache<E> {
         }
         if self.base().region().check_stores(MutationPoint::WriteTogetherAfterFailure).is_err() {
             return Held::RegionFailed;
+        }
+        if self.base().mode().refuses_dirty() {
+            return Held::Past;
         }
         if state.is_being_bypassed(range) {
             return if state.wait_for_bypass(waker).is_some() { Held::Full } else { Held::NoMemory };
@@ -135,7 +138,7 @@ impl<E: Environment> Cache<E> {
     }
 
     /// The result of a write, after the fence.
-    fn admission(&self, outcome: Held, durable: &Durable) -> Result<Admission> {
+    fn admission(&self, outcome: Held, durable: &Durable, waker: &Waker) -> Result<Admission> {
         match outcome {
             Held::Stored => {
                 self.base().region().check_stores(MutationPoint::WriteTogetherStoreCheck)?;
@@ -145,6 +148,7 @@ impl<E: Environment> Cache<E> {
                 self.backing().check_not_stalled()?;
                 Ok(Admission::Full)
             }
+            Held::Past => Self::goes_past(waker),
             Held::NoMemory => no_memory(),
             // Both conditions are permanent, so the error is still set.
             Held::Stopped => self.base().gate().check_running().map(|()| Admission::Full),
@@ -159,6 +163,8 @@ enum Held {
     Stored,
     /// There was no space; nothing has changed.
     Full,
+    /// The mode has changed: the write is to go past the cache; nothing has changed.
+    Past,
     /// There was no memory for the request; nothing has changed.
     NoMemory,
     Stopped,

@@ -15,8 +15,9 @@ use core::task::Waker;
 pub enum Admission {
     /// The request is complete, and durable.
     Done(Durable),
-    /// There was no space, or a bypass that the request overlaps is on its way to the backing device; nothing has changed. The
-    /// request's waker is on a wait list, and is called when reclaim has freed space, or the bypass has ended.
+    /// There was no space, or a bypass that the request overlaps is on its way to the backing device, or the mode has changed and
+    /// the request is to go past the cache; nothing has changed. The request's waker is called when reclaim has freed space, when
+    /// the bypass has ended, or at once.
     Full,
 }
 
@@ -48,6 +49,10 @@ impl<E: Environment> Cache<E> {
         let base = self.base();
         let lane = self.prefetched_lane(range);
         let mut state = lane.lock_for_request();
+        if base.mode().refuses_dirty() {
+            drop(state);
+            return Self::goes_past(waker);
+        }
         if let Some(outcome) = Self::waits_for_bypass(&mut state, range, waker) {
             return outcome;
         }

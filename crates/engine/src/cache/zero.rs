@@ -34,6 +34,10 @@ impl<E: Environment> Cache<E> {
         for id in base.identity().lanes.touched_by(range, progress.next_lane) {
             let lane = self.lane(id);
             let mut state = lane.lock();
+            if base.mode().refuses_dirty() {
+                drop(state);
+                return Self::goes_past(waker);
+            }
             if let Some(outcome) = Self::waits_for_bypass(&mut state, range, waker) {
                 return outcome;
             }

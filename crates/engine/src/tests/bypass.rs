@@ -25,6 +25,12 @@ fn rig(cache_mode: CacheMode) -> Rig {
     rig
 }
 
+/// A rig in writeback mode in which changes may go past the cache by choice.
+fn rig_by_choice() -> Rig {
+    let settings = Settings { sequential_write_cutoff: 1, ..Settings::default() };
+    Rig::new(Options { settings, ..Options::default() })
+}
+
 fn begun(rig: &Rig, range: ByteRange) -> BypassTicket {
     match rig.cache.begin_bypass(range, BypassReason::Mode, &rig.waker) {
         Ok(Bypass::Begun(ticket)) => ticket,
@@ -34,7 +40,7 @@ fn begun(rig: &Rig, range: ByteRange) -> BypassTicket {
 
 #[test]
 fn a_change_waits_for_a_bypass_that_it_overlaps_and_is_woken_at_its_end() {
-    let rig = rig(CacheMode::Writearound);
+    let rig = rig_by_choice();
     let ticket = begun(&rig, block(3));
     let (room, waker) = bell();
     let data = [1; BLOCK as usize];
@@ -181,9 +187,15 @@ impl Wake for Client {
 
 #[test]
 fn a_change_of_what_the_disk_lacks_goes_past_the_cache_once_that_is_drained() {
-    let mut rig = rig(CacheMode::Writethrough);
-    // As by a request that was sent to the cache when the mode was not in force yet.
-    assert!(rig.write(block(3), 1));
+    let mut rig = rig_by_choice();
+    assert!(rig.write(block(1), 1));
+    rig.cache
+        .set_settings(Settings { cache_mode: CacheMode::Writethrough, ..rig.cache.settings() })
+        .expect("it is ready");
+    assert!(rig.write(block(3), 1), "the disk does not have block 1 yet");
+    while !rig.cache.base().mode().refuses_dirty() {
+        rig.worker.step();
+    }
     let client =
         Arc::new(Client { cache: Arc::clone(&rig.cache), range: block(3), ticket: Mutex::new(None) });
     client.attempt();
@@ -196,8 +208,8 @@ fn a_change_of_what_the_disk_lacks_goes_past_the_cache_once_that_is_drained() {
 
 #[test]
 fn a_change_by_choice_is_cached_until_what_is_closed_is_drained_and_writeback_hurries() {
-    let settings = Settings { sequential_write_cutoff: 1, ..Settings::default() };
-    let mut rig = Rig::new(Options { settings, ..Options::default() });
+    let mut rig = rig_by_choice();
+    let settings = rig.cache.settings();
     let choose = |rig: &Rig, number| {
         let chosen = rig.cache.begin_bypass(block(number), BypassReason::Sequential, &rig.waker);
         match chosen.expect("it runs") {
@@ -213,10 +225,13 @@ fn a_change_by_choice_is_cached_until_what_is_closed_is_drained_and_writeback_hu
     assert_eq!((choose(&rig, 3), choose(&rig, 4)), (false, true), "dirty, and beside it");
     rig.cache.flush().expect("it runs");
     assert!(!choose(&rig, 5), "the closed epoch comes first");
-    assert_eq!(rig.cache.status().refused_bypass_bytes, 2 * BLOCK);
-    assert!(rig.cache.wants_order());
+    let until = |ms| Settings { writeback_paused_until_ms: ms, ..settings };
+    rig.cache.set_settings(until(u64::MAX)).expect("they are good");
     rig.run();
-    assert_eq!((rig.cache.status().dirty_bytes, rig.cache.wants_order()), (0, false), "no time has passed");
+    assert_eq!(rig.cache.status().dirty_bytes, BLOCK, "it does not end a pause");
+    rig.cache.set_settings(until(0)).expect("they are good");
+    rig.run();
+    assert_eq!(rig.cache.status().dirty_bytes, 0, "no time has passed");
     assert!(choose(&rig, 5));
     assert!(rig.write(block(6), 1));
     rig.cache.flush().expect("it runs");
@@ -239,4 +254,23 @@ fn a_change_by_choice_is_cached_until_what_is_closed_is_drained_and_writeback_hu
     );
     let bypassed = rig.cache.status().bypassed;
     assert_eq!(bypassed.of(BypassReason::Sequential), 3 * BLOCK);
+}
+
+#[test]
+fn what_was_submitted_before_a_change_of_the_mode_makes_nothing_dirty_behind_it() {
+    let rig = rig(CacheMode::Writethrough);
+    let (room, waker) = bell();
+    let data = [1; BLOCK as usize];
+    assert!(matches!(rig.cache.write(block(3), &data, &waker), Ok(Admission::Full)));
+    let mut progress = ZeroProgress::default();
+    assert!(matches!(rig.cache.zero(block(3), true, &mut progress, &waker), Ok(Admission::Full)));
+    let mut waits = 0;
+    rig.cache.write_together(&[(block(3), &data), (block(4), &data)], &waker, |_, result| {
+        waits += u32::from(matches!(result, Ok(Admission::Full)));
+    });
+    assert_eq!(
+        (waits, room.rings(), rig.cache.status().dirty_records),
+        (2, 4, 0),
+        "each tries again at once"
+    );
 }

@@ -283,6 +283,11 @@ impl Pacer {
         if self.is_above || is_above_least { PaceReason::HoldingTarget } else { PaceReason::BelowTarget }
     }
 
+    /// Whether writeback is paused.
+    pub(super) fn is_paused<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
+        self.check_pause(cache, cache.settings().writeback_paused_until_ms, now).is_some()
+    }
+
     /// When the pause is checked again, if writeback is paused.
     fn check_pause<E: Environment>(&mut self, cache: &Cache<E>, until_wall_ms: u64, now: u64) -> Option<u64> {
         // No clock is read if there is no pause.

@@ -325,11 +325,7 @@ impl Writeback {
             self.collect(cache);
             return Progress::Busy;
         }
-        let oldest = self.oldest_epoch(cache);
-        if oldest.is_none_or(|oldest| oldest > cache.base().epochs().ordered()) {
-            cache.note_order();
-        }
-        let Some(oldest) = oldest else { return self.rest(cache, closed, now) };
+        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed, now) };
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
@@ -392,11 +388,12 @@ impl Writeback {
             // A request waits for space, or nothing is clean that reclaim could free.
             Some(PaceReason::Full)
         } else {
+            let hurries = cache.wanted_order() >= oldest && !self.pacer.is_paused(cache, now);
             // A change to another mode, and requests that wait until they may go past the cache, want the same as a drain.
             let is_requested = base.epochs().requested() >= oldest
                 || cache.is_changing_mode()
                 || cache.has_waiting_for_drained()
-                || cache.wants_order();
+                || hurries;
             let restores = (self.restored_at >= oldest).then_some(PaceReason::Restoring);
             is_requested.then_some(PaceReason::DrainRequested).or(restores)
         };

@@ -170,7 +170,50 @@ fn a_write_that_finds_the_cache_full_goes_around_if_the_disk_is_sooner() {
     assert_eq!(rig.poll(), [(waiting, None), (9001, None)]);
     rig.submit(write(9002, 0, BLOCK, 1));
     assert_eq!((rig.asked(), rig.poll()), (vec![], vec![]), "the range is dirty");
-    assert!(rig.past(BypassReason::Full) == 3 * BLOCK && rig.cache.status().refused_bypass_bytes >= BLOCK);
     rig.make_room();
-    assert_eq!(rig.poll(), [(9002, None)]);
+    assert_eq!((rig.poll(), rig.past(BypassReason::Full)), (vec![(9002, None)], 3 * BLOCK));
+}
+
+#[test]
+fn a_write_that_waits_while_the_mode_changes_goes_past_the_cache() {
+    let mut rig = rig_set(|settings| settings.sequential_write_cutoff = BLOCK);
+    write_stream(&mut rig, 0..1, Rig::submit);
+    rig.make_room();
+    rig.submit(write(1, BLOCK, BLOCK, 1));
+    assert_eq!(rig.asked(), [("write", BLOCK, BLOCK)]);
+    // It waits for the one that is on its way to the disk.
+    rig.submit(Request { fua: true, ..write(2, BLOCK, BLOCK, 2) });
+    let settings = Settings { cache_mode: CacheMode::Writethrough, ..rig.cache.settings() };
+    rig.cache.set_settings(settings).expect("the region is ready");
+    assert!(!rig.cache.status().is_changing_mode, "nothing is dirty");
+    assert_eq!((rig.poll(), rig.asked()), (vec![(1, None)], vec![("write", BLOCK, BLOCK)]));
+    assert_eq!(
+        (rig.poll(), rig.cache.status().dirty_records),
+        (vec![], 0),
+        "it waits for a flush of the disk"
+    );
+    rig.make_room();
+    assert_eq!(rig.poll(), [(2, None)]);
+}
+
+#[test]
+fn writes_behind_the_end_of_a_stream_are_cached() {
+    let mut rig = rig_set(|settings| settings.sequential_write_cutoff = 4 * BLOCK);
+    write_stream(&mut rig, 0..64, Rig::submit);
+    let past = rig.past(BypassReason::Sequential);
+    for id in 100..110 {
+        rig.submit(write(id, (id % 10 + 50) * BLOCK, BLOCK, 2));
+        assert_eq!((rig.asked(), rig.poll()), (vec![], vec![(id, None)]));
+    }
+    assert_eq!(rig.past(BypassReason::Sequential), past);
+}
+
+#[test]
+fn what_the_disk_refuses_of_a_client_that_is_gone_is_not_cached() {
+    let mut rig = rig_set(|settings| settings.sequential_write_cutoff = BLOCK);
+    rig.submit(write(0, BAD, BLOCK, 1));
+    rig.submit(write(1, BAD + BLOCK, BLOCK, 1));
+    rig.queue.give_up(&mut rig.done);
+    assert_eq!(rig.poll(), [(0, None), (1, Some(ErrorKind::Stopped))]);
+    assert_eq!((rig.poll(), rig.queue.parked(), rig.cache.status().dirty_bytes), (vec![], 0, BLOCK));
 }
