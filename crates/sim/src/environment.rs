@@ -18,6 +18,9 @@ pub struct SimEnvironment {
     clock_ms: AtomicU64,
     /// The difference of the wall clock from the sum of `BEGIN_MS` and the other clock.
     ahead_ms: AtomicI64,
+    /// Microseconds that pass at each look at the clock of microseconds, and those that have passed so.
+    look_us: AtomicU64,
+    looked_us: AtomicU64,
 }
 
 impl SimEnvironment {
@@ -28,7 +31,14 @@ impl SimEnvironment {
             random: Mutex::new(Seeded::new(seed)),
             clock_ms: AtomicU64::new(clock_ms),
             ahead_ms: AtomicI64::new(0),
+            look_us: AtomicU64::new(0),
+            looked_us: AtomicU64::new(0),
         }
+    }
+
+    /// From now on so many microseconds pass at each look at the clock of microseconds: whatever is measured is slow.
+    pub fn pass_at_each_look(&self, us: u64) {
+        self.look_us.store(us, Ordering::Relaxed);
     }
 
     /// The environment of the next process: its clocks continue from these.
@@ -36,6 +46,7 @@ impl SimEnvironment {
     pub fn successor(&self, seed: u64) -> Self {
         let next = Self::new(seed, self.clock_ms());
         next.ahead_ms.store(self.ahead_ms.load(Ordering::Relaxed), Ordering::Relaxed);
+        next.look_us.store(self.look_us.load(Ordering::Relaxed), Ordering::Relaxed);
         next
     }
 
@@ -70,6 +81,11 @@ impl Environment for SimEnvironment {
 
     fn monotonic_ms(&self) -> u64 {
         self.clock_ms()
+    }
+
+    fn monotonic_us(&self) -> u64 {
+        let looked = self.looked_us.fetch_add(self.look_us.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.clock_ms() * 1000 + looked
     }
 
     fn before_shared_access() {

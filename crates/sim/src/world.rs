@@ -90,6 +90,9 @@ impl World {
         };
         let disk = SimDisk::new(geometry, random.next());
         let environment = Arc::new(SimEnvironment::new(random.next(), 0));
+        if options.bypasses && options.seed.is_multiple_of(3) {
+            environment.pass_at_each_look(3);
+        }
         let (backend, segment_area) = make_cache(&options, &environment, &memory)
             .unwrap_or_else(|error| panic!("seed {}: the engine makes no cache: {error}", options.seed));
         let atomic_unit = (options.segment_size / 4).min(1 << 20);
@@ -177,6 +180,7 @@ impl World {
             let bypassed = |reason| status.bypassed.of(reason);
             self.happened.past_sequential += bypassed(BypassReason::Sequential);
             self.happened.past_full += bypassed(BypassReason::Full);
+            self.happened.past_congested += bypassed(BypassReason::Congested);
             self.happened.past_refused += status.refused_bypass_bytes;
         }
     }
@@ -337,6 +341,7 @@ impl World {
         if self.options.bypasses {
             settings.sequential_write_cutoff = *self.random.pick(&[0, 512, 4096, 64 << 10]);
             settings.when_full = *self.random.pick(&WhenFull::ALL);
+            settings.congestion_write_us = *self.random.pick(&[0, 1, 1, 100]);
         }
         if let Err(error) = self.process().change_settings(settings) {
             self.fail(format!("{settings:?}: {error}"));

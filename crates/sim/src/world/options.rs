@@ -59,7 +59,8 @@ pub struct WorldOptions {
     pub cache_mode: CacheMode,
     /// Whether the mode changes during the run.
     pub vary_modes: bool,
-    /// Whether writes go past the cache by choice: sequential ones, and those that find the cache full.
+    /// Whether writes go past the cache by choice: sequential ones, those that find the cache full, and in a third of the worlds
+    /// those that find it slow.
     pub bypasses: bool,
     /// Whether settings change during the run.
     pub vary_settings: bool,
@@ -160,11 +161,13 @@ pub struct Happened {
     pub waited_for_space: u64,
     /// Moments at which clients waited and no thread could continue before the clock advanced.
     pub rescued_by_clock: u64,
-    /// Bytes that went past the cache because they were sequential, and because they found it full; and those that were cached
-    /// because that was not legal. Without those of engines that are still running.
+    /// Bytes that went past the cache because they were sequential, and because they found it full or slow; and those that were
+    /// cached because that was not legal. Without those of engines that are still running.
     pub past_sequential: u64,
     /// See `past_sequential`.
     pub past_full: u64,
+    /// See `past_sequential`.
+    pub past_congested: u64,
     /// See `past_sequential`.
     pub past_refused: u64,
     /// Rare paths that the engines took, without those of engines that are still running.
@@ -195,6 +198,7 @@ impl Happened {
             rescued_by_clock: self.rescued_by_clock + other.rescued_by_clock,
             past_sequential: self.past_sequential + other.past_sequential,
             past_full: self.past_full + other.past_full,
+            past_congested: self.past_congested + other.past_congested,
             past_refused: self.past_refused + other.past_refused,
             rare: self.rare.and(other.rare),
         }
