@@ -194,3 +194,21 @@ fn sigterm_ends_it_in_seconds_while_a_file_system_is_mounted() {
         tool("e2fsck", &["-fn", &disk]);
     });
 }
+
+#[test]
+fn a_log_on_a_full_file_system_ends_nothing() {
+    let fixture = Fixture::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("it is there");
+    let mut command = fixture.daemon_command();
+    command.stdout(full()).stderr(full());
+    let mut daemon = command.spawn().expect("it starts");
+    until("the daemon responds", || fixture.run(&["status"]).code == 0);
+    fixture.register("64M");
+    fixture.start_backend(&fixture.disk("disk", 8 * MIB));
+    fixture.client().write(0, &[1; 4096], true).expect("it is served");
+    fixture.ok(&["backend-stop", "-b", "0", "--force"]);
+    assert!(daemon.try_wait().expect("it is ours").is_none(), "it still runs");
+    support::child::terminate(&daemon);
+    let ended = support::wait(&mut daemon, Duration::from_secs(20)).expect("it ends");
+    assert!(ended.success(), "{ended}");
+}

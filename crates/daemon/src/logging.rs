@@ -39,6 +39,9 @@ pub fn start(format: LogFormat, verbose: bool) {
         .with_max_level(level)
         .with_writer(std::io::stderr)
         .with_target(false)
+        // A line that cannot be written, because the file system of the log is full, is lost. A report of that goes to the same
+        // place, and a report that fails is a panic.
+        .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
     let under_journal = std::env::var_os("JOURNAL_STREAM").is_some();
     // A second call, as in tests, has no effect.
