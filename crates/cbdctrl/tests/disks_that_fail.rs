@@ -145,7 +145,7 @@ fn upper_daemon(folder: &std::path::Path, device: &str) -> Fixture {
 fn a_block_device_that_fails_for_a_while_finally_gets_all_data() {
     let name = "a_block_device_that_fails_for_a_while_finally_gets_all_data";
     in_sandbox(name, TIMEOUT, |folder| {
-        let (lower_daemon, device) = lower_daemon(folder, Some("fault:op=write,after=5,times=20"));
+        let (lower_daemon, device) = lower_daemon(folder, Some("fault:op=write,after=5,times=8"));
         let mut fixture = upper_daemon(folder, &device);
         write_pieces(&fixture, 0..128, 0);
         until_writeback_fails(&fixture, "Input/output error");

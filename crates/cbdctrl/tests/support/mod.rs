@@ -131,7 +131,15 @@ impl Fixture {
 
     pub fn client_of(&self, socket: &str) -> Client {
         let options = ClientOptions { timeout: TIMEOUT, ..ClientOptions::default() };
-        Client::connect_with(&Listen::Unix(self.path(socket)), &options).expect("the device answers")
+        let end = Instant::now() + TIMEOUT;
+        loop {
+            match Client::connect_with(&Listen::Unix(self.path(socket)), &options) {
+                Ok(client) => return client,
+                // A killed daemon that is not gone yet may hold the lock of the disk: its successor serves it when it has it.
+                Err(error) if Instant::now() > end => panic!("the device does not answer: {error}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
     }
 
     pub fn link(&self, number: u32) -> PathBuf {
