@@ -81,8 +81,6 @@ impl Tally {
         self.rare("drain", happened.drains);
         self.rare("parked", happened.parked);
         self.rare("past_sequential_bytes", happened.past_sequential);
-        self.rare("past_full_bytes", happened.past_full);
-        self.rare("past_congested_bytes", happened.past_congested);
         self.engine(&happened.rare);
     }
 
