@@ -136,8 +136,10 @@ fn lower_daemon(folder: &std::path::Path, decorate: Option<&str>) -> (Fixture, S
 fn upper_daemon(folder: &std::path::Path, device: &str) -> Fixture {
     let mut fixture = Fixture::under(folder);
     fixture.start();
-    fixture.register("64M");
-    fixture.start_backend(device);
+    fixture.register("128M");
+    // So large that what the tests write is one epoch: then many requests fail at a time.
+    let export = fixture.nbd();
+    fixture.ok(&["backend-start", "-p", device, "-c", "96M", "--start-dev", "--export", &export]);
     fixture
 }
 
@@ -145,7 +147,7 @@ fn upper_daemon(folder: &std::path::Path, device: &str) -> Fixture {
 fn a_block_device_that_fails_for_a_while_finally_gets_all_data() {
     let name = "a_block_device_that_fails_for_a_while_finally_gets_all_data";
     in_sandbox(name, TIMEOUT, |folder| {
-        let (lower_daemon, device) = lower_daemon(folder, Some("fault:op=write,after=5,times=8"));
+        let (lower_daemon, device) = lower_daemon(folder, Some("fault:op=write,after=5,times=20"));
         let mut fixture = upper_daemon(folder, &device);
         write_pieces(&fixture, 0..128, 0);
         until_writeback_fails(&fixture, "Input/output error");
