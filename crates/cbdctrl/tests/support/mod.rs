@@ -157,12 +157,14 @@ impl Fixture {
         command
     }
 
-    /// Starts the daemon and waits until it responds.
+    /// Starts the daemon and waits until it responds, and until a killed daemon that is not gone yet has released the disks: the new
+    /// one serves them when it has their locks.
     pub fn start(&mut self) {
         self.start_without_waiting();
         let end = Instant::now() + TIMEOUT;
         loop {
-            if self.run(&["status"]).code == 0 {
+            let ran = self.run(&["status"]);
+            if ran.code == 0 && !ran.stdout.contains("holds a lock on it") {
                 return;
             }
             if let Some(status) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().ok().flatten()) {
