@@ -97,7 +97,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     }
 
     /// A change that waited continues with this progress.
-    pub(crate) fn change_way(
+    pub(crate) fn continue_past(
         &mut self,
         cache: &Arc<Cache<E>>,
         place: usize,

@@ -426,7 +426,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 }
             }
             None => match self.past_instead(cache, place) {
-                Some(around) => self.change_way(cache, place, around, done),
+                Some(around) => self.continue_past(cache, place, around, done),
                 None => self.waiting.push_back(place),
             },
         }

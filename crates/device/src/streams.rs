@@ -105,8 +105,8 @@ impl Streams {
         }
     }
 
-    /// Notes that `queue` reads `asked`, part of which missed, or writes it. `run_start`: where the hits began that end at its start, or its
-    /// start. `limit`: the end of what may be read ahead; 0 if nothing may.
+    /// Notes that `queue` reads `asked`, part of which missed, or writes it. `run_start`: where the hits began that end at its start,
+    /// or its start. `limit`: the end of what may be read ahead; 0 if nothing may.
     pub(crate) fn follow(&mut self, queue: u32, run_start: u64, asked: ByteRange, limit: u64) -> Followed {
         self.lookups += 1;
         let lookups = self.lookups;

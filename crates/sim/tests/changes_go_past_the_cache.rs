@@ -62,43 +62,38 @@ fn writes_that_find_the_cache_full_go_past_it_where_that_is_legal() {
     assert!(happened.past_full > 64 << 10, "{happened:?}");
 }
 
-#[test]
-fn what_a_failing_disk_refuses_of_a_bypass_by_choice_is_cached() {
+/// Worlds whose disk fails now and then.
+fn run_with_errors(change: fn(&mut WorldOptions)) -> Happened {
     let mut happened = Happened::default();
     for seed in 1..=60_u64 {
-        let options = WorldOptions {
-            bypasses: true,
-            write_errors_permille: 15,
-            power_cuts: false,
-            ..WorldOptions::small(seed, Consistency::ALL[seed as usize % 3])
-        };
-        let mut world = World::new(options);
-        world.expect_refusals();
-        world.run(800);
-        world.settle_after_errors();
-        happened = happened.and(world.finish());
-    }
-    assert!(happened.past_sequential > 1 << 20 && happened.images_checked > 100, "{happened:?}");
-}
-
-#[test]
-fn a_disk_that_fails_loses_nothing_that_a_flush_has_covered() {
-    let mut happened = Happened::default();
-    for seed in 1..=60_u64 {
-        let options = WorldOptions {
-            cache_mode: CacheMode::ALL[1 + seed as usize / 3 % 3],
-            vary_modes: seed.is_multiple_of(4),
+        let mut options = WorldOptions {
             write_errors_permille: 15,
             // What a failed flush has lost is still read from the disk until the power is cut: no cache can know of it.
             power_cuts: false,
             ..WorldOptions::small(seed, Consistency::ALL[seed as usize % 3])
         };
+        change(&mut options);
         let mut world = World::new(options);
         world.expect_refusals();
         world.run(800);
         world.settle_after_errors();
         happened = happened.and(world.finish());
     }
+    happened
+}
+
+#[test]
+fn what_a_failing_disk_refuses_of_a_bypass_by_choice_is_cached() {
+    let happened = run_with_errors(|options| options.bypasses = true);
+    assert!(happened.past_sequential > 1 << 20 && happened.images_checked > 100, "{happened:?}");
+}
+
+#[test]
+fn a_disk_that_fails_loses_nothing_that_a_flush_has_covered() {
+    let happened = run_with_errors(|options| {
+        options.cache_mode = CacheMode::ALL[1 + options.seed as usize / 3 % 3];
+        options.vary_modes = options.seed.is_multiple_of(4);
+    });
     assert!(happened.refused > 100 && happened.images_checked > 100, "{happened:?}");
 }
 

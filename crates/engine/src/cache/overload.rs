@@ -1,8 +1,8 @@
 //! Latencies that decide whether a request goes past the cache by choice: those of the cache itself, of the backing device below
 //! it, and of the wait for space.
 //!
-//! Invariants: only speed depends on these numbers, so threads share them without order; nothing is measured while the settings do
-//! not ask for it.
+//! Invariants: only speed depends on these numbers, so threads share them without order; no request that is cached is measured
+//! while the settings do not ask for it.
 
 use super::Cache;
 use crate::{Environment, settings::Settings};
