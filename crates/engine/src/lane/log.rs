@@ -21,9 +21,9 @@ use core::task::Waker;
 /// The most slots that one record takes.
 pub(crate) const SLOTS_MAX_OF_RECORD: u32 = 1 + cbd_format::MAX_CHECKSUM_LINES;
 
-/// While no segment is left for clients, changes that go past the cache leave this part of the open segment, one sixteenth, to
-/// their invalidations.
-const OPEN_PART_KEPT: u64 = 16;
+/// While no segment is left for clients, writes that can go past the cache leave this part of the open segment's slots, one
+/// sixteenth, to invalidations.
+const SLOTS_PART_KEPT: u32 = 16;
 
 // A large record must always fit an empty segment.
 const _: () = assert!(SLOTS_MAX_OF_RECORD <= 64);
@@ -65,8 +65,8 @@ impl LaneState {
     /// would keep too little for the invalidations of changes that go past the cache.
     pub(crate) fn is_short_of_space<E: Environment>(&self, base: &Base<E>, length: u64) -> bool {
         let (shape, pool) = (base.shape(), base.pool());
-        let kept = shape.size / OPEN_PART_KEPT;
-        let has_room = |open: &LogSegment| shape.fits(open.slots, open.data_low, 1, length + kept);
+        let kept = shape.slots_max() / SLOTS_PART_KEPT;
+        let has_room = |open: &LogSegment| shape.fits(open.slots, open.data_low, 1 + kept, length);
         pool.free() <= pool.reserve() && !self.open.as_ref().is_some_and(has_room)
     }
 

@@ -294,3 +294,36 @@ fn what_was_submitted_before_a_change_of_the_mode_makes_nothing_dirty_behind_it(
         "each tries again at once"
     );
 }
+
+#[test]
+fn writes_that_go_around_leave_the_last_of_a_full_lane_to_invalidations() {
+    for sectors in (0..64).step_by(3) {
+        let rig = rig_by_choice();
+        let is_short = |length| rig.cache.lane(LaneId(0)).lock().is_short_of_space(rig.cache.base(), length);
+        let fill = |length: u64, from: u64| {
+            let ranges = (0..1024).map(|number| ByteRange::at(from + number * length, length));
+            ranges.take_while(|_| !is_short(length)).for_each(|range| assert!(rig.write(range, 1)));
+        };
+        let pool = rig.cache.base().pool();
+        (0..1024).take_while(|_| pool.free() > pool.reserve()).for_each(|number| {
+            assert!(rig.write(block(number), 1));
+        });
+        // The last segment, which so many records begin.
+        (0..sectors).for_each(|number| assert!(rig.write(ByteRange::at(number * 512, 512), 1)));
+        fill(BLOCK, 200 * BLOCK);
+        // What has no room for a block may have room for sectors.
+        fill(512, 600 * BLOCK);
+        assert!(is_short(512));
+        let has_room =
+            |number: &u64| match rig.cache.begin_bypass(block(*number), BypassReason::Full, &rig.waker) {
+                Ok(Bypass::Begun(ticket)) => {
+                    rig.cache.end_bypass(ticket, None, true);
+                    true
+                }
+                _ => false,
+            };
+        // Seven pages of 64 slots in a segment of 64 KiB, of which a sixteenth is 28.
+        let invalidations = (800..1000).take_while(has_room).count();
+        assert!(invalidations >= 28, "{invalidations} behind {sectors} sectors");
+    }
+}
