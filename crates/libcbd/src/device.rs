@@ -9,7 +9,7 @@ use crate::Queue;
 use crate::queue::Waiting;
 use crate::region::{Held, OpenDevices};
 use cbd_engine::{CacheStatus, Settings};
-use cbd_runtime::{DrainProgress, RunningBackend, check_writeback_rate};
+use cbd_runtime::{DrainProgress, DrainRequest, RunningBackend, check_writeback_rate};
 use cbd_types::{
     AlignedBuffer, BackendId, ByteRange, Error, ErrorKind, Geometry, Operation, Request, Result,
 };
@@ -288,7 +288,7 @@ impl Device {
         self.running.guarded(|| {
             self.running
                 .run
-                .until_drained(cache.request_drain(), timeout, progress)
+                .until_drained(DrainRequest::new(cache), timeout, progress)
                 .map_err(|why| why.into_error(self.id, |_| String::new()))
         })
     }

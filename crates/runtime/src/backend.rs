@@ -4,13 +4,13 @@
 //!
 //! Elsewhere: the set of backends and the requests to start them, and the exports of their devices.
 
-use crate::drain::{DrainProgress, NotDrained, until_drained};
+use crate::drain::{DrainProgress, DrainRequest, NotDrained, until_drained};
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Identity, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
-use cbd_types::{Context, Epoch, Error, Result};
+use cbd_types::{Context, Error, Result};
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -157,13 +157,13 @@ impl RunningBackend {
         &self.device
     }
 
-    /// Waits until everything up to `epoch` of the cache is on the backing device; see [`until_drained`].
+    /// Waits until everything up to `request` is on the backing device; see [`until_drained`].
     ///
     /// # Errors
     /// [`NotDrained`] with the reason.
     pub fn until_drained(
         &self,
-        epoch: Epoch,
+        request: DrainRequest,
         timeout: Duration,
         report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
     ) -> std::result::Result<u64, NotDrained> {
@@ -173,7 +173,7 @@ impl RunningBackend {
                     let oldest = self.outstanding.oldest().filter(|oldest| oldest.age * 2 >= timeout)?;
                     Some(format!("a {} has had no answer for {} s", oldest.name, oldest.age.as_secs()))
                 };
-                until_drained(cache, &self.rounds, epoch, timeout, &silence, report)
+                until_drained(cache, &self.rounds, request, timeout, &silence, report)
             }
             None => Ok(0),
         }

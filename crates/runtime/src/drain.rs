@@ -22,6 +22,24 @@ pub const WRITEBACK_RATE_MIN: u64 = 32 << 10;
 /// Maximum number of ranges that an error lists.
 const NAMED_MAX: usize = 8;
 
+/// A drain that was requested of a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct DrainRequest {
+    epoch: Epoch,
+    /// How often parked ranges had been retried before the request: the wait ends only when they were retried after it.
+    parked_attempts: u64,
+}
+
+impl DrainRequest {
+    /// Requests that `cache` writes everything that has been written to it until now to the backing device.
+    #[must_use]
+    pub fn new<E: Environment>(cache: &Cache<E>) -> Self {
+        // Read before the request, which lets the worker retry parked ranges at once.
+        let parked_attempts = cache.status().parked_attempts;
+        Self { epoch: cache.request_drain(), parked_attempts }
+    }
+}
+
 /// Progress of a wait.
 #[derive(Clone, Debug)]
 pub struct DrainProgress {
@@ -62,7 +80,7 @@ pub enum NotDrained {
     Ended(Error),
 }
 
-/// Waits until the background worker with these `rounds` has written everything up to `epoch` to the backing device; returns
+/// Waits until the background worker with these `rounds` has written everything up to `request` to the backing device; returns
 /// the bytes that were written meanwhile. `silence` names an operation of the disk that has not completed for a long time.
 /// `report` is called after each round, and at least every 200 ms.
 ///
@@ -71,7 +89,7 @@ pub enum NotDrained {
 pub fn until_drained<E: Environment>(
     cache: &Cache<E>,
     rounds: &Rounds,
-    epoch: Epoch,
+    request: DrainRequest,
     timeout: Duration,
     silence: &dyn Fn() -> Option<String>,
     report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
@@ -85,12 +103,12 @@ pub fn until_drained<E: Environment>(
     loop {
         let round = rounds.ended();
         // Read before the status: a batch quarantines the ranges that it found damaged before it counts as drained.
-        let is_drained = cache.is_drained(epoch);
+        let is_drained = cache.is_drained(request.epoch);
         let status = cache.status();
         let written_bytes = status.written_back_bytes.saturating_sub(start.written_back_bytes);
         if is_drained {
             // The drain request makes the worker retry parked ranges; here the retry has ended.
-            if status.parked.is_empty() || status.parked_attempts > start.parked_attempts {
+            if status.parked.is_empty() || status.parked_attempts > request.parked_attempts {
                 return if status.parked.is_empty() && status.quarantined_bytes == 0 {
                     Ok(written_bytes)
                 } else {

@@ -24,7 +24,7 @@ pub use backend::{RunOptions, RunningBackend};
 pub use count::{Count, Counted};
 pub use disk::{Disk, NewBackend, RequestedSettings};
 pub use drain::{
-    DrainProgress, NotDrained, WRITEBACK_RATE_MIN, check_writeback_rate, lacking, until_drained,
+    DrainProgress, DrainRequest, NotDrained, WRITEBACK_RATE_MIN, check_writeback_rate, lacking, until_drained,
 };
 pub use environment::{ProcessEnvironment, wall_ms};
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};

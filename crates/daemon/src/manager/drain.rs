@@ -8,8 +8,8 @@ use super::watch::check_file;
 use super::{Manager, backend, stopping};
 use crate::api::{Done, Drain, Progress};
 use crate::control::{Flow, Report};
-use cbd_runtime::{DrainProgress, RunningBackend};
-use cbd_types::{BackendId, Epoch, Error, ErrorKind, Result};
+use cbd_runtime::{DrainProgress, DrainRequest, RunningBackend};
+use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,16 +56,16 @@ impl Manager {
             match check_file(*id, run) {
                 Ok(warning) => {
                     done.warnings.extend(warning);
-                    asked.extend(run.cache().map(|cache| (*id, run, cache.request_drain())));
+                    asked.extend(run.cache().map(|cache| (*id, run, DrainRequest::new(cache))));
                 }
                 Err(error) => failed.push(error),
             }
         }
         if goal == Goal::Drained || request.wait {
-            for (id, run, epoch) in asked {
+            for (id, run, asked) in asked {
                 let wait =
                     Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
-                match wait.until_drained(epoch, report).and_then(|bytes| Ok((bytes, check_file(id, run)?))) {
+                match wait.until_drained(asked, report).and_then(|bytes| Ok((bytes, check_file(id, run)?))) {
                     Ok((bytes, after)) => {
                         done.written_bytes += bytes;
                         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
@@ -133,8 +133,8 @@ pub(super) struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Waits until everything up to `epoch` is on the backing device; returns the bytes that were written meanwhile.
-    pub fn until_drained(&self, epoch: Epoch, report: Report<'_>) -> Result<u64> {
+    /// Waits until everything up to `request` is on the backing device; returns the bytes that were written meanwhile.
+    pub fn until_drained(&self, request: DrainRequest, report: Report<'_>) -> Result<u64> {
         let mut reported = None::<Instant>;
         let mut look = |now: &DrainProgress| {
             if self.stopping.load(Ordering::SeqCst) {
@@ -152,7 +152,7 @@ impl Wait<'_> {
                 Flow::Continue => ControlFlow::Continue(()),
             }
         };
-        self.run.until_drained(epoch, self.timeout, &mut look).map_err(|why| {
+        self.run.until_drained(request, self.timeout, &mut look).map_err(|why| {
             let id = self.id;
             why.into_error(id, |bytes| {
                 format!("; or drop these bytes with backend-stop -b {id} --discard-dirty {bytes}")

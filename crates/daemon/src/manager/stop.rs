@@ -14,7 +14,7 @@ use super::watch::check_file;
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
 use cbd_engine::{CacheStatus, Mixed, Pages};
-use cbd_runtime::{RunningBackend, lacking};
+use cbd_runtime::{DrainRequest, RunningBackend, lacking};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -137,7 +137,7 @@ impl Manager {
     ) -> Result<u64> {
         let Some(cache) = run.cache() else { return Ok(0) };
         let wait = Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
-        wait.until_drained(cache.request_drain(), report)
+        wait.until_drained(DrainRequest::new(cache), report)
     }
 
     /// Closes the exports of the backend.

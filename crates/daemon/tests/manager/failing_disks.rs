@@ -5,6 +5,8 @@ use cbd_backing::{BackingFile, DISK_TIMEOUT};
 use cbd_daemon::api::{Drain, OnWriteError, SettingsChange, StartBackend, StopBackend};
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::{config::Config, manager::Manager, state::StateDir};
+use cbd_nbd::Listen;
+use cbd_testkit::Client;
 use cbd_types::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -181,4 +183,37 @@ fn a_disk_that_another_process_holds_at_the_start_delays_no_other() {
     let summary = restore.join().expect("all is back");
     assert_eq!(summary, "1 transports, 2 backends, 1 block devices");
     manager.stop();
+}
+
+#[test]
+fn a_drain_of_two_disks_that_refuse_ranges_reports_both_at_once() {
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("fault:op=write,range=1049088-1049600".into());
+    let daemon = fixture.daemon();
+    daemon.register_transport(&fixture.region(64 * MIB)).unwrap();
+    let park = SettingsChange {
+        on_write_error: Some(OnWriteError::Park),
+        write_error_after_s: Some(0),
+        ..SettingsChange::default()
+    };
+    for (id, name) in [(0, "disk"), (1, "second")] {
+        let socket = fixture.path(&format!("{name}.sock"));
+        let request = StartBackend {
+            export: Some(format!("nbd:unix:{}", socket.display())),
+            ..fixture.backend(&fixture.disk(name, 8 * MIB))
+        };
+        daemon.start_backend(0, &request).unwrap();
+        daemon.set(0, id, &park).unwrap();
+        Client::connect(&Listen::Unix(socket)).unwrap().write(MIB, &[9; 8192], true).unwrap();
+    }
+    let drain = || {
+        let request = Drain { wait: true, timeout_s: Some(20), ..Drain::default() };
+        refused(daemon.drain(0, &request, &mut |_| Flow::Continue), ErrorKind::Backing, "2 of 2 backends")
+    };
+    drain();
+    // Both have parked their ranges. The retry of the second ends while the first is waited for.
+    let begun = Instant::now();
+    let error = drain();
+    assert_eq!(error.line().matches("refuses 1 ranges").count(), 2, "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }
