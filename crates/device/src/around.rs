@@ -62,7 +62,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     ) -> Option<BypassReason> {
         let settings = cache.settings();
         if settings.sequential_write_cutoff > 0 {
-            let followed = self.device.write_streams.lock().follow(self.number, range.start, range, 0);
+            let followed =
+                self.device.write_streams.lock().follow(self.membership.number(), range.start, range, 0);
             // Past the cache a FUA write would wait for a flush of the backing device.
             if followed.advances && followed.before >= settings.sequential_write_cutoff && !fua {
                 return Some(BypassReason::Sequential);

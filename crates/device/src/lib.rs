@@ -14,26 +14,31 @@ mod around;
 mod parked;
 mod queue;
 mod readahead;
+mod route;
 mod streams;
 
 pub use queue::Queue;
+pub use route::Hold;
 
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
 use cbd_types::{BackingGeometry, ByteRange, Geometry};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
+use route::Route;
 use streams::Streams;
 
-/// The cache and the backing device of a blkdev.
+/// The cache, if there is one, and the backing device of a blkdev.
 pub struct Device<E: Environment> {
-    cache: Option<Arc<Cache<E>>>,
+    route: Route<E>,
     backing: BackingGeometry,
+    /// What clients see, but for the size: it stays as it is when the route changes.
+    geometry: Geometry,
+    /// Size in bytes.
+    size: AtomicU64,
     /// The sequential streams of reads, over all queues.
     streams: lock_api::Mutex<E::Lock, Streams>,
     /// The same of writes.
     write_streams: lock_api::Mutex<E::Lock, Streams>,
-    /// The number of the next queue.
-    queues: AtomicU32,
 }
 
 impl<E: Environment> Device<E> {
@@ -49,45 +54,57 @@ impl<E: Environment> Device<E> {
 
     fn new(cache: Option<Arc<Cache<E>>>, backing: BackingGeometry) -> Self {
         let streams = || lock_api::Mutex::<E::Lock, _>::new(Streams::new());
-        Self { cache, backing, streams: streams(), write_streams: streams(), queues: AtomicU32::new(0) }
+        let geometry = seen_by_clients(cache.as_deref(), &backing);
+        Self {
+            route: Route::new(cache),
+            backing,
+            geometry,
+            size: AtomicU64::new(geometry.size),
+            streams: streams(),
+            write_streams: streams(),
+        }
     }
 
-    /// The cache, if the blkdev has one.
-    pub const fn cache(&self) -> Option<&Arc<Cache<E>>> {
-        self.cache.as_ref()
-    }
-
-    /// A number for a queue: one that no other queue of the device has.
-    fn number_queue(&self) -> u32 {
-        self.queues.fetch_add(1, Ordering::Relaxed)
+    /// The cache, if requests go through one.
+    pub fn cache(&self) -> Option<Arc<Cache<E>>> {
+        self.route.cache()
     }
 
     /// The cache state of `range`, in order and without holes, for block status.
     pub fn extents(&self, range: ByteRange) -> Vec<CachedState> {
-        match &self.cache {
+        match self.cache() {
             Some(cache) => cache.extents(range),
             None => vec![CachedState { range, zeroes: false, cached: false, dirty: false }],
         }
     }
 
-    /// The geometry that exports report to their clients. The size is the recorded one of the cache: if the backing device
-    /// grows, the blkdev does not.
+    /// The geometry that exports report to their clients. The size is the recorded one of the backend: if the backing device
+    /// grows, the blkdev does not until [`grow`](Self::grow).
     pub fn geometry(&self) -> Geometry {
-        let backing = &self.backing;
-        let (size, atomic_unit, physical) = match &self.cache {
-            Some(cache) => (cache.size(), cache.atomic_unit(), backing.physical_sector.max(4096)),
-            None => (backing.size, backing.sector, backing.physical_sector),
-        };
-        Geometry {
-            size,
-            sector: backing.sector,
-            physical_sector: physical,
-            atomic_unit,
-            discard: backing.discard_zeroes,
-            discard_granularity: backing.discard_granularity.max(backing.sector),
-            rotational: backing.rotational && self.cache.is_none(),
-            // Zeroing is a record in the cache. A disk may write every sector.
-            fast_zeroes: self.cache.is_some(),
-        }
+        Geometry { size: self.size.load(Ordering::Relaxed), ..self.geometry }
+    }
+
+    /// Sets the size in bytes, which never falls. The backing device and the cache reach so far already.
+    pub fn grow(&self, size: u64) {
+        self.size.fetch_max(size, Ordering::Relaxed);
+    }
+}
+
+/// The geometry of a blkdev that is served through `cache`, if there is one.
+fn seen_by_clients<E: Environment>(cache: Option<&Cache<E>>, backing: &BackingGeometry) -> Geometry {
+    let (size, atomic_unit, physical) = match cache {
+        Some(cache) => (cache.size(), cache.atomic_unit(), backing.physical_sector.max(4096)),
+        None => (backing.size, backing.sector, backing.physical_sector),
+    };
+    Geometry {
+        size,
+        sector: backing.sector,
+        physical_sector: physical,
+        atomic_unit,
+        discard: backing.discard_zeroes,
+        discard_granularity: backing.discard_granularity.max(backing.sector),
+        rotational: backing.rotational && cache.is_none(),
+        // Zeroing is a record in the cache. A disk may write every sector.
+        fast_zeroes: cache.is_some(),
     }
 }

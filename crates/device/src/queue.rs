@@ -7,6 +7,7 @@ use crate::{
     Device,
     parked::{InFlightOp, Parked, Progress, Slab},
     readahead::{Fill, ReadAhead, TOKENS},
+    route::{Membership, Seen},
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
@@ -25,6 +26,14 @@ const SPARE_BYTES: usize = 16 << 20;
 /// A queue: used by one thread, with its own queue of the backing device.
 pub struct Queue<E: Environment, Q: BackingQueue> {
     pub(crate) device: Arc<Device<E>>,
+    /// The cache, if requests go through one. In an `Arc` that is the queue's alone: no other thread changes its counter.
+    cache: Arc<Option<Arc<Cache<E>>>>,
+    /// The number of the route that the queue follows.
+    route: u64,
+    /// Requests that arrived while the route was held.
+    held: VecDeque<Request>,
+    /// Completions for the next [`poll`](Self::poll), of requests that were held.
+    completed: Vec<Completion>,
     pub(crate) backing: Q,
     pub(crate) waker: Waker,
     pub(crate) parked: Slab<Parked>,
@@ -35,8 +44,6 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     fills: Vec<Fill>,
     /// Data that was read before it was asked for.
     ahead: ReadAhead,
-    /// The number of the queue in its device.
-    pub(crate) number: u32,
     /// The adjacent ranges that were read last without a miss.
     hits: ByteRange,
     pub(crate) spare: SpareBuffers,
@@ -48,6 +55,8 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     results: Vec<Option<Result<Admission>>>,
     /// The failed flushes of the backing device that this queue has reported.
     pub(crate) reported_failures: u64,
+    /// Declared last: it ends when the queue of the backing device is closed.
+    pub(crate) membership: Membership<E>,
 }
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
@@ -55,11 +64,15 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// thread, when [`poll`](Self::poll) may make progress with a waiting request. No other queue has the same waker: when this
     /// queue gives up its requests, the cache removes the waker from its wait lists.
     pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
-        let reported_failures = device.cache().map_or(0, |cache| cache.reported_failures());
-        let number = device.number_queue();
-        Self {
-            reported_failures,
+        let membership = Membership::new(&device, &waker);
+        let mut queue = Self {
+            reported_failures: 0,
             device,
+            cache: Arc::new(None),
+            // No route has this number: a queue that is created while the route is held asks again.
+            route: u64::MAX,
+            held: VecDeque::new(),
+            completed: Vec::new(),
             backing,
             waker,
             parked: Slab::default(),
@@ -67,14 +80,16 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             waiting: VecDeque::new(),
             fills: Vec::new(),
             ahead: ReadAhead::default(),
-            number,
             hits: ByteRange { start: 0, end: 0 },
             spare: SpareBuffers::new(SPARE_BYTES),
             misses: Vec::new(),
             finished: Vec::new(),
             plugged: Vec::with_capacity(TOGETHER),
             results: Vec::with_capacity(TOGETHER),
-        }
+            membership,
+        };
+        queue.ask_for_route(&mut Vec::new());
+        queue
     }
 
     /// The queue of the backing device, so that the caller can wait on it.
@@ -84,7 +99,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Frees memory that is kept for later requests.
     pub fn trim(&mut self) {
-        if let Some(cache) = self.device.cache() {
+        if let Some(cache) = &*self.cache {
             self.ahead.clear(cache);
         }
         self.spare.trim();
@@ -92,21 +107,22 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Requests submitted and not completed.
     pub fn parked(&self) -> usize {
-        self.parked.len() + self.plugged.len()
+        self.parked.len() + self.plugged.len() + self.held.len()
     }
 
     /// Requests submitted and not completed that can still change the device.
     pub fn changes(&self) -> usize {
         let is_change = |operation| !matches!(operation, Operation::Read | Operation::Flush);
-        let parked = self.parked.iter().filter(|parked| is_change(parked.request.operation)).count();
-        parked + self.plugged.len()
+        let parked = self.parked.iter().map(|parked| &parked.request);
+        let unfinished = parked.chain(&self.held).filter(|request| is_change(request.operation)).count();
+        unfinished + self.plugged.len()
     }
 
     /// Cancels, with an error, each request that the backing device does not have: requests that were held back, and requests
     /// that wait for space, of which some pieces may be written. Used when a client has disconnected; [`poll`](Self::poll)
     /// still completes the operations that the backing device has.
     pub fn give_up(&mut self, done: &mut Vec<Completion>) {
-        for request in self.plugged.drain(..) {
+        for request in self.plugged.drain(..).chain(self.held.drain(..)) {
             complete(request, Err(given_up()), done);
         }
         for parked in self.parked.iter_mut() {
@@ -130,10 +146,75 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 }
             }
         }
-        if let Some(cache) = self.device.cache() {
+        if let Some(cache) = &*self.cache {
             cache.stop_waiting(&self.waker);
             self.ahead.clear(cache);
         }
+    }
+
+    /// Whether nothing may begin, because the route of the device is being changed. If the route has changed since the queue last
+    /// asked, it follows the new one, and begins with the requests that arrived meanwhile.
+    #[inline]
+    fn is_held(&mut self, done: &mut Vec<Completion>) -> bool {
+        !self.follows_route() && self.ask_for_route(done)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ask_for_route(&mut self, done: &mut Vec<Completion>) -> bool {
+        let is_quiet = self.parked.len() == 0
+            && self.plugged.is_empty()
+            && self.fills.is_empty()
+            && self.backing.in_flight() == 0;
+        if let (true, Some(cache)) = (is_quiet, &*self.cache) {
+            // What was read ahead is registered in the cache that the route may leave.
+            self.ahead.clear(cache);
+        }
+        match self.device.route.look(self.membership.number(), is_quiet) {
+            Seen::Held => return true,
+            Seen::Route(number, cache) => {
+                self.route = number;
+                let is_other =
+                    cache.as_ref().map(Arc::as_ptr) != self.cache.as_ref().as_ref().map(Arc::as_ptr);
+                if is_other {
+                    self.reported_failures = cache.as_ref().map_or(0, |cache| cache.reported_failures());
+                    self.cache = Arc::new(cache);
+                }
+            }
+        }
+        for request in core::mem::take(&mut self.held) {
+            self.submit(request, done);
+        }
+        false
+    }
+
+    /// Whether the route is the one that the queue follows.
+    #[inline]
+    fn follows_route(&self) -> bool {
+        self.device.route.number() == self.route
+    }
+
+    /// Submits a request whose bytes were copied from the caller's memory. Returns its completion, if it completes at once. The
+    /// completions of requests that were held are left to [`poll`](Self::poll).
+    #[inline(never)]
+    fn submit_copy(&mut self, request: Request) -> Option<Completion> {
+        let id = request.id;
+        let mut done = core::mem::take(&mut self.completed);
+        self.submit(request, &mut done);
+        // Those that were held come before it.
+        let own = done.pop_if(|completion| completion.id == id);
+        if !done.is_empty() {
+            self.waker.wake_by_ref();
+        }
+        self.completed = done;
+        own
+    }
+
+    /// Keeps a request until the route is no longer held.
+    #[cold]
+    #[inline(never)]
+    fn hold(&mut self, request: Request) {
+        self.held.push_back(request);
     }
 
     /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
@@ -143,8 +224,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.unplug(done);
             return self.submit(request, done);
         }
-        let device = Arc::clone(&self.device);
-        if let Some(cache) = device.cache()
+        if self.is_held(done) {
+            return self.hold(request);
+        }
+        let cache = Arc::clone(&self.cache);
+        if let Some(cache) = &*cache
             && !cache.caches_writes()
             && let Some(reason) = self.bypass_reason(cache, request.range, request.fua)
         {
@@ -163,8 +247,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             return;
         }
         let mut plugged = core::mem::take(&mut self.plugged);
-        let device = Arc::clone(&self.device);
-        match device.cache() {
+        let cache = Arc::clone(&self.cache);
+        match &*cache {
             Some(cache) if plugged.len() > 1 => self.write_together(cache, &mut plugged, done),
             Some(cache) => plugged.drain(..).for_each(|request| self.change_cached(cache, request, done)),
             None => plugged.drain(..).for_each(|request| self.submit(request, done)),
@@ -179,8 +263,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && request.range.len() <= PLUGGED_BYTES_MAX
             && self.check(request.operation, request.range, request.buffer.len()).is_ok()
             && self
-                .device
-                .cache()
+                .cache
+                .as_ref()
+                .as_ref()
                 .is_some_and(|cache| cache.is_writeback() && cache.pieces(request.range).nth(1).is_none())
     }
 
@@ -240,8 +325,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if request.range.is_empty() && request.operation != Operation::Flush {
             return complete(request, Ok(()), done);
         }
-        let device = Arc::clone(&self.device);
-        match device.cache() {
+        if self.is_held(done) {
+            return self.hold(request);
+        }
+        let cache = Arc::clone(&self.cache);
+        match &*cache {
             Some(cache) => self.submit_cached(cache, request, done),
             None => self.submit_uncached(request),
         }
@@ -258,17 +346,17 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         let operation = Operation::Write;
         let parked = |data| Request { id, operation, range, fua, buffer: AlignedBuffer::from_slice(data) };
-        let Some(cache) = self.device.cache() else {
-            self.submit_uncached(parked(data));
-            return None;
+        let cache = Arc::clone(&self.cache);
+        let cache = match &*cache {
+            Some(cache) if self.follows_route() => cache,
+            _ => return self.submit_copy(parked(data)).map(|completion| completion.result),
         };
         let mut begun_us = None;
         if !cache.caches_writes() {
             let reason = self.bypass_reason(cache, range, fua);
             if reason.is_some() || !cache.is_writeback() {
-                let cache = Arc::clone(cache);
                 let mut done = Vec::new();
-                self.submit_around(&cache, parked(data), reason, &mut done);
+                self.submit_around(cache, parked(data), reason, &mut done);
                 return done.pop().map(|completion| completion.result);
             }
             begun_us = cache.begin_measured_write();
@@ -294,9 +382,17 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         let operation = Operation::Read;
         let parked = |buffer| Request { id, operation, range, fua: false, buffer };
-        let Some(cache) = self.device.cache() else {
-            self.submit_uncached(parked(AlignedBuffer::zeroed(out.len())));
-            return None;
+        let cache = Arc::clone(&self.cache);
+        let cache = match &*cache {
+            Some(cache) if self.follows_route() => cache,
+            _ => {
+                let Completion { result, buffer, .. } =
+                    self.submit_copy(parked(AlignedBuffer::zeroed(out.len())))?;
+                if result.is_ok() {
+                    out.copy_from_slice(&buffer);
+                }
+                return Some(result);
+            }
         };
         let begun_us = cache.begin_measured_read();
         let found = look_up(cache, range, out, &mut self.misses);
@@ -305,8 +401,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.note_hit(range);
             return Some(found);
         }
-        let device = Arc::clone(&self.device);
-        let cache = device.cache()?;
         let missed = self.begin_misses(cache, range, out);
         let is_complete = self.misses.is_empty();
         if !is_complete {
@@ -327,13 +421,14 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Makes progress with parked requests, without blocking.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.completed);
         self.unplug(done);
-        let device = Arc::clone(&self.device);
-        if let Some(cache) = device.cache() {
+        let cache = Arc::clone(&self.cache);
+        if let Some(cache) = &*cache {
             self.complete_fills(cache);
         }
         self.take_finished(done);
-        if let Some(cache) = device.cache() {
+        if let Some(cache) = &*cache {
             for _ in 0..self.waiting.len() {
                 let Some(place) = self.waiting.pop_front() else { break };
                 self.go_on(cache, place, done);
@@ -343,6 +438,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             // The completions are sent first; the wakeup makes the thread poll again.
             self.waker.wake_by_ref();
         }
+        let _ = self.is_held(done);
     }
 
     /// Passes data that was read for completed misses to the cache. Out of line: the rest of `poll` needs more stack.
@@ -448,7 +544,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             parked.outstanding += 1;
         }
         if !op.misses.is_empty()
-            && let Some(cache) = self.device.cache()
+            && let Some(cache) = &*self.cache
         {
             op.begun_us = cache.monotonic_us();
         }
@@ -474,8 +570,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     pub(crate) fn op_finished(&mut self, mut finished: BackingDone, done: &mut Vec<Completion>) {
         let Some(mut op) = self.ops.remove(finished.token.0 as usize) else { return };
         let is_good = finished.result.is_ok();
-        let device = Arc::clone(&self.device);
-        if let (Some(cache), Some(ticket)) = (device.cache(), op.bypass.take()) {
+        let cache = Arc::clone(&self.cache);
+        let cache = cache.as_ref().as_ref();
+        if let (Some(cache), Some(ticket)) = (cache, op.bypass.take()) {
             let data = match &finished.op {
                 BackingOp::Write { buffer, .. } => Some(&**buffer),
                 _ => None,
@@ -492,7 +589,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if let Err(error) = finished.result {
             parked.error.get_or_insert(error);
         }
-        let cache = device.cache();
         match finished.op {
             BackingOp::Read { buffer, .. } if cache.is_some() => {
                 if is_good {
@@ -545,8 +641,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
 impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
     fn drop(&mut self) {
-        let device = Arc::clone(&self.device);
-        let Some(cache) = device.cache() else { return };
+        let cache = Arc::clone(&self.cache);
+        let Some(cache) = &*cache else { return };
         cache.stop_waiting(&self.waker);
         self.wait_for_bypasses();
         self.ahead.clear(cache);

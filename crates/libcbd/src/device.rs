@@ -288,7 +288,7 @@ impl Device {
         self.running.guarded(|| {
             self.running
                 .run
-                .until_drained(DrainRequest::new(cache), timeout, progress)
+                .until_drained(DrainRequest::new(&cache), timeout, progress)
                 .map_err(|why| why.into_error(self.id, |_| String::new()))
         })
     }

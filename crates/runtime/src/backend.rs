@@ -1,8 +1,8 @@
-//! A running backend: its backing device, its cache, the background worker of the cache, and the device for clients.
+//! A running backend: its backing device, its cache if it has one, the background worker of the cache, and the device for clients.
 //!
 //! Invariants: a backing device is used only if it is the recorded disk; however a run ends, dirty data stays in the region.
 //!
-//! Elsewhere: the set of backends and the requests to start them, and the exports of their devices.
+//! Elsewhere: caches that come and go while it runs (`attach`); the set of backends and the requests to start them, and the exports of their devices.
 
 use crate::drain::{DrainProgress, DrainRequest, NotDrained, until_drained};
 use crate::region::with_tools;
@@ -10,7 +10,7 @@ use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Identity, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
-use cbd_types::{Context, Error, Result};
+use cbd_types::{BackendId, Context, Error, Result};
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -44,17 +44,25 @@ pub struct Recovered {
     pub elapsed: Duration,
 }
 
+/// A cache, and the background worker that it has.
+pub(crate) struct Caching {
+    worker: Mutex<Option<Worker>>,
+    pub(crate) cache: Arc<Cache<ProcessEnvironment>>,
+    rounds: Arc<Rounds>,
+    recovered: Arc<Recovered>,
+}
+
 /// The parts of a running backend.
 pub struct RunningBackend {
     // The cache's owners are dropped before the backing device's owners: the close of the device may block.
-    worker: Mutex<Option<Worker>>,
-    cache: Option<Arc<Cache<ProcessEnvironment>>>,
-    rounds: Arc<Rounds>,
-    device: Arc<ServedDevice<ProcessEnvironment>>,
-    backing: Arc<dyn Backing>,
+    pub(crate) caching: Mutex<Option<Arc<Caching>>>,
+    pub(crate) device: Arc<ServedDevice<ProcessEnvironment>>,
+    pub(crate) backing: Arc<dyn Backing>,
     outstanding: Outstanding,
-    recovered: Option<Recovered>,
     watch: Watch,
+    pub(crate) id: BackendId,
+    region: String,
+    prepare_thread: fn(),
 }
 
 impl std::fmt::Debug for RunningBackend {
@@ -99,26 +107,28 @@ impl RunningBackend {
         let watch = file.watch();
         let (backing, outstanding) = Outstanding::over((options.decorate)(Arc::new(file)));
         let geometry = backing.geometry();
-        let (device, cache, recovered, worker) = if entry.cache_segments == 0 {
-            (Device::uncached(geometry), None, None, None)
+        let (region, prepare_thread) = (options.region.to_owned(), options.prepare_thread);
+        let (device, caching) = if entry.cache_segments == 0 {
+            (Device::uncached(geometry), None)
         } else {
-            let begun = Instant::now();
             let pages = transport.pages_of(entry.id)?;
-            let cache = transport
-                .open_cache(entry.id)
-                .map_err(|error| with_tools(error, options.region))
+            let caching = Caching::open(transport, environment, entry.id, &*backing, &region, prepare_thread)
                 .context(|| format!("opening the cache of {path}"))?;
-            let recovered = Recovered { elapsed: begun.elapsed(), status: Box::new(cache.status()) };
             warnings.extend(note_of(pages, path));
-            let name = entry.id.to_string();
-            let worker =
-                Worker::start(&name, Arc::clone(environment), &cache, &*backing, options.prepare_thread)?;
-            (Device::cached(Arc::clone(&cache), geometry), Some(cache), Some(recovered), Some(worker))
+            (Device::cached(Arc::clone(&caching.cache), geometry), Some(Arc::new(caching)))
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
-        let rounds = worker.as_ref().map(|worker| Arc::clone(worker.rounds())).unwrap_or_default();
-        let worker = Mutex::new(worker);
-        Ok((Self { backing, outstanding, cache, rounds, device, recovered, worker, watch }, warnings))
+        let (caching, id) = (Mutex::new(caching), entry.id);
+        Ok((Self { caching, device, backing, outstanding, watch, id, region, prepare_thread }, warnings))
+    }
+
+    /// Opens the cache that the backend has now, and starts its background worker.
+    pub(crate) fn open_cache(
+        &self,
+        transport: &Transport<ProcessEnvironment>,
+        environment: &Arc<ProcessEnvironment>,
+    ) -> Result<Caching> {
+        Caching::open(transport, environment, self.id, &*self.backing, &self.region, self.prepare_thread)
     }
 
     /// The backing device.
@@ -141,14 +151,14 @@ impl RunningBackend {
 
     /// The cache, if it has one.
     #[must_use]
-    pub const fn cache(&self) -> Option<&Arc<Cache<ProcessEnvironment>>> {
-        self.cache.as_ref()
+    pub fn cache(&self) -> Option<Arc<Cache<ProcessEnvironment>>> {
+        self.caching.lock().as_ref().map(|caching| Arc::clone(&caching.cache))
     }
 
-    /// The result of recovery when this run began.
+    /// The result of recovery when the cache was opened.
     #[must_use]
-    pub const fn recovered(&self) -> Option<&Recovered> {
-        self.recovered.as_ref()
+    pub fn recovered(&self) -> Option<Arc<Recovered>> {
+        self.caching.lock().as_ref().map(|caching| Arc::clone(&caching.recovered))
     }
 
     /// The device for clients.
@@ -167,25 +177,47 @@ impl RunningBackend {
         timeout: Duration,
         report: &mut dyn FnMut(&DrainProgress) -> ControlFlow<Error>,
     ) -> std::result::Result<u64, NotDrained> {
-        match &self.cache {
-            Some(cache) => {
-                let silence = || {
-                    let oldest = self.outstanding.oldest().filter(|oldest| oldest.age * 2 >= timeout)?;
-                    Some(format!("a {} has had no answer for {} s", oldest.name, oldest.age.as_secs()))
-                };
-                until_drained(cache, &self.rounds, request, timeout, &silence, report)
-            }
-            None => Ok(0),
-        }
+        let Some(caching) = self.caching.lock().clone() else { return Ok(0) };
+        let silence = || {
+            let oldest = self.outstanding.oldest().filter(|oldest| oldest.age * 2 >= timeout)?;
+            Some(format!("a {} has had no answer for {} s", oldest.name, oldest.age.as_secs()))
+        };
+        until_drained(&caching.cache, &caching.rounds, request, timeout, &silence, report)
     }
 
     /// Stops the background worker and stores marks of the cache; dirty data stays in the region.
     pub fn stop(&self) {
+        let caching = self.caching.lock().clone();
+        if let Some(caching) = caching {
+            caching.stop();
+        }
+    }
+}
+
+impl Caching {
+    /// Opens the cache of backend `id` and starts its background worker.
+    fn open(
+        transport: &Transport<ProcessEnvironment>,
+        environment: &Arc<ProcessEnvironment>,
+        id: BackendId,
+        backing: &dyn Backing,
+        region: &str,
+        prepare_thread: fn(),
+    ) -> Result<Self> {
+        let begun = Instant::now();
+        let cache = transport.open_cache(id).map_err(|error| with_tools(error, region))?;
+        let recovered = Recovered { elapsed: begun.elapsed(), status: Box::new(cache.status()) };
+        let worker =
+            Worker::start(&id.to_string(), Arc::clone(environment), &cache, backing, prepare_thread)?;
+        let rounds = Arc::clone(worker.rounds());
+        Ok(Self { worker: Mutex::new(Some(worker)), cache, rounds, recovered: Arc::new(recovered) })
+    }
+
+    /// Stops the background worker and the cache; dirty data stays in the region.
+    pub(crate) fn stop(&self) {
         if let Some(mut worker) = self.worker.lock().take() {
             worker.stop();
         }
-        if let Some(cache) = &self.cache {
-            cache.stop();
-        }
+        self.cache.stop();
     }
 }

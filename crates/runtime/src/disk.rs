@@ -147,10 +147,7 @@ impl NewBackend {
             size: disk.size,
             sector: disk.sector,
             cache_bytes: self.cache_bytes,
-            lanes_max: lanes_max(
-                self.cache_bytes.unwrap_or(0) / transport.info().layout.segment_size,
-                processors(),
-            ),
+            lanes_max: lanes_max_here(transport, self.cache_bytes.unwrap_or(0)),
             handlers: self.handlers,
             data_crc: self.data_crc,
             settings: self.settings,
@@ -163,6 +160,11 @@ impl NewBackend {
 pub fn lanes_max(segments: u64, processors: u32) -> u32 {
     let by_space = u32::try_from(segments / SEGMENTS_PER_LANE).unwrap_or(u32::MAX);
     (LANES_PER_PROCESSOR * processors).min(by_space).max(1)
+}
+
+/// The maximum number of lanes of a cache of `bytes` in `transport` on this machine.
+pub(crate) fn lanes_max_here(transport: &Transport<ProcessEnvironment>, bytes: u64) -> u32 {
+    lanes_max(bytes / transport.info().layout.segment_size, processors())
 }
 
 /// The rows of the backend table, and descriptions of damaged ones. The rows are read one by one, so that a damaged row does

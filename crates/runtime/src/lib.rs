@@ -9,6 +9,7 @@
 //! `libcbd`).
 #![forbid(unsafe_code)]
 
+pub mod attach;
 pub mod backend;
 pub mod count;
 pub mod disk;

@@ -94,6 +94,11 @@ impl<E: Environment> ServedDevice<E> {
         Self { device, backing, queues: Count::default(), failures: Arc::default() }
     }
 
+    /// The engine's device.
+    pub(crate) const fn device(&self) -> &Arc<Device<E>> {
+        &self.device
+    }
+
     /// The requests of clients that failed.
     #[must_use]
     pub fn failures(&self) -> &Failures {

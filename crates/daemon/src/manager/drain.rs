@@ -56,7 +56,7 @@ impl Manager {
             match check_file(*id, run) {
                 Ok(warning) => {
                     done.warnings.extend(warning);
-                    asked.extend(run.cache().map(|cache| (*id, run, DrainRequest::new(cache))));
+                    asked.extend(run.cache().map(|cache| (*id, run, DrainRequest::new(&cache))));
                 }
                 Err(error) => failed.push(error),
             }

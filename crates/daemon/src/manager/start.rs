@@ -367,7 +367,9 @@ impl Manager {
             (slot, started) => {
                 // No client has written anything yet.
                 let error = started.err().unwrap_or_else(|| unknown(id));
-                let cache = slot.as_ref().and_then(|slot| slot.run.as_ref()?.cache().map(Arc::downgrade));
+                let cache = slot
+                    .as_ref()
+                    .and_then(|slot| slot.run.as_ref()?.cache().map(|cache| Arc::downgrade(&cache)));
                 if let Some(slot) = slot {
                     slot.stop(id);
                 }

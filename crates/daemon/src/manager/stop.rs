@@ -137,7 +137,7 @@ impl Manager {
     ) -> Result<u64> {
         let Some(cache) = run.cache() else { return Ok(0) };
         let wait = Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
-        wait.until_drained(DrainRequest::new(cache), report)
+        wait.until_drained(DrainRequest::new(&cache), report)
     }
 
     /// Closes the exports of the backend.
@@ -218,7 +218,7 @@ impl Manager {
             conditions::log_before_stop(&conditions, transport, id, &path, &run);
             self.drop_run_of_placeholder(taken);
             taken.slot.error = Some("it was stopped, but not removed".to_owned());
-            let cache = run.cache().map(Arc::downgrade);
+            let cache = run.cache().map(|cache| Arc::downgrade(&cache));
             let ending = taken.slot.ending.add();
             let task = Task::new(format!("backend {id} ({path})"), move |stage| {
                 stage.set("its backing device does not complete requests");

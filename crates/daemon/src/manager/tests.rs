@@ -200,7 +200,7 @@ fn a_stop_keeps_the_rows_of_a_backend_whose_cache_another_command_uses() {
     let manager = with_backend(folder.path());
     let handle = manager.handle(0).expect("the transport");
     let run = manager.take_slot(0, BackendId(0), "the test has it").expect("a backend");
-    let cache = run.slot.run.as_ref().and_then(|run| run.cache().cloned()).expect("a cache");
+    let cache = run.slot.run.as_ref().and_then(|run| run.cache()).expect("a cache");
     manager.put_back(run);
     let error = stop(&manager, &StopBackend::default()).expect_err("the cache is in use");
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -238,7 +238,7 @@ fn the_end_names_a_region_in_an_ordinary_file_whose_cache_is_still_in_use() {
     let folder = tempfile::tempdir().expect("a folder");
     let manager = with_backend(folder.path());
     let taken = manager.take_slot(0, BackendId(0), "the test has it").expect("a backend");
-    let cache = taken.slot.run.as_ref().and_then(|run| run.cache().cloned()).expect("a cache");
+    let cache = taken.slot.run.as_ref().and_then(|run| run.cache()).expect("a cache");
     manager.put_back(taken);
     let late = manager.end().sync();
     assert!(late.len() == 1 && late[0].contains("still in use"), "{late:?}");

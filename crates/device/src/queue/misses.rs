@@ -66,7 +66,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let mut followed = Followed::default();
         if is_auto || cutoff != u64::MAX {
             let limit = if is_auto && may_read_ahead(&self.backing) { cache.size() } else { 0 };
-            followed = self.device.streams.lock().follow(self.number, run_start, range, limit);
+            followed = self.device.streams.lock().follow(self.membership.number(), run_start, range, limit);
         }
         let mut number = 0;
         while let Some(miss) = self.misses.get_mut(number) {
@@ -148,8 +148,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// Processes the end of an operation of readahead. An error is not reported: if a client wants the data, it is read again.
     #[inline(never)]
     pub(super) fn readahead_finished(&mut self, finished: BackingDone, done: &mut Vec<Completion>) {
-        let device = Arc::clone(&self.device);
-        let Some(cache) = device.cache() else { return };
+        let cache = Arc::clone(&self.cache);
+        let Some(cache) = &*cache else { return };
         let buffer = match (finished.op, finished.result) {
             (BackingOp::Read { buffer, .. }, Ok(())) => Some(buffer),
             _ => None,

@@ -135,8 +135,14 @@ impl<E: Environment> Cache<E> {
     pub(crate) fn allow_bypass(&self) {
         if !self.bypass.is_allowed.swap(true, Ordering::SeqCst) {
             // An earlier process may have left changes that no flush has covered.
-            self.bypass.returned.fetch_add(1, Ordering::SeqCst);
+            self.note_unflushed();
         }
+    }
+
+    /// Notes that the backing device may have accepted changes, before the cache was in front of it, that no flush has covered: the
+    /// next flush of a client flushes it too.
+    pub fn note_unflushed(&self) {
+        self.bypass.returned.fetch_add(1, Ordering::SeqCst);
     }
 
     /// # Errors

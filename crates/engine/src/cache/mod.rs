@@ -259,7 +259,7 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Whether the backing device has everything: nothing is dirty, parked or damaged.
-    pub(crate) fn holds_nothing_dirty(&self) -> bool {
+    pub fn holds_nothing_dirty(&self) -> bool {
         let status = self.status();
         status.dirty_records == 0
             && status.parked_bytes == 0
@@ -275,6 +275,11 @@ impl<E: Environment> Cache<E> {
     /// Sets the callback that runs before the first request that makes data dirty. Call it before the cache is used.
     pub(crate) fn before_first_write(&self, note: FirstWrite) {
         self.base.gate().before_first_write(note);
+    }
+
+    /// Whether requests are accepted: [`stop`](Self::stop) was not called.
+    pub fn is_running(&self) -> bool {
+        self.base.gate().check_running().is_ok()
     }
 
     /// Refuses all further requests, wakes those that wait, and marks every lane. Dirty data stays in the region.

@@ -5,6 +5,7 @@
 
 use super::{
     Tables, Transport,
+    attach::{Named, write_cache},
     rows::{active_row, first_free, no_such, rows},
 };
 use crate::{
@@ -189,13 +190,13 @@ impl<E: Environment> Transport<E> {
         let row = first_free(&tables.backends, |row| row.state.get(), "backend")?;
         let plan = match spec.cache_bytes {
             None => None,
-            Some(bytes) => Some(self.plan_cache(&tables, bytes, spec)?),
+            Some(bytes) => Some(self.plan_cache(&tables, bytes, spec.size, spec.lanes_max)?),
         };
         if spec.settings.can_bypass() {
             tables.superblocks.require(&self.region, FEATURE_BYPASS)?;
         }
         let cache_id = self.environment.random() | 1;
-        let (use_state, use_boot) = self.first_use(&mut tables, plan.is_some())?;
+        let used = self.first_use(&mut tables, plan.is_some())?;
         if let Some(plan) = &plan {
             // 1. and 2.
             self.place_cache(&mut tables, row as u32, plan, cache_id)?;
@@ -215,15 +216,7 @@ impl<E: Environment> Transport<E> {
             row.ownership = ownership.into();
             row.uuid = uuid;
             row.created_ms = created_ms.into();
-            row.use_state = use_state.into();
-            row.use_boot = use_boot.0;
-            row.state_segment = u32::MAX.into();
-            if let Some(plan) = &plan {
-                row.cache_id = cache_id.into();
-                row.lanes = plan.lanes.into();
-                row.segments = (plan.segments.len() as u32).into();
-                row.state_segment = plan.segments[0].0.into();
-            }
+            write_cache(row, plan.as_ref().map(|plan| Named { plan, cache_id, used }).as_ref());
         })?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(BackendId(row as u32))
@@ -275,6 +268,17 @@ impl<E: Environment> Transport<E> {
         if settings.can_bypass() {
             tables.open_caches(id).for_each(|cache| cache.allow_bypass());
         }
+        Ok(())
+    }
+
+    /// Lets requests go past the open cache of a backend, as with settings for that, without a change of the stored settings.
+    ///
+    /// # Errors
+    /// As [`require_feature`](Self::require_feature).
+    pub fn allow_bypass(&self, id: BackendId) -> Result<()> {
+        let mut tables = self.tables.lock();
+        tables.superblocks.require(&self.region, FEATURE_BYPASS)?;
+        tables.open_caches(id).for_each(|cache| cache.allow_bypass());
         Ok(())
     }
 

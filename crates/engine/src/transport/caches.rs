@@ -4,7 +4,7 @@
 //!
 //! Elsewhere: the row (`backends`), opening (`uses`).
 
-use super::{BackendSpec, SEGMENTS_PER_LANE, Tables, Transport};
+use super::{SEGMENTS_PER_LANE, Tables, Transport};
 use crate::{Environment, lane_map::LaneMap, slots::TwoSlots};
 use alloc::{format, vec::Vec};
 use cbd_format::{
@@ -25,7 +25,14 @@ pub(super) struct CachePlan {
 const EPOCHS_SKIPPED: u64 = 1 << 32;
 
 impl<E: Environment> Transport<E> {
-    pub(super) fn plan_cache(&self, tables: &Tables<E>, bytes: u64, spec: &BackendSpec) -> Result<CachePlan> {
+    /// The plan of a cache of `bytes` with at most `lanes_max` lanes, for a backing device of `device` bytes.
+    pub(super) fn plan_cache(
+        &self,
+        tables: &Tables<E>,
+        bytes: u64,
+        device: u64,
+        lanes_max: u32,
+    ) -> Result<CachePlan> {
         let free = tables.free_segments();
         let size = self.layout.segment_size;
         let wanted = bytes / size;
@@ -53,19 +60,19 @@ impl<E: Environment> Transport<E> {
         }
         let segments: Vec<SegmentId> = free.into_iter().take(wanted as usize).collect();
         let mut lanes = 1;
-        while lanes * 2 <= spec.lanes_max
+        while lanes * 2 <= lanes_max
             && (segments.len() as u32 - 1) / (lanes * 2) >= SEGMENTS_PER_LANE
             && (StateShape { lanes: lanes * 2 }).fits(size)
         {
             lanes *= 2;
         }
         let map = LaneMap { lanes };
-        if spec.size > map.device_max() {
+        if device > map.device_max() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
                     "a backing device of {} is too large for a cache of {lanes} lanes, which reaches {}: use a larger cache",
-                    Size(spec.size),
+                    Size(device),
                     Size(map.device_max())
                 ),
             ));

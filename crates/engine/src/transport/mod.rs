@@ -4,6 +4,7 @@
 //! while a row names the same cache. So a crash while a backend is created or removed leaves free segments, never a partial
 //! backend.
 
+mod attach;
 mod backends;
 mod blkdevs;
 mod caches;

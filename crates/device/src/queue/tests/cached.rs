@@ -2,6 +2,7 @@
 
 mod ahead;
 mod around;
+mod route;
 
 use super::*;
 use crate::queue::misses::READ_MAX;

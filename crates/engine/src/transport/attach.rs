@@ -1,0 +1,120 @@
+//! Caches that backends get and lose while their devices are in use.
+//!
+//! A cache is attached in the crash order of a new backend: its segments name it, its state block is stored, then the row names it.
+//! A crash before the row leaves free segments, a crash behind it an empty cache. A cache is detached by one store of the row, which
+//! frees all its segments at once.
+//!
+//! Invariants: a cache that is detached holds nothing that the backing device lacks, and stores nothing any more; nothing is sent
+//! past a cache that a row still names.
+//!
+//! Elsewhere: when no request is on its way (`Hold` in `cbd-device`).
+
+use super::{Tables, Transport, User, caches::CachePlan};
+use crate::Environment;
+use alloc::format;
+use cbd_format::{BackendEntry as BackendRow, tables::USE_UNKNOWN};
+use cbd_types::{BackendId, BootId, Error, ErrorKind, Result};
+
+/// The cache that a row names.
+pub(super) struct Named<'a> {
+    pub plan: &'a CachePlan,
+    pub cache_id: u64,
+    /// The use record.
+    pub used: (u32, BootId),
+}
+
+/// Writes the cache of a backend into its row; `None` for a backend without one.
+pub(super) fn write_cache(row: &mut BackendRow, cache: Option<&Named<'_>>) {
+    let (use_state, use_boot) = cache.map_or((USE_UNKNOWN, BootId::UNKNOWN), |cache| cache.used);
+    row.use_state = use_state.into();
+    row.use_boot = use_boot.0;
+    row.cache_id = cache.map_or(0, |cache| cache.cache_id).into();
+    row.lanes = cache.map_or(0, |cache| cache.plan.lanes).into();
+    row.segments = cache.map_or(0, |cache| cache.plan.segments.len() as u32).into();
+    row.state_segment = cache.map_or(u32::MAX, |cache| cache.plan.segments[0].0).into();
+}
+
+impl<E: Environment> Transport<E> {
+    /// Gives a backend without a cache an empty one of `bytes`, with at most `lanes_max` lanes.
+    /// [`open_cache`](Self::open_cache) opens it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::AlreadyExists`] if the backend has a cache, and [`ErrorKind::NoSpace`] as
+    /// [`create_backend`](Self::create_backend).
+    pub fn attach_cache(&self, id: BackendId, bytes: u64, lanes_max: u32) -> Result<()> {
+        let entry = self.backend(id)?;
+        let mut tables = self.tables.lock();
+        if entry.cache_segments > 0 {
+            let text = format!("backend {id} has a cache already");
+            return Err(Error::new(ErrorKind::AlreadyExists, text));
+        }
+        let plan = self.plan_cache(&tables, bytes, entry.size, lanes_max)?;
+        let cache_id = self.environment.random() | 1;
+        let used = self.first_use(&mut tables, true)?;
+        // 1. and 2.
+        self.place_cache(&mut tables, id.0, &plan, cache_id)?;
+        // 3. From now on the backend has the cache.
+        let named = Named { plan: &plan, cache_id, used };
+        self.update_row(&mut tables, id, |row| write_cache(row, Some(&named)))
+    }
+
+    /// Takes the cache of a backend away, and frees its segments. The caller has stopped the cache and its background worker, and
+    /// no request is on its way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] for a backend without a cache; [`ErrorKind::Busy`] if the cache is
+    /// still in use, or holds something that the backing device lacks.
+    pub fn detach_cache(&self, id: BackendId) -> Result<()> {
+        let entry = self.backend(id)?;
+        if entry.cache_segments == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("backend {id} has no cache")));
+        }
+        let mut tables = self.tables.lock();
+        tables.check_finished(id)?;
+        self.forget_cache(&mut tables, id)
+    }
+
+    /// Takes a cache away that was just [attached](Self::attach_cache) and that no request has used.
+    ///
+    /// # Errors
+    /// As [`detach_cache`](Self::detach_cache), but the cache need not have been opened.
+    pub fn take_unused_cache_back(&self, id: BackendId) -> Result<()> {
+        let mut tables = self.tables.lock();
+        if tables.is_open(id) {
+            tables.check_finished(id)?;
+        }
+        self.forget_cache(&mut tables, id)
+    }
+
+    fn forget_cache(&self, tables: &mut Tables<E>, id: BackendId) -> Result<()> {
+        self.update_row(tables, id, |row| write_cache(row, None))?;
+        // Who still has the cache can do nothing with it.
+        tables.open.retain(|(known, _)| *known != id);
+        Ok(())
+    }
+}
+
+impl<E: Environment> Tables<E> {
+    /// Refuses a cache that is not open, since what it holds is not known, and one that may still be written or dirty.
+    fn check_finished(&self, id: BackendId) -> Result<()> {
+        let busy = |why: &str| Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} {why}")));
+        let mut users = self.open.iter().filter(|(known, _)| *known == id).peekable();
+        if users.peek().is_none() {
+            return busy("is not open: what it holds is not known");
+        }
+        for (_, user) in users {
+            match user {
+                User::Opening(token) if token.strong_count() > 0 => return busy("is being opened"),
+                User::Opening(_) => {}
+                User::Open(cache) => match cache.upgrade() {
+                    Some(cache) if cache.is_running() => return busy("is in use"),
+                    Some(cache) if !cache.holds_nothing_dirty() => {
+                        return busy("holds data that the backing device lacks");
+                    }
+                    _ => {}
+                },
+            }
+        }
+        Ok(())
+    }
+}
