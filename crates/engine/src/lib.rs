@@ -37,7 +37,7 @@ mod worker;
 pub use bypass::{BypassReason, Bypassed};
 pub use cache::{
     Admission, BYPASS_MAX, BackingTrouble, Bypass, BypassTicket, Cache, CacheStatus, CachedState,
-    DamagedRange, FlushTicket, LogEntry, LogSegmentView, LogView, Miss, Pace, PaceReason, TOGETHER,
+    DamagedRange, FlushTicket, LogEntry, LogSegmentView, LogView, Miss, Pace, PaceReason, Shrink, TOGETHER,
     ZeroProgress,
 };
 pub use rare::RarePaths;

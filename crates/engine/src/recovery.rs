@@ -21,7 +21,8 @@ use cbd_format::{
     record::bytes_of, segment::LOG_MAGIC,
 };
 use cbd_types::{
-    CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId, heap_sort_by_key,
+    CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Pmem, Region, Result, SegmentId,
+    heap_sort_by_key,
 };
 
 /// The content of the transport's tables for a cache that is to be opened.
@@ -54,6 +55,7 @@ struct Proved {
 
 /// The segments of a cache as their headers describe them.
 struct SegmentsFound<E> {
+    /// Of the whole region.
     segments: Vec<Segment<E>>,
     /// Of each lane, in the order of its log.
     chains: Vec<Vec<ChainSegment>>,
@@ -88,7 +90,7 @@ fn with_empty_lanes<E: Environment>(
 ) -> Arc<Cache<E>> {
     let lanes = u64::from(opening.identity.lanes.lanes);
     let blocks_per_lane =
-        segments.len() as u64 * opening.layout.segment_size / (CHECKSUM_BLOCK + 128) / lanes;
+        opening.segments.len() as u64 * opening.layout.segment_size / (CHECKSUM_BLOCK + 128) / lanes;
     let seed = opening.environment.random() as u32;
     let empty = empty_lanes(&opening.identity, blocks_per_lane as usize, seed);
     Cache::new(base(opening, segments, slots.drained, slots.marks), empty, slots.tails)
@@ -101,10 +103,10 @@ fn base<E: Environment>(
     drained: TwoSlots<Drained>,
     marks: Vec<TwoSlots<LaneMark>>,
 ) -> Base<E> {
-    let Opening { environment, region, layout, identity, settings, .. } = opening;
+    let Opening { environment, region, layout, identity, segments: owned, settings } = opening;
     let epochs = Epochs::new(drained, marks, environment.monotonic_ms());
     let context = Context::new(environment, region, layout.segment_shape(), identity);
-    Base::new(context, segments, epochs, settings)
+    Base::new(context, segments, owned.len() as u32, epochs, settings)
 }
 
 /// Pushed one by one: a lane is large, and the closure of an iterator keeps it on the stack twice.
@@ -351,11 +353,12 @@ impl<E: Environment> SegmentsFound<E> {
     #[inline(never)]
     fn read(opening: &Opening<E>, tails: &[TwoSlots<LaneTail>]) -> Self {
         let Opening { region, layout, identity, .. } = opening;
-        let segments: Vec<Segment<E>> =
-            opening.segments.iter().map(|id| Segment::new(*id, layout.segment_base(*id))).collect();
+        let all = (0..layout.segment_count).map(SegmentId);
+        let segments: Vec<Segment<E>> = all.map(|id| Segment::new(id, layout.segment_base(id))).collect();
         let mut chains: Vec<Vec<ChainSegment>> = vec![Vec::new(); identity.lanes.lanes as usize];
         let mut free = Vec::new();
-        for (number, segment) in segments.iter().enumerate() {
+        for id in &opening.segments {
+            let segment = &segments[id.index()];
             let header = read_header(region, layout.segment_shape(), segment, identity);
             let live = header.filter(|header| {
                 let tail = tails[header.lane.get() as usize].content().map_or(0, |tail| tail.ordinal.get());
@@ -365,9 +368,9 @@ impl<E: Environment> SegmentsFound<E> {
                 Some(header) => {
                     let lane = LaneId(header.lane.get());
                     segment.begin(lane, header.generation.get(), header.salt.get(), header.ordinal.get());
-                    chains[lane.index()].push(ChainSegment { segment: number as u32, header });
+                    chains[lane.index()].push(ChainSegment { segment: id.0, header });
                 }
-                None => free.push(number as u32),
+                None => free.push(id.0),
             }
         }
         free.extend(chains.iter_mut().flat_map(order_chain));
@@ -378,6 +381,23 @@ impl<E: Environment> SegmentsFound<E> {
 /// The lanes of a cache.
 fn lanes(identity: &Identity) -> impl Iterator<Item = LaneId> + use<> {
     (0..identity.lanes.lanes).map(LaneId)
+}
+
+/// The highest generation that the headers at `base` claim, whatever they are of.
+pub(crate) fn claimed_generation<P: Pmem>(region: &Region<P>, shape: SegmentShape, base: u64) -> u32 {
+    let mut claimed = 0;
+    for at in [base, base + shape.header_copy()] {
+        let mut bytes = [0; size_of::<SegmentHeader>()];
+        if region.load(at, &mut bytes).is_err() {
+            continue;
+        }
+        let Some(header) = SegmentHeader::decode(&bytes) else { continue };
+        if bytes_of(&[header.claimed_generation()]) != [0xff; 4] {
+            claimed = claimed.max(header.claimed_generation());
+        }
+    }
+    // A forged or torn header may claim any number; half of the range is always left.
+    claimed & (u32::MAX >> 1)
 }
 
 /// The valid header of a segment, from its second copy if the first is damaged; the later generation if they differ.
@@ -391,16 +411,12 @@ fn read_header<E: Environment>(
     identity: &Identity,
 ) -> Option<SegmentHeader> {
     let mut newest: Option<SegmentHeader> = None;
-    let mut claimed = 0;
     for at in [segment.base(), segment.base() + shape.header_copy()] {
         let mut bytes = [0; size_of::<SegmentHeader>()];
         if region.load(at, &mut bytes).is_err() {
             continue;
         }
         let Some(header) = SegmentHeader::decode(&bytes) else { continue };
-        if bytes_of(&[header.claimed_generation()]) != [0xff; 4] {
-            claimed = claimed.max(header.claimed_generation());
-        }
         let Some(header) = header.verify(segment.id(), identity.cache_id, identity.lanes.lanes) else {
             continue;
         };
@@ -410,8 +426,7 @@ fn read_header<E: Environment>(
             newest = Some(header);
         }
     }
-    // A forged or torn header may claim any number; half of the range is always left.
-    segment.set_claimed_generation(claimed & (u32::MAX >> 1));
+    segment.set_claimed_generation(claimed_generation(region, shape, segment.base()));
     newest
 }
 

@@ -21,6 +21,7 @@ use crate::{
     context::{Context, Identity},
     epochs::Epochs,
     rare::RareCounters,
+    sync::SharedU32,
 };
 use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
@@ -45,6 +46,8 @@ pub(crate) struct Base<E: Environment> {
     mode: Mode<E>,
     wakeups: Wakeups<E>,
     pool: Pool<E>,
+    /// The number of log segments that the cache owns.
+    owned: SharedU32<E>,
     epochs: Epochs<E>,
     settings: Mutex<E, Settings>,
     rare: RareCounters,
@@ -52,15 +55,16 @@ pub(crate) struct Base<E: Environment> {
 }
 
 impl<E: Environment> Base<E> {
-    /// A base whose pool is empty.
+    /// A base whose pool is empty. `segments` are those of the region, of which the cache owns `owned`.
     pub(crate) fn new(
         context: Context<E>,
         segments: alloc::vec::Vec<Segment<E>>,
+        owned: u32,
         epochs: Epochs<E>,
         settings: Settings,
     ) -> Self {
         let lanes = context.identity().lanes.lanes;
-        let pool = Pool::new(alloc::vec::Vec::with_capacity(segments.len()), lanes);
+        let pool = Pool::new(alloc::vec::Vec::with_capacity(owned as usize), lanes);
         Self {
             context,
             segments: Segments::new(segments),
@@ -68,6 +72,7 @@ impl<E: Environment> Base<E> {
             mode: Mode::opened(&settings),
             wakeups: Wakeups::new(),
             pool,
+            owned: SharedU32::new(owned),
             epochs,
             settings: Mutex::<E, _>::new(settings),
             rare: RareCounters::default(),

@@ -56,6 +56,10 @@ pub(crate) enum Lack {
 struct State {
     free: Vec<u32>,
     waiting: Vec<Waker>,
+    /// Segments that the cache gives up: they belong to no lane, and nothing takes them.
+    given_up: Vec<u32>,
+    /// The last segment that was released while requests waited was given up: the next one is for them.
+    is_turn_of_requests: bool,
 }
 
 /// The pool.
@@ -67,6 +71,8 @@ pub(crate) struct Pool<E: Environment> {
     spare: u32,
     /// The value of `free.len()`, to read without the lock.
     free_count: SharedU32<E>,
+    /// The number of segments that the cache is still to give up.
+    owed: SharedU32<E>,
     /// Whether a request waits, to read without the lock.
     has_waiters: SharedBool<E>,
     /// Segments that were taken and released since the cache was opened. Only speed depends on them.
@@ -81,7 +87,13 @@ impl<E: Environment> Pool<E> {
     pub(crate) fn new(free: Vec<u32>, lanes: u32) -> Self {
         let free_count = SharedU32::new(free.len() as u32);
         Self {
-            state: Mutex::<E, _>::new(State { free, waiting: Vec::new() }),
+            state: Mutex::<E, _>::new(State {
+                free,
+                waiting: Vec::new(),
+                given_up: Vec::new(),
+                is_turn_of_requests: false,
+            }),
+            owed: SharedU32::new(0),
             reserve: lanes.min(RESERVE_MAX),
             spare: lanes.div_ceil(LANES_PER_SPARE),
             free_count,
@@ -141,6 +153,11 @@ impl<E: Environment> Pool<E> {
         let woken = {
             let mut state = self.state.lock();
             debug_assert!(!state.free.contains(&segment), "segment {segment} is released twice");
+            if self.is_to_be_given_up(&mut state) {
+                state.given_up.push(segment);
+                self.owed.fetch_sub(1, Ordering::Relaxed);
+                return;
+            }
             // The segment that was released first is used last: wear spreads, and stale bytes remain for a post-mortem.
             state.free.insert(0, segment);
             self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
@@ -153,6 +170,59 @@ impl<E: Environment> Pool<E> {
             }
         };
         woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether a segment that is released is given up. Each second one is, while requests wait.
+    fn is_to_be_given_up(&self, state: &mut State) -> bool {
+        if self.owed() == 0 || state.free.len() < self.reserve as usize {
+            return false;
+        }
+        state.is_turn_of_requests = !state.waiting.is_empty() && !state.is_turn_of_requests;
+        state.is_turn_of_requests || state.waiting.is_empty()
+    }
+
+    /// Begins to give up `count` segments: free ones at once, except those that are left to writers, and others when they are
+    /// released.
+    ///
+    /// # Errors
+    /// [`Lack::Memory`], and [`Lack::Space`] while segments are being given up already; nothing changes then.
+    pub(crate) fn give_up(&self, count: u32) -> Result<(), Lack> {
+        let mut state = self.state.lock();
+        if self.owed() > 0 || !state.given_up.is_empty() {
+            return Err(Lack::Space);
+        }
+        state.given_up.try_reserve(count as usize).map_err(|_| Lack::Memory)?;
+        let kept = self.left_to_writers() as usize;
+        let at_once = state.free.len().saturating_sub(kept).min(count as usize);
+        for _ in 0..at_once {
+            let segment = state.free.pop();
+            state.given_up.extend(segment);
+        }
+        self.free_count.store(state.free.len() as u32, Ordering::Relaxed);
+        self.owed.store(count - at_once as u32, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The number of segments that are still to be given up.
+    pub(crate) fn owed(&self) -> u32 {
+        self.owed.load(Ordering::Relaxed)
+    }
+
+    /// Ends what [`give_up`](Self::give_up) began; returns the segments that were given up.
+    pub(crate) fn take_given_up(&self) -> Vec<u32> {
+        let mut state = self.state.lock();
+        self.owed.store(0, Ordering::Relaxed);
+        core::mem::take(&mut state.given_up)
+    }
+
+    /// Reserves memory for `total` free segments.
+    ///
+    /// # Errors
+    /// [`Lack::Memory`].
+    pub(crate) fn reserve_for(&self, total: u32) -> Result<(), Lack> {
+        let mut state = self.state.lock();
+        let more = (total as usize).saturating_sub(state.free.len());
+        state.free.try_reserve(more).map_err(|_| Lack::Memory)
     }
 
     /// Removes `waker` from the wait list.

@@ -1,5 +1,8 @@
 //! The segments of a cache: the state of each while the cache is open, and the readers that use it.
 //!
+//! There is a state for every segment of the region, by its number there, so that segments can come and go. The cache uses those
+//! that it owns.
+//!
 //! Invariants: a segment that a reader has pinned is not released to the pool; a segment is released once for each of its lives.
 
 use super::Base;
@@ -108,7 +111,7 @@ impl<E: Environment> Segment<E> {
     }
 }
 
-/// The segments of a cache, by the cache's own numbers.
+/// The segments of the region, by their numbers.
 pub(super) struct Segments<E>(Box<[Segment<E>]>);
 
 impl<E> Segments<E> {
@@ -118,16 +121,10 @@ impl<E> Segments<E> {
 }
 
 impl<E: Environment> Base<E> {
-    /// The segment with this number of the cache's own.
+    /// The segment with this number.
     #[inline]
     pub(crate) fn segment(&self, number: u32) -> &Segment<E> {
         &self.segments.0[number as usize]
-    }
-
-    /// The number of segments.
-    #[inline]
-    pub(crate) fn segment_count(&self) -> usize {
-        self.segments.0.len()
     }
 
     /// The position of a record in the history of its lane.

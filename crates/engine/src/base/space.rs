@@ -1,14 +1,31 @@
 //! How full a cache is: input to the decisions of reclaim, admission and writeback.
 //!
-//! Invariants: these functions only read.
+//! Invariants: what is read here changes only decisions, never correctness; the number of segments changes with the pool
+//! (`cache::resize`).
 
 use super::Base;
 use crate::Environment;
+use core::sync::atomic::Ordering;
 
 impl<E: Environment> Base<E> {
+    /// The number of log segments.
+    pub(crate) fn segment_count(&self) -> u32 {
+        self.owned.load(Ordering::Relaxed)
+    }
+
+    /// The cache has got `segments` log segments more.
+    pub(crate) fn count_more_segments(&self, segments: u32) {
+        self.owned.fetch_add(segments, Ordering::Relaxed);
+    }
+
+    /// The cache has `segments` log segments fewer.
+    pub(crate) fn count_fewer_segments(&self, segments: u32) {
+        self.owned.fetch_sub(segments, Ordering::Relaxed);
+    }
+
     /// Bytes of all log segments.
     pub(crate) fn capacity(&self) -> u64 {
-        self.segment_count() as u64 * self.shape().size
+        u64::from(self.segment_count()) * self.shape().size
     }
 
     /// Whether so many segments are in use that reclaim should run.
@@ -18,7 +35,7 @@ impl<E: Environment> Base<E> {
 
     /// The number of free segments at which reclaim ends.
     fn free_wanted(&self) -> u32 {
-        let total = self.segment_count() as u64;
+        let total = u64::from(self.segment_count());
         let used = u64::from(self.settings().gc_percent) * total / 100;
         // On average half of the open segment of each lane is free for writers, too.
         let free_in_open = self.identity().lanes.lanes / 2;
@@ -26,12 +43,13 @@ impl<E: Environment> Base<E> {
         ((total - used) as u32)
             .saturating_sub(free_in_open)
             .max(self.pool.left_to_writers() + self.pool.spare())
+            + self.pool.owed()
     }
 
     /// Whether the cache is full, so that data read now replaces other data.
     pub(crate) fn is_full(&self) -> bool {
         // Reclaim ends with a few segments more than its target.
-        self.pool.free() < self.free_wanted() + (self.segment_count() as u32 / 32).max(2)
+        self.pool.free() < self.free_wanted() + (self.segment_count() / 32).max(2)
     }
 
     /// Whether reclaim frees segments as fast as they are taken.

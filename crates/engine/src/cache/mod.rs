@@ -18,6 +18,7 @@ mod parked_counters;
 mod parking;
 mod read;
 mod read_ahead;
+mod resize;
 mod scan;
 mod status;
 mod together;
@@ -48,6 +49,7 @@ pub use bypass::{BYPASS_MAX, Bypass, BypassTicket, FlushTicket};
 pub use fill::Miss;
 pub(crate) use pace::PaceBoard;
 pub use pace::{Pace, PaceReason};
+pub use resize::Shrink;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
 pub use together::TOGETHER;
 pub use view::{LogEntry, LogSegmentView, LogView};
@@ -158,6 +160,11 @@ impl<E: Environment> Cache<E> {
     /// The backend of the cache.
     pub const fn backend(&self) -> BackendId {
         self.base.identity().backend
+    }
+
+    /// The random identity of the cache, which its segments name.
+    pub(crate) const fn id(&self) -> u64 {
+        self.base.identity().cache_id
     }
 
     /// Size of the device in bytes.

@@ -218,7 +218,7 @@ impl<E: Environment> Cache<E> {
         let void_reason = void_reason(&damaged, &parked, is_behind.then_some(void_until));
         let (backing, counted) = (self.backing().report(), self.parked_counters().report());
         CacheStatus {
-            segments: base.segment_count() as u32,
+            segments: base.segment_count(),
             free_segments: base.pool().free(),
             lanes: base.identity().lanes.lanes,
             segment_size: base.shape().size,

@@ -8,8 +8,7 @@ use super::{SEGMENTS_PER_LANE, Tables, Transport};
 use crate::{Environment, lane_map::LaneMap, slots::TwoSlots};
 use alloc::{format, vec::Vec};
 use cbd_format::{
-    Drained, LaneMark, LaneTail, SegmentEntry, SegmentHeader, StateShape, record::bytes_of,
-    segment::STATE_MAGIC,
+    Drained, LaneMark, LaneTail, SegmentHeader, StateShape, record::bytes_of, segment::STATE_MAGIC,
 };
 use cbd_types::{Error, ErrorKind, InFlight, LaneId, MutationPoint, Result, SegmentId, Size};
 
@@ -148,23 +147,7 @@ impl<E: Environment> Transport<E> {
         cache_id: u64,
     ) -> Result<()> {
         // 1. The segments name the cache. They remain free until a row names it too.
-        //    Both slots of an entry are stored, so that one failed page returns no segment to an earlier cache.
-        let fences = [MutationPoint::BackendSegmentsFirstFence, MutationPoint::BackendSegmentsFence];
-        let entry = SegmentEntry {
-            backend: row.into(),
-            reserved: 0.into(),
-            cache_id: cache_id.into(),
-            reserved2: [0; 32],
-        };
-        let table = self.layout.segment_area - self.layout.segment_table;
-        for fence in fences {
-            let mut stored = self.region.nothing_in_flight();
-            for segment in &plan.segments {
-                stored = stored.and(tables.segments[segment.index()].store(&self.region, entry));
-            }
-            self.region.fence(fence, stored);
-            self.region.sync(MutationPoint::BackendSegmentsSync, self.layout.segment_table, table)?;
-        }
+        self.store_entries(tables, &plan.segments, row, cache_id)?;
         // 2. The state block of an empty cache. Nothing relies on it before the row is stored.
         let stored = self.initialise_state(plan.segments[0], plan.lanes, cache_id, (0, 0));
         self.region.fence(MutationPoint::BackendStateFence, stored);

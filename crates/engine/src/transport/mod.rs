@@ -11,6 +11,7 @@ mod caches;
 mod hosts;
 mod moved;
 mod remnants;
+mod resize;
 mod rows;
 mod superblocks;
 mod uses;
@@ -41,7 +42,7 @@ use cbd_format::{
 use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Pmem, Region, Result, SegmentId, Size};
 
 /// Minimum number of segments for each lane.
-const SEGMENTS_PER_LANE: u32 = 8;
+pub(crate) const SEGMENTS_PER_LANE: u32 = 8;
 
 /// Bytes of the smallest cache in any region: one lane and the state segment, with the smallest segment size.
 pub const CACHE_SIZE_MIN: u64 = (SEGMENTS_PER_LANE as u64 + 1) * cbd_format::layout::SEGMENT_SIZE_MIN;

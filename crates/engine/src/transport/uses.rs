@@ -160,6 +160,9 @@ impl<E: Environment> Transport<E> {
         if tables.superblocks.block().has_incompatible(FEATURE_BYPASS) {
             cache.allow_bypass();
         }
+        if notes {
+            self.give_surplus_back(&mut tables, id, &cache)?;
+        }
         tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)
     }

@@ -64,7 +64,7 @@ fn rig() -> Rig {
     let shape = SegmentShape { size: 64 << 10 };
     let context = Context::new(Arc::clone(&environment), Arc::clone(&region), shape, identity);
     let lanes = (0..LANES).map(|id| Lane::empty(LaneId(id), 16, 1)).collect();
-    let base = Base::new(context, Vec::new(), read(&region), Settings::default());
+    let base = Base::new(context, Vec::new(), 0, read(&region), Settings::default());
     Rig { environment, region, cache: Cache::new(base, lanes, Vec::new()) }
 }
 

@@ -131,7 +131,7 @@ fn requests_from_the_callers_memory_are_copied_while_the_route_is_held() {
 
 #[test]
 fn a_device_without_a_cache_gets_one_and_its_next_flush_covers_what_went_past() {
-    let mut rig = rig();
+    let rig = rig();
     let device = Arc::new(Device::uncached(rig.geometry));
     let before = device.geometry();
     let mut queue = Queue::new(Arc::clone(&device), disk(), Waker::from(Arc::clone(&rig.bell)));
