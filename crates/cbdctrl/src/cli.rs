@@ -2,6 +2,8 @@
 //!
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
+mod live;
+
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency};
 use cbd_daemon::logging::LogFormat;
@@ -10,6 +12,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsStr;
 use std::path::PathBuf;
+
+pub use live::LiveCommand;
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -177,6 +181,9 @@ pub enum Command {
         #[command(flatten)]
         request: RequestTimeout,
     },
+    /// Changes of a backend while its block devices are in use
+    #[command(flatten)]
+    Live(LiveCommand),
     /// Create a block device on a backend and print its path
     DevStart {
         /// Transport

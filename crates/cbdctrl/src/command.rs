@@ -73,12 +73,12 @@ impl Output {
     }
 
     /// The result of a command: `text` for people, `value` for programs.
-    fn result(&self, value: &impl Serialize, text: &str) -> Result<()> {
+    pub(crate) fn result(&self, value: &impl Serialize, text: &str) -> Result<()> {
         if self.json { self.json(value) } else { self.text(text) }
     }
 }
 
-fn warn(warnings: &[String]) {
+pub(crate) fn warn(warnings: &[String]) {
     for warning in warnings {
         eprintln!("cbdctrl: warning: {warning}");
     }
@@ -196,6 +196,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let list: Vec<BackendInfo> = limited(client, request).get(&path)?;
             output.list(&list, backend_table)
         }
+        Command::Live(command) => crate::live::execute(command, plain, output),
         Command::DevStart { on, backend, export, allow_remote, require_kernel } => {
             let request =
                 StartBlkdev { backend, export: chosen_export(export, require_kernel)?, allow_remote };
@@ -250,7 +251,7 @@ fn stop_blkdev(client: &Client, output: &Output, path: &str, request: &StopBlkde
     output.result(&done, "")
 }
 
-fn long(client: &Client, output: &Output, path: &str, request: &impl Serialize) -> Result<()> {
+pub(crate) fn long(client: &Client, output: &Output, path: &str, request: &impl Serialize) -> Result<()> {
     let mut bar = DrainBar::default();
     let result: Result<Done> = client.post_long(path, request, |progress| bar.show(progress));
     bar.end();

@@ -44,7 +44,13 @@ impl DrainBar {
             self.end();
             self.backend_id = Some(progress.backend_id);
         }
-        let total = progress.dirty_bytes_at_start.max(progress.dirty_bytes);
+        let (total, done) = match (progress.to_give_up_bytes, progress.given_up_bytes) {
+            (Some(total), Some(done)) => (total, done.min(total)),
+            _ => {
+                let total = progress.dirty_bytes_at_start.max(progress.dirty_bytes);
+                (total, (total - progress.dirty_bytes).max(progress.written_bytes).min(total))
+            }
+        };
         let bar = self.bar.get_or_insert_with(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             let style = ProgressStyle::with_template(
@@ -56,7 +62,7 @@ impl DrainBar {
             bar.with_prefix(progress.backend_id.to_string())
         });
         bar.set_length(total);
-        bar.set_position((total - progress.dirty_bytes).max(progress.written_bytes).min(total));
+        bar.set_position(done);
         bar.set_message(progress.error.clone().unwrap_or_default());
     }
 

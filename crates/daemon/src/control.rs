@@ -6,9 +6,9 @@
 //! Elsewhere: the wire protocol ([`crate::server`]), the implementation ([`crate::manager`]).
 
 use crate::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
-    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    AttachCache, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done, Drain, HostInfo,
+    Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_types::Result;
 
@@ -43,6 +43,24 @@ pub trait Control: Send + Sync + 'static {
         transport: u32,
         backend: u32,
         request: &StopBackend,
+        report: Report<'_>,
+    ) -> Result<Done>;
+    /// Gives a backend a cache while it is in use.
+    fn attach_cache(&self, transport: u32, backend: u32, request: &AttachCache) -> Result<Done>;
+    /// Drains the cache of a backend and takes it away, while it is in use.
+    fn detach_cache(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &DetachCache,
+        report: Report<'_>,
+    ) -> Result<Done>;
+    /// Changes the size of the cache of a backend while it is in use.
+    fn resize_cache(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &ResizeCache,
         report: Report<'_>,
     ) -> Result<Done>;
     /// The backends of this host, or of all hosts.

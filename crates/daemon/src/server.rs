@@ -85,6 +85,9 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends", get(backends).post(start_backend))
         .route("/v1/transports/{transport}/backends/{backend}/stop", post(stop_backend))
         .route("/v1/transports/{transport}/backends/{backend}/settings", patch(set))
+        .route("/v1/transports/{transport}/backends/{backend}/cache/attach", post(attach_cache))
+        .route("/v1/transports/{transport}/backends/{backend}/cache/detach", post(detach_cache))
+        .route("/v1/transports/{transport}/backends/{backend}/cache/resize", post(resize_cache))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
         .route("/v1/transports/{transport}/drain", post(drain))
         .route("/v1/transports/{transport}/blkdevs", get(blkdevs).post(start_blkdev))
@@ -324,6 +327,30 @@ async fn stop_backend(
     Input(request): Input<StopBackend>,
 ) -> Response {
     lines(control, move |control, report| control.stop_backend(transport, backend, &request, report)).await
+}
+
+async fn attach_cache(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, u32)>,
+    Input(request): Input<crate::api::AttachCache>,
+) -> impl IntoResponse {
+    json(control, move |control| control.attach_cache(transport, backend, &request)).await
+}
+
+async fn detach_cache(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, u32)>,
+    Input(request): Input<crate::api::DetachCache>,
+) -> Response {
+    lines(control, move |control, report| control.detach_cache(transport, backend, &request, report)).await
+}
+
+async fn resize_cache(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, u32)>,
+    Input(request): Input<crate::api::ResizeCache>,
+) -> Response {
+    lines(control, move |control, report| control.resize_cache(transport, backend, &request, report)).await
 }
 
 async fn checkpoint(

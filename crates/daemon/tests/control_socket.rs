@@ -1,9 +1,9 @@
 //! The control socket, with a stub of a daemon behind it: paths, errors, progress, access.
 
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
-    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    AttachCache, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done, Drain, HostInfo,
+    Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -38,6 +38,8 @@ fn progress(dirty_bytes: u64) -> Progress {
         dirty_bytes_at_start: 100,
         dirty_bytes,
         written_bytes: 0,
+        given_up_bytes: None,
+        to_give_up_bytes: None,
         elapsed_ms: 5,
         error: None,
     }
@@ -70,6 +72,19 @@ impl Control for Fake {
             return refused(ErrorKind::Backing, "the disk fails, 20 bytes are dirty");
         }
         Ok(Done { written_bytes: 100, ..Done::default() })
+    }
+    fn attach_cache(&self, _: u32, backend: u32, request: &AttachCache) -> Result<Done> {
+        if backend == 9 {
+            return refused(ErrorKind::NotFound, "no backend 9");
+        }
+        Ok(Done { warnings: vec![request.cache_size.to_string()], ..Done::default() })
+    }
+    fn detach_cache(&self, _: u32, _: u32, _: &DetachCache, report: Report<'_>) -> Result<Done> {
+        report(progress(60));
+        refused(ErrorKind::Backing, "the disk fails")
+    }
+    fn resize_cache(&self, _: u32, _: u32, _: &ResizeCache, _: Report<'_>) -> Result<Done> {
+        refused(ErrorKind::NoSpace, "too small")
     }
     fn backends(&self, _: u32, all: bool) -> Result<Vec<BackendInfo>> {
         if all { Ok(vec![]) } else { refused(ErrorKind::Damaged, "damaged\nin two lines") }

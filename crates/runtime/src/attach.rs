@@ -17,7 +17,7 @@ use crate::drain::{DrainProgress, DrainRequest, NotDrained};
 use crate::{ProcessEnvironment, RunningBackend};
 use cbd_device::{Device, Hold};
 use cbd_engine::{CacheMode, Settings, Transport};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{Epoch, Error, ErrorKind, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -79,7 +79,8 @@ pub enum NotDetached {
 }
 
 impl RunningBackend {
-    /// Gives the backend, which has none, a cache of `bytes`, and sends the requests of clients through it.
+    /// Gives the backend, which has none, a cache of `bytes`, and sends the requests of clients through it. The epochs of the cache
+    /// continue above `after`, so that its recovery points are later than those of an earlier cache.
     ///
     /// # Errors
     /// Those of [`Transport::attach_cache`] and [`Transport::open_cache`]; [`ErrorKind::TimedOut`] if requests that are on their way
@@ -89,8 +90,9 @@ impl RunningBackend {
         transport: &Transport<ProcessEnvironment>,
         environment: &Arc<ProcessEnvironment>,
         bytes: u64,
+        after: Epoch,
     ) -> Result<()> {
-        transport.attach_cache(self.id, bytes, lanes_max_here(transport, bytes))?;
+        transport.attach_cache_after(self.id, bytes, lanes_max_here(transport, bytes), after)?;
         let opened = self.open_cache(transport, environment);
         let attached = opened.and_then(|caching| {
             let caching = Arc::new(caching);

@@ -18,9 +18,11 @@ pub mod environment;
 pub mod moved;
 pub mod queue;
 pub mod region;
+pub mod resize;
 pub mod size;
 pub mod worker;
 
+pub use attach::NotDetached;
 pub use backend::{RunOptions, RunningBackend};
 pub use count::{Count, Counted};
 pub use disk::{Disk, NewBackend, RequestedSettings};
@@ -29,4 +31,5 @@ pub use drain::{
 };
 pub use environment::{ProcessEnvironment, wall_ms};
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
+pub use resize::{Resized, ShrinkProgress};
 pub use worker::{Rounds, RoundsWatch, Worker};

@@ -7,9 +7,11 @@
 //! Elsewhere: the operations ([`crate::control`]), the paths ([`crate::server`]).
 
 mod errors;
+mod live;
 mod status;
 
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
+pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, Status,
     TransportStatus,
@@ -507,6 +509,12 @@ pub struct Progress {
     pub dirty_bytes: u64,
     /// Bytes that writeback has written since the operation began.
     pub written_bytes: u64,
+    /// Bytes that a cache which shrinks has freed so far.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub given_up_bytes: Option<u64>,
+    /// Bytes by which it shrinks.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub to_give_up_bytes: Option<u64>,
     /// Milliseconds since the operation began.
     pub elapsed_ms: u64,
     /// The latest error of the backing device, if writeback fails.

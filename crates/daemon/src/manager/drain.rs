@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const TIMEOUT_S: u64 = 60;
 
 /// Interval of progress reports to the client.
-const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The goal of a drain or checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,8 +135,22 @@ pub(super) struct Wait<'a> {
 impl Wait<'_> {
     /// Waits until everything up to `request` is on the backing device; returns the bytes that were written meanwhile.
     pub fn until_drained(&self, request: DrainRequest, report: Report<'_>) -> Result<u64> {
+        let mut look = self.watch(report);
+        self.run.until_drained(request, self.timeout, &mut look).map_err(|why| {
+            let id = self.id;
+            why.into_error(id, |bytes| {
+                format!("; or drop these bytes with backend-stop -b {id} --discard-dirty {bytes}")
+            })
+        })
+    }
+
+    /// Passes progress on to `report`, not too often; ends the wait when the client or the daemon does.
+    pub fn watch<'b>(
+        &'b self,
+        report: Report<'b>,
+    ) -> impl FnMut(&DrainProgress) -> ControlFlow<Error> + use<'b> {
         let mut reported = None::<Instant>;
-        let mut look = |now: &DrainProgress| {
+        move |now| {
             if self.stopping.load(Ordering::SeqCst) {
                 return ControlFlow::Break(stopping());
             }
@@ -151,13 +165,7 @@ impl Wait<'_> {
                 }
                 Flow::Continue => ControlFlow::Continue(()),
             }
-        };
-        self.run.until_drained(request, self.timeout, &mut look).map_err(|why| {
-            let id = self.id;
-            why.into_error(id, |bytes| {
-                format!("; or drop these bytes with backend-stop -b {id} --discard-dirty {bytes}")
-            })
-        })
+        }
     }
 
     fn progress(&self, now: &DrainProgress) -> Progress {
@@ -166,6 +174,8 @@ impl Wait<'_> {
             dirty_bytes_at_start: now.dirty_bytes_at_start,
             dirty_bytes: now.dirty_bytes,
             written_bytes: now.written_bytes,
+            given_up_bytes: None,
+            to_give_up_bytes: None,
             elapsed_ms: u64::try_from(now.elapsed.as_millis()).unwrap_or(u64::MAX),
             error: now.trouble.clone(),
         }

@@ -16,7 +16,7 @@ mod conditions;
 mod down;
 mod drain;
 mod end;
-
+mod live;
 mod probe;
 mod recorder;
 mod register;
@@ -34,9 +34,9 @@ mod transport;
 mod watch;
 
 use crate::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, RegisterTransport,
-    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    AttachCache, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done, Drain, HostInfo,
+    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportInfo, TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -446,6 +446,30 @@ impl Control for Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         self.backend_stop(transport, BackendId(backend), request, report)
+    }
+
+    fn attach_cache(&self, transport: u32, backend: u32, request: &AttachCache) -> Result<Done> {
+        self.cache_attach(transport, BackendId(backend), request)
+    }
+
+    fn detach_cache(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &DetachCache,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.cache_detach(transport, BackendId(backend), request, report)
+    }
+
+    fn resize_cache(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &ResizeCache,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.cache_resize(transport, BackendId(backend), request, report)
     }
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {

@@ -12,8 +12,8 @@
 use super::{Tables, Transport, User, caches::CachePlan};
 use crate::Environment;
 use alloc::format;
-use cbd_format::{BackendEntry as BackendRow, tables::USE_UNKNOWN};
-use cbd_types::{BackendId, BootId, Error, ErrorKind, Result};
+use cbd_format::{BackendEntry as BackendRow, COUNTER_END, tables::USE_UNKNOWN};
+use cbd_types::{BackendId, BootId, Epoch, Error, ErrorKind, Result};
 
 /// The cache that a row names.
 pub(super) struct Named<'a> {
@@ -42,7 +42,20 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NotFound`], [`ErrorKind::AlreadyExists`] if the backend has a cache, and [`ErrorKind::NoSpace`] as
     /// [`create_backend`](Self::create_backend).
     pub fn attach_cache(&self, id: BackendId, bytes: u64, lanes_max: u32) -> Result<()> {
+        self.attach_cache_after(id, bytes, lanes_max, Epoch(0))
+    }
+
+    /// As [`attach_cache`](Self::attach_cache). The epochs of the cache continue above `after`, the last one that an earlier cache of
+    /// the backend is known to have drained.
+    ///
+    /// # Errors
+    /// As [`attach_cache`](Self::attach_cache), and [`ErrorKind::InvalidArgument`] for an epoch that is not possible.
+    pub fn attach_cache_after(&self, id: BackendId, bytes: u64, lanes_max: u32, after: Epoch) -> Result<()> {
         let entry = self.backend(id)?;
+        if after.0 >= COUNTER_END / 4 {
+            let text = format!("no cache can have counted to epoch {after}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let mut tables = self.tables.lock();
         if entry.cache_segments > 0 {
             let text = format!("backend {id} has a cache already");
@@ -52,7 +65,7 @@ impl<E: Environment> Transport<E> {
         let cache_id = self.environment.random() | 1;
         let used = self.first_use(&mut tables, true)?;
         // 1. and 2.
-        self.place_cache(&mut tables, id.0, &plan, cache_id)?;
+        self.place_cache(&mut tables, id.0, &plan, cache_id, after)?;
         // 3. From now on the backend has the cache.
         let named = Named { plan: &plan, cache_id, used };
         self.update_row(&mut tables, id, |row| write_cache(row, Some(&named)))

@@ -18,7 +18,7 @@ use cbd_format::{
     superblock::FEATURE_BYPASS,
     tables::{FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text},
 };
-use cbd_types::{BackendId, Error, ErrorKind, HostId, MutationPoint, Result};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, HostId, MutationPoint, Result};
 
 /// The mutation points of storing a backend's row durably.
 pub(super) const ROW: InBoth = InBoth {
@@ -199,7 +199,7 @@ impl<E: Environment> Transport<E> {
         let used = self.first_use(&mut tables, plan.is_some())?;
         if let Some(plan) = &plan {
             // 1. and 2.
-            self.place_cache(&mut tables, row as u32, plan, cache_id)?;
+            self.place_cache(&mut tables, row as u32, plan, cache_id, Epoch(0))?;
         }
         // 3. The row: from now on the backend exists.
         let ownership = tables.backends[row].content().map_or(1, |old| old.ownership.get() + 1);

@@ -10,7 +10,7 @@ use alloc::{format, vec::Vec};
 use cbd_format::{
     Drained, LaneMark, LaneTail, SegmentHeader, StateShape, record::bytes_of, segment::STATE_MAGIC,
 };
-use cbd_types::{Error, ErrorKind, InFlight, LaneId, MutationPoint, Result, SegmentId, Size};
+use cbd_types::{Epoch, Error, ErrorKind, InFlight, LaneId, MutationPoint, Result, SegmentId, Size};
 
 /// The segments and the number of lanes of a new cache.
 pub(super) struct CachePlan {
@@ -138,18 +138,20 @@ impl<E: Environment> Transport<E> {
         stored.and(drained.fill(region, MutationPoint::BackendDrainedSecond, |drained| *drained = first))
     }
 
-    /// Assigns the segments of `plan` to the cache `cache_id` of the backend in `row`, and initialises it as an empty cache.
+    /// Assigns the segments of `plan` to the cache `cache_id` of the backend in `row`, and initialises it as an empty cache
+    /// whose epochs begin above `after`.
     pub(super) fn place_cache(
         &self,
         tables: &mut Tables<E>,
         row: u32,
         plan: &CachePlan,
         cache_id: u64,
+        after: Epoch,
     ) -> Result<()> {
         // 1. The segments name the cache. They remain free until a row names it too.
         self.store_entries(tables, &plan.segments, row, cache_id)?;
         // 2. The state block of an empty cache. Nothing relies on it before the row is stored.
-        let stored = self.initialise_state(plan.segments[0], plan.lanes, cache_id, (0, 0));
+        let stored = self.initialise_state(plan.segments[0], plan.lanes, cache_id, (after.0, 0));
         self.region.fence(MutationPoint::BackendStateFence, stored);
         Ok(())
     }

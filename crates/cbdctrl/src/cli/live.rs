@@ -1,0 +1,50 @@
+//! The commands that change a backend while its block devices are in use.
+
+use super::OnTransport;
+use cbd_daemon::size::parse_size;
+use clap::Subcommand;
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum LiveCommand {
+    /// Give a backend without a cache one, while its block devices are in use
+    CacheAttach {
+        /// Transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: u32,
+        /// Size of the cache, e.g. 4G
+        #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
+        cache_size: u64,
+    },
+    /// Write everything in the cache of a backend to its backing device, and take the cache away, while its block
+    /// devices are in use
+    CacheDetach {
+        /// Transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: u32,
+        /// Seconds without progress after which to give up and keep the cache [default: 60]
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<u64>,
+    },
+    /// Change the size of the cache of a backend, while its block devices are in use
+    CacheResize {
+        /// Transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: u32,
+        /// Size that the cache is to have, e.g. 8G
+        #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
+        cache_size: u64,
+        /// Seconds without progress after which a cache that shrinks keeps its size [default: 60]
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<u64>,
+    },
+}

@@ -1,0 +1,29 @@
+//! Commands that change a backend while its block devices are in use.
+
+use crate::cli::LiveCommand;
+use crate::command::{Output, long, warn};
+use crate::progress;
+use cbd_daemon::api::{AttachCache, DetachCache, Done, ResizeCache};
+use cbd_daemon::client::Client;
+use cbd_types::Result;
+
+/// Runs `command`.
+pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) -> Result<()> {
+    match command {
+        LiveCommand::CacheAttach { on, backend, cache_size } => {
+            let path = format!("/v1/transports/{}/backends/{backend}/cache/attach", on.transport);
+            let client = client.clone().with_waiting_callback(progress::waiting);
+            let done: Done = client.post(&path, &AttachCache { cache_size })?;
+            warn(&done.warnings);
+            output.result(&done, "")
+        }
+        LiveCommand::CacheDetach { on, backend, timeout } => {
+            let path = format!("/v1/transports/{}/backends/{backend}/cache/detach", on.transport);
+            long(client, output, &path, &DetachCache { timeout_s: timeout })
+        }
+        LiveCommand::CacheResize { on, backend, cache_size, timeout } => {
+            let path = format!("/v1/transports/{}/backends/{backend}/cache/resize", on.transport);
+            long(client, output, &path, &ResizeCache { cache_size, timeout_s: timeout })
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Requests that give a backend a cache, take it away, and change its size, while it is in use.
+
+use serde::{Deserialize, Serialize};
+
+/// Gives a backend a cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachCache {
+    /// Bytes of the cache, rounded down to whole segments.
+    pub cache_size: u64,
+}
+
+/// Takes the cache of a backend away, when the backing device has everything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DetachCache {
+    /// Seconds without progress after which the backend keeps its cache.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+}
+
+/// Changes the size of the cache of a backend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeCache {
+    /// Bytes that the cache is to have, rounded down to whole segments.
+    pub cache_size: u64,
+    /// Seconds without progress after which a cache that shrinks keeps its size.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+}

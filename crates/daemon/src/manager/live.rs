@@ -1,0 +1,155 @@
+//! Caches that come, go and change their size while their block devices are in use.
+//!
+//! Invariants: a command that fails leaves the backend as it was; other commands that change the backend are refused meanwhile.
+//!
+//! Elsewhere: how it is done (`cbd-runtime`), and in what order (`cbd-engine`).
+
+use super::Manager;
+use super::drain::{REPORT_INTERVAL, Wait};
+use super::slots::TakenSlot;
+use super::stopping;
+use super::watch::check_file;
+use crate::api::{AttachCache, DetachCache, Done, Progress, ResizeCache};
+use crate::control::{Flow, Report};
+use crate::size::format_size;
+use cbd_runtime::{NotDetached, RunningBackend, ShrinkProgress};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, Result, uuid_text};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Manager {
+    pub(super) fn cache_attach(&self, transport: u32, id: BackendId, request: &AttachCache) -> Result<Done> {
+        self.with_running(transport, id, "a cache is being attached to it", |taken, run| {
+            let warnings = check_file(id, run)?.into_iter().collect();
+            let after = self.last_drained(taken);
+            run.attach_cache(&taken.handle.transport, &self.fixed.environment, request.cache_size, after)?;
+            let size = taken.read_entry()?;
+            tracing::info!(transport, backend = id.0, "a cache of {} was attached", format_size(size));
+            Ok(Done { warnings, ..Done::default() })
+        })
+    }
+
+    pub(super) fn cache_detach(
+        &self,
+        transport: u32,
+        id: BackendId,
+        request: &DetachCache,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.with_running(transport, id, "its cache is being detached", |taken, run| {
+            let mut warnings: Vec<String> = check_file(id, run)?.into_iter().collect();
+            let wait = Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
+            let (transport_of, environment) = (&taken.handle.transport, &self.fixed.environment);
+            let mut look = wait.watch(report);
+            let written = run.detach_cache(transport_of, environment, wait.timeout, &mut look);
+            let written_bytes = written.map_err(|why| match why {
+                NotDetached::NotDrained(why) => {
+                    let error = why.into_error(id, |_| String::new());
+                    Error::new(error.kind(), format!("the cache was not detached: {}", error.line()))
+                }
+                NotDetached::Other(error) => error,
+            });
+            // Read in any case: after an error of the region the row decides.
+            taken.read_entry()?;
+            let written_bytes = written_bytes?;
+            warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
+            tracing::info!(transport, backend = id.0, "its cache was detached");
+            Ok(Done { written_bytes, warnings, ..Done::default() })
+        })
+    }
+
+    pub(super) fn cache_resize(
+        &self,
+        transport: u32,
+        id: BackendId,
+        request: &ResizeCache,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.with_running(transport, id, "its cache is being resized", |taken, run| {
+            let mut reported = None::<Instant>;
+            let mut look = |now: &ShrinkProgress| {
+                if self.stopping.load(Ordering::SeqCst) {
+                    return ControlFlow::Break(stopping());
+                }
+                if reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
+                    return ControlFlow::Continue(());
+                }
+                reported = Some(Instant::now());
+                match report(progress_of(id, now)) {
+                    Flow::Cancel => ControlFlow::Break(cancelled()),
+                    Flow::Continue => ControlFlow::Continue(()),
+                }
+            };
+            let timeout = self.timeout(request.timeout_s);
+            let resized =
+                run.resize_cache(&taken.handle.transport, request.cache_size, timeout, &mut look)?;
+            taken.read_entry()?;
+            let (before, now) = (format_size(resized.before), format_size(resized.now));
+            tracing::info!(transport, backend = id.0, "its cache of {before} has {now} now");
+            Ok(Done::default())
+        })
+    }
+
+    /// Runs `change` on a backend that is up, with its slot taken.
+    fn with_running(
+        &self,
+        transport: u32,
+        id: BackendId,
+        why: &'static str,
+        change: impl FnOnce(&mut TakenSlot, &Arc<RunningBackend>) -> Result<Done>,
+    ) -> Result<Done> {
+        let mut taken = self.take_slot(transport, id, why)?;
+        let result = match taken.slot.run.clone() {
+            _ if taken.slot.stopping => {
+                Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")))
+            }
+            Some(run) => change(&mut taken, &run),
+            None => Err(Error::new(
+                ErrorKind::Stopped,
+                format!(
+                    "backend {id} is not up ({}); correct that and start it again with backend-start",
+                    taken.slot.error.as_deref().unwrap_or("stopped")
+                ),
+            )),
+        };
+        self.put_back(taken);
+        result
+    }
+
+    /// The last epoch that an earlier cache of the backend is known to have drained, from the log of recovery points.
+    fn last_drained(&self, taken: &TakenSlot) -> Epoch {
+        let log = self.fixed.state.recovery_points(&uuid_text(taken.handle.transport.info().uuid));
+        Epoch(log.last_of(&uuid_text(taken.slot.entry.uuid)).map_or(0, |point| point.drained_epoch))
+    }
+}
+
+impl TakenSlot {
+    /// Reads the row of the backend again; returns the bytes of its cache.
+    fn read_entry(&mut self) -> Result<u64> {
+        let path = std::mem::take(&mut self.slot.entry.path);
+        self.slot.entry = self.handle.transport.backend(self.id).inspect_err(|_| {
+            self.slot.entry.path = path;
+        })?;
+        let size = self.handle.transport.info().layout.segment_size;
+        Ok(u64::from(self.slot.entry.cache_segments) * size)
+    }
+}
+
+fn progress_of(id: BackendId, now: &ShrinkProgress) -> Progress {
+    Progress {
+        backend_id: id.0,
+        dirty_bytes_at_start: 0,
+        dirty_bytes: 0,
+        written_bytes: 0,
+        given_up_bytes: Some(now.bytes - now.missing_bytes),
+        to_give_up_bytes: Some(now.bytes),
+        elapsed_ms: now.elapsed.as_millis() as u64,
+        error: None,
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Stopped, "cancelled; the cache has its former size")
+}
