@@ -42,17 +42,35 @@ fn fio(mounted: &Mounted, arguments: &[&str]) {
     assert!(!text.contains("verify:") && !text.contains("err="), "{text}");
 }
 
-/// Settings that send writes past the cache, one behind the other, and back.
-const WAYS: [&[&str]; 8] = [
-    &["cache_mode=writethrough"],
-    &["cache_mode=writeback", "sequential_write_cutoff=64K", "when_full=around"],
-    &["cache_mode=writearound"],
-    &["cache_mode=passthrough"],
-    &["cache_mode=writeback", "sequential_write_cutoff=off", "congestion_write_us=1"],
-    &["cache_mode=writethrough", "consistency=none"],
-    &["cache_mode=passthrough", "consistency=checkpoint"],
-    &["cache_mode=writeback", "consistency=strict"],
+/// Commands that send writes past the cache, one behind the other, and back.
+const MODES: [&[&str]; 8] = [
+    &["set", "-b", "0", "cache_mode=writethrough"],
+    &["set", "-b", "0", "cache_mode=writeback", "sequential_write_cutoff=64K", "when_full=around"],
+    &["set", "-b", "0", "cache_mode=writearound"],
+    &["set", "-b", "0", "cache_mode=passthrough"],
+    &["set", "-b", "0", "cache_mode=writeback", "sequential_write_cutoff=off", "congestion_write_us=1"],
+    &["set", "-b", "0", "cache_mode=writethrough", "consistency=none"],
+    &["set", "-b", "0", "cache_mode=passthrough", "consistency=checkpoint"],
+    &["set", "-b", "0", "cache_mode=writeback", "consistency=strict"],
 ];
+
+/// Commands that change the size of the cache, and take it away.
+const SIZES: [&[&str]; 4] = [
+    &["cache-resize", "-b", "0", "-c", "80M"],
+    &["cache-resize", "-b", "0", "-c", "20M"],
+    &["cache-detach", "-b", "0"],
+    &["cache-attach", "-b", "0", "-c", "32M"],
+];
+
+/// Commands that run beside the load, in turns.
+#[derive(Clone, Copy)]
+struct Changes {
+    commands: &'static [&'static [&'static str]],
+    /// How many of them, at least.
+    count: u32,
+}
+
+const NO_CHANGES: Changes = Changes { commands: &MODES, count: 0 };
 
 /// Says so when the load has ended, however it did.
 struct Ended<'a>(&'a AtomicBool);
@@ -63,14 +81,14 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Changes the settings until `ended`, and counts how often.
-fn change_ways(fixture: &Fixture, ended: &AtomicBool, changes: &AtomicU32) {
-    for way in WAYS.iter().cycle() {
+/// Runs the commands until `ended`, and counts them.
+fn change(fixture: &Fixture, changes: Changes, ended: &AtomicBool, done: &AtomicU32) {
+    for command in changes.commands.iter().cycle() {
         if ended.load(Ordering::SeqCst) {
             break;
         }
-        fixture.ok(&[&["set", "--backend", "0"], *way].concat());
-        changes.fetch_add(1, Ordering::SeqCst);
+        fixture.ok(command);
+        done.fetch_add(1, Ordering::SeqCst);
         // The load goes on in each way for a moment.
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -90,9 +108,8 @@ fn load(mounted: &Mounted) {
     fsstress::run(&plan).unwrap_or_else(|text| panic!("{text}"));
 }
 
-/// Tests a file system that `make` creates and `check` verifies, both with the device as their last argument. `changes`: how
-/// often what goes past the cache changes meanwhile, at least.
-fn works(folder: &Path, make: &[&str], check: &[&str], size: u64, changes: u32) {
+/// Tests a file system that `make` creates and `check` verifies, both with the device as their last argument, while `changes` run.
+fn works(folder: &Path, make: &[&str], check: &[&str], size: u64, changes: Changes) {
     let on = |command: &[&str], device: &str| tool(command[0], &[&command[1..], &[device]].concat());
     let mut fixture = Fixture::under(folder);
     fixture.start();
@@ -102,12 +119,12 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64, changes: u32) 
     let device = fixture.start_block_device(&disk, "32M");
     on(make, &device);
     let mounted = Mounted::new(&device, &folder.join("mnt"), "rw");
-    let (ended, done) = (AtomicBool::new(changes == 0), AtomicU32::new(0));
+    let (ended, done) = (AtomicBool::new(changes.count == 0), AtomicU32::new(0));
     std::thread::scope(|scope| {
-        scope.spawn(|| change_ways(&fixture, &ended, &done));
+        scope.spawn(|| change(&fixture, changes, &ended, &done));
         let _ended = Ended(&ended);
         load(&mounted);
-        while done.load(Ordering::SeqCst) < changes {
+        while done.load(Ordering::SeqCst) < changes.count {
             fio(&mounted, &["--rw=randrw", "--bsrange=4k-256k", "--io_size=96M", "--fsync=64"]);
         }
     });
@@ -133,28 +150,39 @@ fn works(folder: &Path, make: &[&str], check: &[&str], size: u64, changes: u32) 
 #[test]
 fn ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
     in_sandbox("ext4_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
-        works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512, 0);
+        works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512, NO_CHANGES);
     });
 }
 
 #[test]
 fn xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
     in_sandbox("xfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
-        works(folder, &["mkfs.xfs", "-q"], &["xfs_repair", "-n"], 512 * MIB, 0);
+        works(folder, &["mkfs.xfs", "-q"], &["xfs_repair", "-n"], 512 * MIB, NO_CHANGES);
     });
 }
 
 #[test]
 fn btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards() {
     in_sandbox("btrfs_works_on_a_cached_device_and_on_the_plain_disk_afterwards", TIMEOUT, |folder| {
-        works(folder, &["mkfs.btrfs", "-q"], &["btrfs", "check", "--check-data-csum"], 512 * MIB, 0);
+        works(folder, &["mkfs.btrfs", "-q"], &["btrfs", "check", "--check-data-csum"], 512 * MIB, NO_CHANGES);
     });
 }
 
 #[test]
 fn ext4_works_while_what_goes_past_the_cache_changes() {
     in_sandbox("ext4_works_while_what_goes_past_the_cache_changes", TIMEOUT, |folder| {
-        let changes = if std::env::var_os("CBD_ROUNDS").is_some() { 100 } else { 20 };
+        let count = if std::env::var_os("CBD_ROUNDS").is_some() { 100 } else { 20 };
+        let changes = Changes { commands: &MODES, count };
+        works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512, changes);
+    });
+}
+
+#[test]
+fn ext4_works_while_its_cache_grows_shrinks_is_detached_and_is_attached() {
+    let name = "ext4_works_while_its_cache_grows_shrinks_is_detached_and_is_attached";
+    in_sandbox(name, TIMEOUT, |folder| {
+        let count = if std::env::var_os("CBD_ROUNDS").is_some() { 200 } else { 24 };
+        let changes = Changes { commands: &SIZES, count };
         works(folder, &["mkfs.ext4", "-q"], &["e2fsck", "-fn"], 256 * MIB + 5 * 512, changes);
     });
 }
