@@ -2,6 +2,7 @@
 
 mod support;
 
+use cbd_testkit::Client;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::pattern::{Random, SECTOR, fill, seed, version_of};
@@ -34,8 +35,7 @@ impl Versions {
     }
 
     /// Writes and reads random blocks until the daemon is gone or `ended` is set. Each read must return what was written last.
-    fn work(&mut self, fixture: &Fixture, random: &mut Random, ended: &AtomicBool, done: &AtomicU64) {
-        let mut client = fixture.client();
+    fn work(&mut self, mut client: Client, random: &mut Random, ended: &AtomicBool, done: &AtomicU64) {
         let mut block = vec![0; BLOCK];
         while !ended.load(Ordering::SeqCst) {
             let at = random.below(BLOCKS);
@@ -122,8 +122,8 @@ fn beside_writers(
     let randoms: Vec<Random> = writers.iter().map(|_| Random(random.number())).collect();
     std::thread::scope(|scope| {
         for (writer, mut random) in writers.iter_mut().zip(randoms) {
-            let (ended, done) = (&ended, &done);
-            scope.spawn(move || writer.work(fixture, &mut random, ended, done));
+            let (client, ended, done) = (fixture.client(), &ended, &done);
+            scope.spawn(move || writer.work(client, &mut random, ended, done));
         }
         let result = beside(&done);
         ended.store(true, Ordering::SeqCst);
