@@ -143,8 +143,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.result(&serde_json::json!({}), "")
         }
         Command::TpList { request } => {
-            let list: Vec<TransportInfo> = limited(client, request).get("/v1/transports")?;
-            output.list(&list, transport_table)
+            output.list(&limited(client, request).get::<Vec<_>>("/v1/transports")?, transport_table)
         }
         Command::HostList { on, request } => {
             let path = format!("/v1/transports/{}/hosts", on.transport);

@@ -49,17 +49,6 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl backend-stop -b 0 --discard-dirty 1048576",
             ),
         ],
-        "cache-attach" => {
-            &[("Put a cache of 4 GiB in front of a disk in use:", "cbdctrl cache-attach -b 0 -c 4G")]
-        }
-        "cache-detach" => &[
-            (
-                "Write all dirty data to the disk, and use the disk without a cache:",
-                "cbdctrl cache-detach -b 0",
-            ),
-            ("Allow a slow disk more time without progress:", "cbdctrl cache-detach -b 0 --timeout 600"),
-        ],
-        "cache-resize" => &[("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G")],
         "backend-list" => &[
             ("List the backends of this host:", "cbdctrl backend-list"),
             ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
@@ -125,6 +114,24 @@ pub fn of(name: &str) -> &'static [Example] {
             "cbdctrl completions bash > /usr/share/bash-completion/completions/cbdctrl",
         )],
         "man" => &[("For all users of this machine:", "cbdctrl man /usr/local/share/man")],
+        _ => of_live(name),
+    }
+}
+
+/// As [`of`], for the commands that change a backend while its block devices are in use.
+fn of_live(name: &str) -> &'static [Example] {
+    match name {
+        "cache-attach" => {
+            &[("Put a cache of 4 GiB in front of a disk in use:", "cbdctrl cache-attach -b 0 -c 4G")]
+        }
+        "cache-detach" => &[
+            (
+                "Write all dirty data to the disk, and use the disk without a cache:",
+                "cbdctrl cache-detach -b 0",
+            ),
+            ("Allow a slow disk more time without progress:", "cbdctrl cache-detach -b 0 --timeout 600"),
+        ],
+        "cache-resize" => &[("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G")],
         _ => &[],
     }
 }

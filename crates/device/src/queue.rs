@@ -1,17 +1,18 @@
 //! One thread's queue of requests to a blkdev.
 
 mod cached;
+mod held;
 mod misses;
 
 use crate::{
     Device,
     parked::{InFlightOp, Parked, Progress, Slab},
     readahead::{Fill, ReadAhead, TOKENS},
-    route::{Membership, Seen},
+    route::Membership,
 };
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
-use cbd_engine::{Admission, BypassReason, Cache, Environment, Miss, TOGETHER};
+use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
     Request, Result, SpareBuffers, backing::BackingDone,
@@ -150,71 +151,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             cache.stop_waiting(&self.waker);
             self.ahead.clear(cache);
         }
-    }
-
-    /// Whether nothing may begin, because the route of the device is being changed. If the route has changed since the queue last
-    /// asked, it follows the new one, and begins with the requests that arrived meanwhile.
-    #[inline]
-    fn is_held(&mut self, done: &mut Vec<Completion>) -> bool {
-        !self.follows_route() && self.ask_for_route(done)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn ask_for_route(&mut self, done: &mut Vec<Completion>) -> bool {
-        let is_quiet = self.parked.len() == 0
-            && self.plugged.is_empty()
-            && self.fills.is_empty()
-            && self.backing.in_flight() == 0;
-        if let (true, Some(cache)) = (is_quiet, &*self.cache) {
-            // What was read ahead is registered in the cache that the route may leave.
-            self.ahead.clear(cache);
-        }
-        match self.device.route.look(self.membership.number(), is_quiet) {
-            Seen::Held => return true,
-            Seen::Route(number, cache) => {
-                self.route = number;
-                let is_other =
-                    cache.as_ref().map(Arc::as_ptr) != self.cache.as_ref().as_ref().map(Arc::as_ptr);
-                if is_other {
-                    self.reported_failures = cache.as_ref().map_or(0, |cache| cache.reported_failures());
-                    self.cache = Arc::new(cache);
-                }
-            }
-        }
-        for request in core::mem::take(&mut self.held) {
-            self.submit(request, done);
-        }
-        false
-    }
-
-    /// Whether the route is the one that the queue follows.
-    #[inline]
-    fn follows_route(&self) -> bool {
-        self.device.route.number() == self.route
-    }
-
-    /// Submits a request whose bytes were copied from the caller's memory. Returns its completion, if it completes at once. The
-    /// completions of requests that were held are left to [`poll`](Self::poll).
-    #[inline(never)]
-    fn submit_copy(&mut self, request: Request) -> Option<Completion> {
-        let id = request.id;
-        let mut done = core::mem::take(&mut self.completed);
-        self.submit(request, &mut done);
-        // Those that were held come before it.
-        let own = done.pop_if(|completion| completion.id == id);
-        if !done.is_empty() {
-            self.waker.wake_by_ref();
-        }
-        self.completed = done;
-        own
-    }
-
-    /// Keeps a request until the route is no longer held.
-    #[cold]
-    #[inline(never)]
-    fn hold(&mut self, request: Request) {
-        self.held.push_back(request);
     }
 
     /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
@@ -439,26 +375,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             self.waker.wake_by_ref();
         }
         let _ = self.is_held(done);
-    }
-
-    /// Passes data that was read for completed misses to the cache. Out of line: the rest of `poll` needs more stack.
-    #[inline(never)]
-    fn complete_fills(&mut self, cache: &Arc<Cache<E>>) {
-        let is_congested = cache.are_reads_congested();
-        for Fill { misses, range, buffer, is_behind_cutoff } in core::mem::take(&mut self.fills) {
-            for miss in misses {
-                let at = (miss.range.start - range.start) as usize;
-                let data = &buffer[at..at + miss.range.len() as usize];
-                if is_congested {
-                    cache.bypass_fill(miss, BypassReason::Congested);
-                } else if is_behind_cutoff {
-                    cache.complete_fill_behind_cutoff(miss, data);
-                } else {
-                    cache.complete_fill(miss, data);
-                }
-            }
-            self.spare.give(buffer);
-        }
     }
 
     /// Processes operations that the backing device has completed. Out of line as [`complete_fills`](Self::complete_fills).

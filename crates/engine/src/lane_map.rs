@@ -5,6 +5,9 @@
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, LaneId};
 use core::ops::RangeInclusive;
 
+/// Minimum number of segments for each lane.
+pub(crate) const SEGMENTS_PER_LANE: u32 = 8;
+
 /// The lane of each byte of the device, and the number of its block there.
 ///
 /// Chunks are assigned to the lanes in rows; each row starts at another lane, so that accesses of a constant stride do not all

@@ -8,7 +8,7 @@
 
 use crate::{
     Cache, Environment, Mutex, Settings,
-    base::{Base, Segment},
+    base::{Base, Segment, claimed_generation},
     context::{Context, Identity},
     epochs::Epochs,
     lane::{CaughtUp, ChainSegment, Lane, LogSegment, Marked, Replayed, SLOTS_MAX_OF_RECORD, Tail},
@@ -21,8 +21,7 @@ use cbd_format::{
     record::bytes_of, segment::LOG_MAGIC,
 };
 use cbd_types::{
-    CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Pmem, Region, Result, SegmentId,
-    heap_sort_by_key,
+    CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId, heap_sort_by_key,
 };
 
 /// The content of the transport's tables for a cache that is to be opened.
@@ -381,23 +380,6 @@ impl<E: Environment> SegmentsFound<E> {
 /// The lanes of a cache.
 fn lanes(identity: &Identity) -> impl Iterator<Item = LaneId> + use<> {
     (0..identity.lanes.lanes).map(LaneId)
-}
-
-/// The highest generation that the headers at `base` claim, whatever they are of.
-pub(crate) fn claimed_generation<P: Pmem>(region: &Region<P>, shape: SegmentShape, base: u64) -> u32 {
-    let mut claimed = 0;
-    for at in [base, base + shape.header_copy()] {
-        let mut bytes = [0; size_of::<SegmentHeader>()];
-        if region.load(at, &mut bytes).is_err() {
-            continue;
-        }
-        let Some(header) = SegmentHeader::decode(&bytes) else { continue };
-        if bytes_of(&[header.claimed_generation()]) != [0xff; 4] {
-            claimed = claimed.max(header.claimed_generation());
-        }
-    }
-    // A forged or torn header may claim any number; half of the range is always left.
-    claimed & (u32::MAX >> 1)
 }
 
 /// The valid header of a segment, from its second copy if the first is damaged; the later generation if they differ.

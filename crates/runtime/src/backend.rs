@@ -167,6 +167,11 @@ impl RunningBackend {
         &self.device
     }
 
+    /// The notifier of the background worker's progress.
+    pub(crate) fn rounds(&self) -> Arc<Rounds> {
+        self.caching.lock().as_ref().map(|caching| Arc::clone(&caching.rounds)).unwrap_or_default()
+    }
+
     /// Waits until everything up to `request` is on the backing device; see [`until_drained`].
     ///
     /// # Errors

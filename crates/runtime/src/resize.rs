@@ -10,7 +10,7 @@ use cbd_types::{Error, ErrorKind, Result, Size};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// How often a shrink looks for segments that were freed.
+/// The longest time between two looks for segments that were freed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Progress of a cache that shrinks.
@@ -58,47 +58,52 @@ impl RunningBackend {
             transport.grow_cache(self.id, &cache, wanted - before)?;
         } else if wanted < before {
             let shrink = cache.begin_shrink(before - wanted)?;
-            wait_for_segments(&shrink, size, timeout, report)?;
+            self.wait_for_segments(&shrink, size, timeout, report)?;
             transport.finish_shrink(self.id, shrink)?;
         }
         Ok(Resized { before: u64::from(before) * size, now: u64::from(wanted) * size })
     }
-}
 
-/// Waits until the cache has freed the segments that it gives up.
-fn wait_for_segments(
-    shrink: &Shrink<ProcessEnvironment>,
-    size: u64,
-    timeout: Duration,
-    report: &mut dyn FnMut(&ShrinkProgress) -> ControlFlow<Error>,
-) -> Result<()> {
-    let begun = Instant::now();
-    let (mut least, mut progressed) = (u32::MAX, begun);
-    loop {
-        let missing = shrink.missing();
-        if missing == 0 {
-            return Ok(());
-        }
-        if missing < least {
-            (least, progressed) = (missing, Instant::now());
-        }
-        let (bytes, missing_bytes) = (u64::from(shrink.segments()) * size, u64::from(missing) * size);
-        let progress = ShrinkProgress { bytes, missing_bytes, elapsed: begun.elapsed() };
-        if let ControlFlow::Break(error) = report(&progress) {
-            return Err(error);
-        }
-        if progressed.elapsed() >= timeout {
-            return Err(Error::new(
-                ErrorKind::TimedOut,
-                format!(
-                    "the cache did not shrink, and has its former size: {} of {} could not be freed, and nothing progressed for {} s; \
+    /// Waits until the cache has freed the segments that it gives up.
+    fn wait_for_segments(
+        &self,
+        shrink: &Shrink<ProcessEnvironment>,
+        size: u64,
+        timeout: Duration,
+        report: &mut dyn FnMut(&ShrinkProgress) -> ControlFlow<Error>,
+    ) -> Result<()> {
+        let begun = Instant::now();
+        let rounds = self.rounds();
+        let watch = rounds.watch();
+        let (mut least, mut progressed) = (u32::MAX, begun);
+        loop {
+            let round = watch.ended();
+            let missing = shrink.missing();
+            if missing == 0 {
+                return Ok(());
+            }
+            if missing < least {
+                (least, progressed) = (missing, Instant::now());
+            }
+            let (bytes, missing_bytes) = (u64::from(shrink.segments()) * size, u64::from(missing) * size);
+            let progress = ShrinkProgress { bytes, missing_bytes, elapsed: begun.elapsed() };
+            if let ControlFlow::Break(error) = report(&progress) {
+                return Err(error);
+            }
+            if progressed.elapsed() >= timeout {
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    format!(
+                        "the cache did not shrink, and has its former size: {} of {} could not be freed, and nothing progressed for {} s; \
                      status says whether the backing device fails",
-                    Size(missing_bytes),
-                    Size(bytes),
-                    timeout.as_secs()
-                ),
-            ));
+                        Size(missing_bytes),
+                        Size(bytes),
+                        timeout.as_secs()
+                    ),
+                ));
+            }
+            // The background worker ends a round when it has no work left; it frees segments meanwhile.
+            watch.wait_for_next(round, LOOK_INTERVAL);
         }
-        std::thread::sleep(LOOK_INTERVAL);
     }
 }

@@ -8,11 +8,11 @@
 use super::{Queue, complete};
 use crate::{
     parked::{InFlightOp, Parked, Progress},
-    readahead::{Waiting, may_read_ahead},
+    readahead::{Fill, Waiting, may_read_ahead},
     streams::{Followed, STEP_MAX},
 };
 use alloc::{sync::Arc, vec::Vec};
-use cbd_engine::{Cache, Environment, Miss, Readahead};
+use cbd_engine::{BypassReason, Cache, Environment, Miss, Readahead};
 use cbd_types::{
     BackingOp, BackingQueue, ByteRange, Completion, Request, backing::BackingDone, heap_sort_by_key,
 };
@@ -125,6 +125,26 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         self.read_backing(place, run, is_behind_cutoff);
         self.misses = misses;
+    }
+
+    /// Passes data that was read for completed misses to the cache. Out of line: the rest of `poll` needs more stack.
+    #[inline(never)]
+    pub(super) fn complete_fills(&mut self, cache: &Arc<Cache<E>>) {
+        let is_congested = cache.are_reads_congested();
+        for Fill { misses, range, buffer, is_behind_cutoff } in core::mem::take(&mut self.fills) {
+            for miss in misses {
+                let at = (miss.range.start - range.start) as usize;
+                let data = &buffer[at..at + miss.range.len() as usize];
+                if is_congested {
+                    cache.bypass_fill(miss, BypassReason::Congested);
+                } else if is_behind_cutoff {
+                    cache.complete_fill_behind_cutoff(miss, data);
+                } else {
+                    cache.complete_fill(miss, data);
+                }
+            }
+            self.spare.give(buffer);
+        }
     }
 
     fn read_backing(&mut self, parked: usize, misses: Vec<Miss>, is_behind_cutoff: bool) {

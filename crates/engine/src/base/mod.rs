@@ -30,8 +30,8 @@ pub(crate) use load::Damage;
 pub(crate) use mode::{Mode, Phase};
 pub(crate) use pool::{Lack, Pool, Requester};
 pub(crate) use records::Records;
-pub(crate) use segments::Segment;
 use segments::Segments;
+pub(crate) use segments::{Segment, claimed_generation};
 pub(crate) use wakeups::Wakeups;
 
 /// The state that the lanes of a cache share.

@@ -12,8 +12,8 @@ use crate::{
     sync::{SharedU32, SharedU64},
 };
 use alloc::{boxed::Box, vec::Vec};
-use cbd_format::RecordPlace;
-use cbd_types::{LaneId, SegmentId};
+use cbd_format::{RecordPlace, SegmentHeader, SegmentShape, record::bytes_of};
+use cbd_types::{LaneId, Pmem, Region, SegmentId};
 use core::sync::atomic::Ordering;
 
 /// Bit of [`Segment::pins`]: reclaim has finished with the segment; the last reader releases it.
@@ -118,6 +118,23 @@ impl<E> Segments<E> {
     pub(super) fn new(segments: Vec<Segment<E>>) -> Self {
         Self(segments.into_boxed_slice())
     }
+}
+
+/// The highest generation that the headers at `base` claim, whatever they are of.
+pub(crate) fn claimed_generation<P: Pmem>(region: &Region<P>, shape: SegmentShape, base: u64) -> u32 {
+    let mut claimed = 0;
+    for at in [base, base + shape.header_copy()] {
+        let mut bytes = [0; size_of::<SegmentHeader>()];
+        if region.load(at, &mut bytes).is_err() {
+            continue;
+        }
+        let Some(header) = SegmentHeader::decode(&bytes) else { continue };
+        if bytes_of(&[header.claimed_generation()]) != [0xff; 4] {
+            claimed = claimed.max(header.claimed_generation());
+        }
+    }
+    // A forged or torn header may claim any number; half of the range is always left.
+    claimed & (u32::MAX >> 1)
 }
 
 impl<E: Environment> Base<E> {

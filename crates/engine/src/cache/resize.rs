@@ -9,7 +9,11 @@
 //! Elsewhere: the tables (`transport::resize`), the list of free segments (`base::pool`).
 
 use super::Cache;
-use crate::{Environment, base::Lack, recovery::claimed_generation, transport::SEGMENTS_PER_LANE};
+use crate::{
+    Environment,
+    base::{Lack, claimed_generation},
+    lane_map::SEGMENTS_PER_LANE,
+};
 use alloc::{format, sync::Arc, vec::Vec};
 use cbd_types::{Error, ErrorKind, Result, SegmentId, Size};
 

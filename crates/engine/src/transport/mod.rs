@@ -24,7 +24,7 @@ pub use moved::FormerDisk;
 use superblocks::Superblocks;
 pub use uses::{Mixed, Pages};
 
-use crate::{Cache, Environment, Mutex, slots::TwoSlots};
+use crate::{Cache, Environment, Mutex, lane_map::SEGMENTS_PER_LANE, slots::TwoSlots};
 use alloc::{
     format,
     string::String,
@@ -40,9 +40,6 @@ use cbd_format::{
     tables::STATE_ACTIVE,
 };
 use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Pmem, Region, Result, SegmentId, Size};
-
-/// Minimum number of segments for each lane.
-pub(crate) const SEGMENTS_PER_LANE: u32 = 8;
 
 /// Bytes of the smallest cache in any region: one lane and the state segment, with the smallest segment size.
 pub const CACHE_SIZE_MIN: u64 = (SEGMENTS_PER_LANE as u64 + 1) * cbd_format::layout::SEGMENT_SIZE_MIN;

@@ -161,7 +161,7 @@ impl<E: Environment> Transport<E> {
             cache.allow_bypass();
         }
         if notes {
-            self.give_surplus_back(&mut tables, id, &cache)?;
+            self.return_surplus(&mut tables, id, &cache)?;
         }
         tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)
