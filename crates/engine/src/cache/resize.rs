@@ -41,7 +41,7 @@ impl<E: Environment> Cache<E> {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if the cache is giving up segments already; [`ErrorKind::NoSpace`] if its lanes need more than it would
-    /// keep, or it holds more than that for the backing device; [`ErrorKind::System`] without memory.
+    /// keep, or it holds more than that which the backing device does not take; [`ErrorKind::System`] without memory.
     pub fn begin_shrink(self: &Arc<Self>, segments: u32) -> Result<Shrink<E>> {
         let (base, size) = (self.base(), self.base().shape().size);
         let kept = self.capacity().saturating_sub(u64::from(segments) * size);
@@ -56,11 +56,15 @@ impl<E: Environment> Cache<E> {
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         let status = self.status();
-        if status.missing_bytes() > kept {
+        // What is dirty is written first, unless the backing device does not take it.
+        let is_failing = status.backing_trouble.is_some();
+        let stuck =
+            if is_failing { status.missing_bytes() } else { status.parked_bytes + status.quarantined_bytes };
+        if stuck > kept {
             let text = format!(
-                "the cache cannot shrink to {}: it holds {} that the backing device lacks; drain it first",
+                "the cache cannot shrink to {}: it holds {} that the backing device refuses or lacks; status lists the ranges",
                 Size(kept + size),
-                Size(status.missing_bytes())
+                Size(stuck)
             );
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
