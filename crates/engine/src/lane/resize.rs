@@ -1,7 +1,7 @@
 //! A lane gets an index and an admission of another size, while it serves requests.
 //!
-//! Invariants: the lane's lock is held for one bounded step at a time, in which nothing is allocated or freed: all memory comes
-//! from a [`Resize`], and returns there.
+//! Invariants: the lane's lock is held for one bounded step at a time, which gets its memory from a [`Resize`], and leaves there
+//! what it frees.
 //!
 //! Elsewhere: how the entries move (`index`), and the loop over steps and lanes (`cache`).
 

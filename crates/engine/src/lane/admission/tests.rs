@@ -82,6 +82,62 @@ fn a_lane_that_loops_through_more_than_it_holds_keeps_a_part_of_it() {
 }
 
 #[test]
+fn a_resize_keeps_the_lead_and_the_names() {
+    for (to, steps) in [(2 * BLOCKS, 7), (BLOCKS / 2, 7), (BLOCKS * 3, 100), (BLOCKS, 1), (10, 3)] {
+        let mut admission = Admission::new(BLOCKS).unwrap();
+        admission.lead = -56;
+        (0..1000).for_each(|key| assert!(!admission.missed.of(key).exchange(key)));
+        let mut fresh = Admission::new(to).unwrap();
+        let (lead_max, names) = (fresh.lead_max, Names::new(to).unwrap().0.len());
+        admission.begin_resize(&mut fresh);
+        assert_eq!(
+            fresh.missed.names.0.len() + fresh.missed.old.0.len(),
+            0,
+            "they stay until they have moved"
+        );
+        assert_eq!((admission.lead, admission.lead_max), (-lead_max / 2, lead_max));
+        let share = |admission: &mut Admission, from: u32| {
+            let known = (from..from + 100).filter(|key| admission.missed.of(*key).exchange(*key)).count();
+            // As it was.
+            for key in from..from + 100 {
+                admission.missed.of(key).exchange(key);
+            }
+            known
+        };
+        for step in 1..=steps {
+            assert!(admission.resize_step(ALL * (step - 1) / steps).is_empty());
+            assert!(to < BLOCKS || share(&mut admission, 0) == 100, "{to}: step {step}");
+            assert!(to < BLOCKS || share(&mut admission, 900) == 100, "{to}: step {step}");
+        }
+        assert_eq!(admission.resize_step(ALL).0.len(), 2 * BLOCKS, "the old names are dropped");
+        assert_eq!((admission.missed.names.0.len(), admission.missed.old.0.len()), (names, 0));
+        let known = share(&mut admission, 0) + share(&mut admission, 900);
+        assert!(to < BLOCKS / 2 || known >= 150, "{to}: {known} of 200");
+        assert_eq!(admission.sample, fresh_sample(to));
+    }
+}
+
+fn fresh_sample(blocks: usize) -> u64 {
+    Admission::new(blocks).unwrap().sample
+}
+
+#[test]
+fn a_step_of_a_resize_visits_its_share_of_the_names() {
+    // Lines of 64 names: as many as there are in both sizes, and one more for each.
+    let mut missed = Missed::new(64 * 100).unwrap();
+    missed.old = Names::new(64 * 100).unwrap();
+    missed.names = Names::new(64 * 200).unwrap();
+    missed.old.0.fill(7);
+    missed.boundary = 0;
+    for step in 1..=10 {
+        missed.follow(ALL * step / 10);
+        let moved = missed.names.0.iter().filter(|name| **name == 7).count() as u64;
+        assert!((moved / 64).abs_diff(40 * step) <= 1, "step {step}: {moved}");
+    }
+    assert_eq!(missed.boundary, ALL);
+}
+
+#[test]
 fn it_weighs_less_than_three_bytes_for_a_block() {
     assert!(Admission::new(BLOCKS).unwrap().bytes() < 3 * BLOCKS);
     assert!(Admission::new(1 << 20).unwrap().bytes() < (5 << 20) / 2);

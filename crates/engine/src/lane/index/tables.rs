@@ -8,9 +8,9 @@
 //! the old table, at most `SPAN + ROW`, with their chains, twice: to count what moves, and to move it. It then takes some tens of
 //! microseconds.
 //!
-//! Invariants: the entries of a chunk are all in one table. Nothing is allocated or freed by a resize here: tables and nodes come
-//! from the [`Memory`] of the caller, which has not locked the lane when it allocates and drops them. A step changes nothing if
-//! it lacks nodes.
+//! Invariants: the entries of a chunk are all in one table. Tables and nodes come from the [`Memory`] of the caller, which has not
+//! locked the lane when it allocates and drops them; a step itself allocates at most a longer list of slabs. A step that lacks
+//! memory moves nothing.
 //!
 //! Elsewhere: who takes the steps (`cache::index_size`).
 
