@@ -148,7 +148,7 @@ impl Index {
     }
 
     /// Blocks in the index.
-    pub(crate) const fn live(&self) -> u32 {
+    pub(crate) fn live(&self) -> u32 {
         self.table.live()
     }
 

@@ -114,12 +114,8 @@ impl Table {
         let mut buckets = Vec::new();
         buckets.try_reserve_exact(count).ok()?;
         buckets.resize(count, NO_BUCKET);
-        Some(Self { buckets: buckets.into_boxed_slice(), ..Self::none() })
-    }
-
-    /// A table that has no bucket: no key may be looked up in it.
-    pub(super) fn none() -> Self {
-        Self { buckets: Box::default(), slabs: Vec::new(), used: 0, free: END, free_noted: 0, live: 0 }
+        let buckets = buckets.into_boxed_slice();
+        Some(Self { buckets, slabs: Vec::new(), used: 0, free: END, free_noted: 0, live: 0 })
     }
 
     /// The buckets of a table for `entries`.
@@ -151,6 +147,7 @@ impl Table {
     }
 
     /// Reserves memory for `entries` more, so that no insert has to allocate. `None` if an allocation fails.
+    #[inline]
     pub(super) fn reserve(&mut self, entries: usize) -> Option<()> {
         while self.unused() < entries {
             add_nodes(&mut self.slabs)?;
@@ -159,6 +156,7 @@ impl Table {
     }
 
     /// Nodes that were never allocated. Nodes that were freed are not counted: they only make the reserve larger than needed.
+    #[inline]
     pub(super) fn unused(&self) -> usize {
         self.slabs.len() * SLAB - self.used as usize
     }
@@ -317,6 +315,7 @@ impl Table {
     }
 
     /// Inserts `fresh`, whose key is not in the table, into the chain behind its full bucket.
+    #[inline]
     fn insert_behind(&mut self, number: usize, fresh: Entry) -> &mut Entry {
         let at = self.take_free().unwrap_or_else(|| {
             self.reserve(1).unwrap_or_else(no_memory::<Node, _>);

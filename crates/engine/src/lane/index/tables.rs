@@ -19,7 +19,7 @@ use super::{
     table::{Entry, SLAB, Slabs, Table, add_nodes},
 };
 use crate::Environment;
-use alloc::vec::Vec;
+use alloc::{boxed::Box, vec::Vec};
 use core::ops::RangeInclusive;
 
 /// Buckets of the larger table in which the rows begin that a step moves.
@@ -31,13 +31,14 @@ pub(crate) const RESERVED_MAX: usize = 257;
 
 /// Memory for a resize, and afterwards the memory that it has freed. Create and drop it without the lane's lock.
 pub(crate) struct Memory {
-    /// The table of the new size, until a resize begins.
-    table: Table,
+    /// The table of the new size; none while a resize is on its way; then the one of the old size.
+    table: AtMostOne,
     /// Nodes for the new table.
     spare: Slabs,
-    /// The table of the old size, when a resize is done.
-    freed: Table,
 }
+
+/// At most one table. It is not in [`Tables`] itself, of which each request loads the lines.
+type AtMostOne = Box<[Table]>;
 
 /// How far a resize is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,8 +57,8 @@ pub(super) struct Tables {
     /// The chunks whose starts are below it are in `table`.
     boundary: u64,
     seed: u32,
-    /// During a resize the table from which entries are moved; otherwise it has no bucket.
-    old: Table,
+    /// During a resize the table from which entries are moved; otherwise empty.
+    old: AtMostOne,
 }
 
 /// What a step moves.
@@ -73,12 +74,15 @@ struct Sweep {
 impl Memory {
     /// Memory to resize an index to `blocks` blocks. `None` if an allocation fails.
     pub(crate) fn new(blocks: usize) -> Option<Self> {
-        Some(Self { table: Table::new(blocks)?, ..Self::without_table() })
+        let mut table = Vec::new();
+        table.try_reserve_exact(1).ok()?;
+        table.push(Table::new(blocks)?);
+        Some(Self { table: table.into_boxed_slice(), spare: Vec::new() })
     }
 
     /// Memory for the steps of a resize that has begun.
     pub(crate) fn without_table() -> Self {
-        Self { table: Table::none(), spare: Vec::new(), freed: Table::none() }
+        Self { table: Box::default(), spare: Vec::new() }
     }
 
     /// Ensures that it has memory for `entries` entries that do not fit into their buckets. `None` if an allocation fails.
@@ -93,22 +97,22 @@ impl Memory {
 impl Tables {
     /// Tables for `entries` entries. `None` if the allocation fails.
     pub(super) fn new(entries: usize, seed: u32) -> Option<Self> {
-        Some(Self { table: Table::new(entries)?, boundary: ALL, seed, old: Table::none() })
+        Some(Self { table: Table::new(entries)?, boundary: ALL, seed, old: Box::default() })
     }
 
     /// Removes all entries; a resize goes on. The time is proportional to the size of the tables.
     pub(super) fn clear(&mut self) {
         self.table.clear();
-        self.old.clear();
+        self.old.iter_mut().for_each(Table::clear);
     }
 
-    pub(super) const fn live(&self) -> u32 {
-        self.table.live() + self.old.live()
+    pub(super) fn live(&self) -> u32 {
+        self.both().map(Table::live).sum()
     }
 
     /// Memory of the tables in bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.table.bytes() + self.old.bytes()
+        self.both().map(Table::bytes).sum()
     }
 
     /// Whether a table for `entries` entries has the size of the present one, or of that to which it is being resized.
@@ -138,14 +142,18 @@ impl Tables {
     /// The old table. A call, so that the processor predicts the comparison that leads here instead of waiting for it.
     #[cold]
     #[inline(never)]
-    const fn old(&mut self) -> &mut Table {
-        &mut self.old
+    fn old(&mut self) -> &mut Table {
+        &mut self.old[0]
     }
 
     #[cold]
     #[inline(never)]
-    const fn old_ref(&self) -> &Table {
-        &self.old
+    fn old_ref(&self) -> &Table {
+        &self.old[0]
+    }
+
+    fn both(&self) -> impl Iterator<Item = &Table> {
+        core::iter::once(&self.table).chain(&self.old)
     }
 
     #[inline]
@@ -168,7 +176,7 @@ impl Tables {
 
     /// Addresses of the buckets of the table that has most of the chunks.
     pub(super) fn lines(&self) -> Lines {
-        if self.boundary >= ALL / 2 { self.table.lines(self.seed) } else { self.old.lines(self.seed) }
+        if self.boundary >= ALL / 2 { self.table.lines(self.seed) } else { self.old_ref().lines(self.seed) }
     }
 
     /// See [`Table::peek`].
@@ -225,16 +233,17 @@ impl Tables {
 
     /// All entries, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.table.iter().chain(self.old.iter())
+        self.both().flat_map(Table::iter)
     }
 
-    /// Begins a resize to the table in `memory`. `false` if one is on its way; nothing has changed then.
+    /// Begins a resize to the table in `memory`. `false` if one is on its way, or if there is none in `memory`; nothing has changed
+    /// then.
     pub(super) fn begin_resize(&mut self, memory: &mut Memory) -> bool {
-        if self.boundary < ALL {
-            return false;
+        match memory.table.first_mut() {
+            Some(new) if self.boundary == ALL => core::mem::swap(&mut self.table, new),
+            _ => return false,
         }
-        let new = core::mem::replace(&mut memory.table, Table::none());
-        self.old = core::mem::replace(&mut self.table, new);
+        self.old = core::mem::take(&mut memory.table);
         self.boundary = 0;
         true
     }
@@ -246,18 +255,18 @@ impl Tables {
 
     /// Takes a step of a resize. When it is done, `memory` has the old table; it must not have another one yet.
     pub(super) fn step(&mut self, memory: &mut Memory) -> Stepped {
-        if self.boundary == ALL {
-            return Stepped::Done;
-        }
+        let Some(old) = self.old.first() else { return Stepped::Done };
         // 1. Reserve the nodes, on top of what a commit may have reserved.
-        let sweep = self.sweep();
-        let moving: usize = sweep.buckets(self.old.count()).map(|at| self.count_moving(at, sweep.end)).sum();
+        let sweep = self.sweep(old.count());
+        let leaves = |key| self.start(key).is_below(sweep.end);
+        let moving: usize = sweep.buckets(old.count()).map(|at| old.count_leaving(at, leaves)).sum();
         let needed = moving + self.table.unused().min(RESERVED_MAX);
         if self.table.reserve_from(&mut memory.spare, needed).is_none() {
             return Stepped::Lacks(needed);
         }
         // 2. Move the entries, then the boundary.
         let Self { table, old, seed, .. } = self;
+        let Some(old) = old.first_mut() else { return Stepped::Done };
         for at in sweep.buckets(old.count()) {
             let leaves = |key| Start::new(key, *seed).is_below(sweep.end);
             old.drain(at, leaves, |entry| table.insert(Start::new(entry.key, *seed), entry));
@@ -266,18 +275,15 @@ impl Tables {
         if self.boundary < ALL {
             return Stepped::More;
         }
-        memory.freed = core::mem::replace(&mut self.old, Table::none());
+        debug_assert!(memory.table.is_empty(), "a table would be dropped under the lock");
+        memory.table = core::mem::take(&mut self.old);
         self.table.give_back(&mut memory.spare, RESERVED_MAX);
         Stepped::Done
     }
 
-    fn count_moving(&self, bucket: usize, end: u64) -> usize {
-        self.old.count_leaving(bucket, |key| self.start(key).is_below(end))
-    }
-
-    /// What the next step moves. The boundary is a multiple of a step, or 0.
-    fn sweep(&self) -> Sweep {
-        let (old, larger) = (self.old.count() as u64, self.old.count().max(self.table.count()) as u64);
+    /// What the next step moves from an old table of `old` buckets. The boundary is a multiple of a step, or 0.
+    fn sweep(&self, old: usize) -> Sweep {
+        let (old, larger) = (old as u64, old.max(self.table.count()) as u64);
         // The first bucket of the larger table in which no row begins that is moved now, and the first start of such a row.
         let behind = (self.boundary * larger >> 32) + SPAN;
         let end = (behind << 32).div_ceil(larger).min(ALL);

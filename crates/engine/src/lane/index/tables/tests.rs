@@ -24,7 +24,8 @@ fn at(segment: u32, slot: u32) -> Location {
 /// Allocates what steps lack, and checks what they leave.
 fn step(tables: &mut Tables, memory: &mut Memory) -> Stepped {
     let (live, boundary) = (tables.live(), tables.boundary);
-    let promised = [tables.table.unused(), tables.old.unused()].map(|unused| unused.min(RESERVED_MAX));
+    let promised = [tables.table.unused(), tables.old.first().map_or(0, Table::unused)]
+        .map(|unused| unused.min(RESERVED_MAX));
     loop {
         match tables.step(memory) {
             Stepped::Lacks(entries) => {
@@ -35,7 +36,7 @@ fn step(tables: &mut Tables, memory: &mut Memory) -> Stepped {
             stepped => {
                 assert_eq!(tables.live(), live, "a step loses and adds nothing");
                 assert_eq!(stepped == Stepped::Done, tables.boundary == ALL);
-                let unused = [tables.table.unused(), tables.old.unused()];
+                let unused = [tables.table.unused(), tables.old.first().map_or(0, Table::unused)];
                 assert!(unused[0] >= promised[0], "a commit keeps its memory in the new table");
                 assert!(unused[1] >= promised[1] || tables.boundary == ALL);
                 return stepped;
@@ -50,9 +51,8 @@ fn finish(tables: &mut Tables, memory: &mut Memory) {
 
 /// Checks that each entry is in the table that operations use, in the bucket that they use.
 fn check_both(tables: &Tables) {
-    check(&tables.table);
-    check(&tables.old);
-    for (table, is_new) in [(&tables.table, true), (&tables.old, false)] {
+    for (table, is_new) in tables.both().zip([true, false]) {
+        check(table);
         for entry in table.iter() {
             let start = tables.start(entry.key);
             assert_eq!(start.is_below(tables.boundary), is_new, "block {}", entry.key);
@@ -229,8 +229,8 @@ fn each_step_of_each_size_keeps_every_block() {
                 }
             }
             check_both(&index.table);
-            assert_eq!(index.table.old.count(), 0);
-            assert_eq!((memory.freed.live(), memory.freed.count()), (0, Table::buckets_for(from)));
+            assert!(index.table.old.is_empty());
+            assert_eq!((memory.table[0].live(), memory.table[0].count()), (0, Table::buckets_for(from)));
             assert_eq!(step(&mut index.table, &mut memory), Stepped::Done, "nothing is left to do");
         }
     }
@@ -247,13 +247,14 @@ fn a_step_visits_and_moves_no_more_than_it_may() {
         }
         let mut memory = Memory::new(to).unwrap();
         assert!(tables.begin_resize(&mut memory));
-        let larger = tables.old.count().max(tables.table.count());
+        let old = tables.old[0].count();
+        let larger = old.max(tables.table.count());
         let mut steps = 0;
         while tables.boundary < ALL {
-            let sweep = tables.sweep();
-            let buckets: Vec<usize> = sweep.buckets(tables.old.count()).collect();
+            let sweep = tables.sweep(old);
+            let buckets: Vec<usize> = sweep.buckets(old).collect();
             assert!(buckets.len() <= SPAN as usize + ROW, "{} buckets", buckets.len());
-            assert!(buckets.len() <= tables.old.count(), "each once");
+            assert!(buckets.len() <= old, "each once");
             let before = tables.table.live();
             step(&mut tables, &mut memory);
             let moved = tables.table.live() - before;
@@ -303,7 +304,7 @@ fn a_commit_to_a_chunk_that_has_not_moved_has_its_memory_too() {
     let mut memory = Memory::new(3000).unwrap();
     assert!(index.begin_resize(&mut memory));
     index.reserve(RESERVED_MAX).unwrap();
-    assert!(index.table.old.unused() >= RESERVED_MAX && index.table.table.unused() >= RESERVED_MAX);
+    assert!(index.table.old[0].unused() >= RESERVED_MAX && index.table.table.unused() >= RESERVED_MAX);
 }
 
 /// Bytes of an index for each of its blocks.
@@ -346,7 +347,7 @@ fn the_lines_are_those_of_the_table_that_has_most_chunks() {
     assert!(index.begin_resize(&mut memory));
     let tables = &mut index.table;
     loop {
-        let expected = if tables.boundary >= ALL / 2 { &tables.table } else { &tables.old };
+        let expected = if tables.boundary >= ALL / 2 { &tables.table } else { &tables.old[0] };
         assert_eq!(tables.lines(), expected.lines(7));
         if step(tables, &mut memory) == Stepped::Done {
             break;
