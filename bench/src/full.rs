@@ -28,11 +28,30 @@ pub fn rig(mapping: &Arc<Mapping>, region: u64) -> Result<Rig> {
     for _ in 0..AGE * region / 4096 / PIECE as u64 {
         rig.write_all(&places(PIECE), &sources)?;
     }
-    // Then writes until the cache is full.
+    fill(&rig, places, &sources)?;
+    Ok(rig)
+}
+
+/// Writes other blocks to a cache from [`rig`], as many as half of it holds, and then until it is full again.
+///
+/// # Errors
+/// The errors of the engine.
+pub fn write_again(rig: &mut Rig, region: u64) -> Result<()> {
+    let sources = Sources::new(4096);
+    let mut random = SmallRng::seed_from_u64(5);
+    let mut places = |count| random_places(&mut random, SPREAD * region, 4096, count);
+    for _ in 0..region / 2 / 4096 / PIECE as u64 {
+        rig.write_all(&places(PIECE), &sources)?;
+    }
+    fill(rig, places, &sources)
+}
+
+/// Writes until the cache is full.
+fn fill(rig: &Rig, mut places: impl FnMut(usize) -> Vec<u64>, sources: &Sources) -> Result<()> {
     loop {
         for (number, &place) in places(PIECE).iter().enumerate() {
             if !rig::write(rig.cache(), place, sources.get(number))? {
-                return Ok(rig);
+                return Ok(());
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod engine;
 mod export;
+mod live;
 mod memory;
 mod policy;
 mod recovery;
@@ -24,7 +25,7 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 7] = [
+pub const GROUPS: [Group; 8] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
@@ -54,6 +55,11 @@ pub const GROUPS: [Group; 7] = [
         name: "tail",
         what: "the slowest of 4 KiB writes while writeback and reclaim run, against the copy's slowest (20 s)",
         run: tail::run,
+    },
+    Group {
+        name: "live",
+        what: "the longest request while the cache of a device is attached, resized and detached (40 s)",
+        run: live::run,
     },
     // The last group, because every allocation is counted from then on.
     Group {

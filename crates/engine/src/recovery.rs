@@ -9,6 +9,7 @@
 use crate::{
     Cache, Environment, Mutex, Settings,
     base::{Base, Segment, claimed_generation},
+    cache::index_blocks_per_lane,
     context::{Context, Identity},
     epochs::Epochs,
     lane::{CaughtUp, ChainSegment, Lane, LogSegment, Marked, Replayed, SLOTS_MAX_OF_RECORD, Tail},
@@ -20,9 +21,7 @@ use cbd_format::{
     COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, Record, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
 };
-use cbd_types::{
-    CHECKSUM_BLOCK, Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId, heap_sort_by_key,
-};
+use cbd_types::{Error, ErrorKind, LaneId, MutationPoint, Region, Result, SegmentId, heap_sort_by_key};
 
 /// The content of the transport's tables for a cache that is to be opened.
 pub(crate) struct Opening<E: Environment> {
@@ -89,9 +88,9 @@ fn with_empty_lanes<E: Environment>(
 ) -> Arc<Cache<E>> {
     let lanes = u64::from(opening.identity.lanes.lanes);
     let blocks_per_lane =
-        opening.segments.len() as u64 * opening.layout.segment_size / (CHECKSUM_BLOCK + 128) / lanes;
+        index_blocks_per_lane(opening.segments.len() as u64, opening.layout.segment_size, lanes);
     let seed = opening.environment.random() as u32;
-    let empty = empty_lanes(&opening.identity, blocks_per_lane as usize, seed);
+    let empty = empty_lanes(&opening.identity, blocks_per_lane, seed);
     Cache::new(base(opening, segments, slots.drained, slots.marks), empty, slots.tails)
 }
 

@@ -4,6 +4,7 @@ extern crate std;
 
 mod bypass;
 mod damaged;
+mod index_size;
 mod log;
 mod losses;
 mod model;

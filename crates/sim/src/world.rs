@@ -24,7 +24,8 @@ use crate::process::{Outlook, Process};
 use crate::random::Seeded;
 use crate::workload::Workload;
 use cbd_engine::{
-    BypassReason, CacheMode, CacheStatus, Consistency, Environment, ReadFill, Readahead, Settings, WhenFull,
+    BypassReason, CacheMode, CacheStatus, Consistency, Environment, IndexResize, ReadFill, Readahead,
+    Settings, WhenFull,
 };
 use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
@@ -68,6 +69,8 @@ pub struct World {
     expects_refusals: bool,
     /// The numbers of ranges that the present process has parked and unparked, as far as they were counted.
     parked_seen: (u64, u64),
+    /// The resize of the present process's index.
+    index_resize: Option<IndexResize>,
     happened: Happened,
     /// Explores every moment, if there is one.
     explorer: Option<Explorer>,
@@ -120,6 +123,7 @@ impl World {
             is_disk_broken: !options.unwritable.is_empty(),
             expects_refusals: false,
             parked_seen: (0, 0),
+            index_resize: None,
             happened: Happened::default(),
             explorer: None,
             options,
@@ -240,6 +244,7 @@ impl World {
         let (environment, memory) = (Arc::clone(&self.environment), self.memory.clone());
         let options = self.options;
         self.parked_seen = (0, 0);
+        self.index_resize = None;
         match Process::open(environment, &memory, &self.disk, self.backend, options.clients, options.depth) {
             Ok(process) => self.process = Some(process),
             Err(error) => self.fail(format!("the cache does not open: {error}")),
@@ -275,6 +280,9 @@ impl World {
 
     /// Executes one random event.
     pub fn turn(&mut self) {
+        if self.options.resizes_index && self.random.chance(300) {
+            self.resize_index();
+        }
         if self.random.chance(self.options.worker_percent * 10) {
             for _ in 0..self.random.between(1, 4) {
                 self.maintain();
@@ -329,6 +337,19 @@ impl World {
         };
         if let Err(error) = self.process().cache().set_settings(settings) {
             self.fail(format!("{settings:?}: {error}"));
+        }
+    }
+
+    /// Begins to resize the index, or takes a step. Some resizes are left in the middle, for the next one to complete.
+    fn resize_index(&mut self) {
+        let wanted = *self.random.pick(&[1, 50, 300, 2000, 10_000]);
+        let mut resize = self.index_resize.take().unwrap_or(IndexResize::new(wanted));
+        let is_left = self.random.chance(20);
+        match self.process().cache().step_index_resize(&mut resize) {
+            Ok(true) if is_left => {}
+            Ok(true) => self.index_resize = Some(resize),
+            Ok(false) => self.happened.index_resizes += 1,
+            Err(error) => self.fail(format!("resizing the index: {error}")),
         }
     }
 

@@ -397,6 +397,21 @@ fn every_allocation_of_a_read_can_be_refused() {
 }
 
 #[test]
+fn every_allocation_of_a_resize_of_the_index_can_be_refused() {
+    // Far too small, so that steps need nodes, and far larger.
+    for blocks in [1, 9000] {
+        let failed = refuse_each(mixed, |cache| {
+            let result = cache.resize_index(blocks, || {});
+            let mut data = [0; 4096];
+            not_counted(|| cache.read(ByteRange::at(18 * 4096, 4096), &mut data, &mut Vec::new())).unwrap();
+            assert_eq!(data, [2; 4096], "the cache serves requests as before");
+            result.map(|()| true)
+        });
+        assert!(failed >= 2 * LANES as usize, "{failed}");
+    }
+}
+
+#[test]
 fn a_write_that_cannot_be_added_to_the_wait_list_fails() {
     let full = || {
         let (cache, _) = cache();

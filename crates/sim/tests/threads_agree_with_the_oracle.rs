@@ -276,6 +276,18 @@ impl Scene {
         }
     }
 
+    /// Resizes the index, again and again.
+    fn resize(&self) -> u64 {
+        let mut random = Seeded::new(self.seed + 2);
+        let mut resized = 0;
+        while self.working.load(Ordering::SeqCst) > 0 {
+            let blocks = *random.pick(&[1, 130, 1000, 10_000]);
+            self.cache.resize_index(blocks, thread::yield_now).expect("the cache runs");
+            resized += 1;
+        }
+        resized
+    }
+
     /// Checks the case that the region is lost at a random moment.
     fn check(&self) -> u64 {
         let mut random = Seeded::new(self.seed);
@@ -296,6 +308,12 @@ impl Scene {
 }
 
 fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
+    run_beside(consistency, rounds, is_damaged, |_| 0);
+}
+
+/// Runs with a further thread that does `beside`; returns the sum of its results.
+fn run_beside(consistency: Consistency, rounds: u64, is_damaged: bool, beside: fn(&Scene) -> u64) -> u64 {
+    let mut sum = 0;
     let first = from_environment("CBD_SEED", 1);
     for seed in first..first + from_environment("CBD_ROUNDS", rounds) {
         let _watchdog = Watchdog::new(Duration::from_secs(120), format!("threads, seed {seed}"));
@@ -315,12 +333,14 @@ fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
                 scope.spawn(|| scene.vandalize());
             }
             let worker = scope.spawn(|| scene.maintain());
+            let other = scope.spawn(|| beside(&scene));
             for client in clients {
                 if client.join().is_err() {
                     // The other threads would wait for a client that has ended.
                     std::process::abort();
                 }
             }
+            sum += other.join().expect("it ends with the clients");
             (check.join().expect("no violation"), worker.join().expect("the worker ends"))
         });
         let counters = scene.memory.counters();
@@ -335,6 +355,7 @@ fn run(consistency: Consistency, rounds: u64, is_damaged: bool) {
         println!("{consistency:?}, seed {seed}: {checked} images checked, {:?}", scene.disk.counters());
         assert!(consistency != Consistency::Strict || checked > 0);
     }
+    sum
 }
 
 #[test]
@@ -350,4 +371,10 @@ fn checkpoint() {
 #[test]
 fn strict_while_bits_flip() {
     run(Consistency::Strict, 2, true);
+}
+
+#[test]
+fn strict_while_the_index_is_resized() {
+    let resized = run_beside(Consistency::Strict, 2, false, Scene::resize);
+    assert!(resized > 10, "{resized}");
 }

@@ -21,6 +21,7 @@ mod parking;
 mod reclaim;
 mod replay;
 mod report;
+mod resize;
 mod store;
 
 use crate::{
@@ -35,7 +36,7 @@ use alloc::{boxed::Box, collections::VecDeque, vec::Vec};
 use bypass::Bypasses;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, LaneId};
 use core::sync::atomic::Ordering;
-use index::{Index, Lines};
+use index::{Index, RESERVED_MAX, SharedLines, no_memory};
 use lock_api::MutexGuard;
 use overlay::Overlay;
 use parking::Parking;
@@ -43,17 +44,19 @@ use replay::Lost;
 
 pub(crate) use bypass::{BypassId, Obstacle};
 pub(crate) use fills::FillId;
-pub(crate) use index::blocks;
+pub(crate) use index::{Stepped, blocks};
 pub(crate) use log::SLOTS_MAX_OF_RECORD;
 pub(crate) use look_up::{PinnedBlock, Source};
 pub(crate) use parking::{Outcome, Parked, Refused};
 pub(crate) use reclaim::Chance;
 pub(crate) use replay::{CaughtUp, ChainSegment, Marked, Outcome as Replayed, Tail};
 pub(crate) use report::LaneReport;
+pub(crate) use resize::Resize;
 pub(crate) use store::{FEW_BLOCKS, MANY_BLOCKS};
 
 /// Bytes of a range whose index lines are prefetched before the lane is locked.
 const PREFETCHED: u64 = 16 * CHECKSUM_BLOCK;
+const _: () = assert!(MANY_BLOCKS <= RESERVED_MAX);
 
 /// A segment of a lane's log.
 #[derive(Clone, Copy, Debug)]
@@ -270,8 +273,8 @@ impl LaneState {
 pub(crate) struct Lane<E: Environment> {
     /// Set by a writer before it stores; see the module's invariants.
     touched: SharedBool<E>,
-    /// Addresses of the cache lines of the state's index.
-    lines: Lines,
+    /// Addresses of the cache lines of the state's index. A resize changes them under the lock, and any thread loads them.
+    lines: SharedLines<E>,
     state: Mutex<E, LaneState>,
     /// The parts of [`Counters::dirtied`] and [`Counters::dirty_records`] that writeback has made clean.
     cleaned_bytes: SharedU64<E>,
@@ -286,10 +289,11 @@ impl<E: Environment> Lane<E> {
     #[inline(never)]
     pub(crate) fn empty(id: LaneId, blocks: usize, seed: u32) -> Self {
         let index = Index::new(blocks, seed);
+        let admission = Admission::new(blocks).unwrap_or_else(no_memory::<Admission, _>);
         Self {
             touched: SharedBool::new(false),
-            lines: index.lines(),
-            state: Mutex::<E, _>::new(LaneState::new(id, index, Admission::new(blocks))),
+            lines: SharedLines::new(index.lines()),
+            state: Mutex::<E, _>::new(LaneState::new(id, index, admission)),
             cleaned_bytes: SharedU64::new(0),
             cleaned_records: SharedU64::new(0),
         }
@@ -325,7 +329,7 @@ impl<E: Environment> Lane<E> {
     /// Prefetches the index lines of `range`, so that they arrive while the thread locks the lane.
     #[inline]
     pub(crate) fn prefetch(&self, map: LaneMap, range: ByteRange) {
-        self.lines.prefetch::<E>(map.keys(ByteRange::at(range.start, range.len().min(PREFETCHED))));
+        self.lines.load().prefetch::<E>(map.keys(ByteRange::at(range.start, range.len().min(PREFETCHED))));
     }
 
     /// Sets the touched bit for a record that follows. Wakes the background worker if it sleeps: the first write after an idle

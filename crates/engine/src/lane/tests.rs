@@ -36,7 +36,7 @@ impl LaneState {
 }
 
 fn state() -> LaneState {
-    LaneState::new(LaneId(3), Index::new(16, 1), Admission::new(16))
+    LaneState::new(LaneId(3), Index::new(16, 1), Admission::new(16).unwrap())
 }
 
 fn log(ordinal: u64, slots: u32) -> LogSegment {

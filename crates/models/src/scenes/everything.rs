@@ -62,6 +62,28 @@ fn any_request(client: &mut Client, random: &mut Seeded) {
     client.rest();
 }
 
+pub(super) const RESIZES: Scene = Scene {
+    name: "resizes",
+    about: "two threads that resize the index against requests of every kind",
+    usual: 1500,
+    shape: Shape::TWO_LANES.reclaiming_above(10),
+    prepare: |setup| (0..8).for_each(|number| setup.write(border(number))),
+    play: |stage| {
+        for _ in 0..3 {
+            stage.client(|client, random| (0..4).for_each(|_| any_request(client, random)));
+        }
+        for _ in 0..2 {
+            stage.spawn(|stage, random| {
+                for _ in 0..2 {
+                    let blocks = *random.pick(&[1, 100, 1500, 3000]);
+                    must(stage.cache.resize_index(blocks, || {}));
+                }
+            });
+        }
+    },
+    ..Scene::USUAL
+};
+
 pub(super) const SETTINGS: Scene = Scene {
     name: "settings",
     about: "settings, status and drains against requests of every kind",

@@ -81,6 +81,7 @@ pub const ALL: &[Scene] = &[
     damage::REREAD,
     everything::ZEROES,
     everything::SETTINGS,
+    everything::RESIZES,
 ];
 
 /// The scene with this name.

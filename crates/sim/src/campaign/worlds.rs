@@ -171,6 +171,12 @@ pub fn kinds() -> Vec<Kind> {
         }),
         kind("no-checksums", |seed| WorldOptions { data_crc: false, ..one_lane(seed, Consistency::Strict) }),
         kind("settings", |seed| WorldOptions { vary_settings: true, ..two_lanes(seed, Consistency::Strict) }),
+        kind("resized-index", |seed| WorldOptions {
+            // Several chunks in each lane, between which the boundary of a resize passes.
+            resizes_index: true,
+            size: (16 << 20) + 333 * 512,
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
         kind("clock-set-back", |seed| WorldOptions {
             sets_clock: true,
             ..two_lanes(seed, Consistency::Strict)

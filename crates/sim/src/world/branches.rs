@@ -152,6 +152,7 @@ impl World {
             had_power_cut: true,
             expects_refusals: self.expects_refusals,
             parked_seen: (0, 0),
+            index_resize: None,
             happened: Happened::default(),
             explorer: None,
         }

@@ -64,6 +64,8 @@ pub struct WorldOptions {
     pub bypasses: bool,
     /// Whether settings change during the run.
     pub vary_settings: bool,
+    /// Whether the index changes its size during the run, with requests and crashes between its steps.
+    pub resizes_index: bool,
     /// Whether the wall clock is set back and forth.
     pub sets_clock: bool,
     /// Whether the power is cut, too. Without, all crashes are of the process.
@@ -115,6 +117,7 @@ impl WorldOptions {
             vary_modes: false,
             bypasses: false,
             vary_settings: false,
+            resizes_index: false,
             sets_clock: false,
             power_cuts: true,
             crash_permille: *random.pick(&[2, 10, 40]),
@@ -170,6 +173,8 @@ pub struct Happened {
     pub past_congested: u64,
     /// See `past_sequential`.
     pub past_refused: u64,
+    /// Resizes of the index that were completed.
+    pub index_resizes: u64,
     /// Rare paths that the engines took, without those of engines that are still running.
     pub rare: RarePaths,
 }
@@ -200,6 +205,7 @@ impl Happened {
             past_full: self.past_full + other.past_full,
             past_congested: self.past_congested + other.past_congested,
             past_refused: self.past_refused + other.past_refused,
+            index_resizes: self.index_resizes + other.index_resizes,
             rare: self.rare.and(other.rare),
         }
     }

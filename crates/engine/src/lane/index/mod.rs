@@ -1,8 +1,9 @@
 //! The index of a lane: maps each cached block to the record that holds its newest data.
 //!
-//! A hash table of 4 KiB blocks ([`table`]) in which most blocks are found in the one cache line of their bucket. A block that
-//! several records cover in parts has a side entry with one location for each 512 bytes. Side entries are allocated in slabs,
-//! so that no commit moves existing ones.
+//! A hash table of 4 KiB blocks ([`table`]) in which most blocks are found in the one cache line of their bucket. It grows and
+//! shrinks in steps, between which it serves requests ([`tables`]). A block that several records cover in parts has a side entry
+//! with one location for each 512 bytes. Side entries are allocated in slabs, so that no commit moves existing ones, and a resize
+//! neither.
 //!
 //! An entry also holds what a read of the block needs, the offset and the checksum of its data, so that a hit does not wait for
 //! the record first. This is a copy: if the data does not match the checksum, the read loads the record.
@@ -10,7 +11,9 @@
 //! Invariants: a location in the index names a segment of this lane that is not retired. The index does not know which of two
 //! records is newer: callers apply records in the order of the log.
 
+mod rows;
 mod table;
+mod tables;
 
 use crate::{
     Environment,
@@ -19,8 +22,10 @@ use crate::{
 use alloc::{boxed::Box, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR};
 use core::{alloc::Layout, ops::RangeInclusive};
-pub(crate) use table::Lines;
-use table::{Entry, Table};
+pub(crate) use rows::SharedLines;
+use table::Entry;
+use tables::Tables;
+pub(crate) use tables::{Memory, RESERVED_MAX, Stepped};
 
 /// Offset and checksum of the data of a whole block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +65,7 @@ const NO_DATA: BlockData = BlockData { offset: 0, sum: 0 };
 
 /// The index of one lane.
 pub(crate) struct Index {
-    table: Table,
+    table: Tables,
     sides: Sides,
 }
 
@@ -109,9 +114,31 @@ impl Entry {
 }
 
 impl Index {
-    /// An index that performs best with up to `blocks` blocks. `seed` scatters them; see [`Table::new`].
+    /// An index that performs best with up to `blocks` blocks. `seed` scatters them; see [`rows::Start::new`].
     pub(crate) fn new(blocks: usize, seed: u32) -> Self {
-        Self { table: Table::new(blocks, seed), sides: Sides { slabs: Vec::new(), used: 0, free: END } }
+        let table = Tables::new(blocks, seed).unwrap_or_else(no_memory::<Entry, _>);
+        Self { table, sides: Sides { slabs: Vec::new(), used: 0, free: END } }
+    }
+
+    /// Whether it has, or will have at the end of a resize that is on its way, the size for `blocks` blocks.
+    pub(crate) fn is_sized_for(&self, blocks: usize) -> bool {
+        self.table.is_sized_for(blocks)
+    }
+
+    /// Begins a resize to the blocks for which `memory` was allocated; its steps follow. `false` if one is on its way; nothing
+    /// has changed then.
+    pub(crate) fn begin_resize(&mut self, memory: &mut Memory) -> bool {
+        self.table.begin_resize(memory)
+    }
+
+    /// Takes a step of a resize, in bounded time; see [`tables`]. When it is done, `memory` has what was freed.
+    pub(crate) fn resize_step(&mut self, memory: &mut Memory) -> Stepped {
+        self.table.step(memory)
+    }
+
+    /// The progress of a resize, from 0 to 2^32; without one 2^32.
+    pub(crate) const fn resized(&self) -> u64 {
+        self.table.boundary()
     }
 
     /// Removes all blocks.
@@ -121,7 +148,7 @@ impl Index {
     }
 
     /// Blocks in the index.
-    pub(crate) const fn live(&self) -> u32 {
+    pub(crate) fn live(&self) -> u32 {
         self.table.live()
     }
 
@@ -140,7 +167,7 @@ impl Index {
     /// Prefetches the lines that commits of the blocks `keys` will visit first. No instruction waits for a prefetch.
     #[inline]
     pub(crate) fn prefetch<E: Environment>(&self, keys: RangeInclusive<u32>) {
-        self.table.lines().prefetch::<E>(keys);
+        self.table.prefetch::<E>(keys);
     }
 
     /// As [`prefetch`](Self::prefetch), for the lines that the commits visit after those, once those have arrived. With
@@ -160,13 +187,13 @@ impl Index {
         self.table.prefetch_further::<E>(keys);
     }
 
-    /// Loads the lines that commits of `keys` will touch; see [`Table::touch_all`].
+    /// Loads the lines that commits of `keys` will touch; see [`Tables::touch_all`].
     pub(crate) fn touch_all(&self, keys: impl Iterator<Item = u32> + Clone) -> u32 {
         self.table.touch_all(keys)
     }
 
-    /// Addresses of its cache lines; they stay valid as long as the index lives.
-    pub(crate) fn lines(&self) -> Lines {
+    /// Addresses of its cache lines, or of most of them; they are valid until a resize ends.
+    pub(crate) fn lines(&self) -> rows::Lines {
         self.table.lines()
     }
 
@@ -228,7 +255,7 @@ impl Index {
         blocks: impl Iterator<Item = Option<BlockData>>,
     ) {
         let entries = blocks.zip(key..).map(|(data, key)| Entry::whole(key, location, data));
-        self.table.get_or_insert_all(entries, |entry, new| {
+        self.table.get_or_insert_all(key, entries, |entry, new| {
             if entry.is_in_parts() {
                 self.sides.release(entry.segment);
             }
@@ -303,7 +330,7 @@ impl Index {
 /// opened without memory for its index.
 #[cold]
 #[inline(never)]
-fn no_memory<T>() {
+pub(super) fn no_memory<T, Nothing>() -> Nothing {
     alloc::alloc::handle_alloc_error(Layout::new::<T>())
 }
 
@@ -339,7 +366,7 @@ impl Sides {
     /// Allocates an entry whose parts are all at `all`.
     fn take(&mut self, all: Location) -> u32 {
         let at = if self.free == END {
-            self.reserve(1).unwrap_or_else(no_memory::<Parts>);
+            self.reserve(1).unwrap_or_else(no_memory::<Parts, _>);
             // There are fewer entries than blocks, and blocks are counted in 32 bits.
             self.used += 1;
             self.used - 1

@@ -1,30 +1,31 @@
-//! The hash table of an index: from the number of a block to its entry.
+//! A hash table of an index: from the number of a block to its entry.
 //!
 //! A bucket is one cache line with three entries. Entries that do not fit go into a chain of nodes behind it. Three consecutive
-//! blocks share a bucket, and the buckets of a chunk are adjacent, so that a large request touches few lines. Chunks are
-//! scattered so that neighbouring chunks share the table evenly.
+//! blocks share a bucket, and the buckets of a chunk, its row, are adjacent, so that a large request touches few lines. Chunks
+//! are scattered so that neighbouring chunks share the table evenly (`rows`).
 //!
 //! Invariants: a chain has nodes only if its bucket is full. The buckets are allocated when the table is created, and nodes are
-//! allocated in slabs, so nothing is ever rehashed and no insert moves an entry. A removal moves entries of its own bucket, and
-//! one into it.
+//! allocated in slabs, so a table never changes its size and no insert moves an entry. A removal moves entries of its own bucket,
+//! and one into it.
 //!
-//! Elsewhere: what an entry means (`index`).
+//! Elsewhere: what an entry means (`index`), and how an index gets another size (`tables`).
 
-use super::{BlockData, add_slab, no_memory};
+use super::{
+    BlockData, add_slab, no_memory,
+    rows::{Lines, Row, Start},
+};
 use crate::Environment;
-use alloc::{boxed::Box, vec, vec::Vec};
-use cbd_types::{CHECKSUM_BLOCK, CHUNK};
+use alloc::{boxed::Box, vec::Vec};
 use core::ops::RangeInclusive;
 
 const END: u32 = u32::MAX;
 /// The key of an unused entry: greater than any block number of a lane
 /// ([`LaneMap::device_max`](crate::lane::LaneMap::device_max)).
 const EMPTY: u32 = u32::MAX;
-const LINE: usize = 64;
-const PLACES: usize = 3;
-const BLOCKS_PER_CHUNK: u32 = (CHUNK / CHECKSUM_BLOCK) as u32;
-/// Consecutive chunks that share the table evenly.
-const NEIGHBOURS: u32 = 64;
+/// Bytes of a bucket.
+pub(super) const LINE: usize = 64;
+/// Entries of a bucket.
+pub(super) const PLACES: usize = 3;
 /// Nodes in a slab.
 pub(super) const SLAB: usize = 1024;
 
@@ -90,10 +91,12 @@ impl Bucket {
     }
 }
 
+/// Slabs of nodes.
+pub(super) type Slabs = Vec<Box<[Node]>>;
+
 pub(super) struct Table {
-    seed: u32,
     buckets: Box<[Bucket]>,
-    slabs: Vec<Box<[Node]>>,
+    slabs: Slabs,
     /// Nodes that were allocated at least once.
     used: u32,
     /// Free list of nodes, each with the numbers of further free nodes.
@@ -105,19 +108,24 @@ pub(super) struct Table {
 
 impl Table {
     /// A table with as many entries in buckets as it is expected to hold blocks. Blocks collide by chance, so one entry in five
-    /// finds its bucket full, and the memory of an entry is 28 bytes. `seed` determines which blocks collide, so that a client
-    /// that does not know the seed cannot choose blocks that do.
-    pub(super) fn new(entries: usize, seed: u32) -> Self {
-        let buckets = entries.div_ceil(PLACES).clamp(16, 1 << 30);
-        Self {
-            seed,
-            buckets: vec![NO_BUCKET; buckets].into_boxed_slice(),
-            slabs: Vec::new(),
-            used: 0,
-            free: END,
-            free_noted: 0,
-            live: 0,
-        }
+    /// finds its bucket full, and the memory of an entry is 28 bytes. `None` if the allocation fails.
+    pub(super) fn new(entries: usize) -> Option<Self> {
+        let count = Self::buckets_for(entries);
+        let mut buckets = Vec::new();
+        buckets.try_reserve_exact(count).ok()?;
+        buckets.resize(count, NO_BUCKET);
+        let buckets = buckets.into_boxed_slice();
+        Some(Self { buckets, slabs: Vec::new(), used: 0, free: END, free_noted: 0, live: 0 })
+    }
+
+    /// The buckets of a table for `entries`.
+    pub(super) fn buckets_for(entries: usize) -> usize {
+        entries.div_ceil(PLACES).clamp(16, 1 << 30)
+    }
+
+    /// The number of buckets.
+    pub(super) fn count(&self) -> usize {
+        self.buckets.len()
     }
 
     /// Removes all entries.
@@ -139,20 +147,42 @@ impl Table {
     }
 
     /// Reserves memory for `entries` more, so that no insert has to allocate. `None` if an allocation fails.
+    #[inline]
     pub(super) fn reserve(&mut self, entries: usize) -> Option<()> {
-        // Nodes that were freed are not counted: they only make the reserve larger than needed.
-        while self.slabs.len() * SLAB - (self.used as usize) < entries {
-            add_slab(&mut self.slabs, Node { entry: NO_ENTRY, next: END }, SLAB)?;
+        while self.unused() < entries {
+            add_nodes(&mut self.slabs)?;
         }
         Some(())
     }
 
-    /// Prefetches what commits of `keys`, which lie in one chunk, will visit after their buckets ([`Lines::prefetch`]), once
-    /// those have arrived: the first node of each chain, and a free node for each full bucket.
+    /// Nodes that were never allocated. Nodes that were freed are not counted: they only make the reserve larger than needed.
     #[inline]
-    pub(super) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>) {
+    pub(super) fn unused(&self) -> usize {
+        self.slabs.len() * SLAB - self.used as usize
+    }
+
+    /// As [`reserve`](Self::reserve), with slabs from `spare`. `None` if there are too few; those that were taken stay.
+    pub(super) fn reserve_from(&mut self, spare: &mut Slabs, entries: usize) -> Option<()> {
+        while self.unused() < entries {
+            self.slabs.try_reserve(1).ok()?;
+            self.slabs.push(spare.pop()?);
+        }
+        Some(())
+    }
+
+    /// Gives slabs back to `spare` that are not needed for `entries` more, as far as it has room for them.
+    pub(super) fn give_back(&mut self, spare: &mut Slabs, entries: usize) {
+        while self.unused() >= entries + SLAB && spare.try_reserve(1).is_ok() {
+            spare.extend(self.slabs.pop());
+        }
+    }
+
+    /// Prefetches what commits of `keys`, which lie in the chunk at `start`, will visit after their buckets
+    /// ([`Lines::prefetch`]), once those have arrived: the first node of each chain, and a free node for each full bucket.
+    #[inline]
+    pub(super) fn prefetch_further<E: Environment>(&self, start: Start, keys: RangeInclusive<u32>) {
         let mut full = 0;
-        for bucket in self.lines().buckets(keys) {
+        for bucket in self.row(start).buckets(keys) {
             let bucket = &self.buckets[bucket];
             full += u32::from(bucket.entries[PLACES - 1].key != EMPTY);
             self.prefetch_node::<E>(bucket.next);
@@ -175,33 +205,36 @@ impl Table {
         }
     }
 
-    /// The entry of `key`, if it is in its bucket.
+    /// The entry of `key`, if it is in its bucket. As everywhere, `start` is that of the key's chunk.
     #[inline]
-    pub(super) fn peek(&self, key: u32) -> Option<&Entry> {
-        let bucket = &self.buckets[self.bucket(key)];
+    pub(super) fn peek(&self, start: Start, key: u32) -> Option<&Entry> {
+        let bucket = &self.buckets[self.bucket(start, key)];
         bucket.place_of(key).map(|place| &bucket.entries[place])
     }
 
-    /// Loads the lines that operations on `keys` will touch, so that these do not wait for them later; no load waits for
-    /// another. Returns a value that depends on all loads, so that the compiler does not remove them.
-    pub(super) fn touch_all(&self, keys: impl Iterator<Item = u32> + Clone) -> u32 {
-        let all = keys.clone().fold(0, |all, key| all ^ self.buckets[self.bucket(key)].next);
-        keys.fold(all, |all, key| {
-            let bucket = &self.buckets[self.bucket(key)];
-            if bucket.next == END { all } else { all ^ self.node(bucket.next).next }
-        })
+    /// Loads the bucket of `key`. Returns a value that depends on it.
+    pub(super) fn touch(&self, start: Start, key: u32) -> u32 {
+        self.buckets[self.bucket(start, key)].next
     }
 
-    pub(super) fn get(&self, key: u32) -> Option<&Entry> {
-        let bucket = &self.buckets[self.bucket(key)];
+    /// Loads the first node behind the bucket of `key`. Returns a value that depends on it.
+    pub(super) fn touch_further(&self, start: Start, key: u32) -> u32 {
+        let next = self.touch(start, key);
+        if next == END { 0 } else { self.node(next).next }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, start: Start, key: u32) -> Option<&Entry> {
+        let bucket = &self.buckets[self.bucket(start, key)];
         match bucket.place_of(key) {
             Some(place) => Some(&bucket.entries[place]),
             None => self.behind(bucket, key).map(|at| &self.node(at).entry),
         }
     }
 
-    pub(super) fn get_mut(&mut self, key: u32) -> Option<&mut Entry> {
-        let number = self.bucket(key);
+    #[inline]
+    pub(super) fn get_mut(&mut self, start: Start, key: u32) -> Option<&mut Entry> {
+        let number = self.bucket(start, key);
         let bucket = &self.buckets[number];
         match bucket.place_of(key) {
             Some(place) => Some(&mut self.buckets[number].entries[place]),
@@ -223,23 +256,36 @@ impl Table {
     }
 
     /// The entry with the key of `fresh`; inserts `fresh` if there is none.
-    pub(super) fn get_or_insert(&mut self, fresh: Entry) -> &mut Entry {
-        self.get_or_insert_in(self.bucket(fresh.key), fresh)
+    pub(super) fn get_or_insert(&mut self, start: Start, fresh: Entry) -> &mut Entry {
+        self.get_or_insert_in(self.bucket(start, fresh.key), fresh)
     }
 
-    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in one chunk. Calls `set` with the entry in
-    /// the table and the given one.
+    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in the chunk at `start`. Calls `set` with the
+    /// entry in the table and the given one.
     #[inline]
     pub(super) fn get_or_insert_all(
         &mut self,
+        start: Start,
         entries: impl Iterator<Item = Entry>,
         mut set: impl FnMut(&mut Entry, Entry),
     ) {
-        let mut row = None;
+        let row = self.row(start);
         for entry in entries {
-            let row = *row.get_or_insert_with(|| self.lines().row(entry.key));
-            debug_assert_eq!(row, self.lines().row(entry.key), "one chunk");
-            set(self.get_or_insert_in(row.at(Row::place(entry.key)), entry), entry);
+            set(self.get_or_insert_in(row.at(Row::offset(entry.key)), entry), entry);
+        }
+    }
+
+    /// Inserts `entry`, whose key is not in the table.
+    pub(super) fn insert(&mut self, start: Start, entry: Entry) {
+        let number = self.bucket(start, entry.key);
+        match self.buckets[number].place_of(EMPTY) {
+            Some(place) => {
+                self.buckets[number].entries[place] = entry;
+                self.live += 1;
+            }
+            None => {
+                self.insert_behind(number, entry);
+            }
         }
     }
 
@@ -262,17 +308,21 @@ impl Table {
 
     /// The entry with the key of `fresh` in the chain behind its bucket; inserts `fresh` if there is none.
     fn get_or_insert_behind(&mut self, number: usize, fresh: Entry) -> &mut Entry {
-        let bucket = &self.buckets[number];
-        let next = bucket.next;
-        if let Some(at) = self.behind(bucket, fresh.key) {
-            return &mut self.node_mut(at).entry;
+        match self.behind(&self.buckets[number], fresh.key) {
+            Some(at) => &mut self.node_mut(at).entry,
+            None => self.insert_behind(number, fresh),
         }
+    }
+
+    /// Inserts `fresh`, whose key is not in the table, into the chain behind its full bucket.
+    #[inline]
+    fn insert_behind(&mut self, number: usize, fresh: Entry) -> &mut Entry {
         let at = self.take_free().unwrap_or_else(|| {
-            self.reserve(1).unwrap_or_else(no_memory::<Node>);
+            self.reserve(1).unwrap_or_else(no_memory::<Node, _>);
             self.used += 1;
             self.used - 1
         });
-        self.buckets[number].next = at;
+        let next = core::mem::replace(&mut self.buckets[number].next, at);
         self.live += 1;
         let node = self.node_mut(at);
         *node = Node { entry: fresh, next };
@@ -280,64 +330,110 @@ impl Table {
     }
 
     /// Removes `key`, which is in the table. If it is in its bucket, the first entry of the chain moves there in its stead.
-    pub(super) fn remove(&mut self, key: u32) {
-        let number = self.bucket(key);
-        let bucket = &mut self.buckets[number];
-        let first = bucket.next;
-        if let Some(place) = bucket.place_of(key) {
-            bucket.entries[place] = NO_ENTRY;
-            if first == END {
-                // A bucket's entries are used from the first one on.
-                bucket.entries[place..].rotate_left(1);
-            } else {
-                let Node { entry, next } = *self.node(first);
-                let bucket = &mut self.buckets[number];
-                (bucket.entries[place], bucket.next) = (entry, next);
-                self.release(first);
-            }
-            self.live -= 1;
-            return;
+    pub(super) fn remove(&mut self, start: Start, key: u32) {
+        let number = self.bucket(start, key);
+        if let Some(place) = self.buckets[number].place_of(key) {
+            return self.vacate(number, place);
         }
-        let (mut before, mut at) = (END, first);
+        let (mut before, mut at) = (END, self.buckets[number].next);
         while at != END {
             let Node { entry, next } = *self.node(at);
             if entry.key == key {
-                if before == END {
-                    self.buckets[number].next = next;
-                } else {
-                    self.node_mut(before).next = next;
-                }
-                self.release(at);
-                self.live -= 1;
-                return;
+                return self.unlink(number, before, at);
             }
             (before, at) = (at, next);
         }
     }
 
+    /// Removes the entry at index `place` of a bucket.
+    fn vacate(&mut self, number: usize, place: usize) {
+        let bucket = &mut self.buckets[number];
+        let first = bucket.next;
+        bucket.entries[place] = NO_ENTRY;
+        if first == END {
+            // A bucket's entries are used from the first one on.
+            bucket.entries[place..].rotate_left(1);
+        } else {
+            let Node { entry, next } = *self.node(first);
+            let bucket = &mut self.buckets[number];
+            (bucket.entries[place], bucket.next) = (entry, next);
+            self.release(first);
+        }
+        self.live -= 1;
+    }
+
+    /// Removes node `at`, which follows node `before`, or the bucket itself.
+    fn unlink(&mut self, number: usize, before: u32, at: u32) {
+        let next = self.node(at).next;
+        if before == END {
+            self.buckets[number].next = next;
+        } else {
+            self.node_mut(before).next = next;
+        }
+        self.release(at);
+        self.live -= 1;
+    }
+
+    /// The number of entries of a bucket and of its chain that `leaves` selects by their keys.
+    pub(super) fn count_leaving(&self, number: usize, leaves: impl Fn(u32) -> bool) -> usize {
+        self.of_bucket(&self.buckets[number]).filter(|entry| leaves(entry.key)).count()
+    }
+
+    /// Removes the entries of a bucket and of its chain that `leaves` selects by their keys, and calls `take` with each.
+    pub(super) fn drain(&mut self, number: usize, leaves: impl Fn(u32) -> bool, mut take: impl FnMut(Entry)) {
+        // The chain first: what is left of it moves into the bucket.
+        let (mut before, mut at) = (END, self.buckets[number].next);
+        while at != END {
+            let Node { entry, next } = *self.node(at);
+            if leaves(entry.key) {
+                take(entry);
+                self.unlink(number, before, at);
+            } else {
+                before = at;
+            }
+            at = next;
+        }
+        // The last one first: a removal moves those behind it.
+        for place in (0..PLACES).rev() {
+            let entry = self.buckets[number].entries[place];
+            if entry.key != EMPTY && leaves(entry.key) {
+                take(entry);
+                self.vacate(number, place);
+            }
+        }
+    }
+
     /// All entries, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.buckets.iter().flat_map(move |bucket| {
-            let mut at = bucket.next;
-            let behind = core::iter::from_fn(move || {
-                if at == END {
-                    return None;
-                }
-                let node = self.node(at);
-                at = node.next;
-                Some(&node.entry)
-            });
-            bucket.entries.iter().filter(|entry| entry.key != EMPTY).chain(behind)
-        })
+        self.buckets.iter().flat_map(move |bucket| self.of_bucket(bucket))
     }
 
-    fn bucket(&self, key: u32) -> usize {
-        self.lines().row(key).at(Row::place(key))
+    /// The entries of a bucket and of its chain.
+    fn of_bucket<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = &'a Entry> {
+        let mut at = bucket.next;
+        let behind = core::iter::from_fn(move || {
+            if at == END {
+                return None;
+            }
+            let node = self.node(at);
+            at = node.next;
+            Some(&node.entry)
+        });
+        bucket.entries.iter().filter(|entry| entry.key != EMPTY).chain(behind)
     }
 
-    /// Addresses of the buckets; they stay valid as long as the table lives.
-    pub(super) fn lines(&self) -> Lines {
-        Lines { at: self.buckets.as_ptr().addr(), count: self.buckets.len(), seed: self.seed }
+    fn bucket(&self, start: Start, key: u32) -> usize {
+        self.row(start).at(Row::offset(key))
+    }
+
+    #[inline]
+    fn row(&self, start: Start) -> Row {
+        Row::new(start, self.buckets.len())
+    }
+
+    /// Addresses of the buckets; they stay valid as long as the table lives. `seed` is that of the starts.
+    pub(super) fn lines(&self, seed: u32) -> Lines {
+        Lines::new(self.buckets.as_ptr().addr(), self.buckets.len(), seed)
     }
 
     fn node(&self, at: u32) -> &Node {
@@ -375,62 +471,10 @@ impl Table {
     }
 }
 
-/// Addresses of the buckets of a table, for a thread that has not locked the lane yet: only for prefetches.
-#[derive(Clone, Copy)]
-pub(crate) struct Lines {
-    at: usize,
-    count: usize,
-    seed: u32,
-}
-
-/// The buckets of one chunk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Row {
-    first: usize,
-    count: usize,
-}
-
-impl Lines {
-    /// Prefetches the buckets of `keys`, which lie in one chunk. No instruction waits for a prefetch.
-    #[inline]
-    pub(crate) fn prefetch<E: Environment>(self, keys: RangeInclusive<u32>) {
-        for bucket in self.buckets(keys) {
-            E::prefetch(core::ptr::without_provenance(self.at + bucket * LINE));
-        }
-    }
-
-    /// Each bucket of `keys`, which lie in one chunk.
-    #[inline]
-    fn buckets(self, keys: RangeInclusive<u32>) -> impl Iterator<Item = usize> {
-        let row = self.row(*keys.start());
-        debug_assert_eq!(row, self.row(*keys.end()), "one chunk");
-        (Row::place(*keys.start())..=Row::place(*keys.end())).map(move |place| row.at(place))
-    }
-
-    #[inline]
-    const fn row(self, key: u32) -> Row {
-        let chunk = key / BLOCKS_PER_CHUNK;
-        // A multiplication by the golden ratio spaces any number of neighbouring chunks evenly. Some strides are bad for it, so
-        // each group of `NEIGHBOURS` chunks starts at a pseudo-random bucket of its own.
-        let mut turn = ((chunk / NEIGHBOURS) ^ self.seed).wrapping_mul(0x85eb_ca6b);
-        turn = (turn ^ turn >> 15).wrapping_add(self.seed).wrapping_mul(0xc2b2_ae35);
-        turn ^= turn >> 13;
-        let place = chunk.wrapping_mul(0x9e37_79b1).wrapping_add(turn);
-        Row { first: ((place as u64 * self.count as u64) >> 32) as usize, count: self.count }
-    }
-}
-
-impl Row {
-    /// The index of the bucket of block `key` among those of its chunk.
-    const fn place(key: u32) -> usize {
-        (key % BLOCKS_PER_CHUNK) as usize / PLACES
-    }
-
-    const fn at(self, place: usize) -> usize {
-        let at = self.first + place;
-        if at < self.count { at } else { at % self.count }
-    }
+/// Adds a slab of nodes to `slabs`. `None` if the allocation fails.
+pub(super) fn add_nodes(slabs: &mut Slabs) -> Option<()> {
+    add_slab(slabs, Node { entry: NO_ENTRY, next: END }, SLAB)
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -7,8 +7,12 @@ fn entry(key: u32, slot: u32) -> Entry {
     Entry { key, slot, segment: slot % 7, data: BlockData { offset: slot, sum: !slot } }
 }
 
+fn start(key: u32) -> Start {
+    Start::new(key, 7)
+}
+
 /// Checks the invariants of a table.
-fn check(table: &Table) {
+pub(in super::super) fn check(table: &Table) {
     let mut entries = 0;
     for bucket in &table.buckets {
         let taken = bucket.entries.iter().filter(|entry| entry.key != EMPTY).count();
@@ -37,18 +41,26 @@ fn the_table_agrees_with_a_map() {
     };
     // From a mostly empty table to chains of a dozen nodes.
     for keys in [10, 40, 200, 700] {
-        let mut table = Table::new(1, 7);
+        let mut table = Table::new(1).unwrap();
         let mut model = BTreeMap::new();
         for step in 0..20_000u32 {
             let key = next(keys) as u32 / 2 * 1024 + next(2) as u32;
             if next(2) == 0 {
-                let found = table.get_or_insert(entry(key, step));
+                let found = table.get_or_insert(start(key), entry(key, step));
                 assert_eq!(found.slot, *model.entry(key).or_insert(step), "step {step}");
             } else if model.remove(&key).is_some() {
-                table.remove(key);
+                table.remove(start(key), key);
             }
-            assert_eq!(table.get(key).map(|entry| entry.slot), model.get(&key).copied(), "step {step}");
-            assert_eq!(table.get_mut(key).map(|entry| entry.slot), model.get(&key).copied(), "step {step}");
+            assert_eq!(
+                table.get(start(key), key).map(|entry| entry.slot),
+                model.get(&key).copied(),
+                "step {step}"
+            );
+            assert_eq!(
+                table.get_mut(start(key), key).map(|entry| entry.slot),
+                model.get(&key).copied(),
+                "step {step}"
+            );
             if step % 64 == 0 {
                 check(&table);
                 let mut all: Vec<_> = table.iter().map(|entry| (entry.key, entry.slot)).collect();
@@ -61,20 +73,20 @@ fn the_table_agrees_with_a_map() {
 
 #[test]
 fn nodes_that_were_freed_are_used_again_before_new_ones() {
-    let mut table = Table::new(1, 7);
+    let mut table = Table::new(1).unwrap();
     // All in one bucket.
-    let at = table.bucket(0);
-    let keys: Vec<_> = (0..).filter(|key| table.bucket(*key) == at).take(60).collect();
+    let at = table.bucket(start(0), 0);
+    let keys: Vec<_> = (0..).filter(|key| table.bucket(start(*key), *key) == at).take(60).collect();
     for count in [PLACES, 4, 5, 9, 10, 15, 16, 60] {
         for round in 0..3u32 {
             let used = table.used;
             keys[..count].iter().for_each(|key| {
-                table.get_or_insert(entry(*key, 1));
+                table.get_or_insert(start(*key), entry(*key, 1));
             });
             let wanted = (count - PLACES) as u32;
             assert_eq!(table.used, used.max(wanted), "{count} entries, round {round}");
             check(&table);
-            keys[..count].iter().for_each(|key| table.remove(*key));
+            keys[..count].iter().for_each(|key| table.remove(start(*key), *key));
             assert_eq!(table.live(), 0);
             check(&table);
         }
@@ -83,10 +95,10 @@ fn nodes_that_were_freed_are_used_again_before_new_ones() {
 
 /// Bytes of a table for each of `keys`, and the share of them that is in chains.
 fn weight(places: usize, seed: u32, keys: impl Iterator<Item = u32>) -> (f64, f64) {
-    let mut table = Table::new(places, seed);
+    let mut table = Table::new(places).unwrap();
     let mut live = 0.0;
     for key in keys {
-        table.get_or_insert(entry(key, 1));
+        table.get_or_insert(Start::new(key, seed), entry(key, 1));
         live += 1.0;
     }
     (table.bytes() as f64 / live, f64::from(table.used) / live)
@@ -124,17 +136,30 @@ fn weigh_all(seed: u32) {
 }
 
 #[test]
-fn which_blocks_meet_depends_on_the_seed() {
-    // Groups of chunks that start in the same bucket as the first group, in a table with a known seed.
-    let met = |seed: u32| -> Vec<u32> {
-        let table = Table::new(3 * 1024, seed);
-        let key = |group: u32| group * NEIGHBOURS * BLOCKS_PER_CHUNK;
-        (1..60_000).filter(|group| table.bucket(key(*group)) == table.bucket(0)).collect()
-    };
-    let chosen = met(7);
-    assert!(chosen.len() > 30, "{}", chosen.len());
-    for seed in [0, 1, 8, 0x9e37_79b9] {
-        let still = met(seed).into_iter().filter(|group| chosen.contains(group)).count();
-        assert!(still < 5, "{still} of {} meet with seed {seed} too", chosen.len());
+fn what_leaves_a_bucket_leaves_the_rest_as_the_invariants_want_it() {
+    let mut random = 5_u64;
+    for count in 1..12 {
+        for round in 0..200 {
+            let mut table = Table::new(1).unwrap();
+            let at = table.bucket(start(0), 0);
+            let keys: Vec<_> =
+                (0..).filter(|key| table.bucket(start(*key), *key) == at).take(count).collect();
+            keys.iter().for_each(|key| table.insert(start(*key), entry(*key, *key)));
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let chosen = random >> 40;
+            let leaves = |key: u32| {
+                let place = keys.iter().position(|known| *known == key).unwrap();
+                chosen >> place & 1 == 1
+            };
+            let (mut gone, stay): (Vec<_>, Vec<_>) = keys.iter().partition(|key| leaves(**key));
+            assert_eq!(table.count_leaving(at, leaves), gone.len());
+            let mut taken = Vec::new();
+            table.drain(at, leaves, |entry| taken.push(entry.key));
+            (taken.sort_unstable(), gone.sort_unstable());
+            assert_eq!(taken, gone, "{count} entries, round {round}");
+            check(&table);
+            assert!(stay.iter().all(|key| table.get(start(*key), *key).is_some()));
+            assert_eq!(table.live() as usize, stay.len());
+        }
     }
 }

@@ -1,0 +1,184 @@
+//! The longest request of a writer and a reader while the cache of their device is attached, resized and detached.
+//!
+//! Invariants: every read is compared with what was written last; every request is timed; the same clients run as long without changes,
+//! so that the figure of the machine stands beside that of the changes.
+
+use crate::figures::Figures;
+use crate::statistics::rounded;
+use cbd_engine::{FormatOptions, Settings, Transport};
+use cbd_export::{RequestQueue, wait_any};
+use cbd_pmem::Mapping;
+use cbd_runtime::{DeviceQueue, Disk, NewBackend, ProcessEnvironment, RunOptions, RunningBackend};
+use cbd_types::{AlignedBuffer, ByteRange, Epoch, Error, ErrorKind, Region, Result};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+/// Bytes of the device; larger than the cache.
+const DEVICE: u64 = 256 * MIB;
+/// Rounds of four changes.
+const ROUNDS: usize = 50;
+/// The longest time without progress of a change.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The blocks of the device: the number of the last write of each.
+type Versions = Vec<AtomicU64>;
+
+/// Runs the measurement.
+///
+/// # Errors
+/// The errors of the engine and of the system, and wrong data.
+pub fn run(figures: &mut Figures) -> Result<()> {
+    let rig = Rig::new()?;
+    let begun = Instant::now();
+    let with = rig.beside_clients(|| {
+        for _ in 0..ROUNDS {
+            rig.change()?;
+        }
+        Ok(())
+    })?;
+    let span = begun.elapsed();
+    let without = rig.beside_clients(|| {
+        std::thread::sleep(span);
+        Ok(())
+    })?;
+    figures.add("stall_ms_max", rounded(with.as_secs_f64() * 1000.0, 2));
+    figures.add("stall_ms_max_without_changes", rounded(without.as_secs_f64() * 1000.0, 2));
+    Ok(())
+}
+
+struct Rig {
+    transport: Arc<Transport<ProcessEnvironment>>,
+    environment: Arc<ProcessEnvironment>,
+    run: RunningBackend,
+    versions: Versions,
+    /// The number of the last write of earlier clients.
+    last: AtomicU64,
+    _disk: tempfile::NamedTempFile,
+}
+
+impl Rig {
+    /// A backend without a cache, over a file in memory.
+    fn new() -> Result<Self> {
+        let system =
+            |error: std::io::Error| Error::new(ErrorKind::System, "no file in /dev/shm").caused_by(error);
+        let disk = tempfile::NamedTempFile::new_in("/dev/shm").map_err(system)?;
+        disk.as_file().set_len(DEVICE).map_err(system)?;
+        let environment = Arc::new(ProcessEnvironment::new());
+        let region = Region::new(Mapping::anonymous(512 * MIB)?);
+        let options = FormatOptions { segment_size: Some(MIB), ..FormatOptions::default() };
+        let transport = Transport::format(Arc::clone(&environment), region, &options)?;
+        let path = disk.path().display().to_string();
+        let new = NewBackend {
+            host: transport.register_host("bench", None)?,
+            path: path.clone(),
+            cache_bytes: None,
+            handlers: 1,
+            data_crc: true,
+            settings: Settings::default(),
+        };
+        let id = new.create(&transport, &Disk::inspect(&path)?)?;
+        let entry = transport.backend(id)?;
+        let (run, _) =
+            RunningBackend::start(&transport, &environment, &entry, &path, RunOptions::plain("the region"))?;
+        let versions = (0..DEVICE / BLOCK).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { transport, environment, run, versions, last: AtomicU64::new(0), _disk: disk })
+    }
+
+    /// Attaches, grows, shrinks and detaches the cache, with pauses in which the clients use it.
+    fn change(&self) -> Result<()> {
+        let pause = || std::thread::sleep(Duration::from_millis(50));
+        let go_on = &mut |_: &_| ControlFlow::Continue(());
+        self.run.attach_cache(&self.transport, &self.environment, 96 * MIB, Epoch(0))?;
+        pause();
+        self.run.resize_cache(&self.transport, 192 * MIB, TIMEOUT, go_on)?;
+        pause();
+        self.run.resize_cache(&self.transport, 64 * MIB, TIMEOUT, go_on)?;
+        pause();
+        let detached = self
+            .run
+            .detach_cache(&self.transport, &self.environment, TIMEOUT, &mut |_| ControlFlow::Continue(()));
+        detached
+            .map_err(|why| Error::new(ErrorKind::System, format!("the cache was not detached: {why:?}")))?;
+        pause();
+        Ok(())
+    }
+
+    /// The longest request of a writer and a reader beside `work`.
+    fn beside_clients(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let clients = [true, false].map(|writes| {
+                let ended = &ended;
+                scope.spawn(move || self.client(writes, ended))
+            });
+            let worked = work();
+            ended.store(true, Ordering::SeqCst);
+            let mut longest = Duration::ZERO;
+            for client in clients {
+                let panicked = |_| Error::new(ErrorKind::System, "a client panicked");
+                longest = longest.max(client.join().map_err(panicked)??);
+            }
+            worked.map(|()| longest)
+        })
+    }
+
+    /// Writes, or reads and compares, random blocks until `ended`; returns the longest request.
+    fn client(&self, writes: bool, ended: &AtomicBool) -> Result<Duration> {
+        let mut queue = self.run.device().device_queue()?;
+        let mut random = SmallRng::seed_from_u64(u64::from(writes));
+        let mut bytes = AlignedBuffer::zeroed(BLOCK as usize);
+        let (mut id, mut longest) = (self.last.load(Ordering::SeqCst), Duration::ZERO);
+        while !ended.load(Ordering::SeqCst) {
+            id += 1;
+            let block = random.random_range(0..self.versions.len());
+            let range = ByteRange::at(block as u64 * BLOCK, BLOCK);
+            let version = &self.versions[block];
+            let begun = Instant::now();
+            if writes {
+                bytes.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&u64::to_le_bytes(id)));
+                if let Some(result) = queue.write_from(id, range, &bytes, id % 64 == 0) {
+                    result?;
+                } else {
+                    complete(&mut queue, id)?;
+                }
+                longest = longest.max(begun.elapsed());
+                version.store(id, Ordering::SeqCst);
+                continue;
+            }
+            let before = version.load(Ordering::SeqCst);
+            match queue.read_into(id, range, &mut bytes) {
+                Some(result) => result?,
+                None => bytes.copy_from_slice(&complete(&mut queue, id)?),
+            }
+            longest = longest.max(begun.elapsed());
+            let found = bytes[..8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            // The writer may be ahead of what it has noted.
+            if found < before || bytes[8..] != bytes[..bytes.len() - 8] {
+                let text = format!("block {block} is of write {found}, and write {before} had completed");
+                return Err(Error::new(ErrorKind::Damaged, text));
+            }
+        }
+        if writes {
+            self.last.store(id, Ordering::SeqCst);
+        }
+        Ok(longest)
+    }
+}
+
+/// Waits for request `id`, the only one; returns its buffer.
+fn complete(queue: &mut DeviceQueue<ProcessEnvironment>, id: u64) -> Result<AlignedBuffer> {
+    let mut done = Vec::new();
+    loop {
+        queue.poll(&mut done);
+        if let Some(completion) = done.drain(..).find(|completion| completion.id == id) {
+            return completion.result.map(|()| completion.buffer);
+        }
+        wait_any(&queue.wait_descriptors(), Some(TIMEOUT))?;
+    }
+}
