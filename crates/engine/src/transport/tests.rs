@@ -4,6 +4,7 @@ mod attach;
 mod features;
 mod limits;
 mod moved;
+mod resize;
 mod settings;
 mod uses;
 
