@@ -55,6 +55,8 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     results: Vec<Option<Result<Admission>>>,
     /// The failed flushes of the backing device that this queue has reported.
     pub(crate) reported_failures: u64,
+    /// A flush of the backing device failed for a cache that the route has left, and this queue has not reported it.
+    owes_failure: bool,
     /// Declared last: it ends when the queue of the backing device is closed.
     pub(crate) membership: Membership<E>,
 }
@@ -67,6 +69,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let membership = Membership::new(&device, &waker);
         let mut queue = Self {
             reported_failures: 0,
+            owes_failure: false,
             device,
             cache: Arc::new(None),
             // No route has this number: a queue that is created while the route is held asks again.
@@ -172,12 +175,17 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         match self.device.route.look(self.membership.number(), is_quiet) {
             Seen::Held => return true,
-            Seen::Route(number, cache) => {
-                self.route = number;
+            Seen::Route(number, cache, reported) => {
+                // A queue that has followed no route yet has changed nothing that could be lost.
+                let is_new = core::mem::replace(&mut self.route, number) == u64::MAX;
                 let is_other =
                     cache.as_ref().map(Arc::as_ptr) != self.cache.as_ref().as_ref().map(Arc::as_ptr);
                 if is_other {
-                    self.reported_failures = cache.as_ref().map_or(0, |cache| cache.reported_failures());
+                    let left = (*self.cache).as_ref();
+                    self.owes_failure |=
+                        left.is_some_and(|left| left.reported_failures() > self.reported_failures);
+                    let now = cache.as_ref().map_or(0, |cache| cache.reported_failures());
+                    self.reported_failures = if is_new { now } else { reported };
                     self.cache = Arc::new(cache);
                 }
             }
@@ -327,6 +335,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         if self.is_held(done) {
             return self.hold(request);
+        }
+        if request.operation == Operation::Flush && core::mem::take(&mut self.owes_failure) {
+            return complete(request, Err(flush_failed()), done);
         }
         let cache = Arc::clone(&self.cache);
         match &*cache {
@@ -659,6 +670,12 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
             misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
         }
     }
+}
+
+#[cold]
+fn flush_failed() -> Error {
+    let text = "a flush of the backing device failed while the device had a cache: writes since the flush before may be lost";
+    Error::new(ErrorKind::Backing, text)
 }
 
 pub(crate) fn given_up() -> Error {
