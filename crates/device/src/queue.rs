@@ -56,6 +56,8 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     results: Vec<Option<Result<Admission>>>,
     /// The failed flushes of the backing device that this queue has reported.
     pub(crate) reported_failures: u64,
+    /// A flush of the backing device failed for a cache that the route has left, and this queue has not reported it.
+    owes_failure: bool,
     /// Declared last: it ends when the queue of the backing device is closed.
     pub(crate) membership: Membership<E>,
 }
@@ -68,6 +70,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let membership = Membership::new(&device, &waker);
         let mut queue = Self {
             reported_failures: 0,
+            owes_failure: false,
             device,
             cache: Arc::new(None),
             // No route has this number: a queue that is created while the route is held asks again.
@@ -263,6 +266,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         if self.is_held(done) {
             return self.hold(request);
+        }
+        if request.operation == Operation::Flush && core::mem::take(&mut self.owes_failure) {
+            return complete(request, Err(flush_failed()), done);
         }
         let cache = Arc::clone(&self.cache);
         match &*cache {
@@ -575,6 +581,12 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
             misses.into_iter().for_each(|miss| cache.cancel_fill(miss));
         }
     }
+}
+
+#[cold]
+fn flush_failed() -> Error {
+    let text = "a flush of the backing device failed while the device had a cache: writes since the flush before may be lost";
+    Error::new(ErrorKind::Backing, text)
 }
 
 pub(crate) fn given_up() -> Error {

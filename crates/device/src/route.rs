@@ -26,6 +26,8 @@ struct Known {
 
 struct State<E: Environment> {
     cache: Option<Arc<Cache<E>>>,
+    /// The number of the last failed flush that `cache` had to report when the route changed to it.
+    reported: u64,
     queues: Vec<Known>,
     /// The waker of the thread that holds the route.
     holder: Option<Waker>,
@@ -45,13 +47,14 @@ pub(crate) struct Route<E: Environment> {
 pub(crate) enum Seen<E: Environment> {
     /// The route is held: nothing may begin.
     Held,
-    /// The route with this number, through this cache.
-    Route(u64, Option<Arc<Cache<E>>>),
+    /// The route with this number, through this cache, and the number of the last failed flush that the cache had to report when the
+    /// route changed to it.
+    Route(u64, Option<Arc<Cache<E>>>, u64),
 }
 
 impl<E: Environment> Route<E> {
     pub(crate) fn new(cache: Option<Arc<Cache<E>>>) -> Self {
-        let state = State { cache, queues: Vec::new(), holder: None, next: 0 };
+        let state = State { cache, reported: 0, queues: Vec::new(), holder: None, next: 0 };
         Self { number: AtomicU64::new(0), state: lock_api::Mutex::new(state) }
     }
 
@@ -85,7 +88,7 @@ impl<E: Environment> Route<E> {
             known.is_quiet = is_held && is_quiet;
         }
         match &state.holder {
-            None => Seen::Route(self.number(), state.cache.clone()),
+            None => Seen::Route(self.number(), state.cache.clone(), state.reported),
             Some(holder) => {
                 if is_quiet {
                     holder.wake_by_ref();
@@ -173,6 +176,8 @@ impl<E: Environment> Hold<E> {
             drop(state);
             return Err(self);
         }
+        // Before any queue goes on: the failures from here on concern each queue that has changed something before.
+        state.reported = cache.as_ref().map_or(0, |cache| cache.reported_failures());
         let former = core::mem::replace(&mut state.cache, cache);
         drop(state);
         drop(former);

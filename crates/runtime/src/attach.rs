@@ -106,9 +106,10 @@ impl RunningBackend {
 
     /// Sends the requests of clients through a cache that is empty.
     fn route_through(&self, caching: &Arc<Caching>) -> Result<()> {
-        // Writes that went straight to the backing device are flushed by the next flush of their client.
-        caching.cache.note_unflushed();
         let hold = hold_quiet(self.device.device())?;
+        // Writes that went straight to the backing device are flushed by the next flush of their client. Noted now, when the last of
+        // them has returned: a flush that the background worker sends earlier does not cover it.
+        caching.cache.note_unflushed();
         hold.change(Some(Arc::clone(&caching.cache))).map_err(|_| not_quiet())?;
         *self.caching.lock() = Some(Arc::clone(caching));
         Ok(())

@@ -98,6 +98,10 @@ pub(crate) struct State {
     /// Queues with lower numbers belong to dead processes.
     pub(crate) first_living_queue: u64,
     counters: DiskCounters,
+    /// A failed flush has left changes that reads show and that no later flush makes durable.
+    has_lost: bool,
+    /// Another disk of the same machine: what ends this one ends that one too.
+    beside: Option<SimDisk>,
 }
 
 /// The disk; clones share it.
@@ -153,7 +157,22 @@ impl SimDisk {
             user: None,
             first_living_queue: 0,
             counters: DiskCounters::default(),
+            has_lost: false,
+            beside: None,
         })))
+    }
+
+    /// Puts another disk into the same machine: forks, crashes and power cuts of this one are those of that one too.
+    #[must_use]
+    pub fn with_beside(self, other: Self) -> Self {
+        self.with(|state| state.beside = Some(other));
+        self
+    }
+
+    /// The other disk of the machine.
+    #[must_use]
+    pub fn beside(&self) -> Option<Self> {
+        self.with(|state| state.beside.clone())
     }
 
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
@@ -253,6 +272,8 @@ impl SimDisk {
                 user: None,
                 first_living_queue: state.queues + 1,
                 counters: DiskCounters::default(),
+                has_lost: state.has_lost,
+                beside: state.beside.as_ref().map(Self::fork),
             })))
         })
     }
@@ -267,7 +288,9 @@ impl SimDisk {
             state.unflushed.clear();
             state.flying.clear();
             state.left_behind.clear();
+            state.has_lost = false;
             state.first_living_queue = state.queues + 1;
+            state.beside.iter().for_each(|beside| beside.power_cut(seed ^ 1));
         });
     }
 
@@ -275,13 +298,19 @@ impl SimDisk {
     #[must_use]
     pub fn is_durable(&self) -> bool {
         self.with(|state| {
-            state.unflushed.is_empty() && state.left_behind.is_empty() && state.flying.is_empty()
+            !state.has_lost
+                && state.unflushed.is_empty()
+                && state.left_behind.is_empty()
+                && state.flying.is_empty()
         })
     }
 
     /// From this call on, the process with this memory uses the disk.
     pub fn used_by(&self, memory: &CrashMemory) {
-        self.with(|state| state.user = Some(memory.clone()));
+        self.with(|state| {
+            state.user = Some(memory.clone());
+            state.beside.iter().for_each(|beside| beside.used_by(memory));
+        });
     }
 
     /// Kills the process that uses the disk. Each operation that it had in flight takes effect whole, in part or not
@@ -298,6 +327,7 @@ impl SimDisk {
                 }
             }
             state.first_living_queue = state.queues + 1;
+            state.beside.iter().for_each(|beside| beside.process_crash(seed ^ 1));
         });
     }
 }
@@ -466,6 +496,7 @@ impl State {
         if fails {
             let mut random = self.random.fork();
             let sector = self.sector();
+            self.has_lost |= !covered.is_empty();
             for change in covered {
                 change
                     .some_sectors(sector, &mut random)

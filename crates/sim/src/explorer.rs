@@ -21,8 +21,8 @@ use crate::memory::{CrashMemory, Keep, OpenLine};
 use crate::oracle::Violation;
 use crate::random::{Seeded, mix};
 use crate::world::{Happened, World};
-pub(crate) use check::Expected;
 use check::Recovered;
+pub(crate) use check::{Beside, Expected};
 use fates::Fate;
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ pub use tally::{Counts, Finding, Tally};
 
 /// Size in bytes of the pieces in which contents are compared: the maximum size that the engine reads in one piece
 /// with the smallest segments.
-const UNIT: u64 = 16 << 10;
+pub(crate) const UNIT: u64 = 16 << 10;
 
 /// The effort at each moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -372,13 +372,17 @@ impl Moment<'_> {
     /// Discards the region. If the status reports that the backing device alone is crash-consistent, checks its
     /// contents as a crash state. They must include all changes that were flushed before the recovery point.
     fn discard_region(&mut self, disk: &SimDisk, found: &Recovered) {
-        if found.status.drained_wall_ms > 0 {
+        let Some(status) = &found.status else {
+            // The disk is everything, and was compared.
+            return;
+        };
+        if status.drained_wall_ms > 0 {
             self.explorer.tally.rare("recovery_point_checked", 1);
         }
-        if let Err(violation) = self.world.check_recovery_point(&disk.contents(), &found.status) {
+        if let Err(violation) = self.world.check_recovery_point(&disk.contents(), status) {
             self.found("region thrown away", violation.0);
         }
-        if !found.status.backing_is_consistent {
+        if !status.backing_is_consistent {
             self.explorer.tally.rare("bare_disk_void", 1);
             return;
         }
@@ -443,7 +447,9 @@ impl Moment<'_> {
         match checked {
             Ok(Ok(found)) => {
                 self.explorer.tally.distinct.insert(found.digest());
-                self.explorer.tally.engine(&found.status.rare);
+                if let Some(status) = &found.status {
+                    self.explorer.tally.engine(&status.rare);
+                }
                 Some(found)
             }
             Ok(Err(violation)) => {

@@ -52,6 +52,8 @@ struct Entry {
     submitted: Moment,
     completed: Moment,
     guaranteed: Moment,
+    /// It was in a cache when it completed: no crash takes it, although no flush has covered it.
+    kept: bool,
     /// The wall clock when the change completed, and when it was guaranteed; [`NEVER`] before that.
     completed_ms: u64,
     guaranteed_ms: u64,
@@ -60,6 +62,11 @@ struct Entry {
 impl Entry {
     fn complete(&mut self, now: Moment, wall_ms: u64) {
         (self.completed, self.completed_ms) = (now, wall_ms);
+    }
+
+    /// Whether a crash of the cache and the disk together keeps it, or something newer.
+    const fn is_safe(&self) -> bool {
+        self.guaranteed != NEVER || self.kept
     }
 
     fn guarantee(&mut self, moment: Moment, wall_ms: u64) {
@@ -180,6 +187,7 @@ impl Oracle {
                 submitted: 0,
                 completed: 0,
                 guaranteed: 0,
+                kept: true,
                 completed_ms: 0,
                 guaranteed_ms: 0,
             };
@@ -188,6 +196,7 @@ impl Oracle {
                 submitted,
                 completed: NEVER,
                 guaranteed: NEVER,
+                kept: false,
                 completed_ms: NEVER,
                 guaranteed_ms: NEVER,
             };
@@ -215,6 +224,18 @@ impl Oracle {
                 }
             }
             self.unguaranteed.push(sector);
+        }
+    }
+
+    /// As [`complete`](Self::complete), for a change that a cache has recorded: it is durable at once, although the backing device
+    /// alone may lack it until a flush has covered it.
+    pub fn complete_in_cache(&mut self, change: OpenChange, fua: bool) {
+        let Some(range) = self.range_of(change) else { return };
+        self.complete(change, fua);
+        for sector in self.sectors_of(range) {
+            if let Some(entry) = self.sectors.get_mut(&sector).and_then(|entries| entries.last_mut()) {
+                entry.kept = true;
+            }
         }
     }
 
@@ -323,9 +344,7 @@ impl Oracle {
         };
         let is_certain = |entry: &Entry| {
             entry.completed <= submitted
-                && (entry.guaranteed != NEVER
-                    || self.flush_failed == 0
-                    || entry.completed > self.flush_failed)
+                && (entry.is_safe() || self.flush_failed == 0 || entry.completed > self.flush_failed)
         };
         let oldest = entries.iter().rposition(is_certain).unwrap_or(0);
         entries[oldest..].iter().map(|entry| entry.content).collect()
@@ -370,7 +389,7 @@ impl Oracle {
             for sector in self.sectors_to_check(range, &bytes) {
                 let shown = Content::of(sector, self.sector_in(range, &bytes, sector));
                 let entries = self.sectors.get(&sector).map_or(&[][..], Vec::as_slice);
-                let oldest = entries.iter().rposition(|entry| entry.guaranteed != NEVER).unwrap_or(0);
+                let oldest = entries.iter().rposition(Entry::is_safe).unwrap_or(0);
                 let legal: Vec<Content> = entries[oldest..].iter().map(|entry| entry.content).collect();
                 let found = legal.iter().rposition(|content| Some(*content) == shown);
                 let Some(found) = found else {
@@ -381,7 +400,10 @@ impl Oracle {
                     entries.truncate(oldest + found + 1);
                     if let Some(entry) = entries.last_mut() {
                         // It may be in the cache alone, so it counts as unflushed.
-                        entry.complete(entry.completed.min(now), entry.completed_ms.min(wall_ms));
+                        // And what a flush has failed to cover since may still be lost, if the power was not cut after all.
+                        let is_lost = self.flush_failed > entry.submitted;
+                        let latest = if is_lost { self.flush_failed } else { now };
+                        entry.complete(entry.completed.min(latest), entry.completed_ms.min(wall_ms));
                         unguaranteed.push(sector);
                     }
                 }

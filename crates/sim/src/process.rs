@@ -1,9 +1,13 @@
 //! One simulated process: an engine over a simulated region and a simulated disk, the queues of its clients
-//! and its background worker, driven step by step on one thread.
+//! and its background worker, driven step by step on one thread. A backend without a cache has no engine and no worker.
 //!
 //! Invariants: a client's queue is polled, and the background worker steps, only after an event (a waker, a completed
 //! disk operation of its own, or its timer), as a sleeping thread would be woken. A lost wakeup is therefore
 //! detected.
+//!
+//! Elsewhere: caches that come, go, grow and shrink (`change`).
+
+mod change;
 
 use crate::CrashNow;
 use crate::actor::act_as;
@@ -15,6 +19,8 @@ use crate::memory::CrashMemory;
 use cbd_device::{Device, Queue};
 use cbd_engine::{BackgroundWorker, Cache, Settings, Step, Transport};
 use cbd_types::{BackendId, Completion, Region, Request, Result};
+pub use change::Advanced;
+use change::{Change, Place};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -109,7 +115,7 @@ impl SimWorker {
             }
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         act_as(WORKER);
         self.wake_flag.take();
         self.last_step = self.worker.step();
@@ -157,34 +163,71 @@ pub fn recover(
 }
 
 /// A transport, and a cache on it.
-type Opened = (Arc<Transport<SimEnvironment>>, Arc<Cache<SimEnvironment>>);
+type Opened<C> = (Arc<Transport<SimEnvironment>>, C);
 
 /// As [`recover`], with the transport.
 fn recover_both(
     environment: &Arc<SimEnvironment>,
     memory: &CrashMemory,
     backend: BackendId,
-) -> Result<Opened> {
+) -> Result<Opened<Arc<Cache<SimEnvironment>>>> {
     act_as(ADMINISTRATOR);
     let transport = Transport::open(Arc::clone(environment), Region::new(memory.clone()))?;
     let cache = transport.open_cache(backend)?;
     Ok((transport, cache))
 }
 
+/// As [`recover`], with the transport, for a backend that may have no cache.
+pub(crate) fn recover_if_cached(
+    environment: &Arc<SimEnvironment>,
+    memory: &CrashMemory,
+    backend: BackendId,
+) -> Result<Opened<Option<Arc<Cache<SimEnvironment>>>>> {
+    act_as(ADMINISTRATOR);
+    let transport = Transport::open(Arc::clone(environment), Region::new(memory.clone()))?;
+    let is_cached = transport.backend(backend)?.cache_segments > 0;
+    let cache = is_cached.then(|| transport.open_cache(backend)).transpose()?;
+    Ok((transport, cache))
+}
+
+/// A cache, and its background worker.
+pub(crate) struct Caching {
+    worker: SimWorker,
+    cache: Arc<Cache<SimEnvironment>>,
+}
+
+impl Caching {
+    pub(crate) fn new(cache: Arc<Cache<SimEnvironment>>, disk: &SimDisk, depth: usize) -> Self {
+        Self { worker: SimWorker::new(&cache, disk, depth), cache }
+    }
+
+    pub(crate) const fn cache(&self) -> &Arc<Cache<SimEnvironment>> {
+        &self.cache
+    }
+
+    /// The background worker takes a step if it was woken; returns whether it was.
+    pub(crate) fn step_if_woken(&mut self, disk: &SimDisk, clock_ms: u64) -> bool {
+        self.worker.step_if_woken(disk, clock_ms)
+    }
+}
+
 /// The process.
 pub struct Process {
     environment: Arc<SimEnvironment>,
     transport: Arc<Transport<SimEnvironment>>,
-    cache: Arc<Cache<SimEnvironment>>,
+    backend: BackendId,
+    /// The cache that requests go through, if there is one.
+    caching: Option<Caching>,
+    /// The change of the cache that is going on.
+    change: Option<Change>,
     device: Arc<Device<SimEnvironment>>,
     depth: usize,
     clients: Vec<Client>,
-    worker: SimWorker,
     disk: SimDisk,
 }
 
 impl Process {
-    /// Opens the cache of `backend`, which recovers it, and the queues of `clients` clients.
+    /// Opens the cache of `backend`, if it has one, which recovers it, and the queues of `clients` clients.
     ///
     /// # Errors
     /// The error of the engine.
@@ -196,18 +239,43 @@ impl Process {
         clients: usize,
         depth: usize,
     ) -> Result<Self> {
-        let (transport, cache) = recover_both(&environment, memory, backend)?;
+        let (transport, cache) = recover_if_cached(&environment, memory, backend)?;
         disk.used_by(memory);
-        let device = Arc::new(Device::cached(Arc::clone(&cache), disk.geometry()));
+        let device = Arc::new(match &cache {
+            Some(cache) => Device::cached(Arc::clone(cache), disk.geometry()),
+            None => Device::uncached(disk.geometry()),
+        });
         let clients = (0..clients).map(|_| Client::new(&device, disk, depth)).collect();
-        let worker = SimWorker::new(&cache, disk, depth);
-        Ok(Self { environment, transport, cache, device, depth, clients, worker, disk: disk.clone() })
+        let caching = cache.map(|cache| Caching::new(cache, disk, depth));
+        let disk = disk.clone();
+        Ok(Self { environment, transport, backend, caching, change: None, device, depth, clients, disk })
     }
 
-    /// The engine's cache.
+    /// The engine's cache, in a process that has one.
     pub fn cache(&self) -> &Cache<SimEnvironment> {
+        match self.cached() {
+            Some(cache) => cache,
+            None => unreachable!("the backend has no cache"),
+        }
+    }
+
+    /// The engine's cache, if requests go through one.
+    pub fn cached(&self) -> Option<&Cache<SimEnvironment>> {
         act_as(ADMINISTRATOR);
-        &self.cache
+        self.caching.as_ref().map(|caching| &*caching.cache)
+    }
+
+    /// Stops the cache, if there is one, as an orderly end does. A change that goes on ends where it is.
+    pub fn stop(&mut self) {
+        self.change = None;
+        if let Some(cache) = self.cached() {
+            cache.stop();
+        }
+    }
+
+    /// The tables of the region.
+    pub(crate) const fn transport(&self) -> &Arc<Transport<SimEnvironment>> {
+        &self.transport
     }
 
     /// Changes the settings, in the region and then in the running cache.
@@ -216,8 +284,8 @@ impl Process {
     /// The error of the engine.
     pub fn change_settings(&self, settings: Settings) -> Result<()> {
         act_as(ADMINISTRATOR);
-        self.transport.update_settings(self.cache.backend(), settings)?;
-        self.cache.set_settings(settings)
+        self.transport.update_settings(self.backend, settings)?;
+        self.cache().set_settings(settings)
     }
 
     /// Number of clients.
@@ -254,7 +322,8 @@ impl Process {
     }
 
     /// Runs several clients and, if it has work, the background worker as interleaved threads. Each client submits
-    /// its `requests` at once and polls its queue; `seed` decides the schedule.
+    /// its `requests` at once and polls its queue; `seed` decides the schedule. With `advances`, the change of the cache that is
+    /// going on takes a step beside them.
     ///
     /// # Panics
     /// With [`CrashNow`] when the process crashed in one of them, and with the panic of any of them.
@@ -263,9 +332,11 @@ impl Process {
         seed: u64,
         switch_permille: u64,
         requests: BTreeMap<usize, Vec<Request>>,
+        advances: bool,
     ) -> Vec<Completion> {
         let has_work = self.worker_has_work();
         let mut requests = requests;
+        let place = Place::of(&self.transport, &self.device);
         let mut works: Vec<Box<dyn FnOnce() -> Vec<Completion> + Send + '_>> = Vec::new();
         for (number, client) in self.clients.iter_mut().enumerate() {
             let Some(requests) = requests.remove(&number) else { continue };
@@ -278,10 +349,17 @@ impl Process {
                 done
             }));
         }
-        let worker = &mut self.worker;
-        if has_work {
+        if let (true, Some(caching)) = (has_work, &mut self.caching) {
+            let worker = &mut caching.worker;
             works.push(Box::new(move || {
                 worker.step();
+                Vec::new()
+            }));
+        }
+        if let (true, Some(change)) = (advances, &mut self.change) {
+            works.push(Box::new(move || {
+                act_as(ADMINISTRATOR);
+                change.advance_beside(&place);
                 Vec::new()
             }));
         }
@@ -303,12 +381,21 @@ impl Process {
     }
 
     fn worker_has_work(&self) -> bool {
-        self.worker.has_work(&self.disk, self.environment.clock_ms())
+        let now_ms = self.environment.clock_ms();
+        self.caching.as_ref().is_some_and(|caching| caching.worker.has_work(&self.disk, now_ms))
     }
 
     /// The background worker takes a step if it was woken; returns whether it was.
     pub fn maintain(&mut self) -> bool {
-        self.worker.step_if_woken(&self.disk, self.environment.clock_ms())
+        let now_ms = self.environment.clock_ms();
+        let mut went_on = false;
+        if let Some(Change::Attaching { caching, .. }) = &mut self.change {
+            went_on |= caching.worker.step_if_woken(&self.disk, now_ms);
+        }
+        if let Some(caching) = &mut self.caching {
+            went_on |= caching.worker.step_if_woken(&self.disk, now_ms);
+        }
+        went_on
     }
 
     /// The next possible action of the process.
@@ -316,17 +403,19 @@ impl Process {
         if (0..self.clients.len()).any(|client| self.client_has_work(client)) || self.worker_has_work() {
             return Outlook::Work;
         }
-        self.worker.sleeps_until().map_or(Outlook::Stuck, Outlook::Sleeps)
+        let until = self.caching.as_ref().and_then(|caching| caching.worker.sleeps_until());
+        until.map_or(Outlook::Stuck, Outlook::Sleeps)
     }
 
     /// The state in which the clients and the background worker wait, for a report.
     pub fn describe(&self) -> String {
         let parked: Vec<usize> = self.clients.iter().map(|client| client.queue.parked()).collect();
+        let worker = self.caching.as_ref().map(|Caching { worker, cache }| {
+            (worker.last_step, self.disk.in_flight_of(worker.queue), cache.status())
+        });
         format!(
-            "parked requests by client {parked:?}, the worker's last step {:?}, its disk operations {}, {:?}",
-            self.worker.last_step,
-            self.disk.in_flight_of(self.worker.queue),
-            self.cache.status()
+            "parked requests by client {parked:?}, {}, the worker's last step, its disk operations and the status {worker:?}",
+            self.change.as_ref().map_or("no change goes on", Change::name)
         )
     }
 }

@@ -7,9 +7,11 @@
 //! Elsewhere: which worlds to run (the tests).
 
 mod branches;
+mod caches;
 mod checks;
 mod crashes;
 mod making;
+mod neighbour;
 mod options;
 mod requests;
 mod sequences;
@@ -31,6 +33,7 @@ use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Completion, Epoch, Error, Operation, Request,
 };
 pub(crate) use making::{make_cache, region_size};
+use neighbour::Neighbour;
 pub use options::{Happened, WorldOptions};
 use requests::PendingRequest;
 pub use sequences::Act;
@@ -74,6 +77,10 @@ pub struct World {
     happened: Happened,
     /// Explores every moment, if there is one.
     explorer: Option<Explorer>,
+    /// Another backend on the region, if there is one.
+    neighbour: Option<Neighbour>,
+    /// Raised when a change of the cache begins and when it ends.
+    route_changes: u64,
 }
 
 impl World {
@@ -91,13 +98,22 @@ impl World {
             discard_zeroes: options.discard_zeroes,
             ..SimDisk::ordinary(options.size, options.sector)
         };
-        let disk = SimDisk::new(geometry, random.next());
+        let mut disk = SimDisk::new(geometry, random.next());
         let environment = Arc::new(SimEnvironment::new(random.next(), 0));
         if options.bypasses && options.seed.is_multiple_of(3) {
             environment.pass_at_each_look(3);
         }
-        let (backend, segment_area) = make_cache(&options, &environment, &memory)
-            .unwrap_or_else(|error| panic!("seed {}: the engine makes no cache: {error}", options.seed));
+        let refused = |error| -> ! { panic!("seed {}: the engine makes no cache: {error}", options.seed) };
+        let (transport, backend, segment_area) = making::make_cache_on(&options, &environment, &memory)
+            .unwrap_or_else(|error: Error| refused(error));
+        let mut neighbour = None;
+        if options.varies_size {
+            let other = Neighbour::new_disk(options.seed);
+            disk = disk.with_beside(other.clone());
+            neighbour =
+                Some(Neighbour::make(&options, &transport, other).unwrap_or_else(|error| refused(error)));
+        }
+        drop(transport);
         let atomic_unit = (options.segment_size / 4).min(1 << 20);
         let oracle = Oracle::new(options.size, options.sector, atomic_unit);
         let mut world = Self {
@@ -121,11 +137,13 @@ impl World {
             is_damaged: false,
             had_power_cut: false,
             is_disk_broken: !options.unwritable.is_empty(),
-            expects_refusals: false,
+            expects_refusals: options.varies_route && options.write_errors_permille > 0,
             parked_seen: (0, 0),
             index_resize: None,
             happened: Happened::default(),
             explorer: None,
+            neighbour,
+            route_changes: 0,
             options,
         };
         world.set_faults(true);
@@ -178,8 +196,11 @@ impl World {
 
     /// Ends the process and adds the counts of its engine.
     fn end_process(&mut self) {
+        if let Some(neighbour) = &mut self.neighbour {
+            neighbour.end();
+        }
         if let Some(process) = self.process.take() {
-            let status = process.cache().status();
+            let Some(status) = process.cached().map(|cache| cache.status()) else { return };
             self.happened.rare = self.happened.rare.and(status.rare);
             let bypassed = |reason| status.bypassed.of(reason);
             self.happened.past_sequential += bypassed(BypassReason::Sequential);
@@ -251,7 +272,12 @@ impl World {
         }
         // No client relies on the recovered contents before recovery has ended.
         self.check_points();
-        let drained = self.process().cache().status().drained_epoch;
+        self.route_changes += 1;
+        self.open_neighbour();
+        let Some(drained) = self.process().cached().map(|cache| cache.status().drained_epoch) else {
+            self.drained_epoch = Epoch(0);
+            return;
+        };
         // If the newest slot of *drained* is damaged, an older one counts.
         if drained < self.drained_epoch && !self.is_damaged {
             self.fail(format!("drained fell from {} to {drained}", self.drained_epoch));
@@ -283,6 +309,9 @@ impl World {
         if self.options.resizes_index && self.random.chance(300) {
             self.resize_index();
         }
+        if self.turn_of_caches() {
+            return;
+        }
         if self.random.chance(self.options.worker_percent * 10) {
             for _ in 0..self.random.between(1, 4) {
                 self.maintain();
@@ -303,11 +332,15 @@ impl World {
             _ => match self.random.below(20) {
                 0 => self.stop_and_start(),
                 1..6 => self.replace_a_client(),
-                6..10 if self.options.vary_settings => self.vary_settings(),
+                6..10 if self.options.vary_settings && self.is_cached() => self.vary_settings(),
                 10..16 if self.options.vary_modes || self.options.bypasses => self.vary_mode(),
                 _ => {}
             },
         }
+    }
+
+    fn is_cached(&mut self) -> bool {
+        self.process().cached().is_some()
     }
 
     /// Replaces a client. A client that waits for changes is not replaced, because the outcome of these changes would
@@ -378,7 +411,7 @@ impl World {
     }
 
     fn ask_drain(&mut self) {
-        if self.draining.is_none() {
+        if self.draining.is_none() && self.process().cached().is_some() {
             let asked = self.oracle.now();
             let epoch = self.process().cache().request_drain();
             self.draining = Some((asked, epoch));
@@ -386,7 +419,7 @@ impl World {
     }
 
     fn note_drained(&mut self) {
-        let status = self.process().cache().status();
+        let Some(status) = self.process().cached().map(|cache| cache.status()) else { return };
         if status.drained_epoch < self.drained_epoch {
             self.fail(format!("drained fell from {} to {}", self.drained_epoch, status.drained_epoch));
         }
@@ -470,7 +503,13 @@ impl World {
             }
             let client = turns % self.options.clients.max(1) as u64;
             let went_on = (client > 0 && self.poll(client as usize)) | self.maintain();
-            if !went_on {
+            if went_on {
+                continue;
+            }
+            if self.process().is_changing() {
+                self.advance_change();
+            }
+            if !self.process().is_changing() || self.process().outlook() != Outlook::Stuck {
                 self.advance_clock();
             }
         }
@@ -515,6 +554,10 @@ impl World {
     /// Continues until every request is complete and its data is on the backing device.
     pub fn drain(&mut self) {
         self.quiesce();
+        if !self.is_cached() {
+            // The disk has everything; a flush makes it durable.
+            return self.settle_down();
+        }
         self.draining = None;
         self.ask_drain();
         self.wait_until(|world| {

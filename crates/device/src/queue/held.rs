@@ -32,12 +32,17 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         match self.device.route.look(self.membership.number(), is_quiet) {
             Seen::Held => return true,
-            Seen::Route(number, cache) => {
-                self.route = number;
+            Seen::Route(number, cache, reported) => {
+                // A queue that has followed no route yet has changed nothing that could be lost.
+                let is_new = core::mem::replace(&mut self.route, number) == u64::MAX;
                 let is_other =
                     cache.as_ref().map(Arc::as_ptr) != self.cache.as_ref().as_ref().map(Arc::as_ptr);
                 if is_other {
-                    self.reported_failures = cache.as_ref().map_or(0, |cache| cache.reported_failures());
+                    let left = (*self.cache).as_ref();
+                    self.owes_failure |=
+                        left.is_some_and(|left| left.reported_failures() > self.reported_failures);
+                    let now = cache.as_ref().map_or(0, |cache| cache.reported_failures());
+                    self.reported_failures = if is_new { now } else { reported };
                     self.cache = Arc::new(cache);
                 }
             }

@@ -46,7 +46,7 @@ impl Environment for NoEnvironment {
     }
 }
 
-/// Completes each operation at the next poll; reads and writes from offset `bad` on fail.
+/// Completes each operation at the next poll; reads and writes from offset `bad` on fail, and flushes if all is bad.
 struct Disk {
     submitted: Vec<(OpToken, BackingOp)>,
     asked: Vec<(&'static str, u64, u64)>,
@@ -75,6 +75,9 @@ impl BackingQueue for Disk {
                     result = Err(Error::new(ErrorKind::Backing, "it is bad"));
                 }
                 BackingOp::Read { buffer, .. } => buffer.fill(self.value),
+                BackingOp::Flush if self.bad == 0 => {
+                    result = Err(Error::new(ErrorKind::Backing, "it is bad"));
+                }
                 _ => {}
             }
             done.push(BackingDone { token, op, result });

@@ -40,10 +40,14 @@ impl<E: Environment> Cache<E> {
     /// missing.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if the cache is giving up segments already; [`ErrorKind::NoSpace`] if its lanes need more than it would
-    /// keep, or it holds more than that which the backing device does not take; [`ErrorKind::System`] without memory.
+    /// [`ErrorKind::InvalidArgument`] for none; [`ErrorKind::Busy`] if the cache is giving up segments already;
+    /// [`ErrorKind::NoSpace`] if its lanes need more than it would keep, or it holds more than that which the backing device does
+    /// not take; [`ErrorKind::System`] without memory.
     pub fn begin_shrink(self: &Arc<Self>, segments: u32) -> Result<Shrink<E>> {
         let (base, size) = (self.base(), self.base().shape().size);
+        if segments == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a cache shrinks by one segment at least"));
+        }
         let kept = self.capacity().saturating_sub(u64::from(segments) * size);
         let least = self.capacity_min();
         if kept < least {
@@ -137,7 +141,9 @@ impl<E: Environment> Shrink<E> {
 
     /// Ends with what is given up: from here on these are not segments of the cache. The caller makes that durable before another
     /// cache gets them.
-    pub(crate) fn take(self) -> Vec<SegmentId> {
+    pub(crate) fn take(mut self) -> Vec<SegmentId> {
+        // Its drop has nothing to take back, and must not take what another one collects.
+        self.segments = 0;
         let base = self.cache.base();
         let given_up = base.pool().take_given_up();
         base.count_fewer_segments(given_up.len() as u32);
@@ -147,6 +153,9 @@ impl<E: Environment> Shrink<E> {
 
 impl<E: Environment> Drop for Shrink<E> {
     fn drop(&mut self) {
+        if self.segments == 0 {
+            return;
+        }
         let pool = self.cache.base().pool();
         pool.take_given_up().into_iter().for_each(|segment| pool.release(segment));
     }

@@ -4,6 +4,10 @@
 //! A crash before the row leaves free segments, a crash behind it an empty cache. A cache is detached by one store of the row, which
 //! frees all its segments at once.
 //!
+//! Behind a cache that was attached there can be writes that went straight to the backing device and that no flush has covered. Who
+//! opens the cache after a crash must flush the backing device with the first flush of a client. The feature of caches that can be
+//! bypassed says so, also to earlier programs, so a region gets it with its first attached cache.
+//!
 //! Invariants: a cache that is detached holds nothing that the backing device lacks, and stores nothing any more; nothing is sent
 //! past a cache that a row still names.
 //!
@@ -12,7 +16,7 @@
 use super::{Tables, Transport, User, caches::CachePlan};
 use crate::Environment;
 use alloc::format;
-use cbd_format::{BackendEntry as BackendRow, COUNTER_END, tables::USE_UNKNOWN};
+use cbd_format::{BackendEntry as BackendRow, COUNTER_END, superblock::FEATURE_BYPASS, tables::USE_UNKNOWN};
 use cbd_types::{BackendId, BootId, Epoch, Error, ErrorKind, Result};
 
 /// The cache that a row names.
@@ -39,8 +43,8 @@ impl<E: Environment> Transport<E> {
     /// [`open_cache`](Self::open_cache) opens it.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::AlreadyExists`] if the backend has a cache, and [`ErrorKind::NoSpace`] as
-    /// [`create_backend`](Self::create_backend).
+    /// [`ErrorKind::NotFound`], [`ErrorKind::AlreadyExists`] if the backend has a cache, [`ErrorKind::NoSpace`] as
+    /// [`create_backend`](Self::create_backend), and as [`require_feature`](Self::require_feature).
     pub fn attach_cache(&self, id: BackendId, bytes: u64, lanes_max: u32) -> Result<()> {
         self.attach_cache_after(id, bytes, lanes_max, Epoch(0))
     }
@@ -64,6 +68,8 @@ impl<E: Environment> Transport<E> {
         let plan = self.plan_cache(&tables, bytes, entry.size, lanes_max)?;
         let cache_id = self.environment.random() | 1;
         let used = self.first_use(&mut tables, true)?;
+        // Before the row: what was written without the cache may not be flushed yet.
+        tables.superblocks.require(&self.region, FEATURE_BYPASS)?;
         // 1. and 2.
         self.place_cache(&mut tables, id.0, &plan, cache_id, after)?;
         // 3. From now on the backend has the cache.
@@ -111,11 +117,8 @@ impl<E: Environment> Tables<E> {
     /// Refuses a cache that is not open, since what it holds is not known, and one that may still be written or dirty.
     fn check_finished(&self, id: BackendId) -> Result<()> {
         let busy = |why: &str| Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} {why}")));
-        let mut users = self.open.iter().filter(|(known, _)| *known == id).peekable();
-        if users.peek().is_none() {
-            return busy("is not open: what it holds is not known");
-        }
-        for (_, user) in users {
+        let mut is_known = false;
+        for (_, user) in self.open.iter().filter(|(known, _)| *known == id) {
             match user {
                 User::Opening(token) if token.strong_count() > 0 => return busy("is being opened"),
                 User::Opening(_) => {}
@@ -124,10 +127,12 @@ impl<E: Environment> Tables<E> {
                     Some(cache) if !cache.holds_nothing_dirty() => {
                         return busy("holds data that the backing device lacks");
                     }
-                    _ => {}
+                    Some(_) => is_known = true,
+                    // It is gone, and with it the knowledge of what it held.
+                    None => {}
                 },
             }
         }
-        Ok(())
+        if is_known { Ok(()) } else { busy("is not open: what it holds is not known") }
     }
 }

@@ -1,8 +1,10 @@
 //! Tests of the tables: the stores of each call, the arguments that it refuses, and its results for damaged rows.
 
+mod attach;
 mod features;
 mod limits;
 mod moved;
+mod resize;
 mod settings;
 mod uses;
 

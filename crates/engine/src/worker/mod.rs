@@ -9,8 +9,8 @@ mod reclaim;
 mod writeback;
 
 use crate::{Cache, Environment};
-use alloc::sync::Arc;
-use cbd_types::{BackingGeometry, BackingQueue, MutationPoint};
+use alloc::{sync::Arc, vec::Vec};
+use cbd_types::{BackingGeometry, BackingOp, BackingQueue, MutationPoint};
 use reclaim::Reclaim;
 pub use writeback::REQUEST_MAX;
 use writeback::{Progress, Writeback};
@@ -138,6 +138,25 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
             return Step::Busy;
         }
         Step::Idle { until_ms }
+    }
+}
+
+impl<E: Environment, Q: BackingQueue> Drop for BackgroundWorker<E, Q> {
+    /// Waits for the operations in flight. A flush of the backing device that fails now is noted too: whoever goes on without this
+    /// cache must learn that changes that went past it may be lost.
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while self.queue.in_flight() > 0 {
+            let before = done.len();
+            self.queue.wait(&mut done);
+            if done.len() == before {
+                // The queue is that of a device that is gone.
+                break;
+            }
+        }
+        if done.iter().any(|done| matches!(done.op, BackingOp::Flush) && done.result.is_err()) {
+            self.cache.backing_flush_failed();
+        }
     }
 }
 

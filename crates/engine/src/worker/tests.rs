@@ -324,3 +324,19 @@ fn parked_data_that_is_found_damaged_when_it_moves_is_quarantined() {
     assert_eq!((status.parked_bytes, status.quarantined_bytes, status.dirty_bytes), (0, SECTOR, 0));
     assert_eq!(rig.recovered().quarantined_bytes(), SECTOR);
 }
+
+#[test]
+fn a_flush_of_the_backing_device_that_fails_while_the_worker_ends_is_noted() {
+    for fails in [false, true] {
+        let mut rig = Rig::new(Options::default());
+        rig.cache.note_unflushed();
+        let _ = rig.cache.request_backing_flush();
+        rig.disk.with(|state| state.is_slow = true);
+        rig.step();
+        assert_eq!(cbd_types::BackingQueue::in_flight(rig.worker.queue()), 1);
+        rig.disk.with(|state| (state.is_slow, state.refuses_flushes) = (false, fails));
+        let Rig { worker, cache, .. } = rig;
+        drop(worker);
+        assert_eq!(cache.reported_failures(), u64::from(fails));
+    }
+}

@@ -151,6 +151,39 @@ fn kinds_of_refusals() -> [Kind; 2] {
     ]
 }
 
+/// The worlds whose caches come, go, grow and shrink while clients use them.
+fn kinds_of_changes() -> [Kind; 4] {
+    [
+        kind("live", |seed| WorldOptions {
+            varies_route: true,
+            uncached_at_first: seed.is_multiple_of(2),
+            mix: FLUSHING,
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("live-failing-disk", |seed| WorldOptions {
+            varies_route: true,
+            uncached_at_first: seed.is_multiple_of(2),
+            read_errors_permille: 50,
+            write_errors_permille: 50,
+            mix: FLUSHING,
+            ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("live-sizes", |seed| WorldOptions {
+            varies_size: true,
+            segments: 13,
+            ..one_lane(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+        kind("live-all", |seed| WorldOptions {
+            varies_route: true,
+            uncached_at_first: seed.is_multiple_of(2),
+            varies_size: true,
+            clients: 3,
+            mix: FLUSHING,
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+    ]
+}
+
 /// A kind of world with random requests.
 fn kind(name: &'static str, options: fn(u64) -> WorldOptions) -> Kind {
     Kind { name, work: Work::History(options), is_long: None }
@@ -233,5 +266,6 @@ pub fn kinds() -> Vec<Kind> {
     ];
     kinds.extend(kinds_of_modes());
     kinds.extend(kinds_of_refusals());
+    kinds.extend(kinds_of_changes());
     kinds
 }

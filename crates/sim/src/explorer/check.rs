@@ -5,9 +5,9 @@ use crate::disk::SimDisk;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
 use crate::oracle::{Expectation, Violation};
-use crate::process::recover;
+use crate::process::recover_if_cached;
 use crate::random::mix;
-use cbd_engine::{Cache, CacheStatus};
+use cbd_engine::{Cache, CacheStatus, Transport};
 use cbd_types::{BackendId, ByteRange, Epoch};
 use std::sync::Arc;
 
@@ -18,11 +18,14 @@ pub(crate) struct Expected<'a> {
     /// The last drained epoch that a status had reported: the backing device held everything up to it.
     pub(crate) drained: Epoch,
     pub(crate) clock_ms: u64,
+    /// Another backend with a cache, if there is one.
+    pub(crate) beside: Option<Beside>,
 }
 
 /// The result of a recovery.
 pub(super) struct Recovered {
-    pub(super) status: CacheStatus,
+    /// Without a cache there is none.
+    pub(super) status: Option<CacheStatus>,
     /// A digest of all bytes that were compared.
     pub(super) contents: u64,
 }
@@ -30,7 +33,7 @@ pub(super) struct Recovered {
 impl Recovered {
     /// A digest of everything that a client can observe.
     pub(super) fn digest(&self) -> u64 {
-        let status = &self.status;
+        let Some(status) = &self.status else { return self.contents };
         let seen = [
             status.epoch.0,
             status.drained_epoch.0,
@@ -53,8 +56,18 @@ impl Expected<'_> {
         disk: &SimDisk,
     ) -> Result<Recovered, Violation> {
         let environment = Arc::new(SimEnvironment::new(seed, self.clock_ms));
-        let cache = recover(&environment, memory, self.backend)
+        let (transport, cache) = recover_if_cached(&environment, memory, self.backend)
             .map_err(|error| Violation(format!("the cache does not open: {error}")))?;
+        if let Some(beside) = &self.beside {
+            beside.check(&transport, disk)?;
+        }
+        let Some(cache) = cache else {
+            let contents = self.contents.compare(|range, into| {
+                disk.peek(range.start, into);
+                Ok(())
+            })?;
+            return Ok(Recovered { status: None, contents });
+        };
         let status = cache.status();
         if status.drained_epoch < self.drained {
             return Err(Violation(format!("drained fell from {} to {}", self.drained, status.drained_epoch)));
@@ -63,7 +76,26 @@ impl Expected<'_> {
             return Err(Violation(format!("recovery found damage: {:?}", status.damaged)));
         }
         let contents = self.contents.compare(|range, into| read_all(&cache, range, into, disk))?;
-        Ok(Recovered { status, contents })
+        Ok(Recovered { status: Some(status), contents })
+    }
+}
+
+/// The expected contents of another backend on the region.
+pub(crate) struct Beside {
+    pub(crate) backend: BackendId,
+    pub(crate) contents: Expectation,
+}
+
+impl Beside {
+    fn check(&self, transport: &Transport<SimEnvironment>, disk: &SimDisk) -> Result<(), Violation> {
+        let Some(disk) = disk.beside() else { return Ok(()) };
+        act_as(0);
+        let cache = transport
+            .open_cache(self.backend)
+            .map_err(|error| Violation(format!("the other cache does not open: {error}")))?;
+        let read = |range, into: &mut [u8]| read_all(&cache, range, into, &disk);
+        let checked = self.contents.compare(read).map(drop);
+        checked.map_err(|Violation(text)| Violation(format!("in the other cache: {text}")))
     }
 }
 

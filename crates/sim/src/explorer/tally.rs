@@ -81,6 +81,11 @@ impl Tally {
         self.rare("drain", happened.drains);
         self.rare("parked", happened.parked);
         self.rare("past_sequential_bytes", happened.past_sequential);
+        self.rare("attached", happened.attached);
+        self.rare("detached", happened.detached);
+        self.rare("grown", happened.grown);
+        self.rare("shrunk", happened.shrunk);
+        self.rare("change_given_up", happened.given_up);
         self.engine(&happened.rare);
     }
 

@@ -1,7 +1,7 @@
 //! The legal contents of the device after a crash at one moment, computed once and compared with many recovered
 //! states.
 
-use super::{NEVER, Oracle, Violation};
+use super::{Entry, Oracle, Violation};
 use crate::pattern::Content;
 use crate::random::mix;
 use cbd_types::ByteRange;
@@ -67,7 +67,7 @@ impl Oracle {
         let mut loose = BTreeMap::new();
         if self.may_lose {
             for (sector, entries) in &self.sectors {
-                let oldest = entries.iter().rposition(|entry| entry.guaranteed != NEVER).unwrap_or(0);
+                let oldest = entries.iter().rposition(Entry::is_safe).unwrap_or(0);
                 loose.insert(*sector, entries[oldest..].iter().map(|entry| entry.content).collect());
             }
         }

@@ -92,6 +92,7 @@ impl World {
             contents,
             drained: self.drained_epoch,
             clock_ms: self.environment.clock_ms(),
+            beside: self.neighbour.as_ref().map(|neighbour| neighbour.expected(crate::explorer::UNIT)),
         }
     }
 
@@ -129,12 +130,19 @@ impl World {
         let options =
             WorldOptions { seed, crash_permille: 20, crash_in_recovery_permille: 300, ..self.options };
         let environment = Arc::new(self.environment.successor(random.next()));
+        let beside = self.neighbour.as_ref().zip(disk.beside());
+        let neighbour = beside.map(|(neighbour, disk)| neighbour.branch(disk));
+        let mut oracle = self.oracle.clone();
+        if self.options.varies_route && self.options.write_errors_permille > 0 {
+            // A flush may have failed, and no client was told of it.
+            oracle.flush_failed();
+        }
         Self {
             options,
             random,
             memory,
             disk,
-            oracle: self.oracle.clone(),
+            oracle,
             workload: self.workload.clone(),
             segment_area: self.segment_area,
             backend: self.backend,
@@ -155,6 +163,8 @@ impl World {
             index_resize: None,
             happened: Happened::default(),
             explorer: None,
+            neighbour,
+            route_changes: 0,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Checks from outside: all bytes through the engine, and the disk alone.
 
+use super::neighbour::Neighbour;
 use super::{Happened, World};
 use cbd_engine::{CacheMode, Consistency};
 use cbd_types::ByteRange;
@@ -7,8 +8,13 @@ use cbd_types::ByteRange;
 impl World {
     /// Checks the case that the region and the power fail now: the backing device must be a legal crash state.
     pub fn check_backing(&mut self) {
-        let status = self.process().cache().status();
         let image = self.disk.image_after_power_cut(self.random.next());
+        let Some(status) = self.process().cached().map(|cache| cache.status()) else {
+            // The disk is everything that there is.
+            let not_before = if self.had_power_cut { self.drained } else { self.oracle.now() };
+            self.happened.images_checked += 1;
+            return self.expect(self.oracle.moment_of(&image, not_before).map(drop));
+        };
         self.happened.points_checked += u64::from(status.drained_wall_ms > 0);
         self.expect(self.check_recovery_point(&image, &status));
         if !status.backing_is_consistent {
@@ -31,6 +37,9 @@ impl World {
 
     /// Repairs the disk, so that it accepts the parked data.
     fn write_back_parked(&mut self) {
+        if !self.is_cached() {
+            return;
+        }
         self.wait_until(|world| {
             world.note_drained();
             world.process().cache().parked_bytes() == 0
@@ -108,17 +117,19 @@ impl World {
     /// content.
     pub fn finish(mut self) -> Happened {
         self.memory.never_crash();
+        self.finish_change();
         self.quiesce();
         self.check_changed();
+        self.check_neighbour(Neighbour::check_changed);
         self.repair_disk();
         self.drain();
         self.write_back_parked();
         self.run_worker_until_idle();
-        let status = self.process().cache().status();
-        if !status.backing_is_consistent {
+        let status = self.process().cached().map(|cache| cache.status());
+        if status.is_some_and(|status| !status.backing_is_consistent) {
             self.fail("everything is on the backing device, but status says it is inconsistent");
         }
-        self.process().cache().stop();
+        self.process().stop();
         for image in [self.disk.contents(), self.disk.durable()] {
             let verdict = self.oracle.check_everything(&image);
             self.expect(verdict);

@@ -1,6 +1,7 @@
 //! The ends of simulated processes, and the state that their successors must find.
 
 use super::World;
+use super::neighbour::Neighbour;
 use crate::crash::until_crash;
 use crate::memory::Keep;
 use crate::oracle::Oracle;
@@ -107,6 +108,7 @@ impl World {
         };
         self.oracle = oracle;
         self.expect(verdict);
+        self.check_neighbour(Neighbour::settle);
     }
 
     /// Ends the errors of the disk, and determines the outcome of the changes that failed.
@@ -130,7 +132,7 @@ impl World {
     pub fn stop(&mut self) {
         self.quiesce();
         self.happened.stops += 1;
-        self.process().cache().stop();
+        self.process().stop();
     }
 
     /// Shuts the process down cleanly, and starts the next one.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 pub(crate) fn region_size(options: &WorldOptions) -> u64 {
     // Tables and both superblocks take less space than the last term.
-    (u64::from(options.segments) + 1) * options.segment_size + (256 << 10)
+    let others = if options.varies_size { super::neighbour::SEGMENTS + super::neighbour::SPARE } else { 0 };
+    (u64::from(options.segments + others) + 1) * options.segment_size + (256 << 10)
 }
 
 /// Formats the region and creates one cache on it.
@@ -18,6 +19,16 @@ pub(crate) fn make_cache(
     environment: &Arc<SimEnvironment>,
     memory: &CrashMemory,
 ) -> Result<(BackendId, ByteRange), Error> {
+    let (_, backend, area) = make_cache_on(options, environment, memory)?;
+    Ok((backend, area))
+}
+
+/// As [`make_cache`], with the transport.
+pub(super) fn make_cache_on(
+    options: &WorldOptions,
+    environment: &Arc<SimEnvironment>,
+    memory: &CrashMemory,
+) -> Result<(Arc<Transport<SimEnvironment>>, BackendId, ByteRange), Error> {
     let format = FormatOptions {
         segment_size: Some(options.segment_size),
         force: false,
@@ -35,7 +46,8 @@ pub(crate) fn make_cache(
         identity: String::from("simulated"),
         size: options.size,
         sector: options.sector,
-        cache_bytes: Some(u64::from(options.segments) * options.segment_size),
+        cache_bytes: (!options.uncached_at_first)
+            .then_some(u64::from(options.segments) * options.segment_size),
         lanes_max: options.lanes_max,
         handlers: 1,
         data_crc: options.data_crc,
@@ -49,5 +61,5 @@ pub(crate) fn make_cache(
             ..Settings::default()
         },
     })?;
-    Ok((backend, ByteRange::at(layout.segment_area, area)))
+    Ok((transport, backend, ByteRange::at(layout.segment_area, area)))
 }

@@ -66,6 +66,12 @@ pub struct WorldOptions {
     pub vary_settings: bool,
     /// Whether the index changes its size during the run, with requests and crashes between its steps.
     pub resizes_index: bool,
+    /// Whether the cache is detached, and another one attached, during the run.
+    pub varies_route: bool,
+    /// Whether the backend has no cache at first.
+    pub uncached_at_first: bool,
+    /// Whether the cache grows and shrinks during the run, and the cache of another backend on the same region too.
+    pub varies_size: bool,
     /// Whether the wall clock is set back and forth.
     pub sets_clock: bool,
     /// Whether the power is cut, too. Without, all crashes are of the process.
@@ -82,7 +88,13 @@ impl WorldOptions {
     /// Whether changes can go past the cache.
     #[must_use]
     pub fn can_bypass(&self) -> bool {
-        self.vary_modes || self.bypasses || self.cache_mode != CacheMode::Writeback
+        self.vary_modes || self.bypasses || self.varies_route || self.cache_mode != CacheMode::Writeback
+    }
+
+    /// Whether the cache comes, goes, grows or shrinks.
+    #[must_use]
+    pub const fn varies_caches(&self) -> bool {
+        self.varies_route || self.varies_size
     }
 
     /// A small world that is always full: 16 segments of 64 KiB and their state, in front of 8 MiB and some
@@ -118,6 +130,9 @@ impl WorldOptions {
             bypasses: false,
             vary_settings: false,
             resizes_index: false,
+            varies_route: false,
+            uncached_at_first: false,
+            varies_size: false,
             sets_clock: false,
             power_cuts: true,
             crash_permille: *random.pick(&[2, 10, 40]),
@@ -175,6 +190,16 @@ pub struct Happened {
     pub past_refused: u64,
     /// Resizes of the index that were completed.
     pub index_resizes: u64,
+    /// Caches that were attached, and detached.
+    pub attached: u64,
+    /// See `attached`.
+    pub detached: u64,
+    /// Caches that grew, and shrank.
+    pub grown: u64,
+    /// See `grown`.
+    pub shrunk: u64,
+    /// Changes of a cache that were given up.
+    pub given_up: u64,
     /// Rare paths that the engines took, without those of engines that are still running.
     pub rare: RarePaths,
 }
@@ -206,6 +231,11 @@ impl Happened {
             past_congested: self.past_congested + other.past_congested,
             past_refused: self.past_refused + other.past_refused,
             index_resizes: self.index_resizes + other.index_resizes,
+            attached: self.attached + other.attached,
+            detached: self.detached + other.detached,
+            grown: self.grown + other.grown,
+            shrunk: self.shrunk + other.shrunk,
+            given_up: self.given_up + other.given_up,
             rare: self.rare.and(other.rare),
         }
     }

@@ -15,6 +15,8 @@ pub(super) struct PendingRequest {
     wish: Wish,
     pub(super) client: usize,
     submitted: Moment,
+    /// The number of changes of the cache when it was submitted, if all writes were cached.
+    cached_at: Option<u64>,
     pub(super) change: Option<OpenChange>,
     /// The content of a write whose client changes its buffer during the copy.
     fickle: Option<Content>,
@@ -95,8 +97,16 @@ impl World {
         let submitted = self.oracle.now();
         let id = self.next_id;
         self.next_id += 1;
-        self.asked.insert(id, PendingRequest { wish, client, submitted, change, fickle });
+        let cached_at = self.cached_at();
+        self.asked.insert(id, PendingRequest { wish, client, submitted, cached_at, change, fickle });
         Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
+    }
+
+    /// The number of changes of the cache so far, if all writes are cached: a write that begins and ends with the same number is
+    /// durable when it has ended.
+    fn cached_at(&self) -> Option<u64> {
+        let process = self.process.as_ref().filter(|_| self.options.varies_caches())?;
+        process.caches_writes().then_some(self.route_changes)
     }
 
     /// All clients submit requests and the background worker steps, on interleaved threads. The clients get the
@@ -115,8 +125,13 @@ impl World {
             }
         }
         let (seed, permille) = (self.random.next(), *self.random.pick(&[50, 200, 500]));
-        let done = self.process().together(seed, permille, requests);
+        let advances = self.options.varies_caches() && self.random.chance(500);
+        let done = self.process().together(seed, permille, requests, advances);
         self.deliver(done);
+        if advances {
+            let advanced = self.process().note_ended();
+            self.note_advanced(Ok(advanced));
+        }
         self.note_drained();
     }
 
@@ -143,6 +158,10 @@ impl World {
                 if error.kind() == ErrorKind::Backing && self.expects_refusals && asked.change.is_some() {
                     // The oracle determines later, as after a crash, how much of it took effect.
                     self.happened.refused += 1;
+                    if asked.wish.fua && self.options.varies_route {
+                        // Without a cache its flush may be the one that failed, and that covered other changes too.
+                        self.oracle.flush_failed();
+                    }
                     continue;
                 }
                 let is_flush = asked.wish.operation == Operation::Flush;
@@ -176,7 +195,10 @@ impl World {
                     if asked.wish.operation == Operation::Write {
                         self.happened.written_bytes += asked.wish.range.len();
                     }
-                    if let Some(change) = asked.change {
+                    let was_cached = asked.cached_at.is_some() && asked.cached_at == self.cached_at();
+                    if let (Some(change), true) = (asked.change, was_cached) {
+                        self.oracle.complete_in_cache(change, asked.wish.fua);
+                    } else if let Some(change) = asked.change {
                         self.oracle.complete(change, asked.wish.fua);
                     }
                 }

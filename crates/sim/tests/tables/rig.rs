@@ -19,8 +19,19 @@ pub fn environment_of(seed: u64) -> Arc<SimEnvironment> {
     Arc::new(SimEnvironment::new(seed, 0))
 }
 
+/// Opens the tables as a process does that serves what it finds: a cache that has more segments than its row says is opened, which
+/// gives them back.
 pub fn open(memory: &CrashMemory) -> Result<Tables> {
-    Transport::open(environment(), Region::new(memory.clone()))
+    let tables = Transport::open(environment(), Region::new(memory.clone()))?;
+    let Ok(backends) = tables.backends() else { return Ok(tables) };
+    let counted: u32 = backends.iter().map(|row| row.cache_segments).sum();
+    let info = tables.info();
+    if counted + info.free_segments < info.layout.segment_count {
+        for row in backends.into_iter().filter(|row| row.cache_segments > 0) {
+            drop(tables.open_cache(row.id));
+        }
+    }
+    Ok(tables)
 }
 
 pub fn format(memory: &CrashMemory, force: bool) -> Result<Tables> {
@@ -50,7 +61,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// All kinds of changes of the tables, one after the other.
-pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
+pub const CHANGES: [fn(&Tables) -> Result<()>; 20] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -73,7 +84,30 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
     |tables| tables.remove_backend(BackendId(0)),
     |tables| tables.create_backend(&backend(12)).map(drop),
     |tables| tables.remove_backend(BackendId(1)),
+    |tables| {
+        let cache = tables.open_cache(BackendId(0))?;
+        tables.grow_cache(BackendId(0), &cache, 2)
+    },
+    |tables| {
+        let cache = tables.open_cache(BackendId(0))?;
+        tables.finish_shrink(BackendId(0), cache.begin_shrink(3)?)
+    },
+    detach,
+    |tables| tables.attach_cache(BackendId(0), 9 * SEGMENT, 1),
+    |tables| {
+        // The segments that come were of the former cache.
+        let cache = tables.open_cache(BackendId(0))?;
+        tables.grow_cache(BackendId(0), &cache, 1)
+    },
+    detach,
 ];
+
+/// Detaches the cache of the first backend.
+fn detach(tables: &Tables) -> Result<()> {
+    let cache = tables.open_cache(BackendId(0))?;
+    cache.stop();
+    tables.detach_cache(BackendId(0))
+}
 
 /// The contents of the tables, without random identities.
 pub fn snapshot(tables: &Tables) -> String {

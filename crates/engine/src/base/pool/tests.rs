@@ -109,3 +109,68 @@ fn all_are_woken_for_a_stop() {
     pool.wake_all();
     assert_eq!((first.rings(), second.rings()), (1, 1));
 }
+
+/// How many of the pool's segments a client gets.
+fn left(pool: &Pool<Still>) -> usize {
+    core::iter::from_fn(|| pool.take(Requester::Essential, None).ok()).count()
+}
+
+#[test]
+fn free_segments_are_given_up_at_once_but_those_that_are_left_to_writers() {
+    let pool = of_lanes(10, 1);
+    assert_eq!(pool.left_to_writers(), 2);
+    assert_eq!(pool.give_up(5), Ok(()));
+    assert_eq!((pool.free(), pool.owed()), (5, 0));
+    assert_eq!(pool.take_given_up().len(), 5);
+    assert_eq!(pool.give_up(7), Ok(()));
+    assert_eq!((pool.free(), pool.owed()), (2, 4), "two are left to writers");
+    assert_eq!((pool.take_given_up().len(), pool.owed(), left(&pool)), (3, 0, 2));
+}
+
+#[test]
+fn segments_are_given_up_once_at_a_time() {
+    let pool = of_lanes(10, 1);
+    assert_eq!(pool.give_up(1), Ok(()));
+    assert_eq!(pool.give_up(1), Err(Lack::Space), "one is given up");
+    pool.take_given_up();
+    assert_eq!(pool.give_up(9), Ok(()));
+    assert_eq!(pool.give_up(1), Err(Lack::Space), "two are still missing");
+}
+
+#[test]
+fn a_released_segment_is_given_up_while_some_are_missing_and_the_reserve_is_whole() {
+    let pool = of_lanes(2, 1);
+    assert_eq!((pool.reserve(), pool.give_up(1)), (1, Ok(())));
+    let taken: Vec<_> = core::iter::from_fn(|| pool.take(Requester::Essential, None).ok()).collect();
+    pool.release(taken[0]);
+    assert_eq!((pool.free(), pool.owed()), (1, 1), "the reserve comes first");
+    pool.release(taken[1]);
+    assert_eq!((pool.free(), pool.owed()), (1, 0));
+    assert_eq!(pool.take_given_up(), [taken[1]]);
+    pool.release(taken[1]);
+    assert_eq!(pool.free(), 2, "nothing is missing any more");
+}
+
+#[test]
+fn each_second_released_segment_is_for_the_requests_that_wait() {
+    let pool = pool(0, 1);
+    assert_eq!(pool.give_up(3), Ok(()));
+    let (bell, waker) = bell();
+    pool.release(0);
+    assert_eq!((pool.free(), pool.owed()), (1, 3), "the reserve");
+    let mut woken = Vec::new();
+    for segment in 1..=4 {
+        // It takes what it is given, and waits again.
+        while pool.take(Requester::Client, Some(&waker)).is_ok() {}
+        pool.release(segment);
+        woken.push((bell.rings(), pool.owed()));
+    }
+    assert_eq!(woken, [(0, 2), (1, 2), (1, 1), (2, 1)]);
+}
+
+#[test]
+fn memory_for_segments_that_come_later_is_reserved() {
+    let pool = of_lanes(2, 1);
+    assert_eq!(pool.reserve_for(40), Ok(()));
+    assert!(pool.state.lock().free.capacity() >= 40);
+}

@@ -162,3 +162,62 @@ fn a_device_grows_and_does_not_shrink() {
     rig.queue.device.grow(DEVICE + BLOCK);
     assert_eq!(rig.queue.device.geometry().size, DEVICE + BLOCK);
 }
+
+/// The background worker sends a flush of the backing device, which fails.
+fn fail_a_flush(rig: &Rig) {
+    let broken = Disk { bad: 0, ..disk() };
+    let mut worker = BackgroundWorker::new(Arc::clone(&rig.cache), broken, rig.geometry);
+    let failures = rig.cache.reported_failures();
+    let _ = rig.cache.request_backing_flush();
+    for _ in 0..100 {
+        worker.step();
+    }
+    assert!(rig.cache.reported_failures() > failures, "it has lost something");
+}
+
+/// The result of a flush by this queue, which completes at the second poll at the latest.
+fn flushed(queue: &mut Queue<Still, Disk>) -> Option<Option<ErrorKind>> {
+    let mut done = Vec::new();
+    queue.submit(request(Operation::Flush, 0, 0, false), &mut done);
+    queue.poll(&mut done);
+    queue.poll(&mut done);
+    done.pop().map(|done| done.result.err().map(|error| error.kind()))
+}
+
+#[test]
+fn a_failed_flush_of_a_cache_that_the_route_has_left_is_reported_by_each_queue_once() {
+    let mut rig = rig();
+    let mut other = second(&rig);
+    rig.cache.note_unflushed();
+    fail_a_flush(&rig);
+    assert_eq!(flushed(&mut other), Some(Some(ErrorKind::Backing)));
+    let hold = hold(&rig);
+    rig.poll();
+    assert_eq!(done_by(&mut other), []);
+    assert!(hold.change(None).is_ok());
+    assert_eq!(flushed(&mut rig.queue), Some(Some(ErrorKind::Backing)), "what it wrote may be lost");
+    assert_eq!(flushed(&mut rig.queue), Some(None));
+    assert_eq!(flushed(&mut other), Some(None), "it has reported it before");
+}
+
+#[test]
+fn a_flush_that_fails_before_a_queue_has_noticed_its_new_cache_is_reported_by_it() {
+    let rig = rig();
+    let device = Arc::new(Device::uncached(rig.geometry));
+    let mut queue = Queue::new(Arc::clone(&device), disk(), Waker::from(Arc::clone(&rig.bell)));
+    let mut done = Vec::new();
+    queue.submit(write(1, 0, BLOCK, 1), &mut done);
+    assert_eq!(done_by(&mut queue), [1]);
+    rig.cache.note_unflushed();
+    fail_a_flush(&rig);
+    let hold = device.hold(Waker::noop().clone()).expect("nobody holds it");
+    assert_eq!(done_by(&mut queue), []);
+    // What failed before the change was of no request of this queue that the cache knows.
+    rig.cache.note_unflushed();
+    assert!(hold.change(Some(Arc::clone(&rig.cache))).is_ok());
+    // Another queue of the device has asked for this flush, while this one sleeps.
+    fail_a_flush(&rig);
+    assert_eq!(flushed(&mut queue), Some(Some(ErrorKind::Backing)), "its write may be lost");
+    let mut late = Queue::new(device, disk(), Waker::from(Arc::clone(&rig.bell)));
+    assert_ne!(flushed(&mut late), Some(Some(ErrorKind::Backing)), "it has written nothing");
+}
