@@ -61,6 +61,13 @@ impl RunningBackend {
             self.wait_for_segments(&shrink, size, timeout, report)?;
             transport.finish_shrink(self.id, shrink)?;
         }
+        if wanted != before {
+            // Only speed depends on the size of the index.
+            let blocks = cache.index_blocks_per_lane(wanted.saturating_sub(1));
+            if let Err(error) = cache.resize_index(blocks, std::thread::yield_now) {
+                tracing::warn!(backend = self.id.0, "the index of the cache has its former size: {error}");
+            }
+        }
         Ok(Resized { before: u64::from(before) * size, now: u64::from(wanted) * size })
     }
 
