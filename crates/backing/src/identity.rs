@@ -84,6 +84,12 @@ impl Identity {
         self.size
     }
 
+    /// The same disk with another size in bytes.
+    #[must_use]
+    pub fn with_size(self, size: u64) -> Self {
+        Self { size, ..self }
+    }
+
     /// Whether it has no mark of its own, so that after a restart only the port distinguishes the disk from another
     /// one.
     #[must_use]
@@ -234,7 +240,7 @@ impl Identity {
         let mut warnings = Vec::new();
         if found.size > self.size {
             warnings.push(format!(
-                "{} has grown from {} to {} bytes; the recorded size stays in use",
+                "{} has grown from {} to {} bytes; the recorded size stays in use (backend-grow takes the new one)",
                 path.display(),
                 self.size,
                 found.size
@@ -321,7 +327,7 @@ fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
 
 /// A loop device has the marks of its file, since its number changes. The file was opened for the claim.
 fn loop_marks(device: &Held, identity: &mut Identity) {
-    let Some(held_object) = device.beneath.first().and_then(|claim| claim.held_object.as_ref()) else {
+    let Some(held_object) = device.beneath.iter().next().and_then(|claim| claim.held_object.as_ref()) else {
         return;
     };
     let file = &held_object.file;
