@@ -1,6 +1,7 @@
 //! Tests of the tables: the stores of each call, the arguments that it refuses, and its results for damaged rows.
 
 mod features;
+mod grow;
 mod limits;
 mod moved;
 mod settings;
