@@ -20,6 +20,8 @@ use std::path::Path;
 
 /// Longest token in bytes: the size of its field in a backend's table entry.
 pub const TOKEN_MAX: usize = 256;
+/// Part of the warning that a device is larger than its recorded size.
+pub const HAS_GROWN: &str = "has grown";
 /// Longest value of a mark; a longer one is truncated, and ends in a checksum of the whole value.
 const VALUE_MAX: usize = 56;
 
@@ -240,7 +242,7 @@ impl Identity {
         let mut warnings = Vec::new();
         if found.size > self.size {
             warnings.push(format!(
-                "{} has grown from {} to {} bytes; the recorded size stays in use (backend-grow takes the new one)",
+                "{} {HAS_GROWN} from {} to {} bytes; the recorded size stays in use until backend-grow",
                 path.display(),
                 self.size,
                 found.size

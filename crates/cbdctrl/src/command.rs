@@ -73,12 +73,12 @@ impl Output {
     }
 
     /// The result of a command: `text` for people, `value` for programs.
-    fn result(&self, value: &impl Serialize, text: &str) -> Result<()> {
+    pub(crate) fn result(&self, value: &impl Serialize, text: &str) -> Result<()> {
         if self.json { self.json(value) } else { self.text(text) }
     }
 }
 
-fn warn(warnings: &[String]) {
+pub(crate) fn warn(warnings: &[String]) {
     for warning in warnings {
         eprintln!("cbdctrl: warning: {warning}");
     }
@@ -191,6 +191,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
             long(plain, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty })
         }
+        Command::BackendGrow { on, backend } => crate::grow::run(client, output, on.transport, backend),
         Command::BackendList { on, all, request } => {
             let path = format!("/v1/transports/{}/backends?all={all}", on.transport);
             let list: Vec<BackendInfo> = limited(client, request).get(&path)?;

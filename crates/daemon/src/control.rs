@@ -6,7 +6,7 @@
 //! Elsewhere: the wire protocol ([`crate::server`]), the implementation ([`crate::manager`]).
 
 use crate::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
+    BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
     RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
     TransportInfo, TransportRegistered,
 };
@@ -45,6 +45,8 @@ pub trait Control: Send + Sync + 'static {
         request: &StopBackend,
         report: Report<'_>,
     ) -> Result<Done>;
+    /// Uses the backing device of a backend to its present end, if it has become larger.
+    fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown>;
     /// The backends of this host, or of all hosts.
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>>;
     /// Changes settings of a backend.

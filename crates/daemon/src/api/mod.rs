@@ -7,9 +7,11 @@
 //! Elsewhere: the operations ([`crate::control`]), the paths ([`crate::server`]).
 
 mod errors;
+mod grow;
 mod status;
 
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
+pub use grow::{BackendGrown, BlkdevGrown};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, Status,
     TransportStatus,
