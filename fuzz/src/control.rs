@@ -11,9 +11,9 @@ use axum::body::Body;
 use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, ErrorAnswer, HostInfo,
-    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
+    Drain, ErrorAnswer, HostInfo, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend,
+    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Report};
@@ -143,6 +143,34 @@ impl Control for Confined {
         report: Report<'_>,
     ) -> Result<Done> {
         self.manager.stop_backend(transport, backend, request, report)
+    }
+
+    fn attach_cache(&self, transport: u32, backend: u32, request: &AttachCache) -> Result<Done> {
+        self.manager.attach_cache(transport, backend, request)
+    }
+
+    fn detach_cache(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &DetachCache,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.manager.detach_cache(transport, backend, request, report)
+    }
+
+    fn resize_cache(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &ResizeCache,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.manager.resize_cache(transport, backend, request, report)
+    }
+
+    fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {
+        self.manager.grow_backend(transport, backend)
     }
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {

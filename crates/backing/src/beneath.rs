@@ -13,7 +13,7 @@
 //! A file that cannot be opened or locked is claimed within this process only, and a warning says that other processes
 //! are not excluded. Programs that do not lock are not excluded either.
 
-use crate::claims::{Chain, Claim, ClaimRequest, HeldObject, Mapping, Object, Step, registry};
+use crate::claims::{Chain, Claim, ClaimRequest, Claims, HeldObject, Mapping, Object, Step, registry};
 use crate::hold::{self, Held};
 use crate::length::Length;
 use crate::mapper::{self, TargetKind};
@@ -54,10 +54,42 @@ pub(crate) struct Beneath {
 /// [`ErrorKind::Busy`] with the user; [`ErrorKind::TimedOut`] for a file system that hangs;
 /// [`ErrorKind::Unsupported`] for a device with too many parts.
 pub(crate) fn claim(path: &Path, device: DeviceNumber, read_only: bool) -> Result<Beneath> {
+    let owner = registry().number();
+    claim_for(owner, path, device, read_only)
+}
+
+/// Claims what is beneath a device that has grown, for the backing device that has `claims` already: bytes that it did
+/// not have are claimed as well, and files beneath must be as long as they are now. Returns warnings.
+///
+/// # Errors
+/// As [`claim`]; nothing has changed then.
+pub(crate) fn claim_growth(
+    claims: &Claims,
+    path: &Path,
+    device: DeviceNumber,
+    read_only: bool,
+) -> Result<Vec<String>> {
+    let owner = claims.iter().next().and_then(|claim| registry().owner_of(claim));
+    let Some(owner) = owner else { return Ok(Vec::new()) };
+    let found = claim_for(owner, path, device, read_only)?;
+    for claim in &found.claims {
+        let Some((length, object)) = claim.length.as_ref().zip(claim.held_object.as_ref()) else { continue };
+        let is_same = |known: &&Claim| {
+            known.held_object.as_ref().is_some_and(|held| Arc::ptr_eq(held, object))
+                && known.mapping == claim.mapping
+        };
+        claims.iter().filter(is_same).filter_map(|known| known.length.as_ref()).for_each(|known| {
+            known.raise(length.expected());
+        });
+    }
+    claims.add(found.claims);
+    Ok(found.warnings)
+}
+
+fn claim_for(owner: u64, path: &Path, device: DeviceNumber, read_only: bool) -> Result<Beneath> {
     // One thread at a time, so that no thread finds a file that another has opened but not registered yet.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let owner = registry().number();
     let mut walk = Walk::new(path, owner, read_only, Sources::of_this_system());
     walk.run(device)?;
     Ok(walk.found)

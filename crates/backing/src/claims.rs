@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// An object that contains bytes of a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,6 +116,49 @@ impl Drop for Claim {
     }
 }
 
+/// The claims beneath a backing device. Claims are added when it grows, and none is released before the device is
+/// closed, so operations read the list without a lock.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    list: Vec<Claim>,
+    added: OnceLock<Box<Claims>>,
+}
+
+impl Claims {
+    pub(crate) const fn new(list: Vec<Claim>) -> Self {
+        Self { list, added: OnceLock::new() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty() && self.added.get().is_none()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Claim> {
+        std::iter::successors(Some(self), |claims| claims.added.get().map(Box::as_ref))
+            .flat_map(|claims| claims.list.iter())
+    }
+
+    /// Adds the claims of a device that has grown, but for those that it has already.
+    pub(crate) fn add(&self, mut new: Vec<Claim>) {
+        let same: Vec<bool> = {
+            let registry = registry();
+            new.iter().map(|claim| self.iter().any(|known| registry.is_same(claim, known))).collect()
+        };
+        let mut same = same.into_iter();
+        // Without the lock of the registry, which the drop of a claim takes.
+        new.retain(|_| same.next() == Some(false));
+        let Some(mut more) = (!new.is_empty()).then(|| Box::new(Self::new(new))) else { return };
+        let mut last = self;
+        // Another thread may add claims meanwhile.
+        while let Err(refused) = last.added.set(more) {
+            more = refused;
+            if let Some(next) = last.added.get() {
+                last = next;
+            }
+        }
+    }
+}
+
 /// A user of bytes.
 #[derive(Debug)]
 struct User {
@@ -176,6 +219,18 @@ impl Registry {
             user.owner != owner && (user.exclusive || exclusive) && may_overlap(&user.chain, chain)
         })?;
         Some(&user.top)
+    }
+
+    /// The number that all claims of the backing device of `claim` have.
+    pub fn owner_of(&self, claim: &Claim) -> Option<u64> {
+        self.users.iter().find(|user| user.id == claim.id).map(|user| user.owner)
+    }
+
+    /// Whether two claims are of the same bytes.
+    fn is_same(&self, one: &Claim, other: &Claim) -> bool {
+        let chain =
+            |claim: &Claim| self.users.iter().find(|user| user.id == claim.id).map(|user| &user.chain);
+        chain(one) == chain(other) && one.mapping == other.mapping
     }
 
     /// Whether a backing device has claimed these bytes of the object for writing already.

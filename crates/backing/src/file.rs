@@ -6,6 +6,7 @@
 //!
 //! Elsewhere: checking its identity ([`Identity::check`]), and the operations (the queues).
 
+use crate::claims::Claims;
 use crate::hold::Held;
 use crate::identity::{self, Identity, Kind};
 use crate::job::Target;
@@ -23,6 +24,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whether the page cache is bypassed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -79,7 +81,7 @@ pub struct Info {
     pub synchronous_reason: Option<String>,
     /// Whether it is open read-only.
     pub read_only: bool,
-    /// Unused bytes at the end: the rest of a partial sector, or the growth of a device.
+    /// Unused bytes at the end when it was opened: the rest of a partial sector, or the growth of a device.
     pub unused_tail: u64,
 }
 
@@ -87,8 +89,22 @@ pub struct Info {
 #[derive(Debug)]
 pub struct BackingFile {
     pub(crate) target: Arc<Target>,
+    /// But for its size, which is `whole`.
     identity: Identity,
+    /// The size of the file or device in bytes, as it was read last.
+    whole: AtomicU64,
     info: Info,
+}
+
+/// The result of [`BackingFile::grow`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Growth {
+    /// The size in bytes that was in use.
+    pub before: u64,
+    /// The size in bytes that is in use now; the same if it has not grown.
+    pub now: u64,
+    /// Warnings for the user.
+    pub warnings: Vec<String>,
 }
 
 struct Opened {
@@ -177,13 +193,58 @@ impl BackingFile {
             path,
             kind,
             geometry,
+            size: geometry.size.into(),
             read_only: options.read_only,
             is_named: opened.status.links > 0,
             length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
         };
-        Ok((Self { target: Arc::new(target), identity, info }, warnings))
+        Ok((Self { target: Arc::new(target), identity, whole: whole.into(), info }, warnings))
+    }
+
+    /// Reads the size of the file or device again and uses all of it, if it has grown. Returns the size in bytes before
+    /// and now, which are whole sectors. Operations in flight are not disturbed. May block on the file system.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] if it has shrunk; [`ErrorKind::Backing`] for a file that was deleted or truncated since
+    /// it was opened; [`ErrorKind::Busy`] if another user has the bytes that it has got; [`ErrorKind::System`] for a file
+    /// that this process may not write to its end. Nothing changes then.
+    pub fn grow(&self) -> Result<Growth> {
+        let target = &*self.target;
+        let (path, before) = (&target.path, target.size());
+        let status = sys::status(target.file.as_fd()).map_err(|error| {
+            Error::new(ErrorKind::System, format!("cannot read the size of {}", path.display()))
+                .caused_by(error)
+        })?;
+        let whole = match target.kind {
+            Kind::Block => geometry::block_size(&target.file, path)?,
+            Kind::File => status.size,
+        };
+        if whole < before {
+            return Err(identity::shrunk(path, before, whole));
+        }
+        target.check_files()?;
+        let now = whole - whole % u64::from(target.geometry.sector);
+        if now == before {
+            return Ok(Growth { before, now, warnings: Vec::new() });
+        }
+        let warnings = match target.kind {
+            Kind::Block => {
+                beneath::claim_growth(&target.file.beneath, path, status.special, target.read_only)?
+            }
+            Kind::File => {
+                if !target.read_only {
+                    check_file_size_limit(path, now)?;
+                }
+                Vec::new()
+            }
+        };
+        // 1. The file must be so long from now on. 2. Operations reach so far.
+        target.length.raise(now);
+        self.whole.store(whole, Ordering::Relaxed);
+        target.size.fetch_max(now, Ordering::AcqRel);
+        Ok(Growth { before, now, warnings })
     }
 
     /// Watches the file for changes.
@@ -201,11 +262,11 @@ impl BackingFile {
 
 impl Backing for BackingFile {
     fn geometry(&self) -> BackingGeometry {
-        self.target.geometry
+        BackingGeometry { size: self.target.size(), ..self.target.geometry }
     }
 
     fn identity(&self) -> Identity {
-        self.identity.clone()
+        self.identity.clone().with_size(self.whole.load(Ordering::Relaxed))
     }
 
     fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
@@ -268,7 +329,7 @@ fn open_block_device(path: &Path, expected: &Status, options: &Options) -> Resul
     let mut file = Held::new(file);
     hold::refuse_loop_device(&file, &status, path)?;
     let found = beneath::claim(path, status.special, options.read_only)?;
-    file.beneath = found.claims;
+    file.beneath = Claims::new(found.claims);
     Ok(Opened { file, status, direct, reason, warnings: found.warnings })
 }
 

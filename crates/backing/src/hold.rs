@@ -9,7 +9,7 @@
 //! released while a child process has a copy of the descriptor: a new open waits ([`after_predecessor`]).
 
 use crate::beneath::OPEN_TIMEOUT;
-use crate::claims::{Chain, Claim, ClaimRequest, Object, Step, is_locked, registry};
+use crate::claims::{Chain, Claim, ClaimRequest, Claims, Object, Step, is_locked, registry};
 use crate::query::{self, Query};
 use crate::sys::{self, LoopFile, Status};
 use crate::sysfs::{self, BlockDirectory, LoopDevice};
@@ -41,7 +41,7 @@ pub(crate) struct Held {
     locked: AtomicBool,
     process: u32,
     /// Claims on the underlying devices and files.
-    pub beneath: Vec<Claim>,
+    pub beneath: Claims,
     /// Of a file: its entry in the registry of this process. It also excludes a claim through a loop device that cannot
     /// check the lock.
     registered: Option<Claim>,
@@ -51,7 +51,7 @@ impl Held {
     /// A file that has no lock yet ([`hold_file`]), or needs none.
     pub(crate) fn new(file: File) -> Self {
         let (locked, process) = (AtomicBool::new(false), std::process::id());
-        Self { file, locked, process, beneath: Vec::new(), registered: None }
+        Self { file, locked, process, beneath: Claims::default(), registered: None }
     }
 
     /// Locks these bytes for this open description, exclusively or shared with other readers.

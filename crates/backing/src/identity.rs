@@ -20,6 +20,8 @@ use std::path::Path;
 
 /// Longest token in bytes: the size of its field in a backend's table entry.
 pub const TOKEN_MAX: usize = 256;
+/// Part of the warning that a device is larger than its recorded size.
+pub const HAS_GROWN: &str = "has grown";
 /// Longest value of a mark; a longer one is truncated, and ends in a checksum of the whole value.
 const VALUE_MAX: usize = 56;
 
@@ -82,6 +84,12 @@ impl Identity {
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
+    }
+
+    /// The same disk with another size in bytes.
+    #[must_use]
+    pub fn with_size(self, size: u64) -> Self {
+        Self { size, ..self }
     }
 
     /// Whether it has no mark of its own, so that after a restart only the port distinguishes the disk from another
@@ -234,7 +242,7 @@ impl Identity {
         let mut warnings = Vec::new();
         if found.size > self.size {
             warnings.push(format!(
-                "{} has grown from {} to {} bytes; the recorded size stays in use",
+                "{} {HAS_GROWN} from {} to {} bytes; the recorded size stays in use until backend-grow",
                 path.display(),
                 self.size,
                 found.size
@@ -321,7 +329,7 @@ fn block_marks(device: &Held, status: &Status, identity: &mut Identity) {
 
 /// A loop device has the marks of its file, since its number changes. The file was opened for the claim.
 fn loop_marks(device: &Held, identity: &mut Identity) {
-    let Some(held_object) = device.beneath.first().and_then(|claim| claim.held_object.as_ref()) else {
+    let Some(held_object) = device.beneath.iter().next().and_then(|claim| claim.held_object.as_ref()) else {
         return;
     };
     let file = &held_object.file;

@@ -18,7 +18,7 @@ use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Zeroes to write if the system cannot zero a range itself. They are in `.bss` and take no memory.
 #[repr(align(4096))]
@@ -46,7 +46,10 @@ pub(crate) struct Target {
     pub file: Held,
     pub path: PathBuf,
     pub kind: Kind,
+    /// But for its size: see [`size`](Self::size).
     pub geometry: BackingGeometry,
+    /// Its size in bytes, whole sectors; never falls.
+    pub size: AtomicU64,
     pub read_only: bool,
     /// Whether the file had a name when it was opened; a file without a name cannot be deleted.
     pub is_named: bool,
@@ -58,6 +61,11 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
     /// The change of the file, of a file beneath it, or of the paths to them. May block on the file system.
     pub fn change(&self) -> Option<Change> {
         self.files().find_map(|part| {
@@ -68,7 +76,7 @@ impl Target {
 
     /// Refuses to flush a file that was deleted, whose data is lost when this process ends, or truncated: data is lost,
     /// and data written now may be lost when the user restores the file.
-    fn check_files(&self) -> Result<()> {
+    pub fn check_files(&self) -> Result<()> {
         let change = self.files().find_map(|part| {
             let seen = cbd_holder::change::of_open(part.file.as_fd(), part.path, part.length.expected());
             part.length.change(part.path, seen)
@@ -175,22 +183,18 @@ impl Job {
             return None;
         }
         let range = self.range();
-        let geometry = &target.geometry;
+        let size = target.size();
         if target.read_only && !matches!(self.op, BackingOp::Read { .. }) {
             let text =
                 format!("{} is open for reading only: cannot {}", target.path.display(), self.description());
             return Some(Err(Error::new(ErrorKind::ReadOnly, text)));
         }
-        if range.start > range.end || range.end > geometry.size {
-            let text = format!(
-                "cannot {} of {}: it has {} bytes",
-                self.description(),
-                target.path.display(),
-                geometry.size
-            );
+        if range.start > range.end || range.end > size {
+            let text =
+                format!("cannot {} of {}: it has {size} bytes", self.description(), target.path.display());
             return Some(Err(Error::new(ErrorKind::OutOfRange, text)));
         }
-        let sector = u64::from(geometry.sector);
+        let sector = u64::from(target.geometry.sector);
         if !range.start.is_multiple_of(sector) || !range.end.is_multiple_of(sector) {
             let text = format!(
                 "cannot {} of {}: not whole sectors of {sector} bytes",
@@ -412,6 +416,7 @@ mod tests {
             path: "/dev/sdx".into(),
             kind,
             geometry,
+            size: geometry.size.into(),
             read_only: false,
             is_named: true,
             length: Length::new(geometry.size),

@@ -4,7 +4,8 @@
 //! the file is stored, and the least length that was seen since.
 //!
 //! Invariants: bytes that were once missing count as missing until the file is opened again, whatever its length is
-//! then.
+//! then; the required length never falls. A length that was read counts as missing bytes only if it is less than the
+//! length that was required before it was read: so a file that is extended meanwhile never seems truncated.
 
 use crate::sys;
 use cbd_holder::Change;
@@ -16,24 +17,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The length of one file, in bytes.
 #[derive(Debug)]
 pub(crate) struct Length {
-    expected: u64,
-    /// The least length that was seen; at most `expected`.
+    expected: AtomicU64,
+    /// The least length that was seen, of those that were too short; the maximum if none was.
     least: AtomicU64,
 }
 
 impl Length {
     pub(crate) const fn new(expected: u64) -> Self {
-        Self { expected, least: AtomicU64::new(expected) }
+        Self { expected: AtomicU64::new(expected), least: AtomicU64::new(u64::MAX) }
     }
 
     /// The required length.
-    pub(crate) const fn expected(&self) -> u64 {
-        self.expected
+    pub(crate) fn expected(&self) -> u64 {
+        self.expected.load(Ordering::Acquire)
+    }
+
+    /// Raises the required length to one that the file has. Bytes that were once missing stay missing.
+    pub(crate) fn raise(&self, to: u64) {
+        self.expected.fetch_max(to, Ordering::AcqRel);
     }
 
     /// Reads the length that the kernel has cached, and refuses a range that ends after the least length that was seen.
     pub(crate) fn check(&self, file: BorrowedFd<'_>, path: &Path, end: u64) -> Result<()> {
-        if let Ok(size) = sys::remembered_size(file) {
+        let expected = self.expected();
+        if let Ok(size) = sys::remembered_size(file)
+            && size < expected
+        {
             self.least.fetch_min(size, Ordering::Relaxed);
         }
         self.check_known(path, end)
@@ -60,7 +69,7 @@ impl Length {
     }
 
     fn short(&self, path: &Path) -> Option<(u64, Change)> {
-        let (expected, found) = (self.expected, self.least.load(Ordering::Relaxed));
+        let (expected, found) = (self.expected(), self.least.load(Ordering::Relaxed));
         (found < expected).then(|| (found, Change::Short { path: path.to_owned(), expected, found }))
     }
 }

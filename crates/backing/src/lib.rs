@@ -38,7 +38,7 @@ use std::sync::Arc;
 
 pub use cbd_holder::Change;
 pub use decorator::Decorator;
-pub use file::{BackingFile, Direct, Engine, Info, Options};
+pub use file::{BackingFile, Direct, Engine, Growth, Info, Options};
 pub use hold::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};
 pub use identity::{Identity, Kind};
 pub use outstanding::{Oldest, Outstanding};
@@ -62,7 +62,7 @@ impl<Q: PollableQueue + ?Sized> PollableQueue for Box<Q> {
 
 /// A backing device: its properties, and queues to it.
 pub trait Backing: Send + Sync {
-    /// Its geometry; constant while it is open.
+    /// Its geometry; constant while it is open, but for the size, which can [grow](BackingFile::grow).
     fn geometry(&self) -> BackingGeometry;
 
     /// Its identity.

@@ -169,6 +169,15 @@ pub enum Command {
         #[arg(long, value_name = "BYTES")]
         discard_dirty: Option<u64>,
     },
+    /// Use a backing device that has become larger to its end, while it is in use: its cache and block device grow with it
+    BackendGrow {
+        /// Transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: u32,
+    },
     /// List the backends of this host
     BackendList {
         /// Transport
@@ -484,6 +493,7 @@ mod tests {
             "backend-list -t 0 -a",
             "dev-start -t 0 -b 1",
             "dev-stop -t 0 -d 1",
+            "backend-grow -t 0 -b 1",
             "dev-list -t 0 -a",
         ] {
             assert!(parse(line).is_ok(), "{line}");
@@ -549,6 +559,8 @@ mod tests {
             "backend-stop",
             "dev-start",
             "dev-stop -b 0",
+            "backend-grow",
+            "backend-grow -b 0 --size 8G",
             "set -b 0",
             "frobnicate",
             "status --timeout 0",

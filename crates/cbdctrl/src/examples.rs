@@ -53,6 +53,10 @@ pub fn of(name: &str) -> &'static [Example] {
             ("List the backends of this host:", "cbdctrl backend-list"),
             ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
         ],
+        "backend-grow" => &[(
+            "Behind an extension of the disk; then let the file system on it grow, for example with resize2fs /dev/cbd0:",
+            "cbdctrl backend-grow -b 0",
+        )],
         "dev-start" => &[
             ("Create the best block device that the machine supports:", "cbdctrl dev-start -b 0"),
             ("An NBD server on a port of this machine:", "cbdctrl dev-start -b 0 -e nbd:tcp:127.0.0.1:10809"),

@@ -11,6 +11,7 @@ mod command;
 mod completions;
 mod daemon;
 mod examples;
+mod grow;
 mod live;
 pub mod offline;
 mod pages;

@@ -6,9 +6,9 @@
 //! Elsewhere: the wire protocol ([`crate::server`]), the implementation ([`crate::manager`]).
 
 use crate::api::{
-    AttachCache, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done, Drain, HostInfo,
-    Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
-    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
+    Drain, HostInfo, Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend,
+    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_types::Result;
 
@@ -63,6 +63,8 @@ pub trait Control: Send + Sync + 'static {
         request: &ResizeCache,
         report: Report<'_>,
     ) -> Result<Done>;
+    /// Uses the backing device of a backend to its present end, if it has become larger.
+    fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown>;
     /// The backends of this host, or of all hosts.
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>>;
     /// Changes settings of a backend.

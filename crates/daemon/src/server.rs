@@ -84,6 +84,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/hosts", get(hosts))
         .route("/v1/transports/{transport}/backends", get(backends).post(start_backend))
         .route("/v1/transports/{transport}/backends/{backend}/stop", post(stop_backend))
+        .route("/v1/transports/{transport}/backends/{backend}/grow", post(grow_backend))
         .route("/v1/transports/{transport}/backends/{backend}/settings", patch(set))
         .route("/v1/transports/{transport}/backends/{backend}/cache/attach", post(attach_cache))
         .route("/v1/transports/{transport}/backends/{backend}/cache/detach", post(detach_cache))
@@ -287,6 +288,13 @@ async fn start_backend(
     Input(request): Input<crate::api::StartBackend>,
 ) -> impl IntoResponse {
     json(control, move |control| control.start_backend(transport, &request)).await
+}
+
+async fn grow_backend(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, u32)>,
+) -> impl IntoResponse {
+    json(control, move |control| control.grow_backend(transport, backend)).await
 }
 
 async fn set(

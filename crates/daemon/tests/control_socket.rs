@@ -1,9 +1,9 @@
 //! The control socket, with a stub of a daemon behind it: paths, errors, progress, access.
 
 use cbd_daemon::api::{
-    AttachCache, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done, Drain, HostInfo,
-    Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
-    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
+    Drain, HostInfo, Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend,
+    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -108,6 +108,9 @@ impl Control for Fake {
     }
     fn start_blkdev(&self, _: u32, _: &StartBlkdev) -> Result<BlkdevInfo> {
         refused(ErrorKind::Busy, "busy")
+    }
+    fn grow_backend(&self, _: u32, _: u32) -> Result<BackendGrown> {
+        Ok(BackendGrown { before: 1 << 20, now: 2 << 20, ..BackendGrown::default() })
     }
     fn stop_blkdev(&self, _: u32, _: u32, request: StopBlkdev) -> Result<BlkdevStopped> {
         if request.force { Ok(BlkdevStopped::default()) } else { refused(ErrorKind::Busy, "mounted on /srv") }

@@ -81,12 +81,13 @@ impl<E: Environment> Device<E> {
     /// The geometry that exports report to their clients. The size is the recorded one of the backend: if the backing device
     /// grows, the blkdev does not until [`grow`](Self::grow).
     pub fn geometry(&self) -> Geometry {
-        Geometry { size: self.size.load(Ordering::Relaxed), ..self.geometry }
+        Geometry { size: self.size.load(Ordering::Acquire), ..self.geometry }
     }
 
     /// Sets the size in bytes, which never falls. The backing device and the cache reach so far already.
     pub fn grow(&self, size: u64) {
-        self.size.fetch_max(size, Ordering::Relaxed);
+        // Whoever sees the new size sees what was raised before it.
+        self.size.fetch_max(size, Ordering::AcqRel);
     }
 }
 

@@ -14,8 +14,9 @@ pub(crate) struct Identity {
     pub cache_id: u64,
     pub ownership: u64,
     pub lanes: LaneMap,
-    /// Size of the device in bytes, and its sector.
-    pub size: u64,
+    /// Size of the device in bytes when the cache was opened; [`Base::size`](crate::base::Base::size) is the present one.
+    pub size_when_opened: u64,
+    /// Sector of the device in bytes.
     pub sector: u32,
     pub data_crc: bool,
     /// First byte of the state segment.

@@ -46,7 +46,7 @@ pub fn start_thread<T: Send + 'static>(
 
 /// A block device that exports serve.
 pub trait BlockDevice: Send + Sync + 'static {
-    /// The geometry of the device; constant while it exists.
+    /// The geometry of the device; constant while it exists, but for the size, which can grow.
     fn geometry(&self) -> Geometry;
 
     /// Opens a queue for the calling thread.

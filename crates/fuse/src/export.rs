@@ -6,7 +6,7 @@
 //!
 //! Elsewhere: the list of devices and their names; the sweep at the start ([`crate::sweep`]).
 
-use crate::loop_device::{Binding, LoopThread, NotReleased, QueueLimits};
+use crate::loop_device::{Binding, LoopThread, NotReleased, QueueLimits, size};
 use crate::service::{ABORT_TIMEOUT, Handover, Service};
 use crate::session::{Session, SessionState, SessionStore};
 use cbd_export::BlockDevice;
@@ -129,7 +129,15 @@ impl FuseLoop {
             // cleared, the kernel releases the device with its last user, and it is reported as gone then.
             let _ = loop_thread.make_persistent(QUERY_TIMEOUT);
         }
-        Ok(Self { service, loop_thread: Some(loop_thread), link, not_preserved: None, taken_over: true })
+        let export =
+            Self { service, loop_thread: Some(loop_thread), link, not_preserved: None, taken_over: true };
+        let size = device.geometry().size;
+        if export.size_seen().is_some_and(|seen| seen < size) {
+            // It has grown, and its process ended before the kernel knew. If the kernel refuses, its users see the
+            // former size ([`size_seen`](Self::size_seen)), and their requests continue.
+            let _ = export.grow(size);
+        }
+        Ok(export)
     }
 
     /// Closes the loop device, then hands the descriptors over to the descriptor store. A process that is
@@ -160,6 +168,22 @@ impl FuseLoop {
         let session = Session::new(state, channels)?;
         loop_thread.make_persistent(QUERY_TIMEOUT)?;
         self.service.preserve(store, session)
+    }
+
+    /// Shows users of the device that it has `size` bytes now. The device below reaches so far already.
+    ///
+    /// # Errors
+    /// When the kernel does not take the new size; users see the former one then.
+    pub fn grow(&self, size: u64) -> Result<()> {
+        // 1. The file, so that requests up to there are executed. 2. What the kernel knows of it, and the loop device.
+        self.service.grow(size);
+        self.loop_thread.as_ref().map_or(Ok(()), |thread| thread.grow(size, QUERY_TIMEOUT))
+    }
+
+    /// The size in bytes that users of the device see, where the kernel reports it.
+    #[must_use]
+    pub fn size_seen(&self) -> Option<u64> {
+        size(self.loop_thread.as_ref()?.device().number)
     }
 
     /// Why the device does not outlive this process although [`Options::store`] was set.

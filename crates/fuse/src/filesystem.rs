@@ -1,6 +1,6 @@
 //! The replies of the file system: a root directory, and in it the device as a file.
 //!
-//! Invariants: a reply depends on the call and the geometry alone; nothing blocks, nothing does I/O. A call
+//! Invariants: a reply depends on the call and the geometry alone, of which only the size can grow; nothing blocks, nothing does I/O. A call
 //! that needs the device is returned as [`Answer::Device`].
 //!
 //! Elsewhere: reading and answering messages, and the data itself ([`crate::worker`]).
@@ -8,6 +8,7 @@
 use crate::call::{Call, sets_more_than_times};
 use crate::wire::{self, Attr, AttrOut, Dirent, EntryOut, InHeader, InitOut, OpenOut, StatfsOut};
 use cbd_types::{ByteRange, Geometry, Operation};
+use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 /// The node of the file.
@@ -21,8 +22,8 @@ const PAGE: usize = 4096;
 pub const TRANSFER_PAGES_MAX: u16 = 257;
 /// Asynchronous requests that the kernel sends before it waits for replies; more than a loop device has tags.
 const BACKGROUND_MAX: u16 = 512;
-/// Names and attributes never change while the file system is mounted; the kernel revalidates them once a
-/// day.
+/// Names and attributes never change while the file system is mounted, but for the size, which the kernel is told
+/// ([`crate::loop_device::LoopThread::grow`]); the kernel revalidates them once a day.
 const VALID_SECONDS: u64 = 86_400;
 
 /// The configuration of the file system.
@@ -30,10 +31,12 @@ const VALID_SECONDS: u64 = 86_400;
 pub struct Filesystem {
     /// The name of the file.
     pub name: String,
-    /// The device in it.
-    pub geometry: Geometry,
+    /// The device in it, but for its size.
+    geometry: Geometry,
+    /// The size of the device in bytes; it never falls.
+    size: AtomicU64,
     /// Whether writes are refused.
-    pub read_only: bool,
+    read_only: bool,
 }
 
 /// How a call is answered.
@@ -75,6 +78,22 @@ impl Transfer {
 }
 
 impl Filesystem {
+    /// The file system of this device.
+    pub const fn new(name: String, geometry: Geometry, read_only: bool) -> Self {
+        Self { name, geometry, size: AtomicU64::new(geometry.size), read_only }
+    }
+
+    /// The size of the file in bytes.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Lets the file reach to `size`, as the device does already. The kernel learns of it with the next message that
+    /// returns attributes; it keeps attributes that it has for [`VALID_SECONDS`].
+    pub fn grow(&self, size: u64) {
+        self.size.fetch_max(size, Ordering::AcqRel);
+    }
+
     /// Determines the reply to a call.
     pub fn answer(&self, header: &InHeader, call: Call) -> Answer {
         match call {
@@ -104,7 +123,7 @@ impl Filesystem {
         if node != FILE_NODE || size as usize > TRANSFER_BYTES_MAX {
             return Answer::Error(libc::EINVAL);
         }
-        let whole = ByteRange::at(0, self.geometry.size);
+        let whole = ByteRange::at(0, self.size());
         let Some(requested) = ByteRange::at(offset, u64::from(size)).intersection(&whole) else {
             return Answer::Bytes(Vec::new());
         };
@@ -140,7 +159,7 @@ impl Filesystem {
     }
 
     /// A punched hole is a discard, and refused where the device supports none; zeroing stays zeroing. The
-    /// size never changes.
+    /// size does not change.
     fn fallocate(&self, node: u64, offset: u64, length: u64, mode: u32) -> Answer {
         if self.read_only {
             return Answer::Error(libc::EROFS);
@@ -167,7 +186,7 @@ impl Filesystem {
         if length == 0 || !offset.is_multiple_of(sector) || !length.is_multiple_of(sector) {
             return Err(libc::EINVAL);
         }
-        if end > self.geometry.size {
+        if end > self.size() {
             return Err(libc::ENOSPC);
         }
         Ok(ByteRange { start: offset, end })
@@ -179,8 +198,8 @@ impl Filesystem {
             wire::ROOT_NODE => Some(Attr { mode: libc::S_IFDIR | 0o755, nlink: 2, ..base }),
             FILE_NODE => {
                 let mode = libc::S_IFREG | if self.read_only { 0o400 } else { 0o600 };
-                let blocks = self.geometry.size.div_ceil(512);
-                Some(Attr { mode, nlink: 1, size: self.geometry.size, blocks, ..base })
+                let size = self.size();
+                Some(Attr { mode, nlink: 1, size, blocks: size.div_ceil(512), ..base })
             }
             _ => None,
         }
@@ -196,7 +215,7 @@ impl Filesystem {
     /// Setting times succeeds without an effect, because some tools require success. The size may be set to its present
     /// value.
     fn set_attributes(&self, node: u64, valid: u32, size: u64) -> Answer {
-        let same_size = valid & !wire::SET_SIZE == valid || size == self.geometry.size;
+        let same_size = valid & !wire::SET_SIZE == valid || size == self.size();
         if sets_more_than_times(valid & !wire::SET_SIZE) || !same_size {
             return Answer::Error(libc::EPERM);
         }
@@ -256,7 +275,7 @@ impl Filesystem {
         let geometry = &self.geometry;
         let bsize = geometry.discard_granularity.max(geometry.sector);
         bytes(&StatfsOut {
-            blocks: geometry.size / u64::from(bsize),
+            blocks: self.size() / u64::from(bsize),
             files: 1,
             bsize,
             frsize: bsize,
@@ -318,7 +337,7 @@ mod tests {
             rotational: false,
             fast_zeroes: true,
         };
-        Filesystem { name: "cbd0".into(), geometry, read_only: false }
+        Filesystem::new("cbd0".into(), geometry, false)
     }
 
     fn answer_to(filesystem: &Filesystem, nodeid: u64, call: Call) -> Answer {
@@ -354,7 +373,7 @@ mod tests {
     #[test]
     fn whole_sectors_are_written_of_a_write_that_the_kernel_cut_inside_a_sector() {
         let mut filesystem = filesystem();
-        filesystem.geometry.size = 4 << 20;
+        filesystem.size = (4 << 20).into();
         let sector = filesystem.geometry.sector;
         for cut in [1, 100, PAGE as u32 - 1] {
             let size = TRANSFER_BYTES_MAX as u32 - cut;

@@ -301,6 +301,12 @@ pub fn read_setting(number: u32, name: &str) -> Option<String> {
     Some(text.trim_end_matches('\n').to_owned())
 }
 
+/// The size of a loop device in bytes, as its users see it.
+pub fn size(number: u32) -> Option<u64> {
+    // In units of 512 bytes, whatever the sector of the device is.
+    read_setting(number, "size")?.parse::<u64>().ok()?.checked_mul(512)
+}
+
 fn read_number(number: u32, name: &str) -> u64 {
     read_setting(number, name).and_then(|text| text.parse().ok()).unwrap_or_default()
 }

@@ -23,7 +23,7 @@ pub fn serve_connection(
     name: &str,
     read_only: bool,
 ) -> Result<()> {
-    let filesystem = Filesystem { name: name.to_owned(), geometry: device.geometry(), read_only };
+    let filesystem = Filesystem::new(name.to_owned(), device.geometry(), read_only);
     let (queue, shared) = (device.open_queue()?, Arc::new(Shared::new()?));
     Worker::new(Arc::new(filesystem), File::from(channel), queue, shared)?.serve()
 }

@@ -42,6 +42,8 @@ pub struct Service {
     name: String,
     mount_dir: PathBuf,
     shared: Arc<Shared>,
+    /// The file system that the threads serve, once they have started.
+    filesystem: Option<Arc<Filesystem>>,
     threads: Vec<JoinHandle<()>>,
     mounted: bool,
     /// The number of the connection, where it is known.
@@ -65,6 +67,7 @@ impl Service {
             name: options.name.clone(),
             mount_dir: prepare_mount_dir(&options.mount_dir)?,
             shared,
+            filesystem: None,
             threads: Vec::new(),
             mounted: false,
             connection: None,
@@ -96,7 +99,7 @@ impl Service {
     }
 
     fn filesystem(&self, device: &Arc<dyn BlockDevice>, options: &Options) -> Filesystem {
-        Filesystem { name: self.name.clone(), geometry: device.geometry(), read_only: options.read_only }
+        Filesystem::new(self.name.clone(), device.geometry(), options.read_only)
     }
 
     /// Starts a thread for each channel. Each opens its queue itself, and serves once it has one; an error of
@@ -109,7 +112,11 @@ impl Service {
         channels: Vec<File>,
         is_preserved: bool,
     ) -> Result<()> {
-        let filesystem = Arc::new(self.filesystem(device, options));
+        let filesystem = Arc::clone(self.filesystem.insert(Arc::new(Filesystem::new(
+            self.name.clone(),
+            device.geometry(),
+            options.read_only,
+        ))));
         let expected = channels.len();
         let mut starting = Vec::with_capacity(expected);
         for channel in channels {
@@ -169,6 +176,13 @@ impl Service {
     /// The path of the file.
     pub fn file_path(&self) -> PathBuf {
         self.mount_dir.join(&self.name)
+    }
+
+    /// Lets the file reach to `size`; the kernel has the former size until it is told.
+    pub fn grow(&self, size: u64) {
+        if let Some(filesystem) = &self.filesystem {
+            filesystem.grow(size);
+        }
     }
 
     /// Where the file system is mounted.

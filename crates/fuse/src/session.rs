@@ -51,7 +51,7 @@ pub struct SessionState {
     pub connection: u32,
     /// N of `/dev/loopN`.
     pub loop_number: u32,
-    /// Bytes of the device.
+    /// Bytes of the device when the session was stored; it may have grown since.
     pub size: u64,
     /// Bytes of a sector of it.
     pub sector: u32,
@@ -155,13 +155,13 @@ impl Session {
         !ended && is_bound_to(self.state.loop_number, &self.state.file())
     }
 
-    /// Refuses a device whose geometry has changed.
+    /// Refuses a device whose geometry has changed, but for one that has grown.
     ///
     /// # Errors
     /// [`ErrorKind::Exchanged`] with the difference.
     pub fn check_geometry(&self, geometry: &Geometry, read_only: bool) -> Result<()> {
         let SessionState { name, size, sector, read_only: before, .. } = &self.state;
-        if (*size, *sector, *before) == (geometry.size, geometry.sector, read_only) {
+        if *size <= geometry.size && (*sector, *before) == (geometry.sector, read_only) {
             return Ok(());
         }
         let text = format!(
@@ -282,7 +282,11 @@ mod tests {
         };
         assert!(session.check_geometry(&geometry, false).is_ok());
         assert!(session.check_geometry(&geometry, true).is_err());
-        for other in [Geometry { size: 1 << 21, ..geometry }, Geometry { sector: 4096, ..geometry }] {
+        assert!(
+            session.check_geometry(&Geometry { size: 1 << 21, ..geometry }, false).is_ok(),
+            "it has grown"
+        );
+        for other in [Geometry { size: 1 << 19, ..geometry }, Geometry { sector: 4096, ..geometry }] {
             let error = session.check_geometry(&other, false).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Exchanged);
         }

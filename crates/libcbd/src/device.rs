@@ -177,6 +177,15 @@ impl Device {
         })
     }
 
+    /// Uses a disk that has become larger to its present end; [`geometry`](Self::geometry) shows it. Other threads may use the device
+    /// meanwhile. Returns its size in bytes, which is the same as before if the disk has not become larger.
+    ///
+    /// # Errors
+    /// Those of [`RunningBackend::grow`], such as [`ErrorKind::OutOfRange`] for a disk that has shrunk; nothing has changed then.
+    pub fn grow(&self) -> Result<u64> {
+        self.running.guarded(|| Ok(self.running.run.grow(&self.running.held.transport)?.now))
+    }
+
     fn has_no_cache(&self) -> Error {
         Error::new(ErrorKind::InvalidArgument, format!("backend {} has no cache to set anything of", self.id))
     }

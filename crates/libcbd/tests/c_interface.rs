@@ -74,6 +74,8 @@ fn null_pointers_are_errors_except_for_a_close() {
         refused(cbd_device_attach(region, name, null(), null_mut()), EINVAL, "device is a null pointer");
         refused(cbd_device_open(region, 0, null_mut()), EINVAL, "device is a null pointer");
         refused(cbd_device_geometry(device, null_mut()), EINVAL, "geometry is a null pointer");
+        refused(cbd_device_grow(device, null_mut()), EINVAL, "size is a null pointer");
+        refused(cbd_device_grow(null(), &mut 0), EINVAL, "device is a null pointer");
         refused(cbd_device_settings(device, null_mut()), EINVAL, "settings is a null pointer");
         refused(cbd_device_set_settings(device, null()), EINVAL, "settings is a null pointer");
         refused(cbd_device_status(device, null_mut()), EINVAL, "status is a null pointer");
@@ -298,6 +300,16 @@ fn properties_and_status_are_returned() {
         assert_eq!(cbd_device_status(device, &raw mut status), 0);
         assert_eq!((status.written_bytes, status.read_hit_bytes), (BLOCK as u64, BLOCK as u64));
         assert_eq!(status.flags & CBD_STATUS_CACHED, CBD_STATUS_CACHED);
+        let mut size = 0;
+        assert_eq!((cbd_device_grow(device, &raw mut size), size), (0, 16 * MIB), "it is not larger");
+        let file = std::fs::OpenOptions::new().write(true).open(place.disk()).unwrap();
+        file.set_len(20 * MIB).unwrap();
+        let beyond = (20 * MIB) - BLOCK as u64;
+        assert_ne!(cbd_write(device, data.as_ptr().cast(), BLOCK, beyond, 0), 0);
+        assert_eq!((cbd_device_grow(device, &raw mut size), size), (0, 20 * MIB), "{}", last_error());
+        assert_eq!(cbd_device_geometry(device, &raw mut geometry), 0);
+        assert_eq!(geometry.size, 20 * MIB);
+        assert_eq!(cbd_write(device, data.as_ptr().cast(), BLOCK, beyond, CBD_FUA), 0, "{}", last_error());
         assert_eq!(cbd_device_drain(device, 0), 0);
         assert_eq!(place.on_disk(0), data);
         assert_eq!(cbd_device_close(device), 0);

@@ -58,6 +58,8 @@ pub struct RunningBackend {
     pub(crate) caching: Mutex<Option<Arc<Caching>>>,
     pub(crate) device: Arc<ServedDevice<ProcessEnvironment>>,
     pub(crate) backing: Arc<dyn Backing>,
+    /// The backing device without its decorators.
+    pub(crate) file: Arc<BackingFile>,
     outstanding: Outstanding,
     watch: Watch,
     pub(crate) id: BackendId,
@@ -105,7 +107,9 @@ impl RunningBackend {
         let disk = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
         let (file, mut warnings) = BackingFile::open_recorded(path, disk, &recorded)?;
         let watch = file.watch();
-        let (backing, outstanding) = Outstanding::over((options.decorate)(Arc::new(file)));
+        let file = Arc::new(file);
+        let decorated = (options.decorate)(Arc::clone(&file) as Arc<dyn Backing>);
+        let (backing, outstanding) = Outstanding::over(decorated);
         let geometry = backing.geometry();
         let (region, prepare_thread) = (options.region.to_owned(), options.prepare_thread);
         let (device, caching) = if entry.cache_segments == 0 {
@@ -119,7 +123,10 @@ impl RunningBackend {
         };
         let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
         let (caching, id) = (Mutex::new(caching), entry.id);
-        Ok((Self { caching, device, backing, outstanding, watch, id, region, prepare_thread }, warnings))
+        Ok((
+            Self { caching, device, backing, file, outstanding, watch, id, region, prepare_thread },
+            warnings,
+        ))
     }
 
     /// Opens the cache that the backend has now, and starts its background worker.

@@ -15,6 +15,7 @@ pub mod count;
 pub mod disk;
 pub mod drain;
 pub mod environment;
+pub mod grow;
 pub mod moved;
 pub mod queue;
 pub mod region;
@@ -30,6 +31,7 @@ pub use drain::{
     DrainProgress, DrainRequest, NotDrained, WRITEBACK_RATE_MIN, check_writeback_rate, lacking, until_drained,
 };
 pub use environment::{ProcessEnvironment, wall_ms};
+pub use grow::Grown;
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
 pub use resize::{Resized, ShrinkProgress};
 pub use worker::{Rounds, RoundsWatch, Worker};

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const LOOP_CLR_FD: Request<()> = Request::new(0x4C01);
 const LOOP_SET_STATUS64: Request<LoopInfo> = Request::new(0x4C04);
 const LOOP_GET_STATUS64: Request<LoopInfo> = Request::new(0x4C05);
+const LOOP_SET_CAPACITY: Request<()> = Request::new(0x4C07);
 const LOOP_CONFIGURE: Request<LoopConfig> = Request::new(0x4C0A);
 const LOOP_CTL_GET_FREE: Request<()> = Request::new(0x4C82);
 
@@ -131,6 +132,15 @@ pub fn status(device: BorrowedFd<'_>) -> io::Result<LoopInfo> {
 /// The system error.
 pub fn set_status(device: BorrowedFd<'_>, info: &LoopInfo) -> io::Result<()> {
     call(device, &LOOP_SET_STATUS64, &mut { *info })?;
+    Ok(())
+}
+
+/// Makes a loop device as large as its file is now. The kernel may query the file, which can block on that file's server.
+///
+/// # Errors
+/// The system error; ENXIO if it is not bound.
+pub fn set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
+    call(device, &LOOP_SET_CAPACITY, &mut ())?;
     Ok(())
 }
 

@@ -48,6 +48,8 @@ pub mod command {
     pub const GET_FEATURES: u32 = control(READ, 0x13);
     /// As [`DELETE_DEVICE`], without the wait (Linux 6.9).
     pub const DELETE_DEVICE_LATER: u32 = control(READ, 0x14);
+    /// Sets the size of the disk, in sectors of 512 bytes; see [`super::feature::UPDATE_SIZE`].
+    pub const UPDATE_SIZE: u32 = control(BOTH, 0x15);
     /// As [`STOP_DEVICE`], but refused with EBUSY while the disk is open; see [`super::feature::SAFE_STOP`].
     pub const TRY_STOP_DEVICE: u32 = control(BOTH, 0x17);
 }
@@ -70,6 +72,8 @@ pub mod feature {
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     /// Commands are encoded as ioctls.
     pub const IOCTL_ENCODED: u64 = 1 << 6;
+    /// [`super::command::UPDATE_SIZE`] is supported (Linux 6.16).
+    pub const UPDATE_SIZE: u64 = 1 << 10;
     /// [`super::command::TRY_STOP_DEVICE`] is supported.
     pub const SAFE_STOP: u64 = 1 << 17;
 }
@@ -310,7 +314,9 @@ mod tests {
         assert_eq!(command::END_RECOVERY, 0xc020_7511);
         assert_eq!(command::GET_FEATURES, 0x8020_7513);
         assert_eq!(command::DELETE_DEVICE_LATER, 0x8020_7514);
+        assert_eq!(command::UPDATE_SIZE, 0xc020_7515);
         assert_eq!(command::TRY_STOP_DEVICE, 0xc020_7517);
+        assert_eq!(feature::UPDATE_SIZE, 0x400);
         assert_eq!(request_command::FETCH, 0xc010_7520);
         assert_eq!(request_command::COMMIT_AND_FETCH, 0xc010_7521);
     }

@@ -87,6 +87,12 @@ impl Control {
         self.features & feature::SAFE_STOP != 0
     }
 
+    /// Whether the driver can change the size of a disk.
+    #[must_use]
+    pub const fn updates_size(&self) -> bool {
+        self.features & feature::UPDATE_SIZE != 0
+    }
+
     /// Creates a device; the kernel returns its actual properties in `info`.
     pub fn add(&self, info: &mut DeviceInfo) -> std::result::Result<(), Refusal> {
         self.exchange(command::ADD_DEVICE, info.device, 0, info.as_mut_bytes(), TIMEOUT)

@@ -51,8 +51,8 @@ impl Device {
     /// Takes over the device that carries the mark, or creates a new one.
     ///
     /// # Errors
-    /// [`ErrorKind::Exchanged`] if the device with the mark has another size or sector size; otherwise the
-    /// refused command.
+    /// [`ErrorKind::Exchanged`] if the device with the mark is larger, or has another sector size; otherwise the refused
+    /// command.
     pub fn take_over_or_create(request: &DeviceRequest) -> Result<Self> {
         let control = Control::open()?;
         match find(&control, request.tag)? {
@@ -98,9 +98,8 @@ impl Device {
         let number = info.device;
         let what = || format!("{} waits for its daemon, and cannot be taken over", name(number));
         let parameters = control.parameters(number).map_err(|refusal| refusal.into_error(&what()))?;
-        // An older version may have chosen the other parameters.
-        let identifying = |of: &Parameters| (of.basic.sectors, of.basic.logical_shift);
-        if identifying(&parameters) != identifying(&request.parameters) {
+        // It may have grown since it was created.
+        if !may_continue(&parameters, &request.parameters) {
             return Err(Error::new(
                 ErrorKind::Exchanged,
                 format!(
@@ -169,6 +168,26 @@ impl Device {
         self.control
             .command(operation, self.info.device, server, START_TIMEOUT)
             .map_err(|refusal| refusal.into_error(&format!("{} cannot be started", name(self.info.device))))
+    }
+
+    /// Makes the disk `sectors` sectors of 512 bytes large, and tells its users. Returns whether the driver can do that.
+    ///
+    /// # Errors
+    /// The kernel's error; the disk has its former size then.
+    pub fn grow(&self, sectors: u64) -> Result<bool> {
+        if !self.control.updates_size() {
+            return Ok(false);
+        }
+        self.control.command(command::UPDATE_SIZE, self.info.device, sectors, TIMEOUT).map_err(
+            |refusal| refusal.into_error(&format!("{} cannot be made larger", name(self.info.device))),
+        )?;
+        Ok(true)
+    }
+
+    /// The sectors of 512 bytes that the disk had when it was created or taken over.
+    #[must_use]
+    pub const fn sectors(&self) -> u64 {
+        self.parameters.basic.sectors
     }
 
     /// Removes the disk, if no process has it open; otherwise nothing changes.
@@ -251,6 +270,13 @@ impl Device {
         let numbers = parameters.map_err(|refusal| refusal.into_error(&name(self.info.device)))?.numbers;
         Ok((numbers.disk_major, numbers.disk_minor))
     }
+}
+
+/// Whether a disk with the parameters `of_kernel` can be served with `wanted`. An older version may have chosen the
+/// others.
+fn may_continue(of_kernel: &Parameters, wanted: &Parameters) -> bool {
+    of_kernel.basic.sectors <= wanted.basic.sectors
+        && of_kernel.basic.logical_shift == wanted.basic.logical_shift
 }
 
 /// The disk of a device.
@@ -437,6 +463,16 @@ mod tests {
         );
         server.wait().expect("it has ended");
         assert!(!is_served_elsewhere(&of(state::LIVE, 0), &channel), "the kernel does not report the server");
+    }
+
+    #[test]
+    fn a_disk_continues_if_it_has_grown_and_not_if_it_has_shrunk_or_has_other_sectors() {
+        let of = |sectors, logical_shift| Parameters {
+            basic: crate::abi::Basic { sectors, logical_shift, ..crate::abi::Basic::default() },
+            ..Parameters::default()
+        };
+        assert!(may_continue(&of(100, 9), &of(100, 9)) && may_continue(&of(100, 9), &of(101, 9)));
+        assert!(!may_continue(&of(101, 9), &of(100, 9)) && !may_continue(&of(100, 9), &of(100, 12)));
     }
 
     #[test]

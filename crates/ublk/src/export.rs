@@ -9,7 +9,7 @@
 
 use crate::abi;
 use crate::device::{Device, DeviceRequest, disk_path};
-use crate::parameters::{self, TRANSFER_BYTES_MAX};
+use crate::parameters::{self, SECTOR, TRANSFER_BYTES_MAX};
 use crate::service::{Service, ThreadSetup};
 use crate::tag::Tag;
 use crate::thread_control::Order;
@@ -113,6 +113,11 @@ impl Ublk {
             }
         };
         removal.cancel();
+        if kernel.sectors() < request.parameters.basic.sectors {
+            // It has grown while it had no server, or its former server could not change the size. If the driver refuses,
+            // users see the former size, and their requests continue.
+            let _ = kernel.grow(request.parameters.basic.sectors);
+        }
         let node = BlockNode { path: disk, device: numbers };
         let mut export = Self { device: kernel, service, node, link: None, name_link, running: true };
         match options.link.as_ref().map(|link| Link::create(link, &export.node.path)).transpose() {
@@ -163,6 +168,16 @@ impl Ublk {
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         self.service.failure()
+    }
+
+    /// Serves the device to its new end, `size` bytes, and tells its users. Returns whether they see that now: a driver
+    /// before Linux 6.16 cannot change the size of a disk.
+    ///
+    /// # Errors
+    /// The kernel's error; users see the former size then.
+    pub fn grow(&self, size: u64) -> Result<bool> {
+        self.service.grow(size);
+        self.device.grow(size / SECTOR)
     }
 
     /// The use of the device, as a sentence: mounted, stacked upon, used as swap space, open in a process.

@@ -88,6 +88,11 @@ impl Service {
         Ok(service)
     }
 
+    /// Lets requests reach to `size`, as the device does already.
+    pub fn grow(&self, size: u64) {
+        self.thread_control.grow(size);
+    }
+
     /// Passes an order to all threads.
     pub fn order(&self, order: Order) {
         self.thread_control.order(order);

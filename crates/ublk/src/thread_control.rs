@@ -5,7 +5,7 @@
 use cbd_export::Event;
 use cbd_types::{Error, Result};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ pub struct State {
 #[derive(Debug)]
 pub struct ThreadControl {
     order: AtomicU8,
+    /// The size of the device in bytes, if it has grown since the threads started; otherwise 0.
+    grown: AtomicU64,
     /// Signalled from the first order on.
     ordered: Event,
     /// Signalled from the last possible order on.
@@ -50,11 +52,22 @@ impl ThreadControl {
     pub fn new() -> Result<Self> {
         Ok(Self {
             order: AtomicU8::new(Order::Serve as u8),
+            grown: AtomicU64::new(0),
             ordered: Event::new()?,
             failing: Event::new()?,
             state: Mutex::default(),
             changed: Condvar::new(),
         })
+    }
+
+    /// Lets requests reach to `size`, as the device does already.
+    pub fn grow(&self, size: u64) {
+        self.grown.fetch_max(size, Ordering::AcqRel);
+    }
+
+    /// The size of the device in bytes, if it was `before` when the threads started.
+    pub fn size(&self, before: u64) -> u64 {
+        self.grown.load(Ordering::Acquire).max(before)
     }
 
     /// Gives an order, unless a later one was given.

@@ -165,6 +165,7 @@ impl Worker {
             Order::Fail => return self.offer_again(slot, -libc::EIO),
         }
         let Some(description) = self.ring.description(slot) else { return Ok(()) };
+        self.geometry.size = self.thread_control.size(self.geometry.size);
         match request::parse(&description, &self.geometry, self.read_only, self.ring.capacity()) {
             Ok(task) => self.submit(slot, task, plugged),
             Err(errno) => self.answer(slot, -errno),

@@ -4,6 +4,8 @@
 //! the cache mode.
 
 use cbd_types::{Geometry, Operation};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use virtio_bindings::{virtio_blk as blk, virtio_config, virtio_ring};
 
 /// The protocol's sector in bytes, whatever the device's sector size.
@@ -30,14 +32,22 @@ pub(crate) const CACHE_MODE: u64 = 1 << blk::VIRTIO_BLK_F_CONFIG_WCE;
 const DISCARD: u64 = 1 << blk::VIRTIO_BLK_F_DISCARD;
 
 /// Capabilities and size of a device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DeviceConfig {
+    /// But for the size.
     pub(crate) geometry: Geometry,
+    /// The size in bytes, which can grow.
+    pub(crate) size: Arc<AtomicU64>,
     pub(crate) read_only: bool,
     pub(crate) queues: u16,
 }
 
 impl DeviceConfig {
+    /// The size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
     /// Feature bits that are offered.
     pub(crate) fn features(&self) -> u64 {
         let mut features = PROTOCOL_FEATURES | VERSION_1 | INDIRECT | EVENT_INDEX | FLUSH | CACHE_MODE;
@@ -70,7 +80,7 @@ impl DeviceConfig {
         let mut space = [0; SIZE];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
         let physical = (geometry.physical_sector / geometry.sector).max(1);
-        put(0, &(geometry.size / SECTOR).to_le_bytes());
+        put(0, &(self.size() / SECTOR).to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
         put(20, &geometry.sector.to_le_bytes());
         // A power of two of at most 4096 / 512, so all of these fit.
@@ -128,7 +138,7 @@ mod tests {
             rotational: false,
             fast_zeroes: true,
         };
-        DeviceConfig { geometry, read_only: false, queues: 64 }
+        DeviceConfig { geometry, size: Arc::new(geometry.size.into()), read_only: false, queues: 64 }
     }
 
     fn number(bytes: &[u8]) -> u64 {
@@ -144,6 +154,13 @@ mod tests {
         assert_eq!((field(32, 1), field(34, 2)), (1, 64));
         assert_eq!((field(36, 4), field(40, 4), field(44, 4)), (4 << 20, 32, 128));
         assert_eq!(field(56, 1), 1);
+    }
+
+    #[test]
+    fn the_capacity_grows_with_the_device() {
+        let config = config();
+        config.size.store(5 << 30, Ordering::Relaxed);
+        assert_eq!(number(&config.read(0, 8, true)), (5 << 30) / 512);
     }
 
     #[test]

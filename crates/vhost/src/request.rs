@@ -109,7 +109,7 @@ fn device_range(config: &DeviceConfig, sector: u64, length: u64) -> Option<ByteR
     let start = sector.checked_mul(SECTOR)?;
     let end = start.checked_add(length)?;
     let unit = u64::from(config.geometry.sector);
-    (end <= config.geometry.size && start.is_multiple_of(unit) && end.is_multiple_of(unit))
+    (end <= config.size() && start.is_multiple_of(unit) && end.is_multiple_of(unit))
         .then_some(ByteRange { start, end })
 }
 

@@ -68,7 +68,7 @@ pub fn serve_ring(
     })?;
     let mut worker = Worker::new(
         setup,
-        Common::of(device, options),
+        Common::of(device, options, Arc::new(device.geometry().size.into())),
         memory,
         Arc::new(silent),
         device.open_queue()?,

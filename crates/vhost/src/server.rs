@@ -21,7 +21,7 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -158,6 +158,8 @@ pub struct Server {
 
 struct Shared {
     device: Arc<dyn BlockDevice>,
+    /// The size of the device in bytes, which can grow.
+    size: Arc<AtomicU64>,
     options: Arc<Options>,
     /// Signalled when the server stops, and never cleared.
     stop: Event,
@@ -204,6 +206,12 @@ impl Server {
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.shared.connected.load(Ordering::Acquire)
+    }
+
+    /// Serves the device to its new end, `size` bytes: requests may reach so far, and the configuration space shows it. A
+    /// front end reads that when it connects, or when its guest asks.
+    pub fn grow(&self, size: u64) {
+        self.shared.size.fetch_max(size, Ordering::AcqRel);
     }
 
     /// Stops the server: accepts no more front ends and removes the socket's file, completes and answers the requests
@@ -273,6 +281,7 @@ impl Shared {
             ));
         }
         Ok(Arc::new(Self {
+            size: Arc::new(device.geometry().size.into()),
             device,
             options: Arc::new(options),
             stop: Event::new()?,
@@ -405,6 +414,7 @@ fn serve_front_end(shared: &Shared, socket: UnixStream) -> Result<()> {
         Arc::clone(&shared.device),
         Arc::clone(&shared.options),
         Arc::clone(&shared.threads),
+        Arc::clone(&shared.size),
         shared.stop.descriptor(),
         socket.as_raw_fd(),
     );

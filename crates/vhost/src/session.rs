@@ -21,7 +21,7 @@ use cbd_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 use vm_memory::GuestAddress;
@@ -72,16 +72,17 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// The session of a front end that has sent no message yet. `stop` is readable when the server stops; `front_end`
+    /// The session of a front end that has sent no message yet. `size` is that of the device in bytes; `stop` is readable when the server stops; `front_end`
     /// is its socket, which stays open as long as the session.
     pub(crate) fn new(
         device: Arc<dyn BlockDevice>,
         options: Arc<Options>,
         threads: Arc<Threads>,
+        size: Arc<AtomicU64>,
         stop: RawFd,
         front_end: RawFd,
     ) -> Self {
-        let common = Common::of(&*device, &options);
+        let common = Common::of(&*device, &options, size);
         let slots = std::iter::repeat_with(Slot::default).take(usize::from(options.queues_max)).collect();
         Self {
             device,

@@ -7,10 +7,12 @@
 //! Elsewhere: the operations ([`crate::control`]), the paths ([`crate::server`]).
 
 mod errors;
+mod grow;
 mod live;
 mod status;
 
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
+pub use grow::{BackendGrown, BlkdevGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, Status,

@@ -5,6 +5,7 @@
 
 mod choice;
 mod file;
+mod grow;
 mod notices;
 
 pub use choice::ExportChoice;
@@ -217,14 +218,16 @@ impl Export {
         let taken =
             if export.is_taken_over() { "; taken over from a predecessor, its clients continue" } else { "" };
         tracing::info!("{}: {method}{taken}", place.name);
-        Ok(Self {
+        let opened = Self {
             open: OpenServer::Ublk(Box::new(export)),
             name: place.name.to_owned(),
             device_path: link.display().to_string(),
             method,
             note: None,
             file: ExportFile::at(&link).map(Arc::new),
-        })
+        };
+        opened.warn_of_former_size(device.geometry().size);
+        Ok(opened)
     }
 
     fn nbd(
@@ -329,14 +332,16 @@ impl Export {
             let reason = export.not_preserved().map_or_else(|| preserved.unavailable_reason(), Error::line);
             format!("a loop device over a FUSE file, whose users see errors when the daemon ends ({reason})")
         });
-        Ok(Self {
+        let opened = Self {
             open: OpenServer::FuseLoop(Box::new(export)),
             name: name.to_owned(),
             device_path: link.display().to_string(),
             method,
             note,
             file: ExportFile::at(&link).map(Arc::new),
-        })
+        };
+        opened.warn_of_former_size(device.geometry().size);
+        Ok(opened)
     }
 
     /// The method by which clients reach the device, in words.

@@ -16,6 +16,7 @@ mod conditions;
 mod down;
 mod drain;
 mod end;
+mod grow;
 mod live;
 mod probe;
 mod recorder;
@@ -34,9 +35,9 @@ mod transport;
 mod watch;
 
 use crate::api::{
-    AttachCache, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done, Drain, HostInfo,
-    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
-    StopBlkdev, TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
+    Drain, HostInfo, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev,
+    Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -470,6 +471,10 @@ impl Control for Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         self.cache_resize(transport, BackendId(backend), request, report)
+    }
+
+    fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {
+        self.backend_grow(transport, BackendId(backend))
     }
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {

@@ -5,6 +5,7 @@ mod changed_files;
 mod exchanged_disks;
 mod failing_disks;
 mod fixture;
+mod grow;
 mod modes;
 mod quarantined;
 mod reconnecting_clients;

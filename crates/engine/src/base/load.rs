@@ -91,7 +91,7 @@ impl<E: Environment> Base<E> {
         let range = record.range();
         // A sector is a power of two: the mask avoids a division for each record of a log.
         let in_sector = u64::from(self.identity().sector) - 1;
-        let on_device = range.end <= self.identity().size && (range.start | range.end) & in_sector == 0;
+        let on_device = range.end <= self.size() && (range.start | range.end) & in_sector == 0;
         let in_unit = !record.kind().has_data()
             || (range.start / cbd_types::CHUNK == (range.end - 1) / cbd_types::CHUNK
                 && range.len() <= u64::from(self.shape().atomic_unit()));

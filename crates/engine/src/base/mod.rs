@@ -21,7 +21,7 @@ use crate::{
     context::{Context, Identity},
     epochs::Epochs,
     rare::RareCounters,
-    sync::SharedU32,
+    sync::{SharedU32, SharedU64},
 };
 use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
@@ -48,6 +48,8 @@ pub(crate) struct Base<E: Environment> {
     pool: Pool<E>,
     /// The number of log segments that the cache owns.
     owned: SharedU32<E>,
+    /// The size of the device in bytes, which can grow.
+    size: SharedU64<E>,
     epochs: Epochs<E>,
     settings: Mutex<E, Settings>,
     rare: RareCounters,
@@ -63,7 +65,7 @@ impl<E: Environment> Base<E> {
         epochs: Epochs<E>,
         settings: Settings,
     ) -> Self {
-        let lanes = context.identity().lanes.lanes;
+        let (lanes, size) = (context.identity().lanes.lanes, context.identity().size_when_opened);
         let pool = Pool::new(alloc::vec::Vec::with_capacity(owned as usize), lanes);
         Self {
             context,
@@ -73,6 +75,7 @@ impl<E: Environment> Base<E> {
             wakeups: Wakeups::new(),
             pool,
             owned: SharedU32::new(owned),
+            size: SharedU64::new(size),
             epochs,
             settings: Mutex::<E, _>::new(settings),
             rare: RareCounters::default(),

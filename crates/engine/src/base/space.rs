@@ -1,13 +1,24 @@
-//! How full a cache is: input to the decisions of reclaim, admission and writeback.
+//! How large a cache and its device are: input to the decisions of reclaim, admission and writeback.
 //!
-//! Invariants: what is read here changes only decisions, never correctness; the number of segments changes with the pool
-//! (`cache::resize`).
+//! Invariants: but for the size of the device, what is read here changes only decisions, never correctness; the number of segments
+//! changes with the pool (`cache::resize`).
 
 use super::Base;
 use crate::Environment;
 use core::sync::atomic::Ordering;
 
 impl<E: Environment> Base<E> {
+    /// The size of the device in bytes. No record reaches beyond it.
+    pub(crate) fn size(&self) -> u64 {
+        // Whoever sees a record that reaches beyond a former size sees the size that was raised before it.
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Raises the size of the device, which the row of the backend has durably.
+    pub(crate) fn grow(&self, size: u64) {
+        self.size.fetch_max(size, Ordering::AcqRel);
+    }
+
     /// The number of log segments.
     pub(crate) fn segment_count(&self) -> u32 {
         self.owned.load(Ordering::Relaxed)

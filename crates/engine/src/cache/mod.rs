@@ -170,9 +170,14 @@ impl<E: Environment> Cache<E> {
         self.base.identity().cache_id
     }
 
-    /// Size of the device in bytes.
-    pub const fn size(&self) -> u64 {
-        self.base.identity().size
+    /// Size of the device in bytes; it can [grow](crate::Transport::grow_backend).
+    pub fn size(&self) -> u64 {
+        self.base.size()
+    }
+
+    /// Accepts requests up to `size`, which the row of the backend has durably.
+    pub(crate) fn grow(&self, size: u64) {
+        self.base.grow(size);
     }
 
     /// Logical sector of the device in bytes.

@@ -55,7 +55,7 @@ impl<E: Environment> Cache<E> {
             wide.start = held.unwrap_or(head.start);
         }
         if before.end == asked.end {
-            let end = before.end.next_multiple_of(CHECKSUM_BLOCK).min(base.identity().size);
+            let end = before.end.next_multiple_of(CHECKSUM_BLOCK).min(base.size());
             let tail = ByteRange { start: before.end, end };
             wide.end = first_held(&state, self, tail).unwrap_or(tail.end);
         }

@@ -399,11 +399,11 @@ impl LaneState {
             // The backing device has the record's content, whatever it was, and all older content: reads go there. The record
             // was not a quarantine.
             self.index.clear();
-            self.parked.forget(ByteRange { start: 0, end: base.identity().size });
+            self.parked.forget(ByteRange { start: 0, end: base.size() });
             self.overlay.forget_all_zeroes();
             return;
         }
-        let whole = ByteRange { start: 0, end: base.identity().size };
+        let whole = ByteRange { start: 0, end: base.size() };
         self.overlay.insert(whole, Meaning::Damaged, lost.place);
         self.parked.forget(whole);
         // The parts of this damage that are noted already.

@@ -326,7 +326,7 @@ impl<E: Environment> Transport<E> {
     }
 }
 
-fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
+pub(super) fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
     let damaged =
         |what: &str| Error::new(ErrorKind::Damaged, format!("backend {id}: its {what} is impossible"));
     let percent = |value: u32, what| u8::try_from(value).map_err(|_| damaged(what));

@@ -8,6 +8,7 @@ mod attach;
 mod backends;
 mod blkdevs;
 mod caches;
+mod grow;
 mod hosts;
 mod moved;
 mod remnants;

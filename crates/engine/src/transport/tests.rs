@@ -2,6 +2,7 @@
 
 mod attach;
 mod features;
+mod grow;
 mod limits;
 mod moved;
 mod resize;

@@ -163,6 +163,10 @@ impl<E: Environment> Transport<E> {
         if notes {
             self.return_surplus(&mut tables, id, &cache)?;
         }
+        // The backend may have grown meanwhile.
+        if let Some(row) = tables.backends[id.index()].content() {
+            cache.grow(row.size.get());
+        }
         tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)
     }
@@ -212,7 +216,7 @@ impl<E: Environment> Transport<E> {
                 cache_id: row.cache_id.get(),
                 ownership: row.ownership.get(),
                 lanes,
-                size: entry.size,
+                size_when_opened: entry.size,
                 sector: entry.sector,
                 data_crc: entry.data_crc,
                 state_base: self.layout.segment_base(state_segment),

@@ -46,6 +46,8 @@ enum Command {
     IsHeldExclusively(Sender<Result<bool>>),
     /// Write out the kernel's dirty pages and unbind the device, if it has no other user.
     Release { end: Instant, reply: Sender<Result<()>> },
+    /// Make the file, as the kernel sees it, and the device so large.
+    Grow { size: u64, reply: Sender<Result<()>> },
     /// Leave the device bound without an opener in this process.
     MakePersistent(Sender<Result<()>>),
     /// Close the device, whether it is in use or not.
@@ -146,6 +148,14 @@ impl LoopThread {
     /// When the kernel refuses; the device is unchanged then.
     pub fn make_persistent(&self, timeout: Duration) -> Result<()> {
         self.request(timeout, Command::MakePersistent)
+    }
+
+    /// Shows the users of the device that it has `size` bytes now, as the server of the file says already.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or the file is not answered within `timeout`. Users see the former size, or the new one.
+    pub fn grow(&self, size: u64, timeout: Duration) -> Result<()> {
+        self.request(timeout, |reply| Command::Grow { size, reply })
     }
 
     /// Ends the thread. A persistent device stays bound.
@@ -302,6 +312,16 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
                     }
                 }
             }
+            Command::Grow { size, reply } => {
+                let opened = match &held {
+                    Some(held) => held.try_clone().map(Some),
+                    None => open_if_bound(device, file),
+                };
+                let grown = opened
+                    .map_err(|error| system_error(path.display(), &error))
+                    .and_then(|opened| opened.map_or(Ok(()), |opened| grow(&opened, device, file, size)));
+                let _ = reply.send(grown);
+            }
             Command::MakePersistent(reply) => {
                 let made = match &held {
                     Some(held) => clear_autoclear(held),
@@ -325,6 +345,26 @@ fn run(mut held: Option<File>, device: &LoopDevice, file: &Path, commands: &Rece
             }
         }
     }
+}
+
+/// Tells the kernel the size of the file, then lets it take that size for the device.
+fn grow(opened: &File, device: &LoopDevice, file: &Path, size: u64) -> Result<()> {
+    let failed = |error: &io::Error| {
+        let text = format!("{} cannot be made larger: {}", device.path.display(), file.display());
+        system_error(text, error)
+    };
+    // 1. The kernel ignores a size in a reply to GETATTR while writes complete. It takes the one in a reply to SETATTR.
+    let sized = OpenOptions::new().write(true).open(file).and_then(|file| file.set_len(size));
+    sized.map_err(|error| failed(&error))?;
+    // 2. This notifies the users of the device.
+    loop_device::set_capacity(opened.as_fd()).map_err(|error| failed(&error))?;
+    let found = super::size(device.number);
+    if found == Some(size) {
+        return Ok(());
+    }
+    let found = found.map_or_else(|| "an unknown number of".to_owned(), |bytes| bytes.to_string());
+    let text = format!("{} has {found} bytes for the kernel, and not {size}", device.path.display());
+    Err(Error::new(ErrorKind::System, text))
 }
 
 /// Clears the AUTOCLEAR flag of a device.

@@ -96,6 +96,7 @@ impl Service {
             name: state.name.clone(),
             mount_dir: state.mount_dir.clone(),
             shared: Arc::new(Shared::new()?),
+            filesystem: None,
             threads: Vec::new(),
             mounted: false,
             connection: Some(state.connection),

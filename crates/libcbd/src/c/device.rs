@@ -291,6 +291,24 @@ pub unsafe extern "C" fn cbd_device_drain(device: *const CbdDevice, timeout_s: u
     })
 }
 
+/// Uses a disk that has become larger to its present end, and stores the size in bytes, which is the same as before if the disk has
+/// not become larger. cbd_device_geometry shows it. Other threads may use the device meanwhile. EINVAL: the disk has shrunk, and
+/// nothing has changed.
+///
+/// # Safety
+/// `device` is open or NULL; `size` can be written or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_device_grow(device: *const CbdDevice, size: *mut u64) -> c_int {
+    call(|| {
+        wanted(size, "size")?;
+        // SAFETY: the caller guarantees it.
+        let now = unsafe { shared(device, "device") }?.0.grow()?;
+        // SAFETY: the caller guarantees it.
+        unsafe { give(size, "size", now) }?;
+        Ok(0)
+    })
+}
+
 /// The properties of the device.
 ///
 /// # Safety

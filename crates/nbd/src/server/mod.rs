@@ -182,7 +182,6 @@ pub struct Server {
 /// What the threads share.
 struct Shared {
     device: Arc<dyn BlockDevice>,
-    rules: Rules,
     options: Options,
     /// What the first clients may take of the memory of all servers, and the rest of that memory.
     memory: Arc<Guarantee>,
@@ -319,10 +318,8 @@ pub fn serve_connected(device: Arc<dyn BlockDevice>, socket: OwnedFd, options: O
 impl Shared {
     fn new(device: Arc<dyn BlockDevice>, options: Options) -> Result<Arc<Self>> {
         check(&options)?;
-        let rules = Rules::new(&device.geometry(), options.read_only, PAYLOAD_MAX);
         Ok(Arc::new(Self {
             device,
-            rules,
             memory: memory::guarantee(&options.memory),
             options,
             stop: Event::new()?,
@@ -538,7 +535,9 @@ fn serve_client(
     };
     socket.set_nonblocking(true).map_err(setup_error)?;
     let until = Instant::now() + options.handshake_timeout;
-    let offer = Offer { name: &options.export_name, description: &options.description, rules: &shared.rules };
+    // The protocol cannot tell a client that a device has grown: a connection keeps the size that it was told.
+    let rules = Rules::new(&shared.device.geometry(), options.read_only, PAYLOAD_MAX);
+    let offer = Offer { name: &options.export_name, description: &options.description, rules: &rules };
     let mut stream = BoundedStream::new(socket, shared.stop.descriptor(), until);
     let mut is_registered = true;
     let mut accepted = || {
@@ -559,5 +558,5 @@ fn serve_client(
         return Ok(());
     }
     let limits = Limits { requests: options.requests_max, stop: options.stop_timeout, stop_descriptor: stop };
-    Connection::new(socket, &*shared.device, shared.rules, negotiated, limits, memory, client_entry)?.serve()
+    Connection::new(socket, &*shared.device, rules, negotiated, limits, memory, client_entry)?.serve()
 }

@@ -4,5 +4,6 @@ mod crashes;
 mod earlier_lives;
 mod failed_pages;
 mod features;
+mod grow;
 mod moved;
 mod rig;

@@ -8,6 +8,8 @@ use std::sync::Arc;
 pub type Tables = Arc<Transport<SimEnvironment>>;
 
 pub const SEGMENT: u64 = 64 << 10;
+/// The size of the backing device of each backend, in bytes.
+pub const BACKEND_SIZE: u64 = 1 << 20;
 
 /// The same random numbers in every process, so that two processes create the same identities.
 pub fn environment() -> Arc<SimEnvironment> {
@@ -50,7 +52,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
         host: HostId(0),
         path: String::from("/simulated/disk"),
         identity: String::from("simulated"),
-        size: 1 << 20,
+        size: BACKEND_SIZE,
         sector: 512,
         cache_bytes: (cache_segments > 0).then_some(cache_segments * SEGMENT),
         lanes_max: 1,
@@ -61,7 +63,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// All kinds of changes of the tables, one after the other.
-pub const CHANGES: [fn(&Tables) -> Result<()>; 20] = [
+pub const CHANGES: [fn(&Tables) -> Result<()>; 21] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -100,6 +102,7 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 20] = [
         tables.grow_cache(BackendId(0), &cache, 1)
     },
     detach,
+    |tables| tables.grow_backend(BackendId(0), 3 << 20, "simulated, larger"),
 ];
 
 /// Detaches the cache of the first backend.

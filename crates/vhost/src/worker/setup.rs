@@ -6,7 +6,7 @@ use crate::server::Options;
 use cbd_export::{BlockDevice, Event};
 use cbd_types::Result;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use vm_memory::GuestAddress;
 
@@ -56,9 +56,11 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    pub(crate) fn of(device: &dyn BlockDevice, options: &Options) -> Self {
+    /// `size` is the size of the device in bytes, which can grow.
+    pub(crate) fn of(device: &dyn BlockDevice, options: &Options, size: Arc<AtomicU64>) -> Self {
         let config = DeviceConfig {
             geometry: device.geometry(),
+            size,
             read_only: options.read_only,
             queues: options.queues_max,
         };

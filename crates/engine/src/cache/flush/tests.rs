@@ -56,7 +56,7 @@ fn rig() -> Rig {
         cache_id: 1,
         ownership: 9,
         lanes: map(),
-        size: 1 << 30,
+        size_when_opened: 1 << 30,
         sector: 512,
         data_crc: true,
         state_base: 0,

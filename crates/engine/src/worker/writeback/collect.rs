@@ -204,7 +204,7 @@ fn quarantine_gaps<E: Environment>(
     lost: Vec<(u64, Place)>,
     requester: Requester,
 ) -> bool {
-    let whole = ByteRange { start: 0, end: cache.base().identity().size };
+    let whole = ByteRange { start: 0, end: cache.base().size() };
     let mut noted = true;
     // The last gap first: its quarantine also marks all earlier gaps bad, so only this one takes space.
     for (sequence, place) in lost.into_iter().rev() {
