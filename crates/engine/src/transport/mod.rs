@@ -9,6 +9,7 @@ mod blkdevs;
 mod caches;
 mod hosts;
 mod moved;
+mod names;
 mod remnants;
 mod rows;
 mod superblocks;
