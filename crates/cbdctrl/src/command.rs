@@ -5,11 +5,11 @@ use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
     BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, Done, Drain, ErrorAnswer, ErrorBody,
-    HostInfo, RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    HostInfo, NumberOrName, RegisterTransport, SettingsChanged, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
-use cbd_daemon::settings::parse_changes;
+use cbd_daemon::settings::{parse_blkdev_changes, parse_changes};
 use cbd_daemon::size::format_size;
 use cbd_types::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -164,6 +164,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             cache_mode,
             data_crc,
             older_region,
+            name,
         } => {
             let request = StartBackend {
                 path: absolute(&path)?,
@@ -176,6 +177,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
                 cache_mode,
                 data_crc,
                 older_region,
+                name,
             };
             let started: BackendStarted =
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;
@@ -196,9 +198,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let list: Vec<BackendInfo> = limited(client, request).get(&path)?;
             output.list(&list, backend_table)
         }
-        Command::DevStart { on, backend, export, allow_remote, require_kernel } => {
-            let request =
-                StartBlkdev { backend, export: chosen_export(export, require_kernel)?, allow_remote };
+        Command::DevStart { on, backend, export, allow_remote, require_kernel, name } => {
+            let export = chosen_export(export, require_kernel)?;
+            let request = StartBlkdev { backend, export, allow_remote, name };
             let blkdev: BlkdevInfo =
                 client.post(&format!("/v1/transports/{}/blkdevs", on.transport), &request)?;
             warn(blkdev.note.as_slice());
@@ -213,13 +215,24 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let list: Vec<BlkdevInfo> = limited(client, request).get(&path)?;
             output.list(&list, blkdev_table)
         }
-        Command::Status { request } => {
-            let status: Status = limited(client, request).status()?;
+        Command::Status { transport, backend, request } => {
+            let transport = transport.map(|transport| format!("transport={transport}"));
+            let backend = backend.map(|backend| format!("backend={backend}"));
+            let query: Vec<String> = transport.into_iter().chain(backend).collect();
+            let path = format!("/v1/status?{}", query.join("&"));
+            let status: Status = limited(client, request).get(&path)?;
             let page = crate::status::page(&status);
             output.result(&status, &fit(&page))
         }
-        Command::Set { on, backend, changes, no_wait } => {
-            output.result(&set(client, on.transport, backend, &changes, !no_wait)?, "")
+        Command::Set { on, backend: Some(backend), dev: _, changes, no_wait } => {
+            output.result(&set(client, on.transport, &backend, &changes, !no_wait)?, "")
+        }
+        Command::Set { on, backend: None, dev, changes, no_wait: _ } => {
+            let dev = dev.map_or_else(String::new, |dev| dev.to_string());
+            let path = format!("/v1/transports/{}/blkdevs/{dev}/settings", on.transport);
+            let blkdev: BlkdevInfo = client.patch(&path, &parse_blkdev_changes(&changes)?)?;
+            warn(blkdev.note.as_slice());
+            output.result(&blkdev, "")
         }
         Command::Checkpoint { on, backend, wait, timeout } => {
             let path = format!("/v1/transports/{}/checkpoint", on.transport);
@@ -260,14 +273,20 @@ fn long(client: &Client, output: &Output, path: &str, request: &impl Serialize) 
 }
 
 /// Changes settings of a backend; waits until a new mode is in force, if `waits`.
-fn set(client: &Client, transport: u32, backend: u32, changes: &[String], waits: bool) -> Result<Settings> {
+fn set(
+    client: &Client,
+    transport: u32,
+    backend: &NumberOrName,
+    changes: &[String],
+    waits: bool,
+) -> Result<SettingsChanged> {
     let change = parse_changes(changes)?;
     let path = format!("/v1/transports/{transport}/backends/{backend}/settings");
-    let settings = client.patch(&path, &change)?;
+    let changed: SettingsChanged = client.patch(&path, &change)?;
     if let Some(mode) = change.cache_mode.filter(|_| waits) {
-        wait_for_mode(client, transport, backend, mode)?;
+        wait_for_mode(client, transport, changed.backend_id, mode)?;
     }
-    Ok(settings)
+    Ok(changed)
 }
 
 /// Waits until the mode of a backend is in force, and says what is written to the backing device before.
@@ -356,8 +375,12 @@ fn host_table(list: &[HostInfo]) -> Table {
 
 fn backend_table(list: &[BackendInfo]) -> Table {
     let one_host = list.windows(2).all(|pair| pair[0].host_id == pair[1].host_id);
-    let mut heads = vec!["ID", "HOST", "STATE", "SIZE", "CACHE USED", "DIRTY", "DEVICES", "BACKING DEVICE"];
-    heads.retain(|head| !(one_host && *head == "HOST"));
+    let no_names = list.iter().all(|it| it.name.is_none());
+    let mut heads =
+        vec!["ID", "NAME", "HOST", "STATE", "SIZE", "CACHE USED", "DIRTY", "DEVICES", "BACKING DEVICE"];
+    let is_left_out = |head: &str| (one_host && head == "HOST") || (no_names && head == "NAME");
+    let shown: Vec<bool> = heads.iter().map(|head| !is_left_out(head)).collect();
+    heads.retain(|head| !is_left_out(head));
     let mut table = Table::new(&heads);
     for it in list {
         let devices: Vec<&str> = it.blkdevs.iter().map(|blkdev| blkdev.dev_name.as_str()).collect();
@@ -372,8 +395,9 @@ fn backend_table(list: &[BackendInfo]) -> Table {
             None => "?".to_owned(),
         };
         let path = &it.backend_path;
-        let mut cells = vec![
+        let cells = vec![
             it.backend_id.to_string(),
+            shown_name(it.name.as_ref()),
             it.host_id.to_string(),
             it.state.clone(),
             format_size(it.size),
@@ -382,20 +406,21 @@ fn backend_table(list: &[BackendInfo]) -> Table {
             if devices.is_empty() { "-".to_owned() } else { devices.join(" ") },
             it.error.as_ref().map_or_else(|| path.clone(), |error| format!("{path} ({error})")),
         ];
-        if one_host {
-            cells.remove(1);
-        }
-        table.row(cells);
+        table.row(cells.into_iter().zip(&shown).filter_map(|(cell, shown)| shown.then_some(cell)).collect());
     }
     table
 }
 
 fn blkdev_table(list: &[BlkdevInfo]) -> Table {
-    let mut table = Table::new(&["ID", "HOST", "BACKEND", "ALIVE", "DEVICE", "EXPORT"]);
+    let no_names = list.iter().all(|it| it.name.is_none());
+    let mut heads = vec!["ID", "NAME", "HOST", "BACKEND", "ALIVE", "DEVICE", "EXPORT"];
+    heads.retain(|head| !(no_names && *head == "NAME"));
+    let mut table = Table::new(&heads);
     for it in list {
         let method = it.method.as_ref().unwrap_or(&it.export);
-        table.row(vec![
+        let mut cells = vec![
             it.blkdev_id.to_string(),
+            shown_name(it.name.as_ref()),
             it.host_id.to_string(),
             it.backend_id.to_string(),
             yes(it.alive),
@@ -404,9 +429,17 @@ fn blkdev_table(list: &[BlkdevInfo]) -> Table {
                 .as_ref()
                 .or(it.note.as_ref())
                 .map_or_else(|| method.clone(), |text| format!("{method} ({text})")),
-        ]);
+        ];
+        if no_names {
+            cells.remove(1);
+        }
+        table.row(cells);
     }
     table
+}
+
+fn shown_name(name: Option<&String>) -> String {
+    name.cloned().unwrap_or_else(|| "-".to_owned())
 }
 
 #[cfg(test)]

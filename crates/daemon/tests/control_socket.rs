@@ -1,9 +1,9 @@
 //! The control socket, with a stub of a daemon behind it: paths, errors, progress, access.
 
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
-    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo,
+    NumberOrName, Progress, RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -40,6 +40,19 @@ fn progress(dirty_bytes: u64) -> Progress {
         written_bytes: 0,
         elapsed_ms: 5,
         error: None,
+    }
+}
+
+/// The number at the end of a name such as `x8`.
+fn number(object: &NumberOrName) -> Result<u32> {
+    match object {
+        NumberOrName::Number(number) => Ok(*number),
+        NumberOrName::Name(name) => {
+            match name.as_str().strip_prefix('x').and_then(|digits| digits.parse().ok()) {
+                Some(number) => Ok(number),
+                None => refused(ErrorKind::NotFound, "nothing has this name"),
+            }
+        }
     }
 }
 
@@ -93,6 +106,15 @@ impl Control for Fake {
     }
     fn start_blkdev(&self, _: u32, _: &StartBlkdev) -> Result<BlkdevInfo> {
         refused(ErrorKind::Busy, "busy")
+    }
+    fn set_blkdev(&self, _: u32, _: u32, _: &BlkdevChange) -> Result<BlkdevInfo> {
+        refused(ErrorKind::NotFound, "no such block device")
+    }
+    fn backend_number(&self, _: u32, backend: &NumberOrName) -> Result<u32> {
+        number(backend)
+    }
+    fn blkdev_number(&self, _: u32, blkdev: &NumberOrName) -> Result<u32> {
+        number(blkdev)
     }
     fn stop_blkdev(&self, _: u32, _: u32, request: StopBlkdev) -> Result<BlkdevStopped> {
         if request.force { Ok(BlkdevStopped::default()) } else { refused(ErrorKind::Busy, "mounted on /srv") }
@@ -389,8 +411,9 @@ fn a_daemon_that_is_stopped_during_an_operation_is_detected() {
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
         (listener, stream)
     });
-    let error =
-        Client::new(&socket).post_long("/v1/transports/0/drain", &Drain::default(), |_| ()).unwrap_err();
+    let error = Client::new(&socket)
+        .post_long("/v1/transports/0/drain", &Drain::<u32>::default(), |_| ())
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert!(error.line().contains("may still be done"), "{error}");
     drop(peer.join());

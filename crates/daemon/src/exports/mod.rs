@@ -5,10 +5,12 @@
 
 mod choice;
 mod file;
+pub mod labels;
 mod notices;
 
 pub use choice::ExportChoice;
 pub use file::ExportFile;
+pub use labels::{Described, Labels};
 
 use crate::front_ends::FrontEnds;
 use crate::handover::PreservedSessions;
@@ -115,6 +117,8 @@ pub struct Export {
     pub note: Option<String>,
     /// The socket or link by which clients find it; none at a network address.
     pub file: Option<Arc<ExportFile>>,
+    /// Its further links, if it is a kernel block device that has any.
+    labels: Option<Labels>,
 }
 
 /// The device that an export is to serve.
@@ -224,6 +228,7 @@ impl Export {
             method,
             note: None,
             file: ExportFile::at(&link).map(Arc::new),
+            labels: None,
         })
     }
 
@@ -251,7 +256,8 @@ impl Export {
         };
         let device_path = server.uri();
         let method = "NBD".to_owned();
-        Ok(Self { open: OpenServer::Nbd(server), name: name.to_owned(), device_path, method, note, file })
+        let (open, name) = (OpenServer::Nbd(server), name.to_owned());
+        Ok(Self { open, name, device_path, method, note, file, labels: None })
     }
 
     fn vhost_user(
@@ -280,6 +286,7 @@ impl Export {
             method,
             note: None,
             file: ExportFile::at(path).map(Arc::new),
+            labels: None,
         })
     }
 
@@ -336,7 +343,29 @@ impl Export {
             method,
             note,
             file: ExportFile::at(&link).map(Arc::new),
+            labels: None,
         })
+    }
+
+    /// Makes the further links of a kernel block device; other exports have none.
+    #[must_use]
+    pub fn with_labels(mut self, mut labels: Labels) -> Self {
+        if matches!(self.open, OpenServer::FuseLoop(_) | OpenServer::Ublk(_)) {
+            labels.publish();
+            self.labels = Some(labels);
+        }
+        self
+    }
+
+    /// Its further links, if it has any.
+    #[must_use]
+    pub const fn labels(&self) -> Option<&Labels> {
+        self.labels.as_ref()
+    }
+
+    /// Its further links, to change them.
+    pub const fn labels_mut(&mut self) -> Option<&mut Labels> {
+        self.labels.as_mut()
     }
 
     /// The method by which clients reach the device, in words.
@@ -446,7 +475,7 @@ impl Export {
     /// # Errors
     /// When a part of it does not end properly.
     pub fn end(self) -> Result<()> {
-        let Self { open, name, device_path, method, note, file } = self;
+        let Self { open, name, device_path, method, note, file, labels } = self;
         let left = |reason: Error| {
             tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
         };
@@ -469,7 +498,8 @@ impl Export {
                 }
             }
             open => {
-                Self { open, name, device_path, method, note, file }.stop(true).map_err(|(_, error)| error)
+                let export = Self { open, name, device_path, method, note, file, labels };
+                export.stop(true).map_err(|(_, error)| error)
             }
         }
     }

@@ -16,7 +16,7 @@ mod conditions;
 mod down;
 mod drain;
 mod end;
-
+mod names;
 mod probe;
 mod recorder;
 mod register;
@@ -34,9 +34,9 @@ mod transport;
 mod watch;
 
 use crate::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, RegisterTransport,
-    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo,
+    NumberOrName, RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -234,6 +234,7 @@ impl Manager {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("the mounts that a predecessor left cannot be removed: {error}"),
         }
+        crate::exports::labels::sweep(context);
         let mut time = StartTime::new();
         for entry in self.fixed.state.transports()? {
             if self.stopping.load(Ordering::SeqCst) {
@@ -468,6 +469,18 @@ impl Control for Manager {
 
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
         self.blkdev_start(transport, request)
+    }
+
+    fn set_blkdev(&self, transport: u32, blkdev: u32, change: &BlkdevChange) -> Result<BlkdevInfo> {
+        self.blkdev_change(transport, BlkdevId(blkdev), change)
+    }
+
+    fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
+        self.number_of_backend(transport, backend)
+    }
+
+    fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32> {
+        self.number_of_blkdev(transport, blkdev)
     }
 
     fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped> {

@@ -42,8 +42,21 @@ pub struct BlkdevEntry {
     pub host: HostId,
     /// The export, as the user requested it.
     pub export: String,
-    /// Its own name; without one it has the name of its backend. None if the field in the table does not hold a valid one.
+    /// Its own name; none if it has none, or if the field in the table does not hold a valid one.
     pub name: Option<Name>,
+    /// The name of its backend.
+    pub backend_name: Option<Name>,
+}
+
+impl BlkdevEntry {
+    /// The name by which users know it: its own, else that of its backend.
+    #[must_use]
+    pub const fn shown_name(&self) -> Option<&Name> {
+        match &self.name {
+            Some(name) => Some(name),
+            None => self.backend_name.as_ref(),
+        }
+    }
 }
 
 /// Whether `backend` is still the one on which a blkdev was created.
@@ -107,6 +120,10 @@ impl<E: Environment> Transport<E> {
                 host: HostId(row.host.get()),
                 export: decode_text("export", row.export_length, &row.export).unwrap_or_default(),
                 name: name_of(&row.name),
+                backend_name: tables
+                    .backends
+                    .get(row.backend.get() as usize)
+                    .and_then(|backend| name_of(&backend.content()?.name)),
             })
             .collect()
     }

@@ -46,6 +46,12 @@ fn names_are_kept_in_both_slots_for_the_next_process() {
     let found = reopened(&transport);
     assert_eq!((backend_name(&found, 0), backend_name(&found, 1)), (None, Some("db-data".into())));
     assert_eq!((blkdev_name(&found, 0), blkdev_name(&found, 1)), (Some("x".repeat(32)), None));
+    let shown: Vec<_> = found.blkdevs().iter().map(|entry| entry.shown_name().cloned()).collect();
+    assert_eq!(
+        shown,
+        [Some(name(&"x".repeat(32))), Some(name("db-data"))],
+        "its own, else that of its backend"
+    );
     found.name_backend(BackendId(1), Some(&name("db"))).expect("a shorter one");
     assert_eq!(backend_name(&reopened(&found), 1), Some("db".into()), "nothing of the former name is left");
     found.name_backend(BackendId(1), None).expect("it is there");
