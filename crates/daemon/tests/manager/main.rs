@@ -6,6 +6,7 @@ mod exchanged_disks;
 mod failing_disks;
 mod fixture;
 mod modes;
+mod names;
 mod quarantined;
 mod reconnecting_clients;
 mod refusals;
