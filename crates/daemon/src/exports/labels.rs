@@ -48,7 +48,10 @@ impl Described {
 
     /// The properties for udev, one `KEY=VALUE` a line. The values need no quotes.
     fn properties(&self, device: &str) -> String {
-        let name = self.name.as_ref().map_or_else(String::new, |name| format!("CBD_NAME={name}\n"));
+        let name = match (&self.name, self.link_name()) {
+            (Some(name), Some(link)) => format!("CBD_NAME={name}\nCBD_LINK={link}\n"),
+            _ => String::new(),
+        };
         format!(
             "CBD_DEVICE={device}\n{name}CBD_UUID={}\nCBD_TRANSPORT={}\nCBD_BACKEND={}\nCBD_BLKDEV={}\n",
             uuid_text(self.uuid),

@@ -148,7 +148,7 @@ fn the_properties_are_lines_that_udev_reads() {
     let folder = Folder::new();
     let _labels = folder.labels("cbd1-4", Some("db-data"));
     let text = folder.properties("cbd1-4").unwrap();
-    let expected = "CBD_DEVICE=cbd1-4\nCBD_NAME=db-data\nCBD_UUID=07070707-0707-0707-0707-070707070707\nCBD_TRANSPORT=0\n\
+    let expected = "CBD_DEVICE=cbd1-4\nCBD_NAME=db-data\nCBD_LINK=db-data\nCBD_UUID=07070707-0707-0707-0707-070707070707\nCBD_TRANSPORT=0\n\
          CBD_BACKEND=3\nCBD_BLKDEV=4\n";
     assert_eq!(text, expected);
 }
