@@ -146,7 +146,7 @@ pub enum Command {
         /// then overwrites newer data
         #[arg(long)]
         older_region: bool,
-        /// Its name, for commands instead of its number, and for links to its block device
+        /// Its name, for commands and for links
         #[arg(long, value_parser = name)]
         name: Option<String>,
     },
@@ -156,7 +156,7 @@ pub enum Command {
         #[command(flatten)]
         on: OnTransport,
         /// Number or name of the backend
-        #[arg(short, long, value_name = "ID", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID")]
         backend: NumberOrName,
         /// Even if its block devices are open or mounted: requests of their users then fail; drops no data
         #[arg(short = 'F', long)]
@@ -186,7 +186,7 @@ pub enum Command {
         #[command(flatten)]
         on: OnTransport,
         /// Number or name of the backend
-        #[arg(short, long, value_name = "ID", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID")]
         backend: NumberOrName,
         /// Its export: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long, value_parser = SuggestedValues(&EXPORTS), hide_possible_values = true)]
@@ -207,7 +207,7 @@ pub enum Command {
         #[command(flatten)]
         on: OnTransport,
         /// Number or name of the block device
-        #[arg(short, long, value_name = "ID", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID")]
         dev: NumberOrName,
         /// Even if it is open or mounted: requests of its users then fail
         #[arg(short = 'F', long)]
@@ -231,7 +231,7 @@ pub enum Command {
         #[arg(short, long, value_name = "ID")]
         transport: Option<u32>,
         /// Only this backend: its number or name
-        #[arg(short, long, value_name = "ID", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID")]
         backend: Option<NumberOrName>,
         /// Timeout
         #[command(flatten)]
@@ -244,10 +244,10 @@ pub enum Command {
         #[command(flatten)]
         on: OnTransport,
         /// Number or name of the backend
-        #[arg(short, long, value_name = "ID", group = "object", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID", group = "object")]
         backend: Option<NumberOrName>,
         /// Number or name of the block device, whose name is the only setting
-        #[arg(short, long, value_name = "ID", group = "object", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID", group = "object")]
         dev: Option<NumberOrName>,
         /// Settings and their new values, e.g. gc_percent=70
         #[arg(
@@ -267,7 +267,7 @@ pub enum Command {
         #[command(flatten)]
         on: OnTransport,
         /// Number or name of the backend [default: all]
-        #[arg(short, long, value_name = "ID", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID")]
         backend: Option<NumberOrName>,
         /// Return when the recovery point is reached
         #[arg(short, long)]
@@ -282,7 +282,7 @@ pub enum Command {
         #[command(flatten)]
         on: OnTransport,
         /// Number or name of the backend [default: all]
-        #[arg(short, long, value_name = "ID", value_parser = number_or_name)]
+        #[arg(short, long, value_name = "ID")]
         backend: Option<NumberOrName>,
         /// Seconds without progress after which to give up [default: 60]
         #[arg(long, value_name = "SECONDS")]
@@ -361,11 +361,6 @@ impl TypedValueParser for SuggestedValues {
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(self.0.iter().map(PossibleValue::new)))
     }
-}
-
-/// The number or the name of an object.
-pub fn number_or_name(text: &str) -> Result<NumberOrName, cbd_types::Error> {
-    text.parse()
 }
 
 /// The name of an object.
@@ -591,6 +586,7 @@ mod tests {
         };
         assert_eq!(changes, ["gc_percent=-1"]);
     }
+
     #[test]
     fn an_option_after_the_changes_of_set_is_an_option() {
         let cli = parse("set -b 0 gc_percent=70 --json").expect("understood");

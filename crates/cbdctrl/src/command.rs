@@ -181,13 +181,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             };
             let started: BackendStarted =
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;
-            warn(&started.warnings);
-            let device =
-                started.blkdev.as_ref().map_or_else(String::new, |blkdev| format!("{}\n", blkdev.dev_name));
-            if let Some(reason) = started.blkdev.as_ref().and_then(|blkdev| blkdev.note.as_ref()) {
-                warn(std::slice::from_ref(reason));
-            }
-            output.result(&started, &device)
+            print_started(output, &started)
         }
         Command::BackendStop { on, backend, force, timeout, discard_dirty } => {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
@@ -216,24 +210,17 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.list(&list, blkdev_table)
         }
         Command::Status { transport, backend, request } => {
-            let transport = transport.map(|transport| format!("transport={transport}"));
-            let backend = backend.map(|backend| format!("backend={backend}"));
-            let query: Vec<String> = transport.into_iter().chain(backend).collect();
-            let path = format!("/v1/status?{}", query.join("&"));
+            let path = status_path(transport, backend.as_ref());
             let status: Status = limited(client, request).get(&path)?;
             let page = crate::status::page(&status);
             output.result(&status, &fit(&page))
         }
-        Command::Set { on, backend: Some(backend), dev: _, changes, no_wait } => {
-            output.result(&set(client, on.transport, &backend, &changes, !no_wait)?, "")
-        }
-        Command::Set { on, backend: None, dev, changes, no_wait: _ } => {
-            let dev = dev.map_or_else(String::new, |dev| dev.to_string());
-            let path = format!("/v1/transports/{}/blkdevs/{dev}/settings", on.transport);
-            let blkdev: BlkdevInfo = client.patch(&path, &parse_blkdev_changes(&changes)?)?;
-            warn(blkdev.note.as_slice());
-            output.result(&blkdev, "")
-        }
+        Command::Set { on, backend, dev, changes, no_wait } => match (backend, dev) {
+            (Some(backend), _) => {
+                output.result(&set(client, on.transport, &backend, &changes, !no_wait)?, "")
+            }
+            (None, dev) => set_blkdev(client, output, on.transport, dev.as_ref(), &changes),
+        },
         Command::Checkpoint { on, backend, wait, timeout } => {
             let path = format!("/v1/transports/{}/checkpoint", on.transport);
             long(plain, output, &path, &Drain { backend, wait, timeout_s: timeout })
@@ -253,6 +240,43 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::CompleteNumbers { .. }
         | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }
+}
+
+/// Prints the block device of a backend that was started, and warnings.
+fn print_started(output: &Output, started: &BackendStarted) -> Result<()> {
+    warn(&started.warnings);
+    let device = started.blkdev.as_ref().map_or_else(String::new, |blkdev| format!("{}\n", blkdev.dev_name));
+    if let Some(reason) = started.blkdev.as_ref().and_then(|blkdev| blkdev.note.as_ref()) {
+        warn(std::slice::from_ref(reason));
+    }
+    output.result(&started, &device)
+}
+
+/// The path of the part of the status that the user asks for.
+fn status_path(transport: Option<u32>, backend: Option<&NumberOrName>) -> String {
+    let transport = transport.map(|transport| format!("transport={transport}"));
+    let backend = backend.map(|backend| format!("backend={backend}"));
+    let query: Vec<String> = transport.into_iter().chain(backend).collect();
+    format!("/v1/status?{}", query.join("&"))
+}
+
+/// Changes a block device.
+fn set_blkdev(
+    client: &Client,
+    output: &Output,
+    transport: u32,
+    dev: Option<&NumberOrName>,
+    changes: &[String],
+) -> Result<()> {
+    let change = parse_blkdev_changes(changes)?;
+    // The definitions of the options demand one of both.
+    let dev = dev.ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, "name a backend (-b) or a block device (-d)")
+    })?;
+    let blkdev: BlkdevInfo =
+        client.patch(&format!("/v1/transports/{transport}/blkdevs/{dev}/settings"), &change)?;
+    warn(blkdev.note.as_slice());
+    output.result(&blkdev, "")
 }
 
 fn stop_blkdev(client: &Client, output: &Output, path: &str, request: &StopBlkdev) -> Result<()> {

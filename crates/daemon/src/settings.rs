@@ -125,7 +125,7 @@ pub fn parse_blkdev_changes(arguments: &[String]) -> Result<BlkdevChange> {
     Ok(BlkdevChange { name: change.name })
 }
 
-/// The name in a change: `None` if it is unchanged, `Some(None)` if it is taken away.
+/// The name in a change: `None` if it is unchanged, `Some(None)` if it is removed.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for what is no name.
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_given_and_taken_away() {
+    fn a_name_is_given_and_removed() {
         assert_eq!(parse(&["name=db-data"]).unwrap().name.as_deref(), Some("db-data"));
         assert_eq!(parse(&["name="]).unwrap().name.as_deref(), Some(""));
         assert_eq!(changed_name(Some("")).unwrap(), Some(None));

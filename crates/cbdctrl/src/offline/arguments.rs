@@ -27,7 +27,7 @@ pub struct DumpArguments {
     /// Structure to show
     pub what: DumpWhat,
     /// Only of this backend, by number or name (segments, lanes, records)
-    #[arg(short, long, value_name = "ID", value_parser = crate::cli::number_or_name)]
+    #[arg(short, long, value_name = "ID")]
     pub backend: Option<NumberOrName>,
     /// Only of this lane (segments, lanes, records)
     #[arg(short, long, value_name = "LANE")]
@@ -111,7 +111,7 @@ pub struct RescueArguments {
     #[arg(long, value_name = "CACHE")]
     pub from: Option<RescueFrom>,
     /// Only this backend, by number or name [default: all]
-    #[arg(short, long, value_name = "ID", value_parser = crate::cli::number_or_name)]
+    #[arg(short, long, value_name = "ID")]
     pub backend: Option<NumberOrName>,
     /// Present path of the backend's disk, if it has changed; with --from the backing device, or a /dev/cbdN on it
     #[arg(long, value_name = "DISK", requires = "whose")]

@@ -23,6 +23,9 @@ pub const BY_NAME: &str = "by-name";
 /// The folder of the links by UUID.
 pub const BY_UUID: &str = "by-uuid";
 
+/// The folder of the properties, below the run folder.
+const UDEV: &str = "udev";
+
 /// What the labels of a block device say.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Described {
@@ -180,7 +183,7 @@ pub fn sweep(context: &ExportContext) {
 }
 
 fn properties_dir(context: &ExportContext) -> PathBuf {
-    context.run_dir.join("udev")
+    context.run_dir.join(UDEV)
 }
 
 fn properties_of(context: &ExportContext, device: &str) -> PathBuf {

@@ -456,6 +456,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
         host: HostId(0),
         export: "nbd".into(),
         name: None,
+        backend_name: None,
     };
     assert_eq!(transport.blkdevs()[0], entry);
     transport.remove_blkdev(BlkdevId(0)).expect("it is there");

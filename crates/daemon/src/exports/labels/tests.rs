@@ -173,3 +173,28 @@ fn only_names_of_devices_are_devices() {
         assert!(!is_device(other), "{other}");
     }
 }
+
+/// A rule that relies on a property or a file of another name would never apply, without an error.
+#[test]
+fn the_rules_for_udev_use_the_files_and_the_properties_that_are_written() {
+    let rules = include_str!("../../../../../packaging/60-cbd.rules");
+    let written =
+        Described { transport: 1, backend: 3, blkdev: 4, name: Name::new("db").ok(), uuid: [7; 16] };
+    let written = written.properties("cbd1-4");
+    let keys: Vec<&str> = written.lines().filter_map(|line| line.split('=').next()).collect();
+    let mut used = 0;
+    for line in rules.lines().filter(|line| !line.starts_with('#')) {
+        assert_eq!(line.matches('"').count() % 2, 0, "{line}");
+        for word in line.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_') {
+            if word.starts_with("CBD_") {
+                used += 1;
+                assert!(keys.contains(&word), "{word} is not written");
+            }
+        }
+    }
+    assert!(used >= 4, "{rules}");
+    let imported = format!("IMPORT{{file}}=\"/run/cbd/{UDEV}/%c\"");
+    assert_eq!(rules.matches(&imported).count(), 2, "of a loop device and of a ublk device");
+    assert!(rules.contains(&format!("/dev/cbd/{BY_NAME}/$env{{CBD_LINK}}")));
+    assert!(rules.contains(&format!("/dev/cbd/{BY_UUID}/$env{{CBD_UUID}}")));
+}
