@@ -14,8 +14,8 @@ use cbd_types::{Error, ErrorKind, Name, Result, uuid_text};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
-use std::os::unix::fs::symlink;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 /// The folder of the links by name, below the folder of links to devices.
@@ -120,7 +120,11 @@ impl Labels {
         own_folder(folder, 0o755)?;
         let temporary = folder.join(format!(".{}", self.device));
         let text = self.described.properties(&self.device);
-        fs::write(&temporary, text)
+        // What an ended daemon may have left.
+        let _ = fs::remove_file(&temporary);
+        // Whatever the umask is, only the daemon may write what udev believes.
+        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
             .and_then(|()| fs::rename(&temporary, &self.properties))
             .map_err(|error| system_error(self.properties.display(), &error))
     }
