@@ -11,9 +11,10 @@ use axum::body::Body;
 use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
-    Drain, ErrorAnswer, HostInfo, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend,
-    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    DetachCache, Done, Drain, ErrorAnswer, HostInfo, NumberOrName, RegisterTransport, ResizeCache, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Report};
@@ -192,6 +193,18 @@ impl Control for Confined {
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
         let export = self.export(request.export.as_deref())?;
         self.manager.start_blkdev(transport, &StartBlkdev { export, ..request.clone() })
+    }
+
+    fn set_blkdev(&self, transport: u32, blkdev: u32, change: &BlkdevChange) -> Result<BlkdevInfo> {
+        self.manager.set_blkdev(transport, blkdev, change)
+    }
+
+    fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
+        self.manager.backend_number(transport, backend)
+    }
+
+    fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32> {
+        self.manager.blkdev_number(transport, blkdev)
     }
 
     fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped> {

@@ -27,6 +27,7 @@ const OF_LOOP_DEVICES: [&str; 8] = [
     "cbd-cbdctrl/killed_under_fio",
     "cbd-cbdctrl/killed_with_a_file_system",
     "cbd-cbdctrl/limits",
+    "cbd-cbdctrl/names",
     "cbd-cbdctrl/outlives",
     "cbd-cbdctrl/restart",
 ];

@@ -5,7 +5,7 @@
 mod live;
 
 use cbd_backing::ThrottleParameters;
-use cbd_daemon::api::{CacheMode, Consistency};
+use cbd_daemon::api::{CacheMode, Consistency, NumberOrName};
 use cbd_daemon::logging::LogFormat;
 use cbd_daemon::size::parse_size;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -150,15 +150,18 @@ pub enum Command {
         /// then overwrites newer data
         #[arg(long)]
         older_region: bool,
+        /// Its name, for commands and for links
+        #[arg(long, value_parser = name)]
+        name: Option<String>,
     },
     /// Write all dirty data to the backing device and remove the backend: the device is a plain disk again
     BackendStop {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend
+        /// Number or name of the backend
         #[arg(short, long, value_name = "ID")]
-        backend: u32,
+        backend: NumberOrName,
         /// Even if its block devices are open or mounted: requests of their users then fail; drops no data
         #[arg(short = 'F', long)]
         force: bool,
@@ -198,9 +201,9 @@ pub enum Command {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend
+        /// Number or name of the backend
         #[arg(short, long, value_name = "ID")]
-        backend: u32,
+        backend: NumberOrName,
         /// Its export: auto, kernel, ublk, fuse-loop, nbd:unix:PATH, nbd:tcp:ADDR:PORT or vhost-user:PATH
         #[arg(short, long, value_parser = SuggestedValues(&EXPORTS), hide_possible_values = true)]
         export: Option<String>,
@@ -210,15 +213,18 @@ pub enum Command {
         /// Allow other machines to connect: NBD at an address that is not a loopback address
         #[arg(long)]
         allow_remote: bool,
+        /// Its own name; without one it has that of its backend
+        #[arg(long, value_parser = name)]
+        name: Option<String>,
     },
     /// Remove a block device
     DevStop {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the block device
+        /// Number or name of the block device
         #[arg(short, long, value_name = "ID")]
-        dev: u32,
+        dev: NumberOrName,
         /// Even if it is open or mounted: requests of its users then fail
         #[arg(short = 'F', long)]
         force: bool,
@@ -237,19 +243,28 @@ pub enum Command {
     },
     /// Show status: hit ratio, dirty bytes, recovery point, durability, errors
     Status {
+        /// Only this transport [default: all; with --backend 0]
+        #[arg(short, long, value_name = "ID")]
+        transport: Option<u32>,
+        /// Only this backend: its number or name
+        #[arg(short, long, value_name = "ID")]
+        backend: Option<NumberOrName>,
         /// Timeout
         #[command(flatten)]
         request: RequestTimeout,
     },
-    /// Change settings of a backend while it runs
-    #[command(after_help = SETTINGS)]
+    /// Change settings of a backend, or the name of a block device, while it runs
+    #[command(after_help = SETTINGS, group = clap::ArgGroup::new("object").required(true))]
     Set {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend
-        #[arg(short, long, value_name = "ID")]
-        backend: u32,
+        /// Number or name of the backend
+        #[arg(short, long, value_name = "ID", group = "object")]
+        backend: Option<NumberOrName>,
+        /// Number or name of the block device, whose name is the only setting
+        #[arg(short, long, value_name = "ID", group = "object")]
+        dev: Option<NumberOrName>,
         /// Settings and their new values, e.g. gc_percent=70
         #[arg(
             required = true,
@@ -267,9 +282,9 @@ pub enum Command {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend [default: all]
+        /// Number or name of the backend [default: all]
         #[arg(short, long, value_name = "ID")]
-        backend: Option<u32>,
+        backend: Option<NumberOrName>,
         /// Return when the recovery point is reached
         #[arg(short, long)]
         wait: bool,
@@ -282,9 +297,9 @@ pub enum Command {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend [default: all]
+        /// Number or name of the backend [default: all]
         #[arg(short, long, value_name = "ID")]
-        backend: Option<u32>,
+        backend: Option<NumberOrName>,
         /// Seconds without progress after which to give up [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
@@ -313,7 +328,7 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the numbers of transports, backends or block devices, for completions
+    /// Print the numbers and names of transports, backends or block devices, for completions
     #[command(hide = true)]
     CompleteNumbers {
         /// Of what
@@ -364,6 +379,11 @@ impl TypedValueParser for SuggestedValues {
     }
 }
 
+/// The name of an object.
+fn name(text: &str) -> Result<String, cbd_types::Error> {
+    cbd_types::Name::new(text).map(|name| name.to_string())
+}
+
 fn consistency() -> impl TypedValueParser<Value = Consistency> {
     let modes = [Consistency::Strict, Consistency::Checkpoint, Consistency::None];
     PossibleValuesParser::new(modes.map(Consistency::name)).try_map(|text| text.parse::<Consistency>())
@@ -399,7 +419,8 @@ Settings:
   sequential_write_cutoff=off|SIZE      longer sequential writes go to the disk alone
   when_full=wait|around                 what a write does that finds no space
   congestion_read_us=off|US             latency of the cache above which reads go past it
-  congestion_write_us=off|US            the same for writes";
+  congestion_write_us=off|US            the same for writes
+  name=NAME                             the name, for -b and -d and for links; name= takes it away";
 
 /// Options of the daemon.
 #[derive(Args, Debug, Default)]
@@ -584,6 +605,7 @@ mod tests {
         };
         assert_eq!(changes, ["gc_percent=-1"]);
     }
+
     #[test]
     fn an_option_after_the_changes_of_set_is_an_option() {
         let cli = parse("set -b 0 gc_percent=70 --json").expect("understood");

@@ -5,11 +5,11 @@ use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
     BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, Done, Drain, ErrorAnswer, ErrorBody,
-    HostInfo, RegisterTransport, Settings, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    HostInfo, NumberOrName, RegisterTransport, SettingsChanged, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
-use cbd_daemon::settings::parse_changes;
+use cbd_daemon::settings::{parse_blkdev_changes, parse_changes};
 use cbd_daemon::size::format_size;
 use cbd_types::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -163,6 +163,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             cache_mode,
             data_crc,
             older_region,
+            name,
         } => {
             let request = StartBackend {
                 path: absolute(&path)?,
@@ -175,16 +176,11 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
                 cache_mode,
                 data_crc,
                 older_region,
+                name,
             };
             let started: BackendStarted =
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;
-            warn(&started.warnings);
-            let device =
-                started.blkdev.as_ref().map_or_else(String::new, |blkdev| format!("{}\n", blkdev.dev_name));
-            if let Some(reason) = started.blkdev.as_ref().and_then(|blkdev| blkdev.note.as_ref()) {
-                warn(std::slice::from_ref(reason));
-            }
-            output.result(&started, &device)
+            print_started(output, &started)
         }
         Command::BackendStop { on, backend, force, timeout, discard_dirty } => {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
@@ -197,9 +193,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.list(&list, backend_table)
         }
         Command::Live(command) => crate::live::execute(command, plain, output),
-        Command::DevStart { on, backend, export, allow_remote, require_kernel } => {
-            let request =
-                StartBlkdev { backend, export: chosen_export(export, require_kernel)?, allow_remote };
+        Command::DevStart { on, backend, export, allow_remote, require_kernel, name } => {
+            let export = chosen_export(export, require_kernel)?;
+            let request = StartBlkdev { backend, export, allow_remote, name };
             let blkdev: BlkdevInfo =
                 client.post(&format!("/v1/transports/{}/blkdevs", on.transport), &request)?;
             warn(blkdev.note.as_slice());
@@ -214,14 +210,18 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let list: Vec<BlkdevInfo> = limited(client, request).get(&path)?;
             output.list(&list, blkdev_table)
         }
-        Command::Status { request } => {
-            let status: Status = limited(client, request).status()?;
+        Command::Status { transport, backend, request } => {
+            let path = status_path(transport, backend.as_ref());
+            let status: Status = limited(client, request).get(&path)?;
             let page = crate::status::page(&status);
             output.result(&status, &fit(&page))
         }
-        Command::Set { on, backend, changes, no_wait } => {
-            output.result(&set(client, on.transport, backend, &changes, !no_wait)?, "")
-        }
+        Command::Set { on, backend, dev, changes, no_wait } => match (backend, dev) {
+            (Some(backend), _) => {
+                output.result(&set(client, on.transport, &backend, &changes, !no_wait)?, "")
+            }
+            (None, dev) => set_blkdev(client, output, on.transport, dev.as_ref(), &changes),
+        },
         Command::Checkpoint { on, backend, wait, timeout } => {
             let path = format!("/v1/transports/{}/checkpoint", on.transport);
             long(plain, output, &path, &Drain { backend, wait, timeout_s: timeout })
@@ -243,6 +243,43 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
     }
 }
 
+/// Prints the block device of a backend that was started, and warnings.
+fn print_started(output: &Output, started: &BackendStarted) -> Result<()> {
+    warn(&started.warnings);
+    let device = started.blkdev.as_ref().map_or_else(String::new, |blkdev| format!("{}\n", blkdev.dev_name));
+    if let Some(reason) = started.blkdev.as_ref().and_then(|blkdev| blkdev.note.as_ref()) {
+        warn(std::slice::from_ref(reason));
+    }
+    output.result(&started, &device)
+}
+
+/// The path of the part of the status that the user asks for.
+fn status_path(transport: Option<u32>, backend: Option<&NumberOrName>) -> String {
+    let transport = transport.map(|transport| format!("transport={transport}"));
+    let backend = backend.map(|backend| format!("backend={backend}"));
+    let query: Vec<String> = transport.into_iter().chain(backend).collect();
+    format!("/v1/status?{}", query.join("&"))
+}
+
+/// Changes a block device.
+fn set_blkdev(
+    client: &Client,
+    output: &Output,
+    transport: u32,
+    dev: Option<&NumberOrName>,
+    changes: &[String],
+) -> Result<()> {
+    let change = parse_blkdev_changes(changes)?;
+    // The definitions of the options demand one of both.
+    let dev = dev.ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, "name a backend (-b) or a block device (-d)")
+    })?;
+    let blkdev: BlkdevInfo =
+        client.patch(&format!("/v1/transports/{transport}/blkdevs/{dev}/settings"), &change)?;
+    warn(blkdev.note.as_slice());
+    output.result(&blkdev, "")
+}
+
 fn stop_blkdev(client: &Client, output: &Output, path: &str, request: &StopBlkdev) -> Result<()> {
     // A daemon of an earlier version answers with null.
     let done: Option<BlkdevStopped> = client.post(path, request)?;
@@ -261,14 +298,20 @@ pub(crate) fn long(client: &Client, output: &Output, path: &str, request: &impl 
 }
 
 /// Changes settings of a backend; waits until a new mode is in force, if `waits`.
-fn set(client: &Client, transport: u32, backend: u32, changes: &[String], waits: bool) -> Result<Settings> {
+fn set(
+    client: &Client,
+    transport: u32,
+    backend: &NumberOrName,
+    changes: &[String],
+    waits: bool,
+) -> Result<SettingsChanged> {
     let change = parse_changes(changes)?;
     let path = format!("/v1/transports/{transport}/backends/{backend}/settings");
-    let settings = client.patch(&path, &change)?;
+    let changed: SettingsChanged = client.patch(&path, &change)?;
     if let Some(mode) = change.cache_mode.filter(|_| waits) {
-        wait_for_mode(client, transport, backend, mode)?;
+        wait_for_mode(client, transport, changed.backend_id, mode)?;
     }
-    Ok(settings)
+    Ok(changed)
 }
 
 /// Waits until the mode of a backend is in force, and says what is written to the backing device before.
@@ -357,8 +400,12 @@ fn host_table(list: &[HostInfo]) -> Table {
 
 fn backend_table(list: &[BackendInfo]) -> Table {
     let one_host = list.windows(2).all(|pair| pair[0].host_id == pair[1].host_id);
-    let mut heads = vec!["ID", "HOST", "STATE", "SIZE", "CACHE USED", "DIRTY", "DEVICES", "BACKING DEVICE"];
-    heads.retain(|head| !(one_host && *head == "HOST"));
+    let no_names = list.iter().all(|it| it.name.is_none());
+    let mut heads =
+        vec!["ID", "NAME", "HOST", "STATE", "SIZE", "CACHE USED", "DIRTY", "DEVICES", "BACKING DEVICE"];
+    let is_left_out = |head: &str| (one_host && head == "HOST") || (no_names && head == "NAME");
+    let shown: Vec<bool> = heads.iter().map(|head| !is_left_out(head)).collect();
+    heads.retain(|head| !is_left_out(head));
     let mut table = Table::new(&heads);
     for it in list {
         let devices: Vec<&str> = it.blkdevs.iter().map(|blkdev| blkdev.dev_name.as_str()).collect();
@@ -373,8 +420,9 @@ fn backend_table(list: &[BackendInfo]) -> Table {
             None => "?".to_owned(),
         };
         let path = &it.backend_path;
-        let mut cells = vec![
+        let cells = vec![
             it.backend_id.to_string(),
+            shown_name(it.name.as_ref()),
             it.host_id.to_string(),
             it.state.clone(),
             format_size(it.size),
@@ -383,20 +431,21 @@ fn backend_table(list: &[BackendInfo]) -> Table {
             if devices.is_empty() { "-".to_owned() } else { devices.join(" ") },
             it.error.as_ref().map_or_else(|| path.clone(), |error| format!("{path} ({error})")),
         ];
-        if one_host {
-            cells.remove(1);
-        }
-        table.row(cells);
+        table.row(cells.into_iter().zip(&shown).filter_map(|(cell, shown)| shown.then_some(cell)).collect());
     }
     table
 }
 
 fn blkdev_table(list: &[BlkdevInfo]) -> Table {
-    let mut table = Table::new(&["ID", "HOST", "BACKEND", "ALIVE", "DEVICE", "EXPORT"]);
+    let no_names = list.iter().all(|it| it.name.is_none());
+    let mut heads = vec!["ID", "NAME", "HOST", "BACKEND", "ALIVE", "DEVICE", "EXPORT"];
+    heads.retain(|head| !(no_names && *head == "NAME"));
+    let mut table = Table::new(&heads);
     for it in list {
         let method = it.method.as_ref().unwrap_or(&it.export);
-        table.row(vec![
+        let mut cells = vec![
             it.blkdev_id.to_string(),
+            shown_name(it.name.as_ref()),
             it.host_id.to_string(),
             it.backend_id.to_string(),
             yes(it.alive),
@@ -405,9 +454,17 @@ fn blkdev_table(list: &[BlkdevInfo]) -> Table {
                 .as_ref()
                 .or(it.note.as_ref())
                 .map_or_else(|| method.clone(), |text| format!("{method} ({text})")),
-        ]);
+        ];
+        if no_names {
+            cells.remove(1);
+        }
+        table.row(cells);
     }
     table
+}
+
+fn shown_name(name: Option<&String>) -> String {
+    name.cloned().unwrap_or_else(|| "-".to_owned())
 }
 
 #[cfg(test)]

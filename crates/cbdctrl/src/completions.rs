@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 27] = [
+pub const SETTINGS: [&str; 28] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -43,6 +43,7 @@ pub const SETTINGS: [&str; 27] = [
     "when_full=around",
     "congestion_read_us=",
     "congestion_write_us=",
+    "name=",
 ];
 
 /// The completions for a shell.
@@ -99,8 +100,8 @@ complete -F _cbdctrl_with_numbers -o bashdefault -o default cbdctrl
 /// The help texts of options that take the number of an object, and the kind of the object.
 const NUMBERED: [(&str, &str); 3] = [
     ("Number of the transport", "transports"),
-    ("Number of the backend", "backends"),
-    ("Number of the block device", "devices"),
+    ("Number or name of the backend", "backends"),
+    ("Number or name of the block device", "devices"),
 ];
 
 fn zsh(text: &str) -> String {
@@ -135,7 +136,7 @@ fn fish(text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The numbers of the daemon's objects, one per line; empty if no daemon responds.
+/// The numbers and the names of the daemon's objects, one per line; empty if no daemon responds.
 pub fn numbers(kind: Numbers, transport: u32, socket: &Path) -> String {
     let client = Client::new(socket).with_timeout(Timeout::Limit(TIMEOUT));
     client.status().map_or_else(|_| String::new(), |status| listed(kind, transport, &status))
@@ -144,12 +145,18 @@ pub fn numbers(kind: Numbers, transport: u32, socket: &Path) -> String {
 fn listed(kind: Numbers, transport: u32, status: &Status) -> String {
     let on = || status.transports.iter().filter(|it| it.info.transport_id == transport);
     let backends = || on().flat_map(|it| &it.backends);
-    let numbers: Vec<u32> = match kind {
-        Numbers::Transports => status.transports.iter().map(|it| it.info.transport_id).collect(),
-        Numbers::Backends => backends().map(|it| it.info.backend_id).collect(),
-        Numbers::Devices => backends().flat_map(|it| &it.info.blkdevs).map(|it| it.blkdev_id).collect(),
+    let objects: Vec<(u32, Option<&String>)> = match kind {
+        Numbers::Transports => status.transports.iter().map(|it| (it.info.transport_id, None)).collect(),
+        Numbers::Backends => backends().map(|it| (it.info.backend_id, it.info.name.as_ref())).collect(),
+        Numbers::Devices => {
+            backends().flat_map(|it| &it.info.blkdevs).map(|it| (it.blkdev_id, it.name.as_ref())).collect()
+        }
     };
-    numbers.iter().map(|number| format!("{number}\n")).collect()
+    let lines = objects.into_iter().map(|(number, name)| match name {
+        Some(name) => format!("{number}\n{name}\n"),
+        None => format!("{number}\n"),
+    });
+    lines.collect()
 }
 
 #[cfg(test)]
@@ -230,7 +237,8 @@ mod tests {
         let backend = serde_json::json!({
             "backend_id": 4, "host_id": 0, "backend_path": "/d", "alive": true, "cache_segs": 0, "cache_gc_percent": 90,
             "cache_used_segs": 0, "sector": 512, "handlers": 1, "backing": "", "atomic_unit": 512, "cache": null,
-            "blkdevs": [{ "blkdev_id": 7, "host_id": 0, "backend_id": 4, "dev_name": "", "alive": true, "export": "auto" }],
+            "name": "db",
+            "blkdevs": [{ "blkdev_id": 7, "name": "disk", "host_id": 0, "backend_id": 4, "dev_name": "", "alive": true, "export": "auto" }],
         });
         let mut transport =
             serde_json::to_value(cbd_daemon::api::TransportInfo { transport_id: 2, ..Default::default() })
@@ -240,8 +248,8 @@ mod tests {
         let status = serde_json::json!({ "version": "1", "pid": 7, "uptime_s": 1, "warnings": [], "transports": [transport] });
         let status: Status = serde_json::from_value(status).unwrap();
         assert_eq!(listed(Numbers::Transports, 0, &status), "2\n");
-        assert_eq!(listed(Numbers::Backends, 2, &status), "4\n");
-        assert_eq!(listed(Numbers::Devices, 2, &status), "7\n");
+        assert_eq!(listed(Numbers::Backends, 2, &status), "4\ndb\n");
+        assert_eq!(listed(Numbers::Devices, 2, &status), "7\ndisk\n");
         assert_eq!(listed(Numbers::Devices, 0, &status), "");
     }
 }

@@ -8,6 +8,21 @@ use std::fmt::Write;
 /// The purpose of an example, and the command line.
 type Example = (&'static str, &'static str);
 
+/// The examples of `set`.
+const SET: &[Example] = &[
+    ("Fill the cache up to 70 % before clean data is dropped:", "cbdctrl set -b 0 gc_percent=70"),
+    (
+        "Limit writeback to 100 MiB a second, many epochs in one batch:",
+        "cbdctrl set -b 0 writeback_rate=100M consistency=checkpoint",
+    ),
+    (
+        "Keep data that the disk refuses in the cache, and write the rest:",
+        "cbdctrl set -b 0 on_write_error=park write_error_after_s=30",
+    ),
+    ("Give a backend a name:", "cbdctrl set -b 0 name=db-data"),
+    ("Give its block device another one:", "cbdctrl set -d db-data name=db-disk"),
+];
+
 /// The examples of the command `name`.
 pub fn of(name: &str) -> &'static [Example] {
     match name {
@@ -39,6 +54,10 @@ pub fn of(name: &str) -> &'static [Example] {
                 "For a virtual machine:",
                 "cbdctrl backend-start -p /dev/sdb -c 4G -D -e vhost-user:/run/cbd/vm.sock",
             ),
+            (
+                "With a name, which also leads to its device (/dev/cbd/by-name/db-data):",
+                "cbdctrl backend-start -p /dev/sdb -c 4G -D --name db-data",
+            ),
             ("Start a backend whose disk is at another path now:", "cbdctrl backend-start -p /dev/sdc"),
         ],
         "backend-stop" => &[
@@ -68,19 +87,10 @@ pub fn of(name: &str) -> &'static [Example] {
         "dev-list" => &[("List the block devices and their exports:", "cbdctrl dev-list")],
         "status" => &[
             ("Show everything:", "cbdctrl status"),
+            ("Show one backend, by its name:", "cbdctrl status -b db-data"),
             ("For a program, with a timeout of 2 seconds:", "cbdctrl status --json --timeout 2"),
         ],
-        "set" => &[
-            ("Fill the cache up to 70 % before clean data is dropped:", "cbdctrl set -b 0 gc_percent=70"),
-            (
-                "Limit writeback to 100 MiB a second, many epochs in one batch:",
-                "cbdctrl set -b 0 writeback_rate=100M consistency=checkpoint",
-            ),
-            (
-                "Keep data that the disk refuses in the cache, and write the rest:",
-                "cbdctrl set -b 0 on_write_error=park write_error_after_s=30",
-            ),
-        ],
+        "set" => SET,
         "checkpoint" => &[(
             "Write all data that is dirty at this moment to the disk of backend 0, and wait:",
             "cbdctrl checkpoint -b 0 --wait",

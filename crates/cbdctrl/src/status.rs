@@ -79,7 +79,8 @@ fn add_next_attempt(page: &mut String, indent: usize, retry_in_s: Option<u64>) {
 
 fn add_backend(page: &mut String, backend: &BackendStatus) {
     let info = &backend.info;
-    let _ = writeln!(page, "\n  backend {}: {}", info.backend_id, info.backend_path);
+    let name = info.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
+    let _ = writeln!(page, "\n  backend {}{name}: {}", info.backend_id, info.backend_path);
     if let Some(from) = &info.moved_from {
         line(page, 4, "MOVED", format!("by a rescue, from {from}, which lacks data now"));
     }
@@ -122,8 +123,9 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
             4,
             &format!("blkdev {}", blkdev.blkdev_id),
             format!(
-                "{} ({}{state}){reason}",
+                "{}{} ({}{state}){reason}",
                 blkdev.dev_name,
+                blkdev.name.as_ref().map_or_else(String::new, |name| format!(", {name}")),
                 blkdev.method.as_ref().unwrap_or(&blkdev.export)
             ),
         );

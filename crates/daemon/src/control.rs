@@ -6,9 +6,10 @@
 //! Elsewhere: the wire protocol ([`crate::server`]), the implementation ([`crate::manager`]).
 
 use crate::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
-    Drain, HostInfo, Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend,
-    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport, ResizeCache, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
 };
 use cbd_types::Result;
 
@@ -75,10 +76,16 @@ pub trait Control: Send + Sync + 'static {
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
     /// Creates a block device.
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo>;
+    /// Changes a block device.
+    fn set_blkdev(&self, transport: u32, blkdev: u32, change: &BlkdevChange) -> Result<BlkdevInfo>;
     /// Stops and removes a block device. The warnings name the parts that did not end properly.
     fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped>;
     /// The block devices of this host, or of all hosts.
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>>;
+    /// The number of the backend of this host that the user names. A number is not looked up.
+    fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
+    /// The number of the block device of this host that the user names. A number is not looked up.
+    fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32>;
     /// The status of the daemon and its objects.
     fn status(&self) -> Result<Status>;
 }

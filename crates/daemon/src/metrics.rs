@@ -241,6 +241,42 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 22] = [
     }),
 ];
 
+/// 1 for each backend and each block device, with its name: other metrics have it by a join over the numbers.
+fn for_names(page: &mut Page, status: &Status) {
+    let backends = || {
+        status.transports.iter().flat_map(|transport| {
+            let id = transport.info.transport_id.to_string();
+            transport.backends.iter().map(move |backend| (id.clone(), &backend.info))
+        })
+    };
+    page.head(
+        "cbd_backend_info",
+        "gauge",
+        "1, with the name and the UUID of the backend; the name is empty without one.",
+    );
+    for (transport, backend) in backends() {
+        let labels = [
+            ("transport", transport),
+            ("backend", backend.backend_id.to_string()),
+            ("name", backend.name.clone().unwrap_or_default()),
+            ("uuid", backend.uuid.clone()),
+        ];
+        page.line("cbd_backend_info", &labels, 1);
+    }
+    page.head("cbd_blkdev_info", "gauge", "1, with the name of the block device; it is empty without one.");
+    for (transport, backend) in backends() {
+        for blkdev in &backend.blkdevs {
+            let labels = [
+                ("transport", transport.clone()),
+                ("backend", backend.backend_id.to_string()),
+                ("blkdev", blkdev.blkdev_id.to_string()),
+                ("name", blkdev.name.clone().unwrap_or_default()),
+            ];
+            page.line("cbd_blkdev_info", &labels, 1);
+        }
+    }
+}
+
 fn for_backends(page: &mut Page, status: &Status) {
     let backends = || {
         status.transports.iter().flat_map(|transport| {
@@ -260,6 +296,7 @@ fn for_backends(page: &mut Page, status: &Status) {
             page.line(name, &labels, value(backend));
         }
     }
+    for_names(page, status);
     page.head("cbd_blkdev_up", "gauge", "Whether the block device is served.");
     for (labels, backend) in backends() {
         for blkdev in &backend.info.blkdevs {

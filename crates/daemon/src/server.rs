@@ -7,7 +7,10 @@
 //! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client
 //! disconnects.
 
-use crate::api::{Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, StopBackend};
+use crate::api::{
+    Done, Drain, ErrorAnswer, ErrorBody, NumberOrName, Progress, ProgressLine, SettingsChanged, StartBlkdev,
+    Status, StopBackend,
+};
 use crate::control::{Control, Flow, Report};
 use crate::front_ends::FrontEnds;
 use axum::body::{Body, Bytes};
@@ -93,6 +96,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/drain", post(drain))
         .route("/v1/transports/{transport}/blkdevs", get(blkdevs).post(start_blkdev))
         .route("/v1/transports/{transport}/blkdevs/{blkdev}/stop", post(stop_blkdev))
+        .route("/v1/transports/{transport}/blkdevs/{blkdev}/settings", patch(set_blkdev))
         .fallback(async || {
             Failure::from(Error::new(ErrorKind::NotFound, "there is no such path; see docs/openapi.yaml"))
         })
@@ -242,8 +246,40 @@ async fn json<T: Serialize + Send + 'static>(
     run(control, operation).await.map(Json)
 }
 
-async fn status(State(control): State<Shared>) -> impl IntoResponse {
-    json(control, |control| control.status()).await
+async fn status(State(control): State<Shared>, Query(which): Query<StatusOf>) -> impl IntoResponse {
+    json(control, move |control| status_of(control, &which)).await
+}
+
+/// The part of the status that a request asks for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StatusOf {
+    #[serde(default)]
+    transport: Option<u32>,
+    #[serde(default)]
+    backend: Option<NumberOrName>,
+}
+
+fn status_of(control: &dyn Control, which: &StatusOf) -> cbd_types::Result<Status> {
+    let mut status = control.status()?;
+    let Some(transport) = which.transport.or(which.backend.as_ref().map(|_| 0)) else { return Ok(status) };
+    status.transports.retain(|it| it.info.transport_id == transport);
+    if status.transports.is_empty() {
+        let text = format!("there is no transport {transport}; tp-list shows which there are");
+        return Err(Error::new(ErrorKind::NotFound, text));
+    }
+    if let Some(backend) = &which.backend {
+        let number = control.backend_number(transport, backend)?;
+        let backends = &mut status.transports[0].backends;
+        backends.retain(|it| it.info.backend_id == number);
+        if backends.is_empty() {
+            let text = format!(
+                "there is no backend {number} on transport {transport}; backend-list shows which there are"
+            );
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
+    }
+    Ok(status)
 }
 
 async fn metrics(State(control): State<Shared>) -> impl IntoResponse {
@@ -299,10 +335,15 @@ async fn grow_backend(
 
 async fn set(
     State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, u32)>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
     Input(change): Input<crate::api::SettingsChange>,
 ) -> impl IntoResponse {
-    json(control, move |control| control.set(transport, backend, &change)).await
+    json(control, move |control| {
+        let backend_id = control.backend_number(transport, &backend)?;
+        let settings = control.set(transport, backend_id, &change)?;
+        Ok(SettingsChanged { backend_id, settings })
+    })
+    .await
 }
 
 async fn blkdevs(
@@ -316,25 +357,56 @@ async fn blkdevs(
 async fn start_blkdev(
     State(control): State<Shared>,
     Path(transport): Path<u32>,
-    Input(request): Input<crate::api::StartBlkdev>,
+    Input(request): Input<StartBlkdev<NumberOrName>>,
 ) -> impl IntoResponse {
-    json(control, move |control| control.start_blkdev(transport, &request)).await
+    json(control, move |control| {
+        let backend = control.backend_number(transport, &request.backend)?;
+        control.start_blkdev(transport, &request.with_backend(backend))
+    })
+    .await
+}
+
+async fn set_blkdev(
+    State(control): State<Shared>,
+    Path((transport, blkdev)): Path<(u32, NumberOrName)>,
+    Input(change): Input<crate::api::BlkdevChange>,
+) -> impl IntoResponse {
+    json(control, move |control| {
+        let blkdev = control.blkdev_number(transport, &blkdev)?;
+        control.set_blkdev(transport, blkdev, &change)
+    })
+    .await
 }
 
 async fn stop_blkdev(
     State(control): State<Shared>,
-    Path((transport, blkdev)): Path<(u32, u32)>,
+    Path((transport, blkdev)): Path<(u32, NumberOrName)>,
     Input(request): Input<crate::api::StopBlkdev>,
 ) -> impl IntoResponse {
-    json(control, move |control| control.stop_blkdev(transport, blkdev, request)).await
+    json(control, move |control| {
+        let blkdev = control.blkdev_number(transport, &blkdev)?;
+        control.stop_blkdev(transport, blkdev, request)
+    })
+    .await
 }
 
 async fn stop_backend(
     State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, u32)>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
     Input(request): Input<StopBackend>,
 ) -> Response {
-    lines(control, move |control, report| control.stop_backend(transport, backend, &request, report)).await
+    lines(control, move |control, report| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.stop_backend(transport, backend, &request, report)
+    })
+    .await
+}
+
+/// The request with the number of the backend.
+fn numbered(control: &dyn Control, transport: u32, request: Drain<NumberOrName>) -> cbd_types::Result<Drain> {
+    let Drain { backend, wait, timeout_s } = request;
+    let backend = backend.map(|backend| control.backend_number(transport, &backend)).transpose()?;
+    Ok(Drain { backend, wait, timeout_s })
 }
 
 async fn attach_cache(
@@ -364,17 +436,23 @@ async fn resize_cache(
 async fn checkpoint(
     State(control): State<Shared>,
     Path(transport): Path<u32>,
-    Input(request): Input<Drain>,
+    Input(request): Input<Drain<NumberOrName>>,
 ) -> Response {
-    lines(control, move |control, report| control.checkpoint(transport, &request, report)).await
+    lines(control, move |control, report| {
+        control.checkpoint(transport, &numbered(control, transport, request)?, report)
+    })
+    .await
 }
 
 async fn drain(
     State(control): State<Shared>,
     Path(transport): Path<u32>,
-    Input(request): Input<Drain>,
+    Input(request): Input<Drain<NumberOrName>>,
 ) -> Response {
-    lines(control, move |control, report| control.drain(transport, &request, report)).await
+    lines(control, move |control, report| {
+        control.drain(transport, &numbered(control, transport, request)?, report)
+    })
+    .await
 }
 
 enum Event {

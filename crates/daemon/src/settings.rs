@@ -1,9 +1,9 @@
 //! Settings as users type them, and the limits of their values.
 
-use crate::api::{Settings, SettingsChange};
+use crate::api::{BlkdevChange, Settings, SettingsChange};
 use crate::size::{parse_size, typed_size};
 use cbd_runtime::check_writeback_rate;
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{Error, ErrorKind, Name, Result};
 
 /// The largest `gc_percent`: above it reclaim would begin too late to keep writers from waiting.
 pub const GC_PERCENT_MAX: i64 = 98;
@@ -21,7 +21,7 @@ pub const LATENCY_US_MAX: u32 = 60_000_000;
 pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 
 /// The names of all settings.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 17] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -38,6 +38,7 @@ pub const NAMES: [&str; 16] = [
     "when_full",
     "congestion_read_us",
     "congestion_write_us",
+    "name",
 ];
 
 fn invalid(text: String) -> Error {
@@ -94,6 +95,7 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
                 })?;
                 change.write_error_after_s.replace(seconds).is_some()
             }
+            "name" => change.name.replace(value.to_owned()).is_some(),
             _ => {
                 return Err(invalid(format!(
                     "there is no setting \"{name}\": there are {}",
@@ -107,6 +109,32 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
     }
     check(&change)?;
     Ok(change)
+}
+
+/// Parses `NAME=VALUE` arguments into a change of a block device.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a setting of backends, and for what [`parse_changes`] refuses.
+pub fn parse_blkdev_changes(arguments: &[String]) -> Result<BlkdevChange> {
+    let change = parse_changes(arguments)?;
+    if (SettingsChange { name: None, ..change.clone() }) != SettingsChange::default() {
+        return Err(invalid(
+            "a block device has a name and no other setting: set those of its backend (-b)".to_owned(),
+        ));
+    }
+    Ok(BlkdevChange { name: change.name })
+}
+
+/// The name in a change: `None` if it is unchanged, `Some(None)` if it is removed.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for what is no name.
+pub fn changed_name(name: Option<&str>) -> Result<Option<Option<Name>>> {
+    match name {
+        None => Ok(None),
+        Some("") => Ok(Some(None)),
+        Some(text) => Ok(Some(Some(Name::new(text)?))),
+    }
 }
 
 /// `settings` as the arguments from which [`parse_changes`] makes them, separated by blanks; without a pause of writeback,
@@ -222,6 +250,7 @@ pub fn check(change: &SettingsChange) -> Result<()> {
     if let Some(seconds) = change.writeback_pause_s.filter(|&seconds| seconds > PAUSE_S_MAX) {
         return Err(invalid(format!("writeback is paused for at most {PAUSE_S_MAX} seconds, not {seconds}")));
     }
+    changed_name(change.name.as_deref())?;
     check_writeback_rate(change.writeback_rate.unwrap_or(0))
 }
 
@@ -300,7 +329,29 @@ mod tests {
             .filter_map(|text| text.split_once('='))
             .map(|(name, _)| name.to_owned())
             .collect();
-        assert!(NAMES.iter().all(|name| *name == "writeback" || names.iter().any(|typed| typed == name)));
+        let is_typed = |name: &&str| names.iter().any(|typed| typed == name);
+        assert!(NAMES.iter().all(|name| ["writeback", "name"].contains(name) || is_typed(name)));
+    }
+
+    #[test]
+    fn a_name_is_given_and_removed() {
+        assert_eq!(parse(&["name=db-data"]).unwrap().name.as_deref(), Some("db-data"));
+        assert_eq!(parse(&["name="]).unwrap().name.as_deref(), Some(""));
+        assert_eq!(changed_name(Some("")).unwrap(), Some(None));
+        assert_eq!(changed_name(None).unwrap(), None);
+        for name in ["7", "-a", ".a", "a/b", "a b", "a\n", &"x".repeat(33)] {
+            let error = parse(&[&format!("name={name}")]).unwrap_err();
+            assert!(error.line().contains("is no name: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_block_device_has_a_name_and_no_other_setting() {
+        let parse = |text: &str| parse_blkdev_changes(&[text.to_owned()]);
+        assert_eq!(parse("name=disk").unwrap().name.as_deref(), Some("disk"));
+        let error = parse("gc_percent=70").unwrap_err();
+        assert!(error.line().contains("set those of its backend (-b)"), "{error}");
+        assert!(parse("colour=red").is_err() && parse("name").is_err() && parse("name=a/b").is_err());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The control socket, with a stub of a daemon behind it: paths, errors, progress, access.
 
 use cbd_daemon::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
-    Drain, HostInfo, Progress, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend,
-    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport, ResizeCache, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -42,6 +43,19 @@ fn progress(dirty_bytes: u64) -> Progress {
         to_give_up_bytes: None,
         elapsed_ms: 5,
         error: None,
+    }
+}
+
+/// The number at the end of a name such as `x8`.
+fn number(object: &NumberOrName) -> Result<u32> {
+    match object {
+        NumberOrName::Number(number) => Ok(*number),
+        NumberOrName::Name(name) => {
+            match name.as_str().strip_prefix('x').and_then(|digits| digits.parse().ok()) {
+                Some(number) => Ok(number),
+                None => refused(ErrorKind::NotFound, "nothing has this name"),
+            }
+        }
     }
 }
 
@@ -111,6 +125,15 @@ impl Control for Fake {
     }
     fn grow_backend(&self, _: u32, _: u32) -> Result<BackendGrown> {
         Ok(BackendGrown { before: 1 << 20, now: 2 << 20, ..BackendGrown::default() })
+    }
+    fn set_blkdev(&self, _: u32, _: u32, _: &BlkdevChange) -> Result<BlkdevInfo> {
+        refused(ErrorKind::NotFound, "no such block device")
+    }
+    fn backend_number(&self, _: u32, backend: &NumberOrName) -> Result<u32> {
+        number(backend)
+    }
+    fn blkdev_number(&self, _: u32, blkdev: &NumberOrName) -> Result<u32> {
+        number(blkdev)
     }
     fn stop_blkdev(&self, _: u32, _: u32, request: StopBlkdev) -> Result<BlkdevStopped> {
         if request.force { Ok(BlkdevStopped::default()) } else { refused(ErrorKind::Busy, "mounted on /srv") }
@@ -223,6 +246,17 @@ fn an_error_has_a_fitting_status() {
     for (request, status) in [
         ("POST /v1/transports/0/backends/9/stop", "404"),
         ("POST /v1/transports/0/blkdevs/0/stop", "409"),
+        ("POST /v1/transports/0/backends/x9/stop", "404"),
+        ("POST /v1/transports/0/backends/x7/stop", "200"),
+        ("POST /v1/transports/0/backends/other/stop", "404"),
+        ("POST /v1/transports/0/backends/a%2Fb/stop", "400"),
+        ("POST /v1/transports/0/backends/99999999999/stop", "400"),
+        ("POST /v1/transports/0/blkdevs/x1/stop", "409"),
+        ("POST /v1/transports/0/blkdevs/other/stop", "404"),
+        ("PATCH /v1/transports/0/blkdevs/x1/settings", "404"),
+        ("GET /v1/status?backend=a%20b", "400"),
+        ("GET /v1/status?transport=0&backend=x1", "404"),
+        ("GET /v1/status?backnd=1", "400"),
         ("GET /v1/nothing", "404"),
         ("PUT /v1/status", "405"),
         ("POST /v1/metrics", "405"),
@@ -407,8 +441,9 @@ fn a_daemon_that_is_stopped_during_an_operation_is_detected() {
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
         (listener, stream)
     });
-    let error =
-        Client::new(&socket).post_long("/v1/transports/0/drain", &Drain::default(), |_| ()).unwrap_err();
+    let error = Client::new(&socket)
+        .post_long("/v1/transports/0/drain", &Drain::<u32>::default(), |_| ())
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert!(error.line().contains("may still be done"), "{error}");
     drop(peer.join());

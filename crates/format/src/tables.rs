@@ -2,7 +2,7 @@
 
 use crate::{layout::on_media, slot::SlotContent};
 use alloc::{borrow::ToOwned, format, string::String};
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{Error, ErrorKind, Name, Result};
 use zerocopy::little_endian::{U32, U64};
 
 /// A row that is in use.
@@ -16,6 +16,9 @@ pub const MODE_WRITEBACK: u32 = 0;
 /// that device, the former one is recorded in the state block ([`FormerDisk`](crate::FormerDisk)), and the backend is not
 /// served before the user confirms it.
 pub const MODE_MOVED: u32 = 1;
+
+/// Bytes of the field of a name: the longest name fills it.
+pub const NAME_BYTES: usize = Name::MAX;
 
 /// Row of a segment without an owner.
 pub const NO_BACKEND: u32 = u32::MAX;
@@ -128,8 +131,10 @@ on_media! {
         956 congestion_read_us: U32,
         /// The same for writes.
         960 congestion_write_us: U32,
+        /// Name in UTF-8, zero-padded; zeroes: it has none. What is no name counts as none.
+        964 name: [u8; NAME_BYTES],
         /// Zero.
-        964 reserved2: [u8; 44],
+        996 reserved2: [u8; 12],
     }
 }
 
@@ -150,8 +155,10 @@ on_media! {
         24 backend_uuid: [u8; 16],
         /// The export, as the user requested it, UTF-8, zero-padded.
         40 export: [u8; 256],
+        /// Name in UTF-8, zero-padded; zeroes: it has the name of its backend. What is no name counts as none.
+        296 name: [u8; NAME_BYTES],
         /// Zero.
-        296 reserved: [u8; 200],
+        328 reserved: [u8; 168],
     }
 }
 
@@ -232,9 +239,61 @@ pub fn decode_text(what: &str, length: U32, field: &[u8]) -> Result<String> {
         .ok_or_else(|| Error::new(ErrorKind::Damaged, format!("the {what} in the table is not a text")))
 }
 
+/// The field of a name; zeroes for none.
+#[must_use]
+pub fn encode_name(name: Option<&Name>) -> [u8; NAME_BYTES] {
+    let mut field = [0; NAME_BYTES];
+    let bytes = name.map_or(&[] as &[u8], |name| name.as_str().as_bytes());
+    field.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    field
+}
+
+/// Decodes the field of a name; `None` if there is none.
+///
+/// # Errors
+/// [`ErrorKind::Damaged`] if the field holds something else. Nothing but display and look-up relies on a name, so a row with
+/// such a field is used as one without a name.
+pub fn decode_name(field: &[u8; NAME_BYTES]) -> Result<Option<Name>> {
+    let (text, rest) = field.split_at(field.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES));
+    if text.is_empty() && rest.iter().all(|byte| *byte == 0) {
+        return Ok(None);
+    }
+    let damaged =
+        |why: &str| Error::new(ErrorKind::Damaged, format!("the name in the table is not valid: {why}"));
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(damaged("it has bytes behind its end"));
+    }
+    let text = core::str::from_utf8(text).map_err(|_| damaged("it is not UTF-8"))?;
+    Name::new(text).map(Some).map_err(|error| damaged(&error.line()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_reads_back_and_zeroes_are_none() {
+        for text in ["a", "db-data", "x".repeat(NAME_BYTES).as_str()] {
+            let name = Name::new(text).expect("it is one");
+            assert_eq!(decode_name(&encode_name(Some(&name))).expect("it is valid"), Some(name));
+        }
+        assert_eq!(encode_name(None), [0; NAME_BYTES]);
+        assert_eq!(decode_name(&[0; NAME_BYTES]).expect("it is valid"), None);
+    }
+
+    #[test]
+    fn a_field_that_holds_no_name_is_damaged() {
+        let mut behind = encode_name(Name::new("a").ok().as_ref());
+        behind[NAME_BYTES - 1] = b'b';
+        let mut only_behind = [0; NAME_BYTES];
+        only_behind[1] = b'a';
+        let mut number = [0; NAME_BYTES];
+        number[0] = b'7';
+        for field in [behind, only_behind, number, [0xff; NAME_BYTES], [b'/'; NAME_BYTES]] {
+            let error = decode_name(&field).expect_err("it is no name");
+            assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+        }
+    }
 
     #[test]
     fn a_text_reads_back_and_one_that_is_too_long_is_refused() {

@@ -169,10 +169,10 @@ fn may_be_marked(number: u32) -> bool {
     within(TIMEOUT, move || is_marked(number)).unwrap_or(true)
 }
 
-/// Whether a name is that of a blkdev: `cbd` and a number.
+/// Whether a name is that of a blkdev: `cbd` and a number, or `cbd`, the number of the transport, `-` and a number.
 fn has_our_name(name: &str) -> bool {
-    let digits = name.strip_prefix("cbd").unwrap_or_default();
-    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    name.strip_prefix("cbd").is_some_and(|rest| rest.splitn(2, '-').all(is_number))
 }
 
 #[cfg(test)]
@@ -188,12 +188,13 @@ mod tests {
         link("cbd0", "/dev/loop1048003");
         link("cbd1", "/dev/null");
         link("cbd3", "/dev/ublkb1048003");
+        link("cbd2-5", "/dev/loop1048003");
         link("cbdx", "/dev/loop1048003");
         link("other", "/dev/loop1048003");
         fs::write(dir.path().join("cbd2"), "").unwrap();
         let mut swept = sweep(&dir.path().join("none"), dir.path(), &[]).unwrap();
         swept.links.sort();
-        assert_eq!(swept.links, [dir.path().join("cbd0"), dir.path().join("cbd3")]);
+        assert_eq!(swept.links, ["cbd0", "cbd2-5", "cbd3"].map(|name| dir.path().join(name)));
         assert!(swept.mounts.is_empty() && swept.loops.is_empty());
         let left = fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(left, 4);

@@ -17,6 +17,7 @@ pub mod bytes;
 pub mod check;
 pub mod dump;
 pub mod finding;
+pub mod names;
 pub mod open;
 pub mod pcache;
 pub mod private;

@@ -75,6 +75,9 @@ impl RangeSummary {
 pub struct BackendSummary {
     /// Its row.
     pub backend: u32,
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// Recorded path of the backing device.
     pub path: String,
     /// The identity of that disk.

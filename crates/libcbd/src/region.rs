@@ -267,6 +267,7 @@ impl Region {
             handlers: None,
             consistency: options.consistency,
             cache_mode: None,
+            name: None,
         };
         requested.check(entry, held.transport.info().layout.segment_size)?;
         // A predecessor that was just killed may still have writes in flight in the kernel.
@@ -294,6 +295,7 @@ impl Region {
                 consistency: options.consistency.unwrap_or_default(),
                 ..Settings::default()
             },
+            name: None,
         };
         let id = new.create(&held.transport, disk).context(|| format!("attaching {path}"))?;
         match held.transport.backend(id).and_then(|entry| held.start(&entry, path)) {

@@ -6,7 +6,7 @@ use crate::ProcessEnvironment;
 use cbd_backing::{Backing, BackingFile, Identity, Options};
 use cbd_engine::{BackendEntry, BackendSpec, Settings, Transport};
 use cbd_format::Superblock;
-use cbd_types::{AlignedBuffer, BackendId, BackingOp, Error, ErrorKind, HostId, OpToken, Pmem, Result};
+use cbd_types::{AlignedBuffer, BackendId, BackingOp, Error, ErrorKind, HostId, Name, OpToken, Pmem, Result};
 use std::path::Path;
 
 /// Bytes of a page of a region; each of its superblocks is one page.
@@ -122,6 +122,8 @@ pub struct NewBackend {
     pub data_crc: bool,
     /// Settings.
     pub settings: Settings,
+    /// Its name.
+    pub name: Option<Name>,
 }
 
 impl NewBackend {
@@ -140,7 +142,7 @@ impl NewBackend {
                 ),
             ));
         }
-        transport.create_backend(&BackendSpec {
+        let spec = BackendSpec {
             host: self.host,
             path: self.path,
             identity: disk.identity.to_token(),
@@ -151,7 +153,8 @@ impl NewBackend {
             handlers: self.handlers,
             data_crc: self.data_crc,
             settings: self.settings,
-        })
+        };
+        transport.create_named_backend(&spec, self.name.as_ref())
     }
 }
 
@@ -197,7 +200,7 @@ fn processors() -> u32 {
 }
 
 /// Settings that a start requests of an existing backend; `None` accepts the existing value.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct RequestedSettings {
     /// Whether data is checksummed.
     pub data_crc: Option<bool>,
@@ -209,6 +212,8 @@ pub struct RequestedSettings {
     pub consistency: Option<cbd_engine::Consistency>,
     /// How writes go.
     pub cache_mode: Option<cbd_engine::CacheMode>,
+    /// Its name.
+    pub name: Option<Name>,
 }
 
 impl RequestedSettings {
@@ -250,6 +255,16 @@ impl RequestedSettings {
                 format!("{} (change it with set)", entry.settings.cache_mode.name()),
             );
         }
+        if self.name.is_some() && self.name != entry.name {
+            let now = entry.name.as_ref().map_or("no name".to_owned(), |name| format!("the name {name}"));
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "backend {} has {now}; start it without that option, and change it with set",
+                    entry.id
+                ),
+            ));
+        }
         Ok(())
     }
 }
@@ -280,6 +295,7 @@ mod tests {
                 handlers: 1,
                 data_crc: true,
                 settings: Settings::default(),
+                name: None,
             };
             let backend = new.create(&transport, &disk).unwrap();
             transport.open_cache(backend).unwrap().lane_count()

@@ -77,6 +77,7 @@ impl Rig {
         let new = NewBackend {
             host: transport.register_host("bench", None)?,
             path: path.clone(),
+            name: None,
             cache_bytes: None,
             handlers: 1,
             data_crc: true,

@@ -1,5 +1,6 @@
 //! The arguments of the commands for offline recovery.
 
+use cbd_daemon::api::NumberOrName;
 use cbd_daemon::size::parse_size;
 use cbd_format::RecordKind;
 use cbd_inspect::dump::{KINDS, What};
@@ -25,9 +26,9 @@ pub struct DumpArguments {
     pub region: PathBuf,
     /// Structure to show
     pub what: DumpWhat,
-    /// Only of this backend (segments, lanes, records)
+    /// Only of this backend, by number or name (segments, lanes, records)
     #[arg(short, long, value_name = "ID")]
-    pub backend: Option<u32>,
+    pub backend: Option<NumberOrName>,
     /// Only of this lane (segments, lanes, records)
     #[arg(short, long, value_name = "LANE")]
     pub lane: Option<u32>,
@@ -109,9 +110,9 @@ pub struct RescueArguments {
     /// It is not a region of CBD, but the cache device of another cache
     #[arg(long, value_name = "CACHE")]
     pub from: Option<RescueFrom>,
-    /// Only this backend [default: all]
+    /// Only this backend, by number or name [default: all]
     #[arg(short, long, value_name = "ID")]
-    pub backend: Option<u32>,
+    pub backend: Option<NumberOrName>,
     /// Present path of the backend's disk, if it has changed; with --from the backing device, or a /dev/cbdN on it
     #[arg(long, value_name = "DISK", requires = "whose")]
     pub to: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! `cbdctrl dump`.
 
-use super::{DumpArguments, NOT_PRINTED, UNOPENABLE, failed, of_region, opened_to_read};
+use super::{DumpArguments, NOT_PRINTED, UNOPENABLE, failed, number_of, of_region, opened_to_read};
 use crate::command::Output;
 use cbd_inspect::dump::{Filter, Item};
 use std::io::{self, BufWriter, Write};
@@ -16,8 +16,12 @@ pub fn dump(arguments: &DumpArguments, json: bool) -> ExitCode {
         Ok((region, _)) => Arc::new(region),
         Err(error) => return failed(&error, &output),
     };
+    let backend = match number_of(arguments.backend.as_ref(), || Ok(Arc::clone(&region))) {
+        Ok(backend) => backend,
+        Err(error) => return failed(&of_region(error, &arguments.region), &output),
+    };
     let filter = Filter {
-        backend: arguments.backend,
+        backend,
         lane: arguments.lane,
         segment: arguments.segment,
         sequence: arguments.sequence.clone(),

@@ -19,15 +19,16 @@ pub use repair::repair;
 pub use rescue::rescue;
 
 use crate::command::Output;
-use cbd_daemon::api::{ErrorAnswer, ErrorBody};
+use cbd_daemon::api::{ErrorAnswer, ErrorBody, NumberOrName};
 use cbd_daemon::size::{format_size, format_time};
 use cbd_inspect::report::RangeSummary;
-use cbd_inspect::{BackendSummary, Finding, Report};
+use cbd_inspect::{BackendSummary, Bytes, Finding, Report};
 use cbd_pmem::Reader;
 use cbd_types::{Error, ErrorKind};
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// Exit code of wrong usage of these commands: small numbers are findings.
 pub const WRONG_USAGE: u8 = 64;
@@ -97,6 +98,18 @@ fn opened_to_read(region: &Path) -> cbd_types::Result<(Reader, Vec<String>)> {
     Ok((reader, Vec::from_iter(warning)))
 }
 
+/// The number of the backend that the user names. The region is opened for a name only.
+fn number_of(
+    backend: Option<&NumberOrName>,
+    open: impl FnOnce() -> cbd_types::Result<Arc<dyn Bytes>>,
+) -> cbd_types::Result<Option<u32>> {
+    match backend {
+        None => Ok(None),
+        Some(NumberOrName::Number(number)) => Ok(Some(*number)),
+        Some(NumberOrName::Name(name)) => cbd_inspect::names::backend_of_name(&open()?, name).map(Some),
+    }
+}
+
 /// Reports wrong usage that clap's definitions cannot express.
 fn wrong_usage(what: &str) -> ExitCode {
     eprintln!("error: {what}");
@@ -143,7 +156,9 @@ fn describe(report: &Report, text: &mut String) {
 }
 
 fn describe_backend(backend: &BackendSummary, text: &mut String) {
-    let _ = writeln!(text, "backend {}: {}, {}", backend.backend, backend.path, format_size(backend.size));
+    let name = backend.name.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
+    let _ =
+        writeln!(text, "backend {}{name}: {}, {}", backend.backend, backend.path, format_size(backend.size));
     if let Some(from) = &backend.moved_from {
         let _ = writeln!(
             text,

@@ -2,8 +2,8 @@
 
 use super::pcache::rescue_from_pcache;
 use super::{
-    DAMAGED, DIRTY, RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, of_region,
-    opened_to_read,
+    DAMAGED, DIRTY, RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, number_of,
+    of_region, opened_to_read,
 };
 use crate::command::Output;
 use crate::progress::ToolBar;
@@ -53,8 +53,13 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
         return rescue_from_pcache(arguments, json);
     }
     let output = Output { json };
+    let opened = || Ok(Arc::new(cbd_inspect::open::to_read(&arguments.region)?.0) as Arc<dyn Bytes>);
+    let backend = match number_of(arguments.backend.as_ref(), opened) {
+        Ok(backend) => backend,
+        Err(error) => return failed(&of_region(error, &arguments.region), &output),
+    };
     let options = Options {
-        backend: arguments.backend.map(BackendId),
+        backend: backend.map(BackendId),
         to: arguments.to.clone(),
         other_disk: arguments.other_disk,
         forget_disk: arguments.forget_disk.clone(),

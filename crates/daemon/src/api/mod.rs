@@ -9,11 +9,13 @@
 mod errors;
 mod grow;
 mod live;
+mod names;
 mod status;
 
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use grow::{BackendGrown, BlkdevGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
+pub use names::NumberOrName;
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, Status,
     TransportStatus,
@@ -273,6 +275,9 @@ pub struct StartBackend {
     /// Serve it although the log of recovery points shows that the disk is newer than the region.
     #[serde(default)]
     pub older_region: bool,
+    /// Its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 /// The response to the start of a backend.
@@ -293,6 +298,12 @@ pub struct BackendInfo {
     pub backend_id: u32,
     /// Number of the host that owns it.
     pub host_id: u32,
+    /// Its name; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// Its UUID, which never changes.
+    #[serde(default)]
+    pub uuid: String,
     /// Path of the backing device.
     pub backend_path: String,
     /// Whether it is being served.
@@ -327,12 +338,12 @@ pub struct BackendInfo {
     pub moved_from: Option<String>,
 }
 
-/// Creates a block device on a backend.
+/// Creates a block device on a backend. On the socket the backend is a [`NumberOrName`].
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StartBlkdev {
-    /// Number of the backend.
-    pub backend: u32,
+pub struct StartBlkdev<B = u32> {
+    /// The backend.
+    pub backend: B,
     /// `auto`, `kernel` (`auto` without NBD), `ublk`, `fuse-loop`, `nbd:unix:PATH`, `nbd:tcp:ADDRESS:PORT` or
     /// `vhost-user:PATH`; `auto` where absent.
     #[serde(default)]
@@ -340,6 +351,27 @@ pub struct StartBlkdev {
     /// Allow clients to connect over the network: NBD at an address that is not a loopback address.
     #[serde(default)]
     pub allow_remote: bool,
+    /// Its own name; without one it has that of its backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl<B> StartBlkdev<B> {
+    /// The same request for the backend with this number.
+    #[must_use]
+    pub fn with_backend(self, backend: u32) -> StartBlkdev {
+        let Self { backend: _, export, allow_remote, name } = self;
+        StartBlkdev { backend, export, allow_remote, name }
+    }
+}
+
+/// Changes a block device while it runs; an absent value is unchanged.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlkdevChange {
+    /// Its own name; empty: it has that of its backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 /// One block device, as `dev-list` shows it.
@@ -351,6 +383,9 @@ pub struct BlkdevInfo {
     pub host_id: u32,
     /// Number of its backend.
     pub backend_id: u32,
+    /// Its name: its own, else that of its backend; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
     /// `/dev/cbdN`, or the URI of an NBD export.
     pub dev_name: String,
     /// Whether it is being served.
@@ -394,13 +429,13 @@ pub struct StopBackend {
     pub discard_dirty: Option<u64>,
 }
 
-/// Requests a checkpoint or a drain.
+/// Requests a checkpoint or a drain. On the socket the backend is a [`NumberOrName`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Drain {
+#[serde(deny_unknown_fields, bound(deserialize = "B: Deserialize<'de>"))]
+pub struct Drain<B = u32> {
     /// The backend; all of the transport if absent.
     #[serde(default)]
-    pub backend: Option<u32>,
+    pub backend: Option<B>,
     /// Respond at completion, with progress until then.
     #[serde(default)]
     pub wait: bool,
@@ -461,6 +496,19 @@ pub struct SettingsChange {
     /// Seconds for which writeback is paused from now on; 0 ends a pause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writeback_pause_s: Option<u32>,
+    /// The name of the backend; empty: it has none any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// The answer to a change of settings.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SettingsChanged {
+    /// Number of the backend.
+    pub backend_id: u32,
+    /// All its settings now.
+    #[serde(flatten)]
+    pub settings: Settings,
 }
 
 /// The settings of a backend.

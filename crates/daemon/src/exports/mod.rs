@@ -6,10 +6,12 @@
 mod choice;
 mod file;
 mod grow;
+pub mod labels;
 mod notices;
 
 pub use choice::ExportChoice;
 pub use file::ExportFile;
+pub use labels::{Described, Labels};
 
 use crate::front_ends::FrontEnds;
 use crate::handover::PreservedSessions;
@@ -116,6 +118,8 @@ pub struct Export {
     pub note: Option<String>,
     /// The socket or link by which clients find it; none at a network address.
     pub file: Option<Arc<ExportFile>>,
+    /// Its further links, if it is a kernel block device that has any.
+    labels: Option<Labels>,
 }
 
 /// The device that an export is to serve.
@@ -225,6 +229,7 @@ impl Export {
             method,
             note: None,
             file: ExportFile::at(&link).map(Arc::new),
+            labels: None,
         };
         opened.warn_of_former_size(device.geometry().size);
         Ok(opened)
@@ -254,7 +259,8 @@ impl Export {
         };
         let device_path = server.uri();
         let method = "NBD".to_owned();
-        Ok(Self { open: OpenServer::Nbd(server), name: name.to_owned(), device_path, method, note, file })
+        let (open, name) = (OpenServer::Nbd(server), name.to_owned());
+        Ok(Self { open, name, device_path, method, note, file, labels: None })
     }
 
     fn vhost_user(
@@ -283,6 +289,7 @@ impl Export {
             method,
             note: None,
             file: ExportFile::at(path).map(Arc::new),
+            labels: None,
         })
     }
 
@@ -339,9 +346,31 @@ impl Export {
             method,
             note,
             file: ExportFile::at(&link).map(Arc::new),
+            labels: None,
         };
         opened.warn_of_former_size(device.geometry().size);
         Ok(opened)
+    }
+
+    /// Makes the further links of a kernel block device; other exports have none.
+    #[must_use]
+    pub fn with_labels(mut self, mut labels: Labels) -> Self {
+        if matches!(self.open, OpenServer::FuseLoop(_) | OpenServer::Ublk(_)) {
+            labels.publish();
+            self.labels = Some(labels);
+        }
+        self
+    }
+
+    /// Its further links, if it has any.
+    #[must_use]
+    pub const fn labels(&self) -> Option<&Labels> {
+        self.labels.as_ref()
+    }
+
+    /// Its further links, to change them.
+    pub const fn labels_mut(&mut self) -> Option<&mut Labels> {
+        self.labels.as_mut()
     }
 
     /// The method by which clients reach the device, in words.
@@ -451,7 +480,7 @@ impl Export {
     /// # Errors
     /// When a part of it does not end properly.
     pub fn end(self) -> Result<()> {
-        let Self { open, name, device_path, method, note, file } = self;
+        let Self { open, name, device_path, method, note, file, labels } = self;
         let left = |reason: Error| {
             tracing::info!("{name}: {reason}; it is left, and its clients wait for the next daemon");
         };
@@ -474,7 +503,8 @@ impl Export {
                 }
             }
             open => {
-                Self { open, name, device_path, method, note, file }.stop(true).map_err(|(_, error)| error)
+                let export = Self { open, name, device_path, method, note, file, labels };
+                export.stop(true).map_err(|(_, error)| error)
             }
         }
     }

@@ -15,10 +15,11 @@ use super::transport::Running;
 use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
+use crate::settings::changed_name;
 use cbd_backing::{Backing, Change};
 use cbd_engine::{BackendEntry, Pages, Settings};
 use cbd_runtime::{Count, RunOptions, RunningBackend, wall_ms};
-use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -187,6 +188,8 @@ impl BackendSlot {
         BackendInfo {
             backend_id: id.0,
             host_id: self.entry.host.0,
+            name: self.entry.name.as_ref().map(Name::to_string),
+            uuid: uuid_text(self.entry.uuid),
             backend_path: self.path.clone(),
             alive: self.run.is_some(),
             cache_segs: u64::from(
@@ -249,6 +252,7 @@ impl Running {
             self.backends.insert(id, slot);
         }
         handle.inherit_permissions(fixed);
+        handle.remove_former_links(fixed);
         for entry in self.transport.blkdevs() {
             if let Some(slot) = self.backends.get_mut(&entry.backend).filter(|_| entry.host == self.host) {
                 slot.restore_blkdev(fixed, &handle, &entry);
@@ -297,6 +301,13 @@ impl Manager {
 
 impl TakenSlot {
     fn change_settings(&mut self, change: &SettingsChange) -> Result<api::Settings> {
+        let name = changed_name(change.name.as_deref())?;
+        let is_name_only =
+            name.is_some() && SettingsChange { name: None, ..change.clone() } == SettingsChange::default();
+        if is_name_only {
+            self.name_backend(name.flatten().as_ref())?;
+            return Ok(self.slot.entry.settings.into());
+        }
         let Self { handle, id, slot, .. } = self;
         let id = *id;
         if slot.entry.cache_segments == 0 {
@@ -338,6 +349,10 @@ impl TakenSlot {
         }
         let new = new.into();
         tracing::info!(transport = handle.id, backend = id.0, "settings: {}", crate::settings::typed(&new));
+        if let Some(name) = name {
+            self.name_backend(name.as_ref())
+                .map_err(|error| error.while_doing("the other settings are changed"))?;
+        }
         Ok(new)
     }
 }

@@ -7,11 +7,11 @@ use super::slots::{TakenSlot, TransportHandle};
 use super::transport::{Running, running};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
-use crate::exports::{DeviceToExport, Export, ExportChoice, device_name};
+use crate::exports::{Described, DeviceToExport, Export, ExportChoice, Labels, device_name, labels};
 use crate::left::{LeftDevice, LeftDeviceByName};
-use cbd_engine::{BlkdevEntry, BlkdevSpec};
+use cbd_engine::{BackendEntry, BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
-use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Result};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,7 @@ impl BlkdevSlot {
             blkdev_id: id.0,
             host_id: self.entry.host.0,
             backend_id: self.entry.backend.0,
+            name: self.entry.shown_name().map(Name::to_string),
             dev_name: name,
             alive: self.export.is_some() && failure.is_none(),
             export: self.entry.export.clone(),
@@ -75,7 +76,9 @@ impl BlkdevSlot {
     /// The note of a device that is served: its faults; without faults, why `auto` chose its export.
     fn note(&self) -> Option<String> {
         let export = self.export.as_ref()?;
-        let faults: Vec<String> = self.file_change.iter().cloned().chain(export.wait_reason()).collect();
+        let no_label = export.labels().and_then(Labels::problem).map(str::to_owned);
+        let faults: Vec<String> =
+            self.file_change.iter().cloned().chain(export.wait_reason()).chain(no_label).collect();
         if faults.is_empty() { export.note.clone() } else { Some(faults.join("; ")) }
     }
 
@@ -221,12 +224,31 @@ impl BackendSlot {
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
         let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
         let place = DeviceToExport { name: &name, identity: &self.identity(entry.id), queues };
+        let may_be_kernel = !matches!(choice, ExportChoice::Nbd(_) | ExportChoice::VhostUser(_));
+        let described = described(transport, &self.entry, entry);
+        let labels = may_be_kernel.then(|| Labels::announce(&fixed.context, &name, described));
         let export = Export::start(&choice, place, &device, &fixed.context)?;
-        tracing::info!(transport, blkdev = entry.id.0, "serving {}", export.device_path);
+        let export = match labels {
+            Some(labels) => export.with_labels(labels),
+            None => export,
+        };
+        let shown = entry.shown_name().map(|name| format!(" ({name})")).unwrap_or_default();
+        tracing::info!(transport, blkdev = entry.id.0, "serving {}{shown}", export.device_path);
         if let Some(note) = &export.note {
             tracing::warn!(transport, blkdev = entry.id.0, "{note}");
         }
         Ok(export)
+    }
+}
+
+/// What the labels of a block device say.
+pub(super) fn described(transport: u32, backend: &BackendEntry, entry: &BlkdevEntry) -> Described {
+    Described {
+        transport,
+        backend: backend.id.0,
+        blkdev: entry.id.0,
+        name: entry.shown_name().cloned(),
+        uuid: backend.uuid,
     }
 }
 
@@ -289,6 +311,7 @@ impl Manager {
         let default = self.fixed.config.defaults.export.as_deref();
         let choice: ExportChoice = request.export.as_deref().or(default).unwrap_or("auto").parse()?;
         choice.refuse_remote(request.allow_remote)?;
+        let name = request.name.as_deref().map(Name::new).transpose()?;
         // Without the lock: no other command may wait for a file system here.
         socket_answers(&choice)?;
         let mut taken =
@@ -298,7 +321,7 @@ impl Manager {
             let _opening = self.opening.read();
             slot.allow_existing(&self.fixed, handle, request, &choice)
         };
-        let result = existing.unwrap_or_else(|| self.blkdev_create(handle, slot, &choice));
+        let result = existing.unwrap_or_else(|| self.blkdev_create(handle, slot, &choice, name.as_ref()));
         self.put_back(taken);
         result
     }
@@ -309,6 +332,7 @@ impl Manager {
         handle: &TransportHandle,
         slot: &mut BackendSlot,
         choice: &ExportChoice,
+        name: Option<&Name>,
     ) -> Result<BlkdevInfo> {
         let TransportHandle { id: transport, host, transport: engine, .. } = handle;
         let (transport, host, backend) = (*transport, *host, slot.entry.id);
@@ -327,7 +351,8 @@ impl Manager {
         let _opening = self.opening.read();
         // Before its row is created.
         slot.refuse_while_served()?;
-        let id = engine.create_blkdev(&BlkdevSpec { backend, host, export: choice.to_string() })?;
+        let spec = BlkdevSpec { backend, host, export: choice.to_string() };
+        let id = engine.create_named_blkdev(&spec, name)?;
         let entry = engine.blkdevs().into_iter().find(|entry| entry.id == id);
         let opened = entry.ok_or_else(|| unknown(id)).and_then(|entry| {
             handle.allow(&self.fixed, &slot.entry, choice)?;
@@ -399,6 +424,8 @@ impl TakenSlot {
     fn blkdev_stop(&mut self, fixed: &Fixed, id: BlkdevId, request: StopBlkdev) -> Result<BlkdevStopped> {
         let unended =
             self.slot.blkdevs.get_mut(&id).ok_or_else(|| unknown(id))?.close_for_good(request.force)?;
+        // Those of a device that a predecessor left, too.
+        labels::remove(&fixed.context, &device_name(self.handle.id, id.0));
         let still_allowed = self.handle.revoke(fixed, &self.slot.entry);
         self.handle.transport.remove_blkdev(id)?;
         self.slot.blkdevs.remove(&id);
@@ -431,6 +458,7 @@ impl Manager {
             return Err(Error::new(ErrorKind::Busy, text));
         }
         left.remove()?;
+        labels::remove(context, &name);
         tracing::warn!(
             transport,
             blkdev = id.0,
@@ -444,7 +472,7 @@ fn name_while_closed(fixed: &Fixed, transport: u32, id: BlkdevId) -> String {
     fixed.context.dev_dir.join(device_name(transport, id.0)).display().to_string()
 }
 
-fn unknown(id: BlkdevId) -> Error {
+pub(super) fn unknown(id: BlkdevId) -> Error {
     Error::new(
         ErrorKind::NotFound,
         format!(

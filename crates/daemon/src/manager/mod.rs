@@ -18,6 +18,7 @@ mod drain;
 mod end;
 mod grow;
 mod live;
+mod names;
 mod probe;
 mod recorder;
 mod register;
@@ -35,9 +36,10 @@ mod transport;
 mod watch;
 
 use crate::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, DetachCache, Done,
-    Drain, HostInfo, RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev,
-    Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    DetachCache, Done, Drain, HostInfo, NumberOrName, RegisterTransport, ResizeCache, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -235,6 +237,7 @@ impl Manager {
             Ok(swept) => tracing::debug!("{swept:?}"),
             Err(error) => tracing::warn!("the mounts that a predecessor left cannot be removed: {error}"),
         }
+        crate::exports::labels::sweep(context);
         let mut time = StartTime::new();
         for entry in self.fixed.state.transports()? {
             if self.stopping.load(Ordering::SeqCst) {
@@ -497,6 +500,18 @@ impl Control for Manager {
 
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
         self.blkdev_start(transport, request)
+    }
+
+    fn set_blkdev(&self, transport: u32, blkdev: u32, change: &BlkdevChange) -> Result<BlkdevInfo> {
+        self.blkdev_change(transport, BlkdevId(blkdev), change)
+    }
+
+    fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
+        self.number_of_backend(transport, backend)
+    }
+
+    fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32> {
+        self.number_of_blkdev(transport, blkdev)
     }
 
     fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped> {

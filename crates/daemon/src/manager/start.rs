@@ -19,7 +19,7 @@ use cbd_engine::{BackendEntry, Settings};
 use cbd_runtime::disk::{default_handlers, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::{Disk, NewBackend, RequestedSettings};
-use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, Result};
+use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, Name, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -137,6 +137,7 @@ struct StartParameters {
     data_crc: bool,
     settings: Settings,
     export: Option<ExportChoice>,
+    name: Option<Name>,
 }
 
 impl StartParameters {
@@ -162,6 +163,7 @@ impl StartParameters {
                 ..Settings::default()
             },
             export: request.start_dev.then(|| allowed(export, request.allow_remote)).transpose()?,
+            name: request.name.as_deref().map(Name::new).transpose()?,
         })
     }
 }
@@ -277,6 +279,7 @@ impl Manager {
             handlers: request.handlers,
             consistency: request.consistency.map(Into::into),
             cache_mode: request.cache_mode.map(Into::into),
+            name: wanted.name.clone(),
         };
         let accepted =
             request.older_region.then(|| Accepted::find(&self.fixed, handle, &slot.entry)).flatten();
@@ -307,7 +310,7 @@ impl Manager {
         let warnings = slot.warnings.clone();
         result?;
         let blkdev = match (&wanted.export, blkdev) {
-            (Some(export), None) => Some(self.blkdev_create(handle, slot, export)?),
+            (Some(export), None) => Some(self.blkdev_create(handle, slot, export, None)?),
             (Some(_), there) => there,
             (None, _) => None,
         };
@@ -355,6 +358,7 @@ impl Manager {
             handlers: wanted.handlers,
             data_crc: wanted.data_crc,
             settings: wanted.settings,
+            name: wanted.name.clone(),
         };
         let id = new.create(&handle.transport, disk).context(|| format!("starting {path}"))?;
         let mut made = None;
@@ -405,9 +409,10 @@ impl Manager {
         let id = slot.entry.id;
         slot.start(&self.fixed, handle)?;
         let warnings = slot.warnings.clone();
-        tracing::info!(transport = handle.id, backend = id.0, "started: {}", slot.path);
+        let name = slot.entry.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+        tracing::info!(transport = handle.id, backend = id.0, "started: {}{name}", slot.path);
         let blkdev = match &wanted.export {
-            Some(export) => Some(self.blkdev_create(handle, slot, export)?),
+            Some(export) => Some(self.blkdev_create(handle, slot, export, None)?),
             None => None,
         };
         Ok(BackendStarted { backend_id: id.0, blkdev, warnings })

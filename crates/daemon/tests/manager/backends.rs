@@ -78,6 +78,7 @@ fn settings_survive_a_restart() {
         congestion_write_us: Some(20_000),
         read_latency_target_us: Some(5000),
         writeback_pause_s: Some(600),
+        name: Some("db-data".into()),
     };
     {
         let daemon = fixture.daemon_with_region();
@@ -87,6 +88,7 @@ fn settings_survive_a_restart() {
     let daemon = fixture.daemon();
     let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
     assert_eq!(settings.gc_percent, 42);
+    assert_eq!(daemon.backends(0, false).unwrap()[0].name.as_deref(), Some("db-data"));
     assert_eq!(settings.consistency, Consistency::Checkpoint);
     assert_eq!(settings.writeback_rate, 1 << 30);
     assert_eq!(settings.writeback_percent, 7);

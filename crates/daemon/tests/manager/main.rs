@@ -7,6 +7,7 @@ mod failing_disks;
 mod fixture;
 mod grow;
 mod modes;
+mod names;
 mod quarantined;
 mod reconnecting_clients;
 mod refusals;

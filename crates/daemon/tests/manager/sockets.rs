@@ -274,8 +274,12 @@ fn a_socket_on_a_file_system_that_does_not_respond_delays_no_other_command() {
 fn nbd_that_other_machines_can_reach_must_be_allowed_and_has_a_warning() {
     let fixture = Fixture::new();
     let daemon = without_an_export(&fixture);
-    let remote =
-        |allow_remote| StartBlkdev { backend: 0, export: Some("nbd:tcp:0.0.0.0:0".to_owned()), allow_remote };
+    let remote = |allow_remote| StartBlkdev {
+        backend: 0,
+        export: Some("nbd:tcp:0.0.0.0:0".to_owned()),
+        allow_remote,
+        name: None,
+    };
     refused(daemon.start_blkdev(0, &remote(false)), ErrorKind::InvalidArgument, "--allow-remote");
     assert!(daemon.blkdevs(0, true).unwrap().is_empty());
     let blkdev = daemon.start_blkdev(0, &remote(true)).unwrap();

@@ -6,6 +6,7 @@
 use super::{
     Tables, Transport,
     attach::{Named, write_cache},
+    names::name_of,
     rows::{active_row, first_free, no_such, rows},
 };
 use crate::{
@@ -16,9 +17,11 @@ use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, FieldText, SlotContent,
     superblock::FEATURE_BYPASS,
-    tables::{FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text},
+    tables::{
+        FEATURE_DATA_CRC, MODE_MOVED, MODE_WRITEBACK, STATE_ACTIVE, STATE_FREE, decode_text, encode_name,
+    },
 };
-use cbd_types::{BackendId, Epoch, Error, ErrorKind, HostId, MutationPoint, Result};
+use cbd_types::{BackendId, Epoch, Error, ErrorKind, HostId, MutationPoint, Name, Result};
 
 /// The mutation points of storing a backend's row durably.
 pub(super) const ROW: InBoth = InBoth {
@@ -61,6 +64,8 @@ pub struct BackendEntry {
     pub host: HostId,
     /// Random identity.
     pub uuid: [u8; 16],
+    /// Its name; none if it has none, or if the field in the table does not hold a valid one.
+    pub name: Option<Name>,
     /// Path of the backing device.
     pub path: String,
     /// Identity of the backing device besides its path.
@@ -185,8 +190,19 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NoSpace`] if the cache is larger than the free space or smaller than the minimum, or the table is full;
     /// [`ErrorKind::InvalidArgument`] for a spec that is out of its ranges.
     pub fn create_backend(&self, spec: &BackendSpec) -> Result<BackendId> {
+        self.create_named_backend(spec, None)
+    }
+
+    /// As [`create_backend`](Self::create_backend), with a name.
+    ///
+    /// # Errors
+    /// As there, and [`ErrorKind::AlreadyExists`] if a backend or a blkdev has the name.
+    pub fn create_named_backend(&self, spec: &BackendSpec, name: Option<&Name>) -> Result<BackendId> {
         let texts = spec.validated()?;
         let mut tables = self.tables.lock();
+        if let Some(name) = name {
+            tables.refuse_backend_name(None, name)?;
+        }
         let row = first_free(&tables.backends, |row| row.state.get(), "backend")?;
         let plan = match spec.cache_bytes {
             None => None,
@@ -215,6 +231,7 @@ impl<E: Environment> Transport<E> {
             row.cache_mode = MODE_WRITEBACK.into();
             row.ownership = ownership.into();
             row.uuid = uuid;
+            row.name = encode_name(name);
             row.created_ms = created_ms.into();
             write_cache(row, plan.as_ref().map(|plan| Named { plan, cache_id, used }).as_ref());
         })?;
@@ -372,6 +389,7 @@ pub(super) fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
         id: BackendId(id),
         host: HostId(row.host.get()),
         uuid: row.uuid,
+        name: name_of(&row.name),
         path: decode_text("path", row.path_length, &row.path)?,
         identity: decode_text("identity", row.identity_length, &row.identity)?,
         size: row.size.get(),

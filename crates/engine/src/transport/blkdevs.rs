@@ -2,21 +2,19 @@
 
 use super::{
     Transport,
-    rows::{active_row, first_free, rows},
+    names::name_of,
+    rows::{active_row, first_free},
 };
-use crate::{
-    Environment,
-    slots::{InBoth, TwoSlots},
-};
+use crate::{Environment, slots::InBoth};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
-    FieldText, SlotContent,
-    tables::{STATE_ACTIVE, STATE_FREE, decode_text},
+    BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, FieldText, SlotContent,
+    tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_name},
 };
-use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Result};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Name, Result};
 
 /// The mutation points of storing a blkdev's row durably.
-const ROW: InBoth = InBoth {
+pub(super) const ROW: InBoth = InBoth {
     first_fence: MutationPoint::BlkdevRowFirstFence,
     second: MutationPoint::BlkdevRowSecond,
     fence: MutationPoint::BlkdevRowFence,
@@ -44,6 +42,26 @@ pub struct BlkdevEntry {
     pub host: HostId,
     /// The export, as the user requested it.
     pub export: String,
+    /// Its own name; none if it has none, or if the field in the table does not hold a valid one.
+    pub name: Option<Name>,
+    /// The name of its backend.
+    pub backend_name: Option<Name>,
+}
+
+impl BlkdevEntry {
+    /// The name by which users know it: its own, else that of its backend.
+    #[must_use]
+    pub const fn shown_name(&self) -> Option<&Name> {
+        match &self.name {
+            Some(name) => Some(name),
+            None => self.backend_name.as_ref(),
+        }
+    }
+}
+
+/// Whether `backend` is still the one on which a blkdev was created.
+pub(super) fn is_of(row: &BlkdevRow, backend: Option<&BackendRow>) -> bool {
+    backend.is_some_and(|backend| backend.state.get() == STATE_ACTIVE && backend.uuid == row.backend_uuid)
 }
 
 impl<E: Environment> Transport<E> {
@@ -53,6 +71,14 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NotFound`] for the backend, [`ErrorKind::Busy`] if the backend has a blkdev already,
     /// [`ErrorKind::NoSpace`] if the table is full.
     pub fn create_blkdev(&self, spec: &BlkdevSpec) -> Result<BlkdevId> {
+        self.create_named_blkdev(spec, None)
+    }
+
+    /// As [`create_blkdev`](Self::create_blkdev), with a name of its own.
+    ///
+    /// # Errors
+    /// As there, and [`ErrorKind::AlreadyExists`] if another blkdev, or another backend, has the name.
+    pub fn create_named_blkdev(&self, spec: &BlkdevSpec, name: Option<&Name>) -> Result<BlkdevId> {
         self.backend(spec.backend)?;
         if let Some(blkdev) = self.blkdevs().iter().find(|blkdev| blkdev.backend == spec.backend) {
             return Err(Error::new(
@@ -62,6 +88,9 @@ impl<E: Environment> Transport<E> {
         }
         let export = FieldText::new("export", &spec.export)?;
         let mut tables = self.tables.lock();
+        if let Some(name) = name {
+            tables.refuse_blkdev_name(None, spec.backend, name)?;
+        }
         let backend_uuid =
             tables.backends[spec.backend.index()].content().map_or([0; 16], |backend| backend.uuid);
         let row = first_free(&tables.blkdevs, |row| row.state.get(), "blkdev")?;
@@ -73,6 +102,7 @@ impl<E: Environment> Transport<E> {
             row.backend = spec.backend.0.into();
             row.ownership = ownership.into();
             row.backend_uuid = backend_uuid;
+            row.name = encode_name(name);
             export.write(&mut row.export_length, &mut row.export);
         })?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
@@ -82,17 +112,18 @@ impl<E: Environment> Transport<E> {
     /// All blkdevs whose backend is still the one on which they were created.
     pub fn blkdevs(&self) -> Vec<BlkdevEntry> {
         let tables = self.tables.lock();
-        rows(&tables.blkdevs, |row| row.state.get())
-            .filter(|(_, row)| {
-                tables.backends.get(row.backend.get() as usize).and_then(TwoSlots::content).is_some_and(
-                    |backend| backend.state.get() == STATE_ACTIVE && backend.uuid == row.backend_uuid,
-                )
-            })
+        tables
+            .blkdev_rows()
             .map(|(id, row)| BlkdevEntry {
                 id: BlkdevId(id),
                 backend: BackendId(row.backend.get()),
                 host: HostId(row.host.get()),
                 export: decode_text("export", row.export_length, &row.export).unwrap_or_default(),
+                name: name_of(&row.name),
+                backend_name: tables
+                    .backends
+                    .get(row.backend.get() as usize)
+                    .and_then(|backend| name_of(&backend.content()?.name)),
             })
             .collect()
     }

@@ -11,6 +11,7 @@ mod caches;
 mod grow;
 mod hosts;
 mod moved;
+mod names;
 mod remnants;
 mod resize;
 mod rows;

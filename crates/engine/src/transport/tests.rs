@@ -5,6 +5,7 @@ mod features;
 mod grow;
 mod limits;
 mod moved;
+mod names;
 mod resize;
 mod settings;
 mod uses;
@@ -195,7 +196,7 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
     // Between them a random number is used for the salt of the state segment.
     assert_eq!(row.uuid.to_vec(), [(first + 4).to_le_bytes(), (first + 6).to_le_bytes()].concat());
-    assert_eq!((row.use_boot, row.reserved2), ([0; 16], [0; 44]));
+    assert_eq!((row.use_boot, row.name, row.reserved2), ([0; 16], [0; 32], [0; 12]));
     let entry = transport.backend(id).expect("it is good");
     assert_eq!((entry.path.as_str(), entry.identity.as_str()), ("/dev/disk", "a disk"));
     assert_eq!((entry.settings, entry.data_crc, entry.is_moved), (spec().settings, true, false));
@@ -452,13 +453,20 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     assert_eq!(kind(transport.create_blkdev(&spec_of(1))), Some(ErrorKind::Busy));
     assert_eq!(transport.create_blkdev(&spec_of(0)).expect("room"), BlkdevId(1));
     assert_eq!(kind(transport.remove_backend(BackendId(1))), Some(ErrorKind::Busy));
-    let entry = BlkdevEntry { id: BlkdevId(0), backend: BackendId(1), host: HostId(0), export: "nbd".into() };
+    let entry = BlkdevEntry {
+        id: BlkdevId(0),
+        backend: BackendId(1),
+        host: HostId(0),
+        export: "nbd".into(),
+        name: None,
+        backend_name: None,
+    };
     assert_eq!(transport.blkdevs()[0], entry);
     transport.remove_blkdev(BlkdevId(0)).expect("it is there");
     assert_eq!(kind(transport.remove_blkdev(BlkdevId(0))), Some(ErrorKind::NotFound));
     assert_eq!(transport.create_blkdev(&spec_of(1)).expect("room"), BlkdevId(0));
     let row = *transport.tables.lock().blkdevs[0].content().expect("it is there");
-    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 200]));
+    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 168]));
     assert!(transport.lost_blkdevs().is_empty());
     // A blkdev of a backend that was created again is stale.
     transport.update_backend(BackendId(1), |row| row.uuid = [9; 16]).expect("it is there");
@@ -477,6 +485,8 @@ fn no_row_counts_after_a_store_that_failed() {
         |transport| transport.move_backend(BackendId(0), "/dev/b", "b"),
         |transport| transport.settle_backend(BackendId(0)),
         |transport| transport.empty_backend(BackendId(0)),
+        |transport| transport.name_backend(BackendId(0), Some(&"a".parse()?)),
+        |transport| transport.name_blkdev(BlkdevId(0), Some(&"a".parse()?)),
         |transport| {
             let spec = BlkdevSpec { backend: BackendId(1), host: HostId(0), export: "nbd".into() };
             transport.create_blkdev(&spec).map(|_| ())

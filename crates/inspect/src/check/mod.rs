@@ -7,6 +7,7 @@
 
 mod chain;
 mod lines;
+mod names;
 mod slots;
 mod state;
 mod superblocks;
@@ -98,6 +99,7 @@ impl Checker<'_> {
             hosts: transport.hosts().into_iter().map(|host| host.name).collect(),
         });
         self.tables(&info.layout);
+        self.names(&info.layout);
         for id in (0..info.layout.backend_rows).map(BackendId) {
             let Some(row) = transport.backend_row(id).filter(|row| row.state.get() == STATE_ACTIVE) else {
                 continue;
@@ -121,6 +123,7 @@ impl Checker<'_> {
             }
         };
         summary.moved_from = entry.is_moved.then(|| self.moved(subject, &entry));
+        summary.name = entry.name.map(|name| name.to_string());
         summary.path = entry.path;
         summary.identity = entry.identity;
         summary.size = entry.size;

@@ -63,7 +63,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// All kinds of changes of the tables, one after the other.
-pub const CHANGES: [fn(&Tables) -> Result<()>; 21] = [
+pub const CHANGES: [fn(&Tables) -> Result<()>; 26] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -76,6 +76,11 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 21] = [
         tables.update_settings(BackendId(0), settings)
     },
     |tables| tables.update_path(BackendId(0), "/simulated/other"),
+    |tables| tables.name_backend(BackendId(0), Some(&"data".parse()?)),
+    |tables| tables.name_blkdev(BlkdevId(0), Some(&"disk".parse()?)),
+    // A rename, and the end of a name.
+    |tables| tables.name_backend(BackendId(0), Some(&"data-2".parse()?)),
+    |tables| tables.name_blkdev(BlkdevId(0), None),
     |tables| tables.create_backend(&backend(0)).map(drop),
     |tables| tables.move_backend(BackendId(0), "/simulated/copy", "a copy"),
     |tables| tables.settle_backend(BackendId(0)),
@@ -84,7 +89,8 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 21] = [
     |tables| tables.move_backend(BackendId(0), "/simulated/disk", "simulated"),
     |tables| tables.remove_blkdev(BlkdevId(0)),
     |tables| tables.remove_backend(BackendId(0)),
-    |tables| tables.create_backend(&backend(12)).map(drop),
+    |tables| tables.create_named_backend(&backend(12), Some(&"data".parse()?)).map(drop),
+    |tables| tables.name_backend(BackendId(0), None),
     |tables| tables.remove_backend(BackendId(1)),
     |tables| {
         let cache = tables.open_cache(BackendId(0))?;
@@ -128,7 +134,7 @@ pub fn rows(tables: &Tables) -> String {
             let former = tables.former_disks(row.id).into_iter();
             let moved: Vec<_> = former.map(|former| (former.path, former.identity)).collect();
             let disk = (row.path, row.identity, row.size, row.is_moved, moved);
-            (row.id, disk, row.cache_segments, row.lanes, row.settings)
+            (row.id, row.name, disk, row.cache_segments, row.lanes, row.settings)
         })
         .collect();
     format!("{:?} {backends:?} {:?}", tables.hosts(), tables.blkdevs())

@@ -1,0 +1,115 @@
+//! Names of backends and blkdevs.
+//!
+//! Invariants: at most one backend and one blkdev of a transport have a name, and if both have it, the blkdev stands on that
+//! backend: so a name leads to one device. This is checked under the lock of the tables that also covers the store. A name
+//! is stored with its row in one change. A row whose field holds no valid name has none.
+//!
+//! Elsewhere: the rules for the text of a name (`cbd-types`).
+
+use super::{
+    Tables, Transport,
+    backends::ROW as BACKEND_ROW,
+    blkdevs::{ROW as BLKDEV_ROW, is_of},
+    rows::{active_row, rows},
+};
+use crate::Environment;
+use alloc::format;
+use cbd_format::{
+    BackendEntry as BackendRow, BlkdevEntry as BlkdevRow,
+    tables::{decode_name, encode_name},
+};
+use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, MutationPoint, Name, Result};
+
+impl<E: Environment> Transport<E> {
+    /// Gives a backend a name, or takes its name away.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] if another backend, or a blkdev of another backend, has the
+    /// name.
+    pub fn name_backend(&self, id: BackendId, name: Option<&Name>) -> Result<()> {
+        let mut tables = self.tables.lock();
+        if let Some(name) = name {
+            tables.refuse_backend_name(Some(id), name)?;
+        }
+        let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
+        row.keep_in_both(&self.region, BACKEND_ROW, |row| row.name = encode_name(name))?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)
+    }
+
+    /// Gives a blkdev a name of its own, or takes it away: the blkdev has the name of its backend then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] if another blkdev, or another backend than its own, has the
+    /// name.
+    pub fn name_blkdev(&self, id: BlkdevId, name: Option<&Name>) -> Result<()> {
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
+        let backend = row.content().map(|row| BackendId(row.backend.get()));
+        if let (Some(name), Some(backend)) = (name, backend) {
+            tables.refuse_blkdev_name(Some(id), backend, name)?;
+        }
+        let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
+        row.keep_in_both(&self.region, BLKDEV_ROW, |row| row.name = encode_name(name))?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)
+    }
+}
+
+impl<E: Environment> Tables<E> {
+    /// Refuses a name for a backend, which may not be there yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`] if another backend, or a blkdev of another backend, has it.
+    pub(super) fn refuse_backend_name(&self, id: Option<BackendId>, name: &Name) -> Result<()> {
+        self.refuse_name_of_backends(id, name)?;
+        let blkdevs = self.blkdev_rows();
+        let mut others = blkdevs.filter(|(_, row)| Some(BackendId(row.backend.get())) != id);
+        let taken = others.find(|(_, row)| has(&row.name, name));
+        taken.map_or(Ok(()), |(id, _)| Err(taken_by(name, &format!("blkdev {id}"))))
+    }
+
+    /// Refuses a name for a blkdev of a backend; the blkdev may not be there yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`] if another blkdev, or another backend, has it.
+    pub(super) fn refuse_blkdev_name(
+        &self,
+        id: Option<BlkdevId>,
+        backend: BackendId,
+        name: &Name,
+    ) -> Result<()> {
+        self.refuse_name_of_backends(Some(backend), name)?;
+        let mut others = self.blkdev_rows().filter(|(other, _)| Some(BlkdevId(*other)) != id);
+        let taken = others.find(|(_, row)| has(&row.name, name));
+        taken.map_or(Ok(()), |(id, _)| Err(taken_by(name, &format!("blkdev {id}"))))
+    }
+
+    /// Refuses the name of another backend than `own`.
+    fn refuse_name_of_backends(&self, own: Option<BackendId>, name: &Name) -> Result<()> {
+        let mut others = rows(&self.backends, |row: &BackendRow| row.state.get())
+            .filter(|(id, _)| Some(BackendId(*id)) != own);
+        let taken = others.find(|(_, row)| has(&row.name, name));
+        taken.map_or(Ok(()), |(id, _)| Err(taken_by(name, &format!("backend {id}"))))
+    }
+
+    /// The blkdevs whose backend is still the one on which they were created.
+    pub(super) fn blkdev_rows(&self) -> impl Iterator<Item = (u32, &BlkdevRow)> {
+        rows(&self.blkdevs, |row: &BlkdevRow| row.state.get()).filter(|(_, row)| {
+            self.backends.get(row.backend.get() as usize).is_some_and(|backend| is_of(row, backend.content()))
+        })
+    }
+}
+
+fn has(field: &[u8; Name::MAX], name: &Name) -> bool {
+    *field == encode_name(Some(name))
+}
+
+fn taken_by(name: &Name, who: &str) -> Error {
+    let text =
+        format!("{who} of this transport has the name {name} already; choose another, or rename that first");
+    Error::new(ErrorKind::AlreadyExists, text)
+}
+
+/// The name in a row; none if the field holds something else, which `check` reports.
+pub(super) fn name_of(field: &[u8; Name::MAX]) -> Option<Name> {
+    decode_name(field).ok().flatten()
+}
