@@ -172,15 +172,6 @@ pub enum Command {
         #[arg(long, value_name = "BYTES")]
         discard_dirty: Option<u64>,
     },
-    /// Use a backing device that has become larger to its end, while it is in use: its cache and block device grow with it
-    BackendGrow {
-        /// Transport
-        #[command(flatten)]
-        on: OnTransport,
-        /// Number of the backend
-        #[arg(short, long, value_name = "ID")]
-        backend: u32,
-    },
     /// List the backends of this host
     BackendList {
         /// Transport

@@ -186,7 +186,6 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
             long(plain, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty })
         }
-        Command::BackendGrow { on, backend } => crate::grow::run(client, output, on.transport, backend),
         Command::BackendList { on, all, request } => {
             let path = format!("/v1/transports/{}/backends?all={all}", on.transport);
             let list: Vec<BackendInfo> = limited(client, request).get(&path)?;

@@ -1,13 +1,13 @@
 //! `backend-grow`: a backend uses its backing device to its present end.
 
 use crate::command::{Output, warn};
-use cbd_daemon::api::BackendGrown;
+use cbd_daemon::api::{BackendGrown, NumberOrName};
 use cbd_daemon::client::Client;
 use cbd_types::Result;
 use std::fmt::Write;
 
 /// Lets a backend grow, and prints what its users see.
-pub fn run(client: &Client, output: &Output, transport: u32, backend: u32) -> Result<()> {
+pub fn run(client: &Client, output: &Output, transport: u32, backend: &NumberOrName) -> Result<()> {
     let path = format!("/v1/transports/{transport}/backends/{backend}/grow");
     let grown: BackendGrown = client.post(&path, &serde_json::json!({}))?;
     warn(&grown.warnings);

@@ -10,6 +10,10 @@ use cbd_types::Result;
 /// Runs `command`.
 pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) -> Result<()> {
     match command {
+        LiveCommand::BackendGrow { on, backend } => {
+            let client = client.clone().with_waiting_callback(progress::waiting);
+            crate::grow::run(&client, output, on.transport, &backend)
+        }
         LiveCommand::CacheAttach { on, backend, cache_size } => {
             let path = format!("/v1/transports/{}/backends/{backend}/cache/attach", on.transport);
             let client = client.clone().with_waiting_callback(progress::waiting);

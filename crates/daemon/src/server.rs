@@ -328,9 +328,13 @@ async fn start_backend(
 
 async fn grow_backend(
     State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, u32)>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
 ) -> impl IntoResponse {
-    json(control, move |control| control.grow_backend(transport, backend)).await
+    json(control, move |control| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.grow_backend(transport, backend)
+    })
+    .await
 }
 
 async fn set(
@@ -411,26 +415,38 @@ fn numbered(control: &dyn Control, transport: u32, request: Drain<NumberOrName>)
 
 async fn attach_cache(
     State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, u32)>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
     Input(request): Input<crate::api::AttachCache>,
 ) -> impl IntoResponse {
-    json(control, move |control| control.attach_cache(transport, backend, &request)).await
+    json(control, move |control| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.attach_cache(transport, backend, &request)
+    })
+    .await
 }
 
 async fn detach_cache(
     State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, u32)>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
     Input(request): Input<crate::api::DetachCache>,
 ) -> Response {
-    lines(control, move |control, report| control.detach_cache(transport, backend, &request, report)).await
+    lines(control, move |control, report| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.detach_cache(transport, backend, &request, report)
+    })
+    .await
 }
 
 async fn resize_cache(
     State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, u32)>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
     Input(request): Input<crate::api::ResizeCache>,
 ) -> Response {
-    lines(control, move |control, report| control.resize_cache(transport, backend, &request, report)).await
+    lines(control, move |control, report| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.resize_cache(transport, backend, &request, report)
+    })
+    .await
 }
 
 async fn checkpoint(

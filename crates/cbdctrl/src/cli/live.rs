@@ -1,20 +1,30 @@
 //! The commands that change a backend while its block devices are in use.
 
 use super::OnTransport;
+use cbd_daemon::api::NumberOrName;
 use cbd_daemon::size::parse_size;
 use clap::Subcommand;
 
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum LiveCommand {
+    /// Use a backing device that has become larger to its end, while it is in use: its cache and block device grow with it
+    BackendGrow {
+        /// Transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number or name of the backend
+        #[arg(short, long, value_name = "ID")]
+        backend: NumberOrName,
+    },
     /// Give a backend without a cache one, while its block devices are in use
     CacheAttach {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend
+        /// Number or name of the backend
         #[arg(short, long, value_name = "ID")]
-        backend: u32,
+        backend: NumberOrName,
         /// Size of the cache, e.g. 4G
         #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
         cache_size: u64,
@@ -25,9 +35,9 @@ pub enum LiveCommand {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend
+        /// Number or name of the backend
         #[arg(short, long, value_name = "ID")]
-        backend: u32,
+        backend: NumberOrName,
         /// Seconds without progress after which to give up and keep the cache [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
@@ -37,9 +47,9 @@ pub enum LiveCommand {
         /// Transport
         #[command(flatten)]
         on: OnTransport,
-        /// Number of the backend
+        /// Number or name of the backend
         #[arg(short, long, value_name = "ID")]
-        backend: u32,
+        backend: NumberOrName,
         /// Size that the cache is to have, e.g. 8G
         #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
         cache_size: u64,
