@@ -7,6 +7,7 @@ mod damaged;
 mod log;
 mod losses;
 mod model;
+mod moment;
 mod requests;
 pub(crate) mod rig;
 mod states;
