@@ -5,6 +5,7 @@
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency};
 use cbd_daemon::logging::LogFormat;
+use cbd_daemon::settings::parse_hold;
 use cbd_daemon::size::parse_size;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -247,20 +248,7 @@ pub enum Command {
         no_wait: bool,
     },
     /// Advance the recovery point: write all data that is dirty at this moment to the backing device
-    Checkpoint {
-        /// Transport
-        #[command(flatten)]
-        on: OnTransport,
-        /// Number of the backend [default: all]
-        #[arg(short, long, value_name = "ID")]
-        backend: Option<u32>,
-        /// Return when the recovery point is reached
-        #[arg(short, long)]
-        wait: bool,
-        /// Seconds without progress after which to give up waiting [default: 60]
-        #[arg(long, value_name = "SECONDS")]
-        timeout: Option<u64>,
-    },
+    Checkpoint(CheckpointArguments),
     /// Write all data that is dirty at this moment to the backing device, and wait for it
     Drain {
         /// Transport
@@ -311,6 +299,29 @@ pub enum Command {
         /// The folder, e.g. /usr/local/share/man
         folder: PathBuf,
     },
+}
+
+/// Arguments of `checkpoint`.
+#[derive(Args, Debug)]
+pub struct CheckpointArguments {
+    /// Transport
+    #[command(flatten)]
+    pub on: OnTransport,
+    /// Number of the backend, or several with --together, e.g. 0,1 [default: all]
+    #[arg(short, long, value_name = "ID", value_delimiter = ',')]
+    pub backend: Vec<u32>,
+    /// Return when the recovery point is reached
+    #[arg(short, long)]
+    pub wait: bool,
+    /// Bring the disks of the backends to one common moment, and leave them there for a time: for snapshots of all of them
+    #[arg(long)]
+    pub together: bool,
+    /// How long nothing else is written to the disks then, from 1s to 7d [default: 30s]
+    #[arg(long, value_name = "TIME", requires = "together", value_parser = parse_hold)]
+    pub hold: Option<u32>,
+    /// Seconds without progress after which to give up waiting [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
 }
 
 /// Objects that have numbers.

@@ -7,7 +7,9 @@
 //! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client
 //! disconnects.
 
-use crate::api::{Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, StopBackend};
+use crate::api::{
+    CommonCheckpoint, Done, Drain, ErrorAnswer, ErrorBody, Progress, ProgressLine, StopBackend,
+};
 use crate::control::{Control, Flow, Report};
 use crate::front_ends::FrontEnds;
 use axum::body::{Body, Bytes};
@@ -86,6 +88,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/stop", post(stop_backend))
         .route("/v1/transports/{transport}/backends/{backend}/settings", patch(set))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
+        .route("/v1/transports/{transport}/checkpoint-together", post(checkpoint_together))
         .route("/v1/transports/{transport}/drain", post(drain))
         .route("/v1/transports/{transport}/blkdevs", get(blkdevs).post(start_blkdev))
         .route("/v1/transports/{transport}/blkdevs/{blkdev}/stop", post(stop_blkdev))
@@ -332,6 +335,14 @@ async fn checkpoint(
     Input(request): Input<Drain>,
 ) -> Response {
     lines(control, move |control, report| control.checkpoint(transport, &request, report)).await
+}
+
+async fn checkpoint_together(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Input(request): Input<CommonCheckpoint>,
+) -> Response {
+    lines(control, move |control, report| control.checkpoint_together(transport, &request, report)).await
 }
 
 async fn drain(

@@ -1,9 +1,9 @@
 //! The control socket, with a stub of a daemon behind it: paths, errors, progress, access.
 
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, Progress,
-    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CommonCheckpoint, Done, Drain, HostInfo,
+    Progress, RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -79,6 +79,9 @@ impl Control for Fake {
         refused(ErrorKind::NotFound, "no such backend")
     }
     fn checkpoint(&self, _: u32, _: &Drain, _: Report<'_>) -> Result<Done> {
+        Ok(Done::default())
+    }
+    fn checkpoint_together(&self, _: u32, _: &CommonCheckpoint, _: Report<'_>) -> Result<Done> {
         Ok(Done::default())
     }
     fn drain(&self, _: u32, _: &Drain, report: Report<'_>) -> Result<Done> {

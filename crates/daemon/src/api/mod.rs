@@ -405,6 +405,20 @@ pub struct Drain {
     pub timeout_s: Option<u64>,
 }
 
+/// Requests a checkpoint of several backends at one moment, at which their backing devices then stay for a time.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommonCheckpoint {
+    /// The backends, two or more.
+    pub backends: Vec<u32>,
+    /// Seconds for which writeback is paused then, from 1 to a week; 30 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold_s: Option<u32>,
+    /// Seconds without progress after which the command gives up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<u64>,
+}
+
 /// Changes settings of a running backend; an absent one is unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -542,4 +556,16 @@ pub struct Done {
     pub discarded_bytes: u64,
     /// Warnings.
     pub warnings: Vec<String>,
+    /// The moment that the backing devices have in common, of a checkpoint of several backends.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub moment: Option<Moment>,
+}
+
+/// A moment that several backing devices have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Moment {
+    /// In milliseconds since 1970 UTC: everything that had completed before is on the backing devices.
+    pub at_ms: u64,
+    /// Until when nothing else is written to them, in milliseconds since 1970 UTC.
+    pub held_until_ms: u64,
 }

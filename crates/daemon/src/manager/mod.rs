@@ -30,13 +30,14 @@ mod stop;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod together;
 mod transport;
 mod watch;
 
 use crate::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, HostInfo, RegisterTransport,
-    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CommonCheckpoint, Done, Drain, HostInfo,
+    RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -460,6 +461,15 @@ impl Control for Manager {
 
     fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
         self.drain_backends(transport, request, drain::Goal::Checkpoint, report)
+    }
+
+    fn checkpoint_together(
+        &self,
+        transport: u32,
+        request: &CommonCheckpoint,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.checkpoint_at_one_moment(transport, request, report)
     }
 
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
