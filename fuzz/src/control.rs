@@ -12,9 +12,9 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    DetachCache, Done, Drain, ErrorAnswer, HostInfo, NumberOrName, RegisterTransport, ResizeCache, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, HostInfo, NumberOrName, RegisterTransport,
+    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Report};
@@ -184,6 +184,17 @@ impl Control for Confined {
 
     fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
         self.manager.checkpoint(transport, &Self::wait(request), report)
+    }
+
+    fn checkpoint_together(
+        &self,
+        transport: u32,
+        request: &CommonCheckpoint,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let timeout_s = Some(request.timeout_s.unwrap_or(WAIT_MAX_S));
+        let request = CommonCheckpoint { timeout_s, ..request.clone() };
+        self.manager.checkpoint_together(transport, &request, report)
     }
 
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
@@ -370,6 +381,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             REGISTER,
             r#"POST /v1/transports/0/backends {"path":"/other","data_crc":false,"consistency":"none"}"#,
             r#"POST /v1/transports/0/checkpoint {"backend":0,"wait":true,"timeout_s":0}"#,
+            r#"POST /v1/transports/0/checkpoint-together {"backends":[0,1],"hold_s":1,"timeout_s":0}"#,
         ],
         &[
             REGISTER,

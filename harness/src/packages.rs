@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 29] = [
+const TOOLS: [Tool; 31] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -42,6 +42,8 @@ const TOOLS: [Tool; 29] = [
     Tool { program: "umount", package: "mount" },
     Tool { program: "losetup", package: "mount" },
     Tool { program: "dmsetup", package: "dmsetup" },
+    Tool { program: "pg_ctlcluster", package: "postgresql" },
+    Tool { program: "setpriv", package: "util-linux" },
     Tool { program: "cc", package: "gcc" },
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const ALONE: &str = "cbd-fuse";
 
 /// Programs whose tests lock the loop devices. They run one after the other, beside the others.
-const OF_LOOP_DEVICES: [&str; 8] = [
+const OF_LOOP_DEVICES: [&str; 9] = [
     "cbd-cbdctrl/disks_that_fail",
     "cbd-cbdctrl/file_systems",
     "cbd-cbdctrl/grows",

@@ -288,6 +288,7 @@ fn explore(length: Length) -> Count {
             vec![
                 vec!["--states", "200000", "--distinct", "20000", "--seconds", "900", "--complete"],
                 vec!["--world", "reconnect", "--histories", "2000", "--seconds", "60"],
+                vec!["--world", "group", "--histories", "400", "--seconds", "60"],
             ],
             Duration::from_secs(1200),
         ),
@@ -300,6 +301,7 @@ fn explore(length: Length) -> Count {
                 vec!["--world", "sequences-4", "--long", "--seconds", "14400"],
                 vec!["--world", "flips", "--seeds", "2000", "--seed", &seed],
                 vec!["--world", "reconnect", "--histories", "100000", "--seconds", "1800", "--seed", &seed],
+                vec!["--world", "group", "--histories", "100000", "--seconds", "1800", "--seed", &seed],
             ],
             Duration::from_secs(10 * 3600),
         ),

@@ -2,6 +2,7 @@
 //!
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
+mod checkpoint;
 mod live;
 
 use cbd_backing::ThrottleParameters;
@@ -13,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+pub use checkpoint::CheckpointArguments;
 pub use live::LiveCommand;
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
@@ -269,20 +271,7 @@ pub enum Command {
         no_wait: bool,
     },
     /// Advance the recovery point: write all data that is dirty at this moment to the backing device
-    Checkpoint {
-        /// Transport
-        #[command(flatten)]
-        on: OnTransport,
-        /// Number or name of the backend [default: all]
-        #[arg(short, long, value_name = "ID")]
-        backend: Option<NumberOrName>,
-        /// Return when the recovery point is reached
-        #[arg(short, long)]
-        wait: bool,
-        /// Seconds without progress after which to give up waiting [default: 60]
-        #[arg(long, value_name = "SECONDS")]
-        timeout: Option<u64>,
-    },
+    Checkpoint(CheckpointArguments),
     /// Write all data that is dirty at this moment to the backing device, and wait for it
     Drain {
         /// Transport

@@ -1,16 +1,16 @@
 //! The commands that send requests to a daemon.
 
-use crate::cli::{Command, RequestTimeout};
+use crate::cli::{CheckpointArguments, Command, RequestTimeout};
 use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, Done, Drain, ErrorAnswer, ErrorBody,
-    HostInfo, NumberOrName, RegisterTransport, SettingsChanged, StartBackend, StartBlkdev, Status,
-    StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, CommonCheckpoint, Done, Drain,
+    ErrorAnswer, ErrorBody, HostInfo, NumberOrName, RegisterTransport, SettingsChanged, StartBackend,
+    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::settings::{parse_blkdev_changes, parse_changes};
-use cbd_daemon::size::format_size;
+use cbd_daemon::size::{format_size, format_time};
 use cbd_types::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::io::Write;
@@ -221,10 +221,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             }
             (None, dev) => set_blkdev(client, output, on.transport, dev.as_ref(), &changes),
         },
-        Command::Checkpoint { on, backend, wait, timeout } => {
-            let path = format!("/v1/transports/{}/checkpoint", on.transport);
-            long(plain, output, &path, &Drain { backend, wait, timeout_s: timeout })
-        }
+        Command::Checkpoint(arguments) => checkpoint(plain, output, arguments),
         Command::Drain { on, backend, timeout } => {
             let path = format!("/v1/transports/{}/drain", on.transport);
             long(plain, output, &path, &Drain { backend, wait: true, timeout_s: timeout })
@@ -285,6 +282,56 @@ fn stop_blkdev(client: &Client, output: &Output, path: &str, request: &StopBlkde
     let done = done.unwrap_or_default();
     warn(&done.warnings);
     output.result(&done, "")
+}
+
+fn checkpoint(client: &Client, output: &Output, arguments: CheckpointArguments) -> Result<()> {
+    let CheckpointArguments { on, backend, wait, together, hold, timeout } = arguments;
+    if together {
+        let request = CommonCheckpoint { backends: backend, hold_s: hold, timeout_s: timeout };
+        return checkpoint_together(client, output, on.transport, &request);
+    }
+    let path = format!("/v1/transports/{}/checkpoint", on.transport);
+    long(client, output, &path, &Drain { backend: only(&backend)?, wait, timeout_s: timeout })
+}
+
+/// The one backend of a checkpoint that is not of several together.
+fn only(backends: &[NumberOrName]) -> Result<Option<NumberOrName>> {
+    match backends {
+        [] => Ok(None),
+        [backend] => Ok(Some(backend.clone())),
+        _ => {
+            let text = "several backends have a checkpoint of their own each: give --together for one at a common moment, or one \
+                        backend at a time";
+            Err(Error::new(ErrorKind::InvalidArgument, text))
+        }
+    }
+}
+
+/// Brings the disks of several backends to a common moment, and says how long they stay there.
+fn checkpoint_together(
+    client: &Client,
+    output: &Output,
+    transport: u32,
+    request: &CommonCheckpoint<NumberOrName>,
+) -> Result<()> {
+    let path = format!("/v1/transports/{transport}/checkpoint-together");
+    let mut bar = DrainBar::default();
+    let result: Result<Done> = client.post_long(&path, request, |progress| bar.show(progress));
+    bar.end();
+    let done = result?;
+    warn(&done.warnings);
+    let moment = done.moment.unwrap_or_default();
+    let on = if transport == 0 { String::new() } else { format!(" -t {transport}") };
+    let mut text = format!(
+        "the disks are at {}: everything that had completed before is there, and nothing that depends on later writes\n\
+         they stay so until {}; to end that earlier:\n",
+        format_time(moment.at_ms),
+        format_time(moment.held_until_ms)
+    );
+    for backend in &request.backends {
+        text.push_str(&format!("  cbdctrl set{on} -b {backend} writeback=on\n"));
+    }
+    output.result(&done, &text)
 }
 
 pub(crate) fn long(client: &Client, output: &Output, path: &str, request: &impl Serialize) -> Result<()> {

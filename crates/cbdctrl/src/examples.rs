@@ -91,10 +91,16 @@ pub fn of(name: &str) -> &'static [Example] {
             ("For a program, with a timeout of 2 seconds:", "cbdctrl status --json --timeout 2"),
         ],
         "set" => SET,
-        "checkpoint" => &[(
-            "Write all data that is dirty at this moment to the disk of backend 0, and wait:",
-            "cbdctrl checkpoint -b 0 --wait",
-        )],
+        "checkpoint" => &[
+            (
+                "Write all data that is dirty at this moment to the disk of backend 0, and wait:",
+                "cbdctrl checkpoint -b 0 --wait",
+            ),
+            (
+                "Bring the disks of a database's data and log to one moment, for snapshots of both:",
+                "cbdctrl checkpoint -b 0,1 --together --hold 5m",
+            ),
+        ],
         "drain" => &[("Write the dirty data of all caches to their disks:", "cbdctrl drain")],
         "check" => &[(
             "Check a region, including the data of each record:",

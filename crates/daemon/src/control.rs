@@ -7,9 +7,9 @@
 
 use crate::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport, ResizeCache, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    CommonCheckpoint, DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport,
+    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use cbd_types::Result;
 
@@ -72,6 +72,13 @@ pub trait Control: Send + Sync + 'static {
     fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings>;
     /// Writes all data that was written so far to the backing devices.
     fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
+    /// Writes what was written up to one moment to the backing devices of several backends, which then stay there for a time.
+    fn checkpoint_together(
+        &self,
+        transport: u32,
+        request: &CommonCheckpoint,
+        report: Report<'_>,
+    ) -> Result<Done>;
     /// Writes all dirty data to the backing devices.
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
     /// Creates a block device.

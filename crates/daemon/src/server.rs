@@ -8,8 +8,8 @@
 //! disconnects.
 
 use crate::api::{
-    Done, Drain, ErrorAnswer, ErrorBody, NumberOrName, Progress, ProgressLine, SettingsChanged, StartBlkdev,
-    Status, StopBackend,
+    CommonCheckpoint, Done, Drain, ErrorAnswer, ErrorBody, NumberOrName, Progress, ProgressLine,
+    SettingsChanged, StartBlkdev, Status, StopBackend,
 };
 use crate::control::{Control, Flow, Report};
 use crate::front_ends::FrontEnds;
@@ -93,6 +93,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/cache/detach", post(detach_cache))
         .route("/v1/transports/{transport}/backends/{backend}/cache/resize", post(resize_cache))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
+        .route("/v1/transports/{transport}/checkpoint-together", post(checkpoint_together))
         .route("/v1/transports/{transport}/drain", post(drain))
         .route("/v1/transports/{transport}/blkdevs", get(blkdevs).post(start_blkdev))
         .route("/v1/transports/{transport}/blkdevs/{blkdev}/stop", post(stop_blkdev))
@@ -456,6 +457,20 @@ async fn checkpoint(
 ) -> Response {
     lines(control, move |control, report| {
         control.checkpoint(transport, &numbered(control, transport, request)?, report)
+    })
+    .await
+}
+
+async fn checkpoint_together(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Input(request): Input<CommonCheckpoint<NumberOrName>>,
+) -> Response {
+    lines(control, move |control, report| {
+        let CommonCheckpoint { backends, hold_s, timeout_s } = request;
+        let numbers = backends.iter().map(|backend| control.backend_number(transport, backend));
+        let backends = numbers.collect::<cbd_types::Result<_>>()?;
+        control.checkpoint_together(transport, &CommonCheckpoint { backends, hold_s, timeout_s }, report)
     })
     .await
 }

@@ -20,6 +20,9 @@ pub const LATENCY_US_MAX: u32 = 60_000_000;
 /// The longest pause of writeback in seconds: a week.
 pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 
+/// Seconds for which the backing devices of several backends stay at their common moment, unless others are requested.
+pub const HOLD_S: u32 = 30;
+
 /// The names of all settings.
 pub const NAMES: [&str; 17] = [
     "gc_percent",
@@ -199,16 +202,44 @@ fn pause(value: &str) -> Result<u32> {
     if value == "on" {
         return Ok(0);
     }
-    let time = value.strip_prefix("paused:").ok_or_else(wrong)?;
-    let (number, unit) = match time.char_indices().last() {
-        Some((at, 's')) => (&time[..at], 1),
-        Some((at, 'm')) => (&time[..at], 60),
-        Some((at, 'h')) => (&time[..at], 3600),
-        Some((at, 'd')) => (&time[..at], 86_400),
-        _ => return Err(wrong()),
+    value.strip_prefix("paused:").and_then(seconds).ok_or_else(wrong)
+}
+
+/// Seconds of a time with a unit of s, m, h or d, from a second to a week.
+fn seconds(time: &str) -> Option<u32> {
+    let (at, unit) = time.char_indices().last()?;
+    let unit = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return None,
     };
-    let seconds = number.parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
-    seconds.filter(|seconds| (1..=PAUSE_S_MAX).contains(seconds)).ok_or_else(wrong)
+    let seconds = time[..at].parse::<u32>().ok()?.checked_mul(unit)?;
+    (1..=PAUSE_S_MAX).contains(&seconds).then_some(seconds)
+}
+
+/// Seconds for which a common moment is held: a time with a unit of s, m, h or d.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] with the permitted times.
+pub fn parse_hold(time: &str) -> Result<u32> {
+    seconds(time).ok_or_else(|| {
+        invalid(format!("the moment is held for a time from 1s to 7d (e.g. 60s or 10m), not \"{time}\""))
+    })
+}
+
+/// Seconds for which a common moment is held, if so many are requested.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for none or more than a week: at a moment that is not held nothing can be done with the backing
+/// devices.
+pub fn check_hold(seconds: Option<u32>) -> Result<u32> {
+    let seconds = seconds.unwrap_or(HOLD_S);
+    if (1..=PAUSE_S_MAX).contains(&seconds) {
+        return Ok(seconds);
+    }
+    Err(invalid(format!("the moment is held for 1 to {PAUSE_S_MAX} seconds, not {seconds}")))
 }
 
 fn percent(name: &str, value: &str) -> Result<i64> {
@@ -315,6 +346,20 @@ mod tests {
             let error = seconds(value).unwrap_err();
             assert!(error.line().starts_with("writeback is on, or paused:TIME"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_moment_is_held_for_a_time_with_a_unit() {
+        for (time, expected) in [("1s", 1), ("60s", 60), ("10m", 600), ("7d", 604_800)] {
+            assert_eq!(parse_hold(time).unwrap(), expected, "{time}");
+            assert_eq!(check_hold(Some(expected)).unwrap(), expected);
+        }
+        for time in ["", "0s", "60", "8d", "s", "-1s", "1.5m", "ä"] {
+            let error = parse_hold(time).unwrap_err();
+            assert!(error.line().starts_with("the moment is held for a time from 1s to 7d"), "{error}");
+        }
+        assert_eq!(check_hold(None).unwrap(), HOLD_S);
+        assert!(check_hold(Some(0)).is_err() && check_hold(Some(PAUSE_S_MAX + 1)).is_err());
     }
 
     #[test]

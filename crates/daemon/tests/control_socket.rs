@@ -2,9 +2,9 @@
 
 use cbd_daemon::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport, ResizeCache, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    CommonCheckpoint, DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport,
+    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -108,6 +108,9 @@ impl Control for Fake {
         refused(ErrorKind::NotFound, "no such backend")
     }
     fn checkpoint(&self, _: u32, _: &Drain, _: Report<'_>) -> Result<Done> {
+        Ok(Done::default())
+    }
+    fn checkpoint_together(&self, _: u32, _: &CommonCheckpoint, _: Report<'_>) -> Result<Done> {
         Ok(Done::default())
     }
     fn drain(&self, _: u32, _: &Drain, report: Report<'_>) -> Result<Done> {

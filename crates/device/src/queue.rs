@@ -352,15 +352,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         is_complete.then_some(Ok(()))
     }
 
-    /// Notes a read without a miss: the hits before a miss belong to its stream.
-    #[inline]
-    const fn note_hit(&mut self, range: ByteRange) {
-        if self.hits.end != range.start {
-            self.hits.start = range.start;
-        }
-        self.hits.end = range.end;
-    }
-
     /// Makes progress with parked requests, without blocking.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.completed);

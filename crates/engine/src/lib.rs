@@ -37,8 +37,8 @@ mod worker;
 pub use bypass::{BypassReason, Bypassed};
 pub use cache::{
     Admission, BYPASS_MAX, BackingTrouble, Bypass, BypassTicket, Cache, CacheStatus, CachedState,
-    DamagedRange, FlushTicket, IndexResize, LogEntry, LogSegmentView, LogView, Miss, Pace, PaceReason,
-    Shrink, TOGETHER, ZeroProgress,
+    CommonMoment, DamagedRange, FlushTicket, IndexResize, LogEntry, LogSegmentView, LogView, Miss, Pace,
+    PaceReason, Shrink, TOGETHER, ZeroProgress,
 };
 pub use rare::RarePaths;
 pub use repair::copy_over;

@@ -99,4 +99,10 @@ impl<E: Environment> SharedU64<E> {
         E::before_shared_access();
         self.number.fetch_max(value, order)
     }
+
+    /// Stores `to` if the value is `from`; returns whether it was.
+    pub(crate) fn replace(&self, from: u64, to: u64) -> bool {
+        E::before_shared_access();
+        self.number.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
 }

@@ -8,6 +8,7 @@ mod index_size;
 mod log;
 mod losses;
 mod model;
+mod moment;
 mod requests;
 pub(crate) mod rig;
 mod states;

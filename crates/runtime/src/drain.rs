@@ -38,6 +38,12 @@ impl DrainRequest {
         let parked_attempts = cache.status().parked_attempts;
         Self { epoch: cache.request_drain(), parked_attempts }
     }
+
+    /// What was requested before: that `cache` writes everything up to `epoch` to the backing device.
+    #[must_use]
+    pub fn of<E: Environment>(cache: &Cache<E>, epoch: Epoch) -> Self {
+        Self { epoch, parked_attempts: cache.status().parked_attempts }
+    }
 }
 
 /// Progress of a wait.

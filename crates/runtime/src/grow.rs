@@ -109,7 +109,7 @@ mod tests {
             let path = path.to_str().expect("a name").to_owned();
             let disk = Disk::inspect(&path).expect("a disk");
             let (host, handlers, data_crc, settings) = (HostId(0), 1, true, Settings::default());
-            let new = NewBackend { host, path, cache_bytes, handlers, data_crc, settings };
+            let new = NewBackend { host, path, name: None, cache_bytes, handlers, data_crc, settings };
             new.create(&self.transport, &disk).expect("room")
         }
 

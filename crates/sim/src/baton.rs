@@ -8,7 +8,7 @@
 use crate::random::Seeded;
 use parking_lot::lock_api::{GuardSend, RawMutex};
 use parking_lot::{Condvar, Mutex};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -31,6 +31,14 @@ struct Table {
 thread_local! {
     /// The table of this thread, and the thread's number in it.
     static SEAT: RefCell<Option<(Arc<Table>, usize)>> = const { RefCell::new(None) };
+    /// The probability of a switch in this thread, if it has one of its own.
+    static OWN_PERMILLE: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// From now on another thread continues with a probability of `permille` in a thousand at each switch point of this one. A
+/// thread that is often interrupted among others that are not is met in the middle of a few steps by many of theirs.
+pub fn switch_with(permille: u64) {
+    OWN_PERMILLE.set(Some(permille));
 }
 
 impl Table {
@@ -100,7 +108,7 @@ pub(crate) fn may_switch() {
         if let Some((table, me)) = seat {
             let switch = {
                 let mut turns = table.turns.lock();
-                let permille = turns.switch_permille;
+                let permille = OWN_PERMILLE.get().unwrap_or(turns.switch_permille);
                 turns.random.chance(permille)
             };
             if switch {

@@ -9,6 +9,7 @@ mod worlds;
 
 use crate::explorer::{Effort, Explorer, Tally, quietly};
 use crate::flips;
+use crate::group;
 use crate::reconnect;
 use crate::sequences;
 use crate::watchdog::Watchdog;
@@ -57,10 +58,10 @@ impl Plan {
         let mut kinds = kinds();
         match &self.world {
             Some(name) => kinds.retain(|kind| kind.name == name),
-            // Reconnect histories are counted in histories, not in crash states, so they have a run of their
-            // own.
+            // Histories of several connections or caches are counted in histories, not in crash states, so they have a
+            // run of their own.
             None => kinds.retain(|kind| {
-                !matches!(kind.work, Work::Reconnect)
+                !matches!(kind.work, Work::Reconnect | Work::Group)
                     && kind.is_long.is_none_or(|is_long| is_long == self.is_long)
             }),
         }
@@ -152,6 +153,7 @@ fn explore(kind: &Kind, seed: u64, plan: &Plan) -> Tally {
         Work::History(options) => explore_history(kind.name, options(seed), plan),
         Work::Flips => flips::explore(seed, plan.point),
         Work::Reconnect => reconnect::explore(seed, plan.point),
+        Work::Group => group::explore(seed, plan.point),
         Work::Sequences(length) => sequences::explore(kind.name, length, seed, plan.effort, plan.point),
     }
 }

@@ -16,6 +16,7 @@ mod disk_queue;
 pub mod environment;
 pub mod explorer;
 pub mod flips;
+pub mod group;
 pub mod image;
 pub mod memory;
 pub mod oracle;

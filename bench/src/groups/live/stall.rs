@@ -94,12 +94,12 @@ impl Rig {
     /// Attaches, grows, shrinks and detaches the cache, with pauses in which the clients use it.
     fn change(&self) -> Result<()> {
         let pause = || std::thread::sleep(Duration::from_millis(50));
-        let go_on = &mut |_: &_| ControlFlow::Continue(());
+        let proceed = &mut |_: &_| ControlFlow::Continue(());
         self.run.attach_cache(&self.transport, &self.environment, 96 * MIB, Epoch(0))?;
         pause();
-        self.run.resize_cache(&self.transport, 192 * MIB, TIMEOUT, go_on)?;
+        self.run.resize_cache(&self.transport, 192 * MIB, TIMEOUT, proceed)?;
         pause();
-        self.run.resize_cache(&self.transport, 64 * MIB, TIMEOUT, go_on)?;
+        self.run.resize_cache(&self.transport, 64 * MIB, TIMEOUT, proceed)?;
         pause();
         let detached = self
             .run

@@ -115,6 +115,18 @@ pub fn signal(process: &str, signal: i32) {
     signal_number(process.parse().expect("the number of a process"), signal);
 }
 
+/// Kills a child of the test that was not waited for, and the processes that it has started, which may have ended already.
+pub fn kill_with_children(process: u32) {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+    let children = children.unwrap_or_default();
+    let all =
+        std::iter::once(process.cast_signed()).chain(children.split(' ').filter_map(|id| id.parse().ok()));
+    for process in all.filter(|process| *process > 0) {
+        // SAFETY: takes no pointer; the processes were started by the test.
+        unsafe { libc::kill(process, libc::SIGKILL) };
+    }
+}
+
 #[track_caller]
 fn signal_number(process: i32, signal: i32) {
     assert!(process > 0, "process {process} would be a group of processes");

@@ -78,6 +78,11 @@ impl Mounted {
         self.at.join(name)
     }
 
+    /// Something else has unmounted it.
+    pub fn was_unmounted(mut self) {
+        self.mounted = false;
+    }
+
     #[track_caller]
     pub fn unmount(mut self) {
         self.mounted = false;

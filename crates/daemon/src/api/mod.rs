@@ -6,12 +6,14 @@
 //!
 //! Elsewhere: the operations ([`crate::control`]), the paths ([`crate::server`]).
 
+mod drain;
 mod errors;
 mod grow;
 mod live;
 mod names;
 mod status;
 
+pub use drain::{CommonCheckpoint, Drain, StopBackend};
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use grow::{BackendGrown, BlkdevGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
@@ -413,37 +415,6 @@ pub struct StopBlkdev {
     pub force: bool,
 }
 
-/// Drains a backend and removes it from its transport.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StopBackend {
-    /// Even if its block devices are mounted or open: requests of their clients fail from then on. No data is dropped.
-    #[serde(default)]
-    pub force: bool,
-    /// Seconds without progress after which the stop fails and the backend continues.
-    #[serde(default)]
-    pub timeout_s: Option<u64>,
-    /// Drop dirty and quarantined data instead of draining it. The number must be exactly the present dirty and
-    /// quarantined bytes.
-    #[serde(default)]
-    pub discard_dirty: Option<u64>,
-}
-
-/// Requests a checkpoint or a drain. On the socket the backend is a [`NumberOrName`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, bound(deserialize = "B: Deserialize<'de>"))]
-pub struct Drain<B = u32> {
-    /// The backend; all of the transport if absent.
-    #[serde(default)]
-    pub backend: Option<B>,
-    /// Respond at completion, with progress until then.
-    #[serde(default)]
-    pub wait: bool,
-    /// Seconds without progress after which waiting ends with an error.
-    #[serde(default)]
-    pub timeout_s: Option<u64>,
-}
-
 /// Changes settings of a running backend; an absent one is unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -600,4 +571,16 @@ pub struct Done {
     pub discarded_bytes: u64,
     /// Warnings.
     pub warnings: Vec<String>,
+    /// The moment that the backing devices have in common, of a checkpoint of several backends.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub moment: Option<Moment>,
+}
+
+/// A moment that several backing devices have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Moment {
+    /// In milliseconds since 1970 UTC: everything that had completed before is on the backing devices.
+    pub at_ms: u64,
+    /// Until when nothing else is written to them, in milliseconds since 1970 UTC.
+    pub held_until_ms: u64,
 }

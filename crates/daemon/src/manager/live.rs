@@ -105,6 +105,13 @@ impl Manager {
             _ if taken.slot.stopping => {
                 Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")))
             }
+            Some(run) if run.cache().is_some_and(|cache| cache.has_common_moment()) => Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "the disk of backend {id} is at a moment that it has in common with others: wait until that ends, or end it with \
+                     cbdctrl set -b {id} writeback=on"
+                ),
+            )),
             Some(run) => change(&mut taken, &run),
             None => Err(Error::new(
                 ErrorKind::Stopped,

@@ -32,13 +32,14 @@ mod stop;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod together;
 mod transport;
 mod watch;
 
 use crate::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    DetachCache, Done, Drain, HostInfo, NumberOrName, RegisterTransport, ResizeCache, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
+    CommonCheckpoint, DetachCache, Done, Drain, HostInfo, NumberOrName, RegisterTransport, ResizeCache,
+    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
     TransportRegistered,
 };
 use crate::config::Config;
@@ -492,6 +493,15 @@ impl Control for Manager {
 
     fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
         self.drain_backends(transport, request, drain::Goal::Checkpoint, report)
+    }
+
+    fn checkpoint_together(
+        &self,
+        transport: u32,
+        request: &CommonCheckpoint,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.checkpoint_at_one_moment(transport, request, report)
     }
 
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {

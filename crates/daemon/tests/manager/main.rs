@@ -17,3 +17,4 @@ mod same_disks;
 mod silent;
 mod sockets;
 mod stopping;
+mod together;

@@ -28,6 +28,15 @@ pub(super) struct Missed {
 }
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+    /// Notes a read without a miss: the hits before a miss belong to its stream.
+    #[inline]
+    pub(super) const fn note_hit(&mut self, range: ByteRange) {
+        if self.hits.end != range.start {
+            self.hits.start = range.start;
+        }
+        self.hits.end = range.end;
+    }
+
     /// Continues a read with misses. Out of line: hits need less stack.
     #[inline(never)]
     pub(super) fn read_misses(

@@ -25,7 +25,7 @@ use crate::{
 };
 use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
-pub(crate) use gate::{FirstWrite, Gate};
+pub(crate) use gate::{ClosedGate, FirstWrite, Gate};
 pub(crate) use load::Damage;
 pub(crate) use mode::{Mode, Phase};
 pub(crate) use pool::{Lack, Pool, Requester};

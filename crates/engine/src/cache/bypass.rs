@@ -23,6 +23,7 @@ use super::{Admission, Cache, write::no_memory};
 use crate::{
     BypassReason, CacheMode, Consistency, Environment, Mutex, Settings,
     base::{Lack, Phase, Requester},
+    epochs::Limit,
     lane::{BypassId, LaneState, Obstacle},
     sync::{SharedBool, SharedU64},
 };
@@ -34,6 +35,9 @@ use core::task::Waker;
 
 /// Zeroes and discards go past the cache in steps of at most this many bytes: the cache forgets a step while a lane is locked.
 pub const BYPASS_MAX: u64 = INVALIDATE_MAX;
+
+/// What a change has seen before it waits: the drained epoch, the mode and its phase, and the limit of writeback.
+type Seen = (Epoch, CacheMode, Phase, Option<Limit>);
 
 /// What [`Cache::begin_in_lane`] lacks, or an error.
 type Hindrance = core::result::Result<Lack, Error>;
@@ -183,10 +187,14 @@ impl<E: Environment> Cache<E> {
         }
         let (mode, phase) = base.mode().get();
         let waits = mode != CacheMode::Writeback && phase != Phase::Draining;
-        let seen = (self.drained_epoch(), mode, phase);
+        let seen = (self.drained_epoch(), mode, phase, base.epochs().limit());
         let by_choice = mode == CacheMode::Writeback;
         if by_choice && self.backing().is_in_trouble() {
             return Ok(Bypass::Cached);
+        }
+        if seen.3.is_some() {
+            // Behind a common moment with other caches nothing may reach the backing device.
+            return if waits { self.wait_for_drained(seen, waker) } else { Ok(Bypass::Cached) };
         }
         if !self.is_in_order() {
             let ordered = base.epochs().ordered();
@@ -308,13 +316,14 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Adds a request to those that are woken when an epoch is drained or the mode changes. `seen` is what the caller saw.
-    fn wait_for_drained(&self, seen: (Epoch, CacheMode, Phase), waker: &Waker) -> Result<Bypass> {
+    fn wait_for_drained(&self, seen: Seen, waker: &Waker) -> Result<Bypass> {
         if self.wait_in_list(waker).is_none() {
             return no_memory().map(|_| Bypass::Wait);
         }
         self.bypass.has_waiting.store(true, Ordering::SeqCst);
         let (mode, phase) = self.base().mode().get();
-        if (self.drained_epoch(), mode, phase) != seen || self.base().gate().check_running().is_err() {
+        let now = (self.drained_epoch(), mode, phase, self.base().epochs().limit());
+        if now != seen || self.base().gate().check_running().is_err() {
             // The wait list may have been woken before this waker was added to it.
             waker.wake_by_ref();
         }

@@ -24,6 +24,13 @@ impl<E: Environment> Cache<E> {
         let base = self.base();
         // 1. Later writes load a later epoch.
         let (closed, closed_ms) = base.epochs().raise(base.context());
+        self.complete_closing(closed, closed_ms);
+        Epoch(closed)
+    }
+
+    /// Completes a flush behind step 1: no record of `closed` or an earlier epoch follows, and the lanes are marked.
+    pub(super) fn complete_closing(&self, closed: u64, closed_ms: u64) {
+        let base = self.base();
         let mut pass = base.epochs().pass();
         pass.note_closing(closed, closed_ms);
         // A pass that began after the line above, while this one waited for the lock, serves it too.
@@ -32,7 +39,6 @@ impl<E: Environment> Cache<E> {
         }
         drop(pass);
         base.epochs().check_clock(base.context(), closed_ms);
-        Epoch(closed)
     }
 
     /// 2. and 3. of a flush.

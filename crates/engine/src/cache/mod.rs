@@ -13,6 +13,7 @@ mod damage;
 mod fill;
 mod flush;
 mod index_size;
+mod moment;
 mod overload;
 mod pace;
 mod parked_counters;
@@ -50,6 +51,7 @@ pub use bypass::{BYPASS_MAX, Bypass, BypassTicket, FlushTicket};
 pub use fill::Miss;
 pub use index_size::IndexResize;
 pub(crate) use index_size::index_blocks_per_lane;
+pub use moment::CommonMoment;
 pub(crate) use pace::PaceBoard;
 pub use pace::{Pace, PaceReason};
 pub use resize::Shrink;
@@ -170,7 +172,7 @@ impl<E: Environment> Cache<E> {
         self.base.identity().cache_id
     }
 
-    /// Size of the device in bytes; it can [grow](crate::Transport::grow_backend).
+    /// Size of the device in bytes; it can grow (`Transport::grow_backend`).
     pub fn size(&self) -> u64 {
         self.base.size()
     }
@@ -222,7 +224,11 @@ impl<E: Environment> Cache<E> {
     /// changes then.
     pub fn set_settings(&self, settings: Settings) -> Result<()> {
         self.check_allowed(&settings)?;
+        let paused_until_ms = self.settings().writeback_paused_until_ms;
         self.base.set_settings(settings)?;
+        if settings.writeback_paused_until_ms != paused_until_ms {
+            self.end_hold();
+        }
         self.change_mode(settings.cache_mode);
         self.base.wakeups().wake();
         Ok(())
@@ -237,10 +243,15 @@ impl<E: Environment> Cache<E> {
     /// [`drained_epoch`](Self::drained_epoch) has reached the result, or nothing is dirty.
     pub fn request_drain(&self) -> Epoch {
         let epoch = self.close_epoch();
+        self.request_drain_of(epoch);
+        epoch
+    }
+
+    /// Requests that everything up to `epoch`, which is closed, be drained at once.
+    fn request_drain_of(&self, epoch: Epoch) {
         self.base.epochs().request(epoch);
         let _ = self.want_backing_flush();
         self.base.wakeups().wake();
-        epoch
     }
 
     /// Whether everything up to `epoch` is on the backing device.
@@ -251,8 +262,9 @@ impl<E: Environment> Cache<E> {
         if self.drained_epoch() >= epoch {
             return true;
         }
-        // Epochs without a write are never drained on their own.
-        self.lanes.iter().all(|lane| lane.lock().last_dirty_epoch() <= self.drained_epoch().0)
+        // Epochs without a write are never drained on their own, except up to a limit.
+        self.base.epochs().limit().is_none()
+            && self.lanes.iter().all(|lane| lane.lock().last_dirty_epoch() <= self.drained_epoch().0)
     }
 
     /// Bytes of data that the backing device does not have.

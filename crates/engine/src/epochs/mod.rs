@@ -3,12 +3,14 @@
 //! Invariants:
 //! - the counter never falls; a write loads it after it has set the touched bit of its lane;
 //! - one pass at a time runs over the lanes, and what it has covered is complete (`pass`);
-//! - other threads see a drained epoch only when it is durable (`drained`).
+//! - other threads see a drained epoch only when it is durable (`drained`);
+//! - nothing of an epoch above the limit is written to the backing device (`limit`).
 //!
 //! Elsewhere: which epoch is written to the backing device next (`writeback`).
 
 mod closings;
 mod drained;
+mod limit;
 mod pass;
 
 use crate::{Environment, Mutex, context::Context, slots::TwoSlots, sync::SharedU64};
@@ -17,6 +19,8 @@ use cbd_format::{Drained, LaneMark};
 use cbd_types::Epoch;
 use core::sync::atomic::Ordering;
 pub(crate) use drained::CaughtUp;
+pub(crate) use limit::Limit;
+use limit::Limited;
 pub(crate) use pass::Pass;
 
 /// An atomic number with a cache line of its own: every write reads it, every flush writes it.
@@ -47,6 +51,7 @@ pub(crate) struct Epochs<E: Environment> {
     /// The last epoch that a flush or a FUA write of a client closed, or that a former process left: what follows is in order
     /// with it. What the cache itself closes orders nothing.
     ordered: SharedU64<E>,
+    limit: Limited<E>,
 }
 
 impl<E: Environment> Epochs<E> {
@@ -62,6 +67,7 @@ impl<E: Environment> Epochs<E> {
             dated_ms: SharedU64::new(dated_ms),
             requested: SharedU64::new(0),
             ordered: SharedU64::new(0),
+            limit: Limited::new(),
         }
     }
 

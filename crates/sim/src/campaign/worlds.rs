@@ -1,6 +1,7 @@
 //! The worlds to explore. They are small, so that a state costs little, and each one stresses another condition.
 
 use crate::flips;
+use crate::group;
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
 use crate::reconnect;
@@ -30,6 +31,8 @@ pub enum Work {
     Flips,
     /// Clients disconnect and reconnect; a seed is a batch of histories.
     Reconnect,
+    /// Two caches have common moments; a seed is a batch of histories.
+    Group,
     /// All sequences of this many acts are played; a seed is a batch of them.
     Sequences(u32),
 }
@@ -38,7 +41,7 @@ impl Work {
     /// Whether this world exists: the number of sequences is finite.
     pub(super) fn has_seed(self, seed: u64) -> bool {
         match self {
-            Self::History(_) | Self::Flips | Self::Reconnect => true,
+            Self::History(_) | Self::Flips | Self::Reconnect | Self::Group => true,
             Self::Sequences(length) => (1..=sequences::batches(length)).contains(&seed),
         }
     }
@@ -259,6 +262,7 @@ pub fn kinds() -> Vec<Kind> {
         }),
         Kind { name: flips::NAME, work: Work::Flips, is_long: None },
         Kind { name: reconnect::NAME, work: Work::Reconnect, is_long: None },
+        Kind { name: group::NAME, work: Work::Group, is_long: None },
         Kind { name: "sequences-1", work: Work::Sequences(1), is_long: None },
         Kind { name: "sequences-2", work: Work::Sequences(2), is_long: None },
         Kind { name: "sequences-3", work: Work::Sequences(3), is_long: None },

@@ -3,6 +3,7 @@
 
 mod flushes;
 mod meeting;
+mod moments;
 mod openings;
 mod parked;
 mod reads;

@@ -1,5 +1,5 @@
 //! An environment in which other operations can run at a chosen moment: before a lock is taken, after a lock was
-//! released, and before memory is loaded, stored to or fenced. Operations that would have to wait for a held lock do
+//! released, and before memory is loaded, stored to or fenced, and where a test wants it, before the clock is read. Operations that would have to wait for a held lock do
 //! not run: another schedule covers them.
 
 use cbd_engine::Environment;
@@ -28,7 +28,13 @@ struct WouldBlock;
 thread_local! {
     static HOOK: RefCell<Option<(u32, Work)>> = const { RefCell::new(None) };
     static IS_BETWEEN: Cell<bool> = const { Cell::new(false) };
+    static AT_CLOCK: Cell<bool> = const { Cell::new(false) };
     static MET: Cell<Met> = const { Cell::new(Met::Never) };
+}
+
+/// From now on there is a moment before each look at the wall clock, too.
+pub fn meet_at_clock() {
+    AT_CLOCK.set(true);
 }
 
 /// Runs `operation`; runs `others` at its `moment`-th moment, counted from 1, unless they would have to wait.
@@ -168,6 +174,9 @@ impl Environment for Meeting {
     }
 
     fn wall_ms(&self) -> u64 {
+        if AT_CLOCK.get() {
+            pass();
+        }
         self.0.wall_ms()
     }
 

@@ -41,3 +41,27 @@ fn a_stopped_cache_records_no_first_write_and_an_abandoned_one_is_stopped() {
     assert!(gate.is_abandoned());
     assert_eq!(kind(gate.check_writable()), Some(ErrorKind::Stopped));
 }
+
+#[test]
+fn a_closed_gate_holds_a_write_up_until_it_is_open_and_no_read() {
+    extern crate std;
+    let gate = Gate::<Still>::new();
+    let closed = gate.close();
+    assert_eq!(kind(gate.check_running()), None);
+    let passed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(kind(gate.check_writable()), None);
+            passed.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!passed.load(Ordering::SeqCst));
+        drop(closed);
+    });
+    assert!(passed.load(Ordering::SeqCst));
+    assert_eq!(gate.bits.load(Ordering::Relaxed), 0, "later writes take the short way");
+    drop(gate.close());
+    gate.stop();
+    drop(gate.close());
+    assert_eq!(kind(gate.check_writable()), Some(ErrorKind::Stopped), "an open gate may still refuse");
+}

@@ -277,7 +277,7 @@ impl Tables {
         }
         debug_assert!(memory.table.is_empty(), "a table would be dropped under the lock");
         memory.table = core::mem::take(&mut self.old);
-        self.table.give_back(&mut memory.spare, RESERVED_MAX);
+        self.table.return_nodes(&mut memory.spare, RESERVED_MAX);
         Stepped::Done
     }
 

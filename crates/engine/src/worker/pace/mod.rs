@@ -285,7 +285,12 @@ impl Pacer {
 
     /// Whether writeback is paused.
     pub(super) fn is_paused<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> bool {
-        self.check_pause(cache, cache.settings().writeback_paused_until_ms, now).is_some()
+        self.pause_ends_at(cache, now).is_some()
+    }
+
+    /// When to check the pause of writeback again, if there is one.
+    pub(super) fn pause_ends_at<E: Environment>(&mut self, cache: &Cache<E>, now: u64) -> Option<u64> {
+        self.check_pause(cache, cache.settings().writeback_paused_until_ms, now)
     }
 
     /// When the pause is checked again, if writeback is paused.

@@ -33,6 +33,7 @@ use cbd_types::{
 
 mod allowance;
 mod collect;
+mod limit;
 mod newest;
 mod parked;
 mod requests;
@@ -325,7 +326,15 @@ impl Writeback {
             self.collect(cache);
             return Progress::Busy;
         }
-        let Some(oldest) = self.oldest_epoch(cache) else { return self.rest(cache, closed, now) };
+        let oldest = self.oldest_epoch(cache);
+        // Read behind `closed`: a limit that is claimed later does not lie below what is closed now.
+        let limit = self.limit(cache, now);
+        if let Some(limit) = limit.filter(|limit| oldest.is_none_or(|oldest| oldest > *limit)) {
+            self.reach_limit(cache, closed, limit);
+            return self.rest_at_limit(cache, oldest.is_none().then_some(closed), now);
+        }
+        let closed = limit.map_or(closed, |limit| closed.min(limit));
+        let Some(oldest) = oldest else { return self.rest(cache, closed, now) };
         if now < self.failing.retry_at_ms() {
             return Progress::Nothing(Some(self.failing.retry_at_ms()));
         }
@@ -499,17 +508,23 @@ impl Writeback {
         cache.backing().end_trouble();
     }
 
-    /// 3. All data of the batch is durable on the backing device: make drained durable before any later operation is submitted.
-    fn finish<E: Environment>(&mut self, cache: &Cache<E>, batch: Batch, target: u64, now: u64) {
-        Self::mark_if_relied_on(cache, &batch);
+    /// Everything up to `target` is durable on the backing device, except what is damaged or parked. `lacked_something`: it lacked
+    /// some content of the batch.
+    fn reach<E: Environment>(&mut self, cache: &Cache<E>, target: u64, lacked_something: bool) {
         // The backing device lacks a damaged or parked range until an overwrite of the range has been drained. An overwrite that
         // completed since the last batch ended has at most the present epoch.
         let lacks_something = cache.has_damage() || cache.has_parked();
-        let lacked_something = lacks_something || self.lacked_something || batch.lacks_something;
+        let lacked_something = lacks_something || self.lacked_something || lacked_something;
         let void_until = if lacked_something { cache.base().epochs().present() } else { 0 };
         self.lacked_something = lacks_something;
         self.restored_at = if lacks_something { 0 } else { void_until };
         cache.base().epochs().reach(cache.base().context(), target, void_until);
+    }
+
+    /// 3. All data of the batch is durable on the backing device: make drained durable before any later operation is submitted.
+    fn finish<E: Environment>(&mut self, cache: &Cache<E>, batch: Batch, target: u64, now: u64) {
+        Self::mark_if_relied_on(cache, &batch);
+        self.reach(cache, target, batch.lacks_something);
         self.by_segment = None;
         self.lanes_without_space = 0;
         self.safe.clone_from(&self.cursors);

@@ -210,7 +210,7 @@ fn a_flush_that_fails_before_a_queue_has_noticed_its_new_cache_is_reported_by_it
     assert_eq!(done_by(&mut queue), [1]);
     rig.cache.note_unflushed();
     fail_a_flush(&rig);
-    let hold = device.hold(Waker::noop().clone()).expect("nobody holds it");
+    let hold = device.hold(Waker::noop().clone()).expect("no thread holds it");
     assert_eq!(done_by(&mut queue), []);
     // What failed before the change was of no request of this queue that the cache knows.
     rig.cache.note_unflushed();
