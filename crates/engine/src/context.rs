@@ -14,7 +14,7 @@ pub(crate) struct Identity {
     pub cache_id: u64,
     pub ownership: u64,
     pub lanes: LaneMap,
-    /// Size of the device in bytes when the cache was opened; [`Base::size`](crate::base::Base::size) is the present one.
+    /// Size of the device in bytes when the cache was opened; it can grow since (`Base::size`).
     pub size_when_opened: u64,
     /// Sector of the device in bytes.
     pub sector: u32,

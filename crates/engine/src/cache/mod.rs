@@ -167,7 +167,7 @@ impl<E: Environment> Cache<E> {
         self.base.identity().cache_id
     }
 
-    /// Size of the device in bytes; it can [grow](crate::Transport::grow_backend).
+    /// Size of the device in bytes; it can grow (`transport::grow`).
     pub fn size(&self) -> u64 {
         self.base.size()
     }
