@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, ErrorAnswer, HostInfo,
+    BackendGrown, BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, Done, Drain, ErrorAnswer, HostInfo,
     RegisterTransport, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
     TransportInfo, TransportRegistered,
 };
@@ -143,6 +143,10 @@ impl Control for Confined {
         report: Report<'_>,
     ) -> Result<Done> {
         self.manager.stop_backend(transport, backend, request, report)
+    }
+
+    fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {
+        self.manager.grow_backend(transport, backend)
     }
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
