@@ -473,6 +473,17 @@ int cbd_device_drain(const struct cbd_device *device,
                      uint32_t timeout_s);
 
 /*
+ Uses a disk that has become larger to its present end, and stores the size in bytes, which is the same as before if the disk has
+ not become larger. cbd_device_geometry shows it. Other threads may use the device meanwhile. EINVAL: the disk has shrunk, and
+ nothing has changed.
+
+ # Safety
+ `device` is open or NULL; `size` can be written or is NULL.
+ */
+int cbd_device_grow(const struct cbd_device *device,
+                    uint64_t *size);
+
+/*
  The properties of the device.
 
  # Safety
