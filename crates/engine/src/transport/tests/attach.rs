@@ -160,8 +160,11 @@ fn a_cache_that_was_attached_and_not_used_is_taken_back_opened_or_not() {
     let id = uncached(&transport);
     let free = transport.info().free_segments;
     transport.attach_cache(id, 9 * SEGMENT, 1).expect("there is room");
+    let cache_id = || transport.backend_row(id).expect("it is there").cache_id.get();
+    let first = cache_id();
     transport.take_unused_cache_back(id).expect("nobody has opened it");
     transport.attach_cache(id, 9 * SEGMENT, 1).expect("there is room");
+    assert_ne!(cache_id(), first, "what names the first one does not name the second");
     let cache = transport.open_cache(id).expect("it opens");
     assert_eq!(kind(transport.take_unused_cache_back(id)), Some(ErrorKind::Busy), "it runs");
     cache.stop();
