@@ -52,4 +52,5 @@ scenes! {
     a_reread_covers_nothing_newer: "reread",
     zeroes_over_several_lanes_lose_no_write: "zeroes",
     settings_and_status_disturb_nothing: "settings",
+    a_cache_is_attached_between_requests: "attach",
 }

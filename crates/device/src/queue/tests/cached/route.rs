@@ -8,7 +8,7 @@ fn second(rig: &Rig) -> Queue<Still, Disk> {
 }
 
 fn hold(rig: &Rig) -> crate::Hold<Still> {
-    rig.queue.device.hold(Waker::noop().clone()).expect("nobody holds it")
+    rig.queue.device.hold(Waker::noop().clone()).expect("no thread holds it")
 }
 
 fn done_by(queue: &mut Queue<Still, Disk>) -> Vec<u64> {
@@ -139,7 +139,7 @@ fn a_device_without_a_cache_gets_one_and_its_next_flush_covers_what_went_past() 
     queue.submit(write(1, 0, BLOCK, 1), &mut done);
     assert_eq!(done_by(&mut queue), [1]);
     rig.cache.note_unflushed();
-    let hold = device.hold(Waker::noop().clone()).expect("nobody holds it");
+    let hold = device.hold(Waker::noop().clone()).expect("no thread holds it");
     assert_eq!(done_by(&mut queue), []);
     assert!(hold.change(Some(Arc::clone(&rig.cache))).is_ok());
     assert_eq!(device.geometry(), before, "what clients saw stays");
@@ -210,7 +210,7 @@ fn a_flush_that_fails_before_a_queue_has_noticed_its_new_cache_is_reported_by_it
     assert_eq!(done_by(&mut queue), [1]);
     rig.cache.note_unflushed();
     fail_a_flush(&rig);
-    let hold = device.hold(Waker::noop().clone()).expect("nobody holds it");
+    let hold = device.hold(Waker::noop().clone()).expect("no thread holds it");
     assert_eq!(done_by(&mut queue), []);
     // What failed before the change was of no request of this queue that the cache knows.
     rig.cache.note_unflushed();
