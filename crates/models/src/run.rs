@@ -107,7 +107,7 @@ pub fn run(scene: &'static Scene, budget: &Budget) -> Outcome {
 /// One execution.
 fn execute(scene: &Scene, start: &Start, seed: u64, tally: &Mutex<Tally>) {
     points::end();
-    let stage = Stage::open(start, seed, scene.is_damaged);
+    let stage = Stage::open(start, seed, scene.is_damaged, scene.is_uncached);
     points::begin();
     stage.plan(scene.crashes, scene.looks, scene.usual);
     let worker = stage.start_worker();

@@ -57,7 +57,7 @@ pub struct Stage {
 
 impl Stage {
     /// A copy of `start` for the execution with this seed.
-    pub(crate) fn open(start: &Start, seed: u64, is_damaged: bool) -> Arc<Self> {
+    pub(crate) fn open(start: &Start, seed: u64, is_damaged: bool, is_uncached: bool) -> Arc<Self> {
         let clock = Arc::new(SimEnvironment::new(seed, 0));
         let memory = start.memory.fork();
         let disk = start.disk.fork();
@@ -67,7 +67,10 @@ impl Stage {
         let cache = must(transport.open_cache(start.backend));
         Arc::new(Self {
             clock,
-            device: Arc::new(Device::cached(Arc::clone(&cache), disk.geometry())),
+            device: Arc::new(match is_uncached {
+                true => Device::uncached(disk.geometry()),
+                false => Device::cached(Arc::clone(&cache), disk.geometry()),
+            }),
             memory,
             disk,
             cache,
@@ -152,6 +155,25 @@ impl Stage {
     /// Starts a thread with a queue to the device.
     pub fn client(self: &Arc<Self>, work: impl FnOnce(&mut Client, &mut Seeded) + Send + 'static) {
         self.spawn(move |stage, random| work(&mut Client::new(stage), random));
+    }
+
+    /// Holds the route of the device until all queues are quiet. Then requests go through the cache, if `changes` is set, and as
+    /// before if not.
+    ///
+    /// # Panics
+    /// If a queue is quiet and then is not.
+    pub fn hold_route(&self, changes: bool) {
+        let bell = Bell::new();
+        let Some(held) = self.device.hold(bell.waker()) else { panic!("another thread holds the route") };
+        while held.busy_queues() > 0 {
+            bell.wait();
+        }
+        if changes {
+            // What went straight to the disk is flushed by the next flush of a client.
+            self.cache.note_unflushed();
+            let changed = held.change(Some(Arc::clone(&self.cache)));
+            assert!(changed.is_ok(), "a queue was quiet and is no more");
+        }
     }
 
     /// Starts writeback and reclaim. Returns when the background worker can be woken.

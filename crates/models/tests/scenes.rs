@@ -53,4 +53,5 @@ scenes! {
     zeroes_over_several_lanes_lose_no_write: "zeroes",
     settings_and_status_disturb_nothing: "settings",
     an_index_that_is_resized_loses_no_block: "resizes",
+    a_cache_is_attached_between_requests: "attach",
 }

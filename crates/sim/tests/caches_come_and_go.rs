@@ -85,7 +85,7 @@ fn a_failed_flush_is_reported_before_a_later_one_counts_across_a_change_of_the_r
     assert!(tally.crash_states() > 300, "{:?}", tally.states);
 }
 
-/// Without bypasses a write through the cache is durable when it has completed, whoever asks for a flush, or no thread.
+/// Without bypasses a write through the cache is durable when it has completed, with a flush or without one.
 #[test]
 fn a_write_through_an_attached_cache_is_durable_at_once() {
     let mut sum = Happened::default();

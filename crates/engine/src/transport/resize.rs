@@ -6,7 +6,7 @@
 //!   no cache.
 //!
 //! A crash between these steps leaves more segments that name the cache than its row says. When the cache is opened, free segments
-//! beyond that number are returned: the cache has its former size, or its new one. Earlier programs go by the segments, and use
+//! beyond that number are released: the cache has its former size, or its new one. Earlier programs go by the segments, and use
 //! all of them.
 //!
 //! Invariants: a segment that a lane uses names its cache durably; it names another one only after no lane uses it, and after the row
@@ -77,7 +77,7 @@ impl<E: Environment> Transport<E> {
         self.store_entries(&mut tables, &given_up, NO_BACKEND, 0)
     }
 
-    /// Returns the free segments that a cache owns beyond the number in its row, because a change of its size did not end.
+    /// Releases the free segments that a cache owns beyond the number in its row, because a change of its size did not end.
     ///
     /// # Errors
     /// System errors of a sync, or of the memory.

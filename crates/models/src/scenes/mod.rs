@@ -5,6 +5,7 @@
 mod damage;
 mod everything;
 mod flushes;
+mod route;
 mod space;
 
 use crate::setup::{BLOCK, LARGE, Setup, Shape};
@@ -39,6 +40,8 @@ pub struct Scene {
     pub looks: bool,
     /// Whether data in the region is damaged when the scene begins.
     pub is_damaged: bool,
+    /// Whether requests go straight to the disk when the scene begins, past a cache that is empty.
+    pub is_uncached: bool,
     /// The condition that must hold when its threads have ended.
     pub ending: Ending,
     /// Prepares the initial world.
@@ -57,6 +60,7 @@ impl Scene {
         crashes: 1,
         looks: false,
         is_damaged: false,
+        is_uncached: false,
         ending: Ending::Rest,
         prepare: |_| {},
         play: |_| {},
@@ -82,6 +86,7 @@ pub const ALL: &[Scene] = &[
     everything::ZEROES,
     everything::SETTINGS,
     everything::RESIZES,
+    route::ATTACH,
 ];
 
 /// The scene with this name.

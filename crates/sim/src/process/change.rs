@@ -85,7 +85,7 @@ impl Place {
         Self { transport: Arc::clone(transport), device: Arc::clone(device) }
     }
 
-    /// Holds the route. no thread else does.
+    /// Holds the route. No other thread does.
     fn hold(&self) -> SimHold {
         let Some(hold) = self.device.hold(Waker::from(Arc::new(WakeFlag::default()))) else {
             panic!("the route is held already");

@@ -139,7 +139,7 @@ impl World {
             }
             self.advance_change();
             let now = self.environment.clock_ms();
-            self.environment.advance(u64::from(now % 7 == 0));
+            self.environment.advance(u64::from(now.is_multiple_of(7)));
         }
         // A cache that must keep more than it has to give up.
         self.give_change_up();

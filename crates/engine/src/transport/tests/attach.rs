@@ -100,7 +100,7 @@ fn a_detached_cache_leaves_a_row_without_one_and_its_successor_has_another_ident
     assert_eq!((row.cache_id.get(), row.lanes.get(), row.segments.get()), (0, 0, 0));
     assert_eq!((row.state_segment.get(), row.use_state.get()), (u32::MAX, tables::USE_UNKNOWN));
     assert_eq!(transport.info().free_segments, free + 9);
-    // The former cache is still referenced, and is no obstacle.
+    // The former cache is still in memory, and is no obstacle.
     transport.attach_cache(id, 9 * SEGMENT, 1).expect("there is room");
     assert_ne!(transport.backend_row(id).expect("it is there").cache_id.get(), former);
     drop(transport.open_cache(id).expect("the former one does not count as open"));
@@ -160,8 +160,11 @@ fn a_cache_that_was_attached_and_not_used_is_taken_back_opened_or_not() {
     let id = uncached(&transport);
     let free = transport.info().free_segments;
     transport.attach_cache(id, 9 * SEGMENT, 1).expect("there is room");
-    transport.take_unused_cache_back(id).expect("no process has opened it");
+    let cache_id = || transport.backend_row(id).expect("it is there").cache_id.get();
+    let first = cache_id();
+    transport.take_unused_cache_back(id).expect("no thread has opened it");
     transport.attach_cache(id, 9 * SEGMENT, 1).expect("there is room");
+    assert_ne!(cache_id(), first, "what names the first one does not name the second");
     let cache = transport.open_cache(id).expect("it opens");
     assert_eq!(kind(transport.take_unused_cache_back(id)), Some(ErrorKind::Busy), "it runs");
     cache.stop();

@@ -168,7 +168,7 @@ fn half_grown(rig: &Rig, segments: &[u32]) {
 }
 
 #[test]
-fn free_segments_beyond_the_number_in_the_row_are_returned_when_the_cache_is_opened() {
+fn free_segments_beyond_the_number_in_the_row_are_released_when_the_cache_is_opened() {
     let rig = rig();
     half_grown(&rig, &[13, 14]);
     let entries: Vec<bool> = rig
