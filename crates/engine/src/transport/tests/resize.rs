@@ -98,7 +98,7 @@ fn a_cache_shrinks_by_segments_that_its_row_does_not_count_before_they_name_none
 }
 
 #[test]
-fn a_cache_does_not_shrink_below_what_its_lanes_need_or_what_is_dirty_and_not_twice_at_once() {
+fn a_cache_does_not_shrink_below_what_its_lanes_need_or_what_the_disk_refuses_and_not_twice_at_once() {
     let mut rig = rig();
     let (kind, text) = refused(rig.cache.begin_shrink(5));
     assert_eq!(kind, ErrorKind::NoSpace);
@@ -114,9 +114,13 @@ fn a_cache_does_not_shrink_below_what_its_lanes_need_or_what_is_dirty_and_not_tw
     }
     let dirty = rig.cache.dirty_bytes();
     assert!(dirty > 8 * SEGMENT, "{dirty}");
+    drop(rig.cache.begin_shrink(4).expect("what is dirty is written first"));
+    rig.disk.with(|disk| disk.unwritable = vec![ByteRange { start: 0, end: rig.cache.size() }]);
+    rig.run();
     let (kind, text) = refused(rig.cache.begin_shrink(4));
     assert_eq!(kind, ErrorKind::NoSpace);
-    assert!(text.contains("that the backing device lacks; drain it first"), "{text}");
+    assert!(text.contains("refuses or lacks") && text.contains("cannot shrink"), "{text}");
+    rig.disk.with(|disk| disk.unwritable.clear());
     rig.drain();
     drop(rig.cache.begin_shrink(4).expect("nothing is dirty"));
 }
