@@ -24,7 +24,7 @@ const NEIGHBOURS: u32 = 64;
 
 /// The begin of the row of a chunk: a fraction of any table, in units of 2^-32.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Start(u32);
+pub(crate) struct Start(u32);
 
 impl Start {
     /// The begin of the row of the chunk of `key`. `seed` determines which chunks collide, so that a client that does not know
@@ -85,7 +85,12 @@ impl Lines {
     /// Prefetches the buckets of `keys`, which lie in one chunk. No instruction waits for a prefetch.
     #[inline]
     pub(crate) fn prefetch<E: Environment>(self, keys: RangeInclusive<u32>) {
-        let start = Start::new(*keys.start(), self.seed);
+        self.prefetch_at::<E>(Start::new(*keys.start(), self.seed), keys);
+    }
+
+    /// As [`prefetch`](Self::prefetch); the chunk is at `start`.
+    #[inline]
+    pub(super) fn prefetch_at<E: Environment>(self, start: Start, keys: RangeInclusive<u32>) {
         for bucket in Row::new(start, self.count).buckets(keys) {
             E::prefetch(core::ptr::without_provenance(self.at.wrapping_add(bucket * LINE)));
         }

@@ -156,21 +156,21 @@ impl Tables {
         core::iter::once(&self.table).chain(&self.old)
     }
 
+    /// The begin of the row of the chunk of `key`.
     #[inline]
-    const fn start(&self, key: u32) -> Start {
+    pub(super) const fn start(&self, key: u32) -> Start {
         Start::new(key, self.seed)
     }
 
-    /// Prefetches the buckets of `keys`, which lie in one chunk.
+    /// Prefetches the buckets of `keys`, which lie in the chunk at `start`.
     #[inline]
-    pub(super) fn prefetch<E: Environment>(&self, keys: RangeInclusive<u32>) {
-        self.of(self.start(*keys.start())).lines(self.seed).prefetch::<E>(keys);
+    pub(super) fn prefetch<E: Environment>(&self, start: Start, keys: RangeInclusive<u32>) {
+        self.of(start).prefetch::<E>(start, keys);
     }
 
     /// See [`Table::prefetch_further`].
     #[inline]
-    pub(super) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>) {
-        let start = self.start(*keys.start());
+    pub(super) fn prefetch_further<E: Environment>(&self, start: Start, keys: RangeInclusive<u32>) {
         self.of(start).prefetch_further::<E>(start, keys);
     }
 
@@ -212,16 +212,15 @@ impl Tables {
         self.of_mut(start).get_or_insert(start, fresh)
     }
 
-    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in the chunk of `key`. Calls `set` with the
+    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in the chunk at `start`. Calls `set` with the
     /// entry in the table and the given one.
     #[inline]
     pub(super) fn get_or_insert_all(
         &mut self,
-        key: u32,
+        start: Start,
         entries: impl Iterator<Item = Entry>,
         set: impl FnMut(&mut Entry, Entry),
     ) {
-        let start = self.start(key);
         self.of_mut(start).get_or_insert_all(start, entries, set);
     }
 

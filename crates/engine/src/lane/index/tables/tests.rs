@@ -82,7 +82,7 @@ impl Pair {
             0 | 1 => {
                 self.index.reserve(1).unwrap();
                 let data = (slot % 3 > 0).then_some(BlockData { offset: slot, sum: !slot });
-                self.index.set_whole(key, location, [data].into_iter());
+                self.index.set_block(key, location, [data].into_iter());
                 self.whole.insert(key, data.map(|data| (location, data)));
                 self.parts.insert(key, [location; PARTS]);
             }
@@ -201,7 +201,7 @@ fn filled(blocks: usize, live: u32) -> Index {
     let mut index = Index::new(blocks, 7);
     for key in 0..live {
         index.reserve(1).unwrap();
-        index.set_whole(key * 3 / 2, at(1, key), [None].into_iter());
+        index.set_block(key * 3 / 2, at(1, key), [None].into_iter());
     }
     index
 }
@@ -282,7 +282,7 @@ fn what_is_reserved_stays_reserved_in_both_tables_whatever_steps_come_between() 
         // Wherever they lie: with the first step all of these are in the old table, with the last in the new one.
         for chunk in 0..RESERVED_MAX as u32 {
             slot += 1;
-            index.set_whole((chunk % 64) * 1024 + slot % 1024, at(2, slot), [None].into_iter());
+            index.set_block((chunk % 64) * 1024 + slot % 1024, at(2, slot), [None].into_iter());
         }
         assert_eq!(index.bytes(), before, "no insert had to allocate");
         if stepped == Stepped::Done {
@@ -298,8 +298,8 @@ fn a_commit_to_a_chunk_that_has_not_moved_has_its_memory_too() {
     let mut slot = 0;
     while index.table.table.unused() > 0 {
         slot += 1;
-        index.set_whole(slot % 1024 + 1024 * 64, at(2, slot), [None].into_iter());
-        index.set_whole(slot * 1024, at(2, slot), [None].into_iter());
+        index.set_block(slot % 1024 + 1024 * 64, at(2, slot), [None].into_iter());
+        index.set_block(slot * 1024, at(2, slot), [None].into_iter());
     }
     let mut memory = Memory::new(3000).unwrap();
     assert!(index.begin_resize(&mut memory));
@@ -320,7 +320,7 @@ fn a_full_index_that_has_grown_or_shrunk_weighs_what_a_new_one_does() {
     let fill = |index: &mut Index, numbers: core::ops::Range<u32>| {
         for number in numbers {
             index.reserve(1).unwrap();
-            index.set_whole(key(number), at(1, number), [None].into_iter());
+            index.set_block(key(number), at(1, number), [None].into_iter());
         }
     };
     let mut index = Index::new(PLACES, 7);
