@@ -138,7 +138,7 @@ impl Index {
 
     /// The progress of a resize, from 0 to 2^32; without one 2^32.
     pub(crate) const fn resized(&self) -> u64 {
-        self.table.boundary()
+        self.table.resized()
     }
 
     /// Removes all blocks.

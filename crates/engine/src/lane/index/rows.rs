@@ -37,13 +37,14 @@ impl Start {
         let mut turn = ((chunk / NEIGHBOURS) ^ seed).wrapping_mul(0x85eb_ca6b);
         turn = (turn ^ turn >> 15).wrapping_add(seed).wrapping_mul(0xc2b2_ae35);
         turn ^= turn >> 13;
-        Self(chunk.wrapping_mul(0x9e37_79b1).wrapping_add(turn))
+        // Not 0, which is the boundary below all starts.
+        Self(chunk.wrapping_mul(0x9e37_79b1).wrapping_add(turn) | 1)
     }
 
-    /// Whether it is below `boundary`, which is at most 2^32.
+    /// Whether it is up to `boundary`.
     #[inline]
-    pub(super) const fn is_below(self, boundary: u64) -> bool {
-        (self.0 as u64) < boundary
+    pub(super) const fn is_up_to(self, boundary: u32) -> bool {
+        self.0 <= boundary
     }
 
     /// The first bucket of the row, in a table of `count` buckets. Never falls as the start grows.
