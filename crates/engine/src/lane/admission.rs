@@ -14,7 +14,7 @@
 //!
 //! Elsewhere: whether the cache is full (`cache`), and what is evicted (`reclaim`).
 
-use alloc::{boxed::Box, vec::Vec};
+use alloc::{boxed::Box, vec, vec::Vec};
 
 /// Names kept for each block that the lane can hold.
 const NAMES_PER_BLOCK: usize = 2;
@@ -56,8 +56,17 @@ struct Names(Box<[u8]>);
 
 impl Names {
     fn new(blocks: usize) -> Option<Self> {
-        let length = (blocks * NAMES_PER_BLOCK).max(1).next_multiple_of(GROUP as usize);
-        Some(Self(filled(0, length)?))
+        Some(Self(filled(0, Self::length(blocks))?))
+    }
+
+    /// As [`new`](Self::new), of memory that the system provides when it is used. For a cache that is being opened: it cannot be
+    /// opened without this memory.
+    fn at_open(blocks: usize) -> Self {
+        Self(vec![0; Self::length(blocks)].into_boxed_slice())
+    }
+
+    fn length(blocks: usize) -> usize {
+        (blocks * NAMES_PER_BLOCK).max(1).next_multiple_of(GROUP as usize)
     }
 
     /// Lines of names.
@@ -176,8 +185,12 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// The admission of a lane that can hold `blocks` blocks. `None` if an allocation fails.
+    /// The admission of a lane that can hold `blocks` blocks, of a cache that is being opened. `None` if an allocation fails.
     pub(crate) fn new(blocks: usize) -> Option<Self> {
+        Self::with(blocks, Names::at_open(blocks))
+    }
+
+    fn with(blocks: usize, missed: Names) -> Option<Self> {
         let one_of = ((blocks / MODEL_BLOCKS).max(1).ilog2()).min(SAMPLE_MAX.ilog2());
         // Space that is kept free, or is not full yet, holds no blocks.
         let held = (blocks - blocks / 8) >> one_of;
@@ -187,7 +200,7 @@ impl Admission {
             strict: Model::new(held, true)?,
             lead: 0,
             lead_max: i32::try_from(held).unwrap_or(i32::MAX).max(1),
-            missed: Names::new(blocks)?,
+            missed,
             left: None,
         })
     }
@@ -197,7 +210,10 @@ impl Admission {
         let mut left = Vec::new();
         left.try_reserve_exact(1).ok()?;
         left.push(Left { names: Names::default(), first: 0 });
-        Some(Self { left: left.into_boxed_slice().try_into().ok(), ..Self::new(blocks)? })
+        Some(Self {
+            left: left.into_boxed_slice().try_into().ok(),
+            ..Self::with(blocks, Names::new(blocks)?)?
+        })
     }
 
     /// Changes to the size of `fresh`, which was made [`for_resize`](Self::for_resize) and then has what is to be dropped. Steps of
