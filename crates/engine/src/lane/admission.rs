@@ -14,7 +14,7 @@
 //!
 //! Elsewhere: whether the cache is full (`cache`), and what is evicted (`reclaim`).
 
-use alloc::{boxed::Box, vec::Vec};
+use alloc::{boxed::Box, vec, vec::Vec};
 
 /// Names kept for each block that the lane can hold.
 const NAMES_PER_BLOCK: usize = 2;
@@ -26,8 +26,6 @@ const MODEL_BLOCKS: usize = 128;
 const SAMPLE_MAX: u32 = 64;
 /// Blocks of a set, among which a model selects the one to evict.
 const WAYS: usize = 8;
-/// The boundary above all hashes.
-const ALL: u64 = 1 << 32;
 /// No block: no device is so large that a lane has a block of this number.
 const NO_BLOCK: u32 = u32::MAX;
 
@@ -54,16 +52,21 @@ fn filled<T: Clone>(value: T, length: usize) -> Option<Box<[T]>> {
 /// replaces it; so a name is forgotten after about as many other names as there are slots. One name in 255 is mistaken for that
 /// of another block.
 #[derive(Default)]
-pub(crate) struct Names(Box<[u8]>);
+struct Names(Box<[u8]>);
 
 impl Names {
     fn new(blocks: usize) -> Option<Self> {
-        let length = (blocks * NAMES_PER_BLOCK).max(1).next_multiple_of(GROUP as usize);
-        Some(Self(filled(0, length)?))
+        Some(Self(filled(0, Self::length(blocks))?))
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// As [`new`](Self::new), of memory that the system provides when it is used. For a cache that is being opened: it cannot be
+    /// opened without this memory.
+    fn at_open(blocks: usize) -> Self {
+        Self(vec![0; Self::length(blocks)].into_boxed_slice())
+    }
+
+    fn length(blocks: usize) -> usize {
+        (blocks * NAMES_PER_BLOCK).max(1).next_multiple_of(GROUP as usize)
     }
 
     /// Lines of names.
@@ -94,45 +97,33 @@ impl Names {
     }
 }
 
-/// The names of blocks that were missed, while they get another size: the hash of a line is its position as a fraction, so lines
-/// are in the same order at any size, and follow in this order.
-struct Missed {
+/// The names that a resize has not moved yet. The hash of a line is its position as a fraction, so lines are in the same order at
+/// any size, and move in this order.
+struct Left {
     names: Names,
-    /// Blocks whose hash is below it have their names in `names`, the others in `old`.
-    boundary: u64,
-    /// Empty unless the size is being changed.
-    old: Names,
+    /// Blocks whose hash is at least this have their names here.
+    first: u64,
 }
 
-impl Missed {
-    fn new(blocks: usize) -> Option<Self> {
-        Some(Self { names: Names::new(blocks)?, boundary: ALL, old: Names::default() })
-    }
-
-    /// The names that have that of `key`.
-    fn of(&mut self, key: u32) -> &mut Names {
-        let hash = scatter(key / GROUP) & (ALL - 1);
-        if hash < self.boundary { &mut self.names } else { &mut self.old }
-    }
-
-    /// Moves the names up to the hash `end`. A new line gets the names of all old ones that it replaces; those that do not
+impl Left {
+    /// Moves the names up to the hash `end` to `to`. A new line gets the names of all old ones that it replaces; those that do not
     /// belong there are soon replaced themselves.
-    fn follow(&mut self, end: u64) {
-        let counts = [&self.old, &self.names].map(Names::lines);
-        while self.boundary < end {
-            let [from, to] = counts.map(|count| scaled(self.boundary, count) * GROUP as usize);
-            let (Some(from), Some(to)) = (self.old.0.get(from..), self.names.0.get_mut(to..)) else { break };
+    fn move_to(&mut self, to: &mut Names, end: u64) {
+        let counts = [self.names.lines(), to.lines()];
+        while self.first < end {
+            let [from_at, to_at] = counts.map(|count| scaled(self.first, count) * GROUP as usize);
+            let (Some(from), Some(to)) = (self.names.0.get(from_at..), to.0.get_mut(to_at..)) else { break };
             for (new, old) in to.iter_mut().zip(from).take(GROUP as usize).filter(|(new, _)| **new == 0) {
                 *new = *old;
             }
             // Up to where the next line begins in one of the two.
             let [from, to] = counts.map(|count| {
                 let count = count as u64;
-                (((self.boundary * count >> 32) + 1) << 32).div_ceil(count)
+                (((self.first * count >> 32) + 1) << 32).div_ceil(count)
             });
-            self.boundary = from.min(to).min(end);
+            self.first = from.min(to).min(end);
         }
-        self.boundary = self.boundary.max(end);
+        self.first = self.first.max(end);
     }
 }
 
@@ -167,6 +158,16 @@ impl Model {
     }
 }
 
+/// Names that a resize has replaced, if it is done.
+#[derive(Default)]
+pub(crate) struct FormerNames(Option<Box<[Left; 1]>>);
+
+impl FormerNames {
+    pub(crate) const fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
 /// The state of a lane's admission.
 pub(crate) struct Admission {
     /// Bits of a block's hash that are zero if it is in the sample.
@@ -178,12 +179,18 @@ pub(crate) struct Admission {
     /// The number of hits by which `strict` is ahead.
     lead: i32,
     lead_max: i32,
-    missed: Missed,
+    missed: Names,
+    /// The names of the former size, while a resize is on its way. Before it begins the admission of the new size has the room.
+    left: Option<Box<[Left; 1]>>,
 }
 
 impl Admission {
-    /// The admission of a lane that can hold `blocks` blocks. `None` if an allocation fails.
+    /// The admission of a lane that can hold `blocks` blocks, of a cache that is being opened. `None` if an allocation fails.
     pub(crate) fn new(blocks: usize) -> Option<Self> {
+        Self::with(blocks, Names::at_open(blocks))
+    }
+
+    fn with(blocks: usize, missed: Names) -> Option<Self> {
         let one_of = ((blocks / MODEL_BLOCKS).max(1).ilog2()).min(SAMPLE_MAX.ilog2());
         // Space that is kept free, or is not full yet, holds no blocks.
         let held = (blocks - blocks / 8) >> one_of;
@@ -193,24 +200,47 @@ impl Admission {
             strict: Model::new(held, true)?,
             lead: 0,
             lead_max: i32::try_from(held).unwrap_or(i32::MAX).max(1),
-            missed: Missed::new(blocks)?,
+            missed,
+            left: None,
         })
     }
 
-    /// Changes to the size of `fresh`, which then has what is to be dropped. Steps of [`resize_step`](Self::resize_step) follow.
-    /// None may be on its way.
+    /// As [`new`](Self::new), for [`begin_resize`](Self::begin_resize).
+    pub(crate) fn for_resize(blocks: usize) -> Option<Self> {
+        let mut left = Vec::new();
+        left.try_reserve_exact(1).ok()?;
+        left.push(Left { names: Names::default(), first: 0 });
+        Some(Self {
+            left: left.into_boxed_slice().try_into().ok(),
+            ..Self::with(blocks, Names::new(blocks)?)?
+        })
+    }
+
+    /// Changes to the size of `fresh`, which was made [`for_resize`](Self::for_resize) and then has what is to be dropped. Steps of
+    /// [`resize_step`](Self::resize_step) follow. None may be on its way.
     pub(crate) fn begin_resize(&mut self, fresh: &mut Self) {
         core::mem::swap(self, fresh);
         let lead = i64::from(fresh.lead) * i64::from(self.lead_max) / i64::from(fresh.lead_max);
         self.lead = lead as i32;
-        core::mem::swap(&mut self.missed.old, &mut fresh.missed.names);
-        self.missed.boundary = 0;
+        if let Some([left]) = self.left.as_deref_mut() {
+            core::mem::swap(&mut left.names, &mut fresh.missed);
+        }
     }
 
     /// Follows a resize of the index to `resized`, from 0 to 2^32. Returns what is to be dropped: at the end the old names.
-    pub(crate) fn resize_step(&mut self, resized: u64) -> Names {
-        self.missed.follow(resized);
-        if resized == ALL { core::mem::take(&mut self.missed.old) } else { Names::default() }
+    pub(crate) fn resize_step(&mut self, resized: u64) -> FormerNames {
+        if let Some([left]) = self.left.as_deref_mut() {
+            left.move_to(&mut self.missed, resized);
+        }
+        FormerNames(self.left.take_if(|_| resized == 1 << 32))
+    }
+
+    /// The names among which is that of `key`.
+    fn names(&mut self, key: u32) -> &mut Names {
+        match self.left.as_deref_mut() {
+            Some([left]) if scatter(key / GROUP) & 0xffff_ffff >= left.first => &mut left.names,
+            _ => &mut self.missed,
+        }
     }
 
     /// Notes that a client reads block `key`.
@@ -231,19 +261,20 @@ impl Admission {
 
     /// Whether to record block `key`, which a full lane does not hold and has just read from the backing device.
     pub(crate) fn is_worth(&mut self, key: u32) -> bool {
-        self.lead < 0 || self.missed.of(key).exchange(key)
+        self.lead < 0 || self.names(key).exchange(key)
     }
 
     /// Notes that reclaim dropped block `key`, which had got a second chance: it counts as missed once.
     pub(crate) fn note_eviction(&mut self, key: u32) {
-        self.missed.of(key).insert(key);
+        self.names(key).insert(key);
     }
 
     /// Memory of the admission in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let names = |names: &Names| names.0.len();
         let model = |model: &Model| model.blocks.len() * 4 + model.names.as_ref().map_or(0, names);
-        model(&self.open) + model(&self.strict) + names(&self.missed.names) + names(&self.missed.old)
+        let left = self.left.as_ref().map_or(0, |left| names(&left[0].names));
+        model(&self.open) + model(&self.strict) + names(&self.missed) + left
     }
 }
 

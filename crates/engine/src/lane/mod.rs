@@ -216,7 +216,8 @@ impl LaneState {
     /// Prefetches the index lines of `range`, which lies in one chunk.
     #[inline]
     pub(crate) fn prefetch<E: Environment>(&self, base: &Base<E>, range: ByteRange) {
-        self.index.prefetch::<E>(base.identity().lanes.keys(range));
+        let keys = base.identity().lanes.keys(range);
+        self.index.prefetch::<E>(self.index.start(*keys.start()), keys);
     }
 
     /// The sequence number up to which the lane is complete, and its run.

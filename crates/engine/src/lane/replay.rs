@@ -457,7 +457,8 @@ impl LaneState {
             RecordKind::Write | RecordKind::Fill | RecordKind::ParkedWrite | RecordKind::WriteThrough => {
                 let first_sum = [record.first_sum.get()];
                 let known = if record.has_checksums() { &first_sum[..] } else { &[] };
-                self.index_range(base, range, location, record.data_offset.get(), known);
+                let start = self.index.start(base.identity().lanes.key(range.start));
+                self.index_range(base, (start, range), location, record.data_offset.get(), known);
                 if !self.overlay.is_empty() {
                     self.overlay.heal(range);
                 }

@@ -7,7 +7,7 @@
 
 use super::{
     Lane,
-    admission::{Admission, Names},
+    admission::{Admission, FormerNames},
     index::{Memory, Stepped},
 };
 use crate::Environment;
@@ -19,7 +19,7 @@ pub(crate) struct Resize {
     /// That of the new size, and when the resize has begun that of the old one.
     admission: Option<Admission>,
     /// The names of the old admission, when the resize is done.
-    names: Names,
+    names: FormerNames,
 }
 
 impl Resize {
@@ -27,14 +27,14 @@ impl Resize {
     pub(crate) fn new(blocks: usize) -> Option<Self> {
         Some(Self {
             index: Memory::new(blocks)?,
-            admission: Some(Admission::new(blocks)?),
-            names: Names::default(),
+            admission: Some(Admission::for_resize(blocks)?),
+            names: FormerNames::default(),
         })
     }
 
     /// Memory for further steps of a resize that has begun.
     pub(crate) fn of_begun() -> Self {
-        Self { index: Memory::without_table(), admission: None, names: Names::default() }
+        Self { index: Memory::without_table(), admission: None, names: FormerNames::default() }
     }
 
     /// Ensures that it has memory for a step that moves `blocks` blocks. `None` if an allocation fails.
@@ -69,7 +69,7 @@ impl<E: Environment> Lane<E> {
         let freed = state.admission.resize_step(resized);
         // Not dropped here: the lane is locked.
         let before = core::mem::replace(&mut resize.names, freed);
-        debug_assert!(before.is_empty(), "a resize frees once");
+        debug_assert!(before.is_none(), "a resize frees once");
         self.lines.store(state.index.lines());
         stepped
     }

@@ -5,7 +5,12 @@
 //!
 //! Elsewhere: which requests store what (`cache`), slots and space (`log`).
 
-use super::{LaneState, blocks, index::BlockData, overlay::Meaning, parking::Parked};
+use super::{
+    LaneState, blocks,
+    index::{BlockData, Start},
+    overlay::Meaning,
+    parking::Parked,
+};
 use crate::{
     Environment,
     base::{Base, Lack, Requester},
@@ -78,7 +83,8 @@ impl LaneState {
         }
         self.make_room(base, 1 + lines, range.len(), requester, waker)?;
         let keys = base.identity().lanes.keys(range);
-        self.index.prefetch::<E>(keys.clone());
+        let start = self.index.start(*keys.start());
+        self.index.prefetch::<E>(start, keys.clone());
         let data_offset = self.take_data(range.len());
         let segment = self.open.as_ref().ok_or(Lack::Space)?.segment;
         let at = base.segment(segment).base() + data_offset;
@@ -103,13 +109,13 @@ impl LaneState {
         };
 
         let in_parts = !(range.start | range.end).is_multiple_of(CHECKSUM_BLOCK);
-        self.index.prefetch_further::<E>(keys, in_parts);
+        self.index.prefetch_further::<E>(start, keys, in_parts);
 
         // 4. Sequence number and epoch, record, index: their order is the order of commit.
         let mut record = Record::new(kind, range);
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(base, record, checksums);
-        self.index_range(base, range, location, data_offset as u32, checksums);
+        self.index_range(base, (start, range), location, data_offset as u32, checksums);
         if BLOCKS > FEW_BLOCKS {
             self.return_checksums(many);
         }
@@ -130,12 +136,12 @@ impl LaneState {
         Ok((copied.and(stored), location))
     }
 
-    /// Points the index at the record at `location` for the blocks of `range`. The record's data starts at `data_offset` in its
-    /// segment; `checksums` are those of its first blocks, as far as they are known.
+    /// Points the index at the record at `location` for the blocks of `range`, whose chunk is at `start`. The record's data starts
+    /// at `data_offset` in its segment; `checksums` are those of its first blocks, as far as they are known.
     pub(super) fn index_range<E: Environment>(
         &mut self,
         base: &Base<E>,
-        range: ByteRange,
+        (start, range): (Start, ByteRange),
         location: Location,
         data_offset: u32,
         checksums: &[u32],
@@ -151,7 +157,7 @@ impl LaneState {
                 let offset = data_offset + (before + number * CHECKSUM_BLOCK) as u32;
                 checksums.get(number as usize).map(|sum| BlockData { offset, sum: *sum })
             });
-            self.index.set_whole(base.identity().lanes.key(whole.start), location, blocks);
+            self.index.set_whole(start, base.identity().lanes.key(whole.start), location, blocks);
         }
         let head = ByteRange { start: range.start, end: whole.start.min(range.end) };
         let tail = ByteRange { start: whole.end.max(head.end), end: range.end };

@@ -3,6 +3,8 @@
 use super::*;
 
 const BLOCKS: usize = 4096;
+/// A resize that is done.
+const ALL: u64 = 1 << 32;
 
 /// A full lane of `BLOCKS` blocks that records what admission accepts, and evicts the block that it has held longest.
 struct Lane {
@@ -86,31 +88,28 @@ fn a_resize_keeps_the_lead_and_the_names() {
     for (to, steps) in [(2 * BLOCKS, 7), (BLOCKS / 2, 7), (BLOCKS * 3, 100), (BLOCKS, 1), (10, 3)] {
         let mut admission = Admission::new(BLOCKS).unwrap();
         admission.lead = -56;
-        (0..1000).for_each(|key| assert!(!admission.missed.of(key).exchange(key)));
-        let mut fresh = Admission::new(to).unwrap();
+        (0..1000).for_each(|key| assert!(!admission.names(key).exchange(key)));
+        let mut fresh = Admission::for_resize(to).unwrap();
         let (lead_max, names) = (fresh.lead_max, Names::new(to).unwrap().0.len());
         admission.begin_resize(&mut fresh);
-        assert_eq!(
-            fresh.missed.names.0.len() + fresh.missed.old.0.len(),
-            0,
-            "they stay until they have moved"
-        );
+        assert!(fresh.missed.0.is_empty() && fresh.left.is_none(), "they stay until they have moved");
         assert_eq!((admission.lead, admission.lead_max), (-lead_max / 2, lead_max));
         let share = |admission: &mut Admission, from: u32| {
-            let known = (from..from + 100).filter(|key| admission.missed.of(*key).exchange(*key)).count();
+            let known = (from..from + 100).filter(|key| admission.names(*key).exchange(*key)).count();
             // As it was.
             for key in from..from + 100 {
-                admission.missed.of(key).exchange(key);
+                admission.names(key).exchange(key);
             }
             known
         };
         for step in 1..=steps {
-            assert!(admission.resize_step(ALL * (step - 1) / steps).is_empty());
+            assert!(admission.resize_step(ALL * (step - 1) / steps).is_none());
             assert!(to < BLOCKS || share(&mut admission, 0) == 100, "{to}: step {step}");
             assert!(to < BLOCKS || share(&mut admission, 900) == 100, "{to}: step {step}");
         }
-        assert_eq!(admission.resize_step(ALL).0.len(), 2 * BLOCKS, "the old names are dropped");
-        assert_eq!((admission.missed.names.0.len(), admission.missed.old.0.len()), (names, 0));
+        let former = admission.resize_step(ALL).0.unwrap();
+        assert_eq!(former[0].names.0.len(), 2 * BLOCKS, "the old names are dropped");
+        assert!(admission.missed.0.len() == names && admission.left.is_none());
         let known = share(&mut admission, 0) + share(&mut admission, 900);
         assert!(to < BLOCKS / 2 || known >= 150, "{to}: {known} of 200");
         assert_eq!(admission.sample, fresh_sample(to));
@@ -124,17 +123,15 @@ fn fresh_sample(blocks: usize) -> u64 {
 #[test]
 fn a_step_of_a_resize_visits_its_share_of_the_names() {
     // Lines of 64 names: as many as there are in both sizes, and one more for each.
-    let mut missed = Missed::new(64 * 100).unwrap();
-    missed.old = Names::new(64 * 100).unwrap();
-    missed.names = Names::new(64 * 200).unwrap();
-    missed.old.0.fill(7);
-    missed.boundary = 0;
+    let mut left = Left { names: Names::new(64 * 100).unwrap(), first: 0 };
+    let mut names = Names::new(64 * 200).unwrap();
+    left.names.0.fill(7);
     for step in 1..=10 {
-        missed.follow(ALL * step / 10);
-        let moved = missed.names.0.iter().filter(|name| **name == 7).count() as u64;
+        left.move_to(&mut names, ALL * step / 10);
+        let moved = names.0.iter().filter(|name| **name == 7).count() as u64;
         assert!((moved / 64).abs_diff(40 * step) <= 1, "step {step}: {moved}");
     }
-    assert_eq!(missed.boundary, ALL);
+    assert_eq!(left.first, ALL);
 }
 
 #[test]

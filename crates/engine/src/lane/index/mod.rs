@@ -22,7 +22,7 @@ use crate::{
 use alloc::{boxed::Box, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, SECTOR};
 use core::{alloc::Layout, ops::RangeInclusive};
-pub(crate) use rows::SharedLines;
+pub(crate) use rows::{SharedLines, Start};
 use table::Entry;
 use tables::Tables;
 pub(crate) use tables::{Memory, RESERVED_MAX, Stepped};
@@ -138,7 +138,7 @@ impl Index {
 
     /// The progress of a resize, from 0 to 2^32; without one 2^32.
     pub(crate) const fn resized(&self) -> u64 {
-        self.table.boundary()
+        self.table.resized()
     }
 
     /// Removes all blocks.
@@ -164,16 +164,28 @@ impl Index {
         self.sides.reserve(2)
     }
 
-    /// Prefetches the lines that commits of the blocks `keys` will visit first. No instruction waits for a prefetch.
+    /// The begin of the row of the chunk of block `key`: what the operations of a commit need to find its table and buckets.
     #[inline]
-    pub(crate) fn prefetch<E: Environment>(&self, keys: RangeInclusive<u32>) {
-        self.table.prefetch::<E>(keys);
+    pub(crate) const fn start(&self, key: u32) -> Start {
+        self.table.start(key)
+    }
+
+    /// Prefetches the lines that commits of the blocks `keys`, in the chunk at `start`, will visit first. No instruction waits for
+    /// a prefetch.
+    #[inline]
+    pub(crate) fn prefetch<E: Environment>(&self, start: Start, keys: RangeInclusive<u32>) {
+        self.table.prefetch::<E>(start, keys);
     }
 
     /// As [`prefetch`](Self::prefetch), for the lines that the commits visit after those, once those have arrived. With
     /// `in_parts` the commits may cover the first and the last block in part.
     #[inline]
-    pub(crate) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>, in_parts: bool) {
+    pub(crate) fn prefetch_further<E: Environment>(
+        &self,
+        start: Start,
+        keys: RangeInclusive<u32>,
+        in_parts: bool,
+    ) {
         if in_parts {
             for key in [*keys.start(), *keys.end()] {
                 match self.table.peek(key) {
@@ -184,7 +196,7 @@ impl Index {
                 }
             }
         }
-        self.table.prefetch_further::<E>(keys);
+        self.table.prefetch_further::<E>(start, keys);
     }
 
     /// Loads the lines that commits of `keys` will touch; see [`Tables::touch_all`].
@@ -246,16 +258,19 @@ impl Index {
         }
     }
 
-    /// Points the blocks from `key` on, which lie in one chunk, at `location`. `blocks` has the data of each block, if known.
+    /// Points the blocks from `key` on, which lie in the chunk at `start`, at `location`. `blocks` has the data of each block, if
+    /// known.
     #[inline]
     pub(crate) fn set_whole(
         &mut self,
+        start: Start,
         key: u32,
         location: Location,
         blocks: impl Iterator<Item = Option<BlockData>>,
     ) {
+        debug_assert_eq!(start, self.start(key), "the chunk of the block");
         let entries = blocks.zip(key..).map(|(data, key)| Entry::whole(key, location, data));
-        self.table.get_or_insert_all(key, entries, |entry, new| {
+        self.table.get_or_insert_all(start, entries, |entry, new| {
             if entry.is_in_parts() {
                 self.sides.release(entry.segment);
             }

@@ -24,7 +24,7 @@ const NEIGHBOURS: u32 = 64;
 
 /// The begin of the row of a chunk: a fraction of any table, in units of 2^-32.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Start(u32);
+pub(crate) struct Start(u32);
 
 impl Start {
     /// The begin of the row of the chunk of `key`. `seed` determines which chunks collide, so that a client that does not know
@@ -37,13 +37,14 @@ impl Start {
         let mut turn = ((chunk / NEIGHBOURS) ^ seed).wrapping_mul(0x85eb_ca6b);
         turn = (turn ^ turn >> 15).wrapping_add(seed).wrapping_mul(0xc2b2_ae35);
         turn ^= turn >> 13;
-        Self(chunk.wrapping_mul(0x9e37_79b1).wrapping_add(turn))
+        // Not 0, which is the boundary below all starts.
+        Self(chunk.wrapping_mul(0x9e37_79b1).wrapping_add(turn) | 1)
     }
 
-    /// Whether it is below `boundary`, which is at most 2^32.
+    /// Whether it is up to `boundary`.
     #[inline]
-    pub(super) const fn is_below(self, boundary: u64) -> bool {
-        (self.0 as u64) < boundary
+    pub(super) const fn is_up_to(self, boundary: u32) -> bool {
+        self.0 <= boundary
     }
 
     /// The first bucket of the row, in a table of `count` buckets. Never falls as the start grows.
@@ -85,7 +86,12 @@ impl Lines {
     /// Prefetches the buckets of `keys`, which lie in one chunk. No instruction waits for a prefetch.
     #[inline]
     pub(crate) fn prefetch<E: Environment>(self, keys: RangeInclusive<u32>) {
-        let start = Start::new(*keys.start(), self.seed);
+        self.prefetch_at::<E>(Start::new(*keys.start(), self.seed), keys);
+    }
+
+    /// As [`prefetch`](Self::prefetch); the chunk is at `start`.
+    #[inline]
+    pub(super) fn prefetch_at<E: Environment>(self, start: Start, keys: RangeInclusive<u32>) {
         for bucket in Row::new(start, self.count).buckets(keys) {
             E::prefetch(core::ptr::without_provenance(self.at.wrapping_add(bucket * LINE)));
         }

@@ -177,6 +177,12 @@ impl Table {
         }
     }
 
+    /// Prefetches the buckets of `keys`, which lie in the chunk at `start`.
+    #[inline]
+    pub(super) fn prefetch<E: Environment>(&self, start: Start, keys: RangeInclusive<u32>) {
+        self.lines(0).prefetch_at::<E>(start, keys);
+    }
+
     /// Prefetches what commits of `keys`, which lie in the chunk at `start`, will visit after their buckets
     /// ([`Lines::prefetch`]), once those have arrived: the first node of each chain, and a free node for each full bucket.
     #[inline]

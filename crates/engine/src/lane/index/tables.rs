@@ -1,8 +1,8 @@
 //! The tables of an index: one, and a second one while the index changes its size.
 //!
 //! A resize begins with an empty table of the new size, and moves the entries there in steps ([`Tables::step`]), chunk by chunk
-//! in the order of their [`Start`]s. A boundary divides the chunks: those below it are in the new table, all others in the old
-//! one. So every operation uses one table, and finds it with one comparison. Without a resize the boundary is above all starts.
+//! in the order of their [`Start`]s. A boundary divides the chunks: those up to it are in the new table, all others in the old
+//! one. So every operation uses one table, and finds it with one comparison. Without a resize the boundary is the last start.
 //!
 //! A step moves the chunks whose rows begin in [`SPAN`] buckets of the larger table. It visits the buckets that these rows use in
 //! the old table, at most `SPAN + ROW`, with their chains, twice: to count what moves, and to move it. It then takes some tens of
@@ -24,8 +24,8 @@ use core::ops::RangeInclusive;
 
 /// Buckets of the larger table in which the rows begin that a step moves.
 const SPAN: u64 = 128;
-/// The boundary above all starts.
-const ALL: u64 = 1 << 32;
+/// The boundary behind all starts.
+const ALL: u32 = u32::MAX;
 /// Entries for which memory may be reserved: a step leaves it as it is.
 pub(crate) const RESERVED_MAX: usize = 257;
 
@@ -37,8 +37,9 @@ pub(crate) struct Memory {
     spare: Slabs,
 }
 
-/// At most one table. It is not in [`Tables`] itself, of which each request loads the lines.
-type AtMostOne = Box<[Table]>;
+/// At most one table. It is not in [`Tables`] itself, of which each request loads the lines. An array of one, because the library
+/// can allocate that fallibly.
+type AtMostOne = Option<Box<[Table; 1]>>;
 
 /// How far a resize is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,10 +55,10 @@ pub(crate) enum Stepped {
 pub(super) struct Tables {
     /// The table; during a resize the new one.
     table: Table,
-    /// The chunks whose starts are below it are in `table`.
-    boundary: u64,
     seed: u32,
-    /// During a resize the table from which entries are moved; otherwise empty.
+    /// The chunks whose starts are up to it are in `table`.
+    boundary: u32,
+    /// During a resize the table from which entries are moved.
     old: AtMostOne,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Tables {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sweep {
     /// The boundary after it.
-    end: u64,
+    end: u32,
     /// The buckets of the old table that the rows may use: the first, and how many.
     first: usize,
     count: usize,
@@ -77,12 +78,12 @@ impl Memory {
         let mut table = Vec::new();
         table.try_reserve_exact(1).ok()?;
         table.push(Table::new(blocks)?);
-        Some(Self { table: table.into_boxed_slice(), spare: Vec::new() })
+        Some(Self { table: table.into_boxed_slice().try_into().ok(), spare: Vec::new() })
     }
 
     /// Memory for the steps of a resize that has begun.
     pub(crate) fn without_table() -> Self {
-        Self { table: Box::default(), spare: Vec::new() }
+        Self { table: None, spare: Vec::new() }
     }
 
     /// Ensures that it has memory for `entries` entries that do not fit into their buckets. `None` if an allocation fails.
@@ -97,13 +98,15 @@ impl Memory {
 impl Tables {
     /// Tables for `entries` entries. `None` if the allocation fails.
     pub(super) fn new(entries: usize, seed: u32) -> Option<Self> {
-        Some(Self { table: Table::new(entries)?, boundary: ALL, seed, old: Box::default() })
+        Some(Self { table: Table::new(entries)?, boundary: ALL, seed, old: None })
     }
 
     /// Removes all entries; a resize goes on. The time is proportional to the size of the tables.
     pub(super) fn clear(&mut self) {
         self.table.clear();
-        self.old.iter_mut().for_each(Table::clear);
+        if let Some([old]) = self.old.as_deref_mut() {
+            old.clear();
+        }
     }
 
     pub(super) fn live(&self) -> u32 {
@@ -131,46 +134,52 @@ impl Tables {
     /// The table with the chunk at `start`.
     #[inline]
     fn of(&self, start: Start) -> &Table {
-        if start.is_below(self.boundary) { &self.table } else { self.old_ref() }
+        if start.is_up_to(self.boundary) { &self.table } else { self.old_ref() }
     }
 
     #[inline]
     fn of_mut(&mut self, start: Start) -> &mut Table {
-        if start.is_below(self.boundary) { &mut self.table } else { self.old() }
+        if start.is_up_to(self.boundary) { &mut self.table } else { self.old() }
     }
 
     /// The old table. A call, so that the processor predicts the comparison that leads here instead of waiting for it.
     #[cold]
     #[inline(never)]
     fn old(&mut self) -> &mut Table {
-        &mut self.old[0]
+        match self.old.as_deref_mut() {
+            Some([old]) => old,
+            None => &mut self.table,
+        }
     }
 
     #[cold]
     #[inline(never)]
     fn old_ref(&self) -> &Table {
-        &self.old[0]
+        match self.old.as_deref() {
+            Some([old]) => old,
+            None => &self.table,
+        }
     }
 
     fn both(&self) -> impl Iterator<Item = &Table> {
-        core::iter::once(&self.table).chain(&self.old)
+        core::iter::once(&self.table).chain(self.old.as_deref().into_iter().flatten())
     }
 
+    /// The begin of the row of the chunk of `key`.
     #[inline]
-    const fn start(&self, key: u32) -> Start {
+    pub(super) const fn start(&self, key: u32) -> Start {
         Start::new(key, self.seed)
     }
 
-    /// Prefetches the buckets of `keys`, which lie in one chunk.
+    /// Prefetches the buckets of `keys`, which lie in the chunk at `start`.
     #[inline]
-    pub(super) fn prefetch<E: Environment>(&self, keys: RangeInclusive<u32>) {
-        self.of(self.start(*keys.start())).lines(self.seed).prefetch::<E>(keys);
+    pub(super) fn prefetch<E: Environment>(&self, start: Start, keys: RangeInclusive<u32>) {
+        self.of(start).prefetch::<E>(start, keys);
     }
 
     /// See [`Table::prefetch_further`].
     #[inline]
-    pub(super) fn prefetch_further<E: Environment>(&self, keys: RangeInclusive<u32>) {
-        let start = self.start(*keys.start());
+    pub(super) fn prefetch_further<E: Environment>(&self, start: Start, keys: RangeInclusive<u32>) {
         self.of(start).prefetch_further::<E>(start, keys);
     }
 
@@ -212,16 +221,15 @@ impl Tables {
         self.of_mut(start).get_or_insert(start, fresh)
     }
 
-    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in the chunk of `key`. Calls `set` with the
+    /// As [`get_or_insert`](Self::get_or_insert) for each of `entries`, which lie in the chunk at `start`. Calls `set` with the
     /// entry in the table and the given one.
     #[inline]
     pub(super) fn get_or_insert_all(
         &mut self,
-        key: u32,
+        start: Start,
         entries: impl Iterator<Item = Entry>,
         set: impl FnMut(&mut Entry, Entry),
     ) {
-        let start = self.start(key);
         self.of_mut(start).get_or_insert_all(start, entries, set);
     }
 
@@ -239,26 +247,26 @@ impl Tables {
     /// Begins a resize to the table in `memory`. `false` if one is on its way, or if there is none in `memory`; nothing has changed
     /// then.
     pub(super) fn begin_resize(&mut self, memory: &mut Memory) -> bool {
-        match memory.table.first_mut() {
-            Some(new) if self.boundary == ALL => core::mem::swap(&mut self.table, new),
+        match memory.table.as_deref_mut() {
+            Some([new]) if self.boundary == ALL => core::mem::swap(&mut self.table, new),
             _ => return false,
         }
-        self.old = core::mem::take(&mut memory.table);
+        self.old = memory.table.take();
         self.boundary = 0;
         true
     }
 
-    /// The boundary of a resize, up to 2^32.
-    pub(super) const fn boundary(&self) -> u64 {
-        self.boundary
+    /// The progress of a resize, from 0 to 2^32; without one 2^32.
+    pub(super) const fn resized(&self) -> u64 {
+        first_behind(self.boundary)
     }
 
     /// Takes a step of a resize. When it is done, `memory` has the old table; it must not have another one yet.
     pub(super) fn step(&mut self, memory: &mut Memory) -> Stepped {
-        let Some(old) = self.old.first() else { return Stepped::Done };
+        let Some([old]) = self.old.as_deref() else { return Stepped::Done };
         // 1. Reserve the nodes, on top of what a commit may have reserved.
         let sweep = self.sweep(old.count());
-        let leaves = |key| self.start(key).is_below(sweep.end);
+        let leaves = |key| self.start(key).is_up_to(sweep.end);
         let moving: usize = sweep.buckets(old.count()).map(|at| old.count_leaving(at, leaves)).sum();
         let needed = moving + self.table.unused().min(RESERVED_MAX);
         if self.table.reserve_from(&mut memory.spare, needed).is_none() {
@@ -266,17 +274,17 @@ impl Tables {
         }
         // 2. Move the entries, then the boundary.
         let Self { table, old, seed, .. } = self;
-        let Some(old) = old.first_mut() else { return Stepped::Done };
+        let Some([old]) = old.as_deref_mut() else { return Stepped::Done };
         for at in sweep.buckets(old.count()) {
-            let leaves = |key| Start::new(key, *seed).is_below(sweep.end);
+            let leaves = |key| Start::new(key, *seed).is_up_to(sweep.end);
             old.drain(at, leaves, |entry| table.insert(Start::new(entry.key, *seed), entry));
         }
         self.boundary = sweep.end;
         if self.boundary < ALL {
             return Stepped::More;
         }
-        debug_assert!(memory.table.is_empty(), "a table would be dropped under the lock");
-        memory.table = core::mem::take(&mut self.old);
+        debug_assert!(memory.table.is_none(), "a table would be dropped under the lock");
+        memory.table = self.old.take();
         self.table.return_nodes(&mut memory.spare, RESERVED_MAX);
         Stepped::Done
     }
@@ -284,13 +292,19 @@ impl Tables {
     /// What the next step moves from an old table of `old` buckets. The boundary is a multiple of a step, or 0.
     fn sweep(&self, old: usize) -> Sweep {
         let (old, larger) = (old as u64, old.max(self.table.count()) as u64);
+        let begin = first_behind(self.boundary);
         // The first bucket of the larger table in which no row begins that is moved now, and the first start of such a row.
-        let behind = (self.boundary * larger >> 32) + SPAN;
-        let end = (behind << 32).div_ceil(larger).min(ALL);
-        let first = self.boundary * old >> 32;
+        let behind = (begin * larger >> 32) + SPAN;
+        let end = (behind << 32).div_ceil(larger).min(first_behind(ALL));
+        let first = begin * old >> 32;
         let last = (end - 1) * old >> 32;
-        Sweep { end, first: first as usize, count: (last - first) as usize + ROW }
+        Sweep { end: (end - 1) as u32, first: first as usize, count: (last - first) as usize + ROW }
     }
+}
+
+/// The first start behind a boundary. No start is 0.
+const fn first_behind(boundary: u32) -> u64 {
+    if boundary == 0 { 0 } else { boundary as u64 + 1 }
 }
 
 impl Sweep {

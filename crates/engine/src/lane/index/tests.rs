@@ -3,6 +3,18 @@
 use super::*;
 use alloc::{collections::BTreeMap, vec::Vec};
 
+impl Index {
+    /// [`Index::set_whole`] of one block.
+    pub(super) fn set_block(
+        &mut self,
+        key: u32,
+        location: Location,
+        data: impl Iterator<Item = Option<BlockData>>,
+    ) {
+        self.set_whole(self.start(key), key, location, data);
+    }
+}
+
 fn at(segment: u32, slot: u32) -> Location {
     Location { segment, slot }
 }
@@ -25,7 +37,7 @@ fn the_index_agrees_with_a_map_of_sectors() {
                 index.reserve(1);
                 let data = BlockData { offset: step, sum: !step };
                 let data = (step % 3 > 0).then_some(data);
-                index.set_whole(key, location, [data].into_iter());
+                index.set_block(key, location, [data].into_iter());
                 whole.insert(key, data.map(|data| (location, data)));
                 model.extend((0..PARTS).map(|part| ((key, part), location)));
             }
@@ -92,7 +104,7 @@ fn side_entries_that_were_freed_are_used_before_new_ones_are_made() {
     fill(&mut index);
     let bytes = index.bytes();
     for _ in 0..10 {
-        (0..500).for_each(|key| index.set_whole(key, at(1, key), [None].into_iter()));
+        (0..500).for_each(|key| index.set_block(key, at(1, key), [None].into_iter()));
         (500..1000).for_each(|key| assert!(!index.remove_at(key, at(0, key))));
         fill(&mut index);
     }
@@ -105,8 +117,8 @@ fn side_entries_that_were_freed_are_used_before_new_ones_are_made() {
 #[test]
 fn what_a_segment_holds_is_forgotten_and_nothing_else() {
     let mut index = Index::new(64, 7);
-    index.set_whole(1, at(3, 10), [None].into_iter());
-    index.set_whole(2, at(4, 10), [None].into_iter());
+    index.set_block(1, at(3, 10), [None].into_iter());
+    index.set_block(2, at(4, 10), [None].into_iter());
     index.set_parts(3, 0, 4, at(3, 11));
     index.set_parts(3, 4, 8, at(4, 11));
     index.set_parts(4, 2, 3, at(3, 12));
@@ -125,7 +137,7 @@ fn a_block_had_a_second_chance_until_it_is_written_again() {
     let data = BlockData { offset: 4096, sum: 7 };
     for key in 1..=3 {
         index.reserve(1);
-        index.set_whole(key, at(3, 11), [Some(data)].into_iter());
+        index.set_block(key, at(3, 11), [Some(data)].into_iter());
         index.note_chance(key);
     }
     index.note_chance(9);
@@ -135,7 +147,7 @@ fn a_block_had_a_second_chance_until_it_is_written_again() {
     assert!(!index.remove_at(1, at(3, 12)), "it is elsewhere");
     assert!(index.remove_at(1, at(3, 11)));
     assert!(!index.remove_at(1, at(3, 11)), "it is gone");
-    index.set_whole(2, at(4, 0), [Some(data)].into_iter());
+    index.set_block(2, at(4, 0), [Some(data)].into_iter());
     assert!(!index.remove_at(2, at(4, 0)), "it was written again");
     index.set_parts(3, 0, 1, at(5, 0));
     index.note_chance(3);
@@ -147,8 +159,8 @@ fn a_block_had_a_second_chance_until_it_is_written_again() {
 fn a_block_was_read_if_it_was_since_it_was_written() {
     let mut index = Index::new(64, 7);
     let data = BlockData { offset: 4096, sum: 5 };
-    index.set_whole(1, at(3, 11), [Some(data)].into_iter());
-    index.set_whole(2, at(3, 12), [None].into_iter());
+    index.set_block(1, at(3, 11), [Some(data)].into_iter());
+    index.set_block(2, at(3, 12), [None].into_iter());
     assert!(!index.was_read(1) && !index.was_read(9));
     assert_eq!(index.read_whole(1), Some((at(3, 11), data)));
     assert_eq!(index.read_whole(2), None, "where its data are is not known");
@@ -157,7 +169,7 @@ fn a_block_was_read_if_it_was_since_it_was_written() {
     index.note_read(9);
     assert!(index.was_read(2) && index.live() == 2);
     assert_eq!((index.get(1), index.get(2)), (Some(Found::Whole(at(3, 11))), Some(Found::Whole(at(3, 12)))));
-    index.set_whole(1, at(4, 1), [Some(data)].into_iter());
+    index.set_block(1, at(4, 1), [Some(data)].into_iter());
     assert!(!index.was_read(1));
     index.note_read(1);
     index.set_parts(1, 0, 1, at(5, 1));

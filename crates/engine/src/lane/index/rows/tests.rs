@@ -28,8 +28,8 @@ fn rows_are_in_the_same_order_in_every_table() {
         assert!(starts.iter().all(|start| start.of(count) < count));
     }
     assert_eq!(Start(u32::MAX).of(16), 15);
-    assert!(Start(u32::MAX).is_below(1 << 32) && !Start(u32::MAX).is_below(u64::from(u32::MAX)));
-    assert!(Start(0).is_below(1) && !Start(0).is_below(0));
+    assert!(Start(u32::MAX).is_up_to(u32::MAX) && !Start(u32::MAX).is_up_to(u32::MAX - 1));
+    assert!(starts.iter().all(|start| !start.is_up_to(0)) && Start(1).is_up_to(1));
 }
 
 #[test]
