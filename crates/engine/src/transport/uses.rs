@@ -163,6 +163,7 @@ impl<E: Environment> Transport<E> {
         if notes {
             self.give_surplus_back(&mut tables, id, &cache)?;
         }
+        cache.count_hits_up_to(self.largest_size(&entry, &cache))?;
         tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)
     }
