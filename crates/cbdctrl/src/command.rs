@@ -10,7 +10,7 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::settings::parse_changes;
-use cbd_daemon::size::format_size;
+use cbd_daemon::size::{format_size, typed_size};
 use cbd_types::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::io::Write;
@@ -155,6 +155,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             on,
             path,
             cache_size,
+            weight,
             handlers,
             start_dev,
             export,
@@ -167,7 +168,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         } => {
             let request = StartBackend {
                 path: absolute(&path)?,
-                cache_size,
+                cache_size: cache_size.map(|size| size.bytes),
+                cache_max: cache_size.and_then(|size| size.max),
+                weight,
                 handlers,
                 start_dev,
                 export: chosen_export(export, require_kernel)?,
@@ -357,8 +360,10 @@ fn host_table(list: &[HostInfo]) -> Table {
 
 fn backend_table(list: &[BackendInfo]) -> Table {
     let one_host = list.windows(2).all(|pair| pair[0].host_id == pair[1].host_id);
-    let mut heads = vec!["ID", "HOST", "STATE", "SIZE", "CACHE USED", "DIRTY", "DEVICES", "BACKING DEVICE"];
-    heads.retain(|head| !(one_host && *head == "HOST"));
+    let shares = list.iter().any(|it| it.cache_max.is_some());
+    let mut heads =
+        vec!["ID", "HOST", "STATE", "SIZE", "CACHE USED", "SHARE", "DIRTY", "DEVICES", "BACKING DEVICE"];
+    heads.retain(|head| !(one_host && *head == "HOST") && (shares || *head != "SHARE"));
     let mut table = Table::new(&heads);
     for it in list {
         let devices: Vec<&str> = it.blkdevs.iter().map(|blkdev| blkdev.dev_name.as_str()).collect();
@@ -379,16 +384,30 @@ fn backend_table(list: &[BackendInfo]) -> Table {
             it.state.clone(),
             format_size(it.size),
             used,
+            share(it),
             dirty,
             if devices.is_empty() { "-".to_owned() } else { devices.join(" ") },
             it.error.as_ref().map_or_else(|| path.clone(), |error| format!("{path} ({error})")),
         ];
+        if !shares {
+            cells.remove(5);
+        }
         if one_host {
             cells.remove(1);
         }
         table.row(cells);
     }
     table
+}
+
+/// The size of a cache that shares space, and its bounds.
+fn share(backend: &BackendInfo) -> String {
+    match (backend.cache_min, backend.cache_max) {
+        (Some(min), Some(max)) => {
+            format!("{} of {}..{}", format_size(backend.cache_size), typed_size(min), typed_size(max))
+        }
+        _ => "-".to_owned(),
+    }
 }
 
 fn blkdev_table(list: &[BlkdevInfo]) -> Table {

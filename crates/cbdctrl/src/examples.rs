@@ -39,6 +39,10 @@ pub fn of(name: &str) -> &'static [Example] {
                 "For a virtual machine:",
                 "cbdctrl backend-start -p /dev/sdb -c 4G -D -e vhost-user:/run/cbd/vm.sock",
             ),
+            (
+                "At least 2 GiB of the space that it shares with other such caches, and up to 16 GiB:",
+                "cbdctrl backend-start -p /dev/sdc -c 2G..16G --weight 2",
+            ),
             ("Start a backend whose disk is at another path now:", "cbdctrl backend-start -p /dev/sdc"),
         ],
         "backend-stop" => &[
@@ -59,7 +63,10 @@ pub fn of(name: &str) -> &'static [Example] {
             ),
             ("Allow a slow disk more time without progress:", "cbdctrl cache-detach -b 0 --timeout 600"),
         ],
-        "cache-resize" => &[("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G")],
+        "cache-resize" => &[
+            ("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G"),
+            ("Let it share space with other such caches:", "cbdctrl cache-resize -b 0 -c 2G..16G"),
+        ],
         "backend-list" => &[
             ("List the backends of this host:", "cbdctrl backend-list"),
             ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),

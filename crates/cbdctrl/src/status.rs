@@ -1,6 +1,8 @@
 //! The status as text for a terminal.
 
-use cbd_daemon::api::{BackendStatus, CacheInfo, OnWriteError, PaceInfo, Status, TransportStatus};
+use cbd_daemon::api::{
+    BackendStatus, CacheInfo, OnWriteError, PaceInfo, SharedInfo, Status, TransportStatus,
+};
 use cbd_daemon::size::format_size;
 use std::fmt::Write;
 
@@ -192,6 +194,9 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         },
     );
     line(page, 4, "hit ratio", ratio);
+    if let Some(shared) = &cache.shared {
+        line(page, 4, "share", share(shared));
+    }
     add_bypassed(page, cache);
     line(page, 4, "dirty", format!("{} ({} bytes)", format_size(cache.dirty_bytes), cache.dirty_bytes));
     let rate = match settings.writeback_rate {
@@ -241,6 +246,19 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
     add_damage(page, cache);
+}
+
+/// The bounds of a cache that shares space, and what more space would bring.
+fn share(shared: &SharedInfo) -> String {
+    let bounds =
+        format!("{} to {}, weight {}", format_size(shared.min), format_size(shared.max), shared.weight);
+    let target =
+        shared.target.map_or_else(String::new, |target| format!(", on the way to {}", format_size(target)));
+    let gain = shared.gain_at_max.map_or_else(
+        || ", no reads lately".to_owned(),
+        |gain| format!(", with its maximum {:.1} % more of its reads would hit", gain * 100.0),
+    );
+    format!("{bounds}{target}{gain}")
 }
 
 fn pace(pace: &PaceInfo) -> String {

@@ -74,20 +74,24 @@ pub fn plan(members: &[Member], free: u32, is_moving: bool) -> Plan {
     };
     let (before, after) = (hits(&|number| members[number].segments), hits(&|number| targets[number]));
     let gain = after - before;
-    let of_samples = members.iter().map(|member| f64::from(member.weight) * member.curve.sample).fold(0.0, f64::max);
+    let of_samples =
+        members.iter().map(|member| f64::from(member.weight) * member.curve.sample).fold(0.0, f64::max);
     let is_urgent =
         members.iter().zip(&targets).any(|(member, target)| member.is_waiting && *target > member.segments);
     let (share, samples) = if is_moving { (GAIN_LEFT, SAMPLES_MIN / 4.0) } else { (GAIN_MIN, SAMPLES_MIN) };
     let is_worth = gain > 0.0 && gain >= share * after && gain >= samples * of_samples;
-    let shrinks = if is_worth || is_urgent { shrinks(members, &targets, free) } else { vec![0; members.len()] };
+    let shrinks =
+        if is_worth || is_urgent { shrinks(members, &targets, free) } else { vec![0; members.len()] };
     Plan { targets, shrinks, gain }
 }
 
 /// What each cache gives up in a round on the way to `targets`; free segments are used first.
 fn shrinks(members: &[Member], targets: &[u32], free: u32) -> Vec<u32> {
     let pairs = || members.iter().zip(targets);
-    let lacking: u64 = pairs().map(|(member, target)| u64::from(target.saturating_sub(member.segments))).sum();
-    let excess: u64 = pairs().map(|(member, target)| u64::from(member.segments.saturating_sub(*target))).sum();
+    let lacking: u64 =
+        pairs().map(|(member, target)| u64::from(target.saturating_sub(member.segments))).sum();
+    let excess: u64 =
+        pairs().map(|(member, target)| u64::from(member.segments.saturating_sub(*target))).sum();
     let needed = lacking.saturating_sub(u64::from(free)).min(excess);
     pairs()
         .map(|(member, target)| {
@@ -118,7 +122,8 @@ pub fn grow(members: &[Member], targets: &[u32], free: u32) -> Vec<u32> {
 /// # Errors
 /// The number of segments that the caches have above their minima, if these are fewer.
 pub fn make_room(members: &[Member], needed: u32) -> Result<Vec<u32>, u32> {
-    let above: u64 = members.iter().map(|member| u64::from(member.segments - member.low().min(member.segments))).sum();
+    let above: u64 =
+        members.iter().map(|member| u64::from(member.segments - member.low().min(member.segments))).sum();
     if above < u64::from(needed) {
         return Err(above as u32);
     }
@@ -137,11 +142,13 @@ fn divide(members: &[Member], low: &[u32], high: &[u32], all: u64) -> Vec<u32> {
     let mut pieces: Vec<Piece> = Vec::new();
     for (number, member) in members.iter().enumerate() {
         let weight = f64::from(member.weight);
-        pieces.extend(member.curve.hull(low[number], high[number]).into_iter().map(|(slope, segments)| Piece {
-            member: number,
-            slope: slope * weight,
-            segments,
-        }));
+        pieces.extend(
+            member.curve.hull(low[number], high[number]).into_iter().map(|(slope, segments)| Piece {
+                member: number,
+                slope: slope * weight,
+                segments,
+            }),
+        );
     }
     // Stable: pieces of one cache stay in their order.
     pieces.sort_by(|one, other| other.slope.total_cmp(&one.slope));
@@ -170,8 +177,12 @@ fn divide(members: &[Member], low: &[u32], high: &[u32], all: u64) -> Vec<u32> {
 /// Gives `left` segments by weight, each cache at most its `room`; returns what is left then.
 fn spread(members: &[Member], sizes: &mut [u32], mut room: Vec<u32>, mut left: u64) -> u64 {
     while left > 0 {
-        let weights: u64 =
-            members.iter().zip(&room).filter(|(_, room)| **room > 0).map(|(member, _)| u64::from(member.weight)).sum();
+        let weights: u64 = members
+            .iter()
+            .zip(&room)
+            .filter(|(_, room)| **room > 0)
+            .map(|(member, _)| u64::from(member.weight))
+            .sum();
         if weights == 0 {
             break;
         }

@@ -23,6 +23,7 @@ mod register;
 mod remote;
 mod reopen;
 mod retry;
+mod sharing;
 mod slots;
 mod start;
 mod status;
@@ -57,6 +58,7 @@ use end::NotSynced;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use probe::{Probes, StartTime};
 use recorder::Recorder;
+use sharing::Sharing;
 use slots::TransportHandle;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,6 +119,7 @@ pub struct Manager {
     /// Regions that such workers could not sync at the end.
     not_synced: NotSynced,
     background: Mutex<Option<Background>>,
+    sharing: Sharing,
     recorder: Mutex<Recorder>,
 }
 
@@ -198,6 +201,7 @@ impl Manager {
             workers: Count::default(),
             not_synced: NotSynced::default(),
             background: Mutex::new(None),
+            sharing: Sharing::default(),
             recorder: Mutex::default(),
         })
     }
@@ -222,6 +226,7 @@ impl Manager {
         drop(tables);
         if result.is_ok() {
             *self.background.lock() = Background::start(self);
+            self.start_balancer();
             // Commands are executed from here on.
             self.wait_for_busy_disks();
         }
@@ -506,6 +511,6 @@ impl Control for Manager {
 
     fn status(&self) -> Result<Status> {
         let tables = self.tables()?;
-        Ok(status::page(&self.fixed, &tables))
+        Ok(status::page(&self.fixed, &self.sharing, &tables))
     }
 }

@@ -27,9 +27,15 @@ impl<E: Environment> Cache<E> {
         let lanes = self.lanes().len() as u64;
         let mut curves = Vec::new();
         let made = curves.try_reserve_exact(self.lanes().len()).is_ok()
-            && self.lanes().iter().all(|_| Curve::new(bytes / lanes).map(|curve| curves.push(curve)).is_some());
+            && self
+                .lanes()
+                .iter()
+                .all(|_| Curve::new(bytes / lanes).map(|curve| curves.push(curve)).is_some());
         if !made {
-            return Err(Error::new(ErrorKind::System, "no memory to count the hits of other sizes of the cache"));
+            return Err(Error::new(
+                ErrorKind::System,
+                "no memory to count the hits of other sizes of the cache",
+            ));
         }
         for (lane, curve) in self.lanes().iter().zip(curves) {
             // The former one is freed after the lane is unlocked.

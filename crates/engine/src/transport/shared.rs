@@ -71,7 +71,8 @@ impl<E: Environment> Transport<E> {
             return invalid(format!("a weight is 1 to {}, not {weight}", SharedSpace::WEIGHT_MAX));
         }
         if min > max {
-            let text = format!("the minimum of the cache, {}, is above its maximum, {}", size(min), size(max));
+            let text =
+                format!("the minimum of the cache, {}, is above its maximum, {}", size(min), size(max));
             return invalid(text);
         }
         let least = lanes * SEGMENTS_PER_LANE + 1;

@@ -39,9 +39,8 @@ impl Curve {
         if high <= low || self.rank <= 0.0 {
             return Vec::new();
         }
-        let between = (1..=self.hits.len())
-            .map(|rank| rank as f64 * self.rank)
-            .filter(|at| *at > low && *at < high);
+        let between =
+            (1..=self.hits.len()).map(|rank| rank as f64 * self.rank).filter(|at| *at > low && *at < high);
         let mut points = vec![(low, self.hits_at(low))];
         for at in between.chain([high]) {
             let point = (at, self.hits_at(at));

@@ -78,7 +78,10 @@ fn more_space_takes_nothing_from_anybody() {
         members.iter_mut().for_each(|member| member.is_waiting = false);
         let (less, more) = (plan(&members, 10, false).targets, plan(&members, 40, false).targets);
         // One segment is rounding.
-        assert!(less.iter().zip(&more).all(|(less, more)| *less <= more + 1), "step {step}: {less:?} {more:?}");
+        assert!(
+            less.iter().zip(&more).all(|(less, more)| *less <= more + 1),
+            "step {step}: {less:?} {more:?}"
+        );
     }
 }
 
@@ -97,7 +100,8 @@ fn no_other_division_has_more_hits() {
         let best = hits(&targets);
         for _ in 0..200 {
             let mut other = targets.clone();
-            let (from, to) = (random.below(members.len() as u64) as usize, random.below(members.len() as u64) as usize);
+            let (from, to) =
+                (random.below(members.len() as u64) as usize, random.below(members.len() as u64) as usize);
             let room = (other[from] - members[from].low()).min(members[to].high() - other[to]);
             let moved = random.below(u64::from(room) + 1) as u32;
             other[from] -= moved;
