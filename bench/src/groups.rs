@@ -2,6 +2,7 @@
 
 mod engine;
 mod export;
+mod live;
 mod memory;
 mod policy;
 mod recovery;
@@ -24,7 +25,7 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 7] = [
+pub const GROUPS: [Group; 8] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
@@ -39,6 +40,11 @@ pub const GROUPS: [Group; 7] = [
         name: "policy",
         what: "hit ratio on seven kinds of trace, against LRU, ARC and S3-FIFO, and in 4 GiB against LRU; scans and readahead (4 min)",
         run: policy::run,
+    },
+    Group {
+        name: "live",
+        what: "caches that share space against fixed divisions of it, and loads that move (1 min)",
+        run: live::run,
     },
     Group {
         name: "recovery",
