@@ -55,18 +55,26 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     figures.add("best_fixed_parts", format!("{:?} of {PARTS}", best.1));
 
     let mut pool = Pool::new(options.quick, options.seed, Sizes::Shared)?;
-    let shared = served(&mut pool, &requests, counted, &mut |_| ())?;
+    let mut sizes = Vec::new();
+    let shared = served(&mut pool, &requests, counted, &mut |segments| sizes.push(segments))?;
     figures.add("shared_hit", rounded(shared, 4));
     figures.add("shared_segments", format!("{:?} of {}", pool.segments(), pool.all_segments()));
+    // A load that stays moves nothing once the caches are warm.
+    let steady = &sizes[sizes.len() / 2..];
+    figures.add("steady_changes", steady.windows(2).filter(|pair| pair[0] != pair[1]).count());
     figures.add("shared_over_fixed", rounded(shared / best.0, 4));
 
     // The loads move: what the first cache had, the last one has now.
     let moved = [LOADS[2], LOADS[1], LOADS[0]];
     let requests = self::requests(&moved, pool_blocks, options.seed ^ 1, SECONDS);
-    let mut sizes = Vec::new();
+    sizes.clear();
     served(&mut pool, &requests, counted, &mut |segments| sizes.push(segments))?;
     figures.add("follow_s", follow_s(&sizes));
     figures.add("moved_segments", format!("{:?} of {}", pool.segments(), pool.all_segments()));
+    // Nobody reads from the last one: it has its minimum then, and no less.
+    let requests = self::requests(&[1, 0, 0], pool_blocks, options.seed ^ 2, SECONDS);
+    served(&mut pool, &requests, counted, &mut |_| ())?;
+    figures.add("idle_segments", format!("{:?} of {}", pool.segments(), pool.all_segments()));
     figures.add("min_kept", rounded(pool.least_over_minimum(), 3));
     Ok(())
 }

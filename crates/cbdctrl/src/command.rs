@@ -182,13 +182,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             };
             let started: BackendStarted =
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;
-            warn(&started.warnings);
-            let device =
-                started.blkdev.as_ref().map_or_else(String::new, |blkdev| format!("{}\n", blkdev.dev_name));
-            if let Some(reason) = started.blkdev.as_ref().and_then(|blkdev| blkdev.note.as_ref()) {
-                warn(std::slice::from_ref(reason));
-            }
-            output.result(&started, &device)
+            report_started(&started, output)
         }
         Command::BackendStop { on, backend, force, timeout, discard_dirty } => {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
@@ -356,6 +350,16 @@ fn host_table(list: &[HostInfo]) -> Table {
         table.row(vec![it.host_id.to_string(), it.hostname.clone(), yes(it.alive)]);
     }
     table
+}
+
+/// Prints the path of the block device of a backend that was started, if it has one.
+fn report_started(started: &BackendStarted, output: &Output) -> Result<()> {
+    warn(&started.warnings);
+    let device = started.blkdev.as_ref().map_or_else(String::new, |blkdev| format!("{}\n", blkdev.dev_name));
+    if let Some(reason) = started.blkdev.as_ref().and_then(|blkdev| blkdev.note.as_ref()) {
+        warn(std::slice::from_ref(reason));
+    }
+    output.result(started, &device)
 }
 
 fn backend_table(list: &[BackendInfo]) -> Table {

@@ -1,6 +1,6 @@
 //! A region with tables, all kinds of changes, and snapshots of their contents.
 
-use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, Settings, Transport};
+use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, Settings, SharedSpace, Transport};
 use cbd_sim::{CrashMemory, Keep, SimEnvironment, from_environment};
 use cbd_types::{BackendId, BlkdevId, HostId, Region, Result};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// All kinds of changes of the tables, one after the other.
-pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
+pub const CHANGES: [fn(&Tables) -> Result<()>; 15] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -73,6 +73,7 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 14] = [
     |tables| tables.remove_backend(BackendId(0)),
     |tables| tables.create_backend(&backend(12)).map(drop),
     |tables| tables.remove_backend(BackendId(1)),
+    |tables| tables.share_cache(BackendId(0), Some(SharedSpace { min: 9, max: 14, weight: 2 })),
 ];
 
 /// The contents of the tables, without random identities.
@@ -91,7 +92,7 @@ pub fn rows(tables: &Tables) -> String {
             let former = tables.former_disks(row.id).into_iter();
             let moved: Vec<_> = former.map(|former| (former.path, former.identity)).collect();
             let disk = (row.path, row.identity, row.size, row.is_moved, moved);
-            (row.id, disk, row.cache_segments, row.lanes, row.settings)
+            (row.id, disk, row.cache_segments, row.shared, row.lanes, row.settings)
         })
         .collect();
     format!("{:?} {backends:?} {:?}", tables.hosts(), tables.blkdevs())

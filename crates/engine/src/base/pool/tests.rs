@@ -109,3 +109,13 @@ fn all_are_woken_for_a_stop() {
     pool.wake_all();
     assert_eq!((first.rings(), second.rings()), (1, 1));
 }
+
+#[test]
+fn a_cache_that_gives_up_no_more_keeps_what_is_released_later() {
+    let pool = pool(2, 0);
+    pool.give_up(3).expect("nothing is being given up");
+    assert_eq!((pool.free(), pool.owed()), (0, 1));
+    assert_eq!(pool.give_up_no_more(), 2);
+    pool.release(9);
+    assert_eq!((pool.free(), pool.owed(), pool.take_given_up().len()), (1, 0, 2));
+}
