@@ -38,7 +38,7 @@ fn check(fixture: &Fixture, disk: u64, version: u64) {
         let block = step * 77 % BLOCKS;
         client.read(block * BLOCK as u64, &mut bytes).expect("it can be read");
         let first = (disk * BLOCKS + block) * (BLOCK / SECTOR) as u64;
-        assert_eq!(version_of(&bytes[..SECTOR], first), Some(version), "block {block} of disk {disk}");
+        assert_eq!(version_of(&bytes[..SECTOR], first), Ok(version), "block {block} of disk {disk}");
         assert!(bytes == content(disk, block, version), "block {block} of disk {disk}");
     }
 }
