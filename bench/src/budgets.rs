@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 38] = [
+pub const BUDGETS: [Budget; 41] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -120,6 +120,13 @@ pub const BUDGETS: [Budget; 38] = [
         20.0,
         "ms of the longest request while a cache is attached, resized, detached",
     ),
+    at_least(
+        "live.shared_over_fixed",
+        0.98,
+        "hits of three caches that share space, over those of the best fixed division",
+    ),
+    at_least("live.min_kept", 1.0, "least size of a cache that shares space, over its minimum"),
+    at_most("live.follow_s", 60.0, "time until the shares have followed a load that moves, s"),
 ];
 
 /// The budget of the figure at `path`, if it has one.

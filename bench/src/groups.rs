@@ -42,6 +42,11 @@ pub const GROUPS: [Group; 8] = [
         run: policy::run,
     },
     Group {
+        name: "live",
+        what: "the longest request while a cache is attached, resized and detached; caches that share space (2 min)",
+        run: live::run,
+    },
+    Group {
         name: "recovery",
         what: "records a second when a full cache of 4 GiB is opened (10 s)",
         run: recovery::run,
@@ -55,11 +60,6 @@ pub const GROUPS: [Group; 8] = [
         name: "tail",
         what: "the slowest of 4 KiB writes while writeback and reclaim run, against the copy's slowest (20 s)",
         run: tail::run,
-    },
-    Group {
-        name: "live",
-        what: "the longest request while the cache of a device is attached, resized and detached (40 s)",
-        run: live::run,
     },
     // The last group, because every allocation is counted from then on.
     Group {

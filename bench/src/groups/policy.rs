@@ -23,6 +23,7 @@ use least_recent::LeastRecent;
 use rig::{Rig, Scale, Served, Space};
 use s3fifo::S3Fifo;
 use std::sync::atomic::{AtomicUsize, Ordering};
+pub use trace::Zipf;
 use trace::{LENGTH, Request, TRACES, Trace};
 
 /// A hit ratio below this value is not used as a divisor.

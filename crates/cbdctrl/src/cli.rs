@@ -8,7 +8,7 @@ mod live;
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency, NumberOrName};
 use cbd_daemon::logging::LogFormat;
-use cbd_daemon::size::parse_size;
+use cbd_daemon::size::{CacheSize, parse_cache_size, parse_size};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsStr;
@@ -120,9 +120,13 @@ pub enum Command {
         /// The backing device: a block device or a file; its data is kept
         #[arg(short, long, value_name = "DISK")]
         path: PathBuf,
-        /// Size of the cache, e.g. 4G; 0 or none: no cache
-        #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
-        cache_size: Option<u64>,
+        /// Size of the cache, e.g. 4G; 0 or none: no cache; MIN..MAX, e.g. 2G..16G: at least 2G, and up to 16G of the
+        /// space that it shares with other such caches, by their loads
+        #[arg(short, long, value_parser = parse_cache_size, value_name = "SIZE")]
+        cache_size: Option<CacheSize>,
+        /// With MIN..MAX: how much a hit of this cache counts among them [default: 1]
+        #[arg(long, requires = "cache_size", value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "1..1000")]
+        weight: Option<u16>,
         /// Number of queues that serve the backend
         #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=128), value_name = "1..128")]
         handlers: Option<u32>,

@@ -10,7 +10,7 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::settings::{parse_blkdev_changes, parse_changes};
-use cbd_daemon::size::{format_size, format_time};
+use cbd_daemon::size::{format_size, format_time, typed_size};
 use cbd_types::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::io::Write;
@@ -154,6 +154,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             on,
             path,
             cache_size,
+            weight,
             handlers,
             start_dev,
             export,
@@ -167,7 +168,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         } => {
             let request = StartBackend {
                 path: absolute(&path)?,
-                cache_size,
+                cache_size: cache_size.map(|size| size.bytes),
+                cache_max: cache_size.and_then(|size| size.max),
+                weight,
                 handlers,
                 start_dev,
                 export: chosen_export(export, require_kernel)?,
@@ -447,9 +450,22 @@ fn host_table(list: &[HostInfo]) -> Table {
 fn backend_table(list: &[BackendInfo]) -> Table {
     let one_host = list.windows(2).all(|pair| pair[0].host_id == pair[1].host_id);
     let no_names = list.iter().all(|it| it.name.is_none());
-    let mut heads =
-        vec!["ID", "NAME", "HOST", "STATE", "SIZE", "CACHE USED", "DIRTY", "DEVICES", "BACKING DEVICE"];
-    let is_left_out = |head: &str| (one_host && head == "HOST") || (no_names && head == "NAME");
+    let shares = list.iter().any(|it| it.cache_max.is_some());
+    let mut heads = vec![
+        "ID",
+        "NAME",
+        "HOST",
+        "STATE",
+        "SIZE",
+        "CACHE USED",
+        "SHARE",
+        "DIRTY",
+        "DEVICES",
+        "BACKING DEVICE",
+    ];
+    let is_left_out = |head: &str| {
+        (one_host && head == "HOST") || (no_names && head == "NAME") || (!shares && head == "SHARE")
+    };
     let shown: Vec<bool> = heads.iter().map(|head| !is_left_out(head)).collect();
     heads.retain(|head| !is_left_out(head));
     let mut table = Table::new(&heads);
@@ -473,6 +489,7 @@ fn backend_table(list: &[BackendInfo]) -> Table {
             it.state.clone(),
             format_size(it.size),
             used,
+            share(it),
             dirty,
             if devices.is_empty() { "-".to_owned() } else { devices.join(" ") },
             it.error.as_ref().map_or_else(|| path.clone(), |error| format!("{path} ({error})")),
@@ -480,6 +497,16 @@ fn backend_table(list: &[BackendInfo]) -> Table {
         table.row(cells.into_iter().zip(&shown).filter_map(|(cell, shown)| shown.then_some(cell)).collect());
     }
     table
+}
+
+/// The size of a cache that shares space, and its bounds.
+fn share(backend: &BackendInfo) -> String {
+    match (backend.cache_min, backend.cache_max) {
+        (Some(min), Some(max)) => {
+            format!("{} of {}..{}", format_size(backend.cache_size), typed_size(min), typed_size(max))
+        }
+        _ => "-".to_owned(),
+    }
 }
 
 fn blkdev_table(list: &[BlkdevInfo]) -> Table {

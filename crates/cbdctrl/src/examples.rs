@@ -58,6 +58,10 @@ pub fn of(name: &str) -> &'static [Example] {
                 "With a name, which also leads to its device (/dev/cbd/by-name/db-data):",
                 "cbdctrl backend-start -p /dev/sdb -c 4G -D --name db-data",
             ),
+            (
+                "At least 2 GiB of the space that it shares with other such caches, and up to 16 GiB:",
+                "cbdctrl backend-start -p /dev/sdc -c 2G..16G --weight 2",
+            ),
             ("Start a backend whose disk is at another path now:", "cbdctrl backend-start -p /dev/sdc"),
         ],
         "backend-stop" => &[
@@ -68,14 +72,6 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl backend-stop -b 0 --discard-dirty 1048576",
             ),
         ],
-        "backend-list" => &[
-            ("List the backends of this host:", "cbdctrl backend-list"),
-            ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
-        ],
-        "backend-grow" => &[(
-            "Behind an extension of the disk; then let the file system on it grow, for example with resize2fs /dev/cbd0:",
-            "cbdctrl backend-grow -b 0",
-        )],
         "dev-start" => &[
             ("Create the best block device that the machine supports:", "cbdctrl dev-start -b 0"),
             ("An NBD server on a port of this machine:", "cbdctrl dev-start -b 0 -e nbd:tcp:127.0.0.1:10809"),
@@ -138,9 +134,17 @@ pub fn of(name: &str) -> &'static [Example] {
     }
 }
 
-/// As [`of`], for the commands that change a backend while its block devices are in use.
+/// As [`of`], for lists of backends and the commands that change one while its block devices are in use.
 fn of_live(name: &str) -> &'static [Example] {
     match name {
+        "backend-list" => &[
+            ("List the backends of this host:", "cbdctrl backend-list"),
+            ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
+        ],
+        "backend-grow" => &[(
+            "Behind an extension of the disk; then let the file system on it grow, for example with resize2fs /dev/cbd0:",
+            "cbdctrl backend-grow -b 0",
+        )],
         "cache-attach" => {
             &[("Put a cache of 4 GiB in front of a disk in use:", "cbdctrl cache-attach -b 0 -c 4G")]
         }
@@ -151,7 +155,10 @@ fn of_live(name: &str) -> &'static [Example] {
             ),
             ("Allow a slow disk more time without progress:", "cbdctrl cache-detach -b 0 --timeout 600"),
         ],
-        "cache-resize" => &[("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G")],
+        "cache-resize" => &[
+            ("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G"),
+            ("Let it share space with other such caches:", "cbdctrl cache-resize -b 0 -c 2G..16G"),
+        ],
         _ => &[],
     }
 }

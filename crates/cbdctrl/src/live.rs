@@ -14,10 +14,11 @@ pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) ->
             let client = client.clone().with_waiting_callback(progress::waiting);
             crate::grow::run(&client, output, on.transport, &backend)
         }
-        LiveCommand::CacheAttach { on, backend, cache_size } => {
+        LiveCommand::CacheAttach { on, backend, cache_size, weight } => {
             let path = format!("/v1/transports/{}/backends/{backend}/cache/attach", on.transport);
+            let request = AttachCache { cache_size: cache_size.bytes, cache_max: cache_size.max, weight };
             let client = client.clone().with_waiting_callback(progress::waiting);
-            let done: Done = client.post(&path, &AttachCache { cache_size })?;
+            let done: Done = client.post(&path, &request)?;
             warn(&done.warnings);
             output.result(&done, "")
         }
@@ -25,9 +26,10 @@ pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) ->
             let path = format!("/v1/transports/{}/backends/{backend}/cache/detach", on.transport);
             long(client, output, &path, &DetachCache { timeout_s: timeout })
         }
-        LiveCommand::CacheResize { on, backend, cache_size, timeout } => {
+        LiveCommand::CacheResize { on, backend, cache_size, weight, timeout } => {
             let path = format!("/v1/transports/{}/backends/{backend}/cache/resize", on.transport);
-            long(client, output, &path, &ResizeCache { cache_size, timeout_s: timeout })
+            let (cache_size, cache_max) = (cache_size.bytes, cache_size.max);
+            long(client, output, &path, &ResizeCache { cache_size, cache_max, weight, timeout_s: timeout })
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The status as text for a terminal.
 
-use cbd_daemon::api::{BackendStatus, CacheInfo, OnWriteError, PaceInfo, Status, TransportStatus};
+use cbd_daemon::api::{
+    BackendStatus, CacheInfo, OnWriteError, PaceInfo, SharedInfo, Status, TransportStatus,
+};
 use cbd_daemon::size::format_size;
 use std::fmt::Write;
 
@@ -194,6 +196,9 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         },
     );
     line(page, 4, "hit ratio", ratio);
+    if let Some(shared) = &cache.shared {
+        line(page, 4, "share", share(shared));
+    }
     add_bypassed(page, cache);
     line(page, 4, "dirty", format!("{} ({} bytes)", format_size(cache.dirty_bytes), cache.dirty_bytes));
     let rate = match settings.writeback_rate {
@@ -227,12 +232,7 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     if let Some(void) = &cache.void {
         line(page, 4, "VOID", void);
     }
-    if cache.backing_errors > 0 {
-        line(page, 4, "ERRORS", format!("{} failed attempts of writeback", cache.backing_errors));
-    }
-    if let Some(error) = &cache.last_error {
-        line(page, 4, "last error", error);
-    }
+    add_errors(page, cache);
     for range in cache.parked.iter().take(20) {
         let refused = cache.parked_error.as_deref().unwrap_or("not tried since the start");
         let text =
@@ -245,6 +245,19 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     add_damage(page, cache);
 }
 
+/// The bounds of a cache that shares space, and what more space would bring.
+fn share(shared: &SharedInfo) -> String {
+    let bounds =
+        format!("{} to {}, weight {}", format_size(shared.min), format_size(shared.max), shared.weight);
+    let target =
+        shared.target.map_or_else(String::new, |target| format!(", on the way to {}", format_size(target)));
+    let gain = shared.gain_at_max.map_or_else(
+        || ", no reads lately".to_owned(),
+        |gain| format!(", with its maximum {:.1} % more of its reads would hit", gain * 100.0),
+    );
+    format!("{bounds}{target}{gain}")
+}
+
 fn pace(pace: &PaceInfo) -> String {
     let rate = format_size(pace.bytes_per_s);
     let permitted = pace
@@ -253,6 +266,16 @@ fn pace(pace: &PaceInfo) -> String {
     let side = if pace.error_points < 0.0 { "below" } else { "above" };
     let (points, target) = (pace.error_points.abs(), format_size(pace.target_bytes));
     format!("{}: {rate}/s{permitted}, {points:.1} points {side} the target of {target} dirty", pace.reason)
+}
+
+/// Adds the errors of writeback.
+fn add_errors(page: &mut String, cache: &CacheInfo) {
+    if cache.backing_errors > 0 {
+        line(page, 4, "ERRORS", format!("{} failed attempts of writeback", cache.backing_errors));
+    }
+    if let Some(error) = &cache.last_error {
+        line(page, 4, "last error", error);
+    }
 }
 
 fn add_damage(page: &mut String, cache: &CacheInfo) {

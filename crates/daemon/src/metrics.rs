@@ -2,7 +2,7 @@
 //!
 //! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning.
 
-use crate::api::{BackendStatus, CacheInfo, HeldInfo, Status, TransportStatus};
+use crate::api::{BackendStatus, CacheInfo, HeldInfo, SharedInfo, Status, TransportStatus};
 use std::fmt::Write;
 
 struct Page {
@@ -155,6 +155,24 @@ const GAUGES: [Gauge; 4] = [
     ("cbd_backend_blkdevs", "Block devices on the backend.", |it| it.info.blkdevs.len() as u64),
 ];
 
+/// Name, help and value of the metrics of caches that share space.
+type OfSharer = (&'static str, &'static str, fn(&SharedInfo) -> Option<f64>);
+
+#[expect(clippy::cast_precision_loss, reason = "numbers of this format are floating-point numbers")]
+const OF_SHARERS: [OfSharer; 5] = [
+    ("cbd_cache_min_bytes", "Bytes that a cache keeps that shares space.", |it| Some(it.min as f64)),
+    ("cbd_cache_max_bytes", "Bytes up to which it grows.", |it| Some(it.max as f64)),
+    ("cbd_cache_target_bytes", "Bytes that it is to have by its load.", |it| {
+        it.target.map(|target| target as f64)
+    }),
+    ("cbd_cache_weight", "How much one of its hits counts among such caches.", |it| Some(it.weight.into())),
+    (
+        "cbd_cache_gain_at_max_ratio",
+        "Share of its reads that would hit besides, if it had its maximum.",
+        |it| it.gain_at_max,
+    ),
+];
+
 type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
 
 /// Name, kind, help and value of the metrics of caches.
@@ -278,18 +296,7 @@ fn for_names(page: &mut Page, status: &Status) {
 }
 
 fn for_backends(page: &mut Page, status: &Status) {
-    let backends = || {
-        status.transports.iter().flat_map(|transport| {
-            transport.backends.iter().map(|backend| {
-                let labels = [
-                    ("transport", transport.info.transport_id.to_string()),
-                    ("backend", backend.info.backend_id.to_string()),
-                    ("path", backend.info.backend_path.clone()),
-                ];
-                (labels, backend)
-            })
-        })
-    };
+    let backends = || backends_of(status);
     for (name, help, value) in GAUGES {
         page.head(name, "gauge", help);
         for (labels, backend) in backends() {
@@ -311,6 +318,26 @@ fn for_backends(page: &mut Page, status: &Status) {
             page.line("cbd_blkdev_up", &labels, u64::from(blkdev.alive));
         }
     }
+    for_caches(page, status);
+}
+
+/// The labels of each backend, and the backend.
+fn backends_of(status: &Status) -> impl Iterator<Item = ([(&'static str, String); 3], &BackendStatus)> {
+    status.transports.iter().flat_map(|transport| {
+        transport.backends.iter().map(|backend| {
+            let labels = [
+                ("transport", transport.info.transport_id.to_string()),
+                ("backend", backend.info.backend_id.to_string()),
+                ("path", backend.info.backend_path.clone()),
+            ];
+            (labels, backend)
+        })
+    })
+}
+
+/// The metrics of caches.
+fn for_caches(page: &mut Page, status: &Status) {
+    let backends = || backends_of(status);
     for (name, kind, help, value) in OF_CACHES {
         page.head(name, kind, help);
         for (labels, backend) in backends() {
@@ -319,6 +346,13 @@ fn for_backends(page: &mut Page, status: &Status) {
             } else if let Some(value) = backend.held.as_ref().and_then(|held| of_held(name, held)) {
                 page.line(name, &labels, value);
             }
+        }
+    }
+    for (name, help, value) in OF_SHARERS {
+        page.head(name, "gauge", help);
+        for (labels, backend) in backends() {
+            let shared = backend.cache.iter().flat_map(|cache| &cache.shared);
+            shared.filter_map(value).for_each(|value| page.line(name, &labels, value));
         }
     }
     page.head("cbd_cache_bypassed_bytes_total", "counter", "Bytes that went past the cache, by reason.");

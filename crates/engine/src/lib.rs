@@ -40,13 +40,14 @@ pub use cache::{
     CommonMoment, DamagedRange, FlushTicket, IndexResize, LogEntry, LogSegmentView, LogView, Miss, Pace,
     PaceReason, Shrink, TOGETHER, ZeroProgress,
 };
+pub use lane::{HitCurve, RANKS};
 pub use rare::RarePaths;
 pub use repair::copy_over;
 pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
 pub use slots::TwoSlots;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,
-    Mixed, Pages, Transport, TransportInfo,
+    Mixed, Pages, SharedSpace, Transport, TransportInfo,
 };
 pub use worker::{BackgroundWorker, REQUEST_MAX, Step};
 

@@ -3,7 +3,7 @@
 use crate::{layout::on_media, slot::SlotContent};
 use alloc::{borrow::ToOwned, format, string::String};
 use cbd_types::{Error, ErrorKind, Name, Result};
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 
 /// A row that is in use.
 pub const STATE_ACTIVE: u32 = 1;
@@ -133,8 +133,14 @@ on_media! {
         960 congestion_write_us: U32,
         /// Name in UTF-8, zero-padded; zeroes: it has none. What is no name counts as none.
         964 name: [u8; NAME_BYTES],
+        /// Segments that a cache of shared size keeps, the state segment included.
+        996 cache_min: U32,
+        /// Segments up to which it grows, the state segment included; 0 for a cache of fixed size.
+        1000 cache_max: U32,
+        /// Its weight among the caches of shared size; 0 stands for 1.
+        1004 weight: U16,
         /// Zero.
-        996 reserved2: [u8; 12],
+        1006 reserved3: U16,
     }
 }
 

@@ -264,6 +264,7 @@ impl Region {
         let requested = RequestedSettings {
             data_crc: options.data_crc,
             cache_bytes: options.cache_size,
+            shared: None,
             handlers: None,
             consistency: options.consistency,
             cache_mode: None,

@@ -16,7 +16,7 @@ use crate::disk::lanes_max_here;
 use crate::drain::{DrainProgress, DrainRequest, NotDrained};
 use crate::{ProcessEnvironment, RunningBackend};
 use cbd_device::{Device, Hold};
-use cbd_engine::{CacheMode, Settings, Transport};
+use cbd_engine::{CacheMode, Settings, SharedSpace, Transport};
 use cbd_types::{Epoch, Error, ErrorKind, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -80,7 +80,8 @@ pub enum NotDetached {
 
 impl RunningBackend {
     /// Gives the backend, which has none, a cache of `bytes`, and sends the requests of clients through it. The epochs of the cache
-    /// continue above `after`, so that its recovery points are later than those of an earlier cache.
+    /// continue above `after`, so that its recovery points are later than those of an earlier cache. With `shared`, it shares its
+    /// space; `bytes` are its minimum then.
     ///
     /// # Errors
     /// Those of [`Transport::attach_cache`] and [`Transport::open_cache`]; [`ErrorKind::TimedOut`] if requests that are on their way
@@ -91,8 +92,10 @@ impl RunningBackend {
         environment: &Arc<ProcessEnvironment>,
         bytes: u64,
         after: Epoch,
+        shared: Option<SharedSpace>,
     ) -> Result<()> {
-        transport.attach_cache_after(self.id, bytes, lanes_max_here(transport, bytes), after)?;
+        let lanes_max = lanes_max_here(transport, bytes);
+        transport.attach_cache_after(self.id, bytes, lanes_max, after, shared)?;
         let opened = self.open_cache(transport, environment);
         let attached = opened.and_then(|caching| {
             let caching = Arc::new(caching);

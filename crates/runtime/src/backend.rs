@@ -14,6 +14,7 @@ use cbd_types::{BackendId, Context, Error, Result};
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 /// Options of a run that the region does not record.
@@ -48,6 +49,8 @@ pub struct Recovered {
 pub(crate) struct Caching {
     worker: Mutex<Option<Worker>>,
     pub(crate) cache: Arc<Cache<ProcessEnvironment>>,
+    /// The segments for which the index was resized last; 0 if that was when the cache was opened.
+    pub(crate) index_segments: AtomicU32,
     rounds: Arc<Rounds>,
     recovered: Arc<Recovered>,
 }
@@ -222,7 +225,13 @@ impl Caching {
         let worker =
             Worker::start(&id.to_string(), Arc::clone(environment), &cache, backing, prepare_thread)?;
         let rounds = Arc::clone(worker.rounds());
-        Ok(Self { worker: Mutex::new(Some(worker)), cache, rounds, recovered: Arc::new(recovered) })
+        Ok(Self {
+            worker: Mutex::new(Some(worker)),
+            cache,
+            index_segments: AtomicU32::new(0),
+            rounds,
+            recovered: Arc::new(recovered),
+        })
     }
 
     /// Stops the background worker and the cache; dirty data stays in the region.

@@ -4,7 +4,7 @@
 
 use crate::ProcessEnvironment;
 use cbd_backing::{Backing, BackingFile, Identity, Options};
-use cbd_engine::{BackendEntry, BackendSpec, Settings, Transport};
+use cbd_engine::{BackendEntry, BackendSpec, Settings, SharedSpace, Transport};
 use cbd_format::Superblock;
 use cbd_types::{AlignedBuffer, BackendId, BackingOp, Error, ErrorKind, HostId, Name, OpToken, Pmem, Result};
 use std::path::Path;
@@ -132,6 +132,19 @@ impl NewBackend {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a disk that is a region, and those of [`Transport::create_backend`].
     pub fn create(self, transport: &Transport<ProcessEnvironment>, disk: &Disk) -> Result<BackendId> {
+        self.create_sharing(transport, disk, None)
+    }
+
+    /// As [`create`](Self::create), with a cache that shares its space.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and those of [`Transport::share_cache`].
+    pub fn create_sharing(
+        self,
+        transport: &Transport<ProcessEnvironment>,
+        disk: &Disk,
+        shared: Option<SharedSpace>,
+    ) -> Result<BackendId> {
         if disk.is_region {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -154,7 +167,7 @@ impl NewBackend {
             data_crc: self.data_crc,
             settings: self.settings,
         };
-        transport.create_named_backend(&spec, self.name.as_ref())
+        transport.create_sharing_backend(&spec, self.name.as_ref(), shared)
     }
 }
 
@@ -204,8 +217,10 @@ fn processors() -> u32 {
 pub struct RequestedSettings {
     /// Whether data is checksummed.
     pub data_crc: Option<bool>,
-    /// Bytes of its cache.
+    /// Bytes of its cache, or the minimum of one that shares its space.
     pub cache_bytes: Option<u64>,
+    /// The maximum in bytes, and the weight, of a cache that shares its space.
+    pub shared: Option<(u64, u16)>,
     /// Number of queues that serve it.
     pub handlers: Option<u32>,
     /// Consistency of the backing device: strict, checkpoint or none.
@@ -235,9 +250,23 @@ impl RequestedSettings {
             return differs("data-crc", if entry.data_crc { "on" } else { "off" }.to_owned());
         }
         if let Some(wanted) = self.cache_bytes {
-            let bytes = u64::from(entry.cache_segments) * segment_size;
-            if wanted.abs_diff(bytes) > 2 * segment_size {
-                return differs("a cache of", crate::size::format_size(bytes));
+            let bytes = |segments: u32| u64::from(segments) * segment_size;
+            let is_near = |wanted: u64, segments: u32| wanted.abs_diff(bytes(segments)) <= 2 * segment_size;
+            let size = crate::size::format_size;
+            match (entry.shared, self.shared) {
+                (None, None) if is_near(wanted, entry.cache_segments) => {}
+                (Some(has), Some((max, weight)))
+                    if is_near(wanted, has.min) && is_near(max, has.max) && weight == has.weight => {}
+                (None, _) => return differs("a cache of", size(bytes(entry.cache_segments))),
+                (Some(has), _) => {
+                    let text = format!(
+                        "{} to {}, weight {} (change it with cache-resize)",
+                        size(bytes(has.min)),
+                        size(bytes(has.max)),
+                        has.weight
+                    );
+                    return differs("a cache of", text);
+                }
             }
         }
         if self.handlers.is_some_and(|wanted| wanted != entry.handlers) {

@@ -5,13 +5,18 @@
 //! Elsewhere: the crash order (`cbd-engine`).
 
 use crate::{ProcessEnvironment, RunningBackend};
-use cbd_engine::{Shrink, Transport};
+use cbd_engine::{Cache, SharedSpace, Shrink, Transport};
 use cbd_types::{Error, ErrorKind, Result, Size};
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The longest time between two looks for segments that were freed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The index follows a cache that changes its size in small steps once they add up to one part in so many.
+const INDEX_PARTS: u32 = 8;
 
 /// Progress of a cache that shrinks.
 #[derive(Clone, Copy, Debug)]
@@ -47,12 +52,111 @@ impl RunningBackend {
         timeout: Duration,
         report: &mut dyn FnMut(&ShrinkProgress) -> ControlFlow<Error>,
     ) -> Result<Resized> {
-        let Some(cache) = self.cache() else {
-            let text = format!("backend {} has no cache to resize; cache-attach gives it one", self.id);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        };
-        let size = transport.info().layout.segment_size;
+        self.resize_to(transport, None, bytes, timeout, report)
+    }
+
+    /// Lets the cache share its space from now on. Its size changes only if it is outside the bounds. `timeout` and `report` as in
+    /// [`resize_cache`](Self::resize_cache).
+    ///
+    /// # Errors
+    /// As [`resize_cache`](Self::resize_cache), and those of [`Transport::share_cache`].
+    pub fn share_cache(
+        &self,
+        transport: &Transport<ProcessEnvironment>,
+        shared: SharedSpace,
+        timeout: Duration,
+        report: &mut dyn FnMut(&ShrinkProgress) -> ControlFlow<Error>,
+    ) -> Result<Resized> {
         let before = transport.backend(self.id)?.cache_segments;
+        let within = before.max(shared.min).min(shared.max);
+        let bytes = u64::from(within) * transport.info().layout.segment_size;
+        self.resize_to(transport, Some(shared), bytes, timeout, report)
+    }
+
+    /// Gives the cache `segments` more segments; see [`Transport::grow_cache`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a backend without a cache, and those of [`Transport::grow_cache`].
+    pub fn grow_cache(&self, transport: &Transport<ProcessEnvironment>, segments: u32) -> Result<()> {
+        let cache = self.cache_to_resize()?;
+        transport.grow_cache(self.id, &cache, segments)?;
+        let now = transport.backend(self.id)?.cache_segments;
+        self.fit_index(&cache, now - segments.min(now), now, INDEX_PARTS);
+        Ok(())
+    }
+
+    /// Takes up to `segments` segments from the cache: those that are free, or become free within `timeout` because reclaim drops
+    /// what the backing device has. With `drains`, writeback writes what is dirty at once. Returns the number of segments.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a backend without a cache; those of
+    /// [`Cache::begin_shrink`](cbd_engine::Cache::begin_shrink) and [`Transport::finish_shrink`]; the error of `report`.
+    pub fn take_segments(
+        &self,
+        transport: &Transport<ProcessEnvironment>,
+        segments: u32,
+        drains: bool,
+        timeout: Duration,
+        report: &mut dyn FnMut(&ShrinkProgress) -> ControlFlow<Error>,
+    ) -> Result<u32> {
+        let cache = self.cache_to_resize()?;
+        let mut shrink =
+            if drains { cache.begin_shrink(segments)? } else { cache.begin_clean_shrink(segments)? };
+        let size = transport.info().layout.segment_size;
+        if let Err(error) = self.wait_for_segments(&shrink, size, timeout, report)
+            && error.kind() != ErrorKind::TimedOut
+        {
+            return Err(error);
+        }
+        let taken = shrink.settle();
+        if taken > 0 {
+            transport.finish_shrink(self.id, shrink)?;
+            let now = transport.backend(self.id)?.cache_segments;
+            self.fit_index(&cache, now + taken, now, INDEX_PARTS);
+        }
+        Ok(taken)
+    }
+
+    /// Resizes the index with the cache, which had `before` segments and has `now`, if it differs from its last size by more than one
+    /// part in `parts`; 0 for any difference. Only speed depends on it.
+    fn fit_index(&self, cache: &Cache<ProcessEnvironment>, before: u32, now: u32, parts: u32) {
+        let Some(caching) = self.caching.lock().clone() else { return };
+        let sized = match caching.index_segments.load(Ordering::Relaxed) {
+            0 => before,
+            sized => sized,
+        };
+        if now.abs_diff(sized) <= sized.checked_div(parts).unwrap_or(0) {
+            return;
+        }
+        let blocks = cache.index_blocks_per_lane(now.saturating_sub(1));
+        match cache.resize_index(blocks, std::thread::yield_now) {
+            Ok(()) => caching.index_segments.store(now, Ordering::Relaxed),
+            Err(error) => {
+                tracing::warn!(backend = self.id.0, "the index of the cache has its former size: {error}");
+            }
+        }
+    }
+
+    fn cache_to_resize(&self) -> Result<Arc<Cache<ProcessEnvironment>>> {
+        self.cache().ok_or_else(|| {
+            let text = format!("backend {} has no cache to resize; cache-attach gives it one", self.id);
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
+    }
+
+    /// Changes the size of the cache, and stores then whether it shares its space.
+    fn resize_to(
+        &self,
+        transport: &Transport<ProcessEnvironment>,
+        shared: Option<SharedSpace>,
+        bytes: u64,
+        timeout: Duration,
+        report: &mut dyn FnMut(&ShrinkProgress) -> ControlFlow<Error>,
+    ) -> Result<Resized> {
+        let cache = self.cache_to_resize()?;
+        let size = transport.info().layout.segment_size;
+        let entry = transport.backend(self.id)?;
+        let before = entry.cache_segments;
         let wanted = u32::try_from(bytes / size).unwrap_or(u32::MAX);
         if wanted > before {
             transport.grow_cache(self.id, &cache, wanted - before)?;
@@ -61,12 +165,12 @@ impl RunningBackend {
             self.wait_for_segments(&shrink, size, timeout, report)?;
             transport.finish_shrink(self.id, shrink)?;
         }
-        if wanted != before {
-            // Only speed depends on the size of the index.
-            let blocks = cache.index_blocks_per_lane(wanted.saturating_sub(1));
-            if let Err(error) = cache.resize_index(blocks, std::thread::yield_now) {
-                tracing::warn!(backend = self.id.0, "the index of the cache has its former size: {error}");
-            }
+        self.fit_index(&cache, before, wanted, 0);
+        if shared != entry.shared {
+            transport.share_cache(self.id, shared)?;
+        }
+        if shared.map(|shared| shared.max) != entry.shared.map(|shared| shared.max) || shared.is_none() {
+            transport.restart_hit_counts(self.id, &cache)?;
         }
         Ok(Resized { before: u64::from(before) * size, now: u64::from(wanted) * size })
     }

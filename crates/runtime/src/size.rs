@@ -35,6 +35,42 @@ pub fn parse_size(text: &str) -> Result<u64> {
     number.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
+/// The size of a cache: a fixed one, or the bounds of one that shares space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheSize {
+    /// The fixed size, or the minimum, in bytes.
+    pub bytes: u64,
+    /// The maximum in bytes of a cache that shares space.
+    pub max: Option<u64>,
+}
+
+/// Parses the size of a cache: a [size](parse_size), or two sizes as MIN..MAX.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] with what is wrong.
+pub fn parse_cache_size(text: &str) -> Result<CacheSize> {
+    let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
+    let Some((min, max)) = text.split_once("..") else {
+        return Ok(CacheSize { bytes: parse_size(text)?, max: None });
+    };
+    for (side, name) in [(min, "minimum"), (max, "maximum")] {
+        if side.is_empty() {
+            let text = format!(
+                "\"{text}\" has no {name}: write both, MIN..MAX, as in 2G..16G; or one size, for a cache of that size"
+            );
+            return invalid(text);
+        }
+    }
+    let (bytes, max) = (parse_size(min)?, parse_size(max)?);
+    if bytes == 0 {
+        return invalid(format!("\"{text}\" has the minimum 0: a cache that shares space needs a minimum"));
+    }
+    if bytes > max {
+        return invalid(format!("\"{text}\" has a minimum above its maximum: write MIN..MAX, as in 2G..16G"));
+    }
+    Ok(CacheSize { bytes, max: Some(max) })
+}
+
 /// `bytes` in the largest unit in which the number is at least 1, with one decimal if it is not whole.
 #[must_use]
 pub fn format_size(bytes: u64) -> String {
@@ -121,6 +157,30 @@ mod tests {
                 Err(ErrorKind::InvalidArgument),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_cache_is_one_size_or_two_with_points_between() {
+        let parsed = |text: &str| parse_cache_size(text).map(|size| (size.bytes, size.max));
+        assert_eq!(parsed("4G").expect("a size"), (4 << 30, None));
+        assert_eq!(parsed("0").expect("a size"), (0, None));
+        assert_eq!(parsed("2G..16G").expect("sizes"), (2 << 30, Some(16 << 30)));
+        assert_eq!(parsed("5..5").expect("sizes"), (5, Some(5)));
+        for (text, why) in [
+            ("..16G", "has no minimum"),
+            ("2G..", "has no maximum"),
+            ("..", "has no minimum"),
+            ("16G..2G", "minimum above its maximum"),
+            ("0..2G", "needs a minimum"),
+            ("2G...4G", "is no size"),
+            ("2G-4G", "is no size"),
+            ("2G..x", "is no size"),
+            ("2G..4G..6G", "is no size"),
+        ] {
+            let error = parsed(text).expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.line().contains(why), "{text}: {error}");
         }
     }
 

@@ -95,7 +95,7 @@ impl Rig {
     fn change(&self) -> Result<()> {
         let pause = || std::thread::sleep(Duration::from_millis(50));
         let proceed = &mut |_: &_| ControlFlow::Continue(());
-        self.run.attach_cache(&self.transport, &self.environment, 96 * MIB, Epoch(0))?;
+        self.run.attach_cache(&self.transport, &self.environment, 96 * MIB, Epoch(0), None)?;
         pause();
         self.run.resize_cache(&self.transport, 192 * MIB, TIMEOUT, proceed)?;
         pause();

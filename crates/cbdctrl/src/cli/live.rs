@@ -2,7 +2,7 @@
 
 use super::OnTransport;
 use cbd_daemon::api::NumberOrName;
-use cbd_daemon::size::parse_size;
+use cbd_daemon::size::{CacheSize, parse_cache_size};
 use clap::Subcommand;
 
 /// The commands.
@@ -25,9 +25,13 @@ pub enum LiveCommand {
         /// Number or name of the backend
         #[arg(short, long, value_name = "ID")]
         backend: NumberOrName,
-        /// Size of the cache, e.g. 4G
-        #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
-        cache_size: u64,
+        /// Size of the cache, e.g. 4G, or MIN..MAX, e.g. 2G..16G: at least 2G, and up to 16G of the space that it shares
+        /// with other such caches, by their loads
+        #[arg(short, long, value_parser = parse_cache_size, value_name = "SIZE")]
+        cache_size: CacheSize,
+        /// With MIN..MAX: how much a hit of this cache counts among them [default: 1]
+        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "1..1000")]
+        weight: Option<u16>,
     },
     /// Write everything in the cache of a backend to its backing device, and take the cache away, while its block
     /// devices are in use
@@ -50,9 +54,13 @@ pub enum LiveCommand {
         /// Number or name of the backend
         #[arg(short, long, value_name = "ID")]
         backend: NumberOrName,
-        /// Size that the cache is to have, e.g. 8G
-        #[arg(short, long, value_parser = parse_size, value_name = "SIZE")]
-        cache_size: u64,
+        /// Size that the cache is to have, e.g. 8G, or MIN..MAX, e.g. 2G..16G: at least 2G, and up to 16G of the space
+        /// that it shares with other such caches, by their loads
+        #[arg(short, long, value_parser = parse_cache_size, value_name = "SIZE")]
+        cache_size: CacheSize,
+        /// With MIN..MAX: how much a hit of this cache counts among them [default: 1]
+        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "1..1000")]
+        weight: Option<u16>,
         /// Seconds without progress after which a cache that shrinks keeps its size [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,

@@ -1,4 +1,4 @@
-//! Requests for checkpoints, drains, and stops of a backend.
+//! Requests for checkpoints, drains, and stops of backends and block devices.
 
 use serde::{Deserialize, Serialize};
 
@@ -46,4 +46,13 @@ pub struct StopBackend {
     /// quarantined bytes.
     #[serde(default)]
     pub discard_dirty: Option<u64>,
+}
+
+/// Stops a block device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopBlkdev {
+    /// Even if it is mounted or open: requests of its clients fail from then on.
+    #[serde(default)]
+    pub force: bool,
 }

@@ -3,11 +3,18 @@
 use serde::{Deserialize, Serialize};
 
 /// Gives a backend a cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttachCache {
     /// Bytes of the cache, rounded down to whole segments.
     pub cache_size: u64,
+    /// Bytes up to which a cache that shares the space of its transport grows; `cache_size` is its minimum then. Absent for a cache of
+    /// fixed size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_max: Option<u64>,
+    /// With `cache_max`: how much a hit of this cache counts among those that share the space, 1 to 1000; 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
 }
 
 /// Takes the cache of a backend away, when the backing device has everything.
@@ -20,11 +27,18 @@ pub struct DetachCache {
 }
 
 /// Changes the size of the cache of a backend.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeCache {
     /// Bytes that the cache is to have, rounded down to whole segments.
     pub cache_size: u64,
+    /// Bytes up to which a cache that shares the space of its transport grows; `cache_size` is its minimum then. Absent for a cache of
+    /// fixed size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_max: Option<u64>,
+    /// With `cache_max`: how much a hit of this cache counts among those that share the space, 1 to 1000; 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
     /// Seconds without progress after which a cache that shrinks keeps its size.
     #[serde(default)]
     pub timeout_s: Option<u64>,

@@ -13,13 +13,13 @@ mod live;
 mod names;
 mod status;
 
-pub use drain::{CommonCheckpoint, Drain, StopBackend};
+pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use grow::{BackendGrown, BlkdevGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
 pub use status::{
-    BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, Status,
+    BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,
 };
 
@@ -253,6 +253,13 @@ pub struct StartBackend {
     /// Bytes of cache; none or 0 creates a backend without a cache.
     #[serde(default)]
     pub cache_size: Option<u64>,
+    /// Bytes up to which a cache that shares the space of its transport grows; `cache_size` is its minimum then. Absent for a cache of
+    /// fixed size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_max: Option<u64>,
+    /// With `cache_max`: how much a hit of this cache counts among those that share the space, 1 to 1000; 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
     /// Number of queues that serve the backend, 1 to 128.
     #[serde(default)]
     pub handlers: Option<u32>,
@@ -317,6 +324,15 @@ pub struct BackendInfo {
     /// The part of `cache_segs` in use: segments with records, and those open for the next records. 0 while it is not
     /// served.
     pub cache_used_segs: u64,
+    /// Bytes of the cache, the segment that holds its state included; 0 without one.
+    #[serde(default)]
+    pub cache_size: u64,
+    /// Its minimum in bytes, if it shares the space of the transport.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cache_min: Option<u64>,
+    /// Its maximum in bytes, if it shares the space of the transport.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cache_max: Option<u64>,
     /// Bytes of the device.
     #[serde(default)]
     pub size: u64,
@@ -404,15 +420,6 @@ pub struct BlkdevInfo {
     /// why `auto` did not choose the best export.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
-}
-
-/// Stops a block device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StopBlkdev {
-    /// Even if it is mounted or open: requests of its clients fail from then on.
-    #[serde(default)]
-    pub force: bool,
 }
 
 /// Changes settings of a running backend; an absent one is unchanged.

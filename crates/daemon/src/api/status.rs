@@ -123,6 +123,9 @@ pub struct HeldInfo {
 pub struct CacheInfo {
     /// Bytes of the cache.
     pub size: u64,
+    /// The bounds of its size and what it gains, if it shares the space of the transport.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub shared: Option<SharedInfo>,
     /// Segments of the cache that are free; with `cache_used_segs` they are `cache_segs`.
     pub free_segments: u64,
     /// Lanes.
@@ -196,6 +199,23 @@ pub struct CacheInfo {
     pub rare_paths: BTreeMap<String, u64>,
     /// Ranges of the device whose data is damaged: reads answer with an error.
     pub quarantined: Vec<DamagedInfo>,
+}
+
+/// A cache that shares the space of its transport with others.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct SharedInfo {
+    /// Bytes that it keeps.
+    pub min: u64,
+    /// Bytes up to which it grows.
+    pub max: u64,
+    /// How much one of its hits counts among the caches that share the space.
+    pub weight: u16,
+    /// Bytes that it is to have by its present load; it comes nearer in small steps. Absent until the load was seen.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub target: Option<u64>,
+    /// Share of its reads, 0 to 1, that would hit besides those that do if it had its maximum; absent without reads lately.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub gain_at_max: Option<f64>,
 }
 
 /// The pace of writeback.

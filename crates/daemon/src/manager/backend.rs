@@ -182,7 +182,8 @@ impl BackendSlot {
     }
 
     /// The row of `backend-list`.
-    pub fn info(&self, id: BackendId) -> BackendInfo {
+    pub fn info(&self, id: BackendId, segment_size: u64) -> BackendInfo {
+        let bytes = |segments: u32| u64::from(segments) * segment_size;
         let status = self.run.as_ref().and_then(|run| run.cache()).map(|cache| cache.status());
         let held = self.held.as_ref().and_then(|held| Some(held.as_ref().ok()?.dirty_bytes));
         BackendInfo {
@@ -197,6 +198,9 @@ impl BackendSlot {
             ),
             cache_gc_percent: u32::from(self.entry.settings.gc_percent),
             cache_used_segs: status.as_ref().map_or(0, |status| u64::from(status.used_segments())),
+            cache_size: bytes(self.entry.cache_segments),
+            cache_min: self.entry.shared.map(|shared| bytes(shared.min)),
+            cache_max: self.entry.shared.map(|shared| bytes(shared.max)),
             size: self.entry.size,
             dirty_bytes: status.as_ref().map(|status| status.dirty_bytes).or(held),
             state: state(self, status.as_ref()),
@@ -262,13 +266,20 @@ impl Running {
 
     /// Rows for the backends of this host and for `others`, those of other hosts.
     pub(super) fn backend_infos(&self, others: Vec<BackendEntry>) -> Vec<BackendInfo> {
-        let mut list: Vec<BackendInfo> = self.backends.iter().map(|(&id, slot)| slot.info(id)).collect();
+        let segment_size = self.transport_segment_size();
+        let mut list: Vec<BackendInfo> =
+            self.backends.iter().map(|(&id, slot)| slot.info(id, segment_size)).collect();
         list.extend(others.into_iter().map(|entry| {
             let id = entry.id;
-            BackendSlot::new(entry).info(id)
+            BackendSlot::new(entry).info(id, segment_size)
         }));
         list.sort_by_key(|info| info.backend_id);
         list
+    }
+
+    /// Bytes of a segment.
+    pub(super) fn transport_segment_size(&self) -> u64 {
+        self.tables_copy.info.layout.segment_size
     }
 
     /// The backend `id` of this host.

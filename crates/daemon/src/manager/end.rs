@@ -69,6 +69,7 @@ impl Manager {
     pub fn end(&self) -> Ended {
         self.begin_stop();
         let deadline = Instant::now() + CLOSE_LIMIT;
+        self.sharing.end_thread();
         let mut hung = self.end_background(deadline.min(Instant::now() + BACKGROUND_LIMIT));
         let mut left = Vec::new();
         match self.tables.try_lock_until(deadline) {

@@ -6,6 +6,7 @@
 
 use super::Manager;
 use super::drain::{REPORT_INTERVAL, Wait};
+use super::sharing::{bounds_of, too_large};
 use super::slots::TakenSlot;
 use super::stopping;
 use super::watch::check_file;
@@ -20,13 +21,22 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Manager {
-    pub(super) fn cache_attach(&self, transport: u32, id: BackendId, request: &AttachCache) -> Result<Done> {
-        self.with_running(transport, id, "a cache is being attached to it", |taken, run| {
-            let warnings = check_file(id, run)?.into_iter().collect();
+    pub(super) fn cache_attach(&self, number: u32, id: BackendId, request: &AttachCache) -> Result<Done> {
+        self.with_running(number, id, "a cache is being attached to it", |taken, run| {
+            let mut warnings: Vec<String> = check_file(id, run)?.into_iter().collect();
             let after = self.last_drained(taken);
-            run.attach_cache(&taken.handle.transport, &self.fixed.environment, request.cache_size, after)?;
+            let bounds = bounds_of(&taken.handle, request.cache_size, request.cache_max, request.weight)?;
+            let _space = self.make_room(&taken.handle, request.cache_size)?;
+            let (transport, environment) = (&taken.handle.transport, &self.fixed.environment);
+            run.attach_cache(transport, environment, request.cache_size, after, bounds)?;
             let size = taken.read_entry()?;
-            tracing::info!(transport, backend = id.0, "a cache of {} was attached", format_size(size));
+            warnings.extend(too_large(&taken.handle, bounds));
+            tracing::info!(
+                transport = number,
+                backend = id.0,
+                "a cache of {} was attached",
+                format_size(size)
+            );
             Ok(Done { warnings, ..Done::default() })
         })
     }
@@ -83,12 +93,23 @@ impl Manager {
                 }
             };
             let timeout = self.timeout(request.timeout_s);
-            let resized =
-                run.resize_cache(&taken.handle.transport, request.cache_size, timeout, &mut look)?;
+            let handle = &taken.handle;
+            let bounds = bounds_of(handle, request.cache_size, request.cache_max, request.weight)?;
+            let present =
+                u64::from(taken.slot.entry.cache_segments) * handle.transport.info().layout.segment_size;
+            let _space = self.make_room(handle, request.cache_size.saturating_sub(present))?;
+            let resized = match bounds {
+                None => run.resize_cache(&handle.transport, request.cache_size, timeout, &mut look),
+                Some(bounds) => run.share_cache(&handle.transport, bounds, timeout, &mut look),
+            };
+            let warnings = too_large(handle, bounds).into_iter().collect();
+            // Read in any case: the size may have changed before the bounds were refused.
             taken.read_entry()?;
+            let resized = resized?;
             let (before, now) = (format_size(resized.before), format_size(resized.now));
-            tracing::info!(transport, backend = id.0, "its cache of {before} has {now} now");
-            Ok(Done::default())
+            let shared = bounds.map_or("", |_| ", and shares the space of the transport");
+            tracing::info!(transport, backend = id.0, "its cache of {before} has {now} now{shared}");
+            Ok(Done { warnings, ..Done::default() })
         })
     }
 
@@ -134,7 +155,7 @@ impl Manager {
 
 impl TakenSlot {
     /// Reads the row of the backend again; returns the bytes of its cache.
-    fn read_entry(&mut self) -> Result<u64> {
+    pub(super) fn read_entry(&mut self) -> Result<u64> {
         let path = std::mem::take(&mut self.slot.entry.path);
         self.slot.entry = self.handle.transport.backend(self.id).inspect_err(|_| {
             self.slot.entry.path = path;

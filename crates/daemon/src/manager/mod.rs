@@ -25,6 +25,7 @@ mod register;
 mod remote;
 mod reopen;
 mod retry;
+mod sharing;
 mod slots;
 mod start;
 mod status;
@@ -61,6 +62,7 @@ use end::NotSynced;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use probe::{Probes, StartTime};
 use recorder::Recorder;
+use sharing::Sharing;
 use slots::TransportHandle;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -121,6 +123,7 @@ pub struct Manager {
     /// Regions that such workers could not sync at the end.
     not_synced: NotSynced,
     background: Mutex<Option<Background>>,
+    sharing: Sharing,
     recorder: Mutex<Recorder>,
 }
 
@@ -202,6 +205,7 @@ impl Manager {
             workers: Count::default(),
             not_synced: NotSynced::default(),
             background: Mutex::new(None),
+            sharing: Sharing::default(),
             recorder: Mutex::default(),
         })
     }
@@ -226,6 +230,7 @@ impl Manager {
         drop(tables);
         if result.is_ok() {
             *self.background.lock() = Background::start(self);
+            self.start_balancer();
             // Commands are executed from here on.
             self.wait_for_busy_disks();
         }
@@ -536,6 +541,6 @@ impl Control for Manager {
 
     fn status(&self) -> Result<Status> {
         let tables = self.tables()?;
-        Ok(status::page(&self.fixed, &tables))
+        Ok(status::page(&self.fixed, &self.sharing, &tables))
     }
 }

@@ -6,6 +6,7 @@
 use super::backend::{BackendSlot, OlderRegion, unknown};
 use super::down::Accepted;
 use super::probe::{Node, is_same, nodes};
+use super::sharing::{bounds_of, too_large};
 use super::slots::{TakenSlot, TransportHandle};
 use super::stop::wait_until_unused;
 use super::tasks::Stage;
@@ -133,6 +134,9 @@ fn find(
 /// The parameters of a request, with the defaults of the configuration.
 struct StartParameters {
     cache_bytes: Option<u64>,
+    /// The maximum and the weight of a cache that shares space.
+    cache_max: Option<u64>,
+    weight: Option<u16>,
     handlers: u32,
     data_crc: bool,
     settings: Settings,
@@ -155,6 +159,8 @@ impl StartParameters {
         let cache_mode = request.cache_mode.or(defaults.cache_mode).unwrap_or(api::CacheMode::Writeback);
         Ok(Self {
             cache_bytes: request.cache_size.or(defaults.cache_size).filter(|&bytes| bytes > 0),
+            cache_max: request.cache_max,
+            weight: request.weight,
             handlers,
             data_crc: request.data_crc.or(defaults.data_crc).unwrap_or(true),
             settings: Settings {
@@ -166,6 +172,11 @@ impl StartParameters {
             name: request.name.as_deref().map(Name::new).transpose()?,
         })
     }
+}
+
+fn too_large_of(handle: &TransportHandle, wanted: &StartParameters) -> Option<String> {
+    let bounds = bounds_of(handle, wanted.cache_bytes?, wanted.cache_max, wanted.weight).ok()?;
+    too_large(handle, bounds)
 }
 
 impl TransportHandle {
@@ -237,6 +248,7 @@ impl Manager {
                 drop(tables);
                 let created = self.backend_create(&handle, path, &disk, &wanted);
                 let mut started = self.insert_created(&handle, &disk, created)?;
+                started.warnings.extend(too_large_of(&handle, &wanted));
                 // No warning if the user gave 0 explicitly.
                 if wanted.cache_bytes.is_none() && request.cache_size.is_none() {
                     started.warnings.push(format!(
@@ -276,6 +288,7 @@ impl Manager {
         let requested = RequestedSettings {
             data_crc: request.data_crc,
             cache_bytes: request.cache_size,
+            shared: request.cache_max.map(|max| (max, request.weight.unwrap_or(1))),
             handlers: request.handlers,
             consistency: request.consistency.map(Into::into),
             cache_mode: request.cache_mode.map(Into::into),
@@ -360,7 +373,12 @@ impl Manager {
             settings: wanted.settings,
             name: wanted.name.clone(),
         };
-        let id = new.create(&handle.transport, disk).context(|| format!("starting {path}"))?;
+        let starting = || format!("starting {path}");
+        let bytes = wanted.cache_bytes.unwrap_or(0);
+        let bounds = bounds_of(handle, bytes, wanted.cache_max, wanted.weight).context(starting)?;
+        let space = self.make_room(handle, bytes).context(starting)?;
+        let id = new.create_sharing(&handle.transport, disk, bounds).context(starting)?;
+        drop(space);
         let mut made = None;
         let started = handle
             .transport

@@ -2,6 +2,7 @@
 
 use super::backend::BackendSlot;
 use super::conditions::silence;
+use super::sharing::Sharing;
 use super::transport::TransportSlot;
 use super::{Fixed, Tables};
 use crate::api::{BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, Status, TransportStatus};
@@ -12,18 +13,18 @@ use cbd_types::BackendId;
 use std::collections::BTreeMap;
 
 /// The status of the daemon.
-pub(super) fn page(fixed: &Fixed, tables: &Tables) -> Status {
+pub(super) fn page(fixed: &Fixed, sharing: &Sharing, tables: &Tables) -> Status {
     Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_s: fixed.started.elapsed().as_secs(),
         warnings: fixed.warnings.iter().cloned().chain(fixed.remote.warning()).collect(),
         front_ends: fixed.context.front_ends.status(),
-        transports: tables.values().map(transport).collect(),
+        transports: tables.iter().map(|(&id, slot)| transport(id, slot, sharing)).collect(),
     }
 }
 
-fn transport(slot: &TransportSlot) -> TransportStatus {
+fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing) -> TransportStatus {
     let info = slot.info();
     let Ok(running) = &slot.running else { return TransportStatus { info, size: 0, backends: Vec::new() } };
     let segment_size = info.bytes_per_segment;
@@ -32,7 +33,14 @@ fn transport(slot: &TransportSlot) -> TransportStatus {
         backends: running
             .backends
             .iter()
-            .map(|(&id, backend_slot)| backend(id, backend_slot, segment_size))
+            .map(|(&id, backend_slot)| {
+                let mut status = backend(id, backend_slot, segment_size);
+                if let Some(cache) = &mut status.cache {
+                    let shared = backend_slot.entry.shared;
+                    cache.shared = shared.map(|shared| sharing.info((number, id), shared, segment_size));
+                }
+                status
+            })
             .collect(),
         info,
     }
@@ -43,7 +51,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
     let cache = run.and_then(|run| run.cache());
     let file_change = slot.file_change.as_ref().map(ToString::to_string);
     BackendStatus {
-        info: slot.info(id),
+        info: slot.info(id, segment_size),
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
@@ -61,6 +69,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
             let read = status.read_hit_bytes + status.read_missed_bytes;
             CacheInfo {
                 size: u64::from(slot.entry.cache_segments) * segment_size,
+                shared: None,
                 free_segments: u64::from(status.free_segments),
                 lanes: status.lanes,
                 data_crc: slot.entry.data_crc,

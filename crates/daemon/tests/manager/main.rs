@@ -14,6 +14,7 @@ mod refusals;
 mod regions;
 mod remote;
 mod same_disks;
+mod shared;
 mod silent;
 mod sockets;
 mod stopping;

@@ -208,6 +208,13 @@ impl<E: Environment> Pool<E> {
         self.owed.load(Ordering::Relaxed)
     }
 
+    /// Gives up no more than what was given up so far; returns that number.
+    pub(crate) fn give_up_no_more(&self) -> u32 {
+        let state = self.state.lock();
+        self.owed.store(0, Ordering::Relaxed);
+        state.given_up.len() as u32
+    }
+
     /// Ends what [`give_up`](Self::give_up) began; returns the segments that were given up.
     pub(crate) fn take_given_up(&self) -> Vec<u32> {
         let mut state = self.state.lock();

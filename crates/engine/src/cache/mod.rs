@@ -9,6 +9,7 @@
 
 mod backing;
 mod bypass;
+mod curve;
 mod damage;
 mod fill;
 mod flush;

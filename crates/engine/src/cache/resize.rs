@@ -44,6 +44,19 @@ impl<E: Environment> Cache<E> {
     /// [`ErrorKind::NoSpace`] if its lanes need more than it would keep, or it holds more than that which the backing device does
     /// not take; [`ErrorKind::System`] without memory.
     pub fn begin_shrink(self: &Arc<Self>, segments: u32) -> Result<Shrink<E>> {
+        let shrink = self.begin_clean_shrink(segments)?;
+        if shrink.missing() > 0 {
+            // What is dirty cannot be reclaimed, and a pause of writeback would keep it so.
+            let _ = self.request_drain();
+        }
+        Ok(shrink)
+    }
+
+    /// As [`begin_shrink`](Self::begin_shrink), but writeback keeps its pace: reclaim frees only what the backing device has.
+    ///
+    /// # Errors
+    /// As [`begin_shrink`](Self::begin_shrink).
+    pub fn begin_clean_shrink(self: &Arc<Self>, segments: u32) -> Result<Shrink<E>> {
         let (base, size) = (self.base(), self.base().shape().size);
         if segments == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "a cache shrinks by one segment at least"));
@@ -78,10 +91,6 @@ impl<E: Environment> Cache<E> {
             }
             Lack::Space => Error::new(ErrorKind::Busy, "the cache is giving up segments already"),
         })?;
-        if base.pool().owed() > 0 {
-            // What is dirty cannot be reclaimed, and a pause of writeback would keep it so.
-            let _ = self.request_drain();
-        }
         base.wakeups().wake();
         Ok(Shrink { cache: Arc::clone(self), segments })
     }
@@ -131,6 +140,12 @@ impl<E: Environment> Shrink<E> {
 
     /// The number of segments that the cache gives up.
     pub const fn segments(&self) -> u32 {
+        self.segments
+    }
+
+    /// Gives up no more segments than are free already; returns their number.
+    pub fn settle(&mut self) -> u32 {
+        self.segments = self.cache.base().pool().give_up_no_more();
         self.segments
     }
 

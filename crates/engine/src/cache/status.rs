@@ -99,7 +99,7 @@ pub struct CacheStatus {
     pub has_unflushed: bool,
     /// Blocks of 4 KiB in the index.
     pub index_blocks: u64,
-    /// Bytes of memory of the index, and of the admission that decides which blocks it gets.
+    /// Bytes of memory of the index, of the admission that decides which blocks it gets, and of the model of other sizes.
     pub index_bytes: u64,
     /// Ranges known to be damaged; only some if there are very many.
     pub damaged: Vec<DamagedRange>,

@@ -30,13 +30,14 @@ const WAYS: usize = 8;
 const NO_BLOCK: u32 = u32::MAX;
 
 /// A hash of the key.
-fn scatter(key: u32) -> u64 {
+#[inline]
+pub(super) fn scatter(key: u32) -> u64 {
     let product = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)
 }
 
 /// `hash`, scaled to a number below `count`.
-const fn scaled(hash: u64, count: usize) -> usize {
+pub(super) const fn scaled(hash: u64, count: usize) -> usize {
     (((hash & 0xffff_ffff) * count as u64) >> 32) as usize
 }
 

@@ -34,13 +34,14 @@ pub(crate) struct PinnedBlock {
 }
 
 impl LaneState {
-    /// Notes that a client reads `range`: reclaim gives its blocks a second chance, and admission counts the read. Other
-    /// lookups do not count as reads.
+    /// Notes that a client reads `range`: reclaim gives its blocks a second chance, and admission and the model of other sizes
+    /// count the read. Other lookups do not count as reads.
     pub(crate) fn note_read<E: Environment>(&mut self, base: &Base<E>, range: ByteRange) {
         for (block, ..) in blocks(range) {
             let key = base.identity().lanes.key(block * CHECKSUM_BLOCK);
             self.index.note_read(key);
             self.admission.note_read(key);
+            self.curve.note_read(key);
         }
     }
 
@@ -133,6 +134,7 @@ impl LaneState {
             base.region().prefetch(at + line * 64);
         }
         self.admission.note_read(key);
+        self.curve.note_read(key);
         segment.pin();
         self.counters.read_hit += range.len();
         Some(PinnedBlock { location, at, checksum: data.sum })

@@ -10,6 +10,7 @@
 
 mod admission;
 mod bypass;
+mod curve;
 mod damage;
 mod fills;
 mod index;
@@ -43,6 +44,8 @@ use parking::Parking;
 use replay::Lost;
 
 pub(crate) use bypass::{BypassId, Obstacle};
+pub(crate) use curve::Curve;
+pub use curve::{HitCurve, RANKS};
 pub(crate) use fills::FillId;
 pub(crate) use index::{Stepped, blocks};
 pub(crate) use log::SLOTS_MAX_OF_RECORD;
@@ -111,6 +114,7 @@ pub(crate) struct LaneState {
     id: LaneId,
     index: Index,
     admission: Admission,
+    curve: Curve,
     overlay: Overlay,
     parked: Parking,
     /// The number of pending fills.
@@ -147,6 +151,7 @@ impl LaneState {
             id,
             index,
             admission,
+            curve: Curve::none(),
             overlay: Overlay::default(),
             parked: Parking::default(),
             filling: 0,

@@ -39,7 +39,7 @@ impl<E: Environment> Lane<E> {
         let first = state.segments().next().map_or(state.next_sequence, |segment| segment.first_sequence);
         report.records += state.next_sequence.saturating_sub(first);
         report.index_blocks += u64::from(state.index.live());
-        report.index_bytes += (state.index.bytes() + state.admission.bytes()) as u64;
+        report.index_bytes += (state.index.bytes() + state.admission.bytes() + state.curve.bytes()) as u64;
         let ranges = state.overlay.damaged().map(|(range, _)| range);
         let room = listed_max - report.quarantined.len();
         let own = ranges.flat_map(|range| base.identity().lanes.of_lane(state.id, range));

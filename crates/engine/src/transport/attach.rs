@@ -13,7 +13,7 @@
 //!
 //! Elsewhere: when no request is on its way (`Hold` in `cbd-device`).
 
-use super::{Tables, Transport, User, caches::CachePlan};
+use super::{SharedSpace, Tables, Transport, User, caches::CachePlan, shared::write_shared};
 use crate::Environment;
 use alloc::format;
 use cbd_format::{BackendEntry as BackendRow, COUNTER_END, superblock::FEATURE_BYPASS, tables::USE_UNKNOWN};
@@ -25,6 +25,7 @@ pub(super) struct Named<'a> {
     pub cache_id: u64,
     /// The use record.
     pub used: (u32, BootId),
+    pub shared: Option<SharedSpace>,
 }
 
 /// Writes the cache of a backend into its row; `None` for a backend without one.
@@ -36,6 +37,7 @@ pub(super) fn write_cache(row: &mut BackendRow, cache: Option<&Named<'_>>) {
     row.lanes = cache.map_or(0, |cache| cache.plan.lanes).into();
     row.segments = cache.map_or(0, |cache| cache.plan.segments.len() as u32).into();
     row.state_segment = cache.map_or(u32::MAX, |cache| cache.plan.segments[0].0).into();
+    write_shared(row, cache.and_then(|cache| cache.shared));
 }
 
 impl<E: Environment> Transport<E> {
@@ -46,15 +48,23 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::NotFound`], [`ErrorKind::AlreadyExists`] if the backend has a cache, [`ErrorKind::NoSpace`] as
     /// [`create_backend`](Self::create_backend), and as [`require_feature`](Self::require_feature).
     pub fn attach_cache(&self, id: BackendId, bytes: u64, lanes_max: u32) -> Result<()> {
-        self.attach_cache_after(id, bytes, lanes_max, Epoch(0))
+        self.attach_cache_after(id, bytes, lanes_max, Epoch(0), None)
     }
 
     /// As [`attach_cache`](Self::attach_cache). The epochs of the cache continue above `after`, the last one that an earlier cache of
-    /// the backend is known to have drained.
+    /// the backend is known to have drained. With `shared`, it shares its space.
     ///
     /// # Errors
-    /// As [`attach_cache`](Self::attach_cache), and [`ErrorKind::InvalidArgument`] for an epoch that is not possible.
-    pub fn attach_cache_after(&self, id: BackendId, bytes: u64, lanes_max: u32, after: Epoch) -> Result<()> {
+    /// As [`attach_cache`](Self::attach_cache), and [`ErrorKind::InvalidArgument`] for an epoch that is not possible and as
+    /// [`share_cache`](Self::share_cache).
+    pub fn attach_cache_after(
+        &self,
+        id: BackendId,
+        bytes: u64,
+        lanes_max: u32,
+        after: Epoch,
+        shared: Option<SharedSpace>,
+    ) -> Result<()> {
         let entry = self.backend(id)?;
         if after.0 >= COUNTER_END / 4 {
             let text = format!("no cache can have counted to epoch {after}");
@@ -66,6 +76,7 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(ErrorKind::AlreadyExists, text));
         }
         let plan = self.plan_cache(&tables, bytes, entry.size, lanes_max)?;
+        self.check_shared(shared, plan.segments.len() as u32, plan.lanes)?;
         let cache_id = self.environment.random() | 1;
         let used = self.first_use(&mut tables, true)?;
         // Before the row: what was written without the cache may not be flushed yet.
@@ -73,7 +84,7 @@ impl<E: Environment> Transport<E> {
         // 1. and 2.
         self.place_cache(&mut tables, id.0, &plan, cache_id, after)?;
         // 3. From now on the backend has the cache.
-        let named = Named { plan: &plan, cache_id, used };
+        let named = Named { plan: &plan, cache_id, used, shared };
         self.update_row(&mut tables, id, |row| write_cache(row, Some(&named)))
     }
 

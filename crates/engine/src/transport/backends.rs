@@ -4,10 +4,11 @@
 //! the commit point, and removing the row frees all segments at once.
 
 use super::{
-    Tables, Transport,
+    SharedSpace, Tables, Transport,
     attach::{Named, write_cache},
     names::name_of,
     rows::{active_row, first_free, no_such, rows},
+    shared::read_shared,
 };
 use crate::{
     CacheMode, Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings, WhenFull,
@@ -76,6 +77,8 @@ pub struct BackendEntry {
     pub sector: u32,
     /// Segments of its cache, the state segment included; 0 without one.
     pub cache_segments: u32,
+    /// How its cache shares its space with others; `None` for a cache of fixed size and without a cache.
+    pub shared: Option<SharedSpace>,
     /// Lanes of its cache.
     pub lanes: u32,
     /// Queues that serve it.
@@ -198,6 +201,19 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// As there, and [`ErrorKind::AlreadyExists`] if a backend or a blkdev has the name.
     pub fn create_named_backend(&self, spec: &BackendSpec, name: Option<&Name>) -> Result<BackendId> {
+        self.create_sharing_backend(spec, name, None)
+    }
+
+    /// As [`create_named_backend`](Self::create_named_backend), with a cache that shares its space.
+    ///
+    /// # Errors
+    /// As [`create_named_backend`](Self::create_named_backend) and [`share_cache`](Self::share_cache).
+    pub fn create_sharing_backend(
+        &self,
+        spec: &BackendSpec,
+        name: Option<&Name>,
+        shared: Option<SharedSpace>,
+    ) -> Result<BackendId> {
         let texts = spec.validated()?;
         let mut tables = self.tables.lock();
         if let Some(name) = name {
@@ -208,6 +224,9 @@ impl<E: Environment> Transport<E> {
             None => None,
             Some(bytes) => Some(self.plan_cache(&tables, bytes, spec.size, spec.lanes_max)?),
         };
+        if let Some(plan) = &plan {
+            self.check_shared(shared, plan.segments.len() as u32, plan.lanes)?;
+        }
         if spec.settings.can_bypass() {
             tables.superblocks.require(&self.region, FEATURE_BYPASS)?;
         }
@@ -233,7 +252,7 @@ impl<E: Environment> Transport<E> {
             row.uuid = uuid;
             row.name = encode_name(name);
             row.created_ms = created_ms.into();
-            write_cache(row, plan.as_ref().map(|plan| Named { plan, cache_id, used }).as_ref());
+            write_cache(row, plan.as_ref().map(|plan| Named { plan, cache_id, used, shared }).as_ref());
         })?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         Ok(BackendId(row as u32))
@@ -395,6 +414,7 @@ pub(super) fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
         size: row.size.get(),
         sector,
         cache_segments: row.segments.get(),
+        shared: read_shared(row),
         lanes: row.lanes.get(),
         handlers: row.handlers.get(),
         data_crc: row.features.get() & FEATURE_DATA_CRC != 0,

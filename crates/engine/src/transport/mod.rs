@@ -15,6 +15,7 @@ mod names;
 mod remnants;
 mod resize;
 mod rows;
+mod shared;
 mod superblocks;
 mod uses;
 mod view;
@@ -23,6 +24,7 @@ pub use backends::{BackendEntry, BackendSpec};
 pub use blkdevs::{BlkdevEntry, BlkdevSpec};
 pub use hosts::HostEntry;
 pub use moved::FormerDisk;
+pub use shared::SharedSpace;
 use superblocks::Superblocks;
 pub use uses::{Mixed, Pages};
 

@@ -8,6 +8,7 @@ mod moved;
 mod names;
 mod resize;
 mod settings;
+mod shared;
 mod uses;
 
 use super::*;
@@ -196,7 +197,8 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
     // Between them a random number is used for the salt of the state segment.
     assert_eq!(row.uuid.to_vec(), [(first + 4).to_le_bytes(), (first + 6).to_le_bytes()].concat());
-    assert_eq!((row.use_boot, row.name, row.reserved2), ([0; 16], [0; 32], [0; 12]));
+    assert_eq!((row.use_boot, row.name, row.reserved3.get()), ([0; 16], [0; 32], 0));
+    assert_eq!((row.cache_min.get(), row.cache_max.get(), row.weight.get()), (0, 0, 0));
     let entry = transport.backend(id).expect("it is good");
     assert_eq!((entry.path.as_str(), entry.identity.as_str()), ("/dev/disk", "a disk"));
     assert_eq!((entry.settings, entry.data_crc, entry.is_moved), (spec().settings, true, false));

@@ -1,6 +1,6 @@
 //! A region with tables, all kinds of changes, and snapshots of their contents.
 
-use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, Settings, Transport};
+use cbd_engine::{BackendSpec, BlkdevSpec, Consistency, FormatOptions, Settings, SharedSpace, Transport};
 use cbd_sim::{CrashMemory, Keep, SimEnvironment, from_environment};
 use cbd_types::{BackendId, BlkdevId, HostId, Region, Result};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub fn backend(cache_segments: u64) -> BackendSpec {
 }
 
 /// All kinds of changes of the tables, one after the other.
-pub const CHANGES: [fn(&Tables) -> Result<()>; 26] = [
+pub const CHANGES: [fn(&Tables) -> Result<()>; 27] = [
     |tables| tables.register_host("one", None).map(drop),
     |tables| tables.create_backend(&backend(9)).map(drop),
     |tables| {
@@ -92,6 +92,7 @@ pub const CHANGES: [fn(&Tables) -> Result<()>; 26] = [
     |tables| tables.create_named_backend(&backend(12), Some(&"data".parse()?)).map(drop),
     |tables| tables.name_backend(BackendId(0), None),
     |tables| tables.remove_backend(BackendId(1)),
+    |tables| tables.share_cache(BackendId(0), Some(SharedSpace { min: 9, max: 14, weight: 2 })),
     |tables| {
         let cache = tables.open_cache(BackendId(0))?;
         tables.grow_cache(BackendId(0), &cache, 2)
@@ -134,7 +135,7 @@ pub fn rows(tables: &Tables) -> String {
             let former = tables.former_disks(row.id).into_iter();
             let moved: Vec<_> = former.map(|former| (former.path, former.identity)).collect();
             let disk = (row.path, row.identity, row.size, row.is_moved, moved);
-            (row.id, row.name, disk, row.cache_segments, row.lanes, row.settings)
+            (row.id, row.name, disk, row.cache_segments, row.shared, row.lanes, row.settings)
         })
         .collect();
     format!("{:?} {backends:?} {:?}", tables.hosts(), tables.blkdevs())

@@ -174,3 +174,13 @@ fn memory_for_segments_that_come_later_is_reserved() {
     assert_eq!(pool.reserve_for(40), Ok(()));
     assert!(pool.state.lock().free.capacity() >= 40);
 }
+
+#[test]
+fn a_cache_that_gives_up_no_more_keeps_what_is_released_later() {
+    let pool = pool(2, 0);
+    pool.give_up(3).expect("nothing is being given up");
+    assert_eq!((pool.free(), pool.owed()), (0, 1));
+    assert_eq!(pool.give_up_no_more(), 2);
+    pool.release(9);
+    assert_eq!((pool.free(), pool.owed(), pool.take_given_up().len()), (1, 0, 2));
+}
