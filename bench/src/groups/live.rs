@@ -71,7 +71,7 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     served(&mut pool, &requests, counted, &mut |segments| sizes.push(segments))?;
     figures.add("follow_s", follow_s(&sizes));
     figures.add("moved_segments", format!("{:?} of {}", pool.segments(), pool.all_segments()));
-    // Nobody reads from the last one: it has its minimum then, and no less.
+    // No client reads from the last one: it has its minimum then, and no less.
     let requests = self::requests(&[1, 0, 0], pool_blocks, options.seed ^ 2, SECONDS);
     served(&mut pool, &requests, counted, &mut |_| ())?;
     figures.add("idle_segments", format!("{:?} of {}", pool.segments(), pool.all_segments()));

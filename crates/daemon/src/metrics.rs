@@ -259,19 +259,35 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 22] = [
     }),
 ];
 
-fn for_backends(page: &mut Page, status: &Status) {
-    let backends = || {
-        status.transports.iter().flat_map(|transport| {
-            transport.backends.iter().map(|backend| {
-                let labels = [
-                    ("transport", transport.info.transport_id.to_string()),
-                    ("backend", backend.info.backend_id.to_string()),
-                    ("path", backend.info.backend_path.clone()),
-                ];
-                (labels, backend)
-            })
+/// The labels of a backend.
+type Labels = [(&'static str, String); 3];
+
+/// All backends, with their labels.
+fn backends(status: &Status) -> impl Iterator<Item = (Labels, &BackendStatus)> {
+    status.transports.iter().flat_map(|transport| {
+        transport.backends.iter().map(|backend| {
+            let labels = [
+                ("transport", transport.info.transport_id.to_string()),
+                ("backend", backend.info.backend_id.to_string()),
+                ("path", backend.info.backend_path.clone()),
+            ];
+            (labels, backend)
         })
-    };
+    })
+}
+
+fn for_sharers(page: &mut Page, status: &Status) {
+    for (name, help, value) in OF_SHARERS {
+        page.head(name, "gauge", help);
+        for (labels, backend) in backends(status) {
+            let shared = backend.cache.iter().flat_map(|cache| &cache.shared);
+            shared.filter_map(value).for_each(|value| page.line(name, &labels, value));
+        }
+    }
+}
+
+fn for_backends(page: &mut Page, status: &Status) {
+    let backends = || backends(status);
     for (name, help, value) in GAUGES {
         page.head(name, "gauge", help);
         for (labels, backend) in backends() {
@@ -302,13 +318,7 @@ fn for_backends(page: &mut Page, status: &Status) {
             }
         }
     }
-    for (name, help, value) in OF_SHARERS {
-        page.head(name, "gauge", help);
-        for (labels, backend) in backends() {
-            let shared = backend.cache.iter().flat_map(|cache| &cache.shared);
-            shared.filter_map(value).for_each(|value| page.line(name, &labels, value));
-        }
-    }
+    for_sharers(page, status);
     page.head("cbd_cache_bypassed_bytes_total", "counter", "Bytes that went past the cache, by reason.");
     for (labels, backend) in backends() {
         for (reason, bytes) in backend.cache.iter().flat_map(|cache| &cache.bypassed_bytes) {

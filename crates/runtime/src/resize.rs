@@ -139,7 +139,7 @@ impl RunningBackend {
             transport.share_cache(self.id, shared)?;
         }
         if shared.map(|shared| shared.max) != entry.shared.map(|shared| shared.max) || shared.is_none() {
-            transport.count_hits_anew(self.id, &cache)?;
+            transport.recount_hits(self.id, &cache)?;
         }
         Ok(Resized { before: u64::from(before) * size, now: u64::from(wanted) * size })
     }

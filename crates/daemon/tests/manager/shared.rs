@@ -53,7 +53,7 @@ fn bounds(backend: &BackendInfo) -> (Option<u64>, Option<u64>) {
 }
 
 #[test]
-fn space_that_nobody_has_goes_to_the_caches_that_share_it_and_a_command_gets_it_back() {
+fn space_that_no_cache_has_goes_to_the_caches_that_share_it_and_a_command_gets_it_back() {
     let fixture = Fixture::new();
     let daemon = fixture.daemon();
     daemon.register_transport(&fixture.region(64 * MIB)).unwrap();
@@ -73,7 +73,7 @@ fn space_that_nobody_has_goes_to_the_caches_that_share_it_and_a_command_gets_it_
     daemon.start_backend(0, &fixed(all - 20)).unwrap();
     assert_eq!(sizes(&daemon), [10, 10, all - 20]);
     assert_eq!(free(&daemon), 0);
-    // Two rounds later nobody has lost anything.
+    // Two rounds later all sizes are the same.
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(sizes(&daemon), [10, 10, all - 20]);
     // What it gives up goes to the others.

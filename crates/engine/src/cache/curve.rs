@@ -19,7 +19,7 @@ impl<E: Environment> Cache<E> {
         sum
     }
 
-    /// Begins to count hits anew, for sizes of the cache up to `bytes` of log segments.
+    /// Resets the counted hits and counts those of sizes of the cache up to `bytes` of log segments.
     ///
     /// # Errors
     /// [`ErrorKind::System`] without memory; nothing has changed then.

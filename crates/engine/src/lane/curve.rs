@@ -28,7 +28,7 @@ const LOG_BYTES: u64 = CHECKSUM_BLOCK + 128;
 const NO_BLOCK: u32 = u32::MAX;
 
 /// What was counted, of one lane or of several. Whether the few hottest blocks are in the sample is chance: they find themselves at
-/// the first place, so that the differences between sizes are nearer to those of all blocks than the sums are.
+/// the first place, so that the differences between sizes are nearer to those of all blocks than the totals are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HitCurve {
     /// Reads in the sample that found their block at each place.

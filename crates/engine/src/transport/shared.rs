@@ -99,11 +99,11 @@ impl<E: Environment> Transport<E> {
         }
     }
 
-    /// Begins to count hits anew, for the sizes that the row of an open cache permits now.
+    /// Resets the counted hits and counts those of the sizes that the row of an open cache permits now.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], and as [`Cache::count_hits_up_to`].
-    pub fn count_hits_anew(&self, id: BackendId, cache: &Arc<Cache<E>>) -> Result<()> {
+    pub fn recount_hits(&self, id: BackendId, cache: &Arc<Cache<E>>) -> Result<()> {
         cache.count_hits_up_to(self.largest_size(&self.backend(id)?, cache))
     }
 }

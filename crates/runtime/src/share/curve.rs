@@ -93,7 +93,7 @@ impl Tracker {
                 && last.reads <= now.reads
         };
         let Some(last) = self.last.replace(now.clone()).filter(is_same) else {
-            // Counting has begun anew, with other sizes.
+            // Counting was reset, with other sizes.
             (self.hits, self.reads, self.seconds) = (vec![0.0; RANKS], 0.0, 0.0);
             return;
         };

@@ -165,7 +165,7 @@ fn a_loop_that_does_not_fit_is_worth_the_slope_of_its_hull() {
 }
 
 #[test]
-fn a_cache_without_reads_keeps_its_minimum_and_what_nobody_wants() {
+fn a_cache_without_reads_keeps_its_minimum_and_what_no_cache_wants() {
     let idle = member(60, 10, 100, &[0.0; 10]);
     let reading = member(20, 10, 100, &[5.0, 5.0, 5.0, 5.0]);
     let next = plan(&[idle.clone(), reading], 0, false);
@@ -216,7 +216,7 @@ fn room_is_made_down_to_the_minima_where_it_costs_least() {
 }
 
 #[test]
-fn hits_of_the_past_count_half_after_ten_seconds_and_counting_can_begin_anew() {
+fn hits_of_the_past_count_half_after_ten_seconds_and_counting_can_be_reset() {
     let mut counted = HitCurve { rank_bytes: 1000, sampled_one_of: 64, ..HitCurve::default() };
     let mut tracker = Tracker::default();
     counted.hits[0] = 1_000_000;

@@ -75,7 +75,7 @@ fn hits_are_counted_up_to_the_maximum_or_to_twice_a_fixed_size() {
         let counted = cache.hit_curve().rank_bytes * crate::RANKS as u64;
         assert!(counted.abs_diff(expected) < expected / 4, "{counted} instead of {expected}");
         drop(cache);
-        transport.remove_backend(id).expect("nobody uses it");
+        transport.remove_backend(id).expect("it is not in use");
     }
 }
 
