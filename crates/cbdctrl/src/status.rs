@@ -196,9 +196,7 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         },
     );
     line(page, 4, "hit ratio", ratio);
-    if let Some(shared) = &cache.shared {
-        line(page, 4, "share", share(shared));
-    }
+    cache.shared.iter().for_each(|shared| line(page, 4, "share", share(shared)));
     add_bypassed(page, cache);
     line(page, 4, "dirty", format!("{} ({} bytes)", format_size(cache.dirty_bytes), cache.dirty_bytes));
     let rate = match settings.writeback_rate {

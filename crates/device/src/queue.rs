@@ -33,8 +33,6 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     route: u64,
     /// Requests that arrived while the route was held.
     held: VecDeque<Request>,
-    /// Completions for the next [`poll`](Self::poll), of requests that were held.
-    completed: Vec<Completion>,
     pub(crate) backing: Q,
     pub(crate) waker: Waker,
     pub(crate) parked: Slab<Parked>,
@@ -76,7 +74,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             // No route has this number: a queue that is created while the route is held asks again.
             route: u64::MAX,
             held: VecDeque::new(),
-            completed: Vec::new(),
             backing,
             waker,
             parked: Slab::default(),
@@ -291,7 +288,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let cache = Arc::clone(&self.cache);
         let cache = match &*cache {
             Some(cache) if self.follows_route() => cache,
-            _ => return self.submit_copy(parked(data)).map(|completion| completion.result),
+            _ => {
+                self.submit_to_disk(parked(data));
+                return None;
+            }
         };
         let mut begun_us = None;
         if !cache.caches_writes() {
@@ -328,12 +328,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let cache = match &*cache {
             Some(cache) if self.follows_route() => cache,
             _ => {
-                let Completion { result, buffer, .. } =
-                    self.submit_copy(parked(AlignedBuffer::zeroed(out.len())))?;
-                if result.is_ok() {
-                    out.copy_from_slice(&buffer);
-                }
-                return Some(result);
+                self.submit_to_disk(parked(AlignedBuffer::zeroed(out.len())));
+                return None;
             }
         };
         let begun_us = cache.begin_measured_read();
@@ -354,7 +350,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// Makes progress with parked requests, without blocking.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.completed);
         self.unplug(done);
         let cache = Arc::clone(&self.cache);
         if let Some(cache) = &*cache {

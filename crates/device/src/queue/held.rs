@@ -59,20 +59,13 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.device.route.number() == self.route
     }
 
-    /// Submits a request whose bytes were copied from the caller's memory. Returns its completion, if it completes at once. The
-    /// completions of requests that were held are left to [`poll`](Self::poll).
-    #[inline(never)]
-    pub(super) fn submit_copy(&mut self, request: Request) -> Option<Completion> {
-        let id = request.id;
-        let mut done = core::mem::take(&mut self.completed);
-        self.submit(request, &mut done);
-        // Those that were held come before it.
-        let own = done.pop_if(|completion| completion.id == id);
-        if !done.is_empty() {
-            self.waker.wake_by_ref();
+    /// Submits a request of a device without a cache, or keeps it for [`poll`](Self::poll) if the route is another one now.
+    pub(super) fn submit_to_disk(&mut self, request: Request) {
+        if self.follows_route() {
+            return self.submit_uncached(request);
         }
-        self.completed = done;
-        own
+        self.hold(request);
+        self.waker.wake_by_ref();
     }
 
     /// Keeps a request until the route is no longer held.

@@ -45,6 +45,14 @@ pub struct HitCurve {
 pub(crate) struct Curve {
     /// Bits of a block's hash that are zero if it is in the sample.
     sample: u64,
+    /// The counts, or none. Behind a pointer, because lanes are moved as values when a cache is opened; in a slice, because the
+    /// allocation of a slice can fail.
+    counts: Box<[Counts]>,
+}
+
+/// What the sample has shown.
+#[derive(Clone)]
+struct Counts {
     /// Sets of [`RANKS`] blocks, the block that was read last in front.
     blocks: Box<[u32]>,
     hits: Box<[u64]>,
@@ -54,7 +62,7 @@ pub(crate) struct Curve {
 impl Curve {
     /// A model that counts nothing.
     pub(crate) fn none() -> Self {
-        Self { sample: u64::MAX, blocks: Box::default(), hits: Box::default(), reads: 0 }
+        Self { sample: u64::MAX, counts: Box::default() }
     }
 
     /// A model for caches up to the size at which the lane has `bytes` of log. `None` without memory.
@@ -63,12 +71,11 @@ impl Curve {
         let held = (bytes - bytes / 8) / LOG_BYTES;
         let one_of = 1 << (held / MODEL_BLOCKS).clamp(1, SAMPLE_MAX).ilog2();
         let sets = (held / one_of).div_ceil(RANKS as u64).max(1) as usize;
-        Some(Self {
-            sample: one_of - 1,
-            blocks: filled(sets * RANKS, NO_BLOCK)?,
-            hits: filled(RANKS, 0)?,
-            reads: 0,
-        })
+        let (blocks, hits) = (filled(sets * RANKS, NO_BLOCK)?, filled(RANKS, 0)?);
+        let mut counts = Vec::new();
+        counts.try_reserve_exact(1).ok()?;
+        counts.push(Counts { blocks, hits, reads: 0 });
+        Some(Self { sample: one_of - 1, counts: counts.into_boxed_slice() })
     }
 
     /// Notes that a client reads block `key`.
@@ -83,11 +90,12 @@ impl Curve {
     #[cold]
     #[inline(never)]
     fn count(&mut self, key: u32, hash: u64) {
-        let first = scaled(hash >> 16, self.blocks.len() / RANKS) * RANKS;
-        let Some(set) = self.blocks.get_mut(first..first + RANKS) else { return };
-        self.reads += 1;
+        let [counts] = &mut *self.counts else { return };
+        let first = scaled(hash >> 16, counts.blocks.len() / RANKS) * RANKS;
+        let Some(set) = counts.blocks.get_mut(first..first + RANKS) else { return };
+        counts.reads += 1;
         let found = set.iter().position(|known| *known == key);
-        if let Some(hits) = found.and_then(|rank| self.hits.get_mut(rank)) {
+        if let Some(hits) = found.and_then(|rank| counts.hits.get_mut(rank)) {
             *hits += 1;
         }
         set[..=found.unwrap_or(RANKS - 1)].rotate_right(1);
@@ -96,19 +104,18 @@ impl Curve {
 
     /// Adds what was counted to `sum`.
     pub(crate) fn add_to(&self, sum: &mut HitCurve) {
-        if self.blocks.is_empty() {
-            return;
-        }
+        let [counts] = &*self.counts else { return };
         let one_of = self.sample + 1;
         sum.sampled_one_of = one_of;
-        sum.reads += self.reads;
-        sum.rank_bytes += (self.blocks.len() / RANKS) as u64 * one_of * LOG_BYTES * 8 / 7;
-        sum.hits.iter_mut().zip(&self.hits).for_each(|(sum, hits)| *sum += hits);
+        sum.reads += counts.reads;
+        sum.rank_bytes += (counts.blocks.len() / RANKS) as u64 * one_of * LOG_BYTES * 8 / 7;
+        sum.hits.iter_mut().zip(&counts.hits).for_each(|(sum, hits)| *sum += hits);
     }
 
     /// Memory of the model in bytes.
-    pub(crate) const fn bytes(&self) -> usize {
-        self.blocks.len() * 4 + self.hits.len() * 8
+    pub(crate) fn bytes(&self) -> usize {
+        let of = |counts: &Counts| size_of::<Counts>() + counts.blocks.len() * 4 + counts.hits.len() * 8;
+        self.counts.iter().map(of).sum()
     }
 }
 
