@@ -7,7 +7,7 @@
 //!
 //! A lane that gets another size gets the admission of that size ([`Admission::begin_resize`]). It keeps the lead of the better
 //! model, scaled, and the names of blocks that were missed; these follow in steps, as the entries of the index do. The models
-//! start anew: they are samples, and record everything until they are full.
+//! start empty: they are samples, and record everything until they are full.
 //!
 //! Invariants: a hit costs a multiplication and a comparison, and for a block of the sample a search of the two models; nothing
 //! is allocated after an admission is created; only speed depends on admission.
@@ -119,7 +119,7 @@ impl Left {
             // Up to where the next line begins in one of the two.
             let [from, to] = counts.map(|count| {
                 let count = count as u64;
-                (((self.first * count >> 32) + 1) << 32).div_ceil(count)
+                ((((self.first * count) >> 32) + 1) << 32).div_ceil(count)
             });
             self.first = from.min(to).min(end);
         }
