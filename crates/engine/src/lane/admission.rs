@@ -7,7 +7,7 @@
 //!
 //! A lane that gets another size gets the admission of that size ([`Admission::begin_resize`]). It keeps the lead of the better
 //! model, scaled, and the names of blocks that were missed; these follow in steps, as the entries of the index do. The models
-//! begin empty: they are samples, and record everything until they are full.
+//! start empty: they are samples, and record everything until they are full.
 //!
 //! Invariants: a hit costs a multiplication and a comparison, and for a block of the sample a search of the two models; nothing
 //! is allocated after an admission is created; only speed depends on admission.
@@ -120,7 +120,7 @@ impl Left {
             // Up to where the next line begins in one of the two.
             let [from, to] = counts.map(|count| {
                 let count = count as u64;
-                (((self.first * count >> 32) + 1) << 32).div_ceil(count)
+                ((((self.first * count) >> 32) + 1) << 32).div_ceil(count)
             });
             self.first = from.min(to).min(end);
         }
@@ -173,11 +173,10 @@ impl FormerNames {
 pub(crate) struct Admission {
     /// Bits of a block's hash that are zero if it is in the sample.
     sample: u64,
-    /// Records every block that is missed.
-    open: Model,
-    /// Records blocks that are missed a second time.
-    strict: Model,
-    /// The number of hits by which `strict` is ahead.
+    /// The open model records every block that is missed, the strict one blocks that are missed a second time. Behind a pointer,
+    /// because lanes are moved as values when a cache is opened.
+    models: Box<[Model; 2]>,
+    /// The number of hits by which the strict model is ahead.
     lead: i32,
     lead_max: i32,
     missed: Names,
@@ -195,10 +194,13 @@ impl Admission {
         let one_of = ((blocks / MODEL_BLOCKS).max(1).ilog2()).min(SAMPLE_MAX.ilog2());
         // Space that is kept free, or is not full yet, holds no blocks.
         let held = (blocks - blocks / 8) >> one_of;
+        let mut models = Vec::new();
+        models.try_reserve_exact(2).ok()?;
+        models.push(Model::new(held, false)?);
+        models.push(Model::new(held, true)?);
         Some(Self {
             sample: (1 << one_of) - 1,
-            open: Model::new(held, false)?,
-            strict: Model::new(held, true)?,
+            models: models.into_boxed_slice().try_into().ok()?,
             lead: 0,
             lead_max: i32::try_from(held).unwrap_or(i32::MAX).max(1),
             missed,
@@ -256,7 +258,8 @@ impl Admission {
     #[cold]
     #[inline(never)]
     fn try_both(&mut self, key: u32, hash: u64) {
-        let ahead = i32::from(self.strict.read(key, hash)) - i32::from(self.open.read(key, hash));
+        let [open, strict] = &mut *self.models;
+        let ahead = i32::from(strict.read(key, hash)) - i32::from(open.read(key, hash));
         self.lead = (self.lead + ahead).clamp(-self.lead_max, self.lead_max);
     }
 
@@ -275,7 +278,7 @@ impl Admission {
         let names = |names: &Names| names.0.len();
         let model = |model: &Model| model.blocks.len() * 4 + model.names.as_ref().map_or(0, names);
         let left = self.left.as_ref().map_or(0, |left| names(&left[0].names));
-        model(&self.open) + model(&self.strict) + names(&self.missed) + left
+        self.models.iter().map(model).sum::<usize>() + names(&self.missed) + left
     }
 }
 

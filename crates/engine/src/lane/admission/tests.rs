@@ -238,8 +238,9 @@ fn the_sample_is_small_and_the_models_are_as_large_as_it() {
     ] {
         let admission = Admission::new(blocks).unwrap();
         assert_eq!(admission.sample + 1, one_of, "{blocks} blocks");
-        assert_eq!([&admission.open, &admission.strict].map(|model| model.blocks.len()), [held; 2]);
-        assert!(admission.open.names.is_none() && admission.strict.names.is_some());
+        assert_eq!(admission.models.each_ref().map(|model| model.blocks.len()), [held; 2]);
+        let [open, strict] = &*admission.models;
+        assert!(open.names.is_none() && strict.names.is_some());
         let expected = 2 * 4 * held + (held * 2).max(1).next_multiple_of(64);
         assert_eq!(admission.bytes(), expected + Names::new(blocks).unwrap().0.len(), "{blocks} blocks");
     }
@@ -249,7 +250,7 @@ fn the_sample_is_small_and_the_models_are_as_large_as_it() {
 fn only_blocks_of_the_sample_reach_the_models() {
     let mut admission = Admission::new(BLOCKS).unwrap();
     (0..3200).for_each(|key| admission.note_read(key));
-    let read = admission.open.blocks.iter().filter(|key| **key != u32::MAX);
+    let read = admission.models[0].blocks.iter().filter(|key| **key != u32::MAX);
     assert!(read.clone().all(|key| scatter(*key).is_multiple_of(32)));
     let sampled = (0..3200).filter(|key| scatter(*key).is_multiple_of(32)).count();
     assert!((70..130).contains(&sampled), "{sampled}");

@@ -170,8 +170,8 @@ impl Table {
         Some(())
     }
 
-    /// Gives slabs back to `spare` that are not needed for `entries` more, as far as it has room for them.
-    pub(super) fn return_nodes(&mut self, spare: &mut Slabs, entries: usize) {
+    /// Returns slabs to `spare` that are not needed for `entries` more, as far as it has room for them.
+    pub(super) fn return_unused(&mut self, spare: &mut Slabs, entries: usize) {
         while self.unused() >= entries + SLAB && spare.try_reserve(1).is_ok() {
             spare.extend(self.slabs.pop());
         }

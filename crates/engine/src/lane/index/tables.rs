@@ -285,7 +285,7 @@ impl Tables {
         }
         debug_assert!(memory.table.is_none(), "a table would be dropped under the lock");
         memory.table = self.old.take();
-        self.table.return_nodes(&mut memory.spare, RESERVED_MAX);
+        self.table.return_unused(&mut memory.spare, RESERVED_MAX);
         Stepped::Done
     }
 
@@ -294,10 +294,10 @@ impl Tables {
         let (old, larger) = (old as u64, old.max(self.table.count()) as u64);
         let begin = first_behind(self.boundary);
         // The first bucket of the larger table in which no row begins that is moved now, and the first start of such a row.
-        let behind = (begin * larger >> 32) + SPAN;
+        let behind = ((begin * larger) >> 32) + SPAN;
         let end = (behind << 32).div_ceil(larger).min(first_behind(ALL));
-        let first = begin * old >> 32;
-        let last = (end - 1) * old >> 32;
+        let first = (begin * old) >> 32;
+        let last = ((end - 1) * old) >> 32;
         Sweep { end: (end - 1) as u32, first: first as usize, count: (last - first) as usize + ROW }
     }
 }

@@ -81,7 +81,7 @@ impl Pair {
         match random.below(6) {
             0 | 1 => {
                 self.index.reserve(1).unwrap();
-                let data = (slot % 3 > 0).then_some(BlockData { offset: slot, sum: !slot });
+                let data = (!slot.is_multiple_of(3)).then_some(BlockData { offset: slot, sum: !slot });
                 self.index.set_block(key, location, [data].into_iter());
                 self.whole.insert(key, data.map(|data| (location, data)));
                 self.parts.insert(key, [location; PARTS]);
@@ -184,7 +184,8 @@ fn an_index_whose_size_changes_agrees_with_a_map() {
                 }
                 1 if slot % 5 == 0 => {
                     pair.index.clear();
-                    (pair.parts.clear(), pair.whole.clear());
+                    pair.parts.clear();
+                    pair.whole.clear();
                 }
                 _ => {}
             }
