@@ -32,7 +32,7 @@ pub fn rig(mapping: &Arc<Mapping>, region: u64) -> Result<Rig> {
     Ok(rig)
 }
 
-/// Writes other blocks to a cache from [`rig`], as many as half of it holds, and then until it is full again.
+/// Writes other blocks to a cache from [`rig()`], as many as half of it holds, and then until it is full again.
 ///
 /// # Errors
 /// The errors of the engine.

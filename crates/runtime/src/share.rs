@@ -1,6 +1,6 @@
 //! The division of the space of a transport among the caches that share it.
 //!
-//! For each cache the engine counts the hits that it has or would have at each size ([`HitCurve`]). Space goes where a segment brings
+//! For each cache the engine counts the hits that it has or would have at each size (`cbd_engine::HitCurve`). Space goes where a segment brings
 //! most hits, weighted: the curves' concave hulls are cut into pieces, and the pieces are served from the steepest to the flattest. A
 //! hull and not the curve itself, because admission keeps a part of a loop that does not fit, so that hits rise with the size where
 //! those of a plain LRU cache rise at one step only.

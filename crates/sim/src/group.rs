@@ -9,7 +9,7 @@
 //! - a seed decides every step of a history, crashes included;
 //! - what a disk shows is a prefix of the writes to each of its slots; a slot has one writer at a time, so the order is known.
 //!
-//! Elsewhere: the oracle ([`history`]).
+//! Elsewhere: the oracle (`history`).
 
 mod history;
 

@@ -72,6 +72,10 @@ fn live(memory: &CrashMemory, usage: Usage, acts: Option<&[u8]>) -> bool {
         let Ok(process) = Process::open(Arc::clone(&environment), memory, &disk, backend, 1, 4) else {
             continue;
         };
+        // A row without a cache has nothing to recover.
+        if process.cached().is_none() {
+            continue;
+        }
         opened = true;
         let mut living =
             Living { process, environment: &environment, done: Vec::new(), waiting: 0, next_id: 0, usage };

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Requests a checkpoint or a drain. On the socket the backend is a [`NumberOrName`].
+/// Requests a checkpoint or a drain. On the socket the backend is a [`NumberOrName`](super::NumberOrName).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, bound(deserialize = "B: Deserialize<'de>"))]
 pub struct Drain<B = u32> {
@@ -18,7 +18,7 @@ pub struct Drain<B = u32> {
 }
 
 /// Requests a checkpoint of several backends at one moment, at which their backing devices then stay for a time. On the
-/// socket the backends are [`NumberOrName`]s.
+/// socket the backends are [`NumberOrName`](super::NumberOrName)s.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, bound(deserialize = "B: Deserialize<'de>"))]
 pub struct CommonCheckpoint<B = u32> {
