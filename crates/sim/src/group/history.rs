@@ -209,7 +209,11 @@ mod tests {
         history.begin(first.0, true);
         history.end(first.0, true);
         let second = write(&mut history, 1);
-        assert!(history.check(&disks(&[second]), 0).is_ok(), "the zeroes behind the first write");
+        assert_eq!(
+            history.check(&disks(&[(first.0, 0), second]), 0),
+            Ok(()),
+            "the zeroes behind the first write"
+        );
         assert!(history.check(&disks(&[first, second]), 0).is_err());
         assert!(history.check(&disks(&[(first.0, 77)]), 0).is_err(), "no client has written that");
     }
