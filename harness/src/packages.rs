@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 31] = [
+const TOOLS: [Tool; 34] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -44,6 +44,9 @@ const TOOLS: [Tool; 31] = [
     Tool { program: "dmsetup", package: "dmsetup" },
     Tool { program: "pg_ctlcluster", package: "postgresql" },
     Tool { program: "setpriv", package: "util-linux" },
+    Tool { program: "blockdev", package: "util-linux" },
+    Tool { program: "resizepart", package: "util-linux" },
+    Tool { program: "resize2fs", package: "e2fsprogs" },
     Tool { program: "cc", package: "gcc" },
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },
@@ -219,10 +222,12 @@ mod tests {
     }
 
     /// Programs of a minimal Debian (debootstrap's minbase), and those of the compiler's package.
-    const BARE: [&str; 22] = [
+    const BARE: [&str; 25] = [
         "apt-cache",
         "apt-get",
         "bash",
+        "chmod",
+        "chown",
         "cmp",
         "cp",
         "dd",
@@ -235,6 +240,7 @@ mod tests {
         "nice",
         "setsid",
         "sh",
+        "sha256sum",
         "sleep",
         "strip",
         "sync",
