@@ -53,6 +53,8 @@ struct Disk {
     bad: u64,
     /// The byte that reads return.
     value: u8,
+    /// Nothing completes.
+    is_hung: bool,
 }
 
 impl BackingQueue for Disk {
@@ -68,6 +70,9 @@ impl BackingQueue for Disk {
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
+        if self.is_hung {
+            return;
+        }
         for (token, mut op) in self.submitted.drain(..) {
             let mut result = Ok(());
             match &mut op {
@@ -111,7 +116,7 @@ fn queue(discard_zeroes: bool) -> Tested {
         discard_zeroes,
         discard_granularity: 4096,
     };
-    let disk = Disk { submitted: Vec::new(), asked: Vec::new(), bad: SIZE / 2, value: 7 };
+    let disk = Disk { submitted: Vec::new(), asked: Vec::new(), bad: SIZE / 2, value: 7, is_hung: false };
     Queue::new(Arc::new(Device::uncached(geometry)), disk, Waker::noop().clone())
 }
 

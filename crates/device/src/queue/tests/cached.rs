@@ -117,7 +117,7 @@ struct Rig {
 }
 
 fn disk() -> Disk {
-    Disk { submitted: Vec::new(), asked: Vec::new(), bad: BAD, value: 7 }
+    Disk { submitted: Vec::new(), asked: Vec::new(), bad: BAD, value: 7, is_hung: false }
 }
 
 fn rig() -> Rig {

@@ -155,6 +155,22 @@ fn a_damaged_cache_is_not_detached() {
 }
 
 #[test]
+fn a_cache_with_a_parked_range_is_not_detached() {
+    let settings =
+        Settings { on_write_error: OnWriteError::Park, write_error_after_s: 0, ..Settings::default() };
+    let mut rig = Rig::new(Options { settings, ..Options::default() });
+    let range = ByteRange::at(0, 4096);
+    rig.disk.with(|state| state.unwritable = vec![range]);
+    assert!(rig.write(range, 1));
+    rig.cache.request_drain();
+    rig.settle_until(10_000);
+    let status = rig.cache.status();
+    assert_eq!((status.parked_bytes, status.dirty_records), (4096, 0), "only the parked range is left");
+    rig.cache.stop();
+    assert_eq!(kind(rig.transport.detach_cache(rig.backend)), Some(ErrorKind::Busy));
+}
+
+#[test]
 fn a_cache_that_was_attached_and_not_used_is_taken_back_opened_or_not() {
     let transport = transport();
     let id = uncached(&transport);

@@ -52,6 +52,25 @@ fn a_queue_is_busy_until_it_has_noticed_the_hold_and_everything_has_returned() {
 }
 
 #[test]
+fn a_queue_is_busy_while_the_disk_has_a_request_that_went_straight_to_it() {
+    let rig = rig();
+    let device = Arc::new(Device::uncached(rig.geometry));
+    let mut queue = Queue::new(Arc::clone(&device), disk(), Waker::from(Arc::clone(&rig.bell)));
+    let mut done = Vec::new();
+    queue.submit(write(1, 0, BLOCK, 1), &mut done);
+    let hold = device.hold(Waker::noop().clone()).expect("no thread holds it");
+    // The queue notices the hold here, and the disk still has the first write.
+    queue.submit(write(2, 0, BLOCK, 2), &mut done);
+    assert_eq!(hold.busy_queues(), 1);
+    let hold =
+        hold.change(Some(Arc::clone(&rig.cache))).expect_err("the disk could write it over a later one");
+    assert_eq!(done_by(&mut queue), [1]);
+    assert_eq!(hold.busy_queues(), 0);
+    assert!(hold.change(Some(Arc::clone(&rig.cache))).is_ok());
+    assert_eq!((done_by(&mut queue), rig.cache.dirty_bytes()), (vec![2], BLOCK));
+}
+
+#[test]
 fn a_hold_ends_with_its_value_and_there_is_one_at_a_time() {
     let rig = rig();
     let first = hold(&rig);
@@ -82,21 +101,31 @@ fn a_queue_that_is_closed_or_opened_meanwhile_holds_nothing_up() {
 #[test]
 fn what_was_read_ahead_leaves_nothing_in_a_cache_that_the_route_leaves() {
     let mut rig = rig();
-    for number in 0..8 {
+    let is_ahead = |rig: &Rig| rig.queue.parked() == 0 && rig.queue.backing.in_flight() > 0;
+    for number in 0..64 {
         rig.submit(read(number, number * 16 * BLOCK, 16 * BLOCK));
+        if is_ahead(&rig) {
+            break;
+        }
         while rig.queue.parked() > 0 {
             rig.poll();
         }
     }
     assert!(rig.queue.ahead.held().0 > 0, "the stream is read ahead");
+    assert!(is_ahead(&rig), "no request waits for what the disk reads");
     let hold = hold(&rig);
+    rig.submit(read(99, 0, BLOCK));
+    rig.queue.backing.is_hung = true;
+    rig.poll();
+    assert_eq!(hold.busy_queues(), 1, "the disk still reads ahead");
+    rig.queue.backing.is_hung = false;
     while hold.busy_queues() > 0 {
         rig.poll();
     }
     assert_eq!((rig.queue.ahead.held().0, rig.pending_fills()), (0, 0));
     assert!(hold.change(None).is_ok());
     rig.asked();
-    rig.submit(read(9, 0, BLOCK));
+    rig.poll();
     assert_eq!(rig.asked(), [("read", 0, BLOCK)]);
 }
 
