@@ -1,6 +1,6 @@
 //! Commands that change a backend while its block devices are in use.
 
-use crate::cli::LiveCommand;
+use crate::cli::{LiveCommand, OfBackend};
 use crate::command::{Output, long, warn};
 use crate::progress;
 use cbd_daemon::api::{AttachCache, DetachCache, Done, ResizeCache};
@@ -10,26 +10,32 @@ use cbd_types::Result;
 /// Runs `command`.
 pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) -> Result<()> {
     match command {
-        LiveCommand::BackendGrow { on, backend } => {
+        LiveCommand::BackendGrow { of } => {
             let client = client.clone().with_waiting_callback(progress::waiting);
-            crate::grow::run(&client, output, on.transport, &backend)
+            crate::grow::run(&client, output, of.on.transport, &of.backend)
         }
-        LiveCommand::CacheAttach { on, backend, cache_size, weight } => {
-            let path = format!("/v1/transports/{}/backends/{backend}/cache/attach", on.transport);
-            let request = AttachCache { cache_size: cache_size.bytes, cache_max: cache_size.max, weight };
+        LiveCommand::CacheAttach { of, size, cache_mode } => {
+            let (cache_size, cache_max) = (size.cache_size.bytes, size.cache_size.max);
+            let request = AttachCache { cache_size, cache_max, weight: size.weight, cache_mode };
             let client = client.clone().with_waiting_callback(progress::waiting);
-            let done: Done = client.post(&path, &request)?;
+            let done: Done = client.post(&of.path("attach"), &request)?;
             warn(&done.warnings);
             output.result(&done, "")
         }
-        LiveCommand::CacheDetach { on, backend, timeout } => {
-            let path = format!("/v1/transports/{}/backends/{backend}/cache/detach", on.transport);
-            long(client, output, &path, &DetachCache { timeout_s: timeout })
+        LiveCommand::CacheDetach { of, timeout } => {
+            long(client, output, &of.path("detach"), &DetachCache { timeout_s: timeout })
         }
-        LiveCommand::CacheResize { on, backend, cache_size, weight, timeout } => {
-            let path = format!("/v1/transports/{}/backends/{backend}/cache/resize", on.transport);
-            let (cache_size, cache_max) = (cache_size.bytes, cache_size.max);
-            long(client, output, &path, &ResizeCache { cache_size, cache_max, weight, timeout_s: timeout })
+        LiveCommand::CacheResize { of, size, timeout } => {
+            let (cache_size, cache_max) = (size.cache_size.bytes, size.cache_size.max);
+            let request = ResizeCache { cache_size, cache_max, weight: size.weight, timeout_s: timeout };
+            long(client, output, &of.path("resize"), &request)
         }
+    }
+}
+
+impl OfBackend {
+    /// The path of a request to `change` the backend's cache.
+    fn path(&self, change: &str) -> String {
+        format!("/v1/transports/{}/backends/{}/cache/{change}", self.on.transport, self.backend)
     }
 }

@@ -232,6 +232,7 @@ fn what_cannot_be_changed_is_refused_with_the_reason_and_stays_as_it_was() {
     refused(&["cache-attach", "-b", "0", "-c", "24M"], &["has a cache already"]);
     refused(&["cache-resize", "-b", "0", "-c", "4M"], &["cannot shrink to 4 MiB", "lanes need"]);
     refused(&["cache-resize", "-b", "0", "-c", "4G"], &["cannot grow", "are free"]);
+    refused(&["cache-resize", "-b", "0", "-c", "0"], &["cbdctrl cache-detach -b 0"]);
     assert_eq!(segments(&fixture), 23);
 }
 

@@ -34,7 +34,7 @@ impl Name {
         }
         if let Some(letter) = text.chars().find(|letter| !is_allowed(letter)) {
             return refused(format!(
-                "it contains {letter:?}; letters from a to z, digits, \".\", \"_\" and \"-\" are possible"
+                "it contains {letter:?}; letters from a to z and A to Z, digits, \".\", \"_\" and \"-\" are possible"
             ));
         }
         if let Some(first) = text.chars().next().filter(|first| ".-".contains(*first)) {

@@ -1,66 +1,72 @@
 //! The commands that change a backend while its block devices are in use.
 
-use super::OnTransport;
-use cbd_daemon::api::NumberOrName;
+use super::{OnTransport, cache_mode};
+use cbd_daemon::api::{CacheMode, NumberOrName};
 use cbd_daemon::size::{CacheSize, parse_cache_size};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+
+/// The backend of a command.
+#[derive(Args, Debug)]
+pub struct OfBackend {
+    /// Transport
+    #[command(flatten)]
+    pub on: OnTransport,
+    /// Number or name of the backend
+    #[arg(short, long, value_name = "ID")]
+    pub backend: NumberOrName,
+}
+
+/// The size that a cache is to have.
+#[derive(Args, Debug)]
+pub struct SizeOfCache {
+    /// Size of the cache, e.g. 4G, or MIN..MAX, e.g. 2G..16G: at least 2G, and up to 16G of the space that it shares
+    /// with other such caches, by their loads
+    #[arg(short, long, value_parser = parse_cache_size, value_name = "SIZE")]
+    pub cache_size: CacheSize,
+    /// With MIN..MAX: how much a hit of this cache counts among them [default: 1]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "1..1000")]
+    pub weight: Option<u16>,
+}
 
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum LiveCommand {
     /// Use a backing device that has become larger to its end, while it is in use: its cache and block device grow with it
     BackendGrow {
-        /// Transport
+        /// Backend
         #[command(flatten)]
-        on: OnTransport,
-        /// Number or name of the backend
-        #[arg(short, long, value_name = "ID")]
-        backend: NumberOrName,
+        of: OfBackend,
     },
     /// Give a backend without a cache one, while its block devices are in use
     CacheAttach {
-        /// Transport
+        /// Backend
         #[command(flatten)]
-        on: OnTransport,
-        /// Number or name of the backend
-        #[arg(short, long, value_name = "ID")]
-        backend: NumberOrName,
-        /// Size of the cache, e.g. 4G, or MIN..MAX, e.g. 2G..16G: at least 2G, and up to 16G of the space that it shares
-        /// with other such caches, by their loads
-        #[arg(short, long, value_parser = parse_cache_size, value_name = "SIZE")]
-        cache_size: CacheSize,
-        /// With MIN..MAX: how much a hit of this cache counts among them [default: 1]
-        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "1..1000")]
-        weight: Option<u16>,
+        of: OfBackend,
+        /// Size
+        #[command(flatten)]
+        size: SizeOfCache,
+        /// How writes go [default: as stored for the backend, at first writeback]
+        #[arg(long, value_parser = cache_mode())]
+        cache_mode: Option<CacheMode>,
     },
     /// Write everything in the cache of a backend to its backing device, and take the cache away, while its block
     /// devices are in use
     CacheDetach {
-        /// Transport
+        /// Backend
         #[command(flatten)]
-        on: OnTransport,
-        /// Number or name of the backend
-        #[arg(short, long, value_name = "ID")]
-        backend: NumberOrName,
+        of: OfBackend,
         /// Seconds without progress after which to give up and keep the cache [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
     },
     /// Change the size of the cache of a backend, while its block devices are in use
     CacheResize {
-        /// Transport
+        /// Backend
         #[command(flatten)]
-        on: OnTransport,
-        /// Number or name of the backend
-        #[arg(short, long, value_name = "ID")]
-        backend: NumberOrName,
-        /// Size that the cache is to have, e.g. 8G, or MIN..MAX, e.g. 2G..16G: at least 2G, and up to 16G of the space
-        /// that it shares with other such caches, by their loads
-        #[arg(short, long, value_parser = parse_cache_size, value_name = "SIZE")]
-        cache_size: CacheSize,
-        /// With MIN..MAX: how much a hit of this cache counts among them [default: 1]
-        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "1..1000")]
-        weight: Option<u16>,
+        of: OfBackend,
+        /// Size
+        #[command(flatten)]
+        size: SizeOfCache,
         /// Seconds without progress after which a cache that shrinks keeps its size [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,

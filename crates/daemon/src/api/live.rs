@@ -1,5 +1,6 @@
 //! Requests that give a backend a cache, take it away, and change its size, while it is in use.
 
+use super::CacheMode;
 use serde::{Deserialize, Serialize};
 
 /// Gives a backend a cache.
@@ -15,6 +16,9 @@ pub struct AttachCache {
     /// With `cache_max`: how much a hit of this cache counts among those that share the space, 1 to 1000; 1 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
+    /// How writes go; as stored for the backend if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_mode: Option<CacheMode>,
 }
 
 /// Takes the cache of a backend away, when the backing device has everything.

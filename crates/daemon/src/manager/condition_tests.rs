@@ -2,7 +2,7 @@
 
 use super::tests::{LIMIT, execute, execute_at, stop, text, with_decorated_backend, write};
 use super::{Manager, Options};
-use crate::api::{CacheMode, Drain, SettingsChange, StopBackend};
+use crate::api::{CacheMode, DetachCache, Drain, SettingsChange, StopBackend};
 use crate::control::{Control, Flow};
 use cbd_backing::Decorator;
 use cbd_runtime::RunningBackend;
@@ -220,6 +220,26 @@ fn a_change_of_the_mode_is_logged_when_it_begins_and_when_it_is_in_force() {
     assert_eq!(daemon.lines("the cache mode is in force"), [""; 0]);
     daemon.faults.clear();
     daemon.expect_line("the cache mode is in force (it lasted ");
+}
+
+#[test]
+fn a_detach_is_logged_when_it_begins_and_when_it_ends_or_is_given_up() {
+    let daemon = Daemon::on(&["op=write"]);
+    write(&daemon.run()).expect("the cache takes it");
+    let detach = |timeout_s| {
+        let request = DetachCache { timeout_s: Some(timeout_s) };
+        Control::detach_cache(&*daemon.manager, 0, 0, &request, &mut |_| Flow::Continue)
+    };
+    let (begun, stays) =
+        ("its cache is being detached when the backing device has everything", "its cache stays: ");
+    detach(1).expect_err("the disk takes nothing");
+    assert!(daemon.expect_line(begun).contains("4096 bytes are dirty"));
+    assert!(daemon.expect_line(stays).contains("WARN"));
+    daemon.faults.clear();
+    detach(60).expect("the disk takes it");
+    daemon.expect_line("its cache was detached");
+    detach(60).expect_err("there is none");
+    assert_eq!((daemon.lines(begun).len(), daemon.lines(stays).len()), (2, 1), "a refusal begins nothing");
 }
 
 #[test]

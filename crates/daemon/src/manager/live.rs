@@ -8,11 +8,13 @@ use super::Manager;
 use super::drain::{REPORT_INTERVAL, Wait};
 use super::sharing::{bounds_of, too_large};
 use super::slots::TakenSlot;
+use super::start::loses_writes;
 use super::stopping;
 use super::watch::check_file;
 use crate::api::{AttachCache, DetachCache, Done, Progress, ResizeCache};
 use crate::control::{Flow, Report};
 use crate::size::format_size;
+use cbd_engine::Settings;
 use cbd_runtime::{NotDetached, RunningBackend, ShrinkProgress};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Result, uuid_text};
 use std::ops::ControlFlow;
@@ -27,14 +29,26 @@ impl Manager {
             let after = self.last_drained(taken);
             let bounds = bounds_of(&taken.handle, request.cache_size, request.cache_max, request.weight)?;
             let _space = self.make_room(&taken.handle, request.cache_size)?;
+            let stored = taken.slot.entry.settings;
+            // A backend with a cache refuses another one, and keeps its mode.
+            let mode = request.cache_mode.filter(|_| taken.slot.entry.cache_segments == 0);
+            let settings = Settings { cache_mode: mode.map_or(stored.cache_mode, Into::into), ..stored };
             let (transport, environment) = (&taken.handle.transport, &self.fixed.environment);
-            run.attach_cache(transport, environment, request.cache_size, after, bounds)?;
+            // Before the cache is there: its first write goes by its mode.
+            transport.update_settings(id, settings)?;
+            if let Err(error) = run.attach_cache(transport, environment, request.cache_size, after, bounds) {
+                let restored = transport.update_settings(id, stored);
+                taken.read_entry()?;
+                return restored.and(Err(error));
+            }
             let size = taken.read_entry()?;
             warnings.extend(too_large(&taken.handle, bounds));
+            warnings.extend(loses_writes(&taken.handle, id.0, settings));
             tracing::info!(
                 transport = number,
                 backend = id.0,
-                "a cache of {} was attached",
+                "{}: a cache of {} was attached",
+                taken.slot.path,
                 format_size(size)
             );
             Ok(Done { warnings, ..Done::default() })
@@ -50,6 +64,15 @@ impl Manager {
     ) -> Result<Done> {
         self.with_running(transport, id, "its cache is being detached", |taken, run| {
             let mut warnings: Vec<String> = check_file(id, run)?.into_iter().collect();
+            let (cache, path) = (run.cache(), taken.slot.path.clone());
+            if let Some(cache) = &cache {
+                let dirty = cache.dirty_bytes();
+                tracing::info!(
+                    transport,
+                    backend = id.0,
+                    "{path}: its cache is being detached when the backing device has everything; {dirty} bytes are dirty, and writes go past it"
+                );
+            }
             let wait = Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
             let (transport_of, environment) = (&taken.handle.transport, &self.fixed.environment);
             let mut look = wait.watch(report);
@@ -63,9 +86,13 @@ impl Manager {
             });
             // Read in any case: after an error of the region the row decides.
             taken.read_entry()?;
-            let written_bytes = written_bytes?;
+            let written_bytes = written_bytes.inspect_err(|error| {
+                if cache.is_some() {
+                    tracing::warn!(transport, backend = id.0, "{path}: its cache stays: {error}");
+                }
+            })?;
             warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
-            tracing::info!(transport, backend = id.0, "its cache was detached");
+            tracing::info!(transport, backend = id.0, "{path}: its cache was detached");
             Ok(Done { written_bytes, warnings, ..Done::default() })
         })
     }
@@ -93,10 +120,24 @@ impl Manager {
                 }
             };
             let timeout = self.timeout(request.timeout_s);
-            let handle = &taken.handle;
+            let (handle, path) = (&taken.handle, taken.slot.path.clone());
             let bounds = bounds_of(handle, request.cache_size, request.cache_max, request.weight)?;
             let present =
                 u64::from(taken.slot.entry.cache_segments) * handle.transport.info().layout.segment_size;
+            if request.cache_size == 0 && present > 0 {
+                let text = format!("a cache of no size is none: cbdctrl cache-detach -b {id} takes it away");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+            let wanted_max = request.cache_max.unwrap_or(request.cache_size);
+            let shrinks = wanted_max < present;
+            if shrinks {
+                let (before, after) = (format_size(present), format_size(wanted_max));
+                tracing::info!(
+                    transport,
+                    backend = id.0,
+                    "{path}: its cache of {before} is being shrunk to {after}"
+                );
+            }
             let _space = self.make_room(handle, request.cache_size.saturating_sub(present))?;
             let resized = match bounds {
                 None => run.resize_cache(&handle.transport, request.cache_size, timeout, &mut look),
@@ -105,10 +146,14 @@ impl Manager {
             let warnings = too_large(handle, bounds).into_iter().collect();
             // Read in any case: the size may have changed before the bounds were refused.
             taken.read_entry()?;
-            let resized = resized?;
+            let resized = resized.inspect_err(|error| {
+                if shrinks {
+                    tracing::warn!(transport, backend = id.0, "{path}: its cache was not shrunk: {error}");
+                }
+            })?;
             let (before, now) = (format_size(resized.before), format_size(resized.now));
             let shared = bounds.map_or("", |_| ", and shares the space of the transport");
-            tracing::info!(transport, backend = id.0, "its cache of {before} has {now} now{shared}");
+            tracing::info!(transport, backend = id.0, "{path}: its cache of {before} has {now} now{shared}");
             Ok(Done { warnings, ..Done::default() })
         })
     }

@@ -16,11 +16,11 @@ use crate::api::{self, BackendStarted, StartBackend};
 use crate::config::HANDLERS;
 use crate::exports::ExportChoice;
 use cbd_backing::Identity;
-use cbd_engine::{BackendEntry, Settings};
+use cbd_engine::{BackendEntry, CacheMode, Settings};
 use cbd_runtime::disk::{default_handlers, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::{Disk, NewBackend, RequestedSettings};
-use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, Name, Result};
+use cbd_types::{BackendId, Context, Durability, Error, ErrorKind, Name, Pmem, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -174,6 +174,17 @@ impl StartParameters {
     }
 }
 
+/// A warning for a cache in a region that does not survive a power failure, if writes are complete when they are in it.
+pub(super) fn loses_writes(handle: &TransportHandle, id: u32, settings: Settings) -> Option<String> {
+    let is_safe = handle.transport.region().memory().durability() == Durability::PowerFail;
+    (settings.cache_mode == CacheMode::Writeback && !is_safe).then(|| {
+        format!(
+            "this region does not survive a power failure: what is dirty in it is lost with the machine; with \
+             cache_mode=writethrough nothing is (cbdctrl set -b {id} cache_mode=writethrough)"
+        )
+    })
+}
+
 fn too_large_of(handle: &TransportHandle, wanted: &StartParameters) -> Option<String> {
     let bounds = bounds_of(handle, wanted.cache_bytes?, wanted.cache_max, wanted.weight).ok()?;
     too_large(handle, bounds)
@@ -244,7 +255,6 @@ impl Manager {
                 let running = running_mut(&mut tables, transport)?;
                 running.pending.push(disk.identity.clone());
                 let handle = running.handle(transport);
-                let is_safe = running.mapping.durability == Durability::PowerFail;
                 drop(tables);
                 let created = self.backend_create(&handle, path, &disk, &wanted);
                 let mut started = self.insert_created(&handle, &disk, created)?;
@@ -256,13 +266,8 @@ impl Manager {
                         started.backend_id, request.path
                     ));
                 }
-                let is_writeback = wanted.settings.cache_mode == cbd_engine::CacheMode::Writeback;
-                if wanted.cache_bytes.is_some() && is_writeback && !is_safe {
-                    started.warnings.push(format!(
-                        "this region does not survive a power failure: what is dirty in it is lost with the machine; with \
-                         cache_mode=writethrough nothing is (cbdctrl set -b {} cache_mode=writethrough)",
-                        started.backend_id
-                    ));
+                if wanted.cache_bytes.is_some() {
+                    started.warnings.extend(loses_writes(&handle, started.backend_id, wanted.settings));
                 }
                 Ok(started)
             }

@@ -1,8 +1,9 @@
 //! Modes of a cache: what is on the disk when a flush has completed, changes of the mode, and what a restart keeps.
 
-use crate::fixture::{Fixture, MIB, Running};
-use cbd_daemon::api::{CacheMode, SettingsChange, StartBackend};
-use cbd_daemon::control::Control;
+use crate::fixture::{Fixture, MIB, Running, cache_of, refused};
+use cbd_daemon::api::{AttachCache, CacheMode, Done, SettingsChange, StartBackend};
+use cbd_daemon::control::{Control, Flow};
+use cbd_types::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,33 @@ fn settled(daemon: &Running) -> CacheMode {
         assert!(begun.elapsed() < TIMEOUT, "the mode is not in force: {cache:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn a_cache_that_is_attached_has_its_mode_from_its_first_write_on() {
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let daemon = fixture.daemon_with_region();
+    let bare = StartBackend { cache_size: None, ..fixture.backend(&disk) };
+    daemon.start_backend(0, &bare).unwrap();
+    let request = |cache_size, cache_mode| AttachCache { cache_size, cache_mode, ..AttachCache::default() };
+    let through = Some(CacheMode::Writethrough);
+    refused(daemon.attach_cache(0, 0, &request(1 << 40, through)), ErrorKind::NoSpace, "free space");
+    let detach = || daemon.detach_cache(0, 0, &Default::default(), &mut |_| Flow::Continue).unwrap();
+    let warns = |done: Done| done.warnings.iter().any(|warning| warning.contains("cache_mode=writethrough"));
+    assert!(warns(daemon.attach_cache(0, 0, &request(10 * MIB, None)).unwrap()));
+    assert_eq!(cache_of(&daemon).settings.cache_mode, CacheMode::Writeback, "what was refused left nothing");
+    refused(daemon.attach_cache(0, 0, &request(10 * MIB, through)), ErrorKind::AlreadyExists, "has a cache");
+    assert_eq!(cache_of(&daemon).settings.cache_mode, CacheMode::Writeback);
+    detach();
+    assert!(!warns(daemon.attach_cache(0, 0, &request(10 * MIB, through)).unwrap()));
+    let mut client = fixture.client();
+    client.write(0, &[5; 4096], true).unwrap();
+    assert_eq!((block_on(&disk, 0), cache_of(&daemon).dirty_bytes), (5, 0));
+    drop(client);
+    detach();
+    daemon.attach_cache(0, 0, &request(10 * MIB, None)).unwrap();
+    assert_eq!(cache_of(&daemon).settings.cache_mode, CacheMode::Writethrough, "it is the backend's");
 }
 
 #[test]

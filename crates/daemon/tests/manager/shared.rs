@@ -158,8 +158,8 @@ fn a_cache_that_is_attached_can_share_space_and_is_detached_while_it_does() {
     daemon.register_transport(&fixture.region(64 * MIB)).unwrap();
     let bare = StartBackend { cache_size: None, ..fixture.backend(&fixture.disk("disk", 8 * MIB)) };
     daemon.start_backend(0, &bare).unwrap();
-    let request = AttachCache { cache_size: 10 * MIB, cache_max: Some(20 * MIB), weight: None };
-    let refusal = AttachCache { cache_size: 100 * MIB, cache_max: Some(200 * MIB), weight: None };
+    let request = AttachCache { cache_size: 10 * MIB, cache_max: Some(20 * MIB), ..Default::default() };
+    let refusal = AttachCache { cache_size: 100 * MIB, cache_max: Some(200 * MIB), ..Default::default() };
     refused(daemon.attach_cache(0, 0, &refusal), ErrorKind::NoSpace, "free space of the transport");
     daemon.attach_cache(0, 0, &request).unwrap();
     fixture.write_block();
