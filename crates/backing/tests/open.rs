@@ -189,7 +189,9 @@ fn a_file_behind_a_loop_device_is_busy() {
     let link = directory.path().join("link");
     std::fs::hard_link(&path, &link).expect("a link");
     assert_refused(&link, ErrorKind::Busy, "loop device");
+    let name = device.path.clone();
     drop(device);
+    cbd_testkit::loop_devices::wait_for_release(&name, &path);
     open_again(&path);
 }
 

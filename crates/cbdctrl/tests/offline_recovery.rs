@@ -2,6 +2,7 @@
 
 mod support;
 
+use cbd_testkit::loop_devices::LoopDevice;
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -94,27 +95,6 @@ fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
     fixture.client().write(0, &[1; BLOCK], false).expect("the daemon continues");
 }
 
-/// A loop device over a file, detached when it is dropped.
-struct LoopDevice {
-    path: String,
-    _lock: std::fs::File,
-}
-
-impl LoopDevice {
-    fn over(file: &str) -> Self {
-        let _lock = cbd_testkit::loop_devices::with_others();
-        let made = Command::new("losetup").args(["--find", "--show", file]).output().expect("losetup");
-        assert!(made.status.success(), "{made:?}");
-        Self { path: String::from_utf8(made.stdout).expect("text").trim().to_owned(), _lock }
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
-    }
-}
-
 #[test]
 fn a_region_beneath_a_loop_device_is_read_with_a_warning_and_not_changed() {
     if std::env::var_os("CBD_SYSTEM_TESTS").is_none() {
@@ -148,7 +128,7 @@ fn a_region_beneath_a_loop_device_is_read_with_a_warning_and_not_changed() {
         }
     }
     assert!(std::fs::read(&region).expect("the region") == before, "the region was changed");
-    drop(device);
+    device.detach();
     let ran = offline(&fixture, &["rescue", &region, "--yes"]);
     assert!(ran.code == 0 && ran.stderr.is_empty(), "{ran:?}");
 }

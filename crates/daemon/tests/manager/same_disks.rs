@@ -3,31 +3,11 @@
 use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{RegisterTransport, StartBackend, StopBackend};
 use cbd_daemon::control::Control;
+use cbd_testkit::loop_devices::LoopDevice;
 use cbd_types::ErrorKind;
 use std::fs::File;
 use std::path::Path;
-use std::process::Command;
-
-/// A loop device that ends with its test.
-pub(crate) struct LoopDevice {
-    pub(crate) path: String,
-    _lock: File,
-}
-
-impl LoopDevice {
-    pub(crate) fn over(file: &str) -> Self {
-        let _lock = cbd_testkit::loop_devices::with_others();
-        let output = Command::new("losetup").args(["--find", "--show", file]).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        Self { path: String::from_utf8(output.stdout).unwrap().trim().to_owned(), _lock }
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
-    }
-}
+use std::time::Duration;
 
 fn may_run() -> bool {
     let may = std::env::var_os("CBD_SYSTEM_TESTS").is_some();
@@ -146,12 +126,19 @@ fn a_file_beneath_a_loop_device_becomes_no_region_even_by_force() {
         }
         assert!(bytes().iter().all(|byte| *byte == fill), "the file is unchanged");
     }
-    drop(device);
+    // The daemon of another test may look at the device while this one detaches it.
+    let look = File::open(&device.path).unwrap();
+    let other = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        drop(look);
+    });
+    device.detach();
     daemon.register_transport(&format(true)).unwrap();
+    other.join().unwrap();
     daemon.unregister_transport(0).unwrap();
     let device = LoopDevice::over(&region);
     let plain = RegisterTransport { format: false, ..format(false) };
     refused(daemon.register_transport(&plain), ErrorKind::Busy, &device.path);
-    drop(device);
+    device.detach();
     daemon.register_transport(&plain).unwrap();
 }
