@@ -43,7 +43,7 @@ impl Start {
 
     /// Whether it is up to `boundary`.
     #[inline]
-    pub(super) const fn is_up_to(self, boundary: u32) -> bool {
+    pub(super) fn is_up_to(self, boundary: u32) -> bool {
         self.0 <= boundary
     }
 
