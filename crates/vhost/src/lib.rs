@@ -21,6 +21,7 @@
 //!
 //! Not provided: live migration with dirty logging, and packed rings.
 
+mod back_channel;
 mod chain;
 mod config;
 mod inflight;

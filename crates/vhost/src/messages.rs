@@ -20,6 +20,7 @@ use vhost::vhost_user::{Error as Refusal, GpuBackend, Result as Answer, VhostUse
 const OFFERED: Protocol = Protocol::MQ
     .union(Protocol::CONFIG)
     .union(Protocol::REPLY_ACK)
+    .union(Protocol::BACKEND_REQ)
     .union(Protocol::INFLIGHT_SHMFD)
     .union(Protocol::CONFIGURE_MEM_SLOTS);
 

@@ -6,6 +6,7 @@
 //!
 //! Elsewhere: the messages of a front end (`messages`, `session`).
 
+use crate::back_channel::BackChannel;
 use crate::memory::MemoryLimits;
 use crate::session::Session;
 use crate::threads::Threads;
@@ -174,6 +175,8 @@ struct Shared {
     threads: Arc<Threads>,
     /// The front end's socket, to shut it down.
     front_end: Mutex<Option<UnixStream>>,
+    /// The channel on which the front end takes messages, if it has passed one.
+    back_channel: Mutex<Option<BackChannel>>,
 }
 
 impl fmt::Debug for Server {
@@ -208,10 +211,13 @@ impl Server {
         self.shared.connected.load(Ordering::Acquire)
     }
 
-    /// Serves the device to its new end, `size` bytes: requests may reach so far, and the configuration space shows it. A
-    /// front end reads that when it connects, or when its guest asks.
-    pub fn grow(&self, size: u64) {
+    /// Serves the device to its new end, `size` bytes: requests may reach so far, and the configuration space shows it. Returns
+    /// whether the front end was told, which then tells its guest; otherwise it reads the size when it connects, or when its guest
+    /// asks.
+    pub fn grow(&self, size: u64) -> bool {
+        // Before the message: whoever reads the configuration space because of it sees the new size.
         self.shared.size.fetch_max(size, Ordering::AcqRel);
+        self.shared.back_channel().as_ref().is_some_and(BackChannel::tell_config_changed)
     }
 
     /// Stops the server: accepts no more front ends and removes the socket's file, completes and answers the requests
@@ -291,11 +297,16 @@ impl Shared {
             completing: AtomicBool::new(false),
             threads: Arc::default(),
             front_end: Mutex::default(),
+            back_channel: Mutex::default(),
         }))
     }
 
     fn front_end(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
         self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn back_channel(&self) -> std::sync::MutexGuard<'_, Option<BackChannel>> {
+        self.back_channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shuts down the front end's connection, which wakes its thread.
@@ -399,6 +410,7 @@ struct Connected(Arc<Shared>);
 impl Drop for Connected {
     fn drop(&mut self) {
         *self.0.front_end() = None;
+        *self.0.back_channel() = None;
         self.0.connected.store(false, Ordering::Release);
         self.0.completing.store(false, Ordering::Release);
         self.0.ended.signal();
@@ -419,6 +431,9 @@ fn serve_front_end(shared: &Shared, socket: UnixStream) -> Result<()> {
         socket.as_raw_fd(),
     );
     let session = Arc::new(Mutex::new(session));
+    let messages = socket.try_clone().map_err(|error| {
+        Error::new(ErrorKind::System, "the socket of a front end cannot be duplicated").caused_by(error)
+    })?;
     let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
     let mut timeout = Some(FIRST_MESSAGE_TIMEOUT);
     let outcome = loop {
@@ -435,6 +450,10 @@ fn serve_front_end(shared: &Shared, socket: UnixStream) -> Result<()> {
             Ok(_) => {}
         }
         timeout = None;
+        // Before the message is answered. If it is refused, the session ends, and the channel with it.
+        if let Some(back_channel) = BackChannel::peek(&messages) {
+            *shared.back_channel() = Some(back_channel);
+        }
         match handler.handle_request() {
             Ok(()) => {}
             Err(Refusal::Disconnected) => break Ok(()),

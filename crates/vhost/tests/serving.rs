@@ -8,6 +8,8 @@ use cbd_vhost::Options;
 use common::device::Gate;
 use common::guest::{self, *};
 use common::{memory, serve, serve_with, until};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 use vhost::vhost_user::VhostUserFrontend;
@@ -58,6 +60,33 @@ fn scattered_data_and_a_head_in_pieces_are_one_request() {
     assert_eq!(ring.execute(&ram, IN, 2, &scattered), DONE);
     assert_eq!(ram.get(DATA + 0x2000, 1), data[..1]);
     assert_eq!(ram.get(DATA + 0x3000, 1023), data[1..]);
+}
+
+#[test]
+fn a_front_end_with_a_channel_is_told_that_the_device_has_grown() {
+    let served = serve(memory(1 << 20));
+    assert!(!served.server.grow(2 << 20), "there is no front end");
+    let (mut link, _ram, _rings) = start_guest(&served.path, TYPICAL, 1);
+    assert!(!served.server.grow(3 << 20), "it has passed no channel");
+    let (mut ours, theirs) = UnixStream::pair().expect("a pair");
+    link.front_end.set_backend_request_fd(&theirs).expect("accepted");
+    drop(theirs);
+    assert!(served.server.grow(4 << 20));
+    let mut message = [0; 12];
+    ours.read_exact(&mut message).expect("a message");
+    // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, without a body.
+    assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    let (flags, space) = (VhostUserConfigFlags::empty(), [0; 8]);
+    let (_, space) = link.front_end.get_config(0, 8, flags, &space).expect("the configuration space");
+    assert_eq!(space, ((4_u64 << 20) / 512).to_le_bytes());
+    // A front end that reads nothing holds nothing up.
+    let told = (0..100_000).take_while(|_| served.server.grow(4 << 20)).count();
+    assert!((1..100_000).contains(&told), "{told} messages");
+    drop(ours);
+    assert!(!served.server.grow(4 << 20), "the front end has closed it");
+    drop(link);
+    until("the front end has disconnected", || !served.server.is_connected());
+    assert!(!served.server.grow(4 << 20));
 }
 
 #[test]

@@ -20,6 +20,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const DISK: u64 = 256 * MIB;
 const CACHE: &str = "64M";
 
+/// The size that the disk grows to.
+const GROWN: u64 = DISK + 64 * MIB;
+
 /// Number of kills of the daemon.
 const KILLS: usize = 3;
 
@@ -29,7 +32,8 @@ const WAITS: &str = "waits:";
 
 /// A file system is made on the disk and used by fio, which reads back and compares what it wrote, while the
 /// daemon behind the disk is killed and restarted. The machine sees no error, and its file system is intact.
-/// At least one kill meets writes in flight, whose outcome is unknown. Before that, the test checks that
+/// At least one kill meets writes in flight, whose outcome is unknown. Then the disk and its file system grow while they are in use.
+/// Before that, the test checks that
 /// discarded data reads as zeroes.
 pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
     let mut daemon = Daemon::new(&given.folder)?;
@@ -70,16 +74,26 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
         touch /tmp/enough
         wait $load
         echo verified
+        echo grow
+        for second in $(seq 60); do
+            test $(cat /sys/block/vda/size) = {} && break
+            sleep 1
+        done
+        test $(cat /sys/block/vda/size) = {}
+        resize2fs /dev/vda >/out/resize2fs 2>&1
+        echo grown
         rm /mnt/verify*
         fstrim -v /mnt
         umount /mnt
         fsck.ext4 -f -n /dev/vda >/dev/null 2>&1
         ! dmesg | grep 'I/O error\\|EXT4-fs error\\|blocked for more'",
-        DISK / 512
+        DISK / 512,
+        GROWN / 512,
+        GROWN / 512
     );
     let plan = Plan {
         vhost_user: vec![socket],
-        files: shipped(&["mkfs.ext4", "fsck.ext4", "fio"])?,
+        files: shipped(&["mkfs.ext4", "fsck.ext4", "resize2fs", "fio"])?,
         out: Some(given.folder.clone()),
         timeout: LIMIT,
         ..Plan::of_script(&script)
@@ -88,6 +102,8 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
     let ran = Ran::of_watched(host, &plan, |line| {
         if line == "kill" && failed.is_ok() {
             failed = daemon.kill();
+        } else if line == "grow" && failed.is_ok() {
+            failed = daemon.grow();
         } else if let Some(writes) = writes_that_wait(line) {
             waiting.push(writes);
             failed = daemon.start();
@@ -96,7 +112,7 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
     });
     failed?;
     let ran = ran?;
-    ran.expect(Ended::Exited(0), &["verified\n", "trimmed"]).map_err(|text| {
+    ran.expect(Ended::Exited(0), &["verified\n", "grown\n", "trimmed"]).map_err(|text| {
         let fio = std::fs::read_to_string(given.folder.join("fio")).unwrap_or_default();
         format!("{text}\nfio:\n{fio}\nthe daemon:\n{}", daemon.log())
     })?;
@@ -171,6 +187,14 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(())
+    }
+
+    /// Makes the disk larger and lets the daemon use it, which tells the machine.
+    fn grow(&self) -> Result<(), String> {
+        let path = self.folder.join("disk");
+        let grown = File::options().write(true).open(&path).and_then(|file| file.set_len(GROWN));
+        grown.map_err(|error| format!("cannot grow {}: {error}", path.display()))?;
+        self.control(&["backend-grow", "-b", "0"])
     }
 
     /// Kills it, as a crash would.

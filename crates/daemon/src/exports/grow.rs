@@ -37,9 +37,12 @@ impl Export {
                 )),
             }),
             OpenServer::VhostUser(server) => {
-                server.grow(size);
-                Ok((is_larger && server.is_connected()).then(|| {
-                    "the virtual machine sees it when it is started again, or its front end connects again".to_owned()
+                // Without the message the front end reads the size only when it connects.
+                let is_told = server.grow(size);
+                Ok((is_larger && !is_told && server.is_connected()).then(|| {
+                    "the virtual machine sees it when it is started again, or its front end connects again, since the front end takes \
+                     no messages of the device"
+                        .to_owned()
                 }))
             }
         }
