@@ -7,6 +7,7 @@ mod damaged;
 mod index_size;
 mod log;
 mod losses;
+mod mode;
 mod model;
 mod moment;
 mod requests;

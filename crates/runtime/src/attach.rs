@@ -158,7 +158,7 @@ impl RunningBackend {
     ) -> std::result::Result<(u64, Hold<ProcessEnvironment>), NotDetached> {
         let mut bytes = 0;
         for _ in 0..DRAINS_MAX {
-            let request = DrainRequest::new(&caching.cache);
+            let request = DrainRequest::until_settled(&caching.cache);
             bytes += self.until_drained(request, timeout, report).map_err(NotDetached::NotDrained)?;
             let hold = hold_quiet(self.device.device()).map_err(NotDetached::Other)?;
             if caching.cache.holds_nothing_dirty() {

@@ -28,6 +28,8 @@ pub struct DrainRequest {
     epoch: Epoch,
     /// How often parked ranges had been retried before the request: the wait ends only when they were retried after it.
     parked_attempts: u64,
+    /// Whether the wait ends only when a change to another mode has ended, too.
+    settles: bool,
 }
 
 impl DrainRequest {
@@ -36,13 +38,20 @@ impl DrainRequest {
     pub fn new<E: Environment>(cache: &Cache<E>) -> Self {
         // Read before the request, which lets the worker retry parked ranges at once.
         let parked_attempts = cache.status().parked_attempts;
-        Self { epoch: cache.request_drain(), parked_attempts }
+        Self { epoch: cache.request_drain(), parked_attempts, settles: false }
+    }
+
+    /// As [`new`](Self::new), and that the mode to which the cache changes is in force. Until then writes may wait for writeback, and
+    /// a thread that holds the route of the device would make all other requests wait for them.
+    #[must_use]
+    pub fn until_settled<E: Environment>(cache: &Cache<E>) -> Self {
+        Self { settles: true, ..Self::new(cache) }
     }
 
     /// What was requested before: that `cache` writes everything up to `epoch` to the backing device.
     #[must_use]
     pub fn of<E: Environment>(cache: &Cache<E>, epoch: Epoch) -> Self {
-        Self { epoch, parked_attempts: cache.status().parked_attempts }
+        Self { epoch, parked_attempts: cache.status().parked_attempts, settles: false }
     }
 }
 
@@ -109,7 +118,7 @@ pub fn until_drained<E: Environment>(
     loop {
         let round = rounds.ended();
         // Read before the status: a batch quarantines the ranges that it found damaged before it counts as drained.
-        let is_drained = cache.is_drained(request.epoch);
+        let is_drained = cache.is_drained(request.epoch) && !(request.settles && cache.is_changing_mode());
         let status = cache.status();
         let written_bytes = status.written_back_bytes.saturating_sub(start.written_back_bytes);
         if is_drained {
@@ -270,6 +279,26 @@ fn first_of(ranges: &[ByteRange]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ProcessEnvironment;
+    use crate::worker::tests::cache;
+    use cbd_engine::{CacheMode, Settings};
+    use std::sync::Arc;
+
+    #[test]
+    fn a_wait_for_a_mode_ends_only_when_it_is_in_force() {
+        let settings = Settings { cache_mode: CacheMode::Writethrough, ..Settings::default() };
+        // No background worker runs, so the mode is never in force.
+        let cache = cache(&Arc::new(ProcessEnvironment::new()), settings);
+        let (rounds, timeout) = (Rounds::default(), Duration::from_millis(20));
+        let wait = |request| {
+            until_drained(&cache, &rounds, request, timeout, &|| None, &mut |_| ControlFlow::Continue(()))
+        };
+        let drained = DrainRequest::of(&cache, Epoch(0));
+        wait(drained).expect("nothing is dirty");
+        let error = wait(DrainRequest { settles: true, ..drained }).expect_err("the mode is not in force");
+        assert!(matches!(error, NotDrained::GaveUp { dirty_bytes: 0, .. }), "{error:?}");
+        assert!(DrainRequest::until_settled(&cache).settles && !DrainRequest::new(&cache).settles);
+    }
 
     #[test]
     fn a_limit_explains_a_timeout_only_if_a_request_takes_as_long_at_its_rate() {

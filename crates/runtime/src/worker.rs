@@ -197,7 +197,7 @@ impl<E: Environment> WorkerLoop<E> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::ProcessEnvironment;
     use cbd_backing::{BackingFile, Identity, Options};
@@ -209,7 +209,11 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Instant;
 
-    fn cache(environment: &Arc<ProcessEnvironment>) -> Arc<Cache<ProcessEnvironment>> {
+    /// An empty cache without a background worker.
+    pub(crate) fn cache(
+        environment: &Arc<ProcessEnvironment>,
+        settings: Settings,
+    ) -> Arc<Cache<ProcessEnvironment>> {
         let region = Region::new(Mapping::anonymous(4 << 20).unwrap());
         let options = FormatOptions { segment_size: Some(64 << 10), ..FormatOptions::default() };
         let transport = Transport::format(Arc::clone(environment), region, &options).unwrap();
@@ -224,7 +228,7 @@ mod tests {
                 lanes_max: 1,
                 handlers: 1,
                 data_crc: true,
-                settings: Settings::default(),
+                settings,
             })
             .unwrap();
         transport.open_cache(backend).unwrap()
@@ -284,7 +288,7 @@ mod tests {
     #[test]
     fn when_the_background_worker_panics_a_write_that_waits_for_space_ends_with_an_error() {
         let environment = Arc::new(ProcessEnvironment::new());
-        let cache = cache(&environment);
+        let cache = cache(&environment, Settings::default());
         let disk = tempfile::NamedTempFile::new().unwrap();
         disk.as_file().set_len(1 << 20).unwrap();
         let backing = Panicking(BackingFile::open(disk.path(), Options::default()).unwrap());
@@ -311,7 +315,7 @@ mod tests {
     #[test]
     fn a_thread_that_watches_the_rounds_learns_that_an_epoch_is_drained() {
         let environment = Arc::new(ProcessEnvironment::new());
-        let cache = cache(&environment);
+        let cache = cache(&environment, Settings::default());
         let disk = tempfile::NamedTempFile::new().unwrap();
         disk.as_file().set_len(1 << 20).unwrap();
         let backing = BackingFile::open(disk.path(), Options::default()).unwrap();
@@ -342,7 +346,7 @@ mod tests {
         let (ended, end) = mpsc::channel();
         std::thread::spawn(move || {
             let environment = Arc::new(ProcessEnvironment::new());
-            let cache = cache(&environment);
+            let cache = cache(&environment, Settings::default());
             let disk = tempfile::NamedTempFile::new().unwrap();
             disk.as_file().set_len(1 << 20).unwrap();
             let backing = BackingFile::open(disk.path(), Options::default()).unwrap();

@@ -48,7 +48,12 @@ impl<E: Environment> BackingHealth<E> {
 
     /// Counts `bytes` that the backing device has accepted.
     pub(crate) fn count_written(&self, bytes: u64) {
-        self.written_back.fetch_add(bytes, Ordering::Relaxed);
+        self.written_back.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Bytes that the backing device has accepted.
+    pub(crate) fn written_back_bytes(&self) -> u64 {
+        self.written_back.load(Ordering::SeqCst)
     }
 
     /// Counts a flush of the backing device.
@@ -109,7 +114,7 @@ impl<E: Environment> BackingHealth<E> {
             trouble: self.trouble.lock().clone(),
             failures: self.failures.load(Ordering::Relaxed),
             last_failure: self.last_failure.lock().clone(),
-            written_back_bytes: self.written_back.load(Ordering::Relaxed),
+            written_back_bytes: self.written_back_bytes(),
             flushes: self.flushes.load(Ordering::Relaxed),
         }
     }

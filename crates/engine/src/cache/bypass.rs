@@ -37,7 +37,7 @@ use core::task::Waker;
 pub const BYPASS_MAX: u64 = INVALIDATE_MAX;
 
 /// What a change has seen before it waits: the drained epoch, the mode and its phase, and the limit of writeback.
-type Seen = (Epoch, CacheMode, Phase, Option<Limit>);
+pub(super) type Seen = (Epoch, CacheMode, Phase, Option<Limit>);
 
 /// What [`Cache::begin_in_lane`] lacks, or an error.
 type Hindrance = core::result::Result<Lack, Error>;
@@ -201,7 +201,11 @@ impl<E: Environment> Cache<E> {
             if by_choice && self.bypass.wanted_order.fetch_max(ordered, Ordering::SeqCst) < ordered {
                 base.wakeups().wake();
             }
-            return if waits { self.wait_for_drained(seen, waker) } else { Ok(Bypass::Cached) };
+            return if waits {
+                self.wait_for_drained(seen, waker)
+            } else {
+                self.cache_for_now(seen, range, waker)
+            };
         }
         let begun_us = self.monotonic_us();
         let mut ticket = BypassTicket { range, reason, by_choice, begun_us, lanes: Vec::new() };
@@ -213,7 +217,7 @@ impl<E: Environment> Cache<E> {
                 Ok(Some(Obstacle::Dirty)) if waits => self.wait_for_drained(seen, waker),
                 Ok(Some(Obstacle::Dirty | Obstacle::Kept)) => {
                     self.unsettle_mode();
-                    Ok(Bypass::Cached)
+                    self.cache_for_now(seen, range, waker)
                 }
                 Err(Ok(Lack::Space)) if by_choice => Ok(Bypass::Cached),
                 Err(Ok(lack)) => self.no_bypass(lack, waits),
@@ -316,7 +320,7 @@ impl<E: Environment> Cache<E> {
     }
 
     /// Adds a request to those that are woken when an epoch is drained or the mode changes. `seen` is what the caller saw.
-    fn wait_for_drained(&self, seen: Seen, waker: &Waker) -> Result<Bypass> {
+    pub(super) fn wait_for_drained(&self, seen: Seen, waker: &Waker) -> Result<Bypass> {
         if self.wait_in_list(waker).is_none() {
             return no_memory().map(|_| Bypass::Wait);
         }
@@ -510,58 +514,6 @@ impl<E: Environment> Cache<E> {
     /// Whether a flush of the backing device has covered all write-through records up to `epoch`.
     pub(crate) fn has_flushed_through(&self, epoch: u64) -> bool {
         self.bypass.flushed_epoch.load(Ordering::SeqCst) >= epoch
-    }
-
-    /// Begins a change to another mode, which continues in [`advance_mode`](Self::advance_mode).
-    pub(super) fn change_mode(&self, mode: CacheMode) {
-        let (now, _) = self.base().mode().get();
-        if now == mode {
-            return;
-        }
-        if mode == CacheMode::Writeback {
-            self.base().mode().settle(mode);
-        } else {
-            // The phases end at once if the backing device has everything.
-            let epoch = self.request_drain();
-            self.base().mode().begin(mode, epoch.0);
-            self.advance_mode();
-        }
-        self.wake_waiting_for_drained();
-    }
-
-    /// The backing device may lack something that the cache holds: a mode in which it has everything is not in force until it does.
-    fn unsettle_mode(&self) {
-        let (mode, phase) = self.base().mode().get();
-        if mode != CacheMode::Writeback && phase != Phase::Draining {
-            self.base().mode().begin(mode, self.base().epochs().present());
-        }
-    }
-
-    /// Enters the next phase of a change to another mode, if it is time for it.
-    pub(crate) fn advance_mode(&self) {
-        let mode = self.base().mode();
-        let (wanted, phase) = mode.get();
-        let next = match phase {
-            Phase::Settled => return,
-            // While the backing device fails, writes are cached instead of waiting for it.
-            Phase::Draining if self.backing().is_in_trouble() => return,
-            Phase::Draining if self.is_drained(Epoch(mode.until())) => Phase::Holding,
-            Phase::Holding if self.backing().is_in_trouble() => Phase::Draining,
-            Phase::Holding if self.has_written_before(u64::MAX) && self.holds_nothing_dirty() => {
-                Phase::Settled
-            }
-            Phase::Draining | Phase::Holding => return,
-        };
-        mode.enter(wanted, phase, next);
-        self.wake_waiting_for_drained();
-        if next == Phase::Holding {
-            self.advance_mode();
-        }
-    }
-
-    /// Whether a change to another mode waits for writeback.
-    pub(crate) fn is_changing_mode(&self) -> bool {
-        self.base().mode().get().1 != Phase::Settled
     }
 
     /// The outcome of a client's change that may not be cached, because the mode has changed since it was submitted. It is to begin

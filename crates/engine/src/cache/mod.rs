@@ -14,6 +14,7 @@ mod damage;
 mod fill;
 mod flush;
 mod index_size;
+mod mode;
 mod moment;
 mod overload;
 mod pace;

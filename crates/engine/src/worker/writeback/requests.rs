@@ -178,7 +178,7 @@ impl Writeback {
             }
             (Ok(()), op) => {
                 if let BackingOp::Write { buffer, .. } = op {
-                    cache.backing().count_written(buffer.len() as u64);
+                    cache.note_written_back(buffer.len() as u64);
                     self.pacer.note_written(buffer.len() as u64);
                     self.buffers.give(buffer);
                 }
