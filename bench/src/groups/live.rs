@@ -10,6 +10,7 @@
 mod rig;
 mod stall;
 
+use crate::in_parallel::in_parallel;
 use crate::options::Options;
 use crate::{Figures, rounded};
 use cbd_types::Result;
@@ -17,7 +18,6 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rig::{Pool, Sizes};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Caches.
 pub const CACHES: usize = 3;
@@ -106,28 +106,10 @@ fn each(
     requests: &Requests,
     counted: usize,
 ) -> Vec<Result<f64>> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut found = Vec::new();
-        while let number = next.fetch_add(1, Ordering::Relaxed)
-            && let Some(division) = divisions.get(number)
-        {
-            let hit = Pool::new(options.quick, options.seed, Sizes::Fixed(*division, PARTS))
-                .and_then(|mut pool| served(&mut pool, requests, counted, &mut |_| ()));
-            found.push((number, hit));
-        }
-        found
-    };
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut all = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let ended = workers.into_iter().map(|worker| worker.join());
-        ended
-            .flat_map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect::<Vec<_>>()
-    });
-    all.sort_by_key(|(number, _)| *number);
-    all.into_iter().map(|(_, found)| found).collect()
+    in_parallel(divisions.len(), usize::MAX, |number| {
+        Pool::new(options.quick, options.seed, Sizes::Fixed(divisions[number], PARTS))
+            .and_then(|mut pool| served(&mut pool, requests, counted, &mut |_| ()))
+    })
 }
 
 /// Serves the requests; returns the hit ratio of those behind the first `uncounted`. Calls `round` with the sizes after each round.

@@ -15,6 +15,7 @@ mod rig;
 mod s3fifo;
 mod trace;
 
+use crate::in_parallel::in_parallel;
 use crate::options::Options;
 use crate::{Figures, rounded};
 use arc::Arc;
@@ -22,7 +23,6 @@ use cbd_types::Result;
 use least_recent::LeastRecent;
 use rig::{Rig, Scale, Served, Space};
 use s3fifo::S3Fifo;
-use std::sync::atomic::{AtomicUsize, Ordering};
 pub use trace::Zipf;
 use trace::{LENGTH, Request, TRACES, Trace};
 
@@ -133,27 +133,7 @@ fn for_each_trace<T: Send>(
     threads_max: usize,
     compare: &(impl Fn(&Trace) -> Result<T> + Sync),
 ) -> Vec<Result<T>> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut found = Vec::new();
-        while let number = next.fetch_add(1, Ordering::Relaxed)
-            && let Some(trace) = TRACES.get(number)
-        {
-            found.push((number, compare(trace)));
-        }
-        found
-    };
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = processors.min(TRACES.len()).min(threads_max);
-    let mut all = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let ended = workers.into_iter().map(|worker| worker.join());
-        ended
-            .flat_map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect::<Vec<_>>()
-    });
-    all.sort_by_key(|(number, _)| *number);
-    all.into_iter().map(|(_, found)| found).collect()
+    in_parallel(TRACES.len(), threads_max, |number| compare(&TRACES[number]))
 }
 
 fn compare(trace: &Trace, options: &Options) -> Result<Found> {

@@ -5,19 +5,16 @@
 
 use super::CACHES;
 use crate::instant_disk::InstantDisk;
+use crate::simulated_time::{Surroundings, Wanted};
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{
-    BackendSpec, BackgroundWorker, Cache, Environment, FormatOptions, Settings, SharedSpace, Step, Transport,
+    BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, SharedSpace, Step, Transport,
 };
 use cbd_pmem::Mapping;
 use cbd_runtime::share::{Member, Tracker, grow, plan};
 use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Region, Result};
-use parking_lot::Mutex;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 
 /// Seconds between two divisions, as in the daemon.
 pub const ROUND_S: f64 = 2.0;
@@ -42,43 +39,6 @@ pub enum Sizes {
     Fixed([u32; CACHES], u32),
 }
 
-/// The environment of the engine.
-struct Surroundings {
-    requests: AtomicU64,
-    random: Mutex<SmallRng>,
-}
-
-impl Environment for Surroundings {
-    type Memory = Mapping;
-    type Lock = parking_lot::RawMutex;
-
-    fn random(&self) -> u64 {
-        self.random.lock().random()
-    }
-
-    fn wall_ms(&self) -> u64 {
-        self.monotonic_ms()
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed) / REQUESTS_IN_A_MS
-    }
-}
-
-/// Records that a background worker was woken.
-#[derive(Default)]
-struct Wanted(AtomicBool);
-
-impl Wake for Wanted {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// A cache with its background worker.
 struct Cached {
     id: BackendId,
@@ -93,6 +53,7 @@ struct Cached {
 /// The caches.
 pub struct Pool {
     surroundings: Arc<Surroundings>,
+    requests: u64,
     transport: Arc<Transport<Surroundings>>,
     caches: Vec<Cached>,
     buffer: AlignedBuffer,
@@ -117,8 +78,7 @@ impl Pool {
     /// # Errors
     /// The errors of the engine.
     pub fn new(quick: bool, seed: u64, sizes: Sizes) -> Result<Self> {
-        let random = Mutex::new(SmallRng::seed_from_u64(seed));
-        let surroundings = Arc::new(Surroundings { requests: AtomicU64::new(0), random });
+        let surroundings = Arc::new(Surroundings::new(seed));
         let region = Region::new(Mapping::anonymous(Self::region(quick))?);
         let format = FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() };
         let transport = Transport::format(Arc::clone(&surroundings), region, &format)?;
@@ -157,7 +117,17 @@ impl Pool {
         let buffer = AlignedBuffer::zeroed(CHECKSUM_BLOCK as usize);
         let is_shared = matches!(sizes, Sizes::Shared);
         let least = f64::INFINITY;
-        Ok(Self { surroundings, transport, caches, buffer, all, is_shared, is_moving: false, least })
+        Ok(Self {
+            surroundings,
+            requests: 0,
+            transport,
+            caches,
+            buffer,
+            all,
+            is_shared,
+            is_moving: false,
+            least,
+        })
     }
 
     /// Segments of each cache.
@@ -180,14 +150,15 @@ impl Pool {
     /// # Errors
     /// The errors of the engine.
     pub fn read(&mut self, number: usize, block: u32) -> Result<bool> {
-        self.surroundings.requests.fetch_add(1, Ordering::Relaxed);
+        self.requests += 1;
+        self.surroundings.set_us(self.requests * 1000 / REQUESTS_IN_A_MS);
         let cached = &mut self.caches[number];
         let range = ByteRange::at(u64::from(block) * CHECKSUM_BLOCK, CHECKSUM_BLOCK);
         let mut misses = Vec::new();
         cached.cache.read(range, &mut self.buffer, &mut misses)?;
         let is_hit = misses.is_empty();
         misses.into_iter().for_each(|miss| cached.cache.complete_fill(miss, &self.buffer));
-        if cached.wanted.0.swap(false, Ordering::Relaxed) {
+        if cached.wanted.take() {
             cached.maintain()?;
         }
         Ok(is_hit)

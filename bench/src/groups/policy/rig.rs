@@ -5,24 +5,19 @@
 
 use super::trace::{DEVICE, Request};
 use crate::instant_disk::InstantDisk;
+use crate::simulated_time::{Surroundings, Wanted};
 use cbd_backing::{Backing, PollableQueue};
-use cbd_engine::{
-    Admission, BackendSpec, BackgroundWorker, Cache, Environment, FormatOptions, Settings, Step, Transport,
-};
+use cbd_engine::{Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_pmem::Mapping;
 use cbd_runtime::disk;
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, LaneId, Region, Result};
-use parking_lot::Mutex;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 
 /// The machine for which the tools create the cache, so that the figures do not depend on this one.
 const PROCESSORS: u32 = 2;
-/// Requests in a millisecond of the rig's clock.
-const REQUESTS_IN_A_MS: u64 = 50;
+/// Microseconds of the rig's clock in which a request arrives.
+const REQUEST_US: u64 = 20;
 /// Operations that writeback keeps in flight on the disk.
 const DEPTH: usize = 64;
 /// Requests between two samples of the number of held blocks.
@@ -81,43 +76,6 @@ pub struct Space {
     pub free: f64,
 }
 
-/// The environment of the engine.
-struct Surroundings {
-    requests: AtomicU64,
-    random: Mutex<SmallRng>,
-}
-
-impl Environment for Surroundings {
-    type Memory = Mapping;
-    type Lock = parking_lot::RawMutex;
-
-    fn random(&self) -> u64 {
-        self.random.lock().random()
-    }
-
-    fn wall_ms(&self) -> u64 {
-        self.monotonic_ms()
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed) / REQUESTS_IN_A_MS
-    }
-}
-
-/// Records that the background worker was woken.
-#[derive(Default)]
-struct Wanted(AtomicBool);
-
-impl Wake for Wanted {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// A cache with its background worker.
 pub struct Rig {
     surroundings: Arc<Surroundings>,
@@ -133,10 +91,7 @@ impl Rig {
     /// # Errors
     /// The errors of the engine.
     pub fn new(scale: Scale, seed: u64) -> Result<Self> {
-        let surroundings = Arc::new(Surroundings {
-            requests: AtomicU64::new(0),
-            random: Mutex::new(SmallRng::seed_from_u64(seed)),
-        });
+        let surroundings = Arc::new(Surroundings::new(seed));
         let region = Region::new(Mapping::anonymous(scale.region)?);
         let format = FormatOptions { segment_size: scale.segment, ..FormatOptions::default() };
         let transport = Transport::format(Arc::clone(&surroundings), region, &format)?;
@@ -181,7 +136,7 @@ impl Rig {
             if number >= requests.len() / 2 && number % SAMPLED == 0 {
                 held.push(self.cache.status().index_blocks);
             }
-            self.surroundings.requests.fetch_add(1, Ordering::Relaxed);
+            self.surroundings.set_us(self.surroundings.now_us() + REQUEST_US);
             let range = ByteRange::at(u64::from(request.block) * CHECKSUM_BLOCK, CHECKSUM_BLOCK);
             if request.is_write {
                 self.write(range, &buffer)?;
@@ -189,7 +144,7 @@ impl Rig {
                 reads += 1;
                 hits += u64::from(self.read(range, &mut buffer)?);
             }
-            if self.wanted.0.swap(false, Ordering::Relaxed) {
+            if self.wanted.take() {
                 self.maintain()?;
             }
         }

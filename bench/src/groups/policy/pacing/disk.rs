@@ -1,64 +1,15 @@
-//! A disk of a fixed bandwidth, and the clock by which it works: both are simulated.
+//! A disk of a fixed bandwidth that works by a simulated clock.
 //!
 //! Invariants: the disk works on one operation at a time and stores nothing; time passes only when the clock is set.
 
-use cbd_engine::Environment;
-use cbd_pmem::Mapping;
+use crate::simulated_time::Surroundings;
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingOp, BackingQueue, OpToken};
-use parking_lot::Mutex;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The time of a flush.
 const FLUSH_US: u64 = 500;
-
-/// The environment of the engine, whose clock is set by the benchmark.
-pub struct Surroundings {
-    now_us: AtomicU64,
-    random: Mutex<SmallRng>,
-}
-
-impl Surroundings {
-    /// A clock at zero, and random numbers from `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self { now_us: AtomicU64::new(0), random: Mutex::new(SmallRng::seed_from_u64(seed)) }
-    }
-
-    /// The time.
-    pub fn now_us(&self) -> u64 {
-        self.now_us.load(Ordering::Relaxed)
-    }
-
-    /// Sets the clock.
-    pub fn set_us(&self, us: u64) {
-        self.now_us.store(us, Ordering::Relaxed);
-    }
-}
-
-impl Environment for Surroundings {
-    type Memory = Mapping;
-    type Lock = parking_lot::RawMutex;
-
-    fn random(&self) -> u64 {
-        self.random.lock().random()
-    }
-
-    fn wall_ms(&self) -> u64 {
-        self.monotonic_ms()
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        self.now_us() / 1000
-    }
-
-    fn monotonic_us(&self) -> u64 {
-        self.now_us()
-    }
-}
 
 /// A queue of the disk.
 pub struct SlowQueue {

@@ -8,19 +8,19 @@ mod disk;
 use super::trace::Zipf;
 use crate::instant_disk::geometry;
 use crate::options::Options;
+use crate::simulated_time::{Surroundings, Wanted};
 use crate::{Figures, rounded};
 use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, Consistency, FormatOptions, Settings, Step, Transport,
 };
 use cbd_pmem::Mapping;
 use cbd_types::{AlignedBuffer, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Region, Result};
-use disk::{SlowQueue, Surroundings};
+use disk::SlowQueue;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 
 const MIB: u64 = 1 << 20;
 /// The share of the cache that is to be dirty.
@@ -104,16 +104,6 @@ struct Steady {
     written_bytes: u64,
     /// Bytes that the former rule would have written to the disk.
     former_bytes: u64,
-}
-
-/// Records that the background worker was woken.
-#[derive(Default)]
-struct Wanted(AtomicBool);
-
-impl Wake for Wanted {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// The former rule: a second after the end of a batch, the newest version of all blocks written before is the next batch, which
@@ -249,7 +239,7 @@ impl Run {
         for _ in 0..STEPS {
             let now = self.clock.now_us();
             let done = self.worker.queue().next_us();
-            let is_due = self.wanted.0.swap(false, Ordering::Relaxed)
+            let is_due = self.wanted.take()
                 || done.is_some_and(|us| us <= now)
                 || self.due_ms.is_some_and(|ms| ms * 1000 <= now);
             if is_due {
