@@ -53,6 +53,24 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Every moment of `seeds` worlds of one kind.
+    #[must_use]
+    pub fn of_world(name: &str, seed: u64, seeds: u64) -> Self {
+        Self {
+            seed,
+            seeds: Some(seeds),
+            limit: None,
+            states: None,
+            histories: None,
+            distinct: 0,
+            world: Some(name.to_owned()),
+            point: None,
+            is_long: false,
+            effort: Effort { exhausted_permille: 20, ..Effort::default() },
+            threads: 1,
+        }
+    }
+
     /// The kinds of worlds that are explored.
     fn kinds(&self) -> Vec<Kind> {
         let mut kinds = kinds();

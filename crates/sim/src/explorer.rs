@@ -13,6 +13,7 @@
 
 mod check;
 mod fates;
+mod histories;
 mod tally;
 
 use crate::crash::until_crash;
@@ -24,6 +25,7 @@ use crate::world::{Happened, World};
 use check::Recovered;
 pub(crate) use check::{Beside, Expected};
 use fates::Fate;
+pub(crate) use histories::play_histories;
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -18,11 +18,10 @@ use crate::baton::{switch_with, together};
 use crate::crash::{CrashNow, crash_now, until_crash};
 use crate::disk::SimDisk;
 use crate::environment::SimEnvironment;
-use crate::explorer::{Finding, Tally, quietly};
+use crate::explorer::{Tally, play_histories, quietly};
 use crate::memory::{CrashMemory, Keep};
 use crate::process::SimWorker;
 use crate::random::{Seeded, mix};
-use crate::watchdog::Watchdog;
 use cbd_engine::{
     Admission, BackendSpec, Cache, CommonMoment, Consistency, Environment, FormatOptions, Settings,
     Transport, ZeroProgress,
@@ -33,7 +32,6 @@ use parking_lot::Mutex;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
 
 /// The name of this kind of world.
 pub const NAME: &str = "group";
@@ -72,22 +70,12 @@ pub fn explore(seed: u64, only: Option<u64>) -> Tally {
 /// As [`explore`], with another command.
 #[must_use]
 pub fn explore_with(command: Command, seed: u64, only: Option<u64>) -> Tally {
-    let _watchdog = Watchdog::new(Duration::from_secs(600), format!("world {NAME}, seed {seed}"));
-    let mut tally = Tally::default();
-    for number in 1..=BATCH {
-        if only.is_some_and(|only| only != number) {
-            continue;
-        }
-        tally.histories += 1;
+    play_histories(NAME, BATCH, seed, only, |number, tally| {
         let mut seen = Seen::default();
         let outcome = quietly(|| World::new(command, mix(seed ^ mix(number))).play(&mut seen));
-        seen.count(&mut tally);
-        if let Err(text) = outcome {
-            let state = String::from("the history itself");
-            tally.findings.push(Finding { world: NAME.to_owned(), seed, point: Some(number), state, text });
-        }
-    }
-    tally
+        seen.count(tally);
+        outcome
+    })
 }
 
 /// Counts of the events in a history.

@@ -15,12 +15,11 @@ mod server;
 use crate::crash::until_crash;
 use crate::disk::SimDisk;
 use crate::environment::SimEnvironment;
-use crate::explorer::{Finding, Tally, quietly};
+use crate::explorer::{Tally, play_histories, quietly};
 use crate::memory::{CrashMemory, Keep};
 use crate::oracle::{Moment, OpenChange, Oracle};
 use crate::pattern::Content;
 use crate::random::{Seeded, mix};
-use crate::watchdog::Watchdog;
 use crate::workload::{Mix, Wish, Workload};
 use crate::world::{WorldOptions, make_cache, region_size};
 use cbd_engine::Consistency;
@@ -30,7 +29,6 @@ use cbd_types::{
 use server::{Event, Server, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The name of this kind of world.
 pub const NAME: &str = "reconnect";
@@ -61,22 +59,12 @@ const MIX: Mix = Mix {
 /// Plays the histories of one seed; with `only`, only the one with that number.
 #[must_use]
 pub fn explore(seed: u64, only: Option<u64>) -> Tally {
-    let _watchdog = Watchdog::new(Duration::from_secs(600), format!("world {NAME}, seed {seed}"));
-    let mut tally = Tally::default();
-    for number in 1..=BATCH {
-        if only.is_some_and(|only| only != number) {
-            continue;
-        }
-        tally.histories += 1;
+    play_histories(NAME, BATCH, seed, only, |number, tally| {
         let mut seen = Seen::default();
         let outcome = quietly(|| World::new(mix(seed ^ mix(number))).play(&mut seen));
-        seen.count(&mut tally);
-        if let Err(text) = outcome {
-            let state = String::from("the history itself");
-            tally.findings.push(Finding { world: NAME.to_owned(), seed, point: Some(number), state, text });
-        }
-    }
-    tally
+        seen.count(tally);
+        outcome
+    })
 }
 
 /// Counts of the events in a history.

@@ -5,7 +5,7 @@
 
 use cbd_engine::Consistency;
 use cbd_sim::campaign::{self, Plan, Work};
-use cbd_sim::explorer::{Effort, Tally};
+use cbd_sim::explorer::Tally;
 use cbd_sim::{Happened, World, WorldOptions, from_environment};
 
 /// The options of the world `name` with this seed.
@@ -29,19 +29,8 @@ fn run(name: &str, rounds: u64, turns: u64) -> Happened {
 
 /// Explores every moment of a few worlds of this name.
 fn explore(name: &str, seeds: u64) -> Tally {
-    let plan = Plan {
-        seed: from_environment("CBD_SEED", 1),
-        seeds: Some(from_environment("CBD_ROUNDS", seeds).min(50)),
-        limit: None,
-        states: None,
-        histories: None,
-        distinct: 0,
-        world: Some(name.to_owned()),
-        point: None,
-        is_long: false,
-        effort: Effort { exhausted_permille: 20, ..Effort::default() },
-        threads: 1,
-    };
+    let seeds = from_environment("CBD_ROUNDS", seeds).min(50);
+    let plan = Plan::of_world(name, from_environment("CBD_SEED", 1), seeds);
     let tally = campaign::run(&plan, |_, _| {}).tally;
     assert_eq!(tally.findings, [], "{name}");
     tally

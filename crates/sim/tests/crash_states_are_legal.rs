@@ -3,7 +3,7 @@
 //! `CBD_SEED` is the first seed, `CBD_ROUNDS` the number of seeds.
 
 use cbd_sim::campaign::{self, Plan};
-use cbd_sim::explorer::{Effort, Tally};
+use cbd_sim::explorer::Tally;
 use cbd_sim::from_environment;
 
 /// Explores the kind of world `name`. Returns the counts if there was no violation.
@@ -11,19 +11,8 @@ fn explore(name: &str, seeds: u64) -> Tally {
     // The number of batches of sequences is finite, and they begin with batch 1.
     let is_endless = !name.starts_with("sequences");
     let seeds = if is_endless { from_environment("CBD_ROUNDS", seeds).min(50) } else { seeds };
-    let plan = Plan {
-        seed: if is_endless { from_environment("CBD_SEED", 1) } else { 1 },
-        seeds: Some(seeds),
-        limit: None,
-        states: None,
-        histories: None,
-        distinct: 0,
-        world: Some(name.to_owned()),
-        point: None,
-        is_long: false,
-        effort: Effort { exhausted_permille: 20, ..Effort::default() },
-        threads: 1,
-    };
+    let seed = if is_endless { from_environment("CBD_SEED", 1) } else { 1 };
+    let plan = Plan::of_world(name, seed, seeds);
     let tally = campaign::run(&plan, |_, _| {}).tally;
     assert_eq!(tally.findings, [], "{name}");
     assert!(tally.histories >= seeds);
