@@ -42,7 +42,44 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
     let socket = given.folder.join("machine.sock");
     let export = format!("vhost-user:{}", socket.display());
     daemon.control(&["backend-start", "-p", "disk", "-c", CACHE, "-D", "-e", &export])?;
-    let script = format!(
+    let script = script();
+    let plan = Plan {
+        vhost_user: vec![socket],
+        files: shipped(&["mkfs.ext4", "fsck.ext4", "resize2fs", "fio"])?,
+        out: Some(given.folder.clone()),
+        timeout: LIMIT,
+        ..Plan::of_script(&script)
+    };
+    let (mut waiting, mut failed) = (Vec::new(), Ok(()));
+    let ran = Ran::of_watched(host, &plan, |line| {
+        if line == "kill" && failed.is_ok() {
+            failed = daemon.kill();
+        } else if line == "grow" && failed.is_ok() {
+            failed = daemon.grow();
+        } else if let Some(writes) = writes_that_wait(line) {
+            waiting.push(writes);
+            failed = daemon.start();
+        }
+        failed.is_err()
+    });
+    failed?;
+    let ran = ran?;
+    ran.expect(Ended::Exited(0), &["verified\n", "grown\n", "trimmed"]).map_err(|text| {
+        let fio = std::fs::read_to_string(given.folder.join("fio")).unwrap_or_default();
+        format!("{text}\nfio:\n{fio}\nthe daemon:\n{}", daemon.log())
+    })?;
+    let mut checksums = ran.output.lines().filter(|line| line.ends_with("  -"));
+    if checksums.next().is_none_or(|first| checksums.next() != Some(first)) {
+        return Err(ran.complaint("what was discarded does not read as zeroes, or the rest is not as it was"));
+    }
+    let met = met_writes(&waiting).map_err(|text| ran.complaint(&text))?;
+    println!("    {met} of {KILLS} kills met writes in flight: {waiting:?}");
+    daemon.end()
+}
+
+/// What the machine does.
+fn script() -> String {
+    format!(
         "test $(cat /sys/block/vda/size) = {}
         test \"$(cat /sys/block/vda/queue/write_cache)\" = 'write back'
         yes | head -c 4194304 >/tmp/pattern
@@ -90,39 +127,7 @@ pub fn disk(host: &Host, given: &Given) -> Result<(), String> {
         DISK / 512,
         GROWN / 512,
         GROWN / 512
-    );
-    let plan = Plan {
-        vhost_user: vec![socket],
-        files: shipped(&["mkfs.ext4", "fsck.ext4", "resize2fs", "fio"])?,
-        out: Some(given.folder.clone()),
-        timeout: LIMIT,
-        ..Plan::of_script(&script)
-    };
-    let (mut waiting, mut failed) = (Vec::new(), Ok(()));
-    let ran = Ran::of_watched(host, &plan, |line| {
-        if line == "kill" && failed.is_ok() {
-            failed = daemon.kill();
-        } else if line == "grow" && failed.is_ok() {
-            failed = daemon.grow();
-        } else if let Some(writes) = writes_that_wait(line) {
-            waiting.push(writes);
-            failed = daemon.start();
-        }
-        failed.is_err()
-    });
-    failed?;
-    let ran = ran?;
-    ran.expect(Ended::Exited(0), &["verified\n", "grown\n", "trimmed"]).map_err(|text| {
-        let fio = std::fs::read_to_string(given.folder.join("fio")).unwrap_or_default();
-        format!("{text}\nfio:\n{fio}\nthe daemon:\n{}", daemon.log())
-    })?;
-    let mut checksums = ran.output.lines().filter(|line| line.ends_with("  -"));
-    if checksums.next().is_none_or(|first| checksums.next() != Some(first)) {
-        return Err(ran.complaint("what was discarded does not read as zeroes, or the rest is not as it was"));
-    }
-    let met = met_writes(&waiting).map_err(|text| ran.complaint(&text))?;
-    println!("    {met} of {KILLS} kills met writes in flight: {waiting:?}");
-    daemon.end()
+    )
 }
 
 /// The number of writes that the machine reports as waiting.
