@@ -20,12 +20,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The packages whose tests run: those that the mutants change, and those that test them.
-const PACKAGES: [&str; 8] = [
+const PACKAGES: [&str; 10] = [
     "cbd-types",
     "cbd-format",
     "cbd-pmem",
     "cbd-engine",
     "cbd-device",
+    "cbd-backing",
+    "cbd-runtime",
     "cbd-sim",
     "cbd-inspect",
     "cbd-models",
