@@ -113,6 +113,12 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// The number behind that of the last segment.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.first + self.segments
+    }
+
     /// Bytes from the beginning of the segment table to the first segment.
     #[must_use]
     pub const fn table_length(&self) -> u64 {
@@ -362,7 +368,9 @@ fn segments_between(table: u64, end: u64, segment_size: u64, limit: u32) -> Opti
     // table, and decrease it until both fit.
     let room = end.checked_sub(table + PAGE)?;
     let most = u32::try_from(room / segment_size).unwrap_or(limit).min(limit);
-    (1..=most).rev().find(|count| segment_area(table, *count) + u64::from(*count) * segment_size + PAGE <= end)
+    (1..=most)
+        .rev()
+        .find(|count| segment_area(table, *count) + u64::from(*count) * segment_size + PAGE <= end)
 }
 
 /// Bytes of a table: all first slots, then all second slots from a page boundary on.
@@ -451,7 +459,16 @@ mod tests {
 
     #[test]
     fn a_region_that_grows_keeps_its_segments_and_gets_new_ones_behind_them() {
-        let sizes = [8 << 20, 9 << 20, (20 << 20) + 4096, 1 << 30, (1 << 30) + (192 << 10), 2 << 30, 3 << 30, 1 << 40];
+        let sizes = [
+            8 << 20,
+            9 << 20,
+            (20 << 20) + 4096,
+            1 << 30,
+            (1 << 30) + (192 << 10),
+            2 << 30,
+            3 << 30,
+            1 << 40,
+        ];
         let mut layout = Layout::new(sizes[0], SEGMENT_SIZE_MIN, 4, 4, 4).expect("it fits");
         assert_eq!(layout.grown_from().count(), 0);
         for (growth, size) in sizes.into_iter().enumerate().skip(1) {
@@ -461,11 +478,19 @@ mod tests {
             let extents: Vec<Extent> = grown.extents().collect();
             assert!(layout.extents().eq(extents[..growth].iter().copied()), "what was there stays");
             let new = extents[growth];
-            assert_eq!((new.first, new.segments), (layout.segment_count, grown.segment_count - layout.segment_count));
+            assert_eq!(
+                (new.first, new.segments),
+                (layout.segment_count, grown.segment_count - layout.segment_count)
+            );
             assert_eq!((new.segment_table, new.segment_area % (64 << 10)), (layout.region_size, 0));
             assert!(new.table_length() >= table_bytes::<tables::SegmentEntry>(new.segments));
-            let end = |segments: u32| segment_area(new.segment_table, segments) + u64::from(segments) * SEGMENT_SIZE_MIN;
-            assert!(end(new.segments) <= size - PAGE && end(new.segments + 1) > size - PAGE, "as many as fit");
+            let end = |segments: u32| {
+                segment_area(new.segment_table, segments) + u64::from(segments) * SEGMENT_SIZE_MIN
+            };
+            assert!(
+                end(new.segments) <= size - PAGE && end(new.segments + 1) > size - PAGE,
+                "as many as fit"
+            );
             for segment in [0, layout.segment_count - 1].map(SegmentId) {
                 assert_eq!(grown.segment_base(segment), layout.segment_base(segment));
                 assert_eq!(grown.segment_slots(segment), layout.segment_slots(segment));

@@ -187,6 +187,12 @@ impl Unverified<Superblock> {
         self.claim(|block| block.magic.get() == MAGIC)
     }
 
+    /// Whether it claims to be of the transport with this identity; nothing else is checked.
+    #[must_use]
+    pub fn is_of(&self, uuid: &[u8; 16]) -> bool {
+        self.is_ours() && self.claim(|block| block.uuid == *uuid)
+    }
+
     /// The superblock and the layout it describes, in a region of `mapped` bytes. On the heap, so that both copies together
     /// take little of the stack.
     ///
