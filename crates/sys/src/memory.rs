@@ -131,6 +131,8 @@ impl Mapped {
             }
             munmap(base.as_ptr().add(reserved).cast(), alignment - head)?;
         }
+        // If the process locks its memory, this is none of it.
+        let _ = unlock(base.as_ptr().addr(), reserved);
         std::mem::forget(place);
         let (length_now, reserved) = (AtomicUsize::new(0), AtomicUsize::new(reserved));
         let mapped = Self { base, length: length_now, reserved, extending: Mutex::new(()) };
