@@ -97,15 +97,6 @@ pub enum Command {
         #[arg(short, long, value_name = "ID")]
         transport: u32,
     },
-    /// Use a region whose file or device has become larger to its end, or extend its file, while the transport is in use
-    TpGrow {
-        /// Transport
-        #[command(flatten)]
-        on: OnTransport,
-        /// Size that the region is to have, e.g. 64G: its file is extended to it [default: that of the file or device]
-        #[arg(short, long, value_parser = parse_size)]
-        size: Option<u64>,
-    },
     /// List the transports
     TpList {
         /// Timeout
@@ -500,8 +491,6 @@ mod tests {
         for line in [
             "tp-reg -H node0 -p /r -f -F",
             "tp-unreg -t 0",
-            "tp-grow",
-            "tp-grow -t 1 -s 64G",
             "tp-list",
             "host-list -t 1",
             "backend-start -t 0 -p /dev/sdb -c 4G -n 4 -D",
@@ -565,8 +554,6 @@ mod tests {
             "tp-unreg",
             "tp-unreg -t x",
             "tp-unreg -t -1",
-            "tp-grow -s much",
-            "tp-grow /region",
             "backend-start -p /d -n 0",
             "backend-start -p /d -n 129",
             "backend-start -p /d -c lots",

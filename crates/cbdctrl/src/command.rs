@@ -142,7 +142,6 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             client.delete(&format!("/v1/transports/{transport}"))?;
             output.result(&serde_json::json!({}), "")
         }
-        Command::TpGrow { on, size } => crate::grow::run_transport(client, output, on.transport, size),
         Command::TpList { request } => {
             output.list(&limited(client, request).get::<Vec<_>>("/v1/transports")?, transport_table)
         }

@@ -54,6 +54,20 @@ fn text_of(grown: &BackendGrown) -> String {
 mod tests {
     use super::*;
     use cbd_daemon::api::BlkdevGrown;
+    use clap::Parser;
+
+    #[test]
+    fn a_region_that_is_to_grow_is_named_by_its_transport() {
+        let parse = |line: &str| {
+            crate::cli::Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.exit_code())
+        };
+        for line in ["cbdctrl tp-grow", "cbdctrl tp-grow -t 1 -s 64G", "cbdctrl tp-grow --size 64GiB"] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+        for line in ["cbdctrl tp-grow -s much", "cbdctrl tp-grow /region", "cbdctrl tp-grow -t x"] {
+            assert_eq!(parse(line).err(), Some(2), "{line}");
+        }
+    }
 
     #[test]
     fn the_answer_says_how_large_the_region_is_and_what_is_free() {

@@ -147,6 +147,7 @@ impl Superblock {
     }
 
     /// The layout that the sizes and rows of the superblock lead to.
+    #[inline(never)]
     fn layout_of_sizes(&self) -> Result<Layout> {
         let rows = [self.host_rows, self.backend_rows, self.blkdev_rows].map(U32::get);
         let region_size = self.region_size.get();
@@ -157,6 +158,37 @@ impl Superblock {
         let mut layout = Layout::new(first, self.segment_size.get(), rows[0], rows[1], rows[2])?;
         for size in sizes.chain(core::iter::once(region_size)) {
             layout = layout.grown_to(size)?;
+        }
+        Ok(layout)
+    }
+
+    /// The layout, if the offsets are those that follow from the sizes. Not inlined: its layouts would be in the frame of its caller.
+    #[inline(never)]
+    fn checked_layout(&self) -> Result<Layout> {
+        let damaged = |text: String| Error::new(ErrorKind::Damaged, text);
+        let layout = self
+            .layout_of_sizes()
+            .map_err(|error| damaged(format!("the superblock's geometry is impossible: {error}")))?;
+        let expected = Superblock::new(&layout, self.uuid, self.created_ms.get());
+        let geometry = |block: &Superblock| {
+            (
+                block.region_size,
+                block.segment_count,
+                block.grown_from,
+                [
+                    block.host_area,
+                    block.backend_area,
+                    block.blkdev_area,
+                    block.segment_table,
+                    block.segment_area,
+                ],
+            )
+        };
+        if geometry(&expected) != geometry(self) {
+            return Err(damaged("the superblock's offsets contradict its geometry".into()));
+        }
+        if layout.grown_from().next().is_some() && !self.has_incompatible(FEATURE_GROWN) {
+            return Err(damaged("the superblock names sizes before growths, but not the feature".into()));
         }
         Ok(layout)
     }
@@ -233,30 +265,7 @@ impl Unverified<Superblock> {
                 block.region_size
             )));
         }
-        let layout = block
-            .layout_of_sizes()
-            .map_err(|error| damaged(format!("the superblock's geometry is impossible: {error}")))?;
-        let expected = Superblock::new(&layout, block.uuid, block.created_ms.get());
-        let geometry = |block: &Superblock| {
-            (
-                block.region_size,
-                block.segment_count,
-                block.grown_from,
-                [
-                    block.host_area,
-                    block.backend_area,
-                    block.blkdev_area,
-                    block.segment_table,
-                    block.segment_area,
-                ],
-            )
-        };
-        if geometry(&expected) != geometry(&block) {
-            return Err(damaged("the superblock's offsets contradict its geometry".into()));
-        }
-        if layout.grown_from().next().is_some() && !block.has_incompatible(FEATURE_GROWN) {
-            return Err(damaged("the superblock names sizes before growths, but not the feature".into()));
-        }
+        let layout = block.checked_layout()?;
         Ok(Box::new((block, layout)))
     }
 }

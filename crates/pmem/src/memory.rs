@@ -8,6 +8,7 @@
 use crate::routines::processor::guard::{self, Registration};
 use cbd_sys::memory::{Hint, Mapped};
 use cbd_types::Result;
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -52,6 +53,10 @@ impl Memory {
         sharing: Sharing,
         alignment: usize,
     ) -> Option<Result<Self>> {
+        // What is reserved would count there, and something else would lack it.
+        if getrlimit(Resource::As).current.is_some() {
+            return None;
+        }
         let alignment = alignment.max(HUGE_PAGE);
         let wanted = length.saturating_mul(RESERVED_TIMES).clamp(RESERVED_MIN, RESERVED_MAX);
         // A sixteenth, and a sixteenth of that, where there is less.

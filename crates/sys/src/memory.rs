@@ -176,7 +176,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// Bytes that it can have without being made anew.
+    /// Bytes up to which it can grow.
     #[must_use]
     pub fn length_max(&self) -> usize {
         self.reserved.load(Ordering::Relaxed)

@@ -56,7 +56,7 @@ impl<E: Environment> Transport<E> {
         if tables.superblocks.layout() == layout {
             let rows = (before.segment_count..layout.segment_count).map(SegmentId);
             tables.segments.extend(rows.map(|id| TwoSlots::empty(layout.segment_slots(id), u64::from(id.0))));
-            *self.layout.lock() = layout;
+            **self.layout.lock() = layout;
         }
         grown.map(|()| layout)
     }

@@ -31,6 +31,7 @@ pub use uses::{Mixed, Pages};
 
 use crate::{Cache, Environment, Mutex, lane_map::SEGMENTS_PER_LANE, slots::TwoSlots};
 use alloc::{
+    boxed::Box,
     format,
     string::String,
     sync::{Arc, Weak},
@@ -150,7 +151,7 @@ pub struct Transport<E: Environment> {
     /// Bytes of a segment.
     segment_size: u64,
     /// Changes while the tables are locked. Its lock is held for no other lock.
-    layout: Mutex<E, Layout>,
+    layout: Mutex<E, Box<Layout>>,
     tables: Arc<Mutex<E, Tables<E>>>,
 }
 
@@ -228,7 +229,7 @@ impl<E: Environment> Transport<E> {
             ErrorKind::Foreign => remnants::without_superblock(&region),
             _ => error,
         })?;
-        let layout = superblocks.layout();
+        let layout = Box::new(superblocks.layout());
         let tables = Tables::read(superblocks, &region)?;
         Ok(Arc::new(Self {
             environment,
@@ -241,7 +242,7 @@ impl<E: Environment> Transport<E> {
 
     /// The present layout of the region.
     fn layout(&self) -> Layout {
-        *self.layout.lock()
+        **self.layout.lock()
     }
 
     fn segment_base(&self, segment: SegmentId) -> u64 {

@@ -30,17 +30,7 @@ impl Checker<'_> {
             offsets[1] = Layout::second_superblock(used);
             read[1] = self.superblock(offsets[1]);
         }
-        if used < size / cbd_format::PAGE * cbd_format::PAGE {
-            self.add(
-                Severity::Note,
-                Structure::Superblock,
-                Location::bytes(used, size - used),
-                format!("the region has {size} bytes, its transport uses {used} of them"),
-                "nothing: the rest is not used",
-                format!("cbdctrl tp-grow uses all of it while a daemon serves it; or cut the file back to {used} bytes"),
-                None,
-            );
-        }
+        self.unused_end(used);
         self.report.counted.slots += 2;
         let length = size_of::<Superblock>() as u32;
         if self.newer_superblock(offsets, &read) {
@@ -95,6 +85,22 @@ impl Checker<'_> {
             }
         }
         true
+    }
+
+    /// Notes what is behind the end of the transport.
+    fn unused_end(&mut self, used: u64) {
+        let size = self.bytes.len();
+        if used < size / cbd_format::PAGE * cbd_format::PAGE {
+            self.add(
+                Severity::Note,
+                Structure::Superblock,
+                Location::bytes(used, size - used),
+                format!("the region has {size} bytes, its transport uses {used} of them"),
+                "nothing: the rest is not used",
+                format!("cbdctrl tp-grow uses all of it while a daemon serves it; or cut the file back to {used} bytes"),
+                None,
+            );
+        }
     }
 
     /// Whether one of the superblocks was written by a newer program. That copy decides, whatever the other one
