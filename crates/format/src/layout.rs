@@ -218,11 +218,11 @@ impl Layout {
     /// The layout after the region has grown to `region_size` bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a size that is not larger, [`ErrorKind::NoSpace`] for one that has no room for one more
+    /// [`ErrorKind::InvalidArgument`] for a size that is not larger, or that no file has, [`ErrorKind::NoSpace`] for one that has no room for one more
     /// segment, and [`ErrorKind::Unsupported`] for a region that has grown [`GROWTHS_MAX`] times.
     pub fn grown_to(&self, region_size: u64) -> Result<Self> {
         let region_size = region_size / PAGE * PAGE;
-        if region_size <= self.region_size {
+        if region_size <= self.region_size || region_size > i64::MAX as u64 {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
@@ -364,10 +364,11 @@ const fn segment_area(table: u64, segments: u32) -> u64 {
 /// The number of segments between `table`, where their table begins, and the superblock before `end`; at most `limit`. `None` for
 /// none.
 fn segments_between(table: u64, end: u64, segment_size: u64, limit: u32) -> Option<u32> {
-    // The size of the table and the number of segments depend on each other: start with the number that fits without a
-    // table, and decrease it until both fit.
+    // The size of the table and the number of segments depend on each other: start with the number that fits if nothing is
+    // aligned, and decrease it until both fit.
     let room = end.checked_sub(table + PAGE)?;
-    let most = u32::try_from(room / segment_size).unwrap_or(limit).min(limit);
+    let each = segment_size + 2 * tables::SegmentEntry::SLOT_SIZE as u64;
+    let most = u32::try_from(room / each).unwrap_or(limit).min(limit);
     (1..=most)
         .rev()
         .find(|count| segment_area(table, *count) + u64::from(*count) * segment_size + PAGE <= end)
@@ -516,8 +517,8 @@ mod tests {
         let error = layout.grown_to(least - 1).expect_err("too little");
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert!(error.line().contains(&format!("grows to {} at least", Size(least))), "{}", error.line());
-        for size in [0, layout.region_size, layout.region_size + PAGE - 1] {
-            let error = layout.grown_to(size).expect_err("it is not larger");
+        for size in [0, layout.region_size, layout.region_size + PAGE - 1, 1 << 63, u64::MAX] {
+            let error = layout.grown_to(size).expect_err("it is not larger, or too large");
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
     }

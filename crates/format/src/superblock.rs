@@ -397,7 +397,7 @@ mod tests {
             verify(forged.as_bytes()).expect_err("it is impossible").kind()
         };
         type Sizes = [u64; GROWTHS_MAX];
-        let sizes: [Sizes; 7] = [
+        let sizes: [Sizes; 8] = [
             [5 << 20, 4 << 20, 0, 0, 0, 0, 0],
             [4 << 20, 4 << 20, 0, 0, 0, 0, 0],
             [4 << 20, 0, 5 << 20, 0, 0, 0, 0],
@@ -405,6 +405,7 @@ mod tests {
             [4 << 20, (5 << 20) + 1, 0, 0, 0, 0, 0],
             [4 << 20, 9 << 20, 0, 0, 0, 0, 0],
             [u64::MAX; GROWTHS_MAX],
+            [(1 << 63) - 8192, (1 << 63) - 4096, 1 << 63, u64::MAX - 4096, u64::MAX, 0, 0],
         ];
         for sizes in sizes {
             let kind = forged(&|block| block.grown_from = sizes.map(U64::new));

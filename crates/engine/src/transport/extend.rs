@@ -73,8 +73,8 @@ impl<E: Environment> Transport<E> {
             stored = stored.and(self.region.store(at, &blank[..length as usize]));
             at += length;
         }
-        self.region.fence(MutationPoint::GrowTableFence, stored);
+        self.region.fence(MutationPoint::RegionTableFence, stored);
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
-        self.region.sync(MutationPoint::GrowTableSync, extent.segment_table, extent.table_length())
+        self.region.sync(MutationPoint::RegionTableSync, extent.segment_table, extent.table_length())
     }
 }

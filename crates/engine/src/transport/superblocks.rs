@@ -140,11 +140,11 @@ impl Superblocks {
         let [_, former] = self.at;
         let last = Layout::second_superblock(layout.region_size);
         // 2. Behind the new space. If the next step is torn, it is found there.
-        store(region, last, &wanted, MutationPoint::GrowLastFence, MutationPoint::GrowLastSync)?;
+        store(region, last, &wanted, MutationPoint::RegionLastFence, MutationPoint::RegionLastSync)?;
         // 3. In the first page: from here on the region has grown. Until this has succeeded the copy at the former end is the one
         // that is known to be whole.
         (self.copies[0], self.whole) = (Copy::Other, 1);
-        store(region, 0, &wanted, MutationPoint::GrowFirstFence, MutationPoint::GrowFirstSync)?;
+        store(region, 0, &wanted, MutationPoint::RegionFirstFence, MutationPoint::RegionFirstSync)?;
         *self = Self { block: wanted, layout: *layout, at: [0, last], copies: [Copy::Current; 2], whole: 0 };
         // 4. The former copy would describe a region of the former size.
         erase(region, former)
@@ -262,9 +262,9 @@ fn store<P: Pmem>(
 /// Erases the superblock in a page, durably, including on the disk of an ordinary file.
 fn erase<P: Pmem>(region: &Region<P>, at: u64) -> Result<()> {
     let stored = region.store(at, &[0; size_of::<Superblock>()]);
-    region.fence(MutationPoint::GrowFirstFence, stored);
+    region.fence(MutationPoint::RegionFirstFence, stored);
     region.check_stores(MutationPoint::TableStoreCheck)?;
-    region.sync(MutationPoint::GrowFirstSync, at, PAGE)
+    region.sync(MutationPoint::RegionFirstSync, at, PAGE)
 }
 
 fn load<P: Pmem>(region: &Region<P>, at: u64) -> Result<Option<Unverified<Superblock>>> {

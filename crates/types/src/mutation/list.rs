@@ -60,17 +60,17 @@ mutation_points! {
     // A region that grows.
 
     /// The blank segment table of new space is durable before a superblock refers to it.
-    GrowTableFence = "grow.table.fence",
+    RegionTableFence = "region.table.fence",
     /// The blank segment table of new space is on the disk of an ordinary file before a superblock refers to it.
-    GrowTableSync = "grow.table.sync",
+    RegionTableSync = "region.table.sync",
     /// The superblock behind the new space is durable before the first one changes.
-    GrowLastFence = "grow.last.fence",
+    RegionLastFence = "region.last.fence",
     /// The superblock behind the new space is on the disk of an ordinary file before the first one changes.
-    GrowLastSync = "grow.last.sync",
+    RegionLastSync = "region.last.sync",
     /// The first superblock is durable before the new space is used and the former second superblock is erased.
-    GrowFirstFence = "grow.first.fence",
+    RegionFirstFence = "region.first.fence",
     /// The first superblock is on the disk of an ordinary file before the new space is used.
-    GrowFirstSync = "grow.first.sync",
+    RegionFirstSync = "region.first.sync",
 
     // Two slots, of which the newest valid one counts.
 
