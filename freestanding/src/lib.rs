@@ -274,6 +274,29 @@ pub mod background {
         transport.create_backend(spec)
     }
 
+    /// Uses memory that has become larger, while caches are open.
+    ///
+    /// # Errors
+    /// The errors of [`Transport::grow_region`].
+    #[inline(never)]
+    pub fn grow_region(transport: &Transport<Kernel>) -> Result<()> {
+        transport.grow_region().map(drop)
+    }
+
+    /// Gives an open cache segments that are free.
+    ///
+    /// # Errors
+    /// The errors of [`Transport::grow_cache`].
+    #[inline(never)]
+    pub fn grow_cache(
+        transport: &Transport<Kernel>,
+        id: BackendId,
+        cache: &Arc<Cache<Kernel>>,
+        segments: u32,
+    ) -> Result<()> {
+        transport.grow_cache(id, cache, segments)
+    }
+
     /// Syncs the file of the region, if the region is a file.
     ///
     /// # Errors

@@ -12,9 +12,9 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, HostInfo, NumberOrName, RegisterTransport,
-    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo, NumberOrName,
+    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Report};
@@ -168,6 +168,10 @@ impl Control for Confined {
         report: Report<'_>,
     ) -> Result<Done> {
         self.manager.resize_cache(transport, backend, request, report)
+    }
+
+    fn grow_transport(&self, transport: u32, request: GrowTransport) -> Result<TransportGrown> {
+        self.manager.grow_transport(transport, request)
     }
 
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {

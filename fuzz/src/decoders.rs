@@ -42,7 +42,10 @@ pub fn run(data: &[u8]) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let layout = Layout::new(8 << 20, 64 << 10, 4, 4, 4).map(|layout| Superblock::new(&layout, [7; 16], 5));
     let superblock = layout.as_ref().map_or(&[][..], |block| bytes_of(block));
-    let mut seeds = vec![[&[0, 23], superblock].concat()];
+    let grown = Layout::new(4 << 20, 64 << 10, 4, 4, 4)
+        .and_then(|layout| Ok(Superblock::new(&layout, [7; 16], 5).grown(&layout.grown_to(8 << 20)?)));
+    let grown = grown.as_ref().map_or(&[][..], |block| bytes_of(block));
+    let mut seeds = vec![[&[0, 23], superblock].concat(), [&[0, 23], grown].concat()];
     for decoder in 1..DECODERS.len() as u8 {
         for fill in [0, 1, 0x40] {
             seeds.push([vec![decoder], vec![fill; 200]].concat());
@@ -86,8 +89,15 @@ fn layout(input: &mut Input<'_>) {
 }
 
 fn check_layout(layout: &Layout) {
-    let area_end = layout.segment_area + u64::from(layout.segment_count) * layout.segment_size;
-    assert!(layout.segment_count > 0 && area_end <= Layout::second_superblock(layout.region_size));
+    let ends = layout.grown_from().chain([layout.region_size]);
+    let mut number = 0;
+    for (extent, end) in layout.extents().zip(ends) {
+        let area_end = extent.segment_area + u64::from(extent.segments) * layout.segment_size;
+        assert!(extent.segments > 0 && extent.first == number && area_end <= Layout::second_superblock(end));
+        number = extent.end();
+        assert_eq!(layout.segment_base(SegmentId(number - 1)) + layout.segment_size, area_end);
+    }
+    assert_eq!(number, layout.segment_count);
     let last = |area, rows: u32, slot: usize, next: u64, slots: [u64; 2]| {
         assert!(area <= slots[0] && slots[0] + slot as u64 <= slots[1], "{rows} rows: the slots overlap");
         assert!(slots[1] + slot as u64 <= next, "{rows} rows reach into what follows");
@@ -101,8 +111,10 @@ fn check_layout(layout: &Layout) {
     last(layout.backend_area, layout.backend_rows, size, layout.blkdev_area, at);
     let (size, at) = slots::<BlkdevEntry>(layout.blkdev_area, layout.blkdev_rows);
     last(layout.blkdev_area, layout.blkdev_rows, size, layout.segment_table, at);
-    let (size, at) = slots::<SegmentEntry>(layout.segment_table, layout.segment_count);
-    last(layout.segment_table, layout.segment_count, size, layout.segment_area, at);
+    for extent in layout.extents() {
+        let at = layout.segment_slots(SegmentId(extent.end() - 1));
+        last(extent.segment_table, extent.segments, SegmentEntry::SLOT_SIZE, extent.segment_area, at);
+    }
     check_shape(layout.segment_shape());
 }
 

@@ -39,6 +39,10 @@ pub fn of(name: &str) -> &'static [Example] {
         "tp-unreg" => {
             &[("Unregister from transport 1, whose backends were stopped:", "cbdctrl tp-unreg -t 1")]
         }
+        "tp-grow" => &[
+            ("Extend the file of a region to 64 GiB, and use all of it:", "cbdctrl tp-grow -s 64G"),
+            ("Use all of a file or device that has become larger already:", "cbdctrl tp-grow"),
+        ],
         "tp-list" => &[("List the transports:", "cbdctrl tp-list")],
         "host-list" => &[("List the hosts of transport 0 as JSON:", "cbdctrl host-list --json")],
         "backend-start" => &[

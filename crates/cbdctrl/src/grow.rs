@@ -1,8 +1,9 @@
-//! `backend-grow`: a backend uses its backing device to its present end.
+//! `backend-grow` and `tp-grow`: a backend uses its backing device, a transport its region, to the present end.
 
 use crate::command::{Output, warn};
-use cbd_daemon::api::{BackendGrown, NumberOrName};
+use cbd_daemon::api::{BackendGrown, GrowTransport, NumberOrName, TransportGrown};
 use cbd_daemon::client::Client;
+use cbd_daemon::size::format_size;
 use cbd_types::Result;
 use std::fmt::Write;
 
@@ -12,6 +13,22 @@ pub fn run(client: &Client, output: &Output, transport: u32, backend: &NumberOrN
     let grown: BackendGrown = client.post(&path, &serde_json::json!({}))?;
     warn(&grown.warnings);
     output.result(&grown, &text_of(&grown))
+}
+
+/// Lets the region of a transport grow.
+pub fn run_transport(client: &Client, output: &Output, transport: u32, size: Option<u64>) -> Result<()> {
+    let path = format!("/v1/transports/{transport}/grow");
+    let grown: TransportGrown = client.post(&path, &GrowTransport { size })?;
+    output.result(&grown, &text_of_transport(&grown))
+}
+
+fn text_of_transport(grown: &TransportGrown) -> String {
+    let TransportGrown { path, before, now, new_segments, bytes_per_segment, free_segments, .. } = grown;
+    let free = format_size(u64::from(*free_segments) * bytes_per_segment);
+    if now == before {
+        return format!("{path} has {now} bytes, as before: it has not become larger; {free} are free\n");
+    }
+    format!("{path} has grown from {before} to {now} bytes: {new_segments} segments more; {free} are free\n")
 }
 
 fn text_of(grown: &BackendGrown) -> String {
@@ -37,6 +54,42 @@ fn text_of(grown: &BackendGrown) -> String {
 mod tests {
     use super::*;
     use cbd_daemon::api::BlkdevGrown;
+    use clap::Parser;
+
+    #[test]
+    fn a_region_that_is_to_grow_is_named_by_its_transport() {
+        let parse = |line: &str| {
+            crate::cli::Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.exit_code())
+        };
+        for line in ["cbdctrl tp-grow", "cbdctrl tp-grow -t 1 -s 64G", "cbdctrl tp-grow --size 64GiB"] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+        for line in ["cbdctrl tp-grow -s much", "cbdctrl tp-grow /region", "cbdctrl tp-grow -t x"] {
+            assert_eq!(parse(line).err(), Some(2), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_answer_says_how_large_the_region_is_and_what_is_free() {
+        let mut grown = TransportGrown {
+            path: "/region".to_owned(),
+            before: 1 << 30,
+            now: 2 << 30,
+            new_segments: 255,
+            bytes_per_segment: 4 << 20,
+            free_segments: 256,
+            ..TransportGrown::default()
+        };
+        assert_eq!(
+            text_of_transport(&grown),
+            "/region has grown from 1073741824 to 2147483648 bytes: 255 segments more; 1 GiB are free\n"
+        );
+        grown.now = 1 << 30;
+        assert_eq!(
+            text_of_transport(&grown),
+            "/region has 1073741824 bytes, as before: it has not become larger; 1 GiB are free\n"
+        );
+    }
 
     #[test]
     fn the_answer_says_what_has_grown_and_when_users_see_it() {

@@ -1,4 +1,4 @@
-//! Commands that change a backend while its block devices are in use.
+//! Commands that change a backend or a region while block devices are in use.
 
 use crate::cli::{LiveCommand, OfBackend};
 use crate::command::{Output, long, warn};
@@ -10,6 +10,10 @@ use cbd_types::Result;
 /// Runs `command`.
 pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) -> Result<()> {
     match command {
+        LiveCommand::TpGrow { on, size } => {
+            let client = client.clone().with_waiting_callback(progress::waiting);
+            crate::grow::run_transport(&client, output, on.transport, size)
+        }
         LiveCommand::BackendGrow { of } => {
             let client = client.clone().with_waiting_callback(progress::waiting);
             crate::grow::run(&client, output, of.on.transport, &of.backend)

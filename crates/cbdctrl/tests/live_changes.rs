@@ -1,8 +1,10 @@
-//! Caches that are attached, detached and resized while clients use their device, and daemons that are killed meanwhile.
+//! Caches that are attached, detached and resized, and regions that grow, while clients use their device, and daemons that are
+//! killed meanwhile.
 
 mod support;
 
 use cbd_testkit::Client;
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::pattern::{Random, SECTOR, fill, seed, version_of};
@@ -205,6 +207,187 @@ fn a_daemon_that_is_killed_at_any_moment_of_a_change_has_made_it_or_not_and_lost
     }
     println!("{made} changes were made before the kill, {unmade} were not");
     assert!(made > 0 && unmade > 0, "the kills came always too early, or too late");
+}
+
+fn region_size(fixture: &Fixture) -> u64 {
+    let transport = &fixture.json(&["tp-list", "--json"])[0];
+    let [size, count] =
+        ["bytes_per_segment", "segment_num"].map(|name| transport[name].as_u64().expect("a number"));
+    size * count
+}
+
+fn extend(file: &str, size: u64) {
+    File::options().write(true).open(file).and_then(|file| file.set_len(size)).expect("larger");
+}
+
+/// The region is whole: `check` finds nothing that it reports as lost.
+fn check_region(fixture: &Fixture) {
+    let ran = fixture.run(&["check", &fixture.region(), "--data"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+}
+
+#[test]
+fn a_region_grows_under_load_its_cache_uses_the_new_space_and_the_next_daemon_finds_all() {
+    let (mut fixture, disk) = uncached();
+    let mut random = Random(seed());
+    let mut writers: Vec<Versions> = (0..WRITERS).map(Versions::new).collect();
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "50M"]);
+    let region = fixture.region();
+    beside_writers(&fixture, &mut writers, &mut random, |done| {
+        // An extension by the command, one by the user, and one more.
+        let steps: [(u64, &[&str], &str); 3] = [
+            (96, &["tp-grow", "-s", "96M", "--json"], "80M"),
+            (128, &["tp-grow", "-t", "0", "--json"], "100M"),
+            (160, &["tp-grow", "-s", "160M", "--json"], "150M"),
+        ];
+        for (size, command, cache) in steps {
+            let before = done.load(Ordering::SeqCst);
+            if !command.contains(&"-s") {
+                extend(&region, size * MIB);
+            }
+            let grown = fixture.json(command);
+            assert_eq!(grown["now"].as_u64(), Some(size * MIB), "{grown}");
+            assert!(grown["new_segments"].as_u64().is_some_and(|count| count >= 30), "{grown}");
+            fixture.ok(&["cache-resize", "-b", "0", "-c", cache]);
+            until("requests after the change", || done.load(Ordering::SeqCst) > before + 2000);
+        }
+        true
+    });
+    assert!(std::fs::metadata(&region).expect("it is there").len() == 160 * MIB);
+    assert!(region_size(&fixture) > 150 * MIB && segments(&fixture) == 149);
+    let status = fixture.ok(&["status"]);
+    assert!(!status.contains("tp-grow"), "{status}");
+    for _ in 0..2 {
+        let mut client = fixture.client();
+        for writer in &mut writers {
+            writer.check(&mut |at, block| client.read(at, block).expect("it can be read"));
+        }
+        drop(client);
+        fixture.kill();
+        check_region(&fixture);
+        fixture.start();
+        assert!(region_size(&fixture) > 150 * MIB && segments(&fixture) == 149);
+    }
+    let log = fixture.log();
+    assert!(
+        log.contains("is being grown to 96 MiB") && log.contains("has grown from 64 MiB to 96 MiB"),
+        "{log}"
+    );
+    fixture.ok(&["backend-stop", "-b", "0", "-F"]);
+    fixture.ok(&["backend-start", "-p", &disk, "-D", "-e", &fixture.nbd()]);
+    let mut client = fixture.client();
+    for writer in &mut writers {
+        writer.check(&mut |at, block| client.read(at, block).expect("it can be read"));
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_a_region_grows_has_grown_it_or_not_and_lost_nothing() {
+    let (mut fixture, _) = uncached();
+    let mut random = Random(seed());
+    let mut writers: Vec<Versions> = (0..WRITERS).map(Versions::new).collect();
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "30M"]);
+    let (mut grown, mut typical) = (0, Duration::from_millis(30));
+    for round in 0..rounds(7).min(7) {
+        let (size, socket, pid) = (format!("{}M", 80 + 16 * round), fixture.socket(), fixture.pid());
+        let before = region_size(&fixture);
+        let delay = typical.mul_f64(random.below(150) as f64 / 100.0);
+        beside_writers(&fixture, &mut writers, &mut random, |done| {
+            until("the load", || done.load(Ordering::SeqCst) > 100);
+            std::thread::scope(|scope| {
+                let began = Instant::now();
+                let change = scope.spawn(|| fixture.run_at(&socket, &["tp-grow", "-s", &size]));
+                std::thread::sleep(delay);
+                kill(pid);
+                if change.join().expect("no panic").code == 0 {
+                    typical = began.elapsed();
+                } else {
+                    typical = typical.max(delay) + Duration::from_millis(4);
+                }
+            });
+            true
+        });
+        fixture.kill();
+        check_region(&fixture);
+        fixture.start();
+        let now = region_size(&fixture);
+        assert!(now >= before, "{before}, then {now}");
+        grown += u32::from(now > before);
+        let mut client = fixture.client();
+        for writer in &mut writers {
+            writer.check(&mut |at, block| client.read(at, block).expect("it can be read"));
+        }
+        drop(client);
+        fixture.ok(&["tp-grow", "-s", &size]);
+        assert!(region_size(&fixture) > before + 14 * MIB);
+        fixture.ok(&["cache-resize", "-b", "0", "-c", &format!("{}M", 40 + 16 * round)]);
+    }
+    println!("{grown} growths were made before the kill");
+    let ran = fixture.run(&["tp-grow", "-s", "256M"]);
+    assert!(ran.code == 1 && ran.stderr.contains("has grown 7 times"), "{ran:?}");
+    assert_eq!(
+        std::fs::metadata(fixture.region()).expect("it is there").len(),
+        176 * MIB,
+        "it was not extended"
+    );
+}
+
+#[test]
+fn caches_that_share_space_grow_into_what_the_region_got() {
+    let (fixture, _) = uncached();
+    let mut random = Random(seed());
+    let mut writers: Vec<Versions> = (0..WRITERS).map(Versions::new).collect();
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "20M..200M"]);
+    beside_writers(&fixture, &mut writers, &mut random, |_| {
+        fixture.ok(&["tp-grow", "-s", "128M"]);
+        until("the cache is larger than the region was", || segments(&fixture) > 64);
+        true
+    });
+    let mut client = fixture.client();
+    for writer in &mut writers {
+        writer.check(&mut |at, block| client.read(at, block).expect("it can be read"));
+    }
+}
+
+#[test]
+fn a_region_that_cannot_grow_is_refused_with_the_reason_and_serves_as_before() {
+    let (fixture, _) = uncached();
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "24M"]);
+    let (region, before) = (fixture.region(), region_size(&fixture));
+    let refused = |arguments: &[&str], code: i32, parts: &[&str]| {
+        let ran = fixture.run(arguments);
+        assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");
+        assert_eq!(ran.stderr.trim().lines().count() == 1, code == 1, "{ran:?}");
+        for part in parts {
+            assert!(ran.stderr.contains(part), "{part}: {ran:?}");
+        }
+        assert_eq!(region_size(&fixture), before);
+    };
+    refused(&["tp-grow", "-t", "3"], 1, &["there is no transport 3", "tp-list"]);
+    refused(&["tp-grow", "-s", "soon"], 2, &["soon"]);
+    refused(&["tp-grow", "-s", "32M"], 1, &[&region, "64 MiB already", "a region does not shrink"]);
+    refused(&["tp-grow", "-s", "64T"], 1, &[&region, "register the transport again"]);
+    refused(&["tp-grow", "-s", "65M"], 1, &["no room for one more segment", "grows to 66628 KiB at least"]);
+    let same = fixture.ok(&["tp-grow"]);
+    assert!(same.contains("as before"), "{same}");
+    assert!(fixture.ok(&["tp-grow", "-s", "64M"]).contains("as before"));
+    // More than the file system has, if it has a limit, and more than a machine has.
+    let free = fixture.run(&["tp-grow", "-s", "60G"]);
+    assert!(free.code == 1 && free.stderr.contains("file system has") || free.code == 0, "{free:?}");
+    if free.code == 1 {
+        assert_eq!(std::fs::metadata(&region).expect("it is there").len(), 64 * MIB);
+        extend(&region, 100 * MIB);
+        refused(&["tp-grow", "-s", "80M"], 1, &["100 MiB already", "leave out --size"]);
+        until("the warning", || fixture.ok(&["status"]).contains("cbdctrl tp-grow -t 0 uses all"));
+        let moved = format!("{region}.moved");
+        std::fs::rename(&region, &moved).expect("moved");
+        std::fs::rename(&moved, &region).expect("moved back");
+        extend(&region, 48 * MIB);
+        refused(&["tp-grow"], 1, &[&region, "it was cut short, from 64 MiB to 48 MiB"]);
+        extend(&region, 64 * MIB);
+        std::fs::remove_file(&region).expect("deleted");
+        refused(&["tp-grow", "-s", "96M"], 1, &[&region, "cannot grow"]);
+    }
 }
 
 fn kill(pid: u32) {

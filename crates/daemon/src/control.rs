@@ -7,9 +7,9 @@
 
 use crate::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport,
-    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, Progress,
+    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
 };
 use cbd_types::Result;
 
@@ -64,6 +64,9 @@ pub trait Control: Send + Sync + 'static {
         request: &ResizeCache,
         report: Report<'_>,
     ) -> Result<Done>;
+    /// Uses the region of a transport to the present end of its file or device, while it is in use; extends its file before, if a
+    /// size is given.
+    fn grow_transport(&self, transport: u32, request: GrowTransport) -> Result<TransportGrown>;
     /// Uses the backing device of a backend to its present end, if it has become larger.
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown>;
     /// The backends of this host, or of all hosts.

@@ -84,6 +84,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/metrics", get(metrics))
         .route("/v1/transports", get(transports).post(register_transport))
         .route("/v1/transports/{transport}", delete(unregister_transport))
+        .route("/v1/transports/{transport}/grow", post(grow_transport))
         .route("/v1/transports/{transport}/hosts", get(hosts))
         .route("/v1/transports/{transport}/backends", get(backends).post(start_backend))
         .route("/v1/transports/{transport}/backends/{backend}/stop", post(stop_backend))
@@ -305,6 +306,14 @@ async fn unregister_transport(
     Path(transport): Path<u32>,
 ) -> impl IntoResponse {
     json(control, move |control| control.unregister_transport(transport)).await
+}
+
+async fn grow_transport(
+    State(control): State<Shared>,
+    Path(transport): Path<u32>,
+    Input(request): Input<crate::api::GrowTransport>,
+) -> impl IntoResponse {
+    json(control, move |control| control.grow_transport(transport, request)).await
 }
 
 async fn hosts(State(control): State<Shared>, Path(transport): Path<u32>) -> impl IntoResponse {

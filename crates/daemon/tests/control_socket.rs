@@ -2,9 +2,9 @@
 
 use cbd_daemon::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, HostInfo, NumberOrName, Progress, RegisterTransport,
-    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportInfo, TransportRegistered,
+    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, Progress,
+    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -126,6 +126,14 @@ impl Control for Fake {
     fn start_blkdev(&self, _: u32, _: &StartBlkdev) -> Result<BlkdevInfo> {
         refused(ErrorKind::Busy, "busy")
     }
+    fn grow_transport(&self, _: u32, request: GrowTransport) -> Result<TransportGrown> {
+        Ok(TransportGrown {
+            before: 1 << 30,
+            now: request.size.unwrap_or(2 << 30),
+            ..TransportGrown::default()
+        })
+    }
+
     fn grow_backend(&self, _: u32, _: u32) -> Result<BackendGrown> {
         Ok(BackendGrown { before: 1 << 20, now: 2 << 20, ..BackendGrown::default() })
     }

@@ -45,6 +45,8 @@ pub(crate) struct Ram {
     unreadable: Mutex<Vec<ByteRange>>,
     /// How many of the next syncs fail.
     failing_syncs: AtomicUsize,
+    /// So many syncs succeed, and the one behind them fails.
+    good_syncs: AtomicUsize,
     /// So many stores succeed; all later ones count as failed.
     good_stores: AtomicUsize,
     has_failed: AtomicBool,
@@ -64,6 +66,7 @@ impl Ram {
             loads: Mutex::default(),
             unreadable: Mutex::default(),
             failing_syncs: AtomicUsize::new(0),
+            good_syncs: AtomicUsize::new(usize::MAX),
             good_stores: AtomicUsize::new(usize::MAX),
             has_failed: AtomicBool::new(false),
             boot: AtomicU8::new(1),
@@ -88,6 +91,16 @@ impl Ram {
 
     pub(crate) fn fail_syncs(&self, count: usize) {
         self.failing_syncs.store(count, Ordering::Relaxed);
+    }
+
+    /// The sync behind the next `count` fails.
+    pub(crate) fn fail_sync_after(&self, count: usize) {
+        self.good_syncs.store(count, Ordering::Relaxed);
+    }
+
+    /// The memory becomes larger; the new bytes are `byte`.
+    pub(crate) fn extend(&self, size: u64, byte: u8) {
+        self.bytes.lock().expect("no panic").resize(size as usize, byte);
     }
 
     /// Memory with the same bytes.
@@ -189,6 +202,12 @@ impl Pmem for Ram {
         self.note(Op::Sync(at, length));
         let left = self.failing_syncs.load(Ordering::Relaxed);
         self.failing_syncs.store(left.saturating_sub(1), Ordering::Relaxed);
+        // Down to the one that fails, and below 0 to MAX: never again.
+        let good = self.good_syncs.load(Ordering::Relaxed);
+        if good < usize::MAX {
+            self.good_syncs.store(good.wrapping_sub(1), Ordering::Relaxed);
+        }
+        let left = left.max(usize::from(good == 0));
         if left > 0 { Err(Error::new(ErrorKind::System, "the test fails it")) } else { Ok(()) }
     }
 

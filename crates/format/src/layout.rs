@@ -1,4 +1,9 @@
 //! The layout of a region, and the description of structures that is compared with the format page.
+//!
+//! A region that has grown has its new segments behind its former end, with a segment table of their own: a part of the region
+//! for each growth. Segment numbers continue through the parts.
+//!
+//! Invariants: nothing of a layout changes when it grows, but the number of segments and the offset of the second superblock.
 
 use crate::{PAGE, SegmentShape, slot::SlotContent, tables};
 use alloc::{format, vec::Vec};
@@ -76,17 +81,60 @@ pub const SEGMENT_SIZE_MIN: u64 = 64 << 10;
 pub const SEGMENT_SIZE_MAX: u64 = 64 << 20;
 /// Most rows of a host, backend or blkdev table.
 pub const TABLE_ROWS_MAX: u32 = 4096;
+/// How often a region can grow.
+pub const GROWTHS_MAX: usize = 7;
 /// The segment area begins at a multiple of this.
 const SEGMENT_AREA_ALIGNMENT: u64 = 64 << 10;
+/// Most segments of a region: the others have no number.
+const SEGMENTS_MAX: u32 = u32::MAX - 1;
 
-/// The layout of a region. It is computed from five numbers, so a superblock with other offsets is invalid.
+/// What a region got when it grew: a segment table, and segments.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Growth {
+    /// Size of the region before, and first byte of the segment table; 0 if the region has not grown so often.
+    from: u64,
+    /// Number of the first segment.
+    first: u32,
+    /// Number of segments.
+    segments: u32,
+}
+
+/// Consecutive segments of a region and the table that has their rows: those of its first size, or of a growth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Number of the first segment.
+    pub first: u32,
+    /// Number of segments.
+    pub segments: u32,
+    /// First byte of the segment table.
+    pub segment_table: u64,
+    /// First byte of the first segment.
+    pub segment_area: u64,
+}
+
+impl Extent {
+    /// The number behind that of the last segment.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.first + self.segments
+    }
+
+    /// Bytes from the beginning of the segment table to the first segment.
+    #[must_use]
+    pub const fn table_length(&self) -> u64 {
+        self.segment_area - self.segment_table
+    }
+}
+
+/// The layout of a region. It is computed from five numbers and the sizes before each growth, so a superblock with other offsets
+/// is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Bytes of the region that are used: whole pages.
     pub region_size: u64,
     /// Bytes of a segment.
     pub segment_size: u64,
-    /// Number of segments.
+    /// Number of segments, in all extents.
     pub segment_count: u32,
     /// Rows of the host table.
     pub host_rows: u32,
@@ -100,10 +148,11 @@ pub struct Layout {
     pub backend_area: u64,
     /// First byte of the blkdev table.
     pub blkdev_area: u64,
-    /// First byte of the segment table.
+    /// First byte of the segment table of the first extent.
     pub segment_table: u64,
     /// First byte of segment 0.
     pub segment_area: u64,
+    growths: [Growth; GROWTHS_MAX],
 }
 
 impl Layout {
@@ -148,33 +197,98 @@ impl Layout {
                 ),
             )
         };
-        // The size of the table and the number of segments depend on each other: start with the number that fits without a
-        // table, and decrease it until both fit.
-        let room = region_size.checked_sub(segment_table + PAGE).ok_or_else(too_small)?;
-        let mut count = u32::try_from(room / segment_size).unwrap_or(u32::MAX - 1);
-        loop {
-            if count == 0 {
-                return Err(too_small());
-            }
-            let area = (segment_table + table_bytes::<tables::SegmentEntry>(count))
-                .next_multiple_of(SEGMENT_AREA_ALIGNMENT);
-            if area + u64::from(count) * segment_size + PAGE <= region_size {
-                return Ok(Self {
-                    region_size,
-                    segment_size,
-                    segment_count: count,
-                    host_rows,
-                    backend_rows,
-                    blkdev_rows,
-                    host_area,
-                    backend_area,
-                    blkdev_area,
-                    segment_table,
-                    segment_area: area,
-                });
-            }
-            count -= 1;
+        let segment_count =
+            segments_between(segment_table, region_size, segment_size, SEGMENTS_MAX).ok_or_else(too_small)?;
+        Ok(Self {
+            region_size,
+            segment_size,
+            segment_count,
+            host_rows,
+            backend_rows,
+            blkdev_rows,
+            host_area,
+            backend_area,
+            blkdev_area,
+            segment_table,
+            segment_area: segment_area(segment_table, segment_count),
+            growths: [Growth::default(); GROWTHS_MAX],
+        })
+    }
+
+    /// The layout after the region has grown to `region_size` bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a size that is not larger, or that no file has, [`ErrorKind::NoSpace`] for one that has no room for one more
+    /// segment, and [`ErrorKind::Unsupported`] for a region that has grown [`GROWTHS_MAX`] times.
+    pub fn grown_to(&self, region_size: u64) -> Result<Self> {
+        let region_size = region_size / PAGE * PAGE;
+        if region_size <= self.region_size || region_size > i64::MAX as u64 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "the region has {}, and cannot grow to {}",
+                    Size(self.region_size),
+                    Size(region_size)
+                ),
+            ));
         }
+        let mut grown = *self;
+        let Some(next) = grown.growths.iter_mut().find(|growth| growth.from == 0) else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the region has grown {GROWTHS_MAX} times, and cannot grow again: format a larger region, and move the backends to it"
+                ),
+            ));
+        };
+        let from = self.region_size;
+        let limit = SEGMENTS_MAX - self.segment_count;
+        let Some(segments) = segments_between(from, region_size, self.segment_size, limit) else {
+            let least = segment_area(from, 1) + self.segment_size + PAGE;
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "a region of {} that grows to {} has no room for one more segment: it grows to {} at least",
+                    Size(from),
+                    Size(region_size),
+                    Size(least)
+                ),
+            ));
+        };
+        *next = Growth { from, first: self.segment_count, segments };
+        grown.segment_count += segments;
+        grown.region_size = region_size;
+        Ok(grown)
+    }
+
+    /// The sizes of the region before each growth, in their order.
+    pub fn grown_from(&self) -> impl DoubleEndedIterator<Item = u64> + '_ {
+        self.growths.iter().map(|growth| growth.from).filter(|from| *from != 0)
+    }
+
+    /// The extents: that of the first size, then that of each growth.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + '_ {
+        let first = Extent {
+            first: 0,
+            segments: self.growths[0].first_or(self.segment_count),
+            segment_table: self.segment_table,
+            segment_area: self.segment_area,
+        };
+        let later = self.growths.iter().filter(|growth| growth.from != 0);
+        core::iter::once(first).chain(later.map(Growth::extent))
+    }
+
+    /// The extent that has a segment; the caller has checked the number against `segment_count`.
+    #[must_use]
+    pub fn extent_of(&self, segment: SegmentId) -> Extent {
+        let later = self.growths.iter().rev().filter(|growth| growth.from != 0);
+        let found = later.into_iter().find(|growth| growth.first <= segment.0).map(Growth::extent);
+        found.unwrap_or(Extent {
+            first: 0,
+            segments: self.growths[0].first_or(self.segment_count),
+            segment_table: self.segment_table,
+            segment_area: self.segment_area,
+        })
     }
 
     /// The default segment size for a region.
@@ -197,8 +311,17 @@ impl Layout {
 
     /// First byte of a segment; the caller has checked the number against `segment_count`.
     #[must_use]
-    pub const fn segment_base(&self, segment: SegmentId) -> u64 {
-        self.segment_area + segment.0 as u64 * self.segment_size
+    pub fn segment_base(&self, segment: SegmentId) -> u64 {
+        let extent = self.extent_of(segment);
+        extent.segment_area + u64::from(segment.0 - extent.first) * self.segment_size
+    }
+
+    /// Offsets of the two slots of the row of a segment; the caller has checked the number against `segment_count`.
+    #[must_use]
+    pub fn segment_slots(&self, segment: SegmentId) -> [u64; 2] {
+        let extent = self.extent_of(segment);
+        let row = segment.0 - extent.first;
+        Self::slots::<tables::SegmentEntry>(extent.segment_table, extent.segments, row)
     }
 
     /// The layout of a segment of this region.
@@ -215,6 +338,40 @@ impl Layout {
         let first = area + row as u64 * size;
         [first, first + copy]
     }
+}
+
+impl Growth {
+    /// The number of the first segment, or `else_count` without a growth.
+    const fn first_or(&self, else_count: u32) -> u32 {
+        if self.from == 0 { else_count } else { self.first }
+    }
+
+    const fn extent(&self) -> Extent {
+        Extent {
+            first: self.first,
+            segments: self.segments,
+            segment_table: self.from,
+            segment_area: segment_area(self.from, self.segments),
+        }
+    }
+}
+
+/// First byte of the segments behind a segment table that begins at `table` and has `segments` rows.
+const fn segment_area(table: u64, segments: u32) -> u64 {
+    (table + table_bytes::<tables::SegmentEntry>(segments)).next_multiple_of(SEGMENT_AREA_ALIGNMENT)
+}
+
+/// The number of segments between `table`, where their table begins, and the superblock before `end`; at most `limit`. `None` for
+/// none.
+fn segments_between(table: u64, end: u64, segment_size: u64, limit: u32) -> Option<u32> {
+    // The size of the table and the number of segments depend on each other: start with the number that fits if nothing is
+    // aligned, and decrease it until both fit.
+    let room = end.checked_sub(table + PAGE)?;
+    let each = segment_size + 2 * tables::SegmentEntry::SLOT_SIZE as u64;
+    let most = u32::try_from(room / each).unwrap_or(limit).min(limit);
+    (1..=most)
+        .rev()
+        .find(|count| segment_area(table, *count) + u64::from(*count) * segment_size + PAGE <= end)
 }
 
 /// Bytes of a table: all first slots, then all second slots from a page boundary on.
@@ -299,6 +456,79 @@ mod tests {
         for size in [0, 1, PAGE, head, head + PAGE] {
             assert_eq!(of(size).map_err(|error| error.kind()), Err(ErrorKind::NoSpace), "{size}");
         }
+    }
+
+    #[test]
+    fn a_region_that_grows_keeps_its_segments_and_gets_new_ones_behind_them() {
+        let sizes = [
+            8 << 20,
+            9 << 20,
+            (20 << 20) + 4096,
+            1 << 30,
+            (1 << 30) + (192 << 10),
+            2 << 30,
+            3 << 30,
+            1 << 40,
+        ];
+        let mut layout = Layout::new(sizes[0], SEGMENT_SIZE_MIN, 4, 4, 4).expect("it fits");
+        assert_eq!(layout.grown_from().count(), 0);
+        for (growth, size) in sizes.into_iter().enumerate().skip(1) {
+            let grown = layout.grown_to(size + 4095).expect("it fits");
+            assert_eq!((grown.region_size, grown.segment_area), (size, layout.segment_area), "whole pages");
+            assert!(grown.grown_from().eq(sizes[..growth].iter().copied()));
+            let extents: Vec<Extent> = grown.extents().collect();
+            assert!(layout.extents().eq(extents[..growth].iter().copied()), "what was there stays");
+            let new = extents[growth];
+            assert_eq!(
+                (new.first, new.segments),
+                (layout.segment_count, grown.segment_count - layout.segment_count)
+            );
+            assert_eq!((new.segment_table, new.segment_area % (64 << 10)), (layout.region_size, 0));
+            assert!(new.table_length() >= table_bytes::<tables::SegmentEntry>(new.segments));
+            let end = |segments: u32| {
+                segment_area(new.segment_table, segments) + u64::from(segments) * SEGMENT_SIZE_MIN
+            };
+            assert!(
+                end(new.segments) <= size - PAGE && end(new.segments + 1) > size - PAGE,
+                "as many as fit"
+            );
+            for segment in [0, layout.segment_count - 1].map(SegmentId) {
+                assert_eq!(grown.segment_base(segment), layout.segment_base(segment));
+                assert_eq!(grown.segment_slots(segment), layout.segment_slots(segment));
+            }
+            let (first, last) = (SegmentId(new.first), SegmentId(grown.segment_count - 1));
+            assert_eq!(grown.segment_base(first), new.segment_area);
+            assert_eq!(grown.segment_base(last) + SEGMENT_SIZE_MIN, end(new.segments));
+            assert_eq!(grown.segment_slots(first)[0], new.segment_table);
+            let [one, other] = grown.segment_slots(last);
+            assert!(one / PAGE < other / PAGE && other + 64 <= new.segment_area);
+            layout = grown;
+        }
+        let error = layout.grown_to(2 << 40).expect_err("once more");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn a_region_grows_by_one_segment_at_least() {
+        let layout = Layout::new(8 << 20, SEGMENT_SIZE_MIN, 4, 4, 4).expect("it fits");
+        let least = (8 << 20) + (64 << 10) + SEGMENT_SIZE_MIN + PAGE;
+        let grown = layout.grown_to(least).expect("it fits exactly");
+        assert_eq!(grown.segment_count, layout.segment_count + 1);
+        let error = layout.grown_to(least - 1).expect_err("too little");
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert!(error.line().contains(&format!("grows to {} at least", Size(least))), "{}", error.line());
+        for size in [0, layout.region_size, layout.region_size + PAGE - 1, 1 << 63, u64::MAX] {
+            let error = layout.grown_to(size).expect_err("it is not larger, or too large");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+    }
+
+    #[test]
+    fn a_region_has_no_more_segments_than_there_are_numbers() {
+        let layout = Layout::new(1 << 47, SEGMENT_SIZE_MIN, 4, 4, 4).expect("it fits");
+        let grown = layout.grown_to(1 << 50).expect("it fits");
+        assert_eq!(grown.segment_count, u32::MAX - 1);
+        assert_eq!(grown.grown_to(1 << 51).expect_err("no numbers").kind(), ErrorKind::NoSpace);
     }
 
     #[test]

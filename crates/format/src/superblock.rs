@@ -5,7 +5,11 @@
 //!
 //! Elsewhere: the order in which the copies are stored, so that one of them is valid at any moment (`cbd-engine`).
 
-use crate::{FORMAT_VERSION, Layout, Unverified, checksum::crc32c, layout::on_media};
+use crate::{
+    FORMAT_VERSION, Layout, Unverified,
+    checksum::crc32c,
+    layout::{GROWTHS_MAX, on_media},
+};
 use alloc::{boxed::Box, format, string::String, vec::Vec};
 use cbd_types::{Error, ErrorKind, MutationPoint, Result};
 use zerocopy::{FromBytes, IntoBytes, little_endian::U32, little_endian::U64};
@@ -22,14 +26,17 @@ pub const FEATURE_USE_NOTES: u64 = 1 << 0;
 /// and old data in the cache for the newest.
 pub const FEATURE_BYPASS: u64 = 1 << 1;
 
+/// Incompatible feature 2: the region has grown. A program that does not know it would compute other offsets.
+pub const FEATURE_GROWN: u64 = 1 << 2;
+
 /// Incompatible features that this program supports. An unknown compatible feature is ignored, an unknown read-only
 /// compatible one forbids writing, an unknown incompatible one forbids opening.
-pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES | FEATURE_BYPASS;
+pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES | FEATURE_BYPASS | FEATURE_GROWN;
 /// Read-only compatible features that this program supports; see [`INCOMPATIBLE_KNOWN`].
 pub const READ_ONLY_KNOWN: u64 = 0;
 
 on_media! {
-    /// The description and layout of a region. Written by a format, and when a feature is first used.
+    /// The description and layout of a region. Written by a format, when a feature is first used, and when the region grows.
     pub struct Superblock, size 192 {
         /// [`MAGIC`].
         0 magic: U64,
@@ -49,7 +56,7 @@ on_media! {
         56 region_size: U64,
         /// Bytes of a segment, a power of two.
         64 segment_size: U64,
-        /// Number of segments.
+        /// Number of segments, in all extents.
         72 segment_count: U32,
         /// Rows of the host table.
         76 host_rows: U32,
@@ -63,19 +70,19 @@ on_media! {
         96 backend_area: U64,
         /// First byte of the blkdev table.
         104 blkdev_area: U64,
-        /// First byte of the segment table.
+        /// First byte of the segment table of the first extent.
         112 segment_table: U64,
         /// First byte of segment 0.
         120 segment_area: U64,
         /// Time of creation, in milliseconds since 1970 UTC; for information.
         128 created_ms: U64,
-        /// Zero.
-        136 reserved: [u8; 56],
+        /// `region_size` before each growth, in their order; zero behind the last one.
+        136 grown_from: [U64; GROWTHS_MAX],
     }
 }
 
 impl Superblock {
-    /// The superblock of a new transport.
+    /// The superblock of a new transport, without features.
     #[must_use]
     pub fn new(layout: &Layout, uuid: [u8; 16], created_ms: u64) -> Self {
         let mut block = Self {
@@ -98,7 +105,7 @@ impl Superblock {
             segment_table: U64::new(layout.segment_table),
             segment_area: U64::new(layout.segment_area),
             created_ms: U64::new(created_ms),
-            reserved: [0; 56],
+            grown_from: grown_from(layout),
         };
         block.crc = U32::new(block.sum());
         block
@@ -129,6 +136,63 @@ impl Superblock {
         self.with_incompatible(u64::MAX) == other.with_incompatible(u64::MAX)
     }
 
+    /// The superblock of the same transport after it has grown to `layout`, with [`FEATURE_GROWN`].
+    #[must_use]
+    pub fn grown(mut self, layout: &Layout) -> Self {
+        self.region_size = U64::new(layout.region_size);
+        self.segment_count = U32::new(layout.segment_count);
+        self.grown_from = grown_from(layout);
+        self.add_incompatible(FEATURE_GROWN);
+        self
+    }
+
+    /// The layout that the sizes and rows of the superblock lead to.
+    #[inline(never)]
+    fn layout_of_sizes(&self) -> Result<Layout> {
+        let rows = [self.host_rows, self.backend_rows, self.blkdev_rows].map(U32::get);
+        let region_size = self.region_size.get();
+        let mut sizes = self.grown_from.iter().map(|from| from.get()).take_while(|from| *from != 0);
+        let Some(first) = sizes.next() else {
+            return Layout::new(region_size, self.segment_size.get(), rows[0], rows[1], rows[2]);
+        };
+        let mut layout = Layout::new(first, self.segment_size.get(), rows[0], rows[1], rows[2])?;
+        for size in sizes.chain(core::iter::once(region_size)) {
+            layout = layout.grown_to(size)?;
+        }
+        Ok(layout)
+    }
+
+    /// The layout, if the offsets are those that follow from the sizes. Not inlined: its layouts would be in the frame of its caller.
+    #[inline(never)]
+    fn checked_layout(&self) -> Result<Layout> {
+        let damaged = |text: String| Error::new(ErrorKind::Damaged, text);
+        let layout = self
+            .layout_of_sizes()
+            .map_err(|error| damaged(format!("the superblock's geometry is impossible: {error}")))?;
+        let expected = Superblock::new(&layout, self.uuid, self.created_ms.get());
+        let geometry = |block: &Superblock| {
+            (
+                block.region_size,
+                block.segment_count,
+                block.grown_from,
+                [
+                    block.host_area,
+                    block.backend_area,
+                    block.blkdev_area,
+                    block.segment_table,
+                    block.segment_area,
+                ],
+            )
+        };
+        if geometry(&expected) != geometry(self) {
+            return Err(damaged("the superblock's offsets contradict its geometry".into()));
+        }
+        if layout.grown_from().next().is_some() && !self.has_incompatible(FEATURE_GROWN) {
+            return Err(damaged("the superblock names sizes before growths, but not the feature".into()));
+        }
+        Ok(layout)
+    }
+
     /// The structure in the first bytes of a page; `None` if there are too few bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Unverified<Self>> {
@@ -140,11 +204,25 @@ impl Superblock {
     }
 }
 
+fn grown_from(layout: &Layout) -> [U64; GROWTHS_MAX] {
+    let mut sizes = [U64::ZERO; GROWTHS_MAX];
+    for (into, from) in sizes.iter_mut().zip(layout.grown_from()) {
+        *into = U64::new(from);
+    }
+    sizes
+}
+
 impl Unverified<Superblock> {
     /// Whether the magic number is that of CBD; nothing else is checked.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.claim(|block| block.magic.get() == MAGIC)
+    }
+
+    /// Whether it claims to be of the transport with this identity; nothing else is checked.
+    #[must_use]
+    pub fn is_of(&self, uuid: &[u8; 16]) -> bool {
+        self.is_ours() && self.claim(|block| block.uuid == *uuid)
     }
 
     /// The superblock and the layout it describes, in a region of `mapped` bytes. On the heap, so that both copies together
@@ -187,31 +265,7 @@ impl Unverified<Superblock> {
                 block.region_size
             )));
         }
-        let layout = Layout::new(
-            block.region_size.get(),
-            block.segment_size.get(),
-            block.host_rows.get(),
-            block.backend_rows.get(),
-            block.blkdev_rows.get(),
-        )
-        .map_err(|error| damaged(format!("the superblock's geometry is impossible: {error}")))?;
-        let expected = Superblock::new(&layout, block.uuid, block.created_ms.get());
-        let geometry = |block: &Superblock| {
-            (
-                block.region_size,
-                block.segment_count,
-                [
-                    block.host_area,
-                    block.backend_area,
-                    block.blkdev_area,
-                    block.segment_table,
-                    block.segment_area,
-                ],
-            )
-        };
-        if geometry(&expected) != geometry(&block) {
-            return Err(damaged("the superblock's offsets contradict its geometry".into()));
-        }
+        let layout = block.checked_layout()?;
         Ok(Box::new((block, layout)))
     }
 }
@@ -317,6 +371,48 @@ mod tests {
         forged.segment_size = U64::new(3);
         forged.crc = U32::new(forged.sum());
         assert_eq!(verify(forged.as_bytes()).unwrap_err().kind(), ErrorKind::Damaged);
+    }
+
+    fn grown() -> Superblock {
+        let layout = Layout::new(4 << 20, 64 << 10, 4, 4, 4).unwrap();
+        block().grown(&layout.grown_to(5 << 20).unwrap().grown_to(8 << 20).unwrap())
+    }
+
+    #[test]
+    fn a_superblock_of_a_region_that_has_grown_reads_back() {
+        let (read, layout) = *verify(grown().as_bytes()).unwrap();
+        assert_eq!(read, grown());
+        assert!(read.has_incompatible(FEATURE_GROWN) && read.uuid == block().uuid);
+        assert!(layout.grown_from().eq([4 << 20, 5 << 20]) && layout.region_size == 8 << 20);
+        assert_eq!(layout.extents().map(|extent| extent.segments).sum::<u32>(), read.segment_count.get());
+        assert!(!grown().is_of_same_transport(&block()), "their offsets differ");
+    }
+
+    #[test]
+    fn sizes_before_growths_that_contradict_each_other_are_refused() {
+        let forged = |change: &dyn Fn(&mut Superblock)| {
+            let mut forged = grown();
+            change(&mut forged);
+            forged.crc = U32::new(forged.sum());
+            verify(forged.as_bytes()).expect_err("it is impossible").kind()
+        };
+        type Sizes = [u64; GROWTHS_MAX];
+        let sizes: [Sizes; 8] = [
+            [5 << 20, 4 << 20, 0, 0, 0, 0, 0],
+            [4 << 20, 4 << 20, 0, 0, 0, 0, 0],
+            [4 << 20, 0, 5 << 20, 0, 0, 0, 0],
+            [0, 4 << 20, 5 << 20, 0, 0, 0, 0],
+            [4 << 20, (5 << 20) + 1, 0, 0, 0, 0, 0],
+            [4 << 20, 9 << 20, 0, 0, 0, 0, 0],
+            [u64::MAX; GROWTHS_MAX],
+            [(1 << 63) - 8192, (1 << 63) - 4096, 1 << 63, u64::MAX - 4096, u64::MAX, 0, 0],
+        ];
+        for sizes in sizes {
+            let kind = forged(&|block| block.grown_from = sizes.map(U64::new));
+            assert_eq!(kind, ErrorKind::Damaged, "{sizes:?}");
+        }
+        assert_eq!(forged(&|block| block.incompatible = U64::new(FEATURE_BYPASS)), ErrorKind::Damaged);
+        assert_eq!(forged(&|block| block.segment_count = U32::new(1)), ErrorKind::Damaged);
     }
 
     #[test]

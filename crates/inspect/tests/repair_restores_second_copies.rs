@@ -9,7 +9,7 @@ use cbd_inspect::dump::{Filter, What};
 use cbd_inspect::repair::{Plan, apply, plan};
 use cbd_inspect::{Bytes, Outcome, PrivateMemory, Repair, Severity, Structure};
 use cbd_pmem::{Mapping, OpenOptions};
-use cbd_types::Region;
+use cbd_types::{Region, SegmentId};
 use std::sync::Arc;
 use support::{Fixture, assert_only, number, text};
 
@@ -216,6 +216,44 @@ fn rows_that_a_crash_left_in_one_slot_are_restored_in_both() {
     assert!(report.repairs.len() == 1 || report.found[0] + report.found[1] == 1, "{:#?}", report.findings);
     repaired(&fixture);
     assert_eq!(fixture.check(DataChecked::None).found, [0; 4]);
+}
+
+#[test]
+fn a_region_that_has_grown_is_checked_dumped_and_repaired_to_its_end() {
+    let mut fixture = Fixture::new();
+    fixture.grow(9 << 20);
+    fixture.write_and_crash(400, 1);
+    fixture.grow(12 << 20);
+    fixture.write_and_crash(700, 2);
+    assert_eq!(fixture.check(DataChecked::All).found, [0; 4]);
+    let layout = fixture.transport().info().layout;
+    let extents: Vec<_> = layout.extents().collect();
+    assert_eq!(extents.len(), 3);
+    // The tools see records in segments behind the first extent, and every data block is right.
+    let is_behind = |item| number(item, "segment") >= u64::from(extents[1].first);
+    assert!(fixture.records().iter().any(is_behind));
+    let last = SegmentId(layout.segment_count - 1);
+    for at in [layout.segment_slots(last)[0] + 20, Layout::second_superblock(layout.region_size) + 60] {
+        fixture.damage(at);
+    }
+    let damaged = fixture.check(DataChecked::None);
+    assert_eq!(damaged.repairs.len(), 2, "{:#?}", damaged.findings);
+    assert!(damaged.findings.iter().any(|finding| finding.location.segment == Some(last.0)));
+    assert_eq!(repaired(&fixture).repairs.len(), 2);
+    assert_eq!(fixture.check(DataChecked::All).found, [0; 4]);
+}
+
+#[test]
+fn the_second_superblock_of_a_file_that_was_extended_and_not_grown_is_found_and_restored() {
+    let fixture = used();
+    let size = fixture.image().len() as u64;
+    fixture.damage(60);
+    let file = std::fs::File::options().write(true).open(fixture.region()).expect("the region");
+    file.set_len(2 * size).expect("extended");
+    let plan = repaired(&fixture);
+    assert_eq!(plan.repairs.len(), 1, "{:#?}", plan.before.findings);
+    let report = fixture.check(DataChecked::None);
+    assert_only(&report, Structure::Superblock, Severity::Note, size, "its transport uses");
 }
 
 #[test]

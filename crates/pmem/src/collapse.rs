@@ -54,9 +54,14 @@ impl Collapse {
     /// Starts the thread for `memory`; the caller drops the returned handle before it unmaps the memory. If no thread can be
     /// started, the pages stay small.
     pub fn begin(memory: &Memory) -> Self {
+        Self::begin_from(memory, 0)
+    }
+
+    /// As [`begin`](Self::begin), for the memory from byte `from` on, which begins a page.
+    pub fn begin_from(memory: &Memory, from: usize) -> Self {
         let shared = Arc::new((Mutex::new(false), Condvar::new()));
         let theirs = Arc::clone(&shared);
-        let (base, length) = (memory.base(), memory.len());
+        let (base, length) = (memory.base() + from, memory.len() - from);
         let work = move || {
             let _ = rustix::process::setpriority_process(None, NICE);
             let begun = Instant::now();

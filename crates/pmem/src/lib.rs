@@ -32,6 +32,7 @@ mod collapse;
 mod copy;
 mod device_lock;
 mod errors;
+mod extend;
 mod file;
 mod identity;
 mod keys;

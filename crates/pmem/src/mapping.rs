@@ -11,6 +11,7 @@ use crate::calibrate::{Calibration, Figures, calibrate};
 use crate::collapse::Collapse;
 use crate::copy::{self, Fault};
 use crate::errors::from_io;
+use crate::extend;
 use crate::file::Locked;
 use crate::memory::Memory;
 use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
@@ -24,8 +25,8 @@ use core::fmt::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The kind of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -98,8 +99,8 @@ const NONE: u64 = u64::MAX;
 /// A region, locked and mapped.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Dropped before the memory is unmapped: fields are dropped in their order.
-    _collapse: Option<Collapse>,
+    /// Dropped before the memory is unmapped: fields are dropped in their order. Locked while the mapping grows.
+    collapses: Mutex<Vec<Collapse>>,
     memory: Memory,
     methods: Methods,
     /// The offset of the first failed store. Written with plain stores: this path must not use a locked instruction.
@@ -112,6 +113,8 @@ pub struct Mapping {
     boot: BootId,
     mixes_pages: bool,
     figures: Option<[Figures; CLASS_SIZES.len()]>,
+    /// Touch every page, also of what it grows by.
+    populate: bool,
     /// Holds the lock of the region.
     file: Option<Locked>,
 }
@@ -172,7 +175,10 @@ impl Mapping {
 
     fn new(opened: Opened, (methods, figures): Chosen) -> Self {
         Self {
-            _collapse: (opened.kind == Kind::Tmpfs).then(|| Collapse::begin(&opened.memory)),
+            collapses: Mutex::new(match opened.kind {
+                Kind::Tmpfs => vec![Collapse::begin(&opened.memory)],
+                _ => Vec::new(),
+            }),
             memory: opened.memory,
             methods,
             failed: AtomicU64::new(NONE),
@@ -186,8 +192,43 @@ impl Mapping {
             file_system: opened.file_system,
             warnings: opened.warnings,
             figures,
+            populate: opened.populate,
             file: opened.file,
         }
+    }
+
+    /// The size that the region can grow to: that of its file or device now, or `wanted`, to which a file can be extended. Nothing
+    /// changes. `path` is the one that it was opened as.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a size that the file or device does not have and cannot get;
+    /// [`ErrorKind::Unsupported`] for memory without a file; [`ErrorKind::Media`] for a file that was deleted or cut short;
+    /// [`ErrorKind::NoSpace`] without address space behind the region; system errors.
+    pub fn size_to_grow_to(&self, path: &Path, wanted: Option<u64>) -> Result<u64> {
+        extend::size_to_grow_to(self.file.as_ref(), &self.memory, path, wanted)
+    }
+
+    /// Bytes of the region's file or device now, as far as they can be mapped; `None` if that is not known.
+    #[must_use]
+    pub fn size_of_file(&self, path: &Path) -> Option<u64> {
+        extend::size_now(self.file.as_ref()?, path).ok()
+    }
+
+    /// Grows to `size` bytes, of [`size_to_grow_to`](Self::size_to_grow_to), while threads use the memory: a smaller file is
+    /// extended, with allocated space. Nothing else changes in the file.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] if its file system has too little; system errors. The file is unchanged then.
+    pub fn grow(&self, path: &Path, size: u64) -> Result<()> {
+        let mut collapses = self.collapses.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = self.memory.len();
+        let Some(file) = self.file.as_ref().filter(|_| size > from as u64) else { return Ok(()) };
+        extend::extend(file, &self.memory, path, size)?;
+        let _ = open::advise(&self.memory, from, self.kind, self.populate);
+        if self.kind == Kind::Tmpfs {
+            collapses.push(Collapse::begin_from(&self.memory, from));
+        }
+        Ok(())
     }
 
     /// The change of the region's file, which was opened as `path`: deleted or moved. This queries the file's file system,

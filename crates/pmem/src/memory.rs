@@ -1,6 +1,6 @@
-//! A range of mapped memory: mapped, advised, unmapped.
+//! A range of mapped memory: mapped, advised, extended, unmapped.
 //!
-//! Invariants: the memory stays mapped while its [`Memory`] lives, and no Rust reference to its bytes is ever created,
+//! Invariants: the memory stays mapped at its address while its [`Memory`] lives, and no Rust reference to its bytes is ever created,
 //! because other processes may change them. A pointer is returned only after a bounds check.
 //!
 //! Elsewhere: the choice of the file (`open`), copying (`copy`).
@@ -8,6 +8,7 @@
 use crate::routines::processor::guard::{self, Registration};
 use cbd_sys::memory::{Hint, Mapped};
 use cbd_types::Result;
+use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -20,7 +21,14 @@ pub(crate) struct Memory {
     /// mapping as soon as munmap returns.
     _registration: Registration,
     mapped: Mapped,
+    sharing: Sharing,
 }
+
+/// How much address space is reserved behind the memory of a region for its growth: so many times its size, within these bounds. It
+/// costs no memory; a process has 128 TiB.
+const RESERVED_TIMES: usize = 15;
+const RESERVED_MIN: usize = 64 << 30;
+const RESERVED_MAX: usize = 1 << 40;
 
 /// Bytes of a huge page, on all processors that CBD supports.
 const HUGE_PAGE: usize = 2 << 20;
@@ -28,26 +36,61 @@ const HUGE_PAGE: usize = 2 << 20;
 impl Memory {
     /// Maps the first `length` bytes of a file, at an address that is suitable for huge pages.
     pub fn of_file(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
-        Mapped::file(file, 0, length, sharing, place_for_huge_pages(length)).map(Self::register)
+        let mapped = Mapped::file(file, 0, length, sharing, place_for_huge_pages(length))?;
+        Ok(Self::register(mapped, sharing))
     }
 
     /// Maps the first `length` bytes of a device, which itself chooses a suitable address.
     pub fn of_device(file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<Result<Self>> {
-        Mapped::file(file, 0, length, sharing, 0).map(Self::register)
+        Ok(Self::register(Mapped::file(file, 0, length, sharing, 0)?, sharing))
+    }
+
+    /// Maps the first `length` bytes of a file or device at a multiple of `alignment`, with room to grow behind them. `None` if the
+    /// system refuses this: the address space of the process may be limited.
+    pub fn that_grows(
+        file: BorrowedFd<'_>,
+        length: usize,
+        sharing: Sharing,
+        alignment: usize,
+    ) -> Option<Result<Self>> {
+        // What is reserved would count there, and something else would lack it.
+        if getrlimit(Resource::As).current.is_some() {
+            return None;
+        }
+        let alignment = alignment.max(HUGE_PAGE);
+        let wanted = length.saturating_mul(RESERVED_TIMES).clamp(RESERVED_MIN, RESERVED_MAX);
+        // A sixteenth, and a sixteenth of that, where there is less.
+        let mapped = [wanted, wanted >> 4, wanted >> 8].into_iter().find_map(|more| {
+            let reserved = length.checked_add(more)?.checked_next_multiple_of(alignment)?;
+            Mapped::file_that_grows(file, length, sharing, reserved, alignment).ok()
+        })?;
+        Some(Self::register(mapped, sharing))
+    }
+
+    /// Maps the file that it was made of, which has at least `length` bytes now, up to there.
+    pub fn extend(&self, file: BorrowedFd<'_>, length: usize) -> io::Result<()> {
+        self.mapped.extend(file, length, self.sharing)
+    }
+
+    /// Bytes that it can have.
+    pub fn len_max(&self) -> usize {
+        self.mapped.length_max()
     }
 
     /// Private memory of this process.
     pub fn scratch(length: usize) -> io::Result<Result<Self>> {
-        Mapped::anonymous(length).map(Self::register)
+        Ok(Self::register(Mapped::anonymous(length)?, Sharing::Shared))
     }
 
-    fn register(mapped: Mapped) -> Result<Self> {
-        let registration = guard::register(mapped.base().as_ptr() as usize, mapped.length())?;
-        Ok(Self { _registration: registration, mapped })
+    /// With the addresses into which it can grow: a fault there is one in this memory when something is mapped there.
+    fn register(mapped: Mapped, sharing: Sharing) -> Result<Self> {
+        let registration = guard::register(mapped.base().as_ptr() as usize, mapped.length_max())?;
+        Ok(Self { _registration: registration, mapped, sharing })
     }
 
     /// Number of bytes.
-    pub const fn len(&self) -> usize {
+    #[inline]
+    pub fn len(&self) -> usize {
         self.mapped.length()
     }
 
@@ -64,7 +107,12 @@ impl Memory {
 
     /// Gives the kernel a hint about all of the memory.
     pub fn advise(&self, hint: Hint) -> io::Result<()> {
-        self.mapped.advise(0..self.len(), hint)
+        self.advise_from(0, hint)
+    }
+
+    /// Gives the kernel a hint about the memory from byte `from` on.
+    pub fn advise_from(&self, from: usize, hint: Hint) -> io::Result<()> {
+        self.mapped.advise(from..self.len(), hint)
     }
 
     /// Returns when the present content of the pages with these `length` bytes at `at` is on the disk.

@@ -69,6 +69,7 @@ pub(crate) struct Opened {
     pub durability: Durability,
     pub file_system: String,
     pub warnings: Vec<String>,
+    pub populate: bool,
 }
 
 /// Opens the region at `path`.
@@ -109,7 +110,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, flush: Flush) -> Result<O
     }
 }
 
-fn refuse(kind: ErrorKind, text: String) -> Error {
+pub(crate) fn refuse(kind: ErrorKind, text: String) -> Error {
     Error::new(kind, text)
 }
 
@@ -286,7 +287,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
     };
     check_minimum(path, length)?;
     allocate(path, &file, &looked, length, system.free)?;
-    let mapped = map_file(path, &file, length);
+    let mapped = map_file(path, &file, length, page);
     if mapped.is_err() && looked.len() < length {
         let _ = file.set_len(looked.len());
     }
@@ -305,6 +306,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         durability: Durability::ProcessCrash,
         file_system: file_system_name(system.magic),
         warnings: Vec::new(),
+        populate: options.populate,
         file: Some(file),
     };
     match opened.kind {
@@ -328,12 +330,18 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         )),
         _ => {}
     }
-    advise(&mut opened, options);
+    opened.advise();
     Ok(opened)
 }
 
 /// Allocates the space of the region; on an error the file is unchanged.
-fn allocate(path: &Path, file: &File, looked: &Metadata, length: u64, free: Option<u64>) -> Result<()> {
+pub(crate) fn allocate(
+    path: &Path,
+    file: &File,
+    looked: &Metadata,
+    length: u64,
+    free: Option<u64>,
+) -> Result<()> {
     let region = path.display();
     let missing = length.saturating_sub(looked.blocks().saturating_mul(512));
     if missing == 0 && looked.len() >= length {
@@ -386,9 +394,14 @@ fn write_zeroes(file: &File, length: u64) -> io::Result<()> {
 }
 
 /// The mapping, and whether stores reach the medium without a system call.
-fn map_file(path: &Path, file: &File, length: u64) -> Result<(Memory, bool)> {
-    let size = address_space(path, length)?;
+fn map_file(path: &Path, file: &File, length: u64, page: u64) -> Result<(Memory, bool)> {
+    let (size, page) = (address_space(path, length)?, address_space(path, page)?);
     let not_mapped = |error: io::Error| from_io(&error, format!("cannot map the region {}", path.display()));
+    for (sharing, is_synchronous) in [(Sharing::Synchronous, true), (Sharing::Shared, false)] {
+        if let Some(memory) = Memory::that_grows(file.as_fd(), size, sharing, page) {
+            return Ok((memory?, is_synchronous));
+        }
+    }
     match Memory::of_file(file.as_fd(), size, Sharing::Synchronous) {
         Ok(memory) => return Ok((memory?, true)),
         // Kernels that do not support the flag return EINVAL.
@@ -415,7 +428,7 @@ fn open_device(
     flush: Flush,
 ) -> Result<Opened> {
     let region = path.display();
-    let (directory, length) = device_length(path, looked)?;
+    let (directory, length, align) = device_length(path, looked)?;
     check_minimum(path, length)?;
     if let Some(wanted) = options.size.filter(|&wanted| wanted > length) {
         return Err(refuse(
@@ -424,8 +437,12 @@ fn open_device(
         ));
     }
     // Every mapping of device-DAX is synchronous; it has no page cache, and refuses the flag.
-    let memory = Memory::of_device(file.as_fd(), address_space(path, length)?, Sharing::Shared)
-        .map_err(|error| from_io(&error, format!("cannot map the device {region}")))??;
+    let (size, align) = (address_space(path, length)?, address_space(path, align)?);
+    let memory = match Memory::that_grows(file.as_fd(), size, Sharing::Shared, align) {
+        Some(memory) => memory?,
+        None => Memory::of_device(file.as_fd(), size, Sharing::Shared)
+            .map_err(|error| from_io(&error, format!("cannot map the device {region}")))??,
+    };
     let mut opened = Opened {
         opening: Opening::default(),
         memory,
@@ -434,18 +451,19 @@ fn open_device(
         durability: Durability::ProcessCrash,
         file_system: "devdax".to_owned(),
         warnings: Vec::new(),
+        populate: options.populate,
     };
     set_durability(&mut opened, sysfs::power_failure(&directory), flush);
-    advise(&mut opened, options);
+    opened.advise();
     Ok(opened)
 }
 
-/// The sysfs directory of a device-DAX device, and the number of its bytes that can be mapped.
-pub(crate) fn device_length(path: &Path, looked: &Metadata) -> Result<(PathBuf, u64)> {
+/// The sysfs directory of a device-DAX device, the number of its bytes that can be mapped, and their alignment.
+pub(crate) fn device_length(path: &Path, looked: &Metadata) -> Result<(PathBuf, u64, u64)> {
     let directory = sysfs::of_character_device(Path::new(SYS), DeviceNumber::from_stat(looked.rdev()));
     let found = directory.and_then(|place| {
         let device = sysfs::device_dax(&place)?;
-        Some((place, device.size / device.align * device.align))
+        Some((place, device.size / device.align * device.align, device.align))
     });
     found.ok_or_else(|| {
         refuse(
@@ -484,28 +502,36 @@ fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
     }
 }
 
-/// Gives hints to the kernel; a kernel that does not support one behaves as without it.
-fn advise(opened: &mut Opened, options: &OpenOptions) {
-    let memory = &opened.memory;
+impl Opened {
+    fn advise(&mut self) {
+        if let Err(error) = advise(&self.memory, 0, self.kind, self.populate)
+            && error.raw_os_error() != Some(libc::EINVAL)
+        {
+            self.warnings.push(format!("not all of the region could be touched beforehand: {error}"));
+        }
+    }
+}
+
+/// Gives hints about the memory from byte `from` on to the kernel; a kernel that does not support one behaves as without it. Returns
+/// whether all pages were touched, if that is to be done.
+pub(crate) fn advise(memory: &Memory, from: usize, kind: Kind, populate: bool) -> io::Result<()> {
     // The user's data is not needed in a core dump of the daemon, and a child process does not need the region.
-    let _ = memory.advise(Hint::DontDump);
-    let _ = memory.advise(Hint::DontFork);
-    if matches!(opened.kind, Kind::Tmpfs | Kind::Memfd) {
-        let _ = memory.advise(Hint::HugePages);
+    let _ = memory.advise_from(from, Hint::DontDump);
+    let _ = memory.advise_from(from, Hint::DontFork);
+    if matches!(kind, Kind::Tmpfs | Kind::Memfd) {
+        let _ = memory.advise_from(from, Hint::HugePages);
     }
-    if !options.populate {
-        return;
+    if !populate {
+        return Ok(());
     }
-    let advice = match opened.kind {
-        // Populating for writing would make every page of a file on a disk dirty.
-        Kind::File => Hint::PopulateForReading,
-        _ => Hint::Populate,
-    };
-    if let Err(error) = memory.advise(advice)
-        && error.raw_os_error() != Some(libc::EINVAL)
-    {
-        opened.warnings.push(format!("not all of the region could be touched beforehand: {error}"));
-    }
+    memory.advise_from(
+        from,
+        match kind {
+            // Populating for writing would make every page of a file on a disk dirty.
+            Kind::File => Hint::PopulateForReading,
+            _ => Hint::Populate,
+        },
+    )
 }
 
 /// A region in an unnamed memory file; it is freed with the process.
@@ -528,8 +554,9 @@ pub(crate) fn anonymous(size: u64) -> Result<Opened> {
         durability: Durability::ProcessCrash,
         file_system: "tmpfs".to_owned(),
         warnings: Vec::new(),
+        populate: false,
     };
-    advise(&mut opened, &OpenOptions::default());
+    opened.advise();
     collapse_now(&opened.memory);
     Ok(opened)
 }

@@ -86,13 +86,13 @@ impl Reader {
 
     /// Bytes of the region.
     #[must_use]
-    pub const fn len(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.memory.len() as u64
     }
 
     /// Whether the size of the region is 0.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

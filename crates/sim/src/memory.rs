@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use pending::{Pending, choose, torn};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) const LINE: u64 = 64;
 const WORD: u64 = 8;
@@ -119,14 +120,15 @@ pub struct CrashMemory {
     state: Arc<Mutex<State>>,
     /// Separate from the state, so that a witness can use the memory freely.
     watch: Arc<Mutex<Option<Watch>>>,
-    length: u64,
+    /// Raised when the memory becomes larger.
+    length: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for CrashMemory {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state.lock();
         out.debug_struct("CrashMemory")
-            .field("length", &self.length)
+            .field("length", &self.len())
             .field("events", &state.events)
             .field("pending", &state.pending.len())
             .field("dead", &state.dead)
@@ -150,10 +152,20 @@ impl CrashMemory {
 
     fn from_state(state: State) -> Self {
         Self {
-            length: state.visible.len(),
+            length: Arc::new(AtomicU64::new(state.visible.len())),
             state: Arc::new(Mutex::new(state)),
             watch: Arc::new(Mutex::new(None)),
         }
+    }
+
+    /// Makes the memory larger by `bytes`, which are durable, as a file that is extended while it is mapped.
+    pub fn extend(&self, bytes: &[u8]) {
+        let mut state = self.state.lock();
+        let State { visible, durable, file, .. } = &mut *state;
+        for pages in [visible, durable].into_iter().chain(file.as_mut().map(machine::File::disk)) {
+            pages.extend(bytes);
+        }
+        self.length.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
 
     /// Sets the kind of the memory; the kind persists across crashes.
@@ -305,10 +317,10 @@ impl CrashMemory {
 
     fn put(&self, at: u64, from: &[u8]) {
         assert!(
-            at.checked_add(from.len() as u64).is_some_and(|end| end <= self.length),
+            at.checked_add(from.len() as u64).is_some_and(|end| end <= self.len()),
             "a store of {} bytes at {at} reaches outside a region of {} bytes",
             from.len(),
-            self.length
+            self.len()
         );
         self.show(false);
         let mut state = self.state.lock();
@@ -438,7 +450,7 @@ impl State {
 
 impl Pmem for CrashMemory {
     fn len(&self) -> u64 {
-        self.length
+        self.length.load(Ordering::Relaxed)
     }
 
     fn durability(&self) -> Durability {
@@ -509,7 +521,7 @@ impl Pmem for CrashMemory {
         state.counters.write_backs += 1;
         // A write-back affects only lines with pending stores: they are as if stored again.
         let range = ByteRange { start: at / LINE * LINE, end: (at + length).div_ceil(LINE) * LINE };
-        let range = ByteRange { end: range.end.min(self.length), ..range };
+        let range = ByteRange { end: range.end.min(self.len()), ..range };
         let lines: BTreeSet<u64> = state
             .pending
             .iter()
@@ -525,7 +537,7 @@ impl Pmem for CrashMemory {
             crash_now();
         }
         for line in lines {
-            let end = ((line + 1) * LINE).min(self.length);
+            let end = ((line + 1) * LINE).min(self.len());
             let mut bytes = vec![0; (end - line * LINE) as usize];
             state.visible.read(line * LINE, &mut bytes);
             state.pending.push(Pending { at: line * LINE, bytes: bytes.into(), actor: actor::current() });

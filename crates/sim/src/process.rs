@@ -273,6 +273,17 @@ impl Process {
         }
     }
 
+    /// The region grows to the end of its memory, and the cache gets all segments that are free then.
+    ///
+    /// # Errors
+    /// The error of the engine.
+    pub(crate) fn grow_region(&self) -> Result<()> {
+        self.transport.grow_region()?;
+        let Some(caching) = &self.caching else { return Ok(()) };
+        let free = self.transport.info().free_segments;
+        self.transport.grow_cache(self.backend, &caching.cache, free)
+    }
+
     /// The tables of the region.
     pub(crate) const fn transport(&self) -> &Arc<Transport<SimEnvironment>> {
         &self.transport

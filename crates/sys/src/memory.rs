@@ -1,7 +1,8 @@
 //! Mapped memory, and hints about ranges of memory.
 //!
 //! Invariants: a mapping is unmapped when its [`Mapped`] is dropped, and no Rust reference to its bytes is created here:
-//! other processes may change them. A hint changes no byte.
+//! other processes may change them. A hint changes no byte. A mapping that grows stays at its address: it grows into addresses that
+//! were reserved when it was made.
 
 use crate::checked;
 use rustix::mm::{
@@ -12,6 +13,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// How memory is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +27,18 @@ pub enum Sharing {
     ReadOnly,
     /// As [`ReadOnly`](Self::ReadOnly), with all pages mapped at once.
     ReadOnlyPopulated,
+}
+
+impl Sharing {
+    const fn flags(self) -> (ProtFlags, MapFlags) {
+        let writable = ProtFlags::READ.union(ProtFlags::WRITE);
+        match self {
+            Self::Synchronous => (writable, MapFlags::SHARED_VALIDATE.union(MapFlags::SYNC)),
+            Self::Shared => (writable, MapFlags::SHARED),
+            Self::ReadOnly => (ProtFlags::READ, MapFlags::SHARED),
+            Self::ReadOnlyPopulated => (ProtFlags::READ, MapFlags::SHARED.union(MapFlags::POPULATE)),
+        }
+    }
 }
 
 /// A hint to the kernel about pages of a mapping, which changes no byte of them.
@@ -57,7 +72,12 @@ impl Hint {
 #[derive(Debug)]
 pub struct Mapped {
     base: NonNull<u8>,
-    length: usize,
+    /// Bytes that can be accessed. Raised after more of them were mapped.
+    length: AtomicUsize,
+    /// Bytes of address space that belong to this value; those behind `length` cannot be accessed.
+    reserved: AtomicUsize,
+    /// Held while more is mapped.
+    extending: Mutex<()>,
 }
 
 // SAFETY: the memory belongs to the process, not to a thread.
@@ -77,17 +97,89 @@ impl Mapped {
         sharing: Sharing,
         hint: usize,
     ) -> io::Result<Self> {
-        let (protection, flags) = match sharing {
-            Sharing::Synchronous => {
-                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED_VALIDATE | MapFlags::SYNC)
-            }
-            Sharing::Shared => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
-            Sharing::ReadOnly => (ProtFlags::READ, MapFlags::SHARED),
-            Sharing::ReadOnlyPopulated => (ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE),
-        };
+        let (protection, flags) = sharing.flags();
         let hint = without_provenance_mut(hint);
         // SAFETY: the address is only a hint: the mapping touches no memory that is in use.
         Self::new(unsafe { mmap(hint, length, protection, flags, file, offset) }?.cast(), length)
+    }
+
+    /// Maps the first `length` bytes of a file at the beginning of `reserved` bytes of address space, into which the mapping can
+    /// [grow](Self::extend). The address is a multiple of `alignment`, which is one of the page.
+    ///
+    /// # Errors
+    /// The system error.
+    pub fn file_that_grows(
+        file: BorrowedFd<'_>,
+        length: usize,
+        sharing: Sharing,
+        reserved: usize,
+        alignment: usize,
+    ) -> io::Result<Self> {
+        // A mapping that the system refuses for its kind is refused here, where it replaces nothing.
+        drop(Self::file(file, 0, alignment.min(length), sharing, 0)?);
+        let all = reserved.checked_add(alignment).ok_or(io::ErrorKind::InvalidInput)?;
+        let place = Self::reserved(all)?;
+        let first = place.base.as_ptr().addr();
+        let head = first.next_multiple_of(alignment) - first;
+        // SAFETY: the offset is within the range that was reserved.
+        let base = unsafe { place.base.add(head) };
+        // The range up to the aligned address is not needed, nor is what is behind the last byte.
+        // SAFETY: parts of the range that was just reserved: nothing refers to them. The rest is owned by the value below.
+        unsafe {
+            if head > 0 {
+                munmap(place.base.as_ptr().cast(), head)?;
+            }
+            munmap(base.as_ptr().add(reserved).cast(), alignment - head)?;
+        }
+        // If the process locks its memory, this is none of it.
+        let _ = unlock(base.as_ptr().addr(), reserved);
+        std::mem::forget(place);
+        let (length_now, reserved) = (AtomicUsize::new(0), AtomicUsize::new(reserved));
+        let mapped = Self { base, length: length_now, reserved, extending: Mutex::new(()) };
+        mapped.extend(file, length, sharing)?;
+        Ok(mapped)
+    }
+
+    /// Maps more of a file, up to its byte `length`, behind what is mapped of it. Both ends are those of pages.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::OutOfMemory`] beyond the addresses that were reserved, [`io::ErrorKind::InvalidInput`] for a length that is
+    /// not larger; the system error. What was mapped stays.
+    pub fn extend(&self, file: BorrowedFd<'_>, length: usize, sharing: Sharing) -> io::Result<()> {
+        let _extending = self.extending.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = self.length();
+        if length > self.reserved.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let more = length.checked_sub(from).filter(|more| *more > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let (protection, flags) = sharing.flags();
+        // SAFETY: the range is reserved and nothing refers to it, since it is behind the length.
+        let placed = unsafe {
+            let at = self.base.as_ptr().add(from).cast();
+            mmap(at, more, protection, flags | MapFlags::FIXED, file, from as u64)
+        };
+        if let Err(error) = placed {
+            // The kernel may have removed the reservation. If it cannot be made again, its addresses may be those of another
+            // mapping: they are given up.
+            // SAFETY: this flag replaces nothing that is mapped.
+            let again = unsafe {
+                let at = self.base.as_ptr().add(from).cast();
+                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+                mmap_anonymous(at, more, ProtFlags::empty(), flags)
+            };
+            if again.is_err() {
+                self.reserved.store(from, Ordering::Relaxed);
+            }
+            return Err(error.into());
+        }
+        self.length.store(length, Ordering::Release);
+        Ok(())
+    }
+
+    /// Bytes up to which it can grow.
+    #[must_use]
+    pub fn length_max(&self) -> usize {
+        self.reserved.load(Ordering::Relaxed)
     }
 
     /// Private memory of this process: zeroes.
@@ -113,7 +205,8 @@ impl Mapped {
 
     fn new(base: *mut u8, length: usize) -> io::Result<Self> {
         let base = NonNull::new(base).ok_or_else(|| io::Error::other("the system mapped at address 0"))?;
-        Ok(Self { base, length })
+        let (now, reserved) = (AtomicUsize::new(length), AtomicUsize::new(length));
+        Ok(Self { base, length: now, reserved, extending: Mutex::new(()) })
     }
 
     /// The first byte; valid for [`length`](Self::length) bytes while this value lives.
@@ -123,9 +216,10 @@ impl Mapped {
     }
 
     /// Bytes.
+    #[inline]
     #[must_use]
-    pub const fn length(&self) -> usize {
-        self.length
+    pub fn length(&self) -> usize {
+        self.length.load(Ordering::Relaxed)
     }
 
     /// A pointer to `length` bytes at `offset`, if all of them are inside.
@@ -133,7 +227,7 @@ impl Mapped {
     #[must_use]
     pub fn pointer(&self, offset: u64, length: usize) -> Option<*mut u8> {
         let end = offset.checked_add(length as u64)?;
-        if end > self.length as u64 {
+        if end > self.length() as u64 {
             return None;
         }
         // SAFETY: the offset is at most the length of the mapping, so the pointer stays in or just past it.
@@ -164,7 +258,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: this value alone owns the mapping, and pointers into it live no longer than it.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), *self.reserved.get_mut()) };
     }
 }
 
@@ -214,6 +308,38 @@ mod tests {
         mapped.advise(4096..8192, Hint::DontDump).unwrap();
         mapped.sync(0..8192).unwrap();
         assert_eq!(mapped.sync(4096..8193).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_mapping_grows_at_its_address_into_what_was_reserved() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 << 10).unwrap();
+        let mapped =
+            Mapped::file_that_grows(file.as_fd(), 8192, Sharing::Shared, 32 << 10, 16 << 10).unwrap();
+        let base = mapped.base().as_ptr().addr();
+        assert_eq!((base % (16 << 10), mapped.length(), mapped.length_max()), (0, 8192, 32 << 10));
+        assert!(mapped.pointer(8192, 1).is_none());
+        mapped.extend(file.as_fd(), 32 << 10, Sharing::Shared).unwrap();
+        let last = mapped.pointer((32 << 10) - 1, 1).unwrap();
+        // SAFETY: a byte of the mapping, which no other thread accesses.
+        unsafe { last.write_volatile(7) };
+        let mut read = [0];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut read, (32 << 10) - 1).unwrap();
+        assert_eq!((read, mapped.base().as_ptr().addr(), mapped.length()), ([7], base, 32 << 10));
+        let kind = |length| mapped.extend(file.as_fd(), length, Sharing::Shared).unwrap_err().kind();
+        assert_eq!(kind((32 << 10) + 4096), io::ErrorKind::OutOfMemory);
+        assert_eq!(kind(4096), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_mapping_that_the_system_does_not_let_grow_keeps_what_it_has() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 << 10).unwrap();
+        let mapped = Mapped::file_that_grows(file.as_fd(), 8192, Sharing::Shared, 64 << 10, 4096).unwrap();
+        let unreadable = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        mapped.extend(unreadable.as_fd(), 16 << 10, Sharing::Shared).unwrap_err();
+        assert_eq!(mapped.length(), 8192);
+        mapped.sync(0..8192).unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{OnTransport, cache_mode};
 use cbd_daemon::api::{CacheMode, NumberOrName};
-use cbd_daemon::size::{CacheSize, parse_cache_size};
+use cbd_daemon::size::{CacheSize, parse_cache_size, parse_size};
 use clap::{Args, Subcommand};
 
 /// The backend of a command.
@@ -31,6 +31,15 @@ pub struct SizeOfCache {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum LiveCommand {
+    /// Use a region whose file or device has become larger to its end, or extend its file, while the transport is in use
+    TpGrow {
+        /// Transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Size that the region is to have, e.g. 64G: its file is extended to it [default: that of the file or device]
+        #[arg(short, long, value_parser = parse_size)]
+        size: Option<u64>,
+    },
     /// Use a backing device that has become larger to its end, while it is in use: its cache and block device grow with it
     BackendGrow {
         /// Backend

@@ -1,4 +1,4 @@
-//! The answer to `backend-grow`.
+//! The answer to `backend-grow`, and the request and the answer of `tp-grow`.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,34 @@ pub struct BackendGrown {
     pub blkdevs: Vec<BlkdevGrown>,
     /// Warnings.
     pub warnings: Vec<String>,
+}
+
+/// Lets the region of a transport grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrowTransport {
+    /// Bytes that the region is to have: its file is extended to this size. If absent, the file or device has become larger already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+}
+
+/// A transport uses its region to the present end.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct TransportGrown {
+    /// Number of the transport.
+    pub transport_id: u32,
+    /// Path of the region.
+    pub path: String,
+    /// The size in bytes before.
+    pub before: u64,
+    /// The size in bytes now; the same if neither the file nor the device has become larger.
+    pub now: u64,
+    /// Segments that it has more.
+    pub new_segments: u32,
+    /// Bytes of one segment.
+    pub bytes_per_segment: u64,
+    /// Segments that belong to no cache now.
+    pub free_segments: u32,
 }
 
 /// What clients of a block device see of its new size.

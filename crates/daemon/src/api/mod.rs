@@ -15,7 +15,7 @@ mod status;
 
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
-pub use grow::{BackendGrown, BlkdevGrown};
+pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
 pub use status::{

@@ -398,7 +398,7 @@ impl Manager {
         let found = {
             let tables = self.tables()?;
             if tables.get(&transport).is_some_and(|slot| slot.is_taken) {
-                let text = format!("transport {transport} is being opened or unregistered");
+                let text = format!("transport {transport} is being opened, unregistered or grown");
                 return Err(Error::new(ErrorKind::Busy, text));
             }
             running(&tables, transport).map(|running| {

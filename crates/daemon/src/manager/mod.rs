@@ -16,6 +16,7 @@ mod conditions;
 mod down;
 mod drain;
 mod end;
+mod extend;
 mod grow;
 mod live;
 mod names;
@@ -39,9 +40,9 @@ mod watch;
 
 use crate::api::{
     AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, HostInfo, NumberOrName, RegisterTransport, ResizeCache,
-    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo,
-    TransportRegistered,
+    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, RegisterTransport,
+    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportGrown, TransportInfo, TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -430,6 +431,10 @@ impl Control for Manager {
 
     fn unregister_transport(&self, transport: u32) -> Result<()> {
         self.unregister(transport)
+    }
+
+    fn grow_transport(&self, transport: u32, request: GrowTransport) -> Result<TransportGrown> {
+        self.transport_grow(transport, request)
     }
 
     fn transports(&self) -> Result<Vec<TransportInfo>> {

@@ -261,7 +261,7 @@ impl Manager {
             let busy =
                 |text: String| Err(Error::new(ErrorKind::Busy, format!("transport {id} is in use: {text}")));
             if slot.is_taken {
-                return busy("it is being opened or unregistered".to_owned());
+                return busy("it is being opened, unregistered or grown".to_owned());
             }
             if let Ok(running) = &slot.running {
                 if let Some((backend, slot)) = running.backends.first_key_value() {

@@ -249,7 +249,7 @@ impl Manager {
             Found::New(disk) => {
                 let _work = self.begin_work()?;
                 if tables.get(&transport).is_some_and(|slot| slot.is_taken) {
-                    let text = format!("transport {transport} is being unregistered");
+                    let text = format!("transport {transport} is being unregistered or grown");
                     return Err(Error::new(ErrorKind::Busy, text));
                 }
                 let running = running_mut(&mut tables, transport)?;

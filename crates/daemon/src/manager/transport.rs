@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// A registered transport; it may have failed to come up.
@@ -51,6 +52,8 @@ pub(super) struct Running {
     pub damaged: Vec<String>,
     /// How the region's file has changed since it was opened.
     pub file_change: Option<String>,
+    /// Bytes of the region's file or device, as they were last seen.
+    pub size_seen: Arc<AtomicU64>,
     /// The contents of the caches of other hosts, read when this host was registered.
     pub others: Vec<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
@@ -175,7 +178,7 @@ pub(super) fn open_remembered(
 }
 
 /// Excludes the region from locked memory: each page of it would stay in RAM once it is touched.
-fn leave_unlocked(path: &str) {
+pub(super) fn leave_unlocked(path: &str) {
     let Ok(real) = std::fs::canonicalize(path) else { return };
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
     for line in maps.lines().filter(|line| line.ends_with(real.to_string_lossy().as_ref())) {
@@ -308,6 +311,7 @@ impl Running {
             pending: Vec::new(),
             damaged: Vec::new(),
             file_change: None,
+            size_seen: Arc::default(),
             others: Vec::new(),
             backends: BTreeMap::new(),
         };
@@ -394,6 +398,21 @@ impl Running {
         ))
     }
 
+    /// A warning about a file or device that is larger than the region.
+    fn unused_end(&self, id: u32) -> Option<String> {
+        let layout = &self.tables_copy.info.layout;
+        let size = self.size_seen.load(Ordering::Relaxed).max(self.mapping.size);
+        if size <= layout.region_size || layout.grown_to(size).is_err() {
+            return None;
+        }
+        Some(format!(
+            "{} has {}, and the region uses {} of it: cbdctrl tp-grow -t {id} uses all",
+            self.path,
+            format_size(size),
+            format_size(layout.region_size)
+        ))
+    }
+
     fn info(&self, base: TransportInfo) -> TransportInfo {
         let info = &self.tables_copy.info;
         let (layout, [hosts, backends, blkdevs, _]) = (info.layout, info.bytes_per_row);
@@ -401,6 +420,7 @@ impl Running {
         warnings.extend(self.damaged.iter().cloned());
         warnings.extend(self.others.iter().cloned());
         warnings.extend(self.lost_blkdevs());
+        warnings.extend(self.unused_end(base.transport_id));
         if self.mapping.durability != Durability::PowerFail {
             warnings.push(
                 "this region does not survive a power failure: what is dirty in it is lost with the machine"

@@ -16,6 +16,7 @@ use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Interval of the checks.
@@ -120,8 +121,13 @@ pub(super) fn warn_of_lost_files(tables: &Tables) {
 /// The probes of all files of a transport, by path.
 fn file_probes(running: &Running) -> Vec<(String, Probe<Option<Change>>)> {
     let (transport, path) = (Arc::downgrade(&running.transport), running.path.clone());
-    let region: Probe<Option<Change>> =
-        Box::new(move || transport.upgrade()?.region().memory().change(Path::new(&path)));
+    let size_seen = Arc::clone(&running.size_seen);
+    let region: Probe<Option<Change>> = Box::new(move || {
+        let transport = transport.upgrade()?;
+        let memory = transport.region().memory();
+        size_seen.store(memory.size_of_file(Path::new(&path)).unwrap_or(0), Ordering::Relaxed);
+        memory.change(Path::new(&path))
+    });
     let backend = |slot: &super::backend::BackendSlot| Some((slot.path.clone(), probe(slot.run.as_ref()?)));
     let backends = running.backends.values().filter_map(backend);
     std::iter::once((running.path.clone(), region)).chain(backends).collect()

@@ -1,7 +1,7 @@
 //! The segments of a cache: the state of each while the cache is open, and the readers that use it.
 //!
 //! There is a state for every segment of the region, by its number there, so that segments can come and go. The cache uses those
-//! that it owns.
+//! that it owns. A region that grows while the cache is open gets further states; those that are there stay where they are.
 //!
 //! Invariants: a segment that a reader has pinned is not released to the pool; a segment is released once for each of its lives.
 
@@ -11,10 +11,11 @@ use crate::{
     position::{Location, Place},
     sync::{SharedU32, SharedU64},
 };
-use alloc::{boxed::Box, vec::Vec};
-use cbd_format::{RecordPlace, SegmentHeader, SegmentShape, record::bytes_of};
+use alloc::{boxed::Box, collections::TryReserveError, vec::Vec};
+use cbd_format::{Layout, RecordPlace, SegmentHeader, SegmentShape, layout::GROWTHS_MAX, record::bytes_of};
 use cbd_types::{LaneId, Pmem, Region, SegmentId};
 use core::sync::atomic::Ordering;
+use once_cell::race::OnceBox;
 
 /// Bit of [`Segment::pins`]: reclaim has finished with the segment; the last reader releases it.
 const RETIRED: u32 = 1 << 31;
@@ -112,11 +113,53 @@ impl<E: Environment> Segment<E> {
 }
 
 /// The segments of the region, by their numbers.
-pub(super) struct Segments<E>(Box<[Segment<E>]>);
+pub(super) struct Segments<E> {
+    /// Those that the region had when the cache was opened.
+    first: Box<[Segment<E>]>,
+    /// Those that it has got since then, each box behind the one before it.
+    later: [OnceBox<[Later<E>; 1]>; GROWTHS_MAX],
+}
 
-impl<E> Segments<E> {
+/// Segments that the region has got while the cache is open.
+struct Later<E> {
+    /// The number of the first one.
+    first: u32,
+    segments: Box<[Segment<E>]>,
+}
+
+impl<E: Environment> Segments<E> {
     pub(super) fn new(segments: Vec<Segment<E>>) -> Self {
-        Self(segments.into_boxed_slice())
+        Self { first: segments.into_boxed_slice(), later: [const { OnceBox::new() }; GROWTHS_MAX] }
+    }
+
+    fn later(&self) -> impl Iterator<Item = &Later<E>> {
+        self.later.iter().filter_map(OnceBox::get).flatten()
+    }
+
+    /// The segment with a number behind those of [`first`](Self::first).
+    #[cold]
+    #[inline(never)]
+    fn in_later(&self, number: u32) -> Option<&Segment<E>> {
+        self.later().find_map(|later| later.segments.get(number.checked_sub(later.first)? as usize))
+    }
+
+    /// Adds the segments that a region with this layout has beyond those that are there. Not concurrently with itself.
+    fn add(&self, layout: &Layout) -> Result<(), TryReserveError> {
+        let known = self.first.len() + self.later().map(|later| later.segments.len()).sum::<usize>();
+        let all = known as u32..layout.segment_count;
+        let free = self.later.iter().find(|later| later.get().is_none());
+        let Some(free) = free.filter(|_| !all.is_empty()) else { return Ok(()) };
+        let mut segments = Vec::new();
+        segments.try_reserve_exact(all.len())?;
+        let mut later = Vec::new();
+        later.try_reserve_exact(1)?;
+        let first = all.start;
+        segments.extend(all.map(SegmentId).map(|id| Segment::new(id, layout.segment_base(id))));
+        later.push(Later { first, segments: segments.into_boxed_slice() });
+        if let Ok(later) = later.into_boxed_slice().try_into() {
+            let _ = free.set(later);
+        }
+        Ok(())
     }
 }
 
@@ -141,7 +184,18 @@ impl<E: Environment> Base<E> {
     /// The segment with this number.
     #[inline]
     pub(crate) fn segment(&self, number: u32) -> &Segment<E> {
-        &self.segments.0[number as usize]
+        match self.segments.first.get(number as usize) {
+            Some(segment) => segment,
+            None => self.segments.in_later(number).expect("a segment of the region"),
+        }
+    }
+
+    /// Adds the segments that the region has got since the cache was opened. The caller has the lock of the transport's tables.
+    ///
+    /// # Errors
+    /// Without memory for them; nothing has changed then.
+    pub(crate) fn add_segments_of(&self, layout: &Layout) -> Result<(), TryReserveError> {
+        self.segments.add(layout)
     }
 
     /// The position of a record in the history of its lane.

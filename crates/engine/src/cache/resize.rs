@@ -15,6 +15,7 @@ use crate::{
     lane_map::SEGMENTS_PER_LANE,
 };
 use alloc::{format, sync::Arc, vec::Vec};
+use cbd_format::Layout;
 use cbd_types::{Error, ErrorKind, Result, SegmentId, Size};
 
 /// Segments that a cache is giving up. Its drop takes them back.
@@ -108,12 +109,16 @@ impl<E: Environment> Cache<E> {
         given_up.into_iter().map(SegmentId).collect()
     }
 
-    /// Notes the state of `segments`, which no cache owns, before they become those of this one.
+    /// Notes the state of `segments` of a region with this layout, which no cache owns, before they become those of this one. The
+    /// caller has the lock of the tables.
     ///
     /// # Errors
     /// [`ErrorKind::System`] without memory for them; nothing has changed then.
-    pub(crate) fn prepare_segments(&self, segments: &[SegmentId]) -> Result<()> {
+    pub(crate) fn prepare_segments(&self, layout: &Layout, segments: &[SegmentId]) -> Result<()> {
         let base = self.base();
+        base.add_segments_of(layout).map_err(|_| {
+            Error::new(ErrorKind::System, "no memory for the segments that the region has got")
+        })?;
         base.pool()
             .reserve_for(base.segment_count() + segments.len() as u32)
             .map_err(|_| Error::new(ErrorKind::System, "no memory for the list of free segments"))?;

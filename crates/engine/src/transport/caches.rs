@@ -33,7 +33,7 @@ impl<E: Environment> Transport<E> {
         lanes_max: u32,
     ) -> Result<CachePlan> {
         let free = tables.free_segments();
-        let size = self.layout.segment_size;
+        let size = self.segment_size;
         let wanted = bytes / size;
         let minimum = u64::from(SEGMENTS_PER_LANE + 1);
         if wanted < minimum {
@@ -89,7 +89,7 @@ impl<E: Environment> Transport<E> {
         (drained_epoch, closed_ms): (u64, u64),
     ) -> InFlight {
         let state = StateShape { lanes };
-        let base = self.layout.segment_base(segment);
+        let base = self.segment_base(segment);
         let absolute = |[a, b]: [u64; 2]| [base + a, base + b];
         let header = SegmentHeader {
             crc: 0.into(),
@@ -109,7 +109,7 @@ impl<E: Environment> Transport<E> {
             reserved: [0; 40],
         }
         .sealed();
-        let copy = base + self.layout.segment_shape().header_copy();
+        let copy = base + self.segment_shape().header_copy();
         let region = &*self.region;
         let mut stored = region.store(base, bytes_of(&header)).and(region.store(copy, bytes_of(&header)));
         for lane in (0..lanes).map(LaneId) {
@@ -166,8 +166,8 @@ impl<E: Environment> Transport<E> {
         let nothing = [0; size_of::<SegmentHeader>()];
         let mut stored = self.region.nothing_in_flight();
         for segment in segments.iter().filter(|segment| **segment != state) {
-            let base = self.layout.segment_base(*segment);
-            let copy = base + self.layout.segment_shape().header_copy();
+            let base = self.segment_base(*segment);
+            let copy = base + self.segment_shape().header_copy();
             stored = stored.and(self.region.store(base, &nothing)).and(self.region.store(copy, &nothing));
         }
         // 2. Store the state of an empty cache.
@@ -178,7 +178,7 @@ impl<E: Environment> Transport<E> {
     /// The highest epoch that the state block records, and the time at which the last drained epoch was closed.
     fn highest_epoch(&self, state: SegmentId, lanes: u32) -> (u64, u64) {
         let shape = StateShape { lanes };
-        let base = self.layout.segment_base(state);
+        let base = self.segment_base(state);
         let absolute = |[a, b]: [u64; 2]| [base + a, base + b];
         let drained: TwoSlots<Drained> = TwoSlots::read(&self.region, absolute(shape.drained()), 0);
         let (drained, closed_ms) = drained

@@ -8,6 +8,7 @@ mod attach;
 mod backends;
 mod blkdevs;
 mod caches;
+mod extend;
 mod grow;
 mod hosts;
 mod moved;
@@ -30,6 +31,7 @@ pub use uses::{Mixed, Pages};
 
 use crate::{Cache, Environment, Mutex, lane_map::SEGMENTS_PER_LANE, slots::TwoSlots};
 use alloc::{
+    boxed::Box,
     format,
     string::String,
     sync::{Arc, Weak},
@@ -38,7 +40,7 @@ use alloc::{
 };
 use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, HostEntry as HostRow, Layout, PAGE, SegmentEntry,
-    SlotContent, Superblock,
+    SegmentShape, SlotContent, Superblock,
     record::bytes_of,
     superblock::{FEATURE_USE_NOTES, MAGIC},
     tables::STATE_ACTIVE,
@@ -146,7 +148,10 @@ fn too_small(size: u64, segment_size: u64, layout_of: impl Fn(u64) -> Result<Lay
 pub struct Transport<E: Environment> {
     environment: Arc<E>,
     region: Arc<Region<E::Memory>>,
-    layout: Layout,
+    /// Bytes of a segment.
+    segment_size: u64,
+    /// Changes while the tables are locked. Its lock is held for no other lock.
+    layout: Mutex<E, Box<Layout>>,
     tables: Arc<Mutex<E, Tables<E>>>,
 }
 
@@ -224,9 +229,32 @@ impl<E: Environment> Transport<E> {
             ErrorKind::Foreign => remnants::without_superblock(&region),
             _ => error,
         })?;
-        let layout = superblocks.layout();
+        let layout = Box::new(superblocks.layout());
         let tables = Tables::read(superblocks, &region)?;
-        Ok(Arc::new(Self { environment, region: Arc::new(region), layout, tables }))
+        Ok(Arc::new(Self {
+            environment,
+            region: Arc::new(region),
+            segment_size: layout.segment_size,
+            layout: Mutex::<E, _>::new(layout),
+            tables,
+        }))
+    }
+
+    /// The present layout of the region.
+    fn layout(&self) -> Layout {
+        **self.layout.lock()
+    }
+
+    fn segment_base(&self, segment: SegmentId) -> u64 {
+        self.layout.lock().segment_base(segment)
+    }
+
+    fn segment_count(&self) -> u32 {
+        self.layout.lock().segment_count
+    }
+
+    const fn segment_shape(&self) -> SegmentShape {
+        SegmentShape { size: self.segment_size }
     }
 
     /// The region.
@@ -248,7 +276,7 @@ impl<E: Environment> Transport<E> {
             ],
             uuid: superblock.uuid,
             created_ms: superblock.created_ms.get(),
-            layout: self.layout,
+            layout: self.layout(),
             bytes_per_row: [
                 HostRow::SLOT_SIZE as u32,
                 BackendRow::SLOT_SIZE as u32,
@@ -270,7 +298,7 @@ impl<E: Environment> Tables<E> {
             hosts: read_table(region, layout.host_area, layout.host_rows),
             backends: read_table(region, layout.backend_area, layout.backend_rows),
             blkdevs: read_table(region, layout.blkdev_area, layout.blkdev_rows),
-            segments: read_table(region, layout.segment_table, layout.segment_count),
+            segments: read_segments(region, &layout),
             open: Vec::new(),
         }));
         let mut now = tables.lock();
@@ -302,11 +330,12 @@ impl<E: Environment> Tables<E> {
         for row in &self.segments {
             relied_on = relied_on.and(row.write_back(region, MutationPoint::OpenSegmentsWriteBack));
         }
-        let layout = self.superblocks.layout();
-        let rows = layout.segment_area - layout.host_area;
-        let relied_on = relied_on.and(region.touch_pages(MutationPoint::SyncAgain, layout.host_area, rows));
+        for (at, length) in self.superblocks.tables() {
+            relied_on = relied_on.and(region.touch_pages(MutationPoint::SyncAgain, at, length));
+        }
         region.fence(MutationPoint::OpenFence, relied_on);
         self.superblocks.sync(region).map_err(not_opened)?;
+        self.superblocks.erase_former(region).map_err(not_opened)?;
         self.sync_rows(region, MutationPoint::OpenSync)
     }
 
@@ -338,9 +367,10 @@ impl<E: Environment> Tables<E> {
     }
 
     fn sync_rows(&self, region: &Region<E::Memory>, point: MutationPoint) -> Result<()> {
-        let layout = self.superblocks.layout();
-        let length = layout.segment_area - layout.host_area;
-        region.sync(point, layout.host_area, length).map_err(not_opened)
+        for (at, length) in self.superblocks.tables() {
+            region.sync(point, at, length).map_err(not_opened)?;
+        }
+        Ok(())
     }
 
     /// The owner of a segment, if its row and the backend's row agree.
@@ -447,6 +477,12 @@ fn not_opened(error: Error) -> Error {
 #[inline(never)]
 fn read_table<P: Pmem, T: SlotContent>(region: &Region<P>, area: u64, rows: u32) -> Vec<TwoSlots<T>> {
     (0..rows).map(|row| TwoSlots::read(region, Layout::slots::<T>(area, rows, row), u64::from(row))).collect()
+}
+
+#[inline(never)]
+fn read_segments<P: Pmem>(region: &Region<P>, layout: &Layout) -> Vec<TwoSlots<SegmentEntry>> {
+    let all = (0..layout.segment_count).map(SegmentId);
+    all.map(|id| TwoSlots::read(region, layout.segment_slots(id), u64::from(id.0))).collect()
 }
 
 #[cfg(test)]

@@ -205,10 +205,10 @@ impl<E: Environment> Transport<E> {
     /// The offsets of the records of former disks, in the state block of the cache; empty for a backend without a cache.
     fn former_places(&self, row: &BackendRow) -> Vec<[u64; 2]> {
         let segment = row.state_segment.get();
-        if row.cache_id.get() == 0 || segment >= self.layout.segment_count {
+        if row.cache_id.get() == 0 || segment >= self.segment_count() {
             return Vec::new();
         }
-        let base = self.layout.segment_base(SegmentId(segment));
+        let base = self.segment_base(SegmentId(segment));
         let shape = StateShape { lanes: row.lanes.get() };
         (0..StateShape::FORMER_DISKS).map(|index| shape.former(index).map(|at| base + at)).collect()
     }

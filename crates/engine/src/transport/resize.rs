@@ -17,7 +17,7 @@
 use super::{Tables, Transport};
 use crate::{Cache, Environment, cache::Shrink};
 use alloc::{format, sync::Arc, vec::Vec};
-use cbd_format::{SegmentEntry, tables::NO_BACKEND};
+use cbd_format::{SegmentEntry, layout::Extent, tables::NO_BACKEND};
 use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId, Size};
 
 /// The mutation points of a change of segment entries.
@@ -34,7 +34,7 @@ impl<E: Environment> Transport<E> {
         let mut tables = self.tables.lock();
         tables.check_is_open(id, cache)?;
         let free = tables.free_segments();
-        let size = self.layout.segment_size;
+        let size = self.segment_size;
         let Some(new) = free.get(..segments as usize) else {
             return Err(Error::new(
                 ErrorKind::NoSpace,
@@ -45,7 +45,7 @@ impl<E: Environment> Transport<E> {
                 ),
             ));
         };
-        cache.prepare_segments(new)?;
+        cache.prepare_segments(&self.layout(), new)?;
         // 1. They name the cache.
         self.store_entries(&mut tables, new, id.0, cache.id())?;
         // 2. The row. From here on they are the cache's.
@@ -111,14 +111,19 @@ impl<E: Environment> Transport<E> {
             cache_id: cache_id.into(),
             reserved2: [0; 32],
         };
-        let table = self.layout.segment_area - self.layout.segment_table;
+        let layout = self.layout();
+        let is_changed =
+            |extent: &Extent| segments.iter().any(|id| (extent.first..extent.end()).contains(&id.0));
         for fence in ENTRIES {
             let mut stored = self.region.nothing_in_flight();
             for segment in segments {
                 stored = stored.and(tables.segments[segment.index()].store(&self.region, entry));
             }
             self.region.fence(fence, stored);
-            self.region.sync(MutationPoint::BackendSegmentsSync, self.layout.segment_table, table)?;
+            for extent in layout.extents().filter(is_changed) {
+                let (at, length) = (extent.segment_table, extent.table_length());
+                self.region.sync(MutationPoint::BackendSegmentsSync, at, length)?;
+            }
         }
         self.region.check_stores(MutationPoint::TableStoreCheck)
     }

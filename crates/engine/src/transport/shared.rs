@@ -65,7 +65,7 @@ impl<E: Environment> Transport<E> {
     /// Refuses bounds that a cache of `segments` segments and `lanes` lanes cannot have.
     pub(super) fn check_shared(&self, shared: Option<SharedSpace>, segments: u32, lanes: u32) -> Result<()> {
         let Some(SharedSpace { min, max, weight }) = shared else { return Ok(()) };
-        let size = |segments: u32| Size(u64::from(segments) * self.layout.segment_size);
+        let size = |segments: u32| Size(u64::from(segments) * self.segment_size);
         let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
         if !(1..=SharedSpace::WEIGHT_MAX).contains(&weight) {
             return invalid(format!("a weight is 1 to {}, not {weight}", SharedSpace::WEIGHT_MAX));
@@ -92,9 +92,9 @@ impl<E: Environment> Transport<E> {
     /// Bytes of the largest size for which the hits of a cache are counted: its maximum, as far as the region has it, or twice a
     /// fixed size.
     pub(super) fn largest_size(&self, entry: &BackendEntry, cache: &Arc<Cache<E>>) -> u64 {
-        let region = u64::from(self.layout.segment_count) * self.layout.segment_size;
+        let region = u64::from(self.segment_count()) * self.segment_size;
         match entry.shared {
-            Some(shared) => u64::from(shared.max).saturating_mul(self.layout.segment_size).min(region),
+            Some(shared) => u64::from(shared.max).saturating_mul(self.segment_size).min(region),
             None => cache.capacity() * 2,
         }
     }

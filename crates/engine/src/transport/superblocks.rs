@@ -4,16 +4,17 @@
 //! - at any moment of a change one copy is complete and durable, including on the disk of an ordinary file;
 //! - once a feature was required, every copy from which a program can open the region names it, durably. So an earlier
 //!   program refuses the region before it reads anything that it does not support;
-//! - a feature is never removed.
+//! - a feature is never removed;
+//! - a region that grows has the new superblocks before it uses the new space.
 //!
 //! Elsewhere: the content of a superblock and the choice of the valid copy (`cbd-format`), the decision to require a feature
 //! (the modules that use it).
 
-use super::Transport;
+use super::{Transport, remnants};
 use crate::Environment;
-use alloc::{boxed::Box, format};
+use alloc::{boxed::Box, format, vec};
 use cbd_format::{
-    Layout, PAGE, Superblock,
+    Layout, PAGE, Superblock, Unverified,
     record::bytes_of,
     superblock::{INCOMPATIBLE_KNOWN, of_both_copies},
 };
@@ -66,11 +67,17 @@ impl Superblocks {
         // The mapped size determines the offset of the second copy. If the mapping has grown since, only the first copy has
         // the original size.
         let used = first.as_ref().map_or(size, |found| found.1.region_size);
-        let second = if used < 2 * PAGE {
+        let mut second = if used < 2 * PAGE {
             Err(Error::new(ErrorKind::Foreign, "the region is too small for a second superblock"))
         } else {
             verify(region, Layout::second_superblock(used))
         };
+        if first.is_err()
+            && second.is_err()
+            && let Some(found) = before_zeroes(region)
+        {
+            second = Ok(found);
+        }
         let whole = usize::from(first.is_err());
         let (block, layout) = *of_both_copies(first, second)?;
         let at = [0, Layout::second_superblock(layout.region_size)];
@@ -86,6 +93,14 @@ impl Superblocks {
     /// The layout that the superblocks describe.
     pub(super) const fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// Offset and length of the areas that have tables: all tables of the first size, and the segment table of each growth.
+    pub(super) fn tables(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.layout.extents().map(|extent| {
+            let at = if extent.first == 0 { self.layout.host_area } else { extent.segment_table };
+            (at, extent.segment_area - at)
+        })
     }
 
     /// Writes back the copies that were read: after a mere process crash they may be only in a processor's cache. In flight
@@ -110,6 +125,58 @@ impl Superblocks {
             let stored = region.touch_pages(MutationPoint::SyncAgain, at, PAGE);
             region.fence(MutationPoint::OpenFence, stored);
             region.sync(MutationPoint::OpenSuperblockSync, at, PAGE)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the superblock of the region after it has grown to `layout`, whose new segment table is blank, durably. When this
+    /// returns without an error, or fails in its last step, [`layout`](Self::layout) is the new one; after another error the region
+    /// has not grown, or grows when it is opened again: nothing uses the new space then.
+    ///
+    /// # Errors
+    /// As [`require`](Self::require).
+    pub(super) fn grow<P: Pmem>(&mut self, region: &Region<P>, layout: &Layout) -> Result<()> {
+        let wanted = self.block.grown(layout);
+        let [_, former] = self.at;
+        let last = Layout::second_superblock(layout.region_size);
+        // 2. Behind the new space. If the next step is torn, it is found there.
+        store(region, last, &wanted, MutationPoint::RegionLastFence, MutationPoint::RegionLastSync)?;
+        // 3. In the first page: from here on the region has grown. Until this has succeeded the copy at the former end is the one
+        // that is known to be whole.
+        (self.copies[0], self.whole) = (Copy::Other, 1);
+        store(region, 0, &wanted, MutationPoint::RegionFirstFence, MutationPoint::RegionFirstSync)?;
+        *self = Self { block: wanted, layout: *layout, at: [0, last], copies: [Copy::Current; 2], whole: 0 };
+        // 4. The former copy would describe a region of the former size.
+        erase(region, former)
+    }
+
+    /// Prepares a growth: both copies are there, durably, and known to be.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] if one cannot be read; as [`require`](Self::require).
+    pub(super) fn restore<P: Pmem>(&mut self, region: &Region<P>) -> Result<()> {
+        self.copies = self.at.map(|at| Copy::read(region, at, &self.block));
+        if let Some(unreadable) = self.copies.iter().position(|copy| *copy == Copy::Unreadable) {
+            return Err(unreadable_copy(self.at[unreadable]));
+        }
+        self.require(region, self.block.incompatible.get())
+    }
+
+    /// Erases superblocks of this transport that do not count: at the former end, if a crash came between the last steps of a
+    /// growth; in the last page that is mapped, if it came before the first page was stored.
+    ///
+    /// # Errors
+    /// The system error.
+    pub(super) fn erase_former<P: Pmem>(&self, region: &Region<P>) -> Result<()> {
+        let former = self.layout.grown_from().next_back();
+        for size in former.into_iter().chain([region.size()]) {
+            let at = Layout::second_superblock(size);
+            let is_ours = at != self.at[1]
+                && load(region, at)
+                    .is_ok_and(|found| found.is_some_and(|found| found.is_of(&self.block.uuid)));
+            if is_ours {
+                erase(region, at)?;
+            }
         }
         Ok(())
     }
@@ -178,12 +245,59 @@ impl<E: Environment> Transport<E> {
     }
 }
 
-fn verify<P: Pmem>(region: &Region<P>, at: u64) -> Result<Box<(Superblock, Layout)>> {
+/// Stores a superblock durably, including on the disk of an ordinary file.
+fn store<P: Pmem>(
+    region: &Region<P>,
+    at: u64,
+    block: &Superblock,
+    fence: MutationPoint,
+    sync: MutationPoint,
+) -> Result<()> {
+    let stored = region.store(at, bytes_of(block));
+    region.fence(fence, stored);
+    region.check_stores(MutationPoint::TableStoreCheck)?;
+    region.sync(sync, at, PAGE)
+}
+
+/// Erases the superblock in a page, durably, including on the disk of an ordinary file.
+fn erase<P: Pmem>(region: &Region<P>, at: u64) -> Result<()> {
+    let stored = region.store(at, &[0; size_of::<Superblock>()]);
+    region.fence(MutationPoint::RegionFirstFence, stored);
+    region.check_stores(MutationPoint::TableStoreCheck)?;
+    region.sync(MutationPoint::RegionFirstSync, at, PAGE)
+}
+
+fn load<P: Pmem>(region: &Region<P>, at: u64) -> Result<Option<Unverified<Superblock>>> {
     let mut bytes = [0; size_of::<Superblock>()];
     region.load(at, &mut bytes)?;
-    Superblock::decode(&bytes)
+    Ok(Superblock::decode(&bytes))
+}
+
+fn verify<P: Pmem>(region: &Region<P>, at: u64) -> Result<Box<(Superblock, Layout)>> {
+    load(region, at)?
         .ok_or_else(|| Error::new(ErrorKind::Foreign, "the region is too small for a superblock"))?
         .verify(region.size())
+}
+
+/// The second superblock of a region whose file was extended by zeroes, before a growth of the region got so far that it stored
+/// anything: in the last page that is not zero. Only where a superblock is missing: this reads all that is zero.
+#[cold]
+#[inline(never)]
+fn before_zeroes<P: Pmem>(region: &Region<P>) -> Option<Box<(Superblock, Layout)>> {
+    if !remnants::holds_rows(region) {
+        return None;
+    }
+    let mut page = vec![0; PAGE as usize];
+    let mut end = region.size() / PAGE * PAGE;
+    while end > 0 {
+        region.load(end - PAGE, &mut page).ok()?;
+        if page.iter().any(|byte| *byte != 0) {
+            break;
+        }
+        end -= PAGE;
+    }
+    let found = verify(region, end.checked_sub(PAGE)?).ok()?;
+    (found.1.region_size == end).then_some(found)
 }
 
 fn unreadable_copy(at: u64) -> Error {

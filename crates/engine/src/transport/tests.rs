@@ -1,6 +1,7 @@
 //! Tests of the tables: the stores of each call, the arguments that it refuses, and its results for damaged rows.
 
 mod attach;
+mod extend;
 mod features;
 mod grow;
 mod limits;
@@ -90,7 +91,7 @@ fn kept(slots: [u64; 2], length: u64, is_later: bool) -> Vec<Op> {
 #[test]
 fn a_format_erases_the_superblocks_blanks_the_tables_and_then_stores_both() {
     let transport = formatted(true);
-    let layout = transport.layout;
+    let layout = transport.layout();
     let (second, tables) = (SIZE - PAGE, layout.segment_area - layout.host_area);
     let blocks = tables.div_ceil(64 * PAGE);
     let blank = |number: u64| {
@@ -132,7 +133,7 @@ fn a_region_that_is_too_small_names_the_smallest_one_that_is_not() {
     let line = error.line();
     assert!(line.contains("needs 9 segments of 64 KiB, 704 KiB in all"), "{line}");
     let smallest = format(704 << 10, &OPTIONS).expect("that is enough");
-    assert_eq!(smallest.layout.segment_count, 9);
+    assert_eq!(smallest.layout().segment_count, 9);
     let odd = FormatOptions { segment_size: Some(3 * SEGMENT), ..OPTIONS };
     assert_eq!(kind(format(SIZE, &odd)), Some(ErrorKind::InvalidArgument));
 }
@@ -224,7 +225,7 @@ fn a_backend_without_a_cache_has_none_of_its_numbers() {
 #[test]
 fn a_backend_names_its_segments_and_its_state_before_its_row() {
     let transport = transport();
-    let layout = transport.layout;
+    let layout = transport.layout();
     ops(&transport);
     transport.create_backend(&spec()).expect("there is room");
     let all = ops(&transport);
@@ -250,7 +251,7 @@ fn the_state_of_a_new_cache_is_that_of_an_empty_one() {
     let transport = transport();
     let id = transport.create_backend(&spec()).expect("there is room");
     let cache_id = transport.backend_row(id).expect("it is there").cache_id.get();
-    let base = transport.layout.segment_area;
+    let base = transport.layout().segment_area;
     let mut bytes = [0; 128];
     for at in [base, base + SEGMENT - PAGE] {
         transport.region.load(at, &mut bytes).expect("it can be read");
@@ -316,7 +317,7 @@ fn a_spec_is_valid_up_to_its_limits() {
 #[test]
 fn a_cache_takes_free_segments_only_and_as_many_lanes_as_they_feed() {
     let transport = transport();
-    let count = u64::from(transport.layout.segment_count);
+    let count = u64::from(transport.layout().segment_count);
     let ask =
         |segments: u64, lanes_max| BackendSpec { cache_bytes: Some(segments * SEGMENT), lanes_max, ..spec() };
     assert_eq!(kind(transport.create_backend(&ask(count + 1, 1))), Some(ErrorKind::NoSpace));
@@ -411,7 +412,7 @@ fn hosts_have_names_and_rows_of_their_own() {
     ops(&transport);
     let register = |name: &str, wanted: Option<u32>| transport.register_host(name, wanted.map(HostId));
     assert_eq!(register("a", None).expect("room"), HostId(0));
-    let places = slots::<HostRow>(transport.layout.host_area, 4, 0);
+    let places = slots::<HostRow>(transport.layout().host_area, 4, 0);
     assert_eq!(ops(&transport), kept(places, 256, false));
     assert_eq!(register("a", None).expect("the same"), HostId(0));
     assert_eq!(register("a", Some(0)).expect("the same"), HostId(0));
@@ -450,7 +451,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     }
     ops(&transport);
     assert_eq!(transport.create_blkdev(&spec_of(1)).expect("room"), BlkdevId(0));
-    let places = slots::<BlkdevRow>(transport.layout.blkdev_area, 4, 0);
+    let places = slots::<BlkdevRow>(transport.layout().blkdev_area, 4, 0);
     assert_eq!(ops(&transport), kept(places, 512, false));
     assert_eq!(kind(transport.create_blkdev(&spec_of(1))), Some(ErrorKind::Busy));
     assert_eq!(transport.create_blkdev(&spec_of(0)).expect("room"), BlkdevId(1));
@@ -517,7 +518,7 @@ fn lose<T: SlotContent>(transport: &Tested, area: u64, rows: u32, row: u32) {
 #[test]
 fn a_lost_backend_is_named_as_such_while_anything_shows_that_there_was_one() {
     let transport = transport();
-    let layout = transport.layout;
+    let layout = transport.layout();
     transport.create_backend(&spec()).expect("room");
     transport.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
     lose::<BackendRow>(&transport, layout.backend_area, 4, 0);
@@ -547,7 +548,7 @@ fn a_lost_backend_is_named_as_such_while_anything_shows_that_there_was_one() {
 #[test]
 fn a_lost_backend_on_which_a_blkdev_stands_is_named_too() {
     let transport = transport();
-    let layout = transport.layout;
+    let layout = transport.layout();
     transport.create_backend(&BackendSpec { cache_bytes: None, ..spec() }).expect("room");
     let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };
     transport.create_blkdev(&blkdev).expect("room");
@@ -562,7 +563,7 @@ fn a_lost_backend_on_which_a_blkdev_stands_is_named_too() {
 #[test]
 fn rows_of_which_a_crash_left_one_slot_are_completed_when_the_region_is_opened() {
     let transport = formatted(true);
-    let layout = transport.layout;
+    let layout = transport.layout();
     transport.register_host("a", None).expect("room");
     transport.create_backend(&spec()).expect("room");
     let blkdev = BlkdevSpec { backend: BackendId(0), host: HostId(0), export: "nbd".into() };

@@ -148,7 +148,7 @@ impl<E: Environment> Transport<E> {
         let cache = recover(Opening {
             environment: Arc::clone(&self.environment),
             region: Arc::clone(&self.region),
-            layout: self.layout,
+            layout: self.layout(),
             identity: found.identity,
             segments: found.segments,
             settings: found.settings,
@@ -196,7 +196,7 @@ impl<E: Environment> Transport<E> {
         let lanes = LaneMap { lanes: row.lanes.get() };
         let state_segment = SegmentId(row.state_segment.get());
         if !row.lanes.get().is_power_of_two()
-            || !(StateShape { lanes: row.lanes.get() }).fits(self.layout.segment_size)
+            || !(StateShape { lanes: row.lanes.get() }).fits(self.segment_size)
             || entry.size > lanes.device_max()
         {
             return Err(damaged("the number of lanes is impossible"));
@@ -220,7 +220,7 @@ impl<E: Environment> Transport<E> {
                 size_when_opened: entry.size,
                 sector: entry.sector,
                 data_crc: entry.data_crc,
-                state_base: self.layout.segment_base(state_segment),
+                state_base: self.segment_base(state_segment),
             },
             state_segment,
             segments,
@@ -317,9 +317,8 @@ impl<E: Environment> Transport<E> {
             return stored;
         }
         for segment in tables.segments_of(id) {
-            let base = self.layout.segment_base(segment);
-            stored =
-                stored.and(self.region.touch_pages(MutationPoint::SyncAgain, base, self.layout.segment_size));
+            let base = self.segment_base(segment);
+            stored = stored.and(self.region.touch_pages(MutationPoint::SyncAgain, base, self.segment_size));
         }
         stored
     }

@@ -18,10 +18,10 @@ impl<E: Environment> Transport<E> {
     pub fn drained(&self, id: BackendId) -> Option<(Epoch, u64)> {
         let row = self.backend_row(id).filter(|row| row.cache_id.get() != 0)?;
         let segment = row.state_segment.get();
-        if segment >= self.layout.segment_count {
+        if segment >= self.segment_count() {
             return None;
         }
-        let base = self.layout.segment_base(SegmentId(segment));
+        let base = self.segment_base(SegmentId(segment));
         let at = (StateShape { lanes: row.lanes.get() }).drained().map(|at| base + at);
         let slots = TwoSlots::<Drained>::read(&self.region, at, 0);
         slots.content().map(|drained| (Epoch(drained.epoch.get()), drained.closed_ms.get()))

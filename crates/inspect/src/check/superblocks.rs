@@ -18,20 +18,19 @@ impl Checker<'_> {
         let first = self.superblock(0);
         // The offset of the second superblock follows from the size of the mapping. If the mapping has grown, only the
         // first superblock gives that offset.
-        let used = first.as_ref().map_or(size, |block| block.region_size.get());
-        let offsets = [0, Layout::second_superblock(used.max(2 * cbd_format::PAGE))];
-        let read = [first, self.superblock(offsets[1])];
-        if used < size / cbd_format::PAGE * cbd_format::PAGE {
-            self.add(
-                Severity::Note,
-                Structure::Superblock,
-                Location::bytes(used, size - used),
-                format!("the region has {size} bytes, its transport uses {used} of them"),
-                "nothing while the first superblock is valid: the second cannot be found without it",
-                format!("cut the file back to {used} bytes"),
-                None,
-            );
+        let mut used = first.as_ref().map_or(size, |block| block.region_size.get());
+        let mut offsets = [0, Layout::second_superblock(used.max(2 * cbd_format::PAGE))];
+        let mut read = [first, self.superblock(offsets[1])];
+        if let [Err(first), Err(second)] = &read
+            && [first, second].iter().all(|error| error.kind() != ErrorKind::Unsupported)
+            && let Ok(transport) = open_private(&self.bytes)
+        {
+            // Before the zeroes by which the file of a region was extended.
+            used = transport.info().layout.region_size;
+            offsets[1] = Layout::second_superblock(used);
+            read[1] = self.superblock(offsets[1]);
         }
+        self.unused_end(used);
         self.report.counted.slots += 2;
         let length = size_of::<Superblock>() as u32;
         if self.newer_superblock(offsets, &read) {
@@ -86,6 +85,22 @@ impl Checker<'_> {
             }
         }
         true
+    }
+
+    /// Notes what is behind the end of the transport.
+    fn unused_end(&mut self, used: u64) {
+        let size = self.bytes.len();
+        if used < size / cbd_format::PAGE * cbd_format::PAGE {
+            self.add(
+                Severity::Note,
+                Structure::Superblock,
+                Location::bytes(used, size - used),
+                format!("the region has {size} bytes, its transport uses {used} of them"),
+                "nothing: the rest is not used",
+                format!("cbdctrl tp-grow uses all of it while a daemon serves it; or cut the file back to {used} bytes"),
+                None,
+            );
+        }
     }
 
     /// Whether one of the superblocks was written by a newer program. That copy decides, whatever the other one

@@ -6,11 +6,13 @@ use crate::finding::{Location, Severity, SlotKind, Structure};
 use cbd_format::{
     BackendEntry, BlkdevEntry, HostEntry, Layout, SegmentEntry, SlotContent, tables::STATE_ACTIVE,
 };
+use cbd_types::SegmentId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One of the tables.
-struct Table {
-    area: u64,
+struct Table<'a> {
+    /// The offsets of both slots of a row.
+    slots: &'a dyn Fn(u32) -> [u64; 2],
     rows: u32,
     structure: Structure,
     kind: SlotKind,
@@ -45,7 +47,8 @@ impl Used {
         let (mut caches, mut served) = (Vec::new(), BTreeSet::new());
         let (mut lost_backends, mut lost_segments) = (Vec::new(), 0);
         for row in 0..layout.blkdev_rows {
-            let found = found::<BlkdevEntry>(checker, layout.blkdev_area, layout.blkdev_rows, row);
+            let at = Layout::slots::<BlkdevEntry>(layout.blkdev_area, layout.blkdev_rows, row);
+            let found = found::<BlkdevEntry>(checker, at, row);
             if let Some(found) = found.0.filter(|found| found.state.get() == STATE_ACTIVE) {
                 used.hosts.insert(found.host.get());
                 used.backends.insert(found.backend.get());
@@ -53,8 +56,11 @@ impl Used {
             }
         }
         for row in 0..layout.backend_rows {
-            let (content, is_lost) =
-                found::<BackendEntry>(checker, layout.backend_area, layout.backend_rows, row);
+            let (content, is_lost) = found::<BackendEntry>(
+                checker,
+                Layout::slots::<BackendEntry>(layout.backend_area, layout.backend_rows, row),
+                row,
+            );
             lost_backends.extend(is_lost.then_some(row));
             if let Some(content) = content.filter(|content| content.state.get() == STATE_ACTIVE) {
                 used.hosts.insert(content.host.get());
@@ -65,7 +71,7 @@ impl Used {
         let mut counts = BTreeMap::new();
         for row in 0..layout.segment_count {
             let (content, is_lost) =
-                found::<SegmentEntry>(checker, layout.segment_table, layout.segment_count, row);
+                found::<SegmentEntry>(checker, layout.segment_slots(SegmentId(row)), row);
             lost_segments += u32::from(is_lost);
             if let Some(content) = content.filter(|content| content.cache_id.get() != 0) {
                 used.backends.insert(content.backend.get());
@@ -84,8 +90,8 @@ impl Used {
 }
 
 /// The newest content of a row, and whether both its slots are lost.
-fn found<T: SlotContent>(checker: &Checker<'_>, area: u64, rows: u32, row: u32) -> (Option<T>, bool) {
-    let found = read_two_slots::<T>(&*checker.bytes, Layout::slots::<T>(area, rows, row), u64::from(row));
+fn found<T: SlotContent>(checker: &Checker<'_>, at: [u64; 2], row: u32) -> (Option<T>, bool) {
+    let found = read_two_slots::<T>(&*checker.bytes, at, u64::from(row));
     let newest = found.newest();
     let is_lost = newest.is_none() && found.blank == [false; 2];
     (newest.map(|slot| slot.content), is_lost)
@@ -96,7 +102,7 @@ impl Checker<'_> {
         let used = Used::of(self, layout);
         self.table::<HostEntry>(
             &Table {
-                area: layout.host_area,
+                slots: &|row| Layout::slots::<HostEntry>(layout.host_area, layout.host_rows, row),
                 rows: layout.host_rows,
                 structure: Structure::Host,
                 kind: SlotKind::Host,
@@ -108,7 +114,7 @@ impl Checker<'_> {
         );
         self.table::<BackendEntry>(
             &Table {
-                area: layout.backend_area,
+                slots: &|row| Layout::slots::<BackendEntry>(layout.backend_area, layout.backend_rows, row),
                 rows: layout.backend_rows,
                 structure: Structure::Backend,
                 kind: SlotKind::Backend,
@@ -123,7 +129,7 @@ impl Checker<'_> {
         );
         self.table::<BlkdevEntry>(
             &Table {
-                area: layout.blkdev_area,
+                slots: &|row| Layout::slots::<BlkdevEntry>(layout.blkdev_area, layout.blkdev_rows, row),
                 rows: layout.blkdev_rows,
                 structure: Structure::Blkdev,
                 kind: SlotKind::Blkdev,
@@ -138,7 +144,7 @@ impl Checker<'_> {
         );
         self.table::<SegmentEntry>(
             &Table {
-                area: layout.segment_table,
+                slots: &|row| layout.segment_slots(SegmentId(row)),
                 rows: layout.segment_count,
                 structure: Structure::SegmentEntry,
                 kind: SlotKind::SegmentEntry,
@@ -154,13 +160,12 @@ impl Checker<'_> {
     }
 
     /// Checks a table. `is_used` returns whether a row that lost both slots was in use, according to the other rows.
-    fn table<T: SlotContent>(&mut self, table: &Table, is_used: &dyn Fn(u32) -> bool) {
+    fn table<T: SlotContent>(&mut self, table: &Table<'_>, is_used: &dyn Fn(u32) -> bool) {
         for row in 0..table.rows {
             if row % 4096 == 0 {
                 self.progress("tables", u64::from(row), u64::from(table.rows));
             }
-            let at = Layout::slots::<T>(table.area, table.rows, row);
-            let found = read_two_slots::<T>(&*self.bytes, at, u64::from(row));
+            let found = read_two_slots::<T>(&*self.bytes, (table.slots)(row), u64::from(row));
             let location = if table.kind == SlotKind::SegmentEntry {
                 Location { segment: Some(row), ..Location::default() }
             } else {

@@ -95,6 +95,15 @@ impl Fixture {
         Transport::open(Arc::new(ProcessEnvironment::new()), self.map()).expect("opened")
     }
 
+    /// Lets the region and its cache grow to `size` bytes.
+    pub fn grow(&self, size: u64) {
+        let process = self.process();
+        process.transport.region().memory().grow(&self.region(), size).expect("extended");
+        process.transport.grow_region().expect("grown");
+        let free = process.transport.info().free_segments;
+        process.transport.grow_cache(BackendId(0), &process.cache, free).expect("they are free");
+    }
+
     /// Opens the region as a daemon would; dropped, it was killed.
     pub fn process(&self) -> Process {
         let environment = Arc::new(ProcessEnvironment::new());

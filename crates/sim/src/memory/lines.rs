@@ -1,7 +1,7 @@
 //! The crash states of one moment, line by line: the possible contents of a cache line after a power cut.
 
 use super::{CrashMemory, LINE, State};
-use cbd_types::ByteRange;
+use cbd_types::{ByteRange, Pmem};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The bytes of one line.
@@ -78,7 +78,7 @@ impl CrashMemory {
 
     /// Starts to trace the lines that loads access.
     pub fn trace_loads(&self) {
-        self.state.lock().loaded = Some(vec![false; self.length.div_ceil(LINE) as usize]);
+        self.state.lock().loaded = Some(vec![false; self.len().div_ceil(LINE) as usize]);
     }
 
     /// The offsets of the lines that were loaded since [`trace_loads`](Self::trace_loads).

@@ -29,6 +29,10 @@ pub(super) struct File {
 }
 
 impl File {
+    pub(super) const fn disk(&mut self) -> &mut Pages {
+        &mut self.disk
+    }
+
     /// Called for a store: the kernel will write the pages of these bytes again.
     pub(super) fn touch(&mut self, at: u64, length: u64) {
         for number in at / PAGE..(at + length).div_ceil(PAGE) {

@@ -26,6 +26,15 @@ impl Pages {
         pages
     }
 
+    /// Adds bytes at the end, which is the end of a page.
+    pub(super) fn extend(&mut self, bytes: &[u8]) {
+        assert!(self.length.is_multiple_of(PAGE as u64), "whole pages");
+        let at = self.length;
+        self.length += bytes.len() as u64;
+        self.pages.resize((self.length as usize).div_ceil(PAGE), None);
+        self.write(at, bytes);
+    }
+
     pub(super) const fn len(&self) -> u64 {
         self.length
     }

@@ -52,6 +52,16 @@ impl World {
         }
     }
 
+    /// The memory becomes larger by `bytes`, the region grows to its end, and the cache, which stays open, gets all segments that are
+    /// free then.
+    pub fn grow_region(&mut self, bytes: u64) {
+        self.memory.extend(&vec![0; bytes as usize]);
+        let grown = self.process().grow_region();
+        if let Err(error) = grown {
+            self.fail(format!("the region does not grow: {error}"));
+        }
+    }
+
     fn begin_change(&mut self) {
         self.route_changes += 1;
         let is_cached = self.process().cached().is_some();

@@ -102,6 +102,22 @@ fn date(world: &mut World) {
     flush(world);
 }
 
+/// The region grows twice while its cache is open, which uses the new segments.
+fn grow(world: &mut World) {
+    busy(world);
+    world.grow_region(256 * KIB);
+    for block in 0..22 {
+        write(world, CHUNK + block * 16 * KIB, 16 * KIB);
+    }
+    flush(world);
+    world.grow_region(256 * KIB);
+    for block in 0..9 {
+        write(world, 64 * KIB + block * 16 * KIB, 16 * KIB);
+    }
+    world.crash();
+    write(world, 0, 8 * KIB);
+}
+
 fn restart(world: &mut World) {
     busy(world);
     world.crash();
@@ -190,6 +206,13 @@ pub fn all() -> Vec<History> {
         history("dated", options(15), date),
         history("restarted", options(7), restart),
         history("boot-noted", options(16), note_boot),
+        history("grown", WorldOptions { segments: 9, lanes_max: 1, ..options(19) }, grow),
+        History {
+            name: "grown-one-superblock",
+            options: WorldOptions { segments: 9, lanes_max: 1, ..options(20) },
+            live: grow,
+            hurt: hurt_first_copies,
+        },
         history("quarantined", options(8), mark_bad),
         history("quarantined-in-part", options(14), damage_in_part),
         History { name: "one-superblock", options: options(9), live: busy, hurt: hurt_first_copies },

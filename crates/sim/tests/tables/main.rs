@@ -2,6 +2,7 @@
 
 mod crashes;
 mod earlier_lives;
+mod extend;
 mod failed_pages;
 mod features;
 mod grow;

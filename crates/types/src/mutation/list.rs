@@ -57,6 +57,21 @@ mutation_points! {
     /// Both copies are on the disk of an ordinary file before the feature is used.
     FeatureSync = "feature.sync",
 
+    // A region that grows.
+
+    /// The blank segment table of new space is durable before a superblock refers to it.
+    RegionTableFence = "region.table.fence",
+    /// The blank segment table of new space is on the disk of an ordinary file before a superblock refers to it.
+    RegionTableSync = "region.table.sync",
+    /// The superblock behind the new space is durable before the first one changes.
+    RegionLastFence = "region.last.fence",
+    /// The superblock behind the new space is on the disk of an ordinary file before the first one changes.
+    RegionLastSync = "region.last.sync",
+    /// The first superblock is durable before the new space is used and the former second superblock is erased.
+    RegionFirstFence = "region.first.fence",
+    /// The first superblock is on the disk of an ordinary file before the new space is used.
+    RegionFirstSync = "region.first.sync",
+
     // Two slots, of which the newest valid one counts.
 
     /// A slot of another kind of object does not count.

@@ -20,7 +20,7 @@ fn has_all(text: &str, parts: &[&str]) {
 #[test]
 fn a_cache_is_attached_in_the_order_segments_state_row_and_is_empty() {
     let transport = transport();
-    let (layout, id) = (transport.layout, uncached(&transport));
+    let (layout, id) = (transport.layout(), uncached(&transport));
     let free = transport.info().free_segments;
     ops(&transport);
     transport.attach_cache(id, 9 * SEGMENT, 16).expect("there is room");
@@ -94,7 +94,7 @@ fn a_detached_cache_leaves_a_row_without_one_and_its_successor_has_another_ident
     cache.stop();
     ops(&transport);
     transport.detach_cache(id).expect("nothing is dirty");
-    let row = slots::<BackendRow>(transport.layout.backend_area, 4, id.0);
+    let row = slots::<BackendRow>(transport.layout().backend_area, 4, id.0);
     assert_eq!(ops(&transport), kept(row, 1024, false));
     let row = transport.backend_row(id).expect("it is there");
     assert_eq!((row.cache_id.get(), row.lanes.get(), row.segments.get()), (0, 0, 0));

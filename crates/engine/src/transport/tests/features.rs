@@ -1,6 +1,7 @@
 //! Features that are added to the superblocks after the format, and what is kept of superblocks that were read.
 
 use super::*;
+use cbd_format::superblock::INCOMPATIBLE_KNOWN;
 
 const SECOND: u64 = SIZE - PAGE;
 
@@ -31,7 +32,7 @@ fn a_feature_is_durable_in_one_superblock_before_the_other_one_changes() {
     );
     transport.require_feature(FEATURE_USE_NOTES).expect("it is there");
     assert_eq!(ops(&transport), []);
-    for unknown in [1 << 40, FEATURE_USE_NOTES | 1 << 40, 4 * FEATURE_USE_NOTES] {
+    for unknown in [1 << 40, FEATURE_USE_NOTES | 1 << 40, INCOMPATIBLE_KNOWN + 1] {
         assert_eq!(kind(transport.require_feature(unknown)), Some(ErrorKind::Unsupported));
     }
     assert_eq!((ops(&transport), features(&transport)), (vec![], FEATURE_USE_NOTES));

@@ -17,7 +17,7 @@ fn a_larger_size_is_in_both_slots_of_the_row_before_the_cache_has_it() {
         let transport = formatted(mixes_pages);
         let id = transport.create_backend(&spec()).expect("room");
         let cache = transport.open_cache(id).expect("it opens");
-        let row = slots::<BackendRow>(transport.layout.backend_area, 4, 0);
+        let row = slots::<BackendRow>(transport.layout().backend_area, 4, 0);
         ops(&transport);
         transport.grow_backend(id, LARGER, "the disk, larger").expect("it is larger");
         let stores = |op: &Op| matches!(op, Op::Store(at, _) if row.contains(at));

@@ -17,7 +17,7 @@ fn a_region_of_one_segment_less_than_the_smallest_cache_needs_is_too_small() {
 #[test]
 fn the_segments_of_a_cache_name_it_on_the_disk_before_its_state_is_stored() {
     let transport = formatted(true);
-    let layout = transport.layout;
+    let layout = transport.layout();
     ops(&transport);
     transport.create_backend(&spec()).expect("room");
     let all = ops(&transport);
@@ -65,7 +65,7 @@ fn a_segment_that_names_no_cache_is_of_no_backend() {
     let _ = transport.tables.lock().segments[3].store(&transport.region, nothing(id.0));
     assert_eq!(transport.info().free_segments, free);
     let _ = transport.tables.lock().segments[3].store(&transport.region, nothing(2));
-    lose::<BackendRow>(&transport, transport.layout.backend_area, 4, 2);
+    lose::<BackendRow>(&transport, transport.layout().backend_area, 4, 2);
     assert_eq!(kind(reopened(&transport).backend(BackendId(2))), Some(ErrorKind::NotFound));
 }
 
@@ -75,7 +75,7 @@ fn a_row_whose_state_is_in_no_segment_has_no_former_disks() {
     let id = transport.create_backend(&spec()).expect("room");
     transport.move_backend(id, "/dev/b", "b").expect("room");
     for beyond in [0, 1, 1 << 20] {
-        let segment = transport.layout.segment_count + beyond;
+        let segment = transport.layout().segment_count + beyond;
         let stored = transport.tables.lock().backends[0]
             .change(&transport.region, |row| row.state_segment = segment.into());
         transport.region.fence(MutationPoint::OpenFence, stored);

@@ -101,7 +101,7 @@ fn emptied_after(drained: Option<(u64, u64, u64)>, marks: [Option<u64>; 2]) -> (
     let id = id.expect("room");
     let row = transport.backend_row(id).expect("it is there");
     assert_eq!(row.lanes.get(), 2);
-    let (state, base) = (StateShape { lanes: 2 }, transport.layout.segment_base(SegmentId(0)));
+    let (state, base) = (StateShape { lanes: 2 }, transport.layout().segment_base(SegmentId(0)));
     let at = |slots: [u64; 2]| slots.map(|at| base + at);
     let mut slots = TwoSlots::<Drained>::read(&transport.region, at(state.drained()), 0);
     match drained {
@@ -149,9 +149,9 @@ fn an_emptied_cache_is_durable_before_its_row_says_that_it_can_be_served() {
     ops(&transport);
     transport.empty_backend(id).expect("no one uses it");
     let all = ops(&transport);
-    let row = kept(slots::<BackendRow>(transport.layout.backend_area, 4, 0), 1024, false);
+    let row = kept(slots::<BackendRow>(transport.layout().backend_area, 4, 0), 1024, false);
     let headers = (1..9).flat_map(|segment| {
-        let base = transport.layout.segment_base(SegmentId(segment));
+        let base = transport.layout().segment_base(SegmentId(segment));
         [Op::Store(base, 128), Op::Store(base + SEGMENT - PAGE, 128)]
     });
     let headers: Vec<Op> = headers.collect();
@@ -168,7 +168,7 @@ fn a_former_disk_is_durable_in_both_slots_before_the_row_names_the_other_disk() 
     for mixes_pages in [false, true] {
         let transport = formatted(mixes_pages);
         let id = transport.create_backend(&spec()).expect("room");
-        let base = transport.layout.segment_base(SegmentId(0));
+        let base = transport.layout().segment_base(SegmentId(0));
         let at = StateShape { lanes: 1 }.former(0).map(|at| base + at);
         let length = size_of::<cbd_format::FormerDisk>() as u64;
         let cache_id = transport.backend_row(id).expect("it is there").cache_id.get();
@@ -185,7 +185,7 @@ fn a_former_disk_is_durable_in_both_slots_before_the_row_names_the_other_disk() 
         expected.push(Op::Fence);
         let syncs = at.map(|at| Op::Sync(at, length)).to_vec();
         expected.extend(if mixes_pages { &syncs[..] } else { &[] });
-        let row = slots::<BackendRow>(transport.layout.backend_area, 4, 0).map(|at| Op::Store(at, 1024));
+        let row = slots::<BackendRow>(transport.layout().backend_area, 4, 0).map(|at| Op::Store(at, 1024));
         let all = ops(&transport);
         assert_eq!(all[..expected.len()], expected);
         assert!(row.contains(&all[expected.len()]), "the row is next");

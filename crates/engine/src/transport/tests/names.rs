@@ -38,10 +38,10 @@ fn names_are_kept_in_both_slots_for_the_next_process() {
     let transport = two();
     ops(&transport);
     transport.name_backend(BackendId(1), Some(&name("db-data"))).expect("it is free");
-    let places = slots::<BackendRow>(transport.layout.backend_area, 4, 1);
+    let places = slots::<BackendRow>(transport.layout().backend_area, 4, 1);
     assert_eq!(ops(&transport), kept(places, 1024, false));
     transport.name_blkdev(BlkdevId(0), Some(&name(&"x".repeat(32)))).expect("it is free");
-    let places = slots::<BlkdevRow>(transport.layout.blkdev_area, 4, 0);
+    let places = slots::<BlkdevRow>(transport.layout().blkdev_area, 4, 0);
     assert_eq!(ops(&transport), kept(places, 512, false));
     let found = reopened(&transport);
     assert_eq!((backend_name(&found, 0), backend_name(&found, 1)), (None, Some("db-data".into())));

@@ -25,7 +25,7 @@ fn free(rig: &Rig) -> u32 {
 }
 
 fn entry(transport: &Transport<Still>, segment: u32) -> [u64; 2] {
-    let layout = transport.layout;
+    let layout = transport.layout();
     slots::<SegmentEntry>(layout.segment_table, layout.segment_count, segment)
 }
 
@@ -44,7 +44,7 @@ fn a_cache_grows_with_segments_that_name_it_before_its_row_counts_them() {
         expected.extend([13, 14].map(|segment| Op::Store(entry(&rig.transport, segment)[slot], 64)));
         expected.push(Op::Fence);
     }
-    let row = slots::<BackendRow>(rig.transport.layout.backend_area, 4, 0);
+    let row = slots::<BackendRow>(rig.transport.layout().backend_area, 4, 0);
     expected.extend(kept(row, 1024, false));
     assert_eq!(stored(&rig.transport), expected);
     assert_eq!((sizes(&rig), free(&rig)), ((14, 14, 15), before - 2));
@@ -60,7 +60,7 @@ impl Rig {
         let cache = transport.open_cache(self.backend).expect("it opens");
         let row = transport.backend(self.backend).expect("it is there");
         let free = transport.info().free_segments + row.cache_segments;
-        assert_eq!(free, transport.layout.segment_count, "each segment is of this cache or free");
+        assert_eq!(free, transport.layout().segment_count, "each segment is of this cache or free");
         (cache.status().segments, row.cache_segments)
     }
 }
@@ -90,7 +90,7 @@ fn a_cache_shrinks_by_segments_that_its_row_does_not_count_before_they_name_none
     stored(&rig.transport);
     rig.transport.finish_shrink(rig.backend, shrink).expect("no store fails");
     let all = stored(&rig.transport);
-    let row = slots::<BackendRow>(rig.transport.layout.backend_area, 4, 0);
+    let row = slots::<BackendRow>(rig.transport.layout().backend_area, 4, 0);
     assert_eq!(all[..4], kept(row, 1024, false), "the row comes first");
     assert_eq!(all.len(), 4 + 2 * (3 + 1));
     assert_eq!((sizes(&rig), free(&rig)), ((9, 9, 10), before + 3));
@@ -199,7 +199,7 @@ fn a_segment_that_was_of_another_cache_meanwhile_shows_nothing_of_it() {
     let mut rig = rig();
     rig.fill_up();
     rig.drain();
-    let highest = (0..rig.transport.layout.segment_count)
+    let highest = (0..rig.transport.layout().segment_count)
         .map(|number| rig.cache.base().segment(number).generation())
         .max();
     assert!(highest > Some(0), "segments were used");
@@ -219,7 +219,7 @@ fn a_segment_that_was_of_another_cache_meanwhile_shows_nothing_of_it() {
         let _ = cache.write(ByteRange::at(block * 4096, 4096), &[9; 4096], waker).expect("it runs");
     }
     assert_eq!(cache.status().damaged, []);
-    let used: Vec<u32> = (0..rig.transport.layout.segment_count)
+    let used: Vec<u32> = (0..rig.transport.layout().segment_count)
         .map(|number| cache.base().segment(number).generation())
         .collect();
     cache.stop();

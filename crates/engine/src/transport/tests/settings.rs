@@ -27,7 +27,7 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
     transport.require_feature(FEATURE_BYPASS).expect("no store fails");
     ops(&transport);
     transport.update_settings(id, settings).expect("it is there");
-    let places = slots::<BackendRow>(transport.layout.backend_area, 4, 0);
+    let places = slots::<BackendRow>(transport.layout().backend_area, 4, 0);
     assert_eq!(ops(&transport), kept(places, 1024, false));
     transport.update_path(id, "/dev/another").expect("it is there");
     let entry = reopened(&transport).backend(id).expect("it is good");

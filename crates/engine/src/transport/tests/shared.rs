@@ -64,7 +64,7 @@ fn bounds_that_a_cache_cannot_have_are_refused_and_change_nothing() {
 fn hits_are_counted_up_to_the_maximum_or_to_twice_a_fixed_size() {
     let transport = transport();
     let spec = BackendSpec { lanes_max: 1, ..spec() };
-    let total = u64::from(transport.layout.segment_count) * SEGMENT;
+    let total = u64::from(transport.layout().segment_count) * SEGMENT;
     for (shared, expected) in [
         (Some(BOUNDS), 24 * SEGMENT),
         (Some(SharedSpace { max: u32::MAX, ..BOUNDS }), total),

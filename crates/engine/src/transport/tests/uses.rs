@@ -67,7 +67,7 @@ fn after_a_failed_sync_the_pages_of_a_cache_are_stored_again() {
     assert_eq!(state(), tables::USE_UNSURE);
     ops(&transport);
     assert_eq!(transport.sync().expect("no sync fails"), 0);
-    let base = transport.layout.segment_area;
+    let base = transport.layout().segment_area;
     assert_eq!(ops(&transport)[0], Op::Store(base, 64), "the first page of the state segment");
     assert_eq!(state(), tables::USE_SYNCED);
 }
@@ -123,7 +123,7 @@ fn a_sync_concerns_the_closed_caches_that_this_boot_has_used() {
     let after = ops(&second);
     // The first page of its state; a page that is blank needs no store.
     let is_stored = |id| {
-        let base = second.layout.segment_base(second.segments_of(id)[0]);
+        let base = second.layout().segment_base(second.segments_of(id)[0]);
         after.contains(&Op::Store(base, 64))
     };
     assert_eq!([used, synced, other, open].map(is_stored), [true, false, false, false]);
@@ -137,7 +137,7 @@ fn a_sync_concerns_the_closed_caches_that_this_boot_has_used() {
     assert_eq!(third.backend_row(open).expect("it is there").use_state.get(), tables::USE_UNSURE);
     ops(&third);
     assert_eq!(third.sync().expect("no sync fails"), 0);
-    let base = third.layout.segment_base(third.segments_of(open)[0]);
+    let base = third.layout().segment_base(third.segments_of(open)[0]);
     let after = ops(&third);
     assert!(after.contains(&Op::Store(base, 64)));
     let fence = after.iter().position(|op| *op == Op::Fence);
