@@ -404,6 +404,7 @@ Settings:
   when_full=wait|around                 what a write does that finds no space
   congestion_read_us=off|US             latency of the cache above which reads go past it
   congestion_write_us=off|US            the same for writes
+  pin_percent=1..60                     share of the cache that pins may take
   name=NAME                             the name, for -b and -d and for links; name= takes it away";
 
 /// Options of the daemon.

@@ -342,7 +342,7 @@ mod tests {
             "cache_mode": "writeback", "is_changing_mode": false, "read_fill": "admit",
             "sequential_read_cutoff": 4194304, "readahead": "auto", "sequential_write_cutoff": 0,
             "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
-            "writeback_paused_until_ms": 0,
+            "writeback_paused_until_ms": 0, "pin_percent": 50,
         });
         for more in [&further, &cache] {
             if let (Some(base), Some(more)) = (base.as_object_mut(), more.as_object()) {

@@ -52,7 +52,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.complete_parked(place, done);
     }
 
-    /// Why a write is to go past the cache, whatever the mode; called once for each write.
+    /// Why a write is to go past the cache, whatever the mode; called once for each write. What is pinned does not.
     #[inline(never)]
     pub(crate) fn bypass_reason(
         &self,
@@ -60,6 +60,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         range: ByteRange,
         fua: bool,
     ) -> Option<BypassReason> {
+        self.reason_to_bypass(cache, range, fua).filter(|_| !cache.is_pinned(range))
+    }
+
+    fn reason_to_bypass(&self, cache: &Cache<E>, range: ByteRange, fua: bool) -> Option<BypassReason> {
         let settings = cache.settings();
         if settings.sequential_write_cutoff > 0 {
             let followed =
@@ -267,7 +271,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
 /// Whether the first piece of `range` is to go around a full cache.
 fn is_sooner_around<E: Environment>(cache: &Cache<E>, range: ByteRange) -> bool {
-    cache.is_writeback() && cache.pieces(range).next().is_some_and(|piece| cache.is_sooner_around(piece))
+    !cache.is_pinned(range)
+        && cache.is_writeback()
+        && cache.pieces(range).next().is_some_and(|piece| cache.is_sooner_around(piece))
 }
 
 impl Around {

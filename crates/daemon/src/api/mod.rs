@@ -474,6 +474,9 @@ pub struct SettingsChange {
     /// Seconds for which writeback is paused from now on; 0 ends a pause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writeback_pause_s: Option<u32>,
+    /// Share of the cache in percent that pins may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin_percent: Option<i64>,
     /// The name of the backend; empty: it has none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -524,6 +527,8 @@ pub struct Settings {
     pub read_latency_target_us: u32,
     /// Until when writeback is paused, in milliseconds since 1970 UTC; 0 if it is not.
     pub writeback_paused_until_ms: u64,
+    /// Share of the cache in percent that pins may take.
+    pub pin_percent: u32,
 }
 
 /// Progress of a long operation.

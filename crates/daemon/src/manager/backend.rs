@@ -351,8 +351,10 @@ impl TakenSlot {
                 Some(0) => 0,
                 Some(seconds) => wall_ms() + u64::from(seconds) * 1000,
             },
+            pin_percent: percent(change.pin_percent, now.pin_percent),
         }
         .validated()?;
+        handle.transport.check_pins(id, None, Some(new.pin_percent))?;
         handle.transport.update_settings(id, new)?;
         slot.entry.settings = new;
         if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
@@ -387,6 +389,7 @@ impl From<Settings> for api::Settings {
             congestion_write_us: settings.congestion_write_us,
             read_latency_target_us: settings.read_latency_target_us,
             writeback_paused_until_ms: settings.writeback_paused_until_ms,
+            pin_percent: u32::from(settings.pin_percent),
         }
     }
 }

@@ -301,6 +301,7 @@ fn changed_settings_are_logged_as_they_are_typed() {
         "when_full=around",
         "congestion_read_us=2000",
         "congestion_write_us=off",
+        "pin_percent=40",
     ];
     let change = crate::settings::parse_changes(&typed.map(str::to_owned)).expect("settings");
     let log = Log::default();

@@ -144,7 +144,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             for miss in misses {
                 let at = (miss.range.start - range.start) as usize;
                 let data = &buffer[at..at + miss.range.len() as usize];
-                if is_congested {
+                if is_congested && !cache.is_pinned(miss.range) {
                     cache.bypass_fill(miss, BypassReason::Congested);
                 } else if is_behind_cutoff {
                     cache.complete_fill_behind_cutoff(miss, data);

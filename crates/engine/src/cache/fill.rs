@@ -60,37 +60,40 @@ impl<E: Environment> Cache<E> {
         if !state.end_fill(miss.id) {
             return;
         }
-        // Taking the last free segments would only make writers wait for reclaim.
+        let is_pinned = state.is_pinned(miss.range);
+        // Taking the last free segments would only make writers wait for reclaim. What is pinned is worth that: it is missed once.
         if base.gate().check_running().is_err()
             || base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
-            || base.pool().has_waiters()
+            || (base.pool().has_waiters() && !is_pinned)
         {
             return;
         }
-        if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff) {
+        if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff, is_pinned) {
             base.bypassed().count(reason, miss.range.len());
             return;
         }
         lane.announce(base);
         // A power failure may take from the backing device what went past the cache and no flush has covered.
         let kind = if self.has_unflushed_bypass() { RecordKind::WriteThrough } else { RecordKind::Fill };
-        if self.record_clean(&mut state, kind, miss.range, data) {
+        let requester = if is_pinned { Requester::Client } else { Requester::Optional };
+        if self.record_clean(&mut state, kind, miss.range, data, requester) {
             state.count_filled(miss.range.len());
         }
     }
 
     /// Records data that the backing device has. Returns `false` if there was no space.
-    pub(super) fn record_clean(
+    pub(crate) fn record_clean(
         &self,
         lane: &mut LaneState,
         kind: RecordKind,
         range: ByteRange,
         data: &[u8],
+        requester: Requester,
     ) -> bool {
         if blocks_in(range) <= FEW_BLOCKS {
-            self.commit_clean::<FEW_BLOCKS>(lane, kind, range, data)
+            self.commit_clean::<FEW_BLOCKS>(lane, kind, range, data, requester)
         } else {
-            self.commit_clean::<MANY_BLOCKS>(lane, kind, range, data)
+            self.commit_clean::<MANY_BLOCKS>(lane, kind, range, data, requester)
         }
     }
 
@@ -100,8 +103,9 @@ impl<E: Environment> Cache<E> {
         kind: RecordKind,
         range: ByteRange,
         data: &[u8],
+        requester: Requester,
     ) -> bool {
-        lane.commit::<E, BLOCKS>(self.base(), kind, range, data, Requester::Optional, None).is_ok()
+        lane.commit::<E, BLOCKS>(self.base(), kind, range, data, requester, None).is_ok()
     }
 
     /// Ends a fill whose data is not recorded for this reason.
@@ -123,13 +127,14 @@ fn bypass_of<E: Environment>(
     lane: &mut LaneState,
     range: ByteRange,
     is_behind_cutoff: bool,
+    is_pinned: bool,
 ) -> Option<BypassReason> {
     if base.mode().is_passthrough() {
         return Some(BypassReason::Mode);
     }
     match base.settings().read_fill {
         ReadFill::Off => Some(BypassReason::ReadFillOff),
-        _ if !base.is_full() => None,
+        _ if is_pinned || !base.is_full() => None,
         _ if is_behind_cutoff => Some(BypassReason::Sequential),
         ReadFill::Admit if !lane.admits(base, range) => Some(BypassReason::NotAdmitted),
         ReadFill::Admit | ReadFill::All => None,

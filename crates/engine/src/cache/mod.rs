@@ -19,6 +19,7 @@ mod overload;
 mod pace;
 mod parked_counters;
 mod parking;
+mod pins;
 mod read;
 mod read_ahead;
 mod resize;

@@ -5,18 +5,23 @@
 //! - a parked range is recorded again at the head, durably, before its old record leaves the index;
 //! - the new tail is durable before the segment returns to the pool, so a reclaimed newer record can never uncover an older one;
 //! - a lane's lock is held for a bounded number of records.
+//!
+//! Pinned blocks are appended again however many a segment has of them, so a single segment may free nothing. Writers go on all
+//! the same: the lane whose log is longest without its pins is chosen, pins are appended again only in a lane that has two
+//! segments more than its pins take, and one pass through its log frees those. The limit of what may be pinned leaves so much in
+//! some lane (`cache::pins`). A lane without it, or an append without space, drops what is pinned: only speed depends on it.
 
 use crate::{
     Cache, Environment,
     base::{Records, Requester},
-    lane::{Chance, LogSegment},
+    lane::{Chance, Chances, LogSegment},
     position::Location,
     rare,
     slots::InBoth,
 };
 use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
-use cbd_types::{AlignedBuffer, CHECKSUM_BLOCK, LaneId, MutationPoint};
+use cbd_types::{AlignedBuffer, LaneId, MutationPoint};
 
 /// Records that leave the index while the lane's lock is held once. They are so few that a writer waits about as long as for
 /// another writer, and does not sleep. The next records are read while the lane is unlocked, so that the writer can lock it.
@@ -29,8 +34,8 @@ struct Victim {
     segment: LogSegment,
     records: Records,
     slot: u32,
-    /// Bytes that may still get a second chance.
-    second_chance: u64,
+    /// What may still be appended again.
+    chances: Chances,
     /// All parked ranges of the segment were carried forward.
     has_carried: bool,
     /// The new tail relies on a parked record or a quarantine at the head.
@@ -102,26 +107,34 @@ impl Reclaim {
     }
 }
 
-/// Chooses the lane with the longest log among those whose tail segment is clean: it has the oldest data for its share of the
+/// Chooses the lane with the longest log, its pins left out, among those whose tail segment is clean: it has the oldest data for its share of the
 /// traffic.
 fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let base = cache.base();
     let drained = base.drained_epoch().0;
     // Data copied to the head frees no space: copy less of it while segments are taken faster than they are released.
     let quarters = if base.is_reclaim_at_ease() { 3 } else { 2 };
-    let mut best: Option<(usize, LaneId, LogSegment)> = None;
+    let mut best: Option<(u64, LaneId, LogSegment)> = None;
     for (id, lane) in (0..).map(LaneId).zip(cache.lanes()) {
-        let Some((tail, sealed)) = lane.lock().reclaimable(drained) else { continue };
+        let state = lane.lock();
+        let Some((tail, sealed)) = state.reclaimable(drained) else { continue };
+        let sealed = state.unpinned_bytes(base, sealed);
+        drop(state);
         if !stuck.contains(&id) && best.as_ref().is_none_or(|(longest, ..)| sealed > *longest) {
             best = Some((sealed, id, tail));
         }
     }
-    best.map(|(_, lane, segment)| Victim {
+    let least = 2 * base.blocks_bytes_per_segment();
+    best.map(|(sealed, lane, segment)| Victim {
         lane,
         segment,
         records: base.records_of(segment.segment, segment.slots),
         slot: 0,
-        second_chance: (base.shape().data_top() - segment.data_low) / 4 * quarters,
+        chances: Chances {
+            left: (base.shape().data_top() - segment.data_low) / 4 * quarters,
+            of_read: true,
+            of_pinned: sealed >= least,
+        },
         has_carried: false,
         needs_mark: false,
     })
@@ -152,20 +165,24 @@ impl Victim {
         }
         let base = cache.base();
         let mut chances = Vec::new();
+        self.chances.of_read = !base.pool().has_waiters();
         let mut state = cache.lane(self.lane).lock();
         state.load_index_lines(base, &records);
         for (location, record) in &records {
-            if record.kind().has_data() && !base.pool().has_waiters() {
-                state.add_chances(base, *location, record, &mut self.second_chance, &mut chances);
+            if record.kind().has_data() {
+                state.add_chances(base, *location, record, &mut self.chances, &mut chances);
             }
         }
         if !chances.is_empty() {
             drop(state);
-            // A recently read block is appended again before its old record is removed: a read always finds it.
+            // A recently read or pinned block is appended again before its old record is removed: a read always finds it.
             for chance in &chances {
                 if !self.append_again(cache, chance, scratch) {
-                    self.second_chance = 0;
-                    break;
+                    // There is less space for blocks that were read than for pinned ones.
+                    self.chances.left = 0;
+                    if chance.is_pinned {
+                        break;
+                    }
                 }
             }
             state = cache.lane(self.lane).lock();
@@ -183,31 +200,43 @@ impl Victim {
         cache.lane(self.lane).lock().take_out_all(&self.segment);
     }
 
-    /// Appends a block again. Returns `false` if there is no space.
+    /// Appends a block or adjacent pinned blocks again. Returns `false` if there is no space.
     fn append_again<E: Environment>(
         &self,
         cache: &Cache<E>,
         chance: &Chance,
         scratch: &mut AlignedBuffer,
     ) -> bool {
-        let Chance { location, record, block } = chance;
+        let Chance { location, record, range, is_pinned } = chance;
         let base = cache.base();
-        scratch.resize(CHECKSUM_BLOCK as usize);
-        if base.load_data(*location, record, *block, scratch).is_err() {
-            // The damaged data is clean: the backing device has it.
+        scratch.resize(range.len() as usize);
+        if base.load_data(*location, record, *range, scratch).is_err() {
+            // The damaged data is clean: the backing device has it. What is pinned is cached again when it is read.
             return true;
         }
         let lane = cache.lane(self.lane);
         let mut state = lane.lock();
         lane.announce(base);
-        // A write may have replaced the block while it was copied.
-        if !state.is_current(base, *block, *location) {
+        let kind = RecordKind::Fill;
+        if *is_pinned {
+            // A write may have replaced some of the blocks while they were copied.
+            let mut at = *range;
+            while let Some(run) = state.first_current(base, at, *location) {
+                let data = &scratch[(run.start - range.start) as usize..(run.end - range.start) as usize];
+                if !cache.record_clean(&mut state, kind, run, data, Requester::Pinned) {
+                    return false;
+                }
+                at.start = run.end;
+            }
             return true;
         }
-        let (kind, requester) = (RecordKind::Fill, Requester::Optional);
-        let appended = state.commit::<E, 2>(base, kind, *block, scratch, requester, None);
+        // A write may have replaced the block while it was copied.
+        if !state.is_current(base, *range, *location) {
+            return true;
+        }
+        let appended = state.commit::<E, 2>(base, kind, *range, scratch, Requester::Optional, None);
         if appended.is_ok() {
-            state.note_chance(base, *block);
+            state.note_chance(base, *range);
             rare::count(&base.rare().second_chances);
         }
         appended.is_ok()

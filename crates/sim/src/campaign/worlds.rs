@@ -207,6 +207,12 @@ pub fn kinds() -> Vec<Kind> {
         }),
         kind("no-checksums", |seed| WorldOptions { data_crc: false, ..one_lane(seed, Consistency::Strict) }),
         kind("settings", |seed| WorldOptions { vary_settings: true, ..two_lanes(seed, Consistency::Strict) }),
+        kind("pinned", |seed| WorldOptions {
+            pins: true,
+            segments: 25,
+            worker_percent: if seed.is_multiple_of(2) { 3 } else { 30 },
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
         kind("resized-index", |seed| WorldOptions {
             // Several chunks in each lane, between which the boundary of a resize passes.
             resizes_index: true,
