@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod live;
+mod pins;
 
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency, NumberOrName};
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
 pub use live::{LiveCommand, OfBackend};
+pub use pins::{PinCommand, Pinned};
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -193,6 +195,9 @@ pub enum Command {
     /// Changes of a backend while its block devices are in use
     #[command(flatten)]
     Live(LiveCommand),
+    /// Pins
+    #[command(flatten)]
+    Pins(PinCommand),
     /// Create a block device on a backend and print its path
     DevStart {
         /// Transport

@@ -85,7 +85,7 @@ pub(crate) fn warn(warnings: &[String]) {
 }
 
 /// Makes a path absolute: the daemon has another working folder.
-fn absolute(path: &Path) -> Result<String> {
+pub(crate) fn absolute(path: &Path) -> Result<String> {
     let malformed = |text: &str| {
         Error::new(ErrorKind::InvalidArgument, format!("the path \"{}\" {text}", path.display()))
     };
@@ -195,6 +195,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.list(&list, backend_table)
         }
         Command::Live(command) => crate::live::execute(command, plain, output),
+        Command::Pins(command) => crate::pins::execute(command, plain, output),
         Command::DevStart { on, backend, export, allow_remote, require_kernel, name } => {
             let export = chosen_export(export, require_kernel)?;
             let request = StartBlkdev { backend, export, allow_remote, name };

@@ -11,6 +11,7 @@ mod errors;
 mod grow;
 mod live;
 mod names;
+mod pins;
 mod status;
 
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
@@ -18,6 +19,7 @@ pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use grow::{BackendGrown, BlkdevGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
+pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,

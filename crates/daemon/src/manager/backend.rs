@@ -147,6 +147,7 @@ impl BackendSlot {
         let (run, mut warnings) =
             RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, options)?;
         warnings.extend(unknown);
+        warnings.extend(super::pins::lost_pins(&running.transport, self.entry.id));
         Ok((run, warnings))
     }
 

@@ -108,12 +108,12 @@ impl LaneState {
     ) -> bool {
         // While the reserve is incomplete, the open segment may have been taken from it. The rest of such a segment is
         // for what the lane must record before it can free a segment, and everything else waits.
-        let pool = base.pool();
-        let may_use_open = match requester {
-            Requester::Essential => true,
-            Requester::Pinned | Requester::Frugal => pool.free() >= pool.reserve(),
-            Requester::Client | Requester::Optional => pool.free() >= pool.left_by_clients(),
+        let left = match requester {
+            Requester::Essential => 0,
+            Requester::Pinned | Requester::Frugal => base.pool().reserve(),
+            Requester::Client | Requester::Optional => base.pool().left_by_clients(),
         };
+        let may_use_open = base.pool().free() >= left;
         if let Some(open) = &mut self.open
             && may_use_open
             && base.shape().fits(open.slots, open.data_low, slots, length)

@@ -63,6 +63,7 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
         // 1. Everything that can be refused.
+        let pins = &*normalised(pins)?;
         let ranges = ranges_of(pins)?;
         if ranges.end() > cache.size().next_multiple_of(cbd_types::CHECKSUM_BLOCK) {
             let (end, size) = (ranges.end(), cache.size());
@@ -191,6 +192,15 @@ impl<E: Environment> Transport<E> {
 fn least_segments<E: Environment>(row: &BackendRow, cache: &Cache<E>) -> u32 {
     let now = (cache.capacity() / u64::from(cache.segment_bytes())) as u32;
     read_shared(row).map_or(now, |shared| shared.min.saturating_sub(1).min(now))
+}
+
+/// The pins with ranges as they are stored: in order, disjoint, in whole checksum blocks.
+fn normalised(pins: &[Pin]) -> Result<Vec<Pin>> {
+    let pin = |pin: &Pin| {
+        let ranges = ranges_of(core::slice::from_ref(pin))?;
+        Ok(Pin { kind: pin.kind, text: pin.text.clone(), ranges: ranges.iter().collect() })
+    };
+    pins.iter().map(pin).collect()
 }
 
 fn ranges_of(pins: &[Pin]) -> Result<Arc<PinnedRanges>> {
