@@ -507,7 +507,17 @@ fn content_of(watched: &Watched) -> Vec<u8> {
     let buffer = cbd_types::AlignedBuffer::zeroed(SIZE as usize);
     let mut done = Vec::new();
     let range = ByteRange::at(0, SIZE);
-    queue.submit(Request { id: 0, operation: Operation::Read, range, fua: false, buffer }, &mut done);
+    queue.submit(
+        Request {
+            id: 0,
+            operation: Operation::Read,
+            range,
+            fua: false,
+            class: cbd_types::Class::Unmarked,
+            buffer,
+        },
+        &mut done,
+    );
     let Completion { result, buffer, .. } = done.pop().expect("it completes at once");
     result.expect("it is inside");
     buffer.to_vec()

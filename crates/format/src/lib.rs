@@ -26,7 +26,9 @@ mod unverified;
 pub use checksum::{crc32c, crc32c_joined};
 pub use layout::{Layout, StructLayout};
 pub use pins::{Pin, PinKind};
-pub use record::{CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordKind, RecordPlace};
+pub use record::{
+    CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordClass, RecordKind, RecordPlace,
+};
 pub use segment::{SegmentHeader, SegmentShape};
 pub use slot::{Slot, SlotContent, zeroed};
 pub use state::{Drained, FormerDisk, LaneMark, LaneTail, StateShape};

@@ -254,7 +254,8 @@ impl Worker {
             Some(free) => *free = pending,
             None => self.pending.push(pending),
         }
-        let request = Request { id: slot as u64, operation, range, fua, buffer };
+        let request =
+            Request { id: slot as u64, operation, range, fua, class: cbd_types::Class::Unmarked, buffer };
         self.queue.submit_plugged(request, &mut self.done);
         self.reply_completed();
     }

@@ -262,7 +262,7 @@ impl Device {
         let range = ByteRange { start: offset, end: end_of(offset, length)? };
         let buffer = AlignedBuffer::default();
         self.with_queue(|queue| {
-            queue.submit(Request { id: 0, operation, range, fua, buffer });
+            queue.submit(Request { id: 0, operation, range, fua, class: cbd_types::Class::Unmarked, buffer });
             queue.complete_one().map(drop)
         })
     }

@@ -60,7 +60,11 @@ impl Life {
             _ => AlignedBuffer::from_slice(data),
         };
         let mut done: Vec<Completion> = Vec::new();
-        self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
+        self.process.submit(
+            0,
+            Request { id: 1, operation, range, fua: false, class: cbd_types::Class::Unmarked, buffer },
+            &mut done,
+        );
         for _ in 0..ROUNDS_MAX {
             if let Some(completion) = done.pop() {
                 // The engine caches the data only after it has sent the answer.

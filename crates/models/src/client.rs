@@ -108,7 +108,7 @@ impl Client {
             Operation::Flush => (AlignedBuffer::default(), None, None),
         };
         let pending = PendingRequest { operation, range, fua, change, content, submitted: oracle.now() };
-        Some((pending, Request { id: 1, operation, range, fua, buffer }))
+        Some((pending, Request { id: 1, operation, range, fua, class: cbd_types::Class::Unmarked, buffer }))
     }
 
     /// Reports the completion of a request to the oracle, which checks the data of a read.

@@ -129,7 +129,14 @@ mod tests {
         buffer.fill(value);
         let mut done = Vec::new();
         queue.submit(
-            Request { id: 1, operation, range: ByteRange::at(at, 4096), fua: false, buffer },
+            Request {
+                id: 1,
+                operation,
+                range: ByteRange::at(at, 4096),
+                fua: false,
+                class: cbd_types::Class::Unmarked,
+                buffer,
+            },
             &mut done,
         );
         while done.is_empty() {

@@ -289,7 +289,14 @@ impl World {
         let id = self.next_id;
         self.next_id += 1;
         self.asked.insert(id, PendingRequest { connection, wish, submitted, change });
-        Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
+        Some(Request {
+            id,
+            operation: wish.operation,
+            range: wish.range,
+            fua: wish.fua,
+            class: cbd_types::Class::Unmarked,
+            buffer,
+        })
     }
 
     /// A client closes its connection, with unanswered requests if it has any.
@@ -404,7 +411,10 @@ impl World {
         let mut queue = self.server().queue();
         let (id, operation, mut done) = (0, Operation::Read, Vec::new());
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
-        queue.queue.submit(Request { id, operation, range, fua: false, buffer }, &mut done);
+        queue.queue.submit(
+            Request { id, operation, range, fua: false, class: cbd_types::Class::Unmarked, buffer },
+            &mut done,
+        );
         for _ in 0..STUCK {
             if let Some(Completion { result, buffer, .. }) = done.pop() {
                 return result.map_or_else(|error| panic!("reading {range}: {error}"), |()| buffer.to_vec());

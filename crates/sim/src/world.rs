@@ -477,7 +477,14 @@ impl World {
         let id = self.next_id;
         self.next_id += 1;
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
-        let request = Request { id, operation: Operation::Read, range, fua: false, buffer };
+        let request = Request {
+            id,
+            operation: Operation::Read,
+            range,
+            fua: false,
+            class: cbd_types::Class::Unmarked,
+            buffer,
+        };
         let mut done = Vec::new();
         self.process().submit(0, request, &mut done);
         self.wait_until(|world| {

@@ -222,7 +222,11 @@ fn use_it(memory: &CrashMemory, disk: &SimDisk, random: &mut Seeded) -> bool {
         };
         let has_data = matches!(operation, Operation::Read | Operation::Write);
         let buffer = AlignedBuffer::zeroed(if has_data { range.len() as usize } else { 0 });
-        process.submit(0, Request { id, operation, range, fua: id % 7 == 0, buffer }, &mut done);
+        process.submit(
+            0,
+            Request { id, operation, range, fua: id % 7 == 0, class: cbd_types::Class::Unmarked, buffer },
+            &mut done,
+        );
         for _ in 0..20 {
             process.maintain();
             process.poll(0, &mut done);

@@ -160,7 +160,10 @@ impl Scene {
             };
             let id = asked.len() as u64;
             asked.push((change, submitted));
-            queue.queue.submit_plugged(Request { id, operation, range, fua, buffer }, &mut done);
+            queue.queue.submit_plugged(
+                Request { id, operation, range, fua, class: cbd_types::Class::Unmarked, buffer },
+                &mut done,
+            );
         }
         queue.queue.unplug(&mut done);
         let mut ended = 0;

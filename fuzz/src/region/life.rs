@@ -190,7 +190,11 @@ impl Living<'_> {
         let buffer = AlignedBuffer::zeroed(if has_data { range.len() as usize } else { 0 });
         self.next_id += 1;
         self.waiting += 1;
-        self.process.submit(0, Request { id: self.next_id, operation, range, fua, buffer }, &mut self.done);
+        self.process.submit(
+            0,
+            Request { id: self.next_id, operation, range, fua, class: cbd_types::Class::Unmarked, buffer },
+            &mut self.done,
+        );
         self.take();
     }
 

@@ -201,7 +201,7 @@ impl LaneState {
         checksums: &[u32],
     ) -> (Location, InFlight) {
         if let Some((first, _)) = checksums.split_first() {
-            record.flags = FLAG_DATA_CRC;
+            record.flags |= FLAG_DATA_CRC;
             record.first_sum = (*first).into();
         }
         self.append_with(base, record, checksums.get(1..).unwrap_or_default(), ChecksumLine::new)

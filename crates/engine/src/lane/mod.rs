@@ -56,7 +56,7 @@ pub(crate) use reclaim::{Chance, Chances};
 pub(crate) use replay::{CaughtUp, ChainSegment, Marked, Outcome as Replayed, Tail};
 pub(crate) use report::LaneReport;
 pub(crate) use resize::Resize;
-pub(crate) use store::{FEW_BLOCKS, MANY_BLOCKS};
+pub(crate) use store::{Content, FEW_BLOCKS, MANY_BLOCKS};
 
 /// Bytes of a range whose index lines are prefetched before the lane is locked.
 const PREFETCHED: u64 = 16 * CHECKSUM_BLOCK;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Environment, base::Base, position::Location};
 use alloc::vec::Vec;
-use cbd_format::{Record, RecordKind};
+use cbd_format::{Record, RecordClass, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK};
 
 /// A block that was read since it was written, or adjacent blocks of a record that are pinned: reclaim appends them again.
@@ -19,6 +19,8 @@ pub(crate) struct Chance {
     pub record: Record,
     pub range: ByteRange,
     pub is_pinned: bool,
+    /// The class with which they are appended.
+    pub class: RecordClass,
 }
 
 /// Pinned blocks that are appended again in one record.
@@ -26,9 +28,9 @@ const PINNED_MAX: u64 = 16 * CHECKSUM_BLOCK;
 
 /// What reclaim may append again of a segment.
 pub(crate) struct Chances {
-    /// Bytes of blocks that were read.
+    /// Bytes of them.
     pub left: u64,
-    /// Whether blocks that were read get a chance at this moment.
+    /// Whether blocks that were read, and metadata, get a chance at this moment.
     pub of_read: bool,
     /// Whether pinned blocks get one.
     pub of_pinned: bool,
@@ -54,7 +56,7 @@ impl LaneState {
     }
 
     /// Adds the whole blocks that the record still holds and that are pinned, and those that were read since it was written, as
-    /// long as `left` suffices. Pinned blocks take from it, too.
+    /// long as `left` suffices, and with them metadata that nobody has read. Pinned blocks take from it, too.
     pub(crate) fn add_chances<E: Environment>(
         &self,
         base: &Base<E>,
@@ -74,22 +76,30 @@ impl LaneState {
                 continue;
             }
             let is_pinned = holds_pinned && self.is_pinned(range);
-            let has_chance = may.of_read && may.left >= CHECKSUM_BLOCK && self.index.was_read(key);
-            if !is_pinned && !has_chance {
+            let was_read = self.index.was_read(key);
+            let is_worth = was_read || record.class() == RecordClass::Metadata;
+            if !is_pinned && !(may.of_read && may.left >= CHECKSUM_BLOCK && is_worth) {
                 continue;
             }
+            // Metadata that nobody reads stays for one pass more than other data.
+            let class = match record.class() {
+                RecordClass::Metadata if !was_read => RecordClass::MetadataAgain,
+                RecordClass::MetadataAgain if was_read => RecordClass::Metadata,
+                class => class,
+            };
             may.left = may.left.saturating_sub(CHECKSUM_BLOCK);
             match chances.last_mut() {
                 Some(last)
                     if is_pinned
                         && last.is_pinned
                         && last.location == location
+                        && last.class == class
                         && last.range.end == range.start
                         && last.range.len() < PINNED_MAX =>
                 {
                     last.range.end = range.end;
                 }
-                _ => chances.push(Chance { location, record: *record, range, is_pinned }),
+                _ => chances.push(Chance { location, record: *record, range, is_pinned, class }),
             }
         }
     }

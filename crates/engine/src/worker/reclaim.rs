@@ -14,7 +14,7 @@
 use crate::{
     Cache, Environment,
     base::{Records, Requester},
-    lane::{Chance, Chances, LogSegment},
+    lane::{Chance, Chances, Content, LogSegment},
     position::Location,
     rare,
     slots::InBoth,
@@ -207,7 +207,7 @@ impl Victim {
         chance: &Chance,
         scratch: &mut AlignedBuffer,
     ) -> bool {
-        let Chance { location, record, range, is_pinned } = chance;
+        let Chance { location, record, range, is_pinned, class } = chance;
         let base = cache.base();
         scratch.resize(range.len() as usize);
         if base.load_data(*location, record, *range, scratch).is_err() {
@@ -217,13 +217,13 @@ impl Victim {
         let lane = cache.lane(self.lane);
         let mut state = lane.lock();
         lane.announce(base);
-        let kind = RecordKind::Fill;
+        let content = Content { kind: RecordKind::Fill, class: *class };
         if *is_pinned {
             // A write may have replaced some of the blocks while they were copied.
             let mut at = *range;
             while let Some(run) = state.first_current(base, at, *location) {
                 let data = &scratch[(run.start - range.start) as usize..(run.end - range.start) as usize];
-                if !cache.record_clean(&mut state, kind, run, data, Requester::Pinned) {
+                if !cache.record_clean(&mut state, content, run, data, Requester::Pinned) {
                     return false;
                 }
                 at.start = run.end;
@@ -234,7 +234,7 @@ impl Victim {
         if !state.is_current(base, *range, *location) {
             return true;
         }
-        let appended = state.commit::<E, 2>(base, kind, *range, scratch, Requester::Optional, None);
+        let appended = state.commit::<E, 2>(base, content, *range, scratch, Requester::Optional, None);
         if appended.is_ok() {
             state.note_chance(base, *range);
             rare::count(&base.rare().second_chances);

@@ -99,7 +99,14 @@ impl World {
         self.next_id += 1;
         let cached_at = self.cached_at();
         self.asked.insert(id, PendingRequest { wish, client, submitted, cached_at, change, fickle });
-        Some(Request { id, operation: wish.operation, range: wish.range, fua: wish.fua, buffer })
+        Some(Request {
+            id,
+            operation: wish.operation,
+            range: wish.range,
+            fua: wish.fua,
+            class: cbd_types::Class::Unmarked,
+            buffer,
+        })
     }
 
     /// The number of changes of the cache so far, if all writes are cached: a write that begins and ends with the same number is

@@ -42,7 +42,11 @@ impl Opened {
     /// Submits a request and runs all threads until it has completed.
     fn ask(&mut self, operation: Operation, range: ByteRange, buffer: AlignedBuffer) -> Completion {
         let mut done = Vec::new();
-        self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
+        self.process.submit(
+            0,
+            Request { id: 1, operation, range, fua: false, class: cbd_types::Class::Unmarked, buffer },
+            &mut done,
+        );
         for _ in 0..100_000 {
             if let Some(completion) = done.pop() {
                 return completion;
