@@ -4,7 +4,6 @@
 
 mod checkpoint;
 mod live;
-mod pins;
 
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency, NumberOrName};
@@ -16,8 +15,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
-pub use live::{LiveCommand, OfBackend};
-pub use pins::{PinCommand, Pinned};
+pub use live::{LiveCommand, OfBackend, PinCommand, Pinned};
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -29,8 +27,7 @@ pub use pins::{PinCommand, Pinned};
     after_help = EXIT_CODES
 )]
 pub struct Cli {
-    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR for other users than
-    /// root]
+    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR if not root]
     #[arg(long, global = true, value_name = "PATH", env = "CBD_SOCKET")]
     pub socket: Option<PathBuf>,
     /// Print JSON, errors too (lists are JSON in a pipe anyway)
@@ -195,9 +192,6 @@ pub enum Command {
     /// Changes of a backend while its block devices are in use
     #[command(flatten)]
     Live(LiveCommand),
-    /// Pins
-    #[command(flatten)]
-    Pins(PinCommand),
     /// Create a block device on a backend and print its path
     DevStart {
         /// Transport

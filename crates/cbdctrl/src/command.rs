@@ -195,7 +195,6 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.list(&list, backend_table)
         }
         Command::Live(command) => crate::live::execute(command, plain, output),
-        Command::Pins(command) => crate::pins::execute(command, plain, output),
         Command::DevStart { on, backend, export, allow_remote, require_kernel, name } => {
             let export = chosen_export(export, require_kernel)?;
             let request = StartBlkdev { backend, export, allow_remote, name };

@@ -10,6 +10,7 @@ use cbd_types::Result;
 /// Runs `command`.
 pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) -> Result<()> {
     match command {
+        LiveCommand::Pins(command) => crate::pins::execute(command, client, output),
         LiveCommand::BackendGrow { of } => {
             let client = client.clone().with_waiting_callback(progress::waiting);
             crate::grow::run(&client, output, of.on.transport, &of.backend)

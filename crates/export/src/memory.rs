@@ -158,7 +158,7 @@ fn check(geometry: &Geometry, request: &Request) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cbd_types::{AlignedBuffer, Durability, MediaError};
+    use cbd_types::{AlignedBuffer, Class, Durability, MediaError};
     use std::sync::Mutex;
 
     /// Memory on the heap that counts the bytes that are not fenced yet.
@@ -235,7 +235,7 @@ mod tests {
         let mut done = Vec::new();
         let range = ByteRange::at(start, length);
         queue.submit(
-            Request { id: 7, operation, range, fua: false, class: cbd_types::Class::Unmarked, buffer },
+            Request { id: 7, operation, range, fua: false, class: Class::Unmarked, buffer },
             &mut done,
         );
         assert_eq!(queue.parked(), 0);
@@ -271,7 +271,7 @@ mod tests {
                 operation: Operation::Write,
                 range,
                 fua: false,
-                class: cbd_types::Class::Unmarked,
+                class: Class::Unmarked,
                 buffer,
             };
             queue.submit_plugged(request, &mut done);

@@ -125,7 +125,7 @@ pub enum RecordClass {
     Unmarked = 0,
     /// Metadata of a file system.
     Metadata = 1,
-    /// The same, appended again by reclaim although nobody had read it.
+    /// The same, appended again by reclaim although no client had read it.
     MetadataAgain = 2,
 }
 

@@ -71,7 +71,9 @@ mod tests {
     use cbd_engine::{BackendEntry, FormatOptions, Settings};
     use cbd_export::{BlockDevice, RequestQueue};
     use cbd_pmem::Mapping;
-    use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, HostId, Operation, Region, Request};
+    use cbd_types::{
+        AlignedBuffer, BackendId, ByteRange, Class, Completion, HostId, Operation, Region, Request,
+    };
     use std::fs::File;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
@@ -134,7 +136,7 @@ mod tests {
                 operation,
                 range: ByteRange::at(at, 4096),
                 fua: false,
-                class: cbd_types::Class::Unmarked,
+                class: Class::Unmarked,
                 buffer,
             },
             &mut done,

@@ -25,7 +25,7 @@ use crate::workload::{Mix, Wish, Workload};
 use crate::world::{WorldOptions, make_cache, region_size};
 use cbd_engine::Consistency;
 use cbd_types::{
-    AlignedBuffer, BackendId, BackingGeometry, ByteRange, CHUNK, Completion, Operation, Request,
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, CHUNK, Class, Completion, Operation, Request,
 };
 use server::{Event, Server, Stage};
 use std::collections::{BTreeMap, BTreeSet};
@@ -294,7 +294,7 @@ impl World {
             operation: wish.operation,
             range: wish.range,
             fua: wish.fua,
-            class: cbd_types::Class::Unmarked,
+            class: Class::Unmarked,
             buffer,
         })
     }
@@ -411,10 +411,9 @@ impl World {
         let mut queue = self.server().queue();
         let (id, operation, mut done) = (0, Operation::Read, Vec::new());
         let buffer = AlignedBuffer::zeroed(range.len() as usize);
-        queue.queue.submit(
-            Request { id, operation, range, fua: false, class: cbd_types::Class::Unmarked, buffer },
-            &mut done,
-        );
+        queue
+            .queue
+            .submit(Request { id, operation, range, fua: false, class: Class::Unmarked, buffer }, &mut done);
         for _ in 0..STUCK {
             if let Some(Completion { result, buffer, .. }) = done.pop() {
                 return result.map_or_else(|error| panic!("reading {range}: {error}"), |()| buffer.to_vec());

@@ -1,4 +1,4 @@
-//! What is pinned stays in a full cache although nobody reads it, whatever else is read and written, and writers go on.
+//! What is pinned stays in a full cache although no client reads it, whatever else is read and written, and writers go on.
 
 use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Pin, PinKind, Settings, Step, Transport,

@@ -8,8 +8,8 @@ use cbd_engine::{
 };
 use cbd_sim::{CrashMemory, Keep, SimDisk, SimEnvironment, SimQueue, act_as};
 use cbd_types::{
-    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Durability, ErrorKind, MediaError, Operation, Pmem,
-    Region, Request, Result,
+    AlignedBuffer, BackendId, BackingGeometry, ByteRange, Class, Durability, ErrorKind, MediaError,
+    Operation, Pmem, Region, Request, Result,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -309,7 +309,7 @@ fn fua_at_once(failing: impl Fn(&Small) -> ByteRange) -> [Option<ErrorKind>; 3] 
             operation: Operation::Write,
             range,
             fua: lane != 1,
-            class: cbd_types::Class::Unmarked,
+            class: Class::Unmarked,
             buffer,
         };
         queue.submit_plugged(request, &mut done);

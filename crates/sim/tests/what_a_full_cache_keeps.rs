@@ -172,7 +172,7 @@ fn metadata_left(class: Class, passes: u64) -> u64 {
 }
 
 #[test]
-fn metadata_that_nobody_reads_stays_for_one_pass_more_and_then_leaves() {
+fn metadata_that_no_client_reads_stays_for_one_pass_more_and_then_leaves() {
     let of = |class| [1, 3].map(|halves| metadata_left(class, halves));
     let (unmarked, metadata) = (of(Class::Unmarked), of(Class::Metadata));
     println!(

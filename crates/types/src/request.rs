@@ -46,6 +46,20 @@ pub struct Request {
     pub buffer: AlignedBuffer,
 }
 
+impl Request {
+    /// A request without a class.
+    #[must_use]
+    pub const fn unmarked(
+        id: u64,
+        operation: Operation,
+        range: ByteRange,
+        fua: bool,
+        buffer: AlignedBuffer,
+    ) -> Self {
+        Self { id, operation, range, fua, class: Class::Unmarked, buffer }
+    }
+}
+
 /// The completion of a request.
 #[derive(Debug)]
 pub struct Completion {

@@ -1,4 +1,4 @@
-//! Pins of a lane: the ranges that reclaim appends again although nobody read them.
+//! Pins of a lane: the ranges that reclaim appends again although no client read them.
 //!
 //! Invariants: pins change only which data the lane keeps; they are looked at for misses of a full cache, for changes that would
 //! go past the cache, and at reclaim, and by no other request.

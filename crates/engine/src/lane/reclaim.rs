@@ -56,7 +56,7 @@ impl LaneState {
     }
 
     /// Adds the whole blocks that the record still holds and that are pinned, and those that were read since it was written, as
-    /// long as `left` suffices, and with them metadata that nobody has read. Pinned blocks take from it, too.
+    /// long as `left` suffices, and with them metadata that no client has read. Pinned blocks take from it, too.
     pub(crate) fn add_chances<E: Environment>(
         &self,
         base: &Base<E>,
@@ -78,10 +78,11 @@ impl LaneState {
             let is_pinned = holds_pinned && self.is_pinned(range);
             let was_read = self.index.was_read(key);
             let is_worth = was_read || record.class() == RecordClass::Metadata;
-            if !is_pinned && !(may.of_read && may.left >= CHECKSUM_BLOCK && is_worth) {
+            let has_chance = may.of_read && may.left >= CHECKSUM_BLOCK && is_worth;
+            if !is_pinned && !has_chance {
                 continue;
             }
-            // Metadata that nobody reads stays for one pass more than other data.
+            // Metadata that no client reads stays for one pass more than other data.
             let class = match record.class() {
                 RecordClass::Metadata if !was_read => RecordClass::MetadataAgain,
                 RecordClass::MetadataAgain if was_read => RecordClass::Metadata,

@@ -7,7 +7,7 @@ use super::World;
 use crate::oracle::{Moment, OpenChange};
 use crate::pattern::Content;
 use crate::workload::Wish;
-use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Request};
+use cbd_types::{AlignedBuffer, ByteRange, Class, Completion, ErrorKind, Operation, Request};
 use std::collections::BTreeMap;
 
 /// A request with a client that waits for it.
@@ -104,7 +104,7 @@ impl World {
             operation: wish.operation,
             range: wish.range,
             fua: wish.fua,
-            class: cbd_types::Class::Unmarked,
+            class: Class::Unmarked,
             buffer,
         })
     }

@@ -12,7 +12,7 @@ use cbd_format::{
     superblock::{FEATURE_BYPASS, FEATURE_USE_NOTES},
 };
 use cbd_sim::{Content, SimDisk, SimEnvironment, Watchdog, process::Process};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, Class, Completion, ErrorKind, Operation, Request};
 use image::{Golden, Shown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Opened {
         let mut done = Vec::new();
         self.process.submit(
             0,
-            Request { id: 1, operation, range, fua: false, class: cbd_types::Class::Unmarked, buffer },
+            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, buffer },
             &mut done,
         );
         for _ in 0..100_000 {

@@ -12,7 +12,7 @@ use cbd_engine::{
     BackendSpec, BackgroundWorker, BypassReason, FormatOptions, LogEntry, Settings, Step, Transport, TwoSlots,
 };
 use cbd_format::{LaneMark, RecordKind, StateShape};
-use cbd_types::{BackendId, LaneId, Region};
+use cbd_types::{BackendId, Class, LaneId, Region};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
@@ -183,7 +183,7 @@ fn write(id: u64, start: u64, length: u64, value: u8) -> Request {
         operation: Operation::Write,
         range: ByteRange::at(start, length),
         fua: false,
-        class: cbd_types::Class::Unmarked,
+        class: Class::Unmarked,
         buffer,
     }
 }

@@ -31,7 +31,7 @@ fn named(other: &'static str) -> ArgGroup {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum PinCommand {
-    /// Keep files, ranges or the metadata of a file system in the cache, although nobody reads them
+    /// Keep files, ranges or the metadata of a file system in the cache, although no program reads them
     #[command(group = named("list"))]
     Pin {
         /// Backend
