@@ -182,6 +182,27 @@ fn what_is_pinned_stays_if_all_of_it_is_in_one_lane_and_all_lanes_are_written() 
     }
 }
 
+/// The lane of a block, as docs/format.md says.
+fn lane_of(block: u64, lanes: u64) -> u64 {
+    let chunk = block * BLOCK / CHUNK;
+    let turn = (chunk / lanes).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    (chunk % lanes + turn) % lanes
+}
+
+#[test]
+fn writers_of_other_lanes_go_on_if_pins_are_all_that_the_longest_lane_has() {
+    for lanes in [2, 4] {
+        stays(lanes, 0, |rig, _| {
+            loop {
+                let block = 10_000 + rig.random(20_000);
+                if lane_of(block, lanes.into()) != 0 {
+                    return block;
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn writers_of_a_lane_full_of_pins_go_on() {
     // The pins are in the first chunk, and all writes go to the rest of it.

@@ -74,6 +74,11 @@ impl<E: Environment> Cache<E> {
         Err(Error::new(ErrorKind::NoSpace, text))
     }
 
+    /// Whether the backing device takes what is dirty: it has not refused it for long, and is at no common moment with others.
+    pub(crate) fn can_write_back(&self) -> bool {
+        self.backing().check_not_stalled().is_ok() && self.base().epochs().limit().is_none()
+    }
+
     /// Pins `ranges` and nothing else. The transport has stored them.
     pub(crate) fn set_pins(&self, ranges: &Arc<PinnedRanges>) {
         let base = self.base();

@@ -37,9 +37,14 @@ impl LaneState {
         self.pins.ranges.as_ref().is_some_and(|pins| pins.touches(range))
     }
 
-    /// Bytes of the lane's log that are left if all its pins are in it once: so much, at least, one pass of reclaim through the
-    /// log frees. `sealed`: sealed segments of the lane.
-    pub(crate) fn unpinned_bytes<E: Environment>(&self, base: &Base<E>, sealed: usize) -> u64 {
-        (sealed as u64 * base.blocks_bytes_per_segment()).saturating_sub(self.pins.bytes)
+    /// Bytes of the lane's sealed segments that are left if all its pins are in them once: so much, at least, one pass of reclaim
+    /// through the log frees.
+    pub(crate) fn unpinned_bytes<E: Environment>(&self, base: &Base<E>) -> u64 {
+        (self.sealed.len() as u64 * base.blocks_bytes_per_segment()).saturating_sub(self.pins.bytes)
+    }
+
+    /// Whether its pins may take so much of the lane's log that reclaim frees no space there.
+    pub(crate) fn is_full_of_pins<E: Environment>(&self, base: &Base<E>) -> bool {
+        self.pins.bytes > 0 && self.unpinned_bytes(base) < 2 * base.blocks_bytes_per_segment()
     }
 }

@@ -9,7 +9,8 @@
 //! Pinned blocks are appended again however many a segment has of them, so a single segment may free nothing. Writers go on all
 //! the same: the lane whose log is longest without its pins is chosen, pins are appended again only in a lane that has two
 //! segments more than its pins take, and one pass through its log frees those. The limit of what may be pinned leaves so much in
-//! some lane (`cache::pins`). A lane without it, or an append without space, drops what is pinned: only speed depends on it.
+//! some lane (`cache::pins`), so a lane without it waits until writeback has made that one clean. If writeback cannot, or an append
+//! finds no space, what is pinned is dropped: only speed depends on it.
 
 use crate::{
     Cache, Environment,
@@ -107,25 +108,33 @@ impl Reclaim {
     }
 }
 
-/// Chooses the lane with the longest log, its pins left out, among those whose tail segment is clean: it has the oldest data for its share of the
-/// traffic.
+/// Chooses the lane with the longest log, its pins left out, among those whose tail segment is clean: it has the oldest data for
+/// its share of the traffic. A lane that is full of pins is chosen only if no lane can free space in another way.
 fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let base = cache.base();
     let drained = base.drained_epoch().0;
     // Data copied to the head frees no space: copy less of it while segments are taken faster than they are released.
     let quarters = if base.is_reclaim_at_ease() { 3 } else { 2 };
     let mut best: Option<(u64, LaneId, LogSegment)> = None;
-    for (id, lane) in (0..).map(LaneId).zip(cache.lanes()) {
+    let mut full_of_pins: Option<(LaneId, LogSegment)> = None;
+    // Another lane frees space when it is clean.
+    let mut waits_for_writeback = false;
+    for (id, lane) in (0..).map(LaneId).zip(cache.lanes()).filter(|(id, _)| !stuck.contains(id)) {
         let state = lane.lock();
-        let Some((tail, sealed)) = state.reclaimable(drained) else { continue };
-        let sealed = state.unpinned_bytes(base, sealed);
-        drop(state);
-        if !stuck.contains(&id) && best.as_ref().is_none_or(|(longest, ..)| sealed > *longest) {
-            best = Some((sealed, id, tail));
+        let (unpinned, is_full) = (state.unpinned_bytes(base), state.is_full_of_pins(base));
+        match state.reclaimable(drained) {
+            None => waits_for_writeback |= !is_full && unpinned >= 2 * base.blocks_bytes_per_segment(),
+            Some((tail, _)) if is_full => full_of_pins = full_of_pins.or(Some((id, tail))),
+            Some((tail, _)) if best.as_ref().is_none_or(|(longest, ..)| unpinned > *longest) => {
+                best = Some((unpinned, id, tail));
+            }
+            Some(_) => {}
         }
     }
-    let least = 2 * base.blocks_bytes_per_segment();
-    best.map(|(sealed, lane, segment)| Victim {
+    waits_for_writeback &= cache.can_write_back();
+    let of_pinned = best.is_some();
+    let best = best.map(|(_, lane, tail)| (lane, tail));
+    best.or(full_of_pins.filter(|_| !waits_for_writeback)).map(|(lane, segment)| Victim {
         lane,
         segment,
         records: base.records_of(segment.segment, segment.slots),
@@ -133,7 +142,7 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
         chances: Chances {
             left: (base.shape().data_top() - segment.data_low) / 4 * quarters,
             of_read: true,
-            of_pinned: sealed >= least,
+            of_pinned,
         },
         has_carried: false,
         needs_mark: false,
