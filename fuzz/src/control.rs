@@ -11,10 +11,10 @@ use axum::body::Body;
 use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo, NumberOrName,
-    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
-    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
+    AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo, NumberOrName, PinsInfo,
+    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Report};
@@ -134,6 +134,18 @@ impl Control for Confined {
         let export = self.export(request.export.as_deref())?;
         let path = self.path(&request.path);
         self.manager.start_backend(transport, &StartBackend { path, export, ..request.clone() })
+    }
+
+    fn pins(&self, transport: u32, backend: u32) -> Result<PinsInfo> {
+        self.manager.pins(transport, backend)
+    }
+
+    fn add_pins(&self, transport: u32, backend: u32, request: AddPins) -> Result<PinsInfo> {
+        self.manager.add_pins(transport, backend, request)
+    }
+
+    fn remove_pins(&self, transport: u32, backend: u32, request: &RemovePins) -> Result<PinsInfo> {
+        self.manager.remove_pins(transport, backend, request)
     }
 
     fn stop_backend(

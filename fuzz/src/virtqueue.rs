@@ -507,7 +507,7 @@ fn content_of(watched: &Watched) -> Vec<u8> {
     let buffer = cbd_types::AlignedBuffer::zeroed(SIZE as usize);
     let mut done = Vec::new();
     let range = ByteRange::at(0, SIZE);
-    queue.submit(Request { id: 0, operation: Operation::Read, range, fua: false, buffer }, &mut done);
+    queue.submit(Request::unmarked(0, Operation::Read, range, false, buffer), &mut done);
     let Completion { result, buffer, .. } = done.pop().expect("it completes at once");
     result.expect("it is inside");
     buffer.to_vec()

@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 const ALONE: &str = "cbd-fuse";
 
 /// Programs whose tests lock the loop devices. They run one after the other, beside the others.
-const OF_LOOP_DEVICES: [&str; 9] = [
+const OF_LOOP_DEVICES: [&str; 10] = [
     "cbd-cbdctrl/disks_that_fail",
     "cbd-cbdctrl/file_systems",
     "cbd-cbdctrl/grows",
+    "cbd-cbdctrl/pins",
     "cbd-cbdctrl/killed_under_fio",
     "cbd-cbdctrl/killed_with_a_file_system",
     "cbd-cbdctrl/limits",

@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
-pub use live::{LiveCommand, OfBackend};
+pub use live::{LiveCommand, OfBackend, PinCommand, Pinned};
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -27,8 +27,7 @@ pub use live::{LiveCommand, OfBackend};
     after_help = EXIT_CODES
 )]
 pub struct Cli {
-    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR for other users than
-    /// root]
+    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR if not root]
     #[arg(long, global = true, value_name = "PATH", env = "CBD_SOCKET")]
     pub socket: Option<PathBuf>,
     /// Print JSON, errors too (lists are JSON in a pipe anyway)
@@ -404,6 +403,7 @@ Settings:
   when_full=wait|around                 what a write does that finds no space
   congestion_read_us=off|US             latency of the cache above which reads go past it
   congestion_write_us=off|US            the same for writes
+  pin_percent=1..60                     share of the cache that pins may take
   name=NAME                             the name, for -b and -d and for links; name= takes it away";
 
 /// Options of the daemon.

@@ -85,7 +85,7 @@ pub(crate) fn warn(warnings: &[String]) {
 }
 
 /// Makes a path absolute: the daemon has another working folder.
-fn absolute(path: &Path) -> Result<String> {
+pub(crate) fn absolute(path: &Path) -> Result<String> {
     let malformed = |text: &str| {
         Error::new(ErrorKind::InvalidArgument, format!("the path \"{}\" {text}", path.display()))
     };

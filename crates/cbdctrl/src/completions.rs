@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 28] = [
+pub const SETTINGS: [&str; 29] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -43,6 +43,7 @@ pub const SETTINGS: [&str; 28] = [
     "when_full=around",
     "congestion_read_us=",
     "congestion_write_us=",
+    "pin_percent=",
     "name=",
 ];
 

@@ -163,6 +163,16 @@ fn of_live(name: &str) -> &'static [Example] {
             ("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G"),
             ("Let it share space with other such caches:", "cbdctrl cache-resize -b 0 -c 2G..16G"),
         ],
+        "pin" => &[
+            ("Keep an index of a data base in the cache:", "cbdctrl pin -b 0 /srv/db/index.ibd"),
+            ("The first 64 MiB of the device:", "cbdctrl pin -b 0 --range 0+64M"),
+            ("The metadata of the file system at /srv:", "cbdctrl pin -b 0 --metadata /srv"),
+            ("Show what is pinned:", "cbdctrl pin -b 0 --list"),
+        ],
+        "unpin" => &[
+            ("Keep a file no longer:", "cbdctrl unpin -b 0 /srv/db/index.ibd"),
+            ("End all pins:", "cbdctrl unpin -b 0 --all"),
+        ],
         _ => &[],
     }
 }

@@ -15,6 +15,7 @@ mod grow;
 mod live;
 pub mod offline;
 mod pages;
+mod pins;
 mod progress;
 mod status;
 mod table;

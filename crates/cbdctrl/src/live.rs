@@ -14,6 +14,7 @@ pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) ->
             let client = client.clone().with_waiting_callback(progress::waiting);
             crate::grow::run_transport(&client, output, on.transport, size)
         }
+        LiveCommand::Pins(command) => crate::pins::execute(command, client, output),
         LiveCommand::BackendGrow { of } => {
             let client = client.clone().with_waiting_callback(progress::waiting);
             crate::grow::run(&client, output, of.on.transport, &of.backend)

@@ -215,6 +215,7 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
     line(page, 4, "pace", pace(&cache.pace));
     line(page, 4, "recovery point", &cache.recovery_point);
+    add_pinned(page, backend, cache);
     if cache.writers_waiting {
         let limit = if settings.writeback_rate == 0 { "" } else { ", or writeback_rate," };
         line(page, 4, "FULL", format!("writes wait for space: the backing device{limit} is the limit now"));
@@ -241,6 +242,15 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
     add_damage(page, cache);
+}
+
+/// How much is pinned, if anything is.
+fn add_pinned(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
+    if cache.pinned_bytes > 0 {
+        let (pinned, limit) = (format_size(cache.pinned_bytes), format_size(cache.pin_limit_bytes));
+        let list = format!("pin -b {} --list shows what", backend.info.backend_id);
+        line(page, 4, "pinned", format!("{pinned} of at most {limit}; {list}"));
+    }
 }
 
 /// The bounds of a cache that shares space, and what more space would bring.
@@ -342,7 +352,7 @@ mod tests {
             "cache_mode": "writeback", "is_changing_mode": false, "read_fill": "admit",
             "sequential_read_cutoff": 4194304, "readahead": "auto", "sequential_write_cutoff": 0,
             "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
-            "writeback_paused_until_ms": 0,
+            "writeback_paused_until_ms": 0, "pin_percent": 50,
         });
         for more in [&further, &cache] {
             if let (Some(base), Some(more)) = (base.as_object_mut(), more.as_object()) {

@@ -6,10 +6,10 @@
 //! Elsewhere: the wire protocol ([`crate::server`]), the implementation ([`crate::manager`]).
 
 use crate::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, Progress,
-    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
-    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
+    AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo, Progress,
+    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
 };
 use cbd_types::Result;
 
@@ -67,6 +67,12 @@ pub trait Control: Send + Sync + 'static {
     /// Uses the region of a transport to the present end of its file or device, while it is in use; extends its file before, if a
     /// size is given.
     fn grow_transport(&self, transport: u32, request: GrowTransport) -> Result<TransportGrown>;
+    /// The pins of the cache of a backend.
+    fn pins(&self, transport: u32, backend: u32) -> Result<PinsInfo>;
+    /// Pins ranges of the device of a backend in its cache.
+    fn add_pins(&self, transport: u32, backend: u32, request: AddPins) -> Result<PinsInfo>;
+    /// Ends pins.
+    fn remove_pins(&self, transport: u32, backend: u32, request: &RemovePins) -> Result<PinsInfo>;
     /// Uses the backing device of a backend to its present end, if it has become larger.
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown>;
     /// The backends of this host, or of all hosts.

@@ -93,6 +93,8 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/cache/attach", post(attach_cache))
         .route("/v1/transports/{transport}/backends/{backend}/cache/detach", post(detach_cache))
         .route("/v1/transports/{transport}/backends/{backend}/cache/resize", post(resize_cache))
+        .route("/v1/transports/{transport}/backends/{backend}/pins", get(pins).post(add_pins))
+        .route("/v1/transports/{transport}/backends/{backend}/unpin", post(remove_pins))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
         .route("/v1/transports/{transport}/checkpoint-together", post(checkpoint_together))
         .route("/v1/transports/{transport}/drain", post(drain))
@@ -343,6 +345,41 @@ async fn grow_backend(
     json(control, move |control| {
         let backend = control.backend_number(transport, &backend)?;
         control.grow_backend(transport, backend)
+    })
+    .await
+}
+
+async fn pins(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
+) -> impl IntoResponse {
+    json(control, move |control| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.pins(transport, backend)
+    })
+    .await
+}
+
+async fn add_pins(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
+    Input(request): Input<crate::api::AddPins>,
+) -> impl IntoResponse {
+    json(control, move |control| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.add_pins(transport, backend, request)
+    })
+    .await
+}
+
+async fn remove_pins(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
+    Input(request): Input<crate::api::RemovePins>,
+) -> impl IntoResponse {
+    json(control, move |control| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.remove_pins(transport, backend, &request)
     })
     .await
 }

@@ -11,6 +11,9 @@ pub const GC_PERCENT_MAX: i64 = 98;
 /// The largest `writeback_percent`: above it writeback would begin too late to keep writers from waiting.
 pub const WRITEBACK_PERCENT_MAX: i64 = 90;
 
+/// The smallest and the largest `pin_percent`: what is left is for everything else.
+pub const PIN_PERCENT: (i64, i64) = (1, 60);
+
 /// The largest `write_error_after_s`: a day.
 pub const SECONDS_MAX: u32 = 86_400;
 
@@ -24,7 +27,7 @@ pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 pub const HOLD_S: u32 = 30;
 
 /// The names of all settings.
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 18] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -41,6 +44,7 @@ pub const NAMES: [&str; 17] = [
     "when_full",
     "congestion_read_us",
     "congestion_write_us",
+    "pin_percent",
     "name",
 ];
 
@@ -98,6 +102,7 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
                 })?;
                 change.write_error_after_s.replace(seconds).is_some()
             }
+            "pin_percent" => change.pin_percent.replace(percent(name, value)?).is_some(),
             "name" => change.name.replace(value.to_owned()).is_some(),
             _ => {
                 return Err(invalid(format!(
@@ -166,6 +171,7 @@ pub fn typed(settings: &Settings) -> String {
         ("when_full", settings.when_full.name().to_owned()),
         ("congestion_read_us", latency(settings.congestion_read_us)),
         ("congestion_write_us", latency(settings.congestion_write_us)),
+        ("pin_percent", settings.pin_percent.to_string()),
     ]
     .map(|(name, value)| format!("{name}={value}"))
     .join(" ")
@@ -244,12 +250,17 @@ pub fn check_hold(seconds: Option<u32>) -> Result<u32> {
 
 fn percent(name: &str, value: &str) -> Result<i64> {
     value.parse().map_err(|_| {
-        invalid(format!("{name} is a whole number from 0 to {}, not \"{value}\"", percent_max(name)))
+        let (min, max) = percent_bounds(name);
+        invalid(format!("{name} is a whole number from {min} to {max}, not \"{value}\""))
     })
 }
 
-fn percent_max(name: &str) -> i64 {
-    if name == "gc_percent" { GC_PERCENT_MAX } else { WRITEBACK_PERCENT_MAX }
+fn percent_bounds(name: &str) -> (i64, i64) {
+    match name {
+        "gc_percent" => (0, GC_PERCENT_MAX),
+        "pin_percent" => PIN_PERCENT,
+        _ => (0, WRITEBACK_PERCENT_MAX),
+    }
 }
 
 /// Checks that the values of a change are within their limits.
@@ -257,11 +268,14 @@ fn percent_max(name: &str) -> i64 {
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] with the setting and its permitted values.
 pub fn check(change: &SettingsChange) -> Result<()> {
-    for (name, value) in [("gc_percent", change.gc_percent), ("writeback_percent", change.writeback_percent)]
-    {
-        let max = percent_max(name);
-        if let Some(value) = value.filter(|value| !(0..=max).contains(value)) {
-            return Err(invalid(format!("{name} is a whole number from 0 to {max}, not {value}")));
+    for (name, value) in [
+        ("gc_percent", change.gc_percent),
+        ("writeback_percent", change.writeback_percent),
+        ("pin_percent", change.pin_percent),
+    ] {
+        let (min, max) = percent_bounds(name);
+        if let Some(value) = value.filter(|value| !(min..=max).contains(value)) {
+            return Err(invalid(format!("{name} is a whole number from {min} to {max}, not {value}")));
         }
     }
     if let Some(seconds) = change.write_error_after_s.filter(|&seconds| seconds > SECONDS_MAX) {

@@ -1,10 +1,10 @@
 //! The control socket, with a stub of a daemon behind it: paths, errors, progress, access.
 
 use cbd_daemon::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, Progress,
-    RegisterTransport, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
-    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
+    AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo, Progress,
+    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -99,6 +99,15 @@ impl Control for Fake {
     }
     fn resize_cache(&self, _: u32, _: u32, _: &ResizeCache, _: Report<'_>) -> Result<Done> {
         refused(ErrorKind::NoSpace, "too small")
+    }
+    fn pins(&self, _: u32, backend: u32) -> Result<PinsInfo> {
+        Ok(PinsInfo { backend_id: backend, ..PinsInfo::default() })
+    }
+    fn add_pins(&self, _: u32, _: u32, _: AddPins) -> Result<PinsInfo> {
+        refused(ErrorKind::NoSpace, "too much")
+    }
+    fn remove_pins(&self, _: u32, _: u32, _: &RemovePins) -> Result<PinsInfo> {
+        refused(ErrorKind::NotFound, "nothing is pinned")
     }
     fn backends(&self, _: u32, all: bool) -> Result<Vec<BackendInfo>> {
         if all { Ok(vec![]) } else { refused(ErrorKind::Damaged, "damaged\nin two lines") }

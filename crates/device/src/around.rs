@@ -14,7 +14,7 @@ use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{
     Admission, BYPASS_MAX, Bypass, BypassReason, Cache, Environment, FlushTicket, WhenFull, ZeroProgress,
 };
-use cbd_types::{BackingOp, BackingQueue, ByteRange, Completion, Operation, Request, Result};
+use cbd_types::{BackingOp, BackingQueue, ByteRange, Class, Completion, Operation, Request, Result};
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// Flushes the cache, and the backing device if something went past the cache. Out of line: the rest needs less stack.
@@ -52,14 +52,27 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.complete_parked(place, done);
     }
 
-    /// Why a write is to go past the cache, whatever the mode; called once for each write.
+    /// Why a write is to go past the cache, whatever the mode; called once for each write. What is pinned does not, and metadata
+    /// only where there is no space.
+    pub(crate) fn bypass_reason(&self, cache: &Cache<E>, request: &Request) -> Option<BypassReason> {
+        self.bypass_reason_of(cache, request.range, request.fua, request.class)
+    }
+
+    /// As [`bypass_reason`](Self::bypass_reason), for a write that is no request.
     #[inline(never)]
-    pub(crate) fn bypass_reason(
+    pub(crate) fn bypass_reason_of(
         &self,
         cache: &Cache<E>,
         range: ByteRange,
         fua: bool,
+        class: Class,
     ) -> Option<BypassReason> {
+        let reason = self.reason_to_bypass(cache, range, fua)?;
+        let stays = class == Class::Metadata && reason != BypassReason::Full;
+        (!stays && !cache.is_pinned(range)).then_some(reason)
+    }
+
+    fn reason_to_bypass(&self, cache: &Cache<E>, range: ByteRange, fua: bool) -> Option<BypassReason> {
         let settings = cache.settings();
         if settings.sequential_write_cutoff > 0 {
             let followed =
@@ -155,7 +168,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     fn step_around(&mut self, cache: &Arc<Cache<E>>, place: usize) -> Result<bool> {
         let Some(parked) = self.parked.get_mut(place) else { return Ok(true) };
         let Progress::Around(around) = &mut parked.progress else { return Ok(true) };
-        let Request { operation, range, buffer, .. } = &parked.request;
+        let Request { operation, range, buffer, class, .. } = &parked.request;
         let rest = ByteRange { start: around.next, end: range.end };
         let step = match operation {
             Operation::Write => cache.pieces(rest).next().unwrap_or(rest),
@@ -177,7 +190,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             Bypass::Wait => return Ok(false),
             Bypass::Cached => {
                 let admission = match operation {
-                    Operation::Write => cache.write(step, data, &self.waker)?,
+                    Operation::Write => cache.write_marked(*class, step, data, &self.waker)?,
                     _ => {
                         let is_discard = *operation == Operation::Discard;
                         cache.zero(step, is_discard, &mut around.zeroed, &self.waker)?
@@ -267,7 +280,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
 /// Whether the first piece of `range` is to go around a full cache.
 fn is_sooner_around<E: Environment>(cache: &Cache<E>, range: ByteRange) -> bool {
-    cache.is_writeback() && cache.pieces(range).next().is_some_and(|piece| cache.is_sooner_around(piece))
+    !cache.is_pinned(range)
+        && cache.is_writeback()
+        && cache.pieces(range).next().is_some_and(|piece| cache.is_sooner_around(piece))
 }
 
 impl Around {

@@ -14,8 +14,8 @@ use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cached::{Change, advance, look_up};
 use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER};
 use cbd_types::{
-    AlignedBuffer, BackingOp, BackingQueue, ByteRange, Completion, Error, ErrorKind, OpToken, Operation,
-    Request, Result, SpareBuffers, backing::BackingDone,
+    AlignedBuffer, BackingOp, BackingQueue, ByteRange, Class, Completion, Error, ErrorKind, OpToken,
+    Operation, Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
 
@@ -166,7 +166,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let cache = Arc::clone(&self.cache);
         if let Some(cache) = &*cache
             && !cache.caches_writes()
-            && let Some(reason) = self.bypass_reason(cache, request.range, request.fua)
+            && let Some(reason) = self.bypass_reason(cache, &request)
         {
             self.unplug(done);
             return self.submit_around(cache, request, Some(reason), done);
@@ -192,9 +192,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.plugged = plugged;
     }
 
-    /// Whether the request is a short write that the engine executes as one piece.
+    /// Whether the request is a short write without a class that the engine executes as one piece.
     fn is_short(&self, request: &Request) -> bool {
         request.operation == Operation::Write
+            && request.class == Class::Unmarked
             && !request.range.is_empty()
             && request.range.len() <= PLUGGED_BYTES_MAX
             && self.check(request.operation, request.range, request.buffer.len()).is_ok()
@@ -284,7 +285,14 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             return Some(Ok(()));
         }
         let operation = Operation::Write;
-        let parked = |data| Request { id, operation, range, fua, buffer: AlignedBuffer::from_slice(data) };
+        let parked = |data| Request {
+            id,
+            operation,
+            range,
+            fua,
+            class: Class::Unmarked,
+            buffer: AlignedBuffer::from_slice(data),
+        };
         let cache = Arc::clone(&self.cache);
         let cache = match &*cache {
             Some(cache) if self.follows_route() => cache,
@@ -295,7 +303,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         };
         let mut begun_us = None;
         if !cache.caches_writes() {
-            let reason = self.bypass_reason(cache, range, fua);
+            let reason = self.bypass_reason_of(cache, range, fua, Class::Unmarked);
             if reason.is_some() || !cache.is_writeback() {
                 let mut done = Vec::new();
                 self.submit_around(cache, parked(data), reason, &mut done);
@@ -304,7 +312,12 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             begun_us = cache.begin_measured_write();
         }
         let mut progress = Progress::Written(range.start);
-        let result = advance(cache, &Change { operation, range, data, fua }, &mut progress, &self.waker);
+        let result = advance(
+            cache,
+            &Change { operation, range, data, fua, class: Class::Unmarked },
+            &mut progress,
+            &self.waker,
+        );
         cache.end_measured_write(begun_us.filter(|_| result.is_some()));
         if result.is_none() {
             self.wait_for_space(parked(data), progress);
@@ -323,7 +336,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             return Some(Ok(()));
         }
         let operation = Operation::Read;
-        let parked = |buffer| Request { id, operation, range, fua: false, buffer };
+        let parked = |buffer| Request { id, operation, range, fua: false, class: Class::Unmarked, buffer };
         let cache = Arc::clone(&self.cache);
         let cache = match &*cache {
             Some(cache) if self.follows_route() => cache,

@@ -21,6 +21,7 @@ mod context;
 mod epochs;
 mod lane;
 mod lane_map;
+mod pins;
 mod position;
 mod rangemap;
 mod rare;
@@ -40,6 +41,7 @@ pub use cache::{
     CommonMoment, DamagedRange, FlushTicket, IndexResize, LogEntry, LogSegmentView, LogView, Miss, Pace,
     PaceReason, Shrink, TOGETHER, ZeroProgress,
 };
+pub use cbd_format::{Pin, PinKind};
 pub use lane::{HitCurve, RANKS};
 pub use rare::RarePaths;
 pub use repair::copy_over;
@@ -47,7 +49,7 @@ pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Se
 pub use slots::TwoSlots;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,
-    Mixed, Pages, SharedSpace, Transport, TransportInfo,
+    Mixed, Pages, SharedSpace, StoredPins, Transport, TransportInfo,
 };
 pub use worker::{BackgroundWorker, REQUEST_MAX, Step};
 

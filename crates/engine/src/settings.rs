@@ -134,6 +134,10 @@ choice! {
 const GC_PERCENT_MAX: u8 = 98;
 /// Maximum of `dirty_target_percent`.
 const DIRTY_TARGET_PERCENT_MAX: u8 = 90;
+/// Bounds of `pin_percent`. What is left must keep more segments free in turn than reclaim and the reserves need.
+const PIN_PERCENT: core::ops::RangeInclusive<u8> = 1..=60;
+/// Default of `pin_percent`.
+pub(crate) const PIN_PERCENT_DEFAULT: u8 = 50;
 /// Maximum of `write_error_after_s`, in seconds.
 const WRITE_ERROR_AFTER_S_MAX: u32 = 86_400;
 
@@ -180,6 +184,8 @@ pub struct Settings {
     /// Until when writeback is paused, in milliseconds of the wall clock; 0 if it is not. A drain that was requested is not
     /// paused.
     pub writeback_paused_until_ms: u64,
+    /// The share of the cache that pins may take, 1 to 60 percent.
+    pub pin_percent: u8,
 }
 
 impl Default for Settings {
@@ -201,6 +207,7 @@ impl Default for Settings {
             congestion_write_us: 0,
             read_latency_target_us: 0,
             writeback_paused_until_ms: 0,
+            pin_percent: PIN_PERCENT_DEFAULT,
         }
     }
 }
@@ -240,6 +247,17 @@ impl Settings {
                     format!("{name} is {value}: it must be 0 to {max}"),
                 ));
             }
+        }
+        if !PIN_PERCENT.contains(&self.pin_percent) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "pin_percent is {}: it must be {} to {}",
+                    self.pin_percent,
+                    PIN_PERCENT.start(),
+                    PIN_PERCENT.end()
+                ),
+            ));
         }
         if self.write_error_after_s > WRITE_ERROR_AFTER_S_MAX {
             return Err(Error::new(

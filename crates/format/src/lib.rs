@@ -14,6 +14,7 @@ extern crate alloc;
 
 pub mod checksum;
 pub mod layout;
+pub mod pins;
 pub mod record;
 pub mod segment;
 pub mod slot;
@@ -24,7 +25,10 @@ mod unverified;
 
 pub use checksum::{crc32c, crc32c_joined};
 pub use layout::{Layout, StructLayout};
-pub use record::{CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordKind, RecordPlace};
+pub use pins::{Pin, PinKind};
+pub use record::{
+    CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordClass, RecordKind, RecordPlace,
+};
 pub use segment::{SegmentHeader, SegmentShape};
 pub use slot::{Slot, SlotContent, zeroed};
 pub use state::{Drained, FormerDisk, LaneMark, LaneTail, StateShape};
@@ -48,7 +52,7 @@ pub const COUNTER_END: u64 = 1 << 62;
 
 /// The description of every structure with fields in `docs/format.md`.
 #[must_use]
-pub fn structures() -> [StructLayout; 13] {
+pub fn structures() -> [StructLayout; 16] {
     [
         Superblock::layout(),
         slot::SlotHeader::layout(),
@@ -63,5 +67,8 @@ pub fn structures() -> [StructLayout; 13] {
         FormerDisk::layout(),
         LaneTail::layout(),
         LaneMark::layout(),
+        pins::PinListHeader::layout(),
+        pins::PinHeader::layout(),
+        pins::PinnedRange::layout(),
     ]
 }

@@ -114,6 +114,21 @@ pub const INVALIDATE_MAX: u64 = 64 << 20;
 /// Bit of [`Record::flags`]: its data checksums are valid; without this bit data is not verified.
 pub const FLAG_DATA_CRC: u8 = 1;
 
+/// Bits of [`Record::flags`]: the [`RecordClass`].
+const FLAGS_CLASS: u8 = 0b110;
+
+/// What the data of a record is. Only the decision what stays in the cache depends on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RecordClass {
+    /// Nothing is known of it.
+    #[default]
+    Unmarked = 0,
+    /// Metadata of a file system.
+    Metadata = 1,
+    /// The same, appended again by reclaim although no client had read it.
+    MetadataAgain = 2,
+}
+
 on_media! {
     /// One entry of the log: a cache line, stored in two copies.
     pub struct Record, size 64 {
@@ -121,7 +136,7 @@ on_media! {
         0 crc: U32,
         /// Its kind; see [`RecordKind`].
         4 kind: u8,
-        /// [`FLAG_DATA_CRC`].
+        /// [`FLAG_DATA_CRC`], and in bits 1 and 2 the [`RecordClass`].
         5 flags: u8,
         /// Number of continuation lines.
         6 lines: u8,
@@ -226,6 +241,23 @@ impl Record {
             first_sum: U32::ZERO,
             channel: U32::ZERO,
             reference: U64::ZERO,
+        }
+    }
+
+    /// The record with the class of its data.
+    #[must_use]
+    pub const fn with_class(mut self, class: RecordClass) -> Self {
+        self.flags = self.flags & !FLAGS_CLASS | (class as u8) << FLAGS_CLASS.trailing_zeros();
+        self
+    }
+
+    /// The class of its data.
+    #[must_use]
+    pub const fn class(&self) -> RecordClass {
+        match (self.flags & FLAGS_CLASS) >> FLAGS_CLASS.trailing_zeros() {
+            1 => RecordClass::Metadata,
+            2 => RecordClass::MetadataAgain,
+            _ => RecordClass::Unmarked,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! It has a segment of its own. Page 0 and the last page hold the segment's header. Pages 1 and 2 hold the two slots of
 //! [`Drained`], and from byte 1024 of each the two slots of [`FormerDisk`]. After them come four areas, each from a page
-//! boundary on: all first slots of the lanes' tails, all second ones, all first slots of their marks, all second ones.
+//! boundary on: all first slots of the lanes' tails, all second ones, all first slots of their marks, all second ones. Behind them
+//! are the two copies of the list of pins.
 
 use crate::{COUNTER_END, PAGE, layout::on_media, slot::SlotContent};
 use cbd_types::LaneId;
@@ -159,6 +160,19 @@ impl StateShape {
         [first, first + self.array()]
     }
 
+    /// The most bytes of a copy of the list of pins.
+    const PINS_MAX: u64 = 1 << 20;
+
+    /// The two copies of the list of pins in a segment of `size` bytes, and the bytes that each has; `None` if there is no
+    /// room for them.
+    #[must_use]
+    pub const fn pins(&self, size: u64) -> Option<([u64; 2], u64)> {
+        let first = Self::LANES_BEGIN + 4 * self.array();
+        let pages = size.saturating_sub(PAGE).saturating_sub(first) / PAGE / 2;
+        let length = if pages * PAGE < Self::PINS_MAX { pages * PAGE } else { Self::PINS_MAX };
+        if length == 0 { None } else { Some(([first, first + length], length)) }
+    }
+
     const fn array(&self) -> u64 {
         (self.lanes as u64 * 64).next_multiple_of(PAGE)
     }
@@ -204,5 +218,14 @@ mod tests {
         }
         let end = used.last().map_or(0, |last| last + 64).next_multiple_of(PAGE);
         assert!(shape.fits(end + PAGE) && !shape.fits(end + PAGE - 1));
+    }
+
+    #[test]
+    fn the_list_of_pins_is_behind_the_lanes_and_before_the_last_page() {
+        let shape = StateShape { lanes: 64 };
+        assert_eq!(shape.pins(64 << 10), Some(([7 * PAGE, 11 * PAGE], 4 * PAGE)));
+        assert_eq!(shape.pins(9 * PAGE), None, "one page is left");
+        assert_eq!(shape.pins(10 * PAGE), Some(([7 * PAGE, 8 * PAGE], PAGE)));
+        assert_eq!(shape.pins(4 << 20), Some(([7 * PAGE, 7 * PAGE + (1 << 20)], 1 << 20)));
     }
 }

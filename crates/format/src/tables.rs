@@ -139,8 +139,8 @@ on_media! {
         1000 cache_max: U32,
         /// Its weight among the caches of shared size; 0 stands for 1.
         1004 weight: U16,
-        /// Zero.
-        1006 reserved3: U16,
+        /// The share of the cache that pins may take, in percent; 0 stands for 50.
+        1006 pin_percent: U16,
     }
 }
 

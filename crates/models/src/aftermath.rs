@@ -8,7 +8,9 @@ use crate::stage::Written;
 use cbd_engine::{CacheStatus, CachedState};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{CrashMemory, Keep, Oracle, Seeded, SimDisk, SimEnvironment, Violation};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
+use cbd_types::{
+    AlignedBuffer, BackendId, ByteRange, Class, Completion, ErrorKind, Operation, Request, Result,
+};
 use std::sync::Arc;
 
 /// Maximum number of rounds that a correct engine takes; the limit is far above the need of any scene.
@@ -60,7 +62,11 @@ impl Life {
             _ => AlignedBuffer::from_slice(data),
         };
         let mut done: Vec<Completion> = Vec::new();
-        self.process.submit(0, Request { id: 1, operation, range, fua: false, buffer }, &mut done);
+        self.process.submit(
+            0,
+            Request { id: 1, operation, range, fua: false, class: Class::Unmarked, buffer },
+            &mut done,
+        );
         for _ in 0..ROUNDS_MAX {
             if let Some(completion) = done.pop() {
                 // The engine caches the data only after it has sent the answer.

@@ -71,7 +71,9 @@ mod tests {
     use cbd_engine::{BackendEntry, FormatOptions, Settings};
     use cbd_export::{BlockDevice, RequestQueue};
     use cbd_pmem::Mapping;
-    use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, HostId, Operation, Region, Request};
+    use cbd_types::{
+        AlignedBuffer, BackendId, ByteRange, Class, Completion, HostId, Operation, Region, Request,
+    };
     use std::fs::File;
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
@@ -129,7 +131,14 @@ mod tests {
         buffer.fill(value);
         let mut done = Vec::new();
         queue.submit(
-            Request { id: 1, operation, range: ByteRange::at(at, 4096), fua: false, buffer },
+            Request {
+                id: 1,
+                operation,
+                range: ByteRange::at(at, 4096),
+                fua: false,
+                class: Class::Unmarked,
+                buffer,
+            },
             &mut done,
         );
         while done.is_empty() {

@@ -3,7 +3,7 @@
 
 use cbd_engine::{Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_sim::{CrashMemory, SimDisk, SimEnvironment, SimQueue, Watchdog, act_as};
-use cbd_types::{ByteRange, Region};
+use cbd_types::{ByteRange, Class, Region};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -134,6 +134,52 @@ fn a_block_that_is_missed_twice_is_recorded_in_a_full_cache() {
     rig.read(0, 100);
     let hits = rig.read(0, 100);
     assert!(hits >= 75, "{hits} of 100 blocks are held");
+}
+
+#[test]
+fn metadata_is_recorded_at_its_first_miss_in_a_full_cache_also_behind_the_cutoff() {
+    let mut rig = Rig::new();
+    rig.read(1000, 4 * SPACE);
+    for block in 0..50 {
+        let (mut bytes, mut misses) = (vec![0; BLOCK as usize], Vec::new());
+        rig.cache.read(ByteRange::at(block * BLOCK, BLOCK), &mut bytes, &mut misses).unwrap();
+        for mut miss in misses {
+            miss.set_class(Class::Metadata);
+            rig.cache.complete_fill_behind_cutoff(miss, &bytes);
+        }
+        rig.settle();
+    }
+    let hits = rig.read(0, 50);
+    assert!(hits >= 45, "{hits} of 50 blocks are held");
+}
+
+/// Writes metadata and then `passes` times what the cache holds; returns the part of the metadata in it that is left, in percent.
+fn metadata_left(class: Class, passes: u64) -> u64 {
+    const METADATA: u64 = 60;
+    let mut rig = Rig::new();
+    rig.reclaim_at(80);
+    for block in 0..METADATA {
+        let range = ByteRange::at(block * BLOCK, BLOCK);
+        let written = rig.cache.write_marked(class, range, &[1; BLOCK as usize], Waker::noop()).unwrap();
+        assert!(matches!(written, Admission::Done(_)));
+    }
+    rig.cache.request_drain();
+    rig.settle();
+    for at in 0..passes * SPACE / 12 {
+        rig.write(1000 + at * 12, 12);
+    }
+    rig.cache.cached_bytes_of(ByteRange::at(0, METADATA * BLOCK)) / BLOCK * 100 / METADATA
+}
+
+#[test]
+fn metadata_that_no_client_reads_stays_for_one_pass_more_and_then_leaves() {
+    let of = |class| [1, 3].map(|halves| metadata_left(class, halves));
+    let (unmarked, metadata) = (of(Class::Unmarked), of(Class::Metadata));
+    println!(
+        "left after one and three times the cache: {unmarked:?} % without, {metadata:?} % with the mark"
+    );
+    assert_eq!((unmarked[1], metadata[1]), (0, 0));
+    assert!(unmarked[0] <= 20 && metadata[0] >= 70, "{unmarked:?} {metadata:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@
 
 pub mod errors;
 pub mod event;
+pub mod extents;
 pub mod ioctl;
 pub mod loop_device;
 pub mod memory;

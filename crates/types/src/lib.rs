@@ -32,7 +32,7 @@ pub use mutation::MutationPoint;
 pub use name::Name;
 pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
-pub use request::{Completion, Geometry, Operation, Request};
+pub use request::{Class, Completion, Geometry, Operation, Request};
 pub use size::Size;
 
 /// The granularity of checksums and of the index: data is verified and looked up in blocks of this many

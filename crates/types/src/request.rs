@@ -18,6 +18,16 @@ pub enum Operation {
     WriteZeroes,
 }
 
+/// What a request's data is, as far as its client says so. Only the decision what stays in the cache depends on it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Class {
+    /// The client says nothing.
+    #[default]
+    Unmarked,
+    /// Metadata of a file system.
+    Metadata,
+}
+
 /// One request.
 #[derive(Debug)]
 pub struct Request {
@@ -30,8 +40,24 @@ pub struct Request {
     /// A FUA request: durable at its completion, and nothing later reaches the backing device before it. Only for
     /// writes, zeroing and discards.
     pub fua: bool,
+    /// The class of its data.
+    pub class: Class,
     /// As long as `range` for reads and writes, empty otherwise. The completion returns the buffer.
     pub buffer: AlignedBuffer,
+}
+
+impl Request {
+    /// A request without a class.
+    #[must_use]
+    pub const fn unmarked(
+        id: u64,
+        operation: Operation,
+        range: ByteRange,
+        fua: bool,
+        buffer: AlignedBuffer,
+    ) -> Self {
+        Self { id, operation, range, fua, class: Class::Unmarked, buffer }
+    }
 }
 
 /// The completion of a request.

@@ -252,6 +252,8 @@ pub mod operation {
     pub const WRITE_ZEROES: u32 = 5;
     /// The bits of the operation.
     pub const MASK: u32 = 0xff;
+    /// Metadata of a file system.
+    pub const META: u32 = 1 << 11;
     /// Durable at its completion.
     pub const FUA: u32 = 1 << 13;
 }

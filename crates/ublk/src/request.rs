@@ -5,7 +5,7 @@
 
 use crate::abi::{Description, operation};
 use crate::parameters::SECTOR;
-use cbd_types::{ByteRange, Geometry, Operation};
+use cbd_types::{ByteRange, Class, Geometry, Operation};
 
 /// An operation of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,6 +16,8 @@ pub struct Task {
     pub range: ByteRange,
     /// Durable at its completion.
     pub fua: bool,
+    /// What the kernel says of its data.
+    pub class: Class,
 }
 
 impl Task {
@@ -46,7 +48,7 @@ pub fn parse(
         operation::WRITE => Operation::Write,
         operation::FLUSH => {
             let range = ByteRange { start: 0, end: 0 };
-            return Ok(Task { operation: Operation::Flush, range, fua: false });
+            return Ok(Task { operation: Operation::Flush, range, fua: false, class: Class::Unmarked });
         }
         operation::DISCARD => Operation::Discard,
         operation::WRITE_ZEROES => Operation::WriteZeroes,
@@ -71,7 +73,8 @@ pub fn parse(
     if operation == Operation::Discard && !geometry.discard {
         return Err(libc::EOPNOTSUPP);
     }
-    Ok(Task { operation, range, fua: changes && operation_and_flags & operation::FUA != 0 })
+    let class = if operation_and_flags & operation::META != 0 { Class::Metadata } else { Class::Unmarked };
+    Ok(Task { operation, range, fua: changes && operation_and_flags & operation::FUA != 0, class })
 }
 
 #[cfg(test)]
@@ -108,10 +111,13 @@ mod tests {
             (operation::DISCARD, Operation::Discard, true),
             (operation::WRITE_ZEROES, Operation::WriteZeroes, true),
         ] {
-            assert_eq!(parsed(number, 8, 16), Ok(Task { operation, range, fua: false }));
+            let class = Class::Unmarked;
+            assert_eq!(parsed(number, 8, 16), Ok(Task { operation, range, fua: false, class }));
             // Other flags are hints.
-            let flags = operation::FUA | 1 << 8 | 1 << 11 | 1 << 15;
-            assert_eq!(parsed(number | flags, 8, 16), Ok(Task { operation, range, fua: forced }));
+            let flags = operation::FUA | 1 << 8 | 1 << 15 | 1 << 16;
+            assert_eq!(parsed(number | flags, 8, 16), Ok(Task { operation, range, fua: forced, class }));
+            let class = Class::Metadata;
+            assert_eq!(parsed(number | 1 << 11, 8, 16), Ok(Task { operation, range, fua: false, class }));
         }
         let flush = parsed(operation::FLUSH, u64::MAX, u32::MAX).unwrap();
         assert_eq!((flush.operation, flush.range.is_empty()), (Operation::Flush, true));

@@ -179,8 +179,8 @@ impl Worker {
         let Some(buffer) = buffer else { return self.answer(slot, -libc::EIO) };
         // The capacity of a buffer fits a positive 32-bit number.
         self.slots[slot] = Slot::Busy(task.operation, length as i32);
-        let Task { operation, range, fua } = task;
-        let request = Request { id: slot as u64, operation, range, fua, buffer };
+        let Task { operation, range, fua, class } = task;
+        let request = Request { id: slot as u64, operation, range, fua, class, buffer };
         if plugged {
             self.queue.submit_plugged(request, &mut self.done);
         } else {

@@ -8,7 +8,7 @@ use crate::input::Input;
 use cbd_engine::{Consistency, Environment as _, OnWriteError, Settings, Transport};
 use cbd_sim::process::{Outlook, Process};
 use cbd_sim::{CrashMemory, DiskFaults, Keep, SimDisk, SimEnvironment};
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Completion, Operation, Region, Request};
+use cbd_types::{AlignedBuffer, BackendId, ByteRange, CHUNK, Class, Completion, Operation, Region, Request};
 use std::sync::Arc;
 
 /// Maximum number of acts after opening.
@@ -190,7 +190,11 @@ impl Living<'_> {
         let buffer = AlignedBuffer::zeroed(if has_data { range.len() as usize } else { 0 });
         self.next_id += 1;
         self.waiting += 1;
-        self.process.submit(0, Request { id: self.next_id, operation, range, fua, buffer }, &mut self.done);
+        self.process.submit(
+            0,
+            Request { id: self.next_id, operation, range, fua, class: Class::Unmarked, buffer },
+            &mut self.done,
+        );
         self.take();
     }
 

@@ -1,9 +1,12 @@
 //! The commands that change a backend while its block devices are in use.
 
+mod pins;
+
 use super::{OnTransport, cache_mode};
 use cbd_daemon::api::{CacheMode, NumberOrName};
 use cbd_daemon::size::{CacheSize, parse_cache_size, parse_size};
 use clap::{Args, Subcommand};
+pub use pins::{PinCommand, Pinned};
 
 /// The backend of a command.
 #[derive(Args, Debug)]
@@ -40,6 +43,9 @@ pub enum LiveCommand {
         #[arg(short, long, value_parser = parse_size)]
         size: Option<u64>,
     },
+    /// Pins
+    #[command(flatten)]
+    Pins(PinCommand),
     /// Use a backing device that has become larger to its end, while it is in use: its cache and block device grow with it
     BackendGrow {
         /// Backend

@@ -11,6 +11,7 @@ mod errors;
 mod grow;
 mod live;
 mod names;
+mod pins;
 mod status;
 
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
@@ -18,6 +19,7 @@ pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
+pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,
@@ -474,6 +476,9 @@ pub struct SettingsChange {
     /// Seconds for which writeback is paused from now on; 0 ends a pause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writeback_pause_s: Option<u32>,
+    /// Share of the cache in percent that pins may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin_percent: Option<i64>,
     /// The name of the backend; empty: it has none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -524,6 +529,8 @@ pub struct Settings {
     pub read_latency_target_us: u32,
     /// Until when writeback is paused, in milliseconds since 1970 UTC; 0 if it is not.
     pub writeback_paused_until_ms: u64,
+    /// Share of the cache in percent that pins may take.
+    pub pin_percent: u32,
 }
 
 /// Progress of a long operation.

@@ -184,6 +184,12 @@ pub struct CacheInfo {
     pub written_bytes: u64,
     /// Bytes written to the backing device since then.
     pub written_back_bytes: u64,
+    /// Bytes that are pinned.
+    #[serde(default)]
+    pub pinned_bytes: u64,
+    /// Bytes that may be pinned.
+    #[serde(default)]
+    pub pin_limit_bytes: u64,
     /// Bytes of memory of the index.
     pub index_bytes: u64,
     /// Bytes of the quarantined ranges, listed or not; not counted in the dirty bytes.

@@ -147,6 +147,7 @@ impl BackendSlot {
         let (run, mut warnings) =
             RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, options)?;
         warnings.extend(unknown);
+        warnings.extend(super::pins::lost_pins(&running.transport, self.entry.id));
         Ok((run, warnings))
     }
 
@@ -351,8 +352,10 @@ impl TakenSlot {
                 Some(0) => 0,
                 Some(seconds) => wall_ms() + u64::from(seconds) * 1000,
             },
+            pin_percent: percent(change.pin_percent, now.pin_percent),
         }
         .validated()?;
+        handle.transport.check_pins(id, None, Some(new.pin_percent))?;
         handle.transport.update_settings(id, new)?;
         slot.entry.settings = new;
         if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
@@ -387,6 +390,7 @@ impl From<Settings> for api::Settings {
             congestion_write_us: settings.congestion_write_us,
             read_latency_target_us: settings.read_latency_target_us,
             writeback_paused_until_ms: settings.writeback_paused_until_ms,
+            pin_percent: u32::from(settings.pin_percent),
         }
     }
 }

@@ -128,6 +128,9 @@ impl Manager {
                 let text = format!("a cache of no size is none: cbdctrl cache-detach -b {id} takes it away");
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
+            // A cache that shares its space keeps its minimum only, and its pins must fit into that.
+            let log = (request.cache_size / handle.transport.info().layout.segment_size).saturating_sub(1);
+            handle.transport.check_pins(id, Some(u32::try_from(log).unwrap_or(u32::MAX)), None)?;
             let wanted_max = request.cache_max.unwrap_or(request.cache_size);
             let shrinks = wanted_max < present;
             if shrinks {
@@ -159,13 +162,13 @@ impl Manager {
     }
 
     /// Runs `change` on a backend that is up, with its slot taken.
-    fn with_running(
+    pub(super) fn with_running<T>(
         &self,
         transport: u32,
         id: BackendId,
         why: &'static str,
-        change: impl FnOnce(&mut TakenSlot, &Arc<RunningBackend>) -> Result<Done>,
-    ) -> Result<Done> {
+        change: impl FnOnce(&mut TakenSlot, &Arc<RunningBackend>) -> Result<T>,
+    ) -> Result<T> {
         let mut taken = self.take_slot(transport, id, why)?;
         let result = match taken.slot.run.clone() {
             _ if taken.slot.stopping => {

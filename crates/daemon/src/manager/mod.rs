@@ -20,6 +20,7 @@ mod extend;
 mod grow;
 mod live;
 mod names;
+mod pins;
 mod probe;
 mod recorder;
 mod register;
@@ -39,10 +40,10 @@ mod transport;
 mod watch;
 
 use crate::api::{
-    AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, RegisterTransport,
-    ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportGrown, TransportInfo, TransportRegistered,
+    AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
+    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
+    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
+    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -485,6 +486,18 @@ impl Control for Manager {
         report: Report<'_>,
     ) -> Result<Done> {
         self.cache_resize(transport, BackendId(backend), request, report)
+    }
+
+    fn pins(&self, transport: u32, backend: u32) -> Result<PinsInfo> {
+        self.pins_of(transport, BackendId(backend))
+    }
+
+    fn add_pins(&self, transport: u32, backend: u32, request: AddPins) -> Result<PinsInfo> {
+        self.pins_add(transport, BackendId(backend), request)
+    }
+
+    fn remove_pins(&self, transport: u32, backend: u32, request: &RemovePins) -> Result<PinsInfo> {
+        self.pins_remove(transport, BackendId(backend), request)
     }
 
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {

@@ -103,6 +103,8 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                     .collect(),
                 parked_bytes: status.parked_bytes,
                 parked_error: status.parked_error.clone(),
+                pinned_bytes: cache.pinned_bytes(),
+                pin_limit_bytes: cache.pin_limit(),
                 index_bytes: status.index_bytes,
                 quarantined_bytes: status.quarantined_bytes,
                 damage_found: status.damage_found,

@@ -9,7 +9,9 @@ use crate::state::{StateDir, TransportEntry};
 use cbd_backing::Decorator;
 use cbd_export::BlockDevice;
 use cbd_runtime::RunningBackend;
-use cbd_types::{AlignedBuffer, BackendId, ByteRange, Completion, ErrorKind, Operation, Request, Result};
+use cbd_types::{
+    AlignedBuffer, BackendId, ByteRange, Class, Completion, ErrorKind, Operation, Request, Result,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -98,7 +100,7 @@ pub(super) fn execute_at(run: &RunningBackend, operation: Operation, offset: u64
     let mut done = Vec::new();
     let range = ByteRange::at(offset, 4096);
     let buffer = AlignedBuffer::zeroed(4096);
-    queue.submit(Request { id: 0, operation, range, fua: false, buffer }, &mut done);
+    queue.submit(Request { id: 0, operation, range, fua: false, class: Class::Unmarked, buffer }, &mut done);
     let end = Instant::now() + LIMIT;
     while done.is_empty() {
         assert!(Instant::now() < end, "the write does not complete");
@@ -301,6 +303,7 @@ fn changed_settings_are_logged_as_they_are_typed() {
         "when_full=around",
         "congestion_read_us=2000",
         "congestion_write_us=off",
+        "pin_percent=40",
     ];
     let change = crate::settings::parse_changes(&typed.map(str::to_owned)).expect("settings");
     let log = Log::default();

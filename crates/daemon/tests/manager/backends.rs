@@ -76,6 +76,7 @@ fn settings_survive_a_restart() {
         when_full: Some(WhenFull::Around),
         congestion_read_us: Some(2000),
         congestion_write_us: Some(20_000),
+        pin_percent: Some(30),
         read_latency_target_us: Some(5000),
         writeback_pause_s: Some(600),
         name: Some("db-data".into()),
@@ -98,7 +99,7 @@ fn settings_survive_a_restart() {
     assert_eq!((settings.sequential_read_cutoff, settings.sequential_write_cutoff), (0, 2 << 20));
     assert_eq!(settings.when_full, WhenFull::Around);
     assert_eq!((settings.congestion_read_us, settings.congestion_write_us), (2000, 20_000));
-    assert_eq!(settings.read_latency_target_us, 5000);
+    assert_eq!((settings.read_latency_target_us, settings.pin_percent), (5000, 30));
     assert!(settings.writeback_paused_until_ms > 0);
     let resumed = SettingsChange { writeback_pause_s: Some(0), ..SettingsChange::default() };
     assert_eq!(daemon.set(0, 0, &resumed).unwrap().writeback_paused_until_ms, 0);

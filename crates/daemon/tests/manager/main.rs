@@ -8,6 +8,7 @@ mod fixture;
 mod grow;
 mod modes;
 mod names;
+mod pins;
 mod quarantined;
 mod reconnecting_clients;
 mod refusals;

@@ -6,7 +6,7 @@ use super::{Queue, complete};
 use crate::parked::{Parked, Progress};
 use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{Admission, Cache, Environment, Miss, ZeroProgress};
-use cbd_types::{BackingQueue, ByteRange, Completion, Operation, Request, Result};
+use cbd_types::{BackingQueue, ByteRange, Class, Completion, Operation, Request, Result};
 use core::task::Waker;
 
 /// A request that changes the device; its bytes are in its own buffer or in the caller's memory.
@@ -15,12 +15,13 @@ pub(super) struct Change<'a> {
     pub(super) range: ByteRange,
     pub(super) data: &'a [u8],
     pub(super) fua: bool,
+    pub(super) class: Class,
 }
 
 impl<'a> Change<'a> {
     pub(super) fn of(request: &'a Request) -> Self {
-        let (operation, range, fua) = (request.operation, request.range, request.fua);
-        Self { operation, range, data: &request.buffer, fua }
+        let (operation, range, fua, class) = (request.operation, request.range, request.fua, request.class);
+        Self { operation, range, data: &request.buffer, fua, class }
     }
 }
 
@@ -38,8 +39,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             _ if cache.caches_writes() => {}
             operation => {
                 let is_write = operation == Operation::Write;
-                let reason =
-                    if is_write { self.bypass_reason(cache, request.range, request.fua) } else { None };
+                let reason = if is_write { self.bypass_reason(cache, &request) } else { None };
                 if reason.is_some() || !cache.is_writeback() {
                     return self.submit_around(cache, request, reason, done);
                 }
@@ -105,7 +105,8 @@ pub(super) fn advance<E: Environment>(
         Progress::Written(written) => {
             for piece in cache.pieces(ByteRange { start: *written, end: range.end }) {
                 let at = (piece.start - range.start) as usize;
-                match cache.write(piece, &change.data[at..at + piece.len() as usize], waker) {
+                let data = &change.data[at..at + piece.len() as usize];
+                match cache.write_marked(change.class, piece, data, waker) {
                     Ok(Admission::Done(_)) => *written = piece.end,
                     Ok(Admission::Full) => return None,
                     Err(error) => return Some(Err(error)),

@@ -14,7 +14,7 @@ use crate::{
 use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{BypassReason, Cache, Environment, Miss, Readahead};
 use cbd_types::{
-    BackingOp, BackingQueue, ByteRange, Completion, Request, backing::BackingDone, heap_sort_by_key,
+    BackingOp, BackingQueue, ByteRange, Class, Completion, Request, backing::BackingDone, heap_sort_by_key,
 };
 
 /// Adjacent misses are read from the backing device in one operation of at most this many bytes.
@@ -104,6 +104,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let is_behind_cutoff = missed.followed.before >= missed.cutoff;
         let asked = request.range;
         let mut misses = core::mem::take(&mut self.misses);
+        misses.iter_mut().for_each(|miss| miss.set_class(request.class));
         heap_sort_by_key(&mut misses, |miss| miss.range.start);
         let place =
             self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
@@ -144,7 +145,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             for miss in misses {
                 let at = (miss.range.start - range.start) as usize;
                 let data = &buffer[at..at + miss.range.len() as usize];
-                if is_congested {
+                let is_kept = miss.class() == Class::Metadata || cache.is_pinned(miss.range);
+                if is_congested && !is_kept {
                     cache.bypass_fill(miss, BypassReason::Congested);
                 } else if is_behind_cutoff {
                     cache.complete_fill_behind_cutoff(miss, data);

@@ -25,6 +25,7 @@ use crate::{
 };
 use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
+use core::sync::atomic::AtomicU64;
 pub(crate) use gate::{ClosedGate, FirstWrite, Gate};
 pub(crate) use load::Damage;
 pub(crate) use mode::{Mode, Phase};
@@ -54,6 +55,8 @@ pub(crate) struct Base<E: Environment> {
     settings: Mutex<E, Settings>,
     rare: RareCounters,
     bypassed: BypassCounters,
+    /// Bytes that are pinned. Only speed depends on them.
+    pinned: AtomicU64,
 }
 
 impl<E: Environment> Base<E> {
@@ -80,6 +83,7 @@ impl<E: Environment> Base<E> {
             settings: Mutex::<E, _>::new(settings),
             rare: RareCounters::default(),
             bypassed: BypassCounters::default(),
+            pinned: AtomicU64::new(0),
         }
     }
 

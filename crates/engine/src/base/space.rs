@@ -5,6 +5,8 @@
 
 use super::Base;
 use crate::Environment;
+use cbd_format::{LINE, PAGE};
+use cbd_types::CHECKSUM_BLOCK;
 use core::sync::atomic::Ordering;
 
 impl<E: Environment> Base<E> {
@@ -37,6 +39,27 @@ impl<E: Environment> Base<E> {
     /// Bytes of all log segments.
     pub(crate) fn capacity(&self) -> u64 {
         u64::from(self.segment_count()) * self.shape().size
+    }
+
+    /// Bytes of blocks that a segment holds if each block has a record of its own.
+    pub(crate) fn blocks_bytes_per_segment(&self) -> u64 {
+        let shape = self.shape();
+        // A record of one block has two lines and the block; the last pair of pages of records may be used in part.
+        let mut blocks = ((shape.size - 2 * PAGE) / (CHECKSUM_BLOCK + 2 * LINE)) as u32;
+        while blocks > 1 && !shape.fits(0, shape.data_top(), blocks, u64::from(blocks) * CHECKSUM_BLOCK) {
+            blocks -= 1;
+        }
+        u64::from(blocks) * CHECKSUM_BLOCK
+    }
+
+    /// Bytes that are pinned.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Notes the bytes that are pinned.
+    pub(crate) fn note_pinned(&self, bytes: u64) {
+        self.pinned.store(bytes, Ordering::Relaxed);
     }
 
     /// Whether so many segments are in use that reclaim should run.

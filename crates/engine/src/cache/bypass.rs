@@ -410,7 +410,7 @@ impl<E: Environment> Cache<E> {
             return;
         }
         lane.announce(base);
-        self.record_clean(&mut state, RecordKind::WriteThrough, range, data);
+        self.record_clean(&mut state, RecordKind::WriteThrough.into(), range, data, Requester::Optional);
     }
 
     /// As [`flush`](Self::flush), for a request of a client. Returns a ticket if a flush of the backing device is needed as well:

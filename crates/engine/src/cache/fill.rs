@@ -3,14 +3,14 @@
 //! Invariants: a commit or discard that overlaps a pending fill cancels it while it holds the lane's lock, so data that was read
 //! before a write can never be recorded after it; a fill never waits for space.
 
-use super::Cache;
+use super::{Cache, write::class_of};
 use crate::{
     BypassReason, Environment, ReadFill,
     base::{Base, Requester},
-    lane::{FEW_BLOCKS, FillId, LaneState, MANY_BLOCKS},
+    lane::{Content, FEW_BLOCKS, FillId, LaneState, MANY_BLOCKS},
 };
 use cbd_format::{RecordKind, record::blocks_in};
-use cbd_types::{ByteRange, LaneId, MutationPoint};
+use cbd_types::{ByteRange, Class, LaneId, MutationPoint};
 
 /// A range that the caller must read from the backing device.
 #[derive(Debug)]
@@ -20,12 +20,24 @@ pub struct Miss {
     pub range: ByteRange,
     lane: LaneId,
     id: FillId,
+    class: Class,
 }
 
 impl Miss {
     /// A range of `lane` that a read has missed, registered as `id`.
     pub(super) const fn new(range: ByteRange, lane: LaneId, id: FillId) -> Self {
-        Self { range, lane, id }
+        Self { range, lane, id, class: Class::Unmarked }
+    }
+
+    /// Sets the class of its data.
+    pub const fn set_class(&mut self, class: Class) {
+        self.class = class;
+    }
+
+    /// The class of its data.
+    #[must_use]
+    pub const fn class(&self) -> Class {
+        self.class
     }
 
     /// Its lane.
@@ -60,48 +72,54 @@ impl<E: Environment> Cache<E> {
         if !state.end_fill(miss.id) {
             return;
         }
-        // Taking the last free segments would only make writers wait for reclaim.
+        let is_pinned = state.is_pinned(miss.range);
+        let is_kept = is_pinned || miss.class == Class::Metadata;
+        // Taking the last free segments would only make writers wait for reclaim. What is pinned is worth that: it is missed once.
         if base.gate().check_running().is_err()
             || base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
-            || base.pool().has_waiters()
+            || (base.pool().has_waiters() && !is_pinned)
         {
             return;
         }
-        if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff) {
+        if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff, is_kept) {
             base.bypassed().count(reason, miss.range.len());
             return;
         }
         lane.announce(base);
         // A power failure may take from the backing device what went past the cache and no flush has covered.
         let kind = if self.has_unflushed_bypass() { RecordKind::WriteThrough } else { RecordKind::Fill };
-        if self.record_clean(&mut state, kind, miss.range, data) {
+        let content = Content { kind, class: class_of(miss.class) };
+        let requester = if is_pinned { Requester::Client } else { Requester::Optional };
+        if self.record_clean(&mut state, content, miss.range, data, requester) {
             state.count_filled(miss.range.len());
         }
     }
 
     /// Records data that the backing device has. Returns `false` if there was no space.
-    pub(super) fn record_clean(
+    pub(crate) fn record_clean(
         &self,
         lane: &mut LaneState,
-        kind: RecordKind,
+        content: Content,
         range: ByteRange,
         data: &[u8],
+        requester: Requester,
     ) -> bool {
         if blocks_in(range) <= FEW_BLOCKS {
-            self.commit_clean::<FEW_BLOCKS>(lane, kind, range, data)
+            self.commit_clean::<FEW_BLOCKS>(lane, content, range, data, requester)
         } else {
-            self.commit_clean::<MANY_BLOCKS>(lane, kind, range, data)
+            self.commit_clean::<MANY_BLOCKS>(lane, content, range, data, requester)
         }
     }
 
     fn commit_clean<const BLOCKS: usize>(
         &self,
         lane: &mut LaneState,
-        kind: RecordKind,
+        content: Content,
         range: ByteRange,
         data: &[u8],
+        requester: Requester,
     ) -> bool {
-        lane.commit::<E, BLOCKS>(self.base(), kind, range, data, Requester::Optional, None).is_ok()
+        lane.commit::<E, BLOCKS>(self.base(), content, range, data, requester, None).is_ok()
     }
 
     /// Ends a fill whose data is not recorded for this reason.
@@ -123,13 +141,14 @@ fn bypass_of<E: Environment>(
     lane: &mut LaneState,
     range: ByteRange,
     is_behind_cutoff: bool,
+    is_kept: bool,
 ) -> Option<BypassReason> {
     if base.mode().is_passthrough() {
         return Some(BypassReason::Mode);
     }
     match base.settings().read_fill {
         ReadFill::Off => Some(BypassReason::ReadFillOff),
-        _ if !base.is_full() => None,
+        _ if is_kept || !base.is_full() => None,
         _ if is_behind_cutoff => Some(BypassReason::Sequential),
         ReadFill::Admit if !lane.admits(base, range) => Some(BypassReason::NotAdmitted),
         ReadFill::Admit | ReadFill::All => None,

@@ -20,6 +20,7 @@ mod overload;
 mod pace;
 mod parked_counters;
 mod parking;
+mod pins;
 mod read;
 mod read_ahead;
 mod resize;

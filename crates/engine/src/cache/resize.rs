@@ -73,6 +73,7 @@ impl<E: Environment> Cache<E> {
             );
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
+        self.check_pinned(self.pinned_bytes(), (kept / size) as u32, self.settings().pin_percent)?;
         let status = self.status();
         // What is dirty is written first, unless the backing device does not take it.
         let is_failing = status.backing_trouble.is_some();

@@ -121,11 +121,11 @@ impl<E: Environment> Cache<E> {
         if state.is_being_bypassed(range) {
             return if state.wait_for_bypass(waker).is_some() { Held::Full } else { Held::NoMemory };
         }
-        let (kind, requester) = (RecordKind::Write, Requester::Client);
+        let (content, requester) = (RecordKind::Write.into(), Requester::Client);
         let in_flight = if blocks_in(range) <= FEW_BLOCKS {
-            state.store::<E, FEW_BLOCKS>(self.base(), kind, range, data, requester, Some(waker))
+            state.store::<E, FEW_BLOCKS>(self.base(), content, range, data, requester, Some(waker))
         } else {
-            state.store::<E, MANY_BLOCKS>(self.base(), kind, range, data, requester, Some(waker))
+            state.store::<E, MANY_BLOCKS>(self.base(), content, range, data, requester, Some(waker))
         };
         match in_flight {
             Ok((in_flight, _)) => {

@@ -4,10 +4,10 @@ use super::Cache;
 use crate::{
     Environment,
     base::{Lack, Requester},
-    lane::{FEW_BLOCKS, MANY_BLOCKS},
+    lane::{Content, FEW_BLOCKS, MANY_BLOCKS},
 };
-use cbd_format::record::{RecordKind, blocks_in};
-use cbd_types::{ByteRange, Durable, Error, ErrorKind, MutationPoint, Result};
+use cbd_format::record::{RecordClass, RecordKind, blocks_in};
+use cbd_types::{ByteRange, Class, Durable, Error, ErrorKind, MutationPoint, Result};
 use core::task::Waker;
 
 /// Whether a request got space.
@@ -29,19 +29,35 @@ impl<E: Environment> Cache<E> {
     /// If the cache was stopped; [`ErrorKind::Backing`] if there is no space and the backing device has long refused the data
     /// that must be written back first; [`ErrorKind::System`] if there is no memory, and nothing has changed.
     pub fn write(&self, range: ByteRange, data: &[u8], waker: &Waker) -> Result<Admission> {
+        self.write_marked(Class::Unmarked, range, data, waker)
+    }
+
+    /// As [`write`](Self::write), for data of this class.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    #[inline]
+    pub fn write_marked(
+        &self,
+        class: Class,
+        range: ByteRange,
+        data: &[u8],
+        waker: &Waker,
+    ) -> Result<Admission> {
         debug_assert_eq!(range.len(), data.len() as u64);
         debug_assert!(self.is_piece(range), "{range} is no piece");
         self.base().gate().check_writable()?;
         // Most writes touch one or two blocks: their checksums need no kilobyte of scratch.
         if blocks_in(range) <= FEW_BLOCKS {
-            self.commit_write::<FEW_BLOCKS>(range, data, waker)
+            self.commit_write::<FEW_BLOCKS>(class, range, data, waker)
         } else {
-            self.commit_write::<MANY_BLOCKS>(range, data, waker)
+            self.commit_write::<MANY_BLOCKS>(class, range, data, waker)
         }
     }
 
     fn commit_write<const BLOCKS: usize>(
         &self,
+        class: Class,
         range: ByteRange,
         data: &[u8],
         waker: &Waker,
@@ -59,8 +75,9 @@ impl<E: Environment> Cache<E> {
         // A failed store may have been the lane's last record: a later record would prove that one, so none may follow.
         base.region().check_stores(MutationPoint::RecordAfterFailure)?;
         lane.announce(base);
-        let (kind, requester) = (RecordKind::Write, Requester::Client);
-        Ok(match state.commit::<E, BLOCKS>(base, kind, range, data, requester, Some(waker)) {
+        let content = Content { kind: RecordKind::Write, class: class_of(class) };
+        let requester = Requester::Client;
+        Ok(match state.commit::<E, BLOCKS>(base, content, range, data, requester, Some(waker)) {
             Ok((durable, _)) => {
                 base.region().check_stores(MutationPoint::WriteStoreCheck)?;
                 Admission::Done(durable)
@@ -71,6 +88,15 @@ impl<E: Environment> Cache<E> {
             }
             Err(Lack::Memory) => return no_memory(),
         })
+    }
+}
+
+/// The class of a record whose data is of this class.
+#[inline]
+pub(super) const fn class_of(class: Class) -> RecordClass {
+    match class {
+        Class::Unmarked => RecordClass::Unmarked,
+        Class::Metadata => RecordClass::Metadata,
     }
 }
 

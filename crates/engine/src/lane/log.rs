@@ -67,7 +67,7 @@ impl LaneState {
         let (shape, pool) = (base.shape(), base.pool());
         let kept = shape.slots_max() / SLOTS_PART_KEPT;
         let has_room = |open: &LogSegment| shape.fits(open.slots, open.data_low, 1 + kept, length);
-        pool.free() <= pool.reserve() && !self.open.as_ref().is_some_and(has_room)
+        pool.free() <= pool.left_by_clients() && !self.open.as_ref().is_some_and(has_room)
     }
 
     /// The end of [`make_room`](Self::make_room) if the pool has given no segment.
@@ -108,7 +108,12 @@ impl LaneState {
     ) -> bool {
         // While the reserve is incomplete, the open segment may have been taken from it. The rest of such a segment is
         // for what the lane must record before it can free a segment, and everything else waits.
-        let may_use_open = requester == Requester::Essential || base.pool().free() >= base.pool().reserve();
+        let left = match requester {
+            Requester::Essential => 0,
+            Requester::Pinned | Requester::Frugal => base.pool().reserve(),
+            Requester::Client | Requester::Optional => base.pool().left_by_clients(),
+        };
+        let may_use_open = base.pool().free() >= left;
         if let Some(open) = &mut self.open
             && may_use_open
             && base.shape().fits(open.slots, open.data_low, slots, length)
@@ -196,7 +201,7 @@ impl LaneState {
         checksums: &[u32],
     ) -> (Location, InFlight) {
         if let Some((first, _)) = checksums.split_first() {
-            record.flags = FLAG_DATA_CRC;
+            record.flags |= FLAG_DATA_CRC;
             record.first_sum = (*first).into();
         }
         self.append_with(base, record, checksums.get(1..).unwrap_or_default(), ChecksumLine::new)

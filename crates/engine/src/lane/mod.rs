@@ -19,6 +19,7 @@ mod look_up;
 mod notes;
 mod overlay;
 mod parking;
+mod pins;
 mod reclaim;
 mod replay;
 mod report;
@@ -51,11 +52,11 @@ pub(crate) use index::{Stepped, blocks};
 pub(crate) use log::SLOTS_MAX_OF_RECORD;
 pub(crate) use look_up::{PinnedBlock, Source};
 pub(crate) use parking::{Outcome, Parked, Refused};
-pub(crate) use reclaim::Chance;
+pub(crate) use reclaim::{Chance, Chances};
 pub(crate) use replay::{CaughtUp, ChainSegment, Marked, Outcome as Replayed, Tail};
 pub(crate) use report::LaneReport;
 pub(crate) use resize::Resize;
-pub(crate) use store::{FEW_BLOCKS, MANY_BLOCKS};
+pub(crate) use store::{Content, FEW_BLOCKS, MANY_BLOCKS};
 
 /// Bytes of a range whose index lines are prefetched before the lane is locked.
 const PREFETCHED: u64 = 16 * CHECKSUM_BLOCK;
@@ -117,6 +118,7 @@ pub(crate) struct LaneState {
     curve: Curve,
     overlay: Overlay,
     parked: Parking,
+    pins: pins::LanePins,
     /// The number of pending fills.
     filling: u32,
     /// The number of bypasses on their way.
@@ -154,6 +156,7 @@ impl LaneState {
             curve: Curve::none(),
             overlay: Overlay::default(),
             parked: Parking::default(),
+            pins: pins::LanePins::default(),
             filling: 0,
             bypassing: 0,
             bypass: Box::default(),

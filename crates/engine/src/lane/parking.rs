@@ -233,7 +233,7 @@ impl LaneState {
         data.resize(range.len() as usize, 0);
         base.load_data(location, &record, range, &mut data)?;
         let kind = RecordKind::ParkedWrite;
-        let committed = self.commit::<E, 2>(base, kind, range, &data, requester, None);
+        let committed = self.commit::<E, 2>(base, kind.into(), range, &data, requester, None);
         Ok(if committed.is_ok() { Outcome::Done } else { Outcome::NoSpace })
     }
 

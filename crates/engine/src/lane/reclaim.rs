@@ -10,14 +10,30 @@ use super::{
 };
 use crate::{Environment, base::Base, position::Location};
 use alloc::vec::Vec;
-use cbd_format::{Record, RecordKind};
+use cbd_format::{Record, RecordClass, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK};
 
-/// A block that was read since it was written: reclaim appends it again.
+/// A block that was read since it was written, or adjacent blocks of a record that are pinned: reclaim appends them again.
 pub(crate) struct Chance {
     pub location: Location,
     pub record: Record,
-    pub block: ByteRange,
+    pub range: ByteRange,
+    pub is_pinned: bool,
+    /// The class with which they are appended.
+    pub class: RecordClass,
+}
+
+/// Pinned blocks that are appended again in one record.
+const PINNED_MAX: u64 = 16 * CHECKSUM_BLOCK;
+
+/// What reclaim may append again of a segment.
+pub(crate) struct Chances {
+    /// Bytes of them.
+    pub left: u64,
+    /// Whether blocks that were read, and metadata, get a chance at this moment.
+    pub of_read: bool,
+    /// Whether pinned blocks get one.
+    pub of_pinned: bool,
 }
 
 impl LaneState {
@@ -39,26 +55,52 @@ impl LaneState {
         core::hint::black_box(self.index.touch_all(keys));
     }
 
-    /// Adds the whole blocks that the record still holds and that were read since it was written, as long as `left`, in bytes,
-    /// suffices.
+    /// Adds the whole blocks that the record still holds and that are pinned, and those that were read since it was written, as
+    /// long as `left` suffices, and with them metadata that no client has read. Pinned blocks take from it, too.
     pub(crate) fn add_chances<E: Environment>(
         &self,
         base: &Base<E>,
         location: Location,
         record: &Record,
-        left: &mut u64,
+        may: &mut Chances,
         chances: &mut Vec<Chance>,
     ) {
+        let holds_pinned = may.of_pinned && self.is_pinned(record.range());
+        if !holds_pinned && !may.of_read {
+            return;
+        }
         for (block, first, end) in blocks(record.range()) {
             let range = ByteRange::at(block * CHECKSUM_BLOCK, CHECKSUM_BLOCK);
             let key = base.identity().lanes.key(range.start);
-            if (first, end) == (0, PARTS)
-                && *left >= CHECKSUM_BLOCK
-                && self.is_current(base, range, location)
-                && self.index.was_read(key)
-            {
-                *left -= CHECKSUM_BLOCK;
-                chances.push(Chance { location, record: *record, block: range });
+            if (first, end) != (0, PARTS) || !self.is_current(base, range, location) {
+                continue;
+            }
+            let is_pinned = holds_pinned && self.is_pinned(range);
+            let was_read = self.index.was_read(key);
+            let is_worth = was_read || record.class() == RecordClass::Metadata;
+            let has_chance = may.of_read && may.left >= CHECKSUM_BLOCK && is_worth;
+            if !is_pinned && !has_chance {
+                continue;
+            }
+            // Metadata that no client reads stays for one pass more than other data.
+            let class = match record.class() {
+                RecordClass::Metadata if !was_read => RecordClass::MetadataAgain,
+                RecordClass::MetadataAgain if was_read => RecordClass::Metadata,
+                class => class,
+            };
+            may.left = may.left.saturating_sub(CHECKSUM_BLOCK);
+            match chances.last_mut() {
+                Some(last)
+                    if is_pinned
+                        && last.is_pinned
+                        && last.location == location
+                        && last.class == class
+                        && last.range.end == range.start
+                        && last.range.len() < PINNED_MAX =>
+                {
+                    last.range.end = range.end;
+                }
+                _ => chances.push(Chance { location, record: *record, range, is_pinned, class }),
             }
         }
     }
@@ -66,6 +108,20 @@ impl LaneState {
     /// Notes that `block` was appended again.
     pub(crate) fn note_chance<E: Environment>(&mut self, base: &Base<E>, block: ByteRange) {
         self.index.note_chance(base.identity().lanes.key(block.start));
+    }
+
+    /// The first adjacent blocks of `range` for which [`is_current`](Self::is_current) holds.
+    pub(crate) fn first_current<E: Environment>(
+        &self,
+        base: &Base<E>,
+        range: ByteRange,
+        location: Location,
+    ) -> Option<ByteRange> {
+        let is_current = |block: &ByteRange| self.is_current(base, *block, location);
+        let mut blocks = range.split_at_multiples(CHECKSUM_BLOCK).skip_while(|block| !is_current(block));
+        let first = blocks.next()?;
+        let end = blocks.take_while(is_current).last().map_or(first.end, |last| last.end);
+        Some(ByteRange { start: first.start, end })
     }
 
     /// Whether all of a block is at `location`, and nothing was zeroed or damaged since.

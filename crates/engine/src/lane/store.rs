@@ -17,7 +17,7 @@ use crate::{
     position::Location,
 };
 use alloc::vec::Vec;
-use cbd_format::record::{Record, RecordKind, blocks_in, checksum_lines};
+use cbd_format::record::{Record, RecordClass, RecordKind, blocks_in, checksum_lines};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Durable, InFlight, MutationPoint};
 use core::task::Waker;
 
@@ -28,6 +28,20 @@ pub(crate) const FEW_BLOCKS: usize = 2;
 /// buffer.
 pub(crate) const MANY_BLOCKS: usize = 257;
 
+/// What a record with data is, besides its range.
+#[derive(Clone, Copy)]
+pub(crate) struct Content {
+    pub kind: RecordKind,
+    pub class: RecordClass,
+}
+
+impl From<RecordKind> for Content {
+    #[inline]
+    fn from(kind: RecordKind) -> Self {
+        Self { kind, class: RecordClass::Unmarked }
+    }
+}
+
 impl LaneState {
     /// Stores a record with data, durably. The caller has set the lane's touched bit.
     ///
@@ -36,13 +50,14 @@ impl LaneState {
     pub(crate) fn commit<E: Environment, const BLOCKS: usize>(
         &mut self,
         base: &Base<E>,
-        kind: RecordKind,
+        content: Content,
         range: ByteRange,
         data: &[u8],
         requester: Requester,
         waker: Option<&Waker>,
     ) -> Result<(Durable, Location), Lack> {
-        let (stored, location) = self.store::<E, BLOCKS>(base, kind, range, data, requester, waker)?;
+        let kind = content.kind;
+        let (stored, location) = self.store::<E, BLOCKS>(base, content, range, data, requester, waker)?;
         // 5. Fence. Only then may the caller unlock the lane and complete the request: another processor's fence does not drain
         //    this processor's buffers.
         let fence = match kind {
@@ -59,12 +74,13 @@ impl LaneState {
     pub(crate) fn store<E: Environment, const BLOCKS: usize>(
         &mut self,
         base: &Base<E>,
-        kind: RecordKind,
+        content: Content,
         range: ByteRange,
         data: &[u8],
         requester: Requester,
         waker: Option<&Waker>,
     ) -> Result<(InFlight, Location), Lack> {
+        let Content { kind, class } = content;
         debug_assert!(base.identity().lanes.is_in_one_chunk(range), "{range} is in several chunks");
         let blocks = if base.identity().data_crc { blocks_in(range) } else { 0 };
         let lines = if base.identity().data_crc { checksum_lines(range) } else { 0 };
@@ -112,7 +128,7 @@ impl LaneState {
         self.index.prefetch_further::<E>(start, keys, in_parts);
 
         // 4. Sequence number and epoch, record, index: their order is the order of commit.
-        let mut record = Record::new(kind, range);
+        let mut record = Record::new(kind, range).with_class(class);
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(base, record, checksums);
         self.index_range(base, (start, range), location, data_offset as u32, checksums);

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     CacheMode, Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings, WhenFull,
-    settings::SEQUENTIAL_READ_CUTOFF, slots::InBoth,
+    settings::{PIN_PERCENT_DEFAULT, SEQUENTIAL_READ_CUTOFF},
+    slots::InBoth,
 };
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
@@ -184,6 +185,12 @@ fn write_settings(settings: Settings, row: &mut BackendRow) {
     row.congestion_write_us = settings.congestion_write_us.into();
     row.read_latency_target_us = settings.read_latency_target_us.into();
     row.writeback_paused_until_ms = settings.writeback_paused_until_ms.into();
+    // As above.
+    row.pin_percent = match settings.pin_percent {
+        PIN_PERCENT_DEFAULT => 0,
+        percent => u16::from(percent),
+    }
+    .into();
 }
 
 impl<E: Environment> Transport<E> {
@@ -388,6 +395,10 @@ pub(super) fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
         congestion_write_us: row.congestion_write_us.get(),
         read_latency_target_us: row.read_latency_target_us.get(),
         writeback_paused_until_ms: row.writeback_paused_until_ms.get(),
+        pin_percent: match row.pin_percent.get() {
+            0 => PIN_PERCENT_DEFAULT,
+            value => percent(value.into(), "pin_percent")?,
+        },
     }
     .validated()
     .map_err(|_| damaged("setting"))?;

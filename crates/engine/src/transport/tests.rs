@@ -198,7 +198,7 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
     // Between them a random number is used for the salt of the state segment.
     assert_eq!(row.uuid.to_vec(), [(first + 4).to_le_bytes(), (first + 6).to_le_bytes()].concat());
-    assert_eq!((row.use_boot, row.name, row.reserved3.get()), ([0; 16], [0; 32], 0));
+    assert_eq!((row.use_boot, row.name, row.pin_percent.get()), ([0; 16], [0; 32], 0));
     assert_eq!((row.cache_min.get(), row.cache_max.get(), row.weight.get()), (0, 0, 0));
     let entry = transport.backend(id).expect("it is good");
     assert_eq!((entry.path.as_str(), entry.identity.as_str()), ("/dev/disk", "a disk"));

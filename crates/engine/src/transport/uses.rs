@@ -167,6 +167,7 @@ impl<E: Environment> Transport<E> {
         if let Some(row) = tables.backends[id.index()].content() {
             cache.grow(row.size.get());
         }
+        self.restore_pins(&tables, id, &cache)?;
         cache.count_hits_up_to(self.largest_size(&entry, &cache))?;
         tables.open.push((id, User::Open(Arc::downgrade(&cache))));
         Ok(cache)

@@ -5,18 +5,24 @@
 //! - a parked range is recorded again at the head, durably, before its old record leaves the index;
 //! - the new tail is durable before the segment returns to the pool, so a reclaimed newer record can never uncover an older one;
 //! - a lane's lock is held for a bounded number of records.
+//!
+//! Pinned blocks are appended again however many a segment has of them, so a single segment may free nothing. Writers go on all
+//! the same: the lane whose log is longest without its pins is chosen, pins are appended again only in a lane that has two
+//! segments more than its pins take, and one pass through its log frees those. The limit of what may be pinned leaves so much in
+//! some lane (`cache::pins`), so a lane without it waits until writeback has made that one clean. If writeback cannot, or an append
+//! finds no space, what is pinned is dropped: only speed depends on it.
 
 use crate::{
     Cache, Environment,
     base::{Records, Requester},
-    lane::{Chance, LogSegment},
+    lane::{Chance, Chances, Content, LogSegment},
     position::Location,
     rare,
     slots::InBoth,
 };
 use alloc::{collections::BTreeSet, vec::Vec};
 use cbd_format::{LaneTail, Record, RecordKind};
-use cbd_types::{AlignedBuffer, CHECKSUM_BLOCK, LaneId, MutationPoint};
+use cbd_types::{AlignedBuffer, LaneId, MutationPoint};
 
 /// Records that leave the index while the lane's lock is held once. They are so few that a writer waits about as long as for
 /// another writer, and does not sleep. The next records are read while the lane is unlocked, so that the writer can lock it.
@@ -29,8 +35,8 @@ struct Victim {
     segment: LogSegment,
     records: Records,
     slot: u32,
-    /// Bytes that may still get a second chance.
-    second_chance: u64,
+    /// What may still be appended again.
+    chances: Chances,
     /// All parked ranges of the segment were carried forward.
     has_carried: bool,
     /// The new tail relies on a parked record or a quarantine at the head.
@@ -102,26 +108,42 @@ impl Reclaim {
     }
 }
 
-/// Chooses the lane with the longest log among those whose tail segment is clean: it has the oldest data for its share of the
-/// traffic.
+/// Chooses the lane with the longest log, its pins left out, among those whose tail segment is clean: it has the oldest data for
+/// its share of the traffic. A lane that is full of pins is chosen only if no lane can free space in another way.
 fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let base = cache.base();
     let drained = base.drained_epoch().0;
     // Data copied to the head frees no space: copy less of it while segments are taken faster than they are released.
     let quarters = if base.is_reclaim_at_ease() { 3 } else { 2 };
-    let mut best: Option<(usize, LaneId, LogSegment)> = None;
-    for (id, lane) in (0..).map(LaneId).zip(cache.lanes()) {
-        let Some((tail, sealed)) = lane.lock().reclaimable(drained) else { continue };
-        if !stuck.contains(&id) && best.as_ref().is_none_or(|(longest, ..)| sealed > *longest) {
-            best = Some((sealed, id, tail));
+    let mut best: Option<(u64, LaneId, LogSegment)> = None;
+    let mut full_of_pins: Option<(LaneId, LogSegment)> = None;
+    // Another lane frees space when it is clean.
+    let mut waits_for_writeback = false;
+    for (id, lane) in (0..).map(LaneId).zip(cache.lanes()).filter(|(id, _)| !stuck.contains(id)) {
+        let state = lane.lock();
+        let (unpinned, is_full) = (state.unpinned_bytes(base), state.is_full_of_pins(base));
+        match state.reclaimable(drained) {
+            None => waits_for_writeback |= !is_full && unpinned >= 2 * base.blocks_bytes_per_segment(),
+            Some((tail, _)) if is_full => full_of_pins = full_of_pins.or(Some((id, tail))),
+            Some((tail, _)) if best.as_ref().is_none_or(|(longest, ..)| unpinned > *longest) => {
+                best = Some((unpinned, id, tail));
+            }
+            Some(_) => {}
         }
     }
-    best.map(|(_, lane, segment)| Victim {
+    waits_for_writeback &= cache.can_write_back();
+    let of_pinned = best.is_some();
+    let best = best.map(|(_, lane, tail)| (lane, tail));
+    best.or(full_of_pins.filter(|_| !waits_for_writeback)).map(|(lane, segment)| Victim {
         lane,
         segment,
         records: base.records_of(segment.segment, segment.slots),
         slot: 0,
-        second_chance: (base.shape().data_top() - segment.data_low) / 4 * quarters,
+        chances: Chances {
+            left: (base.shape().data_top() - segment.data_low) / 4 * quarters,
+            of_read: true,
+            of_pinned,
+        },
         has_carried: false,
         needs_mark: false,
     })
@@ -152,20 +174,24 @@ impl Victim {
         }
         let base = cache.base();
         let mut chances = Vec::new();
+        self.chances.of_read = !base.pool().has_waiters();
         let mut state = cache.lane(self.lane).lock();
         state.load_index_lines(base, &records);
         for (location, record) in &records {
-            if record.kind().has_data() && !base.pool().has_waiters() {
-                state.add_chances(base, *location, record, &mut self.second_chance, &mut chances);
+            if record.kind().has_data() {
+                state.add_chances(base, *location, record, &mut self.chances, &mut chances);
             }
         }
         if !chances.is_empty() {
             drop(state);
-            // A recently read block is appended again before its old record is removed: a read always finds it.
+            // A recently read or pinned block is appended again before its old record is removed: a read always finds it.
             for chance in &chances {
                 if !self.append_again(cache, chance, scratch) {
-                    self.second_chance = 0;
-                    break;
+                    // There is less space for blocks that were read than for pinned ones.
+                    self.chances.left = 0;
+                    if chance.is_pinned {
+                        break;
+                    }
                 }
             }
             state = cache.lane(self.lane).lock();
@@ -183,31 +209,43 @@ impl Victim {
         cache.lane(self.lane).lock().take_out_all(&self.segment);
     }
 
-    /// Appends a block again. Returns `false` if there is no space.
+    /// Appends a block or adjacent pinned blocks again. Returns `false` if there is no space.
     fn append_again<E: Environment>(
         &self,
         cache: &Cache<E>,
         chance: &Chance,
         scratch: &mut AlignedBuffer,
     ) -> bool {
-        let Chance { location, record, block } = chance;
+        let Chance { location, record, range, is_pinned, class } = chance;
         let base = cache.base();
-        scratch.resize(CHECKSUM_BLOCK as usize);
-        if base.load_data(*location, record, *block, scratch).is_err() {
-            // The damaged data is clean: the backing device has it.
+        scratch.resize(range.len() as usize);
+        if base.load_data(*location, record, *range, scratch).is_err() {
+            // The damaged data is clean: the backing device has it. What is pinned is cached again when it is read.
             return true;
         }
         let lane = cache.lane(self.lane);
         let mut state = lane.lock();
         lane.announce(base);
-        // A write may have replaced the block while it was copied.
-        if !state.is_current(base, *block, *location) {
+        let content = Content { kind: RecordKind::Fill, class: *class };
+        if *is_pinned {
+            // A write may have replaced some of the blocks while they were copied.
+            let mut at = *range;
+            while let Some(run) = state.first_current(base, at, *location) {
+                let data = &scratch[(run.start - range.start) as usize..(run.end - range.start) as usize];
+                if !cache.record_clean(&mut state, content, run, data, Requester::Pinned) {
+                    return false;
+                }
+                at.start = run.end;
+            }
             return true;
         }
-        let (kind, requester) = (RecordKind::Fill, Requester::Optional);
-        let appended = state.commit::<E, 2>(base, kind, *block, scratch, requester, None);
+        // A write may have replaced the block while it was copied.
+        if !state.is_current(base, *range, *location) {
+            return true;
+        }
+        let appended = state.commit::<E, 2>(base, content, *range, scratch, Requester::Optional, None);
         if appended.is_ok() {
-            state.note_chance(base, *block);
+            state.note_chance(base, *range);
             rare::count(&base.rare().second_chances);
         }
         appended.is_ok()

@@ -16,6 +16,18 @@ fn write() -> Record {
 }
 
 #[test]
+fn a_class_is_read_back_and_leaves_other_flags() {
+    let record = Record::new(RecordKind::Write, ByteRange::at(0, 4096));
+    for flags in [0, FLAG_DATA_CRC, 0xf8] {
+        for class in [RecordClass::Unmarked, RecordClass::Metadata, RecordClass::MetadataAgain] {
+            let marked = Record { flags, ..record }.with_class(RecordClass::MetadataAgain).with_class(class);
+            assert_eq!((marked.class(), marked.flags & !FLAGS_CLASS), (class, flags));
+        }
+    }
+    assert_eq!(Record { flags: FLAGS_CLASS, ..record }.class(), RecordClass::Unmarked);
+}
+
+#[test]
 fn a_record_counts_only_at_its_place_with_its_generation_and_every_bit() {
     let line = write().encode(&PLACE);
     let verify = |line: &[u8; 64], place: &RecordPlace, generation| {

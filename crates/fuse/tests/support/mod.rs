@@ -171,7 +171,7 @@ impl TestDevice {
     }
 
     fn run(&self, request: Request) -> Completion {
-        let Request { id, operation, range, fua, mut buffer } = request;
+        let Request { id, operation, range, fua, mut buffer, .. } = request;
         let bytes = range.start as usize..range.end as usize;
         assert_ne!(range.start, self.panics_at.load(Ordering::Relaxed), "this request panics in the test");
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);

@@ -104,7 +104,14 @@ impl Inside {
     fn submit(&mut self, user_data: u64, operation: Operation, range: ByteRange, fua: bool) -> Result<c_int> {
         let id = self.add(Pending { user_data, into: std::ptr::null_mut(), length: 0 });
         let buffer = AlignedBuffer::default();
-        let taken = self.queue.submit(Request { id, operation, range, fua, buffer });
+        let taken = self.queue.submit(Request {
+            id,
+            operation,
+            range,
+            fua,
+            class: cbd_types::Class::Unmarked,
+            buffer,
+        });
         self.taken(id, taken)
     }
 

@@ -420,7 +420,7 @@ impl<'a> Connection<'a> {
         let (operation, range, fua) = task;
         let is_alone = self.slots.parked() == 0 && self.receiver.len() == 0;
         let number = self.slots.insert(Slot { cookie, kind, cost: cost_of(buffer.len()) });
-        let request = Request { id: number as u64, operation, range, fua, buffer };
+        let request = Request::unmarked(number as u64, operation, range, fua, buffer);
         if is_alone {
             self.queue.submit(request, &mut self.done);
         } else {
@@ -436,7 +436,7 @@ impl<'a> Connection<'a> {
         let range = ByteRange { start: left.start, end: left.end.min(left.start + CACHE_PIECE) };
         left.start = range.end;
         buffer.resize(range.len() as usize);
-        let request = Request { id: number as u64, operation: Operation::Read, range, fua: false, buffer };
+        let request = Request::unmarked(number as u64, Operation::Read, range, false, buffer);
         self.queue.submit(request, &mut self.done);
         self.answer_completed();
     }

@@ -187,6 +187,19 @@ fn kinds_of_changes() -> [Kind; 4] {
     ]
 }
 
+/// The worlds whose caches have little space.
+fn kinds_of_space() -> [Kind; 2] {
+    [
+        kind("full", |seed| WorldOptions { worker_percent: 3, ..one_lane(seed, Consistency::Strict) }),
+        kind("pinned", |seed| WorldOptions {
+            pins: true,
+            segments: 25,
+            worker_percent: if seed.is_multiple_of(2) { 3 } else { 30 },
+            ..two_lanes(seed, *Seeded::new(seed).pick(&Consistency::ALL))
+        }),
+    ]
+}
+
 /// A kind of world with random requests.
 fn kind(name: &'static str, options: fn(u64) -> WorldOptions) -> Kind {
     Kind { name, work: Work::History(options), is_long: None }
@@ -237,7 +250,6 @@ pub fn kinds() -> Vec<Kind> {
             write_errors_permille: 300,
             ..one_lane(seed, Consistency::Strict)
         }),
-        kind("full", |seed| WorldOptions { worker_percent: 3, ..one_lane(seed, Consistency::Strict) }),
         kind("discards", |seed| WorldOptions {
             mix: Mix { discard: 20, write_zeroes: 20, ..MIX },
             discard_zeroes: seed.is_multiple_of(2),
@@ -268,6 +280,7 @@ pub fn kinds() -> Vec<Kind> {
         Kind { name: "sequences-3", work: Work::Sequences(3), is_long: None },
         Kind { name: "sequences-4", work: Work::Sequences(4), is_long: Some(true) },
     ];
+    kinds.extend(kinds_of_space());
     kinds.extend(kinds_of_modes());
     kinds.extend(kinds_of_refusals());
     kinds.extend(kinds_of_changes());

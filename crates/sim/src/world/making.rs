@@ -3,7 +3,7 @@
 use super::WorldOptions;
 use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
-use cbd_engine::{BackendSpec, FormatOptions, Settings, Transport, WhenFull};
+use cbd_engine::{BackendSpec, FormatOptions, Pin, PinKind, Settings, Transport, WhenFull};
 use cbd_types::{BackendId, ByteRange, Error, Region};
 use std::sync::Arc;
 
@@ -61,5 +61,11 @@ pub(super) fn make_cache_on(
             ..Settings::default()
         },
     })?;
+    if options.pins {
+        let cache = transport.open_cache(backend)?;
+        let text = String::from("the beginning");
+        let ranges = vec![ByteRange::at(0, cache.pin_limit())];
+        transport.set_pins(backend, &[Pin { kind: PinKind::Range, text, ranges }])?;
+    }
     Ok((transport, backend, ByteRange::at(layout.segment_area, area)))
 }

@@ -62,6 +62,8 @@ pub struct WorldOptions {
     /// Whether writes go past the cache by choice: sequential ones, those that find the cache full, and in a third of the worlds
     /// those that find it slow.
     pub bypasses: bool,
+    /// Whether as much as possible of the beginning of the device is pinned.
+    pub pins: bool,
     /// Whether settings change during the run.
     pub vary_settings: bool,
     /// Whether the index changes its size during the run, with requests and crashes between its steps.
@@ -128,6 +130,7 @@ impl WorldOptions {
             cache_mode: CacheMode::Writeback,
             vary_modes: false,
             bypasses: false,
+            pins: false,
             vary_settings: false,
             resizes_index: false,
             varies_route: false,

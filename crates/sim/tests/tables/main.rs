@@ -7,4 +7,5 @@ mod failed_pages;
 mod features;
 mod grow;
 mod moved;
+mod pins;
 mod rig;

@@ -266,6 +266,19 @@ mutation_points! {
     DrainedFence = "drained.fence",
 
 
+    // Pins.
+
+    /// The first copy of a list of pins is durable before the second one is touched.
+    PinsFirstFence = "pins.first.fence",
+    /// A list of pins is in both copies: one failed page does not take it.
+    PinsSecond = "pins.second",
+    /// A list of pins is durable before the change is reported.
+    PinsFence = "pins.fence",
+    /// On an ordinary file, a copy of a list of pins is on the disk before the other one changes, and before the change is reported.
+    PinsSync = "pins.sync",
+    /// A list of pins with a wrong checksum does not count.
+    PinsChecksum = "pins.checksum",
+
     // Quarantine.
 
     /// A quarantine is durable before drained or the tail passes what it marks bad.

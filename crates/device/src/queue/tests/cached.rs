@@ -12,7 +12,7 @@ use cbd_engine::{
     BackendSpec, BackgroundWorker, BypassReason, FormatOptions, LogEntry, Settings, Step, Transport, TwoSlots,
 };
 use cbd_format::{LaneMark, RecordKind, StateShape};
-use cbd_types::{BackendId, LaneId, Region};
+use cbd_types::{BackendId, Class, LaneId, Region};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
@@ -178,7 +178,14 @@ fn rig_with(size: u64, settings: Settings) -> Rig {
 
 fn write(id: u64, start: u64, length: u64, value: u8) -> Request {
     let buffer = AlignedBuffer::from_slice(&vec![value; length as usize]);
-    Request { id, operation: Operation::Write, range: ByteRange::at(start, length), fua: false, buffer }
+    Request {
+        id,
+        operation: Operation::Write,
+        range: ByteRange::at(start, length),
+        fua: false,
+        class: Class::Unmarked,
+        buffer,
+    }
 }
 
 fn read(id: u64, start: u64, length: u64) -> Request {

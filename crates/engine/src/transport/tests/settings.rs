@@ -23,6 +23,7 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
         congestion_write_us: 3,
         read_latency_target_us: 4,
         writeback_paused_until_ms: 6,
+        pin_percent: 60,
     };
     transport.require_feature(FEATURE_BYPASS).expect("no store fails");
     ops(&transport);
@@ -32,8 +33,11 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
     transport.update_path(id, "/dev/another").expect("it is there");
     let entry = reopened(&transport).backend(id).expect("it is good");
     assert_eq!((entry.settings, entry.path.as_str()), (settings, "/dev/another"));
-    let invalid = Settings { gc_percent: 99, ..settings };
-    assert_eq!(kind(transport.update_settings(id, invalid)), Some(ErrorKind::InvalidArgument));
+    let invalid = [(99, 50), (11, 0), (11, 61)];
+    for (gc_percent, pin_percent) in invalid {
+        let invalid = Settings { gc_percent, pin_percent, ..settings };
+        assert_eq!(kind(transport.update_settings(id, invalid)), Some(ErrorKind::InvalidArgument));
+    }
     assert_eq!(kind(transport.update_settings(BackendId(1), settings)), Some(ErrorKind::NotFound));
     assert_eq!(kind(transport.update_path(id, &"p".repeat(513))), Some(ErrorKind::InvalidArgument));
 }

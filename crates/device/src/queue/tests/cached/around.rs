@@ -140,6 +140,36 @@ fn misses_of_a_slow_cache_are_not_recorded() {
     assert_eq!((filled, rig.past(BypassReason::Congested)), (BLOCK, 2 * BLOCK));
 }
 
+fn marked(request: Request) -> Request {
+    Request { class: Class::Metadata, ..request }
+}
+
+#[test]
+fn metadata_does_not_go_past_the_cache_by_choice() {
+    let mut rig = rig_set(|settings| settings.sequential_write_cutoff = BLOCK);
+    for block in 0..6 {
+        rig.submit(marked(write(block, block * BLOCK, BLOCK, 1)));
+        rig.plug(marked(write(8 + block, (8 + block) * BLOCK, BLOCK, 1)));
+    }
+    assert_eq!((rig.asked(), rig.past(BypassReason::Sequential)), (vec![], 0));
+    rig.cache
+        .set_settings(Settings {
+            congestion_write_us: 1000,
+            congestion_read_us: 1000,
+            ..rig.cache.settings()
+        })
+        .expect("valid");
+    rig.pass_time(8_000);
+    for block in 0..3 {
+        rig.submit(marked(write(block, 2 * block * BLOCK, BLOCK, 1)));
+        rig.submit(marked(read(3 + block, (40 + 2 * block) * BLOCK, BLOCK)));
+        rig.poll();
+        rig.poll();
+    }
+    let filled = rig.cache.status().filled_bytes;
+    assert_eq!((filled, rig.past(BypassReason::Congested)), (3 * BLOCK, 0));
+}
+
 /// Fills the cache with clean data, and then the room that is left with dirty data of the open epoch.
 fn full_rig() -> (Rig, u64) {
     let mut rig = rig_set(|settings| settings.when_full = WhenFull::Around);
