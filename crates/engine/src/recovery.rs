@@ -16,7 +16,7 @@ use crate::{
     position::Location,
     slots::TwoSlots,
 };
-use alloc::{format, sync::Arc, vec, vec::Vec};
+use alloc::{boxed::Box, format, sync::Arc, vec, vec::Vec};
 use cbd_format::{
     COUNTER_END, Drained, LaneMark, LaneTail, Layout, PAGE, Record, SegmentHeader, SegmentShape, StateShape,
     record::bytes_of, segment::LOG_MAGIC,
@@ -27,7 +27,7 @@ use cbd_types::{Error, ErrorKind, LaneId, MutationPoint, Region, Result, Segment
 pub(crate) struct Opening<E: Environment> {
     pub environment: Arc<E>,
     pub region: Arc<Region<E::Memory>>,
-    pub layout: Layout,
+    pub layout: Box<Layout>,
     pub identity: Identity,
     /// The cache's segments without the state segment.
     pub segments: Vec<SegmentId>,

@@ -23,6 +23,7 @@ use crate::{
     rare::RareCounters,
     sync::{SharedU32, SharedU64},
 };
+use alloc::boxed::Box;
 use cbd_format::SegmentShape;
 use cbd_types::{Epoch, Region, Result};
 use core::sync::atomic::AtomicU64;
@@ -53,8 +54,9 @@ pub(crate) struct Base<E: Environment> {
     size: SharedU64<E>,
     epochs: Epochs<E>,
     settings: Mutex<E, Settings>,
-    rare: RareCounters,
-    bypassed: BypassCounters,
+    /// Behind pointers, because the base is moved as a value when a cache is opened.
+    rare: Box<RareCounters>,
+    bypassed: Box<BypassCounters>,
     /// Bytes that are pinned. Only speed depends on them.
     pinned: AtomicU64,
 }
@@ -81,8 +83,8 @@ impl<E: Environment> Base<E> {
             size: SharedU64::new(size),
             epochs,
             settings: Mutex::<E, _>::new(settings),
-            rare: RareCounters::default(),
-            bypassed: BypassCounters::default(),
+            rare: Box::default(),
+            bypassed: Box::default(),
             pinned: AtomicU64::new(0),
         }
     }

@@ -12,6 +12,7 @@ use crate::{
     CacheMode, Environment, Settings,
     sync::{SharedBool, SharedU32, SharedU64},
 };
+use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 
 /// The phase of a change to a mode.
@@ -36,7 +37,8 @@ pub(crate) struct Mode<E: Environment> {
     measures_reads: SharedBool<E>,
     /// The epoch that is drained when the present round of the first phase ends.
     until: SharedU64<E>,
-    round: Round<E>,
+    /// Behind a pointer, because the cache is moved as a value when it is opened.
+    round: Box<Round<E>>,
 }
 
 /// Bytes that writes may make dirty in a round without regard to what was written back.
@@ -81,7 +83,7 @@ impl<E: Environment> Round<E> {
 impl<E: Environment> Mode<E> {
     /// The mode of a cache that is being opened. What recovery found dirty is written back before another mode than writeback is
     /// in force.
-    pub(crate) const fn opened(settings: &Settings) -> Self {
+    pub(crate) fn opened(settings: &Settings) -> Self {
         let phase = match settings.cache_mode {
             CacheMode::Writeback => Phase::Settled,
             _ => Phase::Draining,
@@ -91,7 +93,7 @@ impl<E: Environment> Mode<E> {
             may_bypass: SharedBool::new(settings.may_bypass_by_choice()),
             measures_reads: SharedBool::new(settings.congestion_read_us > 0),
             until: SharedU64::new(0),
-            round: Round::new(),
+            round: Box::new(Round::new()),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::{
     sync::{SharedU32, SharedU64},
 };
 use alloc::{boxed::Box, collections::TryReserveError, vec::Vec};
-use cbd_format::{Layout, RecordPlace, SegmentHeader, SegmentShape, layout::GROWTHS_MAX, record::bytes_of};
+use cbd_format::{Layout, RecordPlace, SegmentHeader, SegmentShape, record::bytes_of};
 use cbd_types::{LaneId, Pmem, Region, SegmentId};
 use core::sync::atomic::Ordering;
 use once_cell::race::OnceBox;
@@ -116,8 +116,8 @@ impl<E: Environment> Segment<E> {
 pub(super) struct Segments<E> {
     /// Those that the region had when the cache was opened.
     first: Box<[Segment<E>]>,
-    /// Those that it has got since then, each box behind the one before it.
-    later: [OnceBox<[Later<E>; 1]>; GROWTHS_MAX],
+    /// Those that it has got since then.
+    later: OnceBox<[Later<E>; 1]>,
 }
 
 /// Segments that the region has got while the cache is open.
@@ -125,15 +125,21 @@ struct Later<E> {
     /// The number of the first one.
     first: u32,
     segments: Box<[Segment<E>]>,
+    /// Those that it got after them.
+    later: OnceBox<[Later<E>; 1]>,
+}
+
+fn one<T>(cell: &OnceBox<[T; 1]>) -> Option<&T> {
+    cell.get().map(|[one]| one)
 }
 
 impl<E: Environment> Segments<E> {
     pub(super) fn new(segments: Vec<Segment<E>>) -> Self {
-        Self { first: segments.into_boxed_slice(), later: [const { OnceBox::new() }; GROWTHS_MAX] }
+        Self { first: segments.into_boxed_slice(), later: OnceBox::new() }
     }
 
     fn later(&self) -> impl Iterator<Item = &Later<E>> {
-        self.later.iter().filter_map(OnceBox::get).flatten()
+        core::iter::successors(one(&self.later), |known| one(&known.later))
     }
 
     /// The segment with a number behind those of [`first`](Self::first).
@@ -147,15 +153,17 @@ impl<E: Environment> Segments<E> {
     fn add(&self, layout: &Layout) -> Result<(), TryReserveError> {
         let known = self.first.len() + self.later().map(|later| later.segments.len()).sum::<usize>();
         let all = known as u32..layout.segment_count;
-        let free = self.later.iter().find(|later| later.get().is_none());
-        let Some(free) = free.filter(|_| !all.is_empty()) else { return Ok(()) };
+        if all.is_empty() {
+            return Ok(());
+        }
+        let free = self.later().last().map_or(&self.later, |last| &last.later);
         let mut segments = Vec::new();
         segments.try_reserve_exact(all.len())?;
         let mut later = Vec::new();
         later.try_reserve_exact(1)?;
         let first = all.start;
         segments.extend(all.map(SegmentId).map(|id| Segment::new(id, layout.segment_base(id))));
-        later.push(Later { first, segments: segments.into_boxed_slice() });
+        later.push(Later { first, segments: segments.into_boxed_slice(), later: OnceBox::new() });
         if let Ok(later) = later.into_boxed_slice().try_into() {
             let _ = free.set(later);
         }

@@ -148,29 +148,42 @@ impl<E: Environment> Transport<E> {
         let cache = recover(Opening {
             environment: Arc::clone(&self.environment),
             region: Arc::clone(&self.region),
-            layout: self.layout(),
+            layout: self.layout.lock().clone(),
             identity: found.identity,
             segments: found.segments,
             settings: found.settings,
         })?;
+        self.use_opened(id, &entry, &cache, notes)?;
+        Ok(cache)
+    }
+
+    /// Completes the opening of a cache: what the tables say of it is applied, and it is open.
+    #[inline(never)]
+    fn use_opened(
+        &self,
+        id: BackendId,
+        entry: &super::BackendEntry,
+        cache: &Arc<Cache<E>>,
+        notes: bool,
+    ) -> Result<()> {
         let mut tables = self.tables.lock();
         if notes && self.region.mixes_pages() {
-            self.note_opened(&mut tables, id, &cache)?;
+            self.note_opened(&mut tables, id, cache)?;
         }
         if tables.superblocks.block().has_incompatible(FEATURE_BYPASS) {
             cache.allow_bypass();
         }
         if notes {
-            self.return_surplus(&mut tables, id, &cache)?;
+            self.return_surplus(&mut tables, id, cache)?;
         }
         // The backend may have grown meanwhile.
         if let Some(row) = tables.backends[id.index()].content() {
             cache.grow(row.size.get());
         }
-        self.restore_pins(&tables, id, &cache)?;
-        cache.count_hits_up_to(self.largest_size(&entry, &cache))?;
-        tables.open.push((id, User::Open(Arc::downgrade(&cache))));
-        Ok(cache)
+        self.restore_pins(&tables, id, cache)?;
+        cache.count_hits_up_to(self.largest_size(entry, cache))?;
+        tables.open.push((id, User::Open(Arc::downgrade(cache))));
+        Ok(())
     }
 
     pub(super) fn empty_found(&self, found: &Found) {
