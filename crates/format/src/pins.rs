@@ -194,10 +194,12 @@ pub fn decode(cache_id: u64, bytes: &[u8]) -> PinCopy {
         return PinCopy::Blank;
     }
     let Some(list) = bytes.get(..header.length.get() as usize) else { return PinCopy::Damaged };
+    if list.len() < size_of::<PinListHeader>() {
+        return PinCopy::Damaged;
+    }
+    let crc = sum(cache_id, list);
     let checked = Unverified::new(header)
-        .demand(MutationPoint::PinsChecksum, |header| {
-            list.len() >= size_of::<PinListHeader>() && header.crc.get() == sum(cache_id, list)
-        })
+        .demand(MutationPoint::PinsChecksum, |header| header.crc.get() == crc)
         .map(crate::unverified::Checked::accept);
     let Some(header) = checked.filter(|header| header.number.get() < COUNTER_END) else {
         return PinCopy::Damaged;
