@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod live;
+mod settings;
 
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency, NumberOrName};
@@ -250,7 +251,7 @@ pub enum Command {
         request: RequestTimeout,
     },
     /// Change settings of a backend, or the name of a block device, while it runs
-    #[command(after_help = SETTINGS, group = clap::ArgGroup::new("object").required(true))]
+    #[command(after_help = settings::HELP, group = clap::ArgGroup::new("object").required(true))]
     Set {
         /// Transport
         #[command(flatten)]
@@ -384,27 +385,6 @@ fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(values.into_iter().chain(digits))
         .map(|text| ["on", "true", "1"].contains(&&*text))
 }
-
-const SETTINGS: &str = "\
-Settings:
-  gc_percent=0..98                      share of used segments from which space is reclaimed
-  consistency=strict|checkpoint|none    how the backing device catches up
-  writeback_rate=auto|SIZE              bytes a second that writeback may write, from 32K
-  writeback_percent=0..90               share of the cache that is dirty while data is written
-  on_write_error=stop|park              what is done about what the disk has refused for long
-  write_error_after_s=0..86400          how many seconds that is
-  writeback=on|paused:TIME              pause writeback for a time, e.g. 10m; drains still run
-  read_latency_target_us=off|US         writeback yields when reads of the disk take longer
-  cache_mode=MODE                       writeback, writethrough, writearound or passthrough
-  read_fill=admit|all|off               which misses are recorded
-  sequential_read_cutoff=off|SIZE       longer sequential reads are not recorded
-  readahead=auto|off                    whether sequential reads that miss are read ahead
-  sequential_write_cutoff=off|SIZE      longer sequential writes go to the disk alone
-  when_full=wait|around                 what a write does that finds no space
-  congestion_read_us=off|US             latency of the cache above which reads go past it
-  congestion_write_us=off|US            the same for writes
-  pin_percent=1..60                     share of the cache that pins may take
-  name=NAME                             the name, for -b and -d and for links; name= takes it away";
 
 /// Options of the daemon.
 #[derive(Args, Debug, Default)]

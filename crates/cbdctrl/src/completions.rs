@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 29] = [
+pub const SETTINGS: [&str; 33] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -44,6 +44,10 @@ pub const SETTINGS: [&str; 29] = [
     "congestion_read_us=",
     "congestion_write_us=",
     "pin_percent=",
+    "metadata_min_percent=",
+    "metadata_max_percent=",
+    "class=none",
+    "class=metadata",
     "name=",
 ];
 

@@ -215,6 +215,7 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
     line(page, 4, "pace", pace(&cache.pace));
     line(page, 4, "recovery point", &cache.recovery_point);
+    add_metadata(page, cache);
     add_pinned(page, backend, cache);
     if cache.writers_waiting {
         let limit = if settings.writeback_rate == 0 { "" } else { ", or writeback_rate," };
@@ -242,6 +243,19 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
     add_damage(page, cache);
+}
+
+/// How much metadata there is, if there is any or it has bounds.
+fn add_metadata(page: &mut String, cache: &CacheInfo) {
+    let settings = &cache.settings;
+    let (min, max) = (settings.metadata_min_percent, settings.metadata_max_percent);
+    let has_bounds = min > 0 || (1..100).contains(&max);
+    if cache.metadata_bytes == 0 && !has_bounds {
+        return;
+    }
+    let bounds =
+        if has_bounds { format!("; {min} % of the cache stay, {max} % at most") } else { String::new() };
+    line(page, 4, "metadata", format!("{}{bounds}", format_size(cache.metadata_bytes)));
 }
 
 /// How much is pinned, if anything is.
@@ -352,7 +366,7 @@ mod tests {
             "cache_mode": "writeback", "is_changing_mode": false, "read_fill": "admit",
             "sequential_read_cutoff": 4194304, "readahead": "auto", "sequential_write_cutoff": 0,
             "when_full": "wait", "congestion_read_us": 0, "congestion_write_us": 0, "read_latency_target_us": 0,
-            "writeback_paused_until_ms": 0, "pin_percent": 50,
+            "writeback_paused_until_ms": 0, "pin_percent": 50, "metadata_min_percent": 0, "metadata_max_percent": 100,
         });
         for more in [&further, &cache] {
             if let (Some(base), Some(more)) = (base.as_object_mut(), more.as_object()) {

@@ -176,12 +176,15 @@ const OF_SHARERS: [OfSharer; 5] = [
 type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
 
 /// Name, kind, help and value of the metrics of caches.
-const OF_CACHES: [(&str, &str, &str, OfCache); 24] = [
+const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
     ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
     ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
         backend.info.cache_used_segs
     }),
     ("cbd_cache_size_bytes", "gauge", "Size of the cache.", |_, cache| cache.size),
+    ("cbd_cache_metadata_bytes", "gauge", "Bytes of metadata of file systems.", |_, cache| {
+        cache.metadata_bytes
+    }),
     ("cbd_cache_pinned_bytes", "gauge", "Bytes that are pinned.", |_, cache| cache.pinned_bytes),
     ("cbd_cache_pin_limit_bytes", "gauge", "Bytes that may be pinned.", |_, cache| cache.pin_limit_bytes),
     ("cbd_cache_dirty_bytes", "gauge", "Bytes that are not on the backing device yet.", |_, cache| {

@@ -1,6 +1,6 @@
 //! Settings as users type them, and the limits of their values.
 
-use crate::api::{BlkdevChange, Settings, SettingsChange};
+use crate::api::{BlkdevChange, BlkdevClass, Settings, SettingsChange};
 use crate::size::{parse_size, typed_size};
 use cbd_runtime::check_writeback_rate;
 use cbd_types::{Error, ErrorKind, Name, Result};
@@ -13,6 +13,12 @@ pub const WRITEBACK_PERCENT_MAX: i64 = 90;
 
 /// The smallest and the largest `pin_percent`: what is left is for everything else.
 pub const PIN_PERCENT: (i64, i64) = (1, 60);
+
+/// The smallest and the largest `metadata_min_percent`; with `pin_percent` it is at most the largest `pin_percent`.
+const METADATA_MIN_PERCENT: (i64, i64) = (0, 59);
+
+/// The smallest and the largest `metadata_max_percent`.
+const METADATA_MAX_PERCENT: (i64, i64) = (1, 100);
 
 /// The largest `write_error_after_s`: a day.
 pub const SECONDS_MAX: u32 = 86_400;
@@ -27,7 +33,7 @@ pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 pub const HOLD_S: u32 = 30;
 
 /// The names of all settings.
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 20] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -45,6 +51,8 @@ pub const NAMES: [&str; 18] = [
     "congestion_read_us",
     "congestion_write_us",
     "pin_percent",
+    "metadata_min_percent",
+    "metadata_max_percent",
     "name",
 ];
 
@@ -102,6 +110,8 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
                 })?;
                 change.write_error_after_s.replace(seconds).is_some()
             }
+            "metadata_min_percent" => change.metadata_min_percent.replace(percent(name, value)?).is_some(),
+            "metadata_max_percent" => change.metadata_max_percent.replace(percent(name, value)?).is_some(),
             "pin_percent" => change.pin_percent.replace(percent(name, value)?).is_some(),
             "name" => change.name.replace(value.to_owned()).is_some(),
             _ => {
@@ -124,13 +134,26 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a setting of backends, and for what [`parse_changes`] refuses.
 pub fn parse_blkdev_changes(arguments: &[String]) -> Result<BlkdevChange> {
-    let change = parse_changes(arguments)?;
+    let (classes, others): (Vec<&String>, Vec<&String>) =
+        arguments.iter().partition(|argument| argument.starts_with("class="));
+    let class = match classes[..] {
+        [] => None,
+        [argument] => Some(match argument.trim_start_matches("class=") {
+            "none" => BlkdevClass::None,
+            "metadata" => BlkdevClass::Metadata,
+            other => return Err(invalid(format!("class is none or metadata, not \"{other}\""))),
+        }),
+        _ => return Err(invalid("class is given twice".to_owned())),
+    };
+    let others: Vec<String> = others.into_iter().cloned().collect();
+    let change = parse_changes(&others)?;
     if (SettingsChange { name: None, ..change.clone() }) != SettingsChange::default() {
         return Err(invalid(
-            "a block device has a name and no other setting: set those of its backend (-b)".to_owned(),
+            "a block device has name and class, and no other setting: set those of its backend (-b)"
+                .to_owned(),
         ));
     }
-    Ok(BlkdevChange { name: change.name })
+    Ok(BlkdevChange { name: change.name, class })
 }
 
 /// The name in a change: `None` if it is unchanged, `Some(None)` if it is removed.
@@ -172,6 +195,8 @@ pub fn typed(settings: &Settings) -> String {
         ("congestion_read_us", latency(settings.congestion_read_us)),
         ("congestion_write_us", latency(settings.congestion_write_us)),
         ("pin_percent", settings.pin_percent.to_string()),
+        ("metadata_min_percent", settings.metadata_min_percent.to_string()),
+        ("metadata_max_percent", settings.metadata_max_percent.to_string()),
     ]
     .map(|(name, value)| format!("{name}={value}"))
     .join(" ")
@@ -259,6 +284,8 @@ fn percent_bounds(name: &str) -> (i64, i64) {
     match name {
         "gc_percent" => (0, GC_PERCENT_MAX),
         "pin_percent" => PIN_PERCENT,
+        "metadata_min_percent" => METADATA_MIN_PERCENT,
+        "metadata_max_percent" => METADATA_MAX_PERCENT,
         _ => (0, WRITEBACK_PERCENT_MAX),
     }
 }
@@ -272,6 +299,8 @@ pub fn check(change: &SettingsChange) -> Result<()> {
         ("gc_percent", change.gc_percent),
         ("writeback_percent", change.writeback_percent),
         ("pin_percent", change.pin_percent),
+        ("metadata_min_percent", change.metadata_min_percent),
+        ("metadata_max_percent", change.metadata_max_percent),
     ] {
         let (min, max) = percent_bounds(name);
         if let Some(value) = value.filter(|value| !(min..=max).contains(value)) {
@@ -408,6 +437,11 @@ mod tests {
     fn a_block_device_has_a_name_and_no_other_setting() {
         let parse = |text: &str| parse_blkdev_changes(&[text.to_owned()]);
         assert_eq!(parse("name=disk").unwrap().name.as_deref(), Some("disk"));
+        assert_eq!(parse("class=metadata").unwrap().class, Some(BlkdevClass::Metadata));
+        assert_eq!(parse("class=none").unwrap(), BlkdevChange { name: None, class: Some(BlkdevClass::None) });
+        assert!(parse("class=red").unwrap_err().line().contains("none or metadata"));
+        let twice = ["class=none", "class=none"].map(str::to_owned);
+        assert!(parse_blkdev_changes(&twice).unwrap_err().line().contains("twice"));
         let error = parse("gc_percent=70").unwrap_err();
         assert!(error.line().contains("set those of its backend (-b)"), "{error}");
         assert!(parse("colour=red").is_err() && parse("name").is_err() && parse("name=a/b").is_err());

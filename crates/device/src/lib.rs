@@ -22,8 +22,8 @@ pub use route::Hold;
 
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
-use cbd_types::{BackingGeometry, ByteRange, Geometry};
-use core::sync::atomic::{AtomicU64, Ordering};
+use cbd_types::{BackingGeometry, ByteRange, Class, Geometry};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use route::Route;
 use streams::Streams;
 
@@ -35,6 +35,8 @@ pub struct Device<E: Environment> {
     geometry: Geometry,
     /// Size in bytes.
     size: AtomicU64,
+    /// Whether requests that have no class are of metadata.
+    is_metadata: AtomicBool,
     /// The sequential streams of reads, over all queues.
     streams: lock_api::Mutex<E::Lock, Streams>,
     /// The same of writes.
@@ -60,6 +62,7 @@ impl<E: Environment> Device<E> {
             backing,
             geometry,
             size: AtomicU64::new(geometry.size),
+            is_metadata: AtomicBool::new(false),
             streams: streams(),
             write_streams: streams(),
         }
@@ -82,6 +85,16 @@ impl<E: Environment> Device<E> {
     /// grows, the blkdev does not until [`grow`](Self::grow).
     pub fn geometry(&self) -> Geometry {
         Geometry { size: self.size.load(Ordering::Acquire), ..self.geometry }
+    }
+
+    /// The class of requests that have none.
+    pub fn class(&self) -> Class {
+        if self.is_metadata.load(Ordering::Relaxed) { Class::Metadata } else { Class::Unmarked }
+    }
+
+    /// Sets the class of requests that have none, from the next one on.
+    pub fn set_class(&self, class: Class) {
+        self.is_metadata.store(class == Class::Metadata, Ordering::Relaxed);
     }
 
     /// Sets the size in bytes, which never falls. The backing device and the cache reach so far already.

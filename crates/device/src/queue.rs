@@ -155,7 +155,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
 
     /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
     /// until [`unplug`](Self::unplug), to be executed in a batch.
-    pub fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
+    pub fn submit_plugged(&mut self, mut request: Request, done: &mut Vec<Completion>) {
         if !self.is_short(&request) {
             self.unplug(done);
             return self.submit(request, done);
@@ -163,6 +163,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if self.is_held(done) {
             return self.hold(request);
         }
+        request.class = self.class_of(request.class);
         let cache = Arc::clone(&self.cache);
         if let Some(cache) = &*cache
             && !cache.caches_writes()
@@ -221,7 +222,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             *write = (request.range, &request.buffer);
         }
         let begun_us = cache.begin_measured_write();
-        cache.write_together(&writes[..requests.len()], &self.waker, |number, result| {
+        let class = self.device.class();
+        cache.write_together(class, &writes[..requests.len()], &self.waker, |number, result| {
             results[number] = Some(result);
         });
         cache.end_measured_write(begun_us);
@@ -255,7 +257,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     }
 
     /// Submits a request. If it completes at once, its completion is in `done` when this returns.
-    pub fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+    pub fn submit(&mut self, mut request: Request, done: &mut Vec<Completion>) {
         if let Err(error) = self.check(request.operation, request.range, request.buffer.len()) {
             return complete(request, Err(error), done);
         }
@@ -268,6 +270,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if request.operation == Operation::Flush && core::mem::take(&mut self.owes_failure) {
             return complete(request, Err(flush_failed()), done);
         }
+        request.class = self.class_of(request.class);
         let cache = Arc::clone(&self.cache);
         match &*cache {
             Some(cache) => self.submit_cached(cache, request, done),
@@ -284,15 +287,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if range.is_empty() {
             return Some(Ok(()));
         }
-        let operation = Operation::Write;
-        let parked = |data| Request {
-            id,
-            operation,
-            range,
-            fua,
-            class: Class::Unmarked,
-            buffer: AlignedBuffer::from_slice(data),
-        };
+        let (operation, class) = (Operation::Write, self.device.class());
+        let parked =
+            |data| Request { id, operation, range, fua, class, buffer: AlignedBuffer::from_slice(data) };
         let cache = Arc::clone(&self.cache);
         let cache = match &*cache {
             Some(cache) if self.follows_route() => cache,
@@ -303,7 +300,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         };
         let mut begun_us = None;
         if !cache.caches_writes() {
-            let reason = self.bypass_reason_of(cache, range, fua, Class::Unmarked);
+            let reason = self.bypass_reason_of(cache, range, fua, class);
             if reason.is_some() || !cache.is_writeback() {
                 let mut done = Vec::new();
                 self.submit_around(cache, parked(data), reason, &mut done);
@@ -312,12 +309,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             begun_us = cache.begin_measured_write();
         }
         let mut progress = Progress::Written(range.start);
-        let result = advance(
-            cache,
-            &Change { operation, range, data, fua, class: Class::Unmarked },
-            &mut progress,
-            &self.waker,
-        );
+        let result =
+            advance(cache, &Change { operation, range, data, fua, class }, &mut progress, &self.waker);
         cache.end_measured_write(begun_us.filter(|_| result.is_some()));
         if result.is_none() {
             self.wait_for_space(parked(data), progress);
@@ -397,6 +390,12 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         } else {
             self.readahead_finished(op, done);
         }
+    }
+
+    /// The class of a request: its own, else that of the blkdev.
+    #[inline]
+    fn class_of(&self, class: Class) -> Class {
+        if class == Class::Unmarked { self.device.class() } else { class }
     }
 
     fn check(&self, operation: Operation, range: ByteRange, length: usize) -> Result<()> {

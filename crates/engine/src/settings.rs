@@ -136,6 +136,8 @@ const GC_PERCENT_MAX: u8 = 98;
 const DIRTY_TARGET_PERCENT_MAX: u8 = 90;
 /// Bounds of `pin_percent`. What is left must keep more segments free in turn than reclaim and the reserves need.
 const PIN_PERCENT: core::ops::RangeInclusive<u8> = 1..=60;
+/// Default of `metadata_max_percent`: no maximum.
+pub(crate) const METADATA_MAX_PERCENT_DEFAULT: u8 = 100;
 /// Default of `pin_percent`.
 pub(crate) const PIN_PERCENT_DEFAULT: u8 = 50;
 /// Maximum of `write_error_after_s`, in seconds.
@@ -186,6 +188,12 @@ pub struct Settings {
     pub writeback_paused_until_ms: u64,
     /// The share of the cache that pins may take, 1 to 60 percent.
     pub pin_percent: u8,
+    /// The share of the cache that metadata of file systems keeps whatever else is read or written, in percent; with `pin_percent`
+    /// at most 60.
+    pub metadata_min_percent: u8,
+    /// The share of the cache above which a full cache takes no more metadata at misses, and reclaim keeps none; at least
+    /// `metadata_min_percent`, 1 to 100 percent.
+    pub metadata_max_percent: u8,
 }
 
 impl Default for Settings {
@@ -208,6 +216,8 @@ impl Default for Settings {
             read_latency_target_us: 0,
             writeback_paused_until_ms: 0,
             pin_percent: PIN_PERCENT_DEFAULT,
+            metadata_min_percent: 0,
+            metadata_max_percent: METADATA_MAX_PERCENT_DEFAULT,
         }
     }
 }
@@ -259,6 +269,7 @@ impl Settings {
                 ),
             ));
         }
+        self.check_classes()?;
         if self.write_error_after_s > WRITE_ERROR_AFTER_S_MAX {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -281,6 +292,26 @@ impl Settings {
             }
         }
         Ok(self)
+    }
+
+    /// Refuses bounds of classes that are out of their range or contradict each other.
+    fn check_classes(&self) -> Result<()> {
+        let (pins, min, max) = (self.pin_percent, self.metadata_min_percent, self.metadata_max_percent);
+        let most = PIN_PERCENT.end();
+        let text = if !(1..=METADATA_MAX_PERCENT_DEFAULT).contains(&max) {
+            format!("metadata_max_percent is {max}: it must be 1 to {METADATA_MAX_PERCENT_DEFAULT}")
+        } else if min > max {
+            format!(
+                "metadata_min_percent is {min}, and metadata_max_percent {max}: the minimum must not be above the maximum"
+            )
+        } else if min > 0 && pins.saturating_add(min) > *most {
+            format!(
+                "metadata_min_percent is {min}, and pin_percent {pins}: together they must be at most {most}; lower one of them"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 }
 

@@ -129,6 +129,14 @@ pub enum RecordClass {
     MetadataAgain = 2,
 }
 
+impl RecordClass {
+    /// Whether it is metadata of a file system.
+    #[must_use]
+    pub const fn is_metadata(self) -> bool {
+        !matches!(self, Self::Unmarked)
+    }
+}
+
 on_media! {
     /// One entry of the log: a cache line, stored in two copies.
     pub struct Record, size 64 {

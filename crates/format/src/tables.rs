@@ -10,6 +10,9 @@ pub const STATE_ACTIVE: u32 = 1;
 /// A row that is free.
 pub const STATE_FREE: u32 = 0;
 
+/// Class of a blkdev whose requests are of metadata.
+pub const CLASS_METADATA: u32 = 1;
+
 /// Writeback: the backing device is updated after the cache.
 pub const MODE_WRITEBACK: u32 = 0;
 /// As [`MODE_WRITEBACK`], and a rescue has moved the backend to another backing device: `path` and `identity` are those of
@@ -107,8 +110,10 @@ on_media! {
         /// The use of a cache in memory in which a crash of the machine mixes old and new pages: one of
         /// [`USE_UNKNOWN`], [`USE_SYNCED`], [`USE_CLEAN`], [`USE_DIRTY`] and [`USE_UNSURE`].
         888 use_state: U32,
-        /// Zero.
-        892 reserved: U32,
+        /// The share of the cache that metadata of file systems keeps, in percent.
+        892 metadata_min_percent: U16,
+        /// The share of the cache above which metadata gets no preference, in percent; 0 stands for 100.
+        894 metadata_max_percent: U16,
         /// The boot of the machine in which the cache is used.
         896 use_boot: [u8; 16],
         /// Bytes of a sequential stream of reads above which it is not recorded: 0 is the default, `u64::MAX` never.
@@ -163,8 +168,10 @@ on_media! {
         40 export: [u8; 256],
         /// Name in UTF-8, zero-padded; zeroes: it has the name of its backend. What is no name counts as none.
         296 name: [u8; NAME_BYTES],
+        /// The class of its requests that have none: 0 is none, 1 metadata of a file system.
+        328 class: U32,
         /// Zero.
-        328 reserved: [u8; 168],
+        332 reserved: [u8; 164],
     }
 }
 

@@ -13,7 +13,7 @@ use cbd_device::{Device, Queue};
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
-use cbd_types::{ByteRange, Completion, ErrorKind, Geometry, Request, Result};
+use cbd_types::{ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -92,6 +92,11 @@ impl<E: Environment> ServedDevice<E> {
     #[must_use]
     pub fn new(device: Arc<Device<E>>, backing: Arc<dyn Backing>) -> Self {
         Self { device, backing, queues: Count::default(), failures: Arc::default() }
+    }
+
+    /// Sets the class of requests that have none, from the next one on.
+    pub fn set_class(&self, class: Class) {
+        self.device.set_class(class);
     }
 
     /// The engine's device.

@@ -227,7 +227,9 @@ fn of_writes_that_are_submitted_at_once_only_those_without_memory_fail() {
         [(ByteRange::at(0, LONG as u64), &long), (ByteRange::at(CHUNK, 4096), &short)];
     let mut results = Vec::with_capacity(2);
     without(SCRATCH, || {
-        cache.write_together(&writes, Waker::noop(), |number, result| results.push((number, result)))
+        cache.write_together(cbd_types::Class::Unmarked, &writes, Waker::noop(), |number, result| {
+            results.push((number, result))
+        })
     });
     let mut results = results.into_iter();
     let (number, first) = results.next().unwrap();

@@ -255,7 +255,7 @@ fn writes_that_share_a_fence_with_one_whose_record_was_not_stored_are_not_acknow
     let data = [9; BLOCK as usize];
     let writes = [1, 0, 2].map(|lane| (ByteRange::at(lane * DEVICE + BLOCK, BLOCK), &data[..]));
     let mut results = Vec::new();
-    small.cache.write_together(&writes, Waker::noop(), |number, result| {
+    small.cache.write_together(cbd_types::Class::Unmarked, &writes, Waker::noop(), |number, result| {
         results.push((number, result.unwrap_err().kind()));
     });
     assert_eq!(results, [0, 1, 2].map(|number| (number, ErrorKind::Media)));
@@ -278,7 +278,7 @@ fn no_record_follows_a_record_of_a_write_batch_that_was_not_stored() {
     small.memory.fail(ByteRange::at(small.log() + PAGE, 2 * PAGE));
     for sector in 100..170 {
         let writes = [0, 1].map(|lane| (ByteRange::at(lane * DEVICE + sector * 512, 512), &[9; 512][..]));
-        small.cache.write_together(&writes, Waker::noop(), |_, result| {
+        small.cache.write_together(cbd_types::Class::Unmarked, &writes, Waker::noop(), |_, result| {
             assert_eq!(result.unwrap_err().kind(), ErrorKind::Media);
         });
     }

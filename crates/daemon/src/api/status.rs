@@ -184,6 +184,9 @@ pub struct CacheInfo {
     pub written_bytes: u64,
     /// Bytes written to the backing device since then.
     pub written_back_bytes: u64,
+    /// Bytes of metadata of file systems, in whole blocks of 4 KiB that were marked so.
+    #[serde(default)]
+    pub metadata_bytes: u64,
     /// Bytes that are pinned.
     #[serde(default)]
     pub pinned_bytes: u64,

@@ -353,6 +353,8 @@ impl TakenSlot {
                 Some(seconds) => wall_ms() + u64::from(seconds) * 1000,
             },
             pin_percent: percent(change.pin_percent, now.pin_percent),
+            metadata_min_percent: percent(change.metadata_min_percent, now.metadata_min_percent),
+            metadata_max_percent: percent(change.metadata_max_percent, now.metadata_max_percent),
         }
         .validated()?;
         handle.transport.check_pins(id, None, Some(new.pin_percent))?;
@@ -391,6 +393,8 @@ impl From<Settings> for api::Settings {
             read_latency_target_us: settings.read_latency_target_us,
             writeback_paused_until_ms: settings.writeback_paused_until_ms,
             pin_percent: u32::from(settings.pin_percent),
+            metadata_min_percent: u32::from(settings.metadata_min_percent),
+            metadata_max_percent: u32::from(settings.metadata_max_percent),
         }
     }
 }

@@ -50,6 +50,7 @@ impl BlkdevSlot {
             host_id: self.entry.host.0,
             backend_id: self.entry.backend.0,
             name: self.entry.shown_name().map(Name::to_string),
+            class: self.entry.class.into(),
             dev_name: name,
             alive: self.export.is_some() && failure.is_none(),
             export: self.entry.export.clone(),
@@ -222,6 +223,7 @@ impl BackendSlot {
         let transport = handle.id;
         let name = device_name(transport, entry.id.0);
         let queues = usize::try_from(self.entry.handlers).unwrap_or(1).clamp(1, 128);
+        run.device().set_class(entry.class);
         let device: Arc<dyn BlockDevice> = Arc::clone(run.device()) as _;
         let place = DeviceToExport { name: &name, identity: &self.identity(entry.id), queues };
         let may_be_kernel = !matches!(choice, ExportChoice::Nbd(_) | ExportChoice::VhostUser(_));

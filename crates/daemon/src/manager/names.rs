@@ -1,4 +1,4 @@
-//! Names of backends and block devices: who has a name, and renaming while clients use the device.
+//! Names of backends and block devices, and the class of a block device: who has a name, and changes while clients use the device.
 //!
 //! Invariants: the row of the region is changed first; a crash before the links are moved leaves links of the former name,
 //! which the next daemon removes before it makes any.
@@ -10,7 +10,7 @@ use super::blkdev::{self, described};
 use super::slots::{TakenSlot, TransportHandle};
 use super::transport::{Running, running};
 use super::{Fixed, Manager};
-use crate::api::{BlkdevChange, BlkdevInfo, NumberOrName};
+use crate::api::{BlkdevChange, BlkdevClass, BlkdevInfo, NumberOrName};
 use crate::exports::{device_name, labels};
 use crate::settings::changed_name;
 use cbd_types::{BlkdevId, Error, ErrorKind, Name, Result};
@@ -60,7 +60,9 @@ impl Manager {
             *found.ok_or_else(|| blkdev::unknown(id))?.0
         };
         let mut taken = self.take_slot(transport, backend, "its block device is being changed")?;
-        let result = name.map_or(Ok(()), |name| taken.name_blkdev(id, name.as_ref()));
+        let result = name
+            .map_or(Ok(()), |name| taken.name_blkdev(id, name.as_ref()))
+            .and_then(|()| change.class.map_or(Ok(()), |class| taken.set_blkdev_class(id, class)));
         let info = taken.slot.blkdevs.get(&id).map(|slot| slot.info(id));
         self.put_back(taken);
         result?;
@@ -83,6 +85,26 @@ impl TakenSlot {
         Ok(())
     }
 
+    /// Sets the class of the requests of a block device that have none, from the next request on.
+    fn set_blkdev_class(&mut self, id: BlkdevId, class: BlkdevClass) -> Result<()> {
+        let Self { handle, slot, .. } = self;
+        if !slot.blkdevs.contains_key(&id) {
+            return Err(blkdev::unknown(id));
+        }
+        handle.transport.set_blkdev_class(id, class.into())?;
+        slot.take_names(handle);
+        if let Some(run) = &slot.run {
+            run.device().set_class(class.into());
+        }
+        tracing::info!(
+            transport = handle.id,
+            blkdev = id.0,
+            "the class of its requests is {} now",
+            class.name()
+        );
+        Ok(())
+    }
+
     fn name_blkdev(&mut self, id: BlkdevId, name: Option<&Name>) -> Result<()> {
         let Self { handle, slot, .. } = self;
         if !slot.blkdevs.contains_key(&id) {
@@ -97,7 +119,7 @@ impl TakenSlot {
 }
 
 impl BackendSlot {
-    /// Reads the names of its block devices from the region, and moves their links.
+    /// Reads the names and classes of its block devices from the region, and moves their links.
     fn take_names(&mut self, handle: &TransportHandle) {
         for entry in handle.transport.blkdevs() {
             let Some(slot) = self.blkdevs.get_mut(&entry.id) else { continue };

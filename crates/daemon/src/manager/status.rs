@@ -103,6 +103,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                     .collect(),
                 parked_bytes: status.parked_bytes,
                 parked_error: status.parked_error.clone(),
+                metadata_bytes: status.metadata_bytes,
                 pinned_bytes: cache.pinned_bytes(),
                 pin_limit_bytes: cache.pin_limit(),
                 index_bytes: status.index_bytes,

@@ -304,6 +304,8 @@ fn changed_settings_are_logged_as_they_are_typed() {
         "congestion_read_us=2000",
         "congestion_write_us=off",
         "pin_percent=40",
+        "metadata_min_percent=15",
+        "metadata_max_percent=70",
     ];
     let change = crate::settings::parse_changes(&typed.map(str::to_owned)).expect("settings");
     let log = Log::default();

@@ -77,6 +77,8 @@ fn settings_survive_a_restart() {
         congestion_read_us: Some(2000),
         congestion_write_us: Some(20_000),
         pin_percent: Some(30),
+        metadata_min_percent: Some(20),
+        metadata_max_percent: Some(80),
         read_latency_target_us: Some(5000),
         writeback_pause_s: Some(600),
         name: Some("db-data".into()),

@@ -2,8 +2,8 @@
 
 use crate::fixture::{Fixture, MIB, Running, refused, stop};
 use cbd_daemon::api::{
-    BlkdevChange, NumberOrName, RegisterTransport, SettingsChange, StartBackend, StartBlkdev, StopBackend,
-    StopBlkdev,
+    BlkdevChange, BlkdevClass, NumberOrName, RegisterTransport, SettingsChange, StartBackend, StartBlkdev,
+    StopBackend, StopBlkdev,
 };
 use cbd_daemon::control::Control;
 use cbd_types::{ErrorKind, Result};
@@ -21,7 +21,7 @@ fn rename(daemon: &Running, backend: u32, name: &str) -> Result<()> {
 }
 
 fn rename_blkdev(daemon: &Running, blkdev: u32, name: &str) -> Result<()> {
-    daemon.set_blkdev(0, blkdev, &BlkdevChange { name: Some(name.into()) }).map(drop)
+    daemon.set_blkdev(0, blkdev, &BlkdevChange { name: Some(name.into()), class: None }).map(drop)
 }
 
 fn backend_number(daemon: &Running, transport: u32, name: &str) -> Result<u32> {
@@ -73,6 +73,28 @@ fn a_backend_started_with_a_name_keeps_it_over_a_restart() {
         ErrorKind::NotFound,
         "none has a name; backend-list shows all",
     );
+}
+
+#[test]
+fn the_class_of_a_block_device_survives_a_restart_and_changes_its_name_not() {
+    let fixture = Fixture::new();
+    let set = |daemon: &Running, class| {
+        let change = BlkdevChange { name: None, class: Some(class) };
+        daemon.set_blkdev(0, 0, &change).map(|info| info.class)
+    };
+    {
+        let daemon = fixture.daemon_with_region();
+        daemon.start_backend(0, &plain(&fixture, "a", Some("data"))).unwrap();
+        refused(set(&daemon, BlkdevClass::Metadata), ErrorKind::NotFound, "no block device 0");
+        let export = Some(format!("nbd:unix:{}", fixture.text("0.sock")));
+        daemon.start_blkdev(0, &StartBlkdev { backend: 0, export, allow_remote: false, name: None }).unwrap();
+        assert_eq!(daemon.blkdevs(0, false).unwrap()[0].class, BlkdevClass::None);
+        assert_eq!(set(&daemon, BlkdevClass::Metadata).unwrap(), BlkdevClass::Metadata);
+    }
+    let daemon = fixture.daemon();
+    let found = &daemon.blkdevs(0, false).unwrap()[0];
+    assert_eq!((found.class, found.name.clone()), (BlkdevClass::Metadata, some("data")));
+    assert_eq!(set(&daemon, BlkdevClass::None).unwrap(), BlkdevClass::None);
 }
 
 #[test]

@@ -104,7 +104,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let is_behind_cutoff = missed.followed.before >= missed.cutoff;
         let asked = request.range;
         let mut misses = core::mem::take(&mut self.misses);
-        misses.iter_mut().for_each(|miss| miss.set_class(request.class));
+        let class = self.class_of(request.class);
+        misses.iter_mut().for_each(|miss| miss.set_class(class));
         heap_sort_by_key(&mut misses, |miss| miss.range.start);
         let place =
             self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
@@ -142,7 +143,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     pub(super) fn complete_fills(&mut self, cache: &Arc<Cache<E>>) {
         let is_congested = cache.are_reads_congested();
         for Fill { misses, range, buffer, is_behind_cutoff } in core::mem::take(&mut self.fills) {
-            for miss in misses {
+            for mut miss in misses {
+                // What was read ahead has the class of the blkdev.
+                miss.set_class(self.class_of(miss.class()));
                 let at = (miss.range.start - range.start) as usize;
                 let data = &buffer[at..at + miss.range.len() as usize];
                 let is_kept = miss.class() == Class::Metadata || cache.is_pinned(miss.range);

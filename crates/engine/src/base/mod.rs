@@ -57,8 +57,9 @@ pub(crate) struct Base<E: Environment> {
     /// Behind pointers, because the base is moved as a value when a cache is opened.
     rare: Box<RareCounters>,
     bypassed: Box<BypassCounters>,
-    /// Bytes that are pinned. Only speed depends on them.
+    /// Bytes that are pinned, and of metadata as last counted. Only speed depends on them.
     pinned: AtomicU64,
+    metadata: AtomicU64,
 }
 
 impl<E: Environment> Base<E> {
@@ -86,6 +87,7 @@ impl<E: Environment> Base<E> {
             rare: Box::default(),
             bypassed: Box::default(),
             pinned: AtomicU64::new(0),
+            metadata: AtomicU64::new(0),
         }
     }
 

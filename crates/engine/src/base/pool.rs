@@ -15,7 +15,7 @@
 //! writeback and reclaim. One segment would do. With two, reclaim of one lane need not wait for the writeback of
 //! another.
 //!
-//! While anything is pinned, clients leave two more segments, for pinned blocks that are appended again ([`Requester::Pinned`]), by
+//! While blocks are kept, pinned ones or metadata with a minimum, clients leave two more segments, for what is appended again ([`Requester::Kept`]), by
 //! the same rule: while the pool is below that, clients and fills use no open segment. These appends leave the reserve, so 1 to 3
 //! hold with them. They go on in a lane only as long as a pass through its log frees more than they take (`worker::reclaim`).
 
@@ -29,9 +29,9 @@ use core::task::Waker;
 
 /// Most segments that are reserved from clients.
 const RESERVE_MAX: u32 = 2;
-/// Most segments that are kept beside the reserve for pinned blocks that are appended again, while anything is pinned: reclaim of
+/// Segments beside the reserve for kept blocks that are appended again, while there are any: reclaim of
 /// a segment full of them needs one before it frees one, and records that it writes can take more lines than those it replaces.
-const PIN_RESERVE: u32 = 2;
+const KEPT_RESERVE: u32 = 2;
 /// One segment more for each so many lanes is left to writers by fills and second chances.
 const LANES_PER_SPARE: u32 = 8;
 
@@ -49,8 +49,8 @@ pub(crate) enum Requester {
     Essential,
     /// The same, but with an alternative: it leaves the reserve.
     Frugal,
-    /// A pinned block that reclaim appends again: clients leave a few segments to it, and it leaves the reserve.
-    Pinned,
+    /// A kept block that reclaim appends again: clients leave a few segments to it, and it leaves the reserve.
+    Kept,
 }
 
 /// The resource that a record could not get. Nothing has changed.
@@ -78,8 +78,8 @@ pub(crate) struct Pool<E: Environment> {
     reserve: u32,
     /// The number of segments that fills and second chances leave beside the reserve.
     spare: u32,
-    /// The number of segments that clients leave to pinned blocks beside the reserve. Only speed depends on it.
-    kept_for_pins: AtomicU32,
+    /// The number of segments that clients leave to kept blocks beside the reserve. Only speed depends on it.
+    left_for_kept: AtomicU32,
     /// The value of `free.len()`, to read without the lock.
     free_count: SharedU32<E>,
     /// The number of segments that the cache is still to give up.
@@ -107,7 +107,7 @@ impl<E: Environment> Pool<E> {
             owed: SharedU32::new(0),
             reserve: lanes.min(RESERVE_MAX),
             spare: lanes.div_ceil(LANES_PER_SPARE),
-            kept_for_pins: AtomicU32::new(0),
+            left_for_kept: AtomicU32::new(0),
             free_count,
             has_waiters: SharedBool::new(false),
             taken: AtomicU64::new(0),
@@ -125,7 +125,7 @@ impl<E: Environment> Pool<E> {
         let mut state = self.state.lock();
         let keep = match requester {
             Requester::Essential => 0,
-            Requester::Pinned | Requester::Frugal => self.reserve,
+            Requester::Kept | Requester::Frugal => self.reserve,
             Requester::Client => self.left_by_clients(),
             Requester::Optional => self.left_to_writers(),
         } as usize;
@@ -272,20 +272,20 @@ impl<E: Environment> Pool<E> {
         self.reserve
     }
 
-    /// Number of free segments that a client leaves: the reserve, and a few more for pinned blocks.
+    /// Number of free segments that a client leaves: the reserve, and a few more for kept blocks.
     pub(crate) fn left_by_clients(&self) -> u32 {
-        self.reserve + self.kept_for_pins.load(Ordering::Relaxed)
+        self.reserve + self.left_for_kept.load(Ordering::Relaxed)
     }
 
-    /// What [`left_by_clients`](Self::left_by_clients) is while anything is pinned.
-    pub(crate) const fn reserve_with_pins(&self) -> u32 {
-        self.reserve + PIN_RESERVE
+    /// What [`left_by_clients`](Self::left_by_clients) is while blocks are kept.
+    pub(crate) const fn reserve_with_kept(&self) -> u32 {
+        self.reserve + KEPT_RESERVE
     }
 
-    /// Keeps segments from clients for pinned blocks, or not any more.
-    pub(crate) fn keep_for_pins(&self, is_any_pinned: bool) {
-        let kept = if is_any_pinned { PIN_RESERVE } else { 0 };
-        if self.kept_for_pins.swap(kept, Ordering::Relaxed) > kept {
+    /// Reserves segments from clients for kept blocks, or not any more.
+    pub(crate) fn reserve_for_kept(&self, is_any_kept: bool) {
+        let kept = if is_any_kept { KEPT_RESERVE } else { 0 };
+        if self.left_for_kept.swap(kept, Ordering::Relaxed) > kept {
             // Those that wait may have what they need.
             self.wake_all();
         }

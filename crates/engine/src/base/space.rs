@@ -62,6 +62,21 @@ impl<E: Environment> Base<E> {
         self.pinned.store(bytes, Ordering::Relaxed);
     }
 
+    /// Bytes of metadata, as last counted, and what was recorded since.
+    pub(crate) fn metadata_bytes(&self) -> u64 {
+        self.metadata.load(Ordering::Relaxed)
+    }
+
+    /// Notes the bytes of metadata.
+    pub(crate) fn note_metadata(&self, bytes: u64) {
+        self.metadata.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes bytes of metadata that were recorded.
+    pub(crate) fn note_more_metadata(&self, bytes: u64) {
+        self.metadata.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Whether so many segments are in use that reclaim should run.
     pub(crate) fn is_above_gc(&self) -> bool {
         self.pool.free() < self.free_wanted()

@@ -73,7 +73,13 @@ impl<E: Environment> Cache<E> {
             return;
         }
         let is_pinned = state.is_pinned(miss.range);
-        let is_kept = is_pinned || miss.class == Class::Metadata;
+        let is_metadata = miss.class == Class::Metadata;
+        let rank = match (is_pinned, is_metadata) {
+            (true, _) => Rank::First,
+            (false, true) if self.prefers_metadata() => Rank::First,
+            (false, true) => Rank::Last,
+            (false, false) => Rank::ByAdmission,
+        };
         // Taking the last free segments would only make writers wait for reclaim. What is pinned is worth that: it is missed once.
         if base.gate().check_running().is_err()
             || base.region().check_stores(MutationPoint::RecordAfterFailure).is_err()
@@ -81,7 +87,7 @@ impl<E: Environment> Cache<E> {
         {
             return;
         }
-        if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff, is_kept) {
+        if let Some(reason) = bypass_of(base, &mut state, miss.range, is_behind_cutoff, rank) {
             base.bypassed().count(reason, miss.range.len());
             return;
         }
@@ -92,6 +98,9 @@ impl<E: Environment> Cache<E> {
         let requester = if is_pinned { Requester::Client } else { Requester::Optional };
         if self.record_clean(&mut state, content, miss.range, data, requester) {
             state.count_filled(miss.range.len());
+            if is_metadata {
+                base.note_more_metadata(miss.range.len());
+            }
         }
     }
 
@@ -135,20 +144,32 @@ impl<E: Environment> Cache<E> {
     }
 }
 
+/// How data that was read competes for its place in a full cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rank {
+    /// It is recorded: it is pinned, or metadata.
+    First,
+    /// Admission decides.
+    ByAdmission,
+    /// It is not recorded: it is metadata, of which there is too much.
+    Last,
+}
+
 /// Why data that was read is not recorded, if it is not.
 fn bypass_of<E: Environment>(
     base: &Base<E>,
     lane: &mut LaneState,
     range: ByteRange,
     is_behind_cutoff: bool,
-    is_kept: bool,
+    rank: Rank,
 ) -> Option<BypassReason> {
     if base.mode().is_passthrough() {
         return Some(BypassReason::Mode);
     }
     match base.settings().read_fill {
         ReadFill::Off => Some(BypassReason::ReadFillOff),
-        _ if is_kept || !base.is_full() => None,
+        _ if rank == Rank::First || !base.is_full() => None,
+        _ if rank == Rank::Last => Some(BypassReason::NotAdmitted),
         _ if is_behind_cutoff => Some(BypassReason::Sequential),
         ReadFill::Admit if !lane.admits(base, range) => Some(BypassReason::NotAdmitted),
         ReadFill::Admit | ReadFill::All => None,

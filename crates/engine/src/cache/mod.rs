@@ -9,6 +9,7 @@
 
 mod backing;
 mod bypass;
+mod classes;
 mod curve;
 mod damage;
 mod fill;
@@ -232,6 +233,7 @@ impl<E: Environment> Cache<E> {
         if settings.writeback_paused_until_ms != paused_until_ms {
             self.end_hold();
         }
+        self.begin_classes();
         self.change_mode(settings.cache_mode);
         self.base.wakeups().wake();
         Ok(())

@@ -21,7 +21,7 @@ impl<E: Environment> Cache<E> {
         let base = self.base();
         let lanes = u64::from(base.identity().lanes.lanes);
         // In each lane the open segment and one more; two in the lane in which reclaim frees space.
-        let needed = 2 * lanes + 2 + u64::from(base.pool().reserve_with_pins());
+        let needed = 2 * lanes + 2 + u64::from(base.pool().reserve_with_kept());
         let share = u64::from(segments) * u64::from(percent) / 100;
         share.min(u64::from(segments).saturating_sub(needed)) * base.blocks_bytes_per_segment()
     }
@@ -91,7 +91,7 @@ impl<E: Environment> Cache<E> {
             let former = lane.lock().set_pins(new, bytes);
             drop(former);
         }
-        base.pool().keep_for_pins(is_any);
+        self.reserve_for_kept();
         base.wakeups().wake();
     }
 }

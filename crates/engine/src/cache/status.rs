@@ -99,6 +99,8 @@ pub struct CacheStatus {
     pub has_unflushed: bool,
     /// Blocks of 4 KiB in the index.
     pub index_blocks: u64,
+    /// Bytes of metadata of file systems, as far as whole 4 KiB blocks of it were marked so.
+    pub metadata_bytes: u64,
     /// Bytes of memory of the index, of the admission that decides which blocks it gets, and of the model of other sizes.
     pub index_bytes: u64,
     /// Ranges known to be damaged; only some if there are very many.
@@ -247,6 +249,7 @@ impl<E: Environment> Cache<E> {
             is_changing_mode: self.is_changing_mode(),
             has_unflushed: self.has_unflushed_bypass(),
             index_blocks: lanes.index_blocks,
+            metadata_bytes: lanes.metadata_bytes,
             index_bytes: lanes.index_bytes,
             damaged,
             quarantined_bytes: self.quarantined_bytes(),

@@ -9,14 +9,17 @@
 //!
 //! Elsewhere: a single write (`write`), requests that wait (`cbd-device`).
 
-use super::{Admission, Cache, write::no_memory};
+use super::{
+    Admission, Cache,
+    write::{class_of, no_memory},
+};
 use crate::{
     Environment,
     base::{Lack, Requester},
-    lane::{FEW_BLOCKS, LaneGuard, LaneState, MANY_BLOCKS},
+    lane::{Content, FEW_BLOCKS, LaneGuard, LaneState, MANY_BLOCKS},
 };
 use cbd_format::record::{RecordKind, blocks_in};
-use cbd_types::{ByteRange, Durable, Error, InFlight, MutationPoint, Result};
+use cbd_types::{ByteRange, Class, Durable, Error, InFlight, MutationPoint, Result};
 use core::task::Waker;
 
 /// Most writes that share a fence. Each holds its lane until the fence, so they are few compared to the lanes.
@@ -24,9 +27,10 @@ pub const TOGETHER: usize = 8;
 
 impl<E: Environment> Cache<E> {
     /// Does `writes`, none of which is empty, in order, each as [`write`](Self::write) does, and calls `done` with the number and
-    /// the result of each. If one finds no space, the others continue.
+    /// the result of each. If one finds no space, the others continue. The data of all is of `class`.
     pub fn write_together(
         &self,
+        class: Class,
         writes: &[(ByteRange, &[u8])],
         waker: &Waker,
         mut done: impl FnMut(usize, Result<Admission>),
@@ -40,7 +44,7 @@ impl<E: Environment> Cache<E> {
         while first < writes.len() {
             let mut held = [const { None }; TOGETHER];
             let count = self.hold(&writes[first..], &mut held);
-            self.write_held(&writes[first..first + count], held, waker, |number, result| {
+            self.write_held(class, &writes[first..first + count], held, waker, |number, result| {
                 done(first + number, result);
             });
             first += count;
@@ -81,16 +85,18 @@ impl<E: Environment> Cache<E> {
     /// Does `writes`, whose lanes are locked, and unlocks them after one fence.
     fn write_held(
         &self,
+        class: Class,
         writes: &[(ByteRange, &[u8])],
         mut held: [Option<LaneGuard<'_, E>>; TOGETHER],
         waker: &Waker,
         mut done: impl FnMut(usize, Result<Admission>),
     ) {
+        let content = Content { kind: RecordKind::Write, class: class_of(class) };
         let mut outcomes = [Held::Full; TOGETHER];
         let mut stored = self.base().region().nothing_in_flight();
         for ((guard, outcome), (range, data)) in held.iter_mut().zip(&mut outcomes).zip(writes) {
             let Some(state) = guard else { break };
-            *outcome = self.store_held(state, *range, data, waker, &mut stored);
+            *outcome = self.store_held(state, content, (*range, data), waker, &mut stored);
         }
         // One fence for all; only then are the lanes unlocked.
         let durable = self.base().region().fence(MutationPoint::WriteTogetherFence, stored);
@@ -104,8 +110,8 @@ impl<E: Environment> Cache<E> {
     fn store_held(
         &self,
         state: &mut LaneState,
-        range: ByteRange,
-        data: &[u8],
+        content: Content,
+        (range, data): (ByteRange, &[u8]),
         waker: &Waker,
         stored: &mut InFlight,
     ) -> Held {
@@ -121,7 +127,7 @@ impl<E: Environment> Cache<E> {
         if state.is_being_bypassed(range) {
             return if state.wait_for_bypass(waker).is_some() { Held::Full } else { Held::NoMemory };
         }
-        let (content, requester) = (RecordKind::Write.into(), Requester::Client);
+        let requester = Requester::Client;
         let in_flight = if blocks_in(range) <= FEW_BLOCKS {
             state.store::<E, FEW_BLOCKS>(self.base(), content, range, data, requester, Some(waker))
         } else {

@@ -110,7 +110,7 @@ impl LaneState {
         // for what the lane must record before it can free a segment, and everything else waits.
         let left = match requester {
             Requester::Essential => 0,
-            Requester::Pinned | Requester::Frugal => base.pool().reserve(),
+            Requester::Kept | Requester::Frugal => base.pool().reserve(),
             Requester::Client | Requester::Optional => base.pool().left_by_clients(),
         };
         let may_use_open = base.pool().free() >= left;

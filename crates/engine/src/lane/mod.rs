@@ -52,10 +52,11 @@ pub(crate) use index::{Stepped, blocks};
 pub(crate) use log::SLOTS_MAX_OF_RECORD;
 pub(crate) use look_up::{PinnedBlock, Source};
 pub(crate) use parking::{Outcome, Parked, Refused};
-pub(crate) use reclaim::{Chance, Chances};
+pub(crate) use reclaim::{Chance, Chances, OfMetadata};
 pub(crate) use replay::{CaughtUp, ChainSegment, Marked, Outcome as Replayed, Tail};
 pub(crate) use report::LaneReport;
 pub(crate) use resize::Resize;
+use store::Indexed;
 pub(crate) use store::{Content, FEW_BLOCKS, MANY_BLOCKS};
 
 /// Bytes of a range whose index lines are prefetched before the lane is locked.

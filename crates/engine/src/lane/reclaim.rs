@@ -13,18 +13,19 @@ use alloc::vec::Vec;
 use cbd_format::{Record, RecordClass, RecordKind};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK};
 
-/// A block that was read since it was written, or adjacent blocks of a record that are pinned: reclaim appends them again.
+/// A block that was read since it was written, or adjacent blocks of a record that are kept: reclaim appends them again.
 pub(crate) struct Chance {
     pub location: Location,
     pub record: Record,
     pub range: ByteRange,
-    pub is_pinned: bool,
+    /// It stays whether it was read or not: it is pinned, or the cache has no more metadata than it keeps.
+    pub is_kept: bool,
     /// The class with which they are appended.
     pub class: RecordClass,
 }
 
-/// Pinned blocks that are appended again in one record.
-const PINNED_MAX: u64 = 16 * CHECKSUM_BLOCK;
+/// Kept blocks that are appended again in one record.
+const KEPT_MAX: u64 = 16 * CHECKSUM_BLOCK;
 
 /// What reclaim may append again of a segment.
 pub(crate) struct Chances {
@@ -32,8 +33,35 @@ pub(crate) struct Chances {
     pub left: u64,
     /// Whether blocks that were read, and metadata, get a chance at this moment.
     pub of_read: bool,
-    /// Whether pinned blocks get one.
-    pub of_pinned: bool,
+    /// Whether pinned blocks, and metadata that the cache keeps, get one.
+    pub of_kept: bool,
+    /// What of the metadata gets one.
+    pub of_metadata: OfMetadata,
+}
+
+/// What reclaim may append again of the metadata in a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OfMetadata {
+    /// As of other data, and one pass more if no client has read it. It has no minimum, and is not above its maximum.
+    AsUsual,
+    /// All but so many bytes, by which it is above its minimum: those as usual.
+    AllBut(u64),
+    /// Nothing: it is above its maximum.
+    Nothing,
+}
+
+impl OfMetadata {
+    /// Whether a block of metadata stays in any case. If not, it may leave the cache, and is counted.
+    fn keeps_block(&mut self) -> bool {
+        match self {
+            Self::AllBut(above) if *above < CHECKSUM_BLOCK => true,
+            Self::AllBut(above) => {
+                *above -= CHECKSUM_BLOCK;
+                false
+            }
+            Self::AsUsual | Self::Nothing => false,
+        }
+    }
 }
 
 impl LaneState {
@@ -55,8 +83,8 @@ impl LaneState {
         core::hint::black_box(self.index.touch_all(keys));
     }
 
-    /// Adds the whole blocks that the record still holds and that are pinned, and those that were read since it was written, as
-    /// long as `left` suffices, and with them metadata that no client has read. Pinned blocks take from it, too.
+    /// Adds the whole blocks that the record still holds and that are kept, and those that were read since it was written, as
+    /// long as `left` suffices, and with them metadata that no client has read. Kept blocks take from it, too.
     pub(crate) fn add_chances<E: Environment>(
         &self,
         base: &Base<E>,
@@ -65,8 +93,10 @@ impl LaneState {
         may: &mut Chances,
         chances: &mut Vec<Chance>,
     ) {
-        let holds_pinned = may.of_pinned && self.is_pinned(record.range());
-        if !holds_pinned && !may.of_read {
+        let is_metadata = record.class().is_metadata();
+        let holds_pinned = may.of_kept && self.is_pinned(record.range());
+        let may_keep_metadata = may.of_kept && is_metadata;
+        if !holds_pinned && !may_keep_metadata && !may.of_read {
             return;
         }
         for (block, first, end) in blocks(record.range()) {
@@ -75,32 +105,34 @@ impl LaneState {
             if (first, end) != (0, PARTS) || !self.is_current(base, range, location) {
                 continue;
             }
-            let is_pinned = holds_pinned && self.is_pinned(range);
+            let is_kept = (holds_pinned && self.is_pinned(range))
+                || (may_keep_metadata && may.of_metadata.keeps_block());
             let was_read = self.index.was_read(key);
-            let is_worth = was_read || record.class() == RecordClass::Metadata;
+            let is_worth = (was_read || record.class() == RecordClass::Metadata)
+                && !(is_metadata && may.of_metadata == OfMetadata::Nothing);
             let has_chance = may.of_read && may.left >= CHECKSUM_BLOCK && is_worth;
-            if !is_pinned && !has_chance {
+            if !is_kept && !has_chance {
                 continue;
             }
             // Metadata that no client reads stays for one pass more than other data.
             let class = match record.class() {
-                RecordClass::Metadata if !was_read => RecordClass::MetadataAgain,
+                RecordClass::Metadata if !was_read && !is_kept => RecordClass::MetadataAgain,
                 RecordClass::MetadataAgain if was_read => RecordClass::Metadata,
                 class => class,
             };
             may.left = may.left.saturating_sub(CHECKSUM_BLOCK);
             match chances.last_mut() {
                 Some(last)
-                    if is_pinned
-                        && last.is_pinned
+                    if is_kept
+                        && last.is_kept
                         && last.location == location
                         && last.class == class
                         && last.range.end == range.start
-                        && last.range.len() < PINNED_MAX =>
+                        && last.range.len() < KEPT_MAX =>
                 {
                     last.range.end = range.end;
                 }
-                _ => chances.push(Chance { location, record: *record, range, is_pinned, class }),
+                _ => chances.push(Chance { location, record: *record, range, is_kept, class }),
             }
         }
     }

@@ -458,7 +458,12 @@ impl LaneState {
                 let first_sum = [record.first_sum.get()];
                 let known = if record.has_checksums() { &first_sum[..] } else { &[] };
                 let start = self.index.start(base.identity().lanes.key(range.start));
-                self.index_range(base, (start, range), location, record.data_offset.get(), known);
+                let indexed = super::Indexed {
+                    location,
+                    data_offset: record.data_offset.get().into(),
+                    class: record.class(),
+                };
+                self.index_range(base, (start, range), indexed, known);
                 if !self.overlay.is_empty() {
                     self.overlay.heal(range);
                 }

@@ -18,6 +18,7 @@ pub(crate) struct LaneReport {
     pub dirty_records: u64,
     pub records: u64,
     pub index_blocks: u64,
+    pub metadata_bytes: u64,
     pub index_bytes: u64,
     /// Quarantined ranges, at most as many as the caller requested.
     pub quarantined: Vec<ByteRange>,
@@ -39,6 +40,7 @@ impl<E: Environment> Lane<E> {
         let first = state.segments().next().map_or(state.next_sequence, |segment| segment.first_sequence);
         report.records += state.next_sequence.saturating_sub(first);
         report.index_blocks += u64::from(state.index.live());
+        report.metadata_bytes += state.metadata_bytes();
         report.index_bytes += (state.index.bytes() + state.admission.bytes() + state.curve.bytes()) as u64;
         let ranges = state.overlay.damaged().map(|(range, _)| range);
         let room = listed_max - report.quarantined.len();

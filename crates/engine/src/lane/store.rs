@@ -42,6 +42,14 @@ impl From<RecordKind> for Content {
     }
 }
 
+/// What the index takes of a record with data, besides its range.
+pub(super) struct Indexed {
+    pub location: Location,
+    /// Where its data starts, from the base of its segment, in bytes.
+    pub data_offset: u64,
+    pub class: RecordClass,
+}
+
 impl LaneState {
     /// Stores a record with data, durably. The caller has set the lane's touched bit.
     ///
@@ -131,7 +139,7 @@ impl LaneState {
         let mut record = Record::new(kind, range).with_class(class);
         record.data_offset = (data_offset as u32).into();
         let (location, stored) = self.append(base, record, checksums);
-        self.index_range(base, (start, range), location, data_offset as u32, checksums);
+        self.index_range(base, (start, range), Indexed { location, data_offset, class }, checksums);
         if BLOCKS > FEW_BLOCKS {
             self.return_checksums(many);
         }
@@ -152,16 +160,17 @@ impl LaneState {
         Ok((copied.and(stored), location))
     }
 
-    /// Points the index at the record at `location` for the blocks of `range`, whose chunk is at `start`. The record's data starts
-    /// at `data_offset` in its segment; `checksums` are those of its first blocks, as far as they are known.
+    /// Points the index at `record` for the blocks of `range`, whose chunk is at `start`. `checksums` are those of its first
+    /// blocks, as far as they are known.
     pub(super) fn index_range<E: Environment>(
         &mut self,
         base: &Base<E>,
         (start, range): (Start, ByteRange),
-        location: Location,
-        data_offset: u32,
+        record: Indexed,
         checksums: &[u32],
     ) {
+        let Indexed { location, data_offset, class } = record;
+        let (data_offset, is_metadata) = (data_offset as u32, class.is_metadata());
         let whole = ByteRange {
             start: range.start.next_multiple_of(CHECKSUM_BLOCK),
             end: range.end / CHECKSUM_BLOCK * CHECKSUM_BLOCK,
@@ -173,7 +182,13 @@ impl LaneState {
                 let offset = data_offset + (before + number * CHECKSUM_BLOCK) as u32;
                 checksums.get(number as usize).map(|sum| BlockData { offset, sum: *sum })
             });
-            self.index.set_whole(start, base.identity().lanes.key(whole.start), location, blocks);
+            self.index.set_whole(
+                start,
+                base.identity().lanes.key(whole.start),
+                location,
+                is_metadata,
+                blocks,
+            );
         }
         let head = ByteRange { start: range.start, end: whole.start.min(range.end) };
         let tail = ByteRange { start: whole.end.max(head.end), end: range.end };

@@ -7,7 +7,7 @@ use crate::{
     ZeroProgress,
 };
 use alloc::{sync::Arc, task::Wake};
-use cbd_types::{ByteRange, ErrorKind, LaneId};
+use cbd_types::{ByteRange, Class, ErrorKind, LaneId};
 use core::task::Waker;
 
 const BLOCK: u64 = 4096;
@@ -49,7 +49,7 @@ fn a_change_waits_for_a_bypass_that_it_overlaps_and_is_woken_at_its_end() {
     assert!(matches!(rig.cache.zero(block(3), true, &mut progress, &waker), Ok(Admission::Full)));
     assert!(matches!(rig.cache.begin_bypass(block(3), BypassReason::Mode, &waker), Ok(Bypass::Wait)));
     let mut waits = false;
-    rig.cache.write_together(&[(block(3), &data)], &waker, |_, result| {
+    rig.cache.write_together(Class::Unmarked, &[(block(3), &data)], &waker, |_, result| {
         waits = matches!(result, Ok(Admission::Full));
     });
     assert!(waits);
@@ -285,9 +285,14 @@ fn what_was_submitted_before_a_change_of_the_mode_makes_nothing_dirty_behind_it(
     let mut progress = ZeroProgress::default();
     assert!(matches!(rig.cache.zero(block(3), true, &mut progress, &waker), Ok(Admission::Full)));
     let mut waits = 0;
-    rig.cache.write_together(&[(block(3), &data), (block(4), &data)], &waker, |_, result| {
-        waits += u32::from(matches!(result, Ok(Admission::Full)));
-    });
+    rig.cache.write_together(
+        Class::Unmarked,
+        &[(block(3), &data), (block(4), &data)],
+        &waker,
+        |_, result| {
+            waits += u32::from(matches!(result, Ok(Admission::Full)));
+        },
+    );
     assert_eq!(
         (waits, room.rings(), rig.cache.status().dirty_records),
         (2, 4, 0),

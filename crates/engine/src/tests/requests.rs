@@ -4,7 +4,7 @@ use super::Op;
 use super::rig::{Options, Rig, SECTOR};
 use crate::{Admission, ZeroProgress};
 use alloc::{boxed::Box, sync::Arc, vec, vec::Vec};
-use cbd_types::{ByteRange, CHUNK, Error, ErrorKind, LaneId, Result};
+use cbd_types::{ByteRange, CHUNK, Class, Error, ErrorKind, LaneId, Result};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 const BLOCK: u64 = 4096;
@@ -27,7 +27,9 @@ fn together(rig: &Rig, blocks: &[u64]) -> Vec<core::result::Result<bool, ErrorKi
     let data = [7; BLOCK as usize];
     let writes: Vec<_> = blocks.iter().map(|number| (block(*number), &data[..])).collect();
     let mut outcomes = vec![None; blocks.len()];
-    rig.cache.write_together(&writes, &rig.waker, |number, result| outcomes[number] = Some(outcome(result)));
+    rig.cache.write_together(Class::Unmarked, &writes, &rig.waker, |number, result| {
+        outcomes[number] = Some(outcome(result))
+    });
     outcomes.into_iter().map(|outcome| outcome.expect("each has one")).collect()
 }
 
@@ -91,7 +93,7 @@ fn a_cache_that_is_stopped_while_writes_are_done_together_does_no_more_of_them()
     // They are in one lane, so each has a fence of its own.
     let writes = [(block(0), &data[..]), (block(1), &data[..])];
     let mut outcomes = Vec::new();
-    rig.cache.write_together(&writes, &rig.waker, |number, result| {
+    rig.cache.write_together(Class::Unmarked, &writes, &rig.waker, |number, result| {
         rig.cache.stop();
         outcomes.push((number, outcome(result)));
     });
@@ -216,7 +218,7 @@ fn long_writes_and_long_fills_are_cached_as_short_ones_are() {
         // Far from the begin of the device, too.
         for start in [0, 5 * CHUNK].map(|far| far + number as u64 * 16 * BLOCK + SECTOR) {
             let (range, data) = (ByteRange::at(start, length), vec![number as u8 + 1; length as usize]);
-            rig.cache.write_together(&[(range, &data)], &rig.waker, |_, result| {
+            rig.cache.write_together(Class::Unmarked, &[(range, &data)], &rig.waker, |_, result| {
                 assert_eq!(outcome(result), Ok(true));
             });
             assert_eq!(rig.read(range), data);

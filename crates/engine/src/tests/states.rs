@@ -5,7 +5,7 @@ use super::{Op, bell};
 use crate::{Admission, CachedState, LogEntry, Settings, Step};
 use alloc::{vec, vec::Vec};
 use cbd_format::{RecordKind, SegmentHeader, record::bytes_of};
-use cbd_types::{ByteRange, CHUNK, ErrorKind, LaneId, Result, SegmentId};
+use cbd_types::{ByteRange, CHUNK, Class, ErrorKind, LaneId, Result, SegmentId};
 
 const BLOCK: u64 = 4096;
 
@@ -132,7 +132,9 @@ fn a_stopped_cache_refuses_everything_and_marks_its_lanes() {
     let mut results = Vec::new();
     let data = [1; 4096];
     let writes = [(block(0), &data[..]), (block(1), &data[..])];
-    rig.cache.write_together(&writes, &rig.waker, |number, result| results.push((number, kind(result))));
+    rig.cache.write_together(Class::Unmarked, &writes, &rig.waker, |number, result| {
+        results.push((number, kind(result)))
+    });
     assert_eq!(results, [(0, stopped), (1, stopped)]);
 }
 
@@ -289,7 +291,7 @@ fn writes_that_come_together_share_a_fence_where_their_lanes_differ() {
     let together = |writes: &[(ByteRange, &[u8])]| {
         rig.transport.region().memory().take_ops();
         let mut done = Vec::new();
-        rig.cache.write_together(writes, &rig.waker, |number, result| {
+        rig.cache.write_together(Class::Unmarked, writes, &rig.waker, |number, result| {
             assert!(matches!(result, Ok(Admission::Done(_))));
             done.push(number);
         });

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     CacheMode, Consistency, Environment, OnWriteError, ReadFill, Readahead, Settings, WhenFull,
-    settings::{PIN_PERCENT_DEFAULT, SEQUENTIAL_READ_CUTOFF},
+    settings::{METADATA_MAX_PERCENT_DEFAULT, PIN_PERCENT_DEFAULT, SEQUENTIAL_READ_CUTOFF},
     slots::InBoth,
 };
 use alloc::{format, string::String, vec::Vec};
@@ -188,6 +188,12 @@ fn write_settings(settings: Settings, row: &mut BackendRow) {
     // As above.
     row.pin_percent = match settings.pin_percent {
         PIN_PERCENT_DEFAULT => 0,
+        percent => u16::from(percent),
+    }
+    .into();
+    row.metadata_min_percent = u16::from(settings.metadata_min_percent).into();
+    row.metadata_max_percent = match settings.metadata_max_percent {
+        METADATA_MAX_PERCENT_DEFAULT => 0,
         percent => u16::from(percent),
     }
     .into();
@@ -398,6 +404,11 @@ pub(super) fn backend_entry(id: u32, row: &BackendRow) -> Result<BackendEntry> {
         pin_percent: match row.pin_percent.get() {
             0 => PIN_PERCENT_DEFAULT,
             value => percent(value.into(), "pin_percent")?,
+        },
+        metadata_min_percent: percent(row.metadata_min_percent.get().into(), "metadata_min_percent")?,
+        metadata_max_percent: match row.metadata_max_percent.get() {
+            0 => METADATA_MAX_PERCENT_DEFAULT,
+            value => percent(value.into(), "metadata_max_percent")?,
         },
     }
     .validated()

@@ -9,9 +9,9 @@ use crate::{Environment, slots::InBoth};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, FieldText, SlotContent,
-    tables::{STATE_ACTIVE, STATE_FREE, decode_text, encode_name},
+    tables::{CLASS_METADATA, STATE_ACTIVE, STATE_FREE, decode_text, encode_name},
 };
-use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, MutationPoint, Name, Result};
+use cbd_types::{BackendId, BlkdevId, Class, Error, ErrorKind, HostId, MutationPoint, Name, Result};
 
 /// The mutation points of storing a blkdev's row durably.
 pub(super) const ROW: InBoth = InBoth {
@@ -44,6 +44,8 @@ pub struct BlkdevEntry {
     pub export: String,
     /// Its own name; none if it has none, or if the field in the table does not hold a valid one.
     pub name: Option<Name>,
+    /// The class of its requests that have none.
+    pub class: Class,
     /// The name of its backend.
     pub backend_name: Option<Name>,
 }
@@ -120,6 +122,8 @@ impl<E: Environment> Transport<E> {
                 host: HostId(row.host.get()),
                 export: decode_text("export", row.export_length, &row.export).unwrap_or_default(),
                 name: name_of(&row.name),
+                // A class of a later version is one that this program cannot use: only speed depends on it.
+                class: if row.class.get() == CLASS_METADATA { Class::Metadata } else { Class::Unmarked },
                 backend_name: tables
                     .backends
                     .get(row.backend.get() as usize)
@@ -133,6 +137,18 @@ impl<E: Environment> Transport<E> {
         let tables = self.tables.lock();
         let rows = (0..).map(BlkdevId).zip(&tables.blkdevs);
         rows.filter(|(_, row)| row.is_lost()).map(|(id, _)| id).collect()
+    }
+
+    /// Stores the class of a blkdev's requests that have none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn set_blkdev_class(&self, id: BlkdevId, class: Class) -> Result<()> {
+        let mut tables = self.tables.lock();
+        let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
+        let class = if class == Class::Metadata { CLASS_METADATA } else { 0 };
+        row.keep_in_both(&self.region, ROW, |row| row.class = class.into())?;
+        self.region.check_stores(MutationPoint::TableStoreCheck)
     }
 
     /// Removes a blkdev.

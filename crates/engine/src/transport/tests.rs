@@ -17,7 +17,7 @@ use crate::tests::{FIRST_RANDOM, Op, Ram, Still, WALL_MS};
 use crate::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};
 use cbd_format::superblock::FEATURE_BYPASS;
 use cbd_format::{Drained, LaneMark, LaneTail, SegmentHeader, StateShape, tables};
-use cbd_types::{BlkdevId, ByteRange, HostId, LaneId};
+use cbd_types::{BlkdevId, ByteRange, Class, HostId, LaneId};
 
 const SEGMENT: u64 = 64 << 10;
 const SIZE: u64 = 40 * SEGMENT;
@@ -193,7 +193,8 @@ fn the_row_of_a_backend_says_all_that_was_asked_for() {
     assert_eq!([row.handlers, row.gc_percent, row.consistency].map(u32::from), [2, 80, 1]);
     assert_eq!([row.dirty_target_percent, row.features, row.cache_mode].map(u32::from), [20, 1, 0]);
     assert_eq!([row.on_write_error, row.write_error_after_s, row.use_state].map(u32::from), [1, 30, 0]);
-    assert_eq!([row.state_segment, row.reserved].map(u32::from), [0, 0]);
+    assert_eq!(row.state_segment.get(), 0);
+    assert_eq!((row.metadata_min_percent.get(), row.metadata_max_percent.get()), (0, 0));
     let numbers = [row.ownership, row.cache_id, row.size, row.writeback_rate, row.created_ms];
     assert_eq!(numbers.map(u64::from), [1, first + 1, 1 << 30, 77, WALL_MS]);
     // Between them a random number is used for the salt of the state segment.
@@ -462,6 +463,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
         host: HostId(0),
         export: "nbd".into(),
         name: None,
+        class: Class::Unmarked,
         backend_name: None,
     };
     assert_eq!(transport.blkdevs()[0], entry);
@@ -469,7 +471,7 @@ fn a_blkdev_stands_on_one_backend_which_stays_while_it_does() {
     assert_eq!(kind(transport.remove_blkdev(BlkdevId(0))), Some(ErrorKind::NotFound));
     assert_eq!(transport.create_blkdev(&spec_of(1)).expect("room"), BlkdevId(0));
     let row = *transport.tables.lock().blkdevs[0].content().expect("it is there");
-    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 168]));
+    assert_eq!((row.ownership.get(), row.state.get(), row.reserved), (2, tables::STATE_ACTIVE, [0; 164]));
     assert!(transport.lost_blkdevs().is_empty());
     // A blkdev of a backend that was created again is stale.
     transport.update_backend(BackendId(1), |row| row.uuid = [9; 16]).expect("it is there");

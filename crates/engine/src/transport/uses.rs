@@ -181,6 +181,7 @@ impl<E: Environment> Transport<E> {
             cache.grow(row.size.get());
         }
         self.restore_pins(&tables, id, cache)?;
+        cache.begin_classes();
         cache.count_hits_up_to(self.largest_size(entry, cache))?;
         tables.open.push((id, User::Open(Arc::downgrade(cache))));
         Ok(())

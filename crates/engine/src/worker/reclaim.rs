@@ -6,11 +6,12 @@
 //! - the new tail is durable before the segment returns to the pool, so a reclaimed newer record can never uncover an older one;
 //! - a lane's lock is held for a bounded number of records.
 //!
-//! Pinned blocks are appended again however many a segment has of them, so a single segment may free nothing. Writers go on all
-//! the same: the lane whose log is longest without its pins is chosen, pins are appended again only in a lane that has two
-//! segments more than its pins take, and one pass through its log frees those. The limit of what may be pinned leaves so much in
-//! some lane (`cache::pins`), so a lane without it waits until writeback has made that one clean. If writeback cannot, or an append
-//! finds no space, what is pinned is dropped: only speed depends on it.
+//! Blocks that are kept, pinned ones and metadata of which the cache has no more than its minimum, are appended again however many a
+//! segment has of them, so a single segment may free nothing. Writers go on all the same: the lane whose log is longest without
+//! what is kept is chosen, blocks are kept only in a lane that has two segments more than they take, and one pass through its log
+//! frees those. The limit of what may be kept leaves so much in some lane (`cache::pins`), so a lane without it waits until
+//! writeback has made that one clean. If writeback cannot, or an append finds no space, kept blocks are dropped: only speed
+//! depends on them.
 
 use crate::{
     Cache, Environment,
@@ -108,33 +109,35 @@ impl Reclaim {
     }
 }
 
-/// Chooses the lane with the longest log, its pins left out, among those whose tail segment is clean: it has the oldest data for
-/// its share of the traffic. A lane that is full of pins is chosen only if no lane can free space in another way.
+/// Chooses the lane with the longest log, what is kept left out, among those whose tail segment is clean: it has the oldest data
+/// for its share of the traffic. A lane that is full of kept blocks is chosen only if no lane can free space in another way.
 fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<Victim> {
     let base = cache.base();
     let drained = base.drained_epoch().0;
     // Data copied to the head frees no space: copy less of it while segments are taken faster than they are released.
     let quarters = if base.is_reclaim_at_ease() { 3 } else { 2 };
     let mut best: Option<(u64, LaneId, LogSegment)> = None;
-    let mut full_of_pins: Option<(LaneId, LogSegment)> = None;
+    let of_metadata = cache.reclaim_of_metadata();
+    let mut full_of_kept: Option<(LaneId, LogSegment)> = None;
     // Another lane frees space when it is clean.
     let mut waits_for_writeback = false;
     for (id, lane) in (0..).map(LaneId).zip(cache.lanes()).filter(|(id, _)| !stuck.contains(id)) {
         let state = lane.lock();
-        let (unpinned, is_full) = (state.unpinned_bytes(base), state.is_full_of_pins(base));
+        let is_full = state.is_full_of_kept(base, of_metadata);
+        let to_free = state.bytes_to_free(base, of_metadata);
         match state.reclaimable(drained) {
-            None => waits_for_writeback |= !is_full && unpinned >= 2 * base.blocks_bytes_per_segment(),
-            Some((tail, _)) if is_full => full_of_pins = full_of_pins.or(Some((id, tail))),
-            Some((tail, _)) if best.as_ref().is_none_or(|(longest, ..)| unpinned > *longest) => {
-                best = Some((unpinned, id, tail));
+            None => waits_for_writeback |= !is_full && to_free >= 2 * base.blocks_bytes_per_segment(),
+            Some((tail, _)) if is_full => full_of_kept = full_of_kept.or(Some((id, tail))),
+            Some((tail, _)) if best.as_ref().is_none_or(|(longest, ..)| to_free > *longest) => {
+                best = Some((to_free, id, tail));
             }
             Some(_) => {}
         }
     }
     waits_for_writeback &= cache.can_write_back();
-    let of_pinned = best.is_some();
+    let of_kept = best.is_some();
     let best = best.map(|(_, lane, tail)| (lane, tail));
-    best.or(full_of_pins.filter(|_| !waits_for_writeback)).map(|(lane, segment)| Victim {
+    best.or(full_of_kept.filter(|_| !waits_for_writeback)).map(|(lane, segment)| Victim {
         lane,
         segment,
         records: base.records_of(segment.segment, segment.slots),
@@ -142,7 +145,8 @@ fn choose<E: Environment>(cache: &Cache<E>, stuck: &BTreeSet<LaneId>) -> Option<
         chances: Chances {
             left: (base.shape().data_top() - segment.data_low) / 4 * quarters,
             of_read: true,
-            of_pinned,
+            of_kept,
+            of_metadata,
         },
         has_carried: false,
         needs_mark: false,
@@ -184,12 +188,12 @@ impl Victim {
         }
         if !chances.is_empty() {
             drop(state);
-            // A recently read or pinned block is appended again before its old record is removed: a read always finds it.
+            // A recently read or kept block is appended again before its old record is removed: a read always finds it.
             for chance in &chances {
                 if !self.append_again(cache, chance, scratch) {
-                    // There is less space for blocks that were read than for pinned ones.
+                    // There is less space for blocks that were read than for kept ones.
                     self.chances.left = 0;
-                    if chance.is_pinned {
+                    if chance.is_kept {
                         break;
                     }
                 }
@@ -209,30 +213,30 @@ impl Victim {
         cache.lane(self.lane).lock().take_out_all(&self.segment);
     }
 
-    /// Appends a block or adjacent pinned blocks again. Returns `false` if there is no space.
+    /// Appends a block or adjacent kept blocks again. Returns `false` if there is no space.
     fn append_again<E: Environment>(
         &self,
         cache: &Cache<E>,
         chance: &Chance,
         scratch: &mut AlignedBuffer,
     ) -> bool {
-        let Chance { location, record, range, is_pinned, class } = chance;
+        let Chance { location, record, range, is_kept, class } = chance;
         let base = cache.base();
         scratch.resize(range.len() as usize);
         if base.load_data(*location, record, *range, scratch).is_err() {
-            // The damaged data is clean: the backing device has it. What is pinned is cached again when it is read.
+            // The damaged data is clean: the backing device has it. What is kept is cached again when it is read.
             return true;
         }
         let lane = cache.lane(self.lane);
         let mut state = lane.lock();
         lane.announce(base);
         let content = Content { kind: RecordKind::Fill, class: *class };
-        if *is_pinned {
+        if *is_kept {
             // A write may have replaced some of the blocks while they were copied.
             let mut at = *range;
             while let Some(run) = state.first_current(base, at, *location) {
                 let data = &scratch[(run.start - range.start) as usize..(run.end - range.start) as usize];
-                if !cache.record_clean(&mut state, content, run, data, Requester::Pinned) {
+                if !cache.record_clean(&mut state, content, run, data, Requester::Kept) {
                     return false;
                 }
                 at.start = run.end;

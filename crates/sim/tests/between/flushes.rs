@@ -90,9 +90,11 @@ fn a_flush_waits_for_records_that_are_being_stored() {
             };
             let ((), met) = meet(moment, others, || match what {
                 Stores::Write => assert!(try_write(&rig.cache, 0, 2), "there is space"),
-                Stores::WritesTogether => rig.cache.write_together(&writes, Waker::noop(), |_, done| {
-                    assert!(matches!(done, Ok(Admission::Done(_))));
-                }),
+                Stores::WritesTogether => {
+                    rig.cache.write_together(cbd_types::Class::Unmarked, &writes, Waker::noop(), |_, done| {
+                        assert!(matches!(done, Ok(Admission::Done(_))));
+                    })
+                }
                 Stores::Zeroes => zero(false),
                 Stores::Discard => zero(true),
             });

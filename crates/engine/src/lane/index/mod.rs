@@ -57,7 +57,10 @@ const WAS_READ: u32 = 1 << 30;
 const HAS_DATA: u32 = 1 << 29;
 /// Slot bit of an entry that got a second chance.
 const HAD_CHANCE: u32 = 1 << 28;
-const SLOT: u32 = HAD_CHANCE - 1;
+/// Slot bit of an entry whose block is metadata of a file system.
+const IS_METADATA: u32 = 1 << METADATA_BIT;
+const METADATA_BIT: u32 = 27;
+const SLOT: u32 = IS_METADATA - 1;
 /// Side entries in a slab: a page.
 const SIDE_SLAB: usize = 64;
 
@@ -67,6 +70,8 @@ const NO_DATA: BlockData = BlockData { offset: 0, sum: 0 };
 pub(crate) struct Index {
     table: Tables,
     sides: Sides,
+    /// Blocks that are metadata, each held whole by one record.
+    metadata: u32,
 }
 
 /// The side entries.
@@ -106,6 +111,11 @@ impl Entry {
         Location { segment: self.segment, slot: self.slot & SLOT }
     }
 
+    /// 1 for a block that is metadata and that one record holds whole, else 0.
+    const fn metadata(&self) -> u32 {
+        (self.slot & IS_METADATA) >> METADATA_BIT
+    }
+
     fn note_read(&mut self) {
         if self.slot & WAS_READ == 0 {
             self.slot |= WAS_READ;
@@ -117,7 +127,7 @@ impl Index {
     /// An index that performs best with up to `blocks` blocks. `seed` scatters them; see [`rows::Start::new`].
     pub(crate) fn new(blocks: usize, seed: u32) -> Self {
         let table = Tables::new(blocks, seed).unwrap_or_else(no_memory::<Entry, _>);
-        Self { table, sides: Sides { slabs: Vec::new(), used: 0, free: END } }
+        Self { table, sides: Sides { slabs: Vec::new(), used: 0, free: END }, metadata: 0 }
     }
 
     /// Whether it has, or will have at the end of a resize that is on its way, the size for `blocks` blocks.
@@ -144,12 +154,17 @@ impl Index {
     /// Removes all blocks.
     pub(crate) fn clear(&mut self) {
         self.table.clear();
-        (self.sides.used, self.sides.free) = (0, END);
+        (self.sides.used, self.sides.free, self.metadata) = (0, END, 0);
     }
 
     /// Blocks in the index.
     pub(crate) fn live(&self) -> u32 {
         self.table.live()
+    }
+
+    /// Blocks in the index that are metadata and that one record holds whole.
+    pub(crate) const fn metadata(&self) -> u32 {
+        self.metadata
     }
 
     /// Memory of the index in bytes.
@@ -259,22 +274,30 @@ impl Index {
     }
 
     /// Points the blocks from `key` on, which lie in the chunk at `start`, at `location`. `blocks` has the data of each block, if
-    /// known.
+    /// known. `is_metadata` is what they are from now on.
     #[inline]
     pub(crate) fn set_whole(
         &mut self,
         start: Start,
         key: u32,
         location: Location,
+        is_metadata: bool,
         blocks: impl Iterator<Item = Option<BlockData>>,
     ) {
         debug_assert_eq!(start, self.start(key), "the chunk of the block");
         let entries = blocks.zip(key..).map(|(data, key)| Entry::whole(key, location, data));
+        // No new entry has the bit, so that a former one is told from it.
+        let mark = u32::from(is_metadata) << METADATA_BIT;
         self.table.get_or_insert_all(start, entries, |entry, new| {
-            if entry.is_in_parts() {
-                self.sides.release(entry.segment);
+            if entry.slot & (IN_PARTS | IS_METADATA) != 0 {
+                if entry.is_in_parts() {
+                    self.sides.release(entry.segment);
+                } else {
+                    self.metadata -= 1;
+                }
             }
-            *entry = new;
+            *entry = Entry { slot: new.slot | mark, ..new };
+            self.metadata += mark >> METADATA_BIT;
         });
     }
 
@@ -283,6 +306,7 @@ impl Index {
         let entry = self.table.get_or_insert(Entry::fresh(key));
         if !entry.is_in_parts() {
             let before = if entry.is_fresh() { NONE } else { entry.location() };
+            self.metadata -= entry.metadata();
             entry.segment = self.sides.take(before);
             entry.slot = IN_PARTS;
         }
@@ -296,6 +320,7 @@ impl Index {
         if !entry.is_in_parts() {
             let had_chance = entry.slot & HAD_CHANCE != 0;
             if entry.location() == location {
+                self.metadata -= entry.metadata();
                 self.table.remove(key);
                 return had_chance;
             }
@@ -317,6 +342,7 @@ impl Index {
     pub(crate) fn remove_parts(&mut self, key: u32, first: usize, end: usize) {
         let Some(entry) = self.table.get(key) else { return };
         if !entry.is_in_parts() && end - first == PARTS {
+            self.metadata -= entry.metadata();
             return self.table.remove(key);
         }
         self.set_parts(key, first, end, NONE);

@@ -11,8 +11,40 @@ impl Index {
         location: Location,
         data: impl Iterator<Item = Option<BlockData>>,
     ) {
-        self.set_whole(self.start(key), key, location, data);
+        self.set_whole(self.start(key), key, location, false, data);
     }
+}
+
+#[test]
+fn blocks_of_metadata_are_counted_while_one_record_holds_them() {
+    let mut index = Index::new(64, 7);
+    let blocks = |count| core::iter::repeat_n(None, count);
+    let set = |index: &mut Index, key, is_metadata, count| {
+        index.set_whole(index.start(key), key, at(1, key), is_metadata, blocks(count));
+    };
+    set(&mut index, 0, true, 6);
+    assert_eq!((index.metadata(), index.live()), (6, 6));
+    set(&mut index, 0, true, 1);
+    set(&mut index, 8, false, 2);
+    assert_eq!(index.metadata(), 6, "written again; other data");
+    set(&mut index, 0, false, 1);
+    assert_eq!(index.metadata(), 5, "other data in its place");
+    index.set_parts(1, 0, 1, at(2, 0));
+    assert_eq!(index.metadata(), 4, "in parts");
+    index.remove_parts(2, 0, PARTS);
+    index.remove_at(3, at(1, 0));
+    assert!(!index.remove_at(4, at(9, 9)));
+    assert_eq!(index.metadata(), 2);
+    index.note_chance(4);
+    index.note_read(4);
+    assert_eq!(index.get(4), Some(Found::Whole(at(1, 0))), "the bits are apart");
+    set(&mut index, 1, true, 1);
+    assert_eq!(index.metadata(), 3, "whole again");
+    index.remove_segment(1);
+    assert_eq!((index.metadata(), index.live()), (0, 0));
+    set(&mut index, 5, true, 1);
+    index.clear();
+    assert_eq!(index.metadata(), 0);
 }
 
 fn at(segment: u32, slot: u32) -> Location {

@@ -23,7 +23,9 @@ fn settings_and_path_are_kept_in_both_slots_for_the_next_process() {
         congestion_write_us: 3,
         read_latency_target_us: 4,
         writeback_paused_until_ms: 6,
-        pin_percent: 60,
+        pin_percent: 40,
+        metadata_min_percent: 20,
+        metadata_max_percent: 90,
     };
     transport.require_feature(FEATURE_BYPASS).expect("no store fails");
     ops(&transport);

@@ -170,6 +170,31 @@ fn metadata_does_not_go_past_the_cache_by_choice() {
     assert_eq!((filled, rig.past(BypassReason::Congested)), (3 * BLOCK, 0));
 }
 
+#[test]
+fn requests_without_a_class_have_that_of_the_blkdev() {
+    let mut rig = rig_set(|settings| settings.sequential_write_cutoff = BLOCK);
+    rig.queue.device.set_class(Class::Metadata);
+    let data = vec![1; BLOCK as usize];
+    for block in 0..6 {
+        rig.submit(write(block, block * BLOCK, BLOCK, 1));
+        rig.plug(write(8 + block, (8 + block) * BLOCK, BLOCK, 1));
+        let range = ByteRange::at((16 + block) * BLOCK, BLOCK);
+        assert!(rig.queue.write_from(block, range, &data, false).is_some());
+    }
+    rig.poll();
+    assert_eq!((rig.asked(), rig.cache.status().metadata_bytes), (vec![], 18 * BLOCK));
+    let mut out = vec![0; BLOCK as usize];
+    rig.submit(read(1, 40 * BLOCK, BLOCK));
+    assert!(rig.queue.read_into(2, ByteRange::at(50 * BLOCK, BLOCK), &mut out).is_none());
+    rig.poll();
+    rig.poll();
+    assert_eq!(rig.cache.status().metadata_bytes, 20 * BLOCK);
+    rig.queue.device.set_class(Class::Unmarked);
+    rig.submit(write(1, 4 * BLOCK, BLOCK, 1));
+    rig.poll();
+    assert_eq!(rig.cache.status().metadata_bytes, 19 * BLOCK, "other data in the place of metadata");
+}
+
 /// Fills the cache with clean data, and then the room that is left with dirty data of the open epoch.
 fn full_rig() -> (Rig, u64) {
     let mut rig = rig_set(|settings| settings.when_full = WhenFull::Around);
