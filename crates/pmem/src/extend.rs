@@ -9,7 +9,8 @@ use crate::errors::from_io;
 use crate::file::{self, Locked};
 use crate::identity::HUGETLBFS;
 use crate::memory::Memory;
-use crate::open::{address_space, allocate, device_length, refuse};
+use crate::open::{address_space, device_length, refuse};
+use crate::space::Space;
 use cbd_holder::Change;
 use cbd_types::{Error, ErrorKind, Result, Size};
 use std::fs::Metadata;
@@ -98,7 +99,7 @@ pub(crate) fn extend(file: &Locked, memory: &Memory, path: &Path, size: u64) -> 
     let is_file = looked.is_file();
     if is_file {
         let free = file::file_system(file).ok().and_then(|system| system.free);
-        allocate(path, file, &looked, size, free)?;
+        Space { path, file, looked: &looked, free }.allocate(size)?;
     }
     let restore = || {
         if is_file && looked.len() < size {
