@@ -51,8 +51,8 @@ impl Space<'_> {
         self.allocate_now(length)
     }
 
-    /// Allocates the first `length` bytes, or only those that are needed if the file system lacks space for the others: somebody made
-    /// the file larger. Returns how many bytes are allocated, and a warning if these are not all.
+    /// Allocates the first `length` bytes, or only those that are needed if the file system lacks space for the others, by which the user
+    /// made the file larger. Returns how many bytes are allocated, and a warning if these are not all.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
