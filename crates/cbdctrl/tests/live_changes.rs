@@ -330,6 +330,53 @@ fn a_daemon_that_is_killed_while_a_region_grows_has_grown_it_or_not_and_lost_not
         176 * MIB,
         "it was not extended"
     );
+    // What cannot be used is neither shown as used nor recommended.
+    extend(&fixture.region(), 256 * MIB);
+    fixture.kill();
+    let checked = fixture.run(&["check", &fixture.region()]);
+    assert!(
+        checked.stdout.contains("cut the file back to") && !checked.stdout.contains("tp-grow"),
+        "{checked:?}"
+    );
+    fixture.start();
+    assert_eq!(fixture.json(&["status", "--json"])["transports"][0]["size"].as_u64(), Some(176 * MIB));
+    assert!(!fixture.ok(&["status"]).contains("tp-grow"));
+}
+
+#[test]
+fn a_file_that_was_made_larger_than_its_file_system_has_space_does_not_keep_the_next_daemon_from_serving() {
+    let (mut fixture, _) = uncached();
+    let mut random = Random(seed());
+    let mut writers: Vec<Versions> = (0..WRITERS).map(Versions::new).collect();
+    let size = 96 * MIB + 12 * 4096;
+    fixture.ok(&["tp-grow", "-s", &size.to_string()]);
+    let exact = format!("to {} KiB", size >> 10);
+    assert!(fixture.log().contains(&exact), "the superblocks can be made again with the sizes in the log");
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "80M"]);
+    beside_writers(&fixture, &mut writers, &mut random, |done| {
+        until("requests", || done.load(Ordering::SeqCst) > 1000);
+        extend(&fixture.region(), 15 << 40);
+        true
+    });
+    let ran = fixture.run(&["tp-grow"]);
+    assert!(ran.code == 1, "{ran:?}");
+    fixture.kill();
+    fixture.start();
+    let shown = |fixture: &Fixture| fixture.json(&["status", "--json"])["transports"][0]["size"].as_u64();
+    assert_eq!(shown(&fixture), Some(size));
+    let status = fixture.ok(&["status"]);
+    assert!(status.contains("only its first") && status.contains(&size.to_string()), "{status}");
+    extend(&fixture.region(), 128 * MIB);
+    fixture.ok(&["tp-grow"]);
+    let status = fixture.ok(&["status"]);
+    assert!(shown(&fixture) == Some(128 * MIB) && !status.contains("only its first"), "{status}");
+    fixture.kill();
+    check_region(&fixture);
+    fixture.start();
+    let mut client = fixture.client();
+    for writer in &mut writers {
+        writer.check(&mut |at, block| client.read(at, block).expect("it can be read"));
+    }
 }
 
 #[test]

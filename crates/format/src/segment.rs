@@ -71,6 +71,12 @@ impl Unverified<SegmentHeader> {
         self.claim(|header| header.generation.get())
     }
 
+    /// Whether it has the magic number of a header, valid or not.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.claim(|header| [LOG_MAGIC, STATE_MAGIC].contains(&header.magic.get()))
+    }
+
     /// The header, if it belongs to `segment` and to the cache `cache_id` with `lanes` lanes.
     #[must_use]
     pub fn verify(&self, segment: SegmentId, cache_id: u64, lanes: u32) -> Option<SegmentHeader> {

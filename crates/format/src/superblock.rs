@@ -163,8 +163,11 @@ impl Superblock {
     }
 
     /// The layout, if the offsets are those that follow from the sizes. Not inlined: its layouts would be in the frame of its caller.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] for impossible geometry.
     #[inline(never)]
-    fn checked_layout(&self) -> Result<Layout> {
+    pub fn checked_layout(&self) -> Result<Layout> {
         let damaged = |text: String| Error::new(ErrorKind::Damaged, text);
         let layout = self
             .layout_of_sizes()

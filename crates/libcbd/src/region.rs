@@ -13,7 +13,8 @@ use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::disk::{default_handlers, entries, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::region::{
-    Before, REGION_TIMEOUT, check_host_name, open_transport, require_persistent, sync_region_at_end,
+    Before, REGION_TIMEOUT, bytes_used, check_host_name, open_transport, require_persistent,
+    sync_region_at_end,
 };
 use cbd_runtime::{Disk, NewBackend, ProcessEnvironment, RequestedSettings, RunOptions, RunningBackend};
 use cbd_types::{
@@ -137,8 +138,12 @@ impl Region {
     }
 
     fn open_at(path: &str, options: &RegionOptions) -> Result<Self> {
-        let how =
-            OpenOptions { size: options.size, create: options.format.is_some(), ..OpenOptions::default() };
+        let how = OpenOptions {
+            size: options.size,
+            create: options.format.is_some(),
+            needed: bytes_used(Path::new(path)),
+            ..OpenOptions::default()
+        };
         refuse_file_beneath_loop_device(Path::new(path))?;
         let mapping = after_predecessor(REGION_TIMEOUT, || Mapping::open(path, &how))?;
         let info = mapping.info();

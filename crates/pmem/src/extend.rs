@@ -9,7 +9,8 @@ use crate::errors::from_io;
 use crate::file::{self, Locked};
 use crate::identity::HUGETLBFS;
 use crate::memory::Memory;
-use crate::open::{address_space, allocate, device_length, refuse};
+use crate::open::{address_space, device_length, refuse};
+use crate::space::Space;
 use cbd_holder::Change;
 use cbd_types::{Error, ErrorKind, Result, Size};
 use std::fs::Metadata;
@@ -42,7 +43,13 @@ pub(crate) fn size_to_grow_to(
             format!("the region {region} is memory without a file, which does not grow"),
         ));
     };
-    if let Some(change @ Change::Deleted { .. }) = cbd_holder::change::of(file.as_fd(), path, 0) {
+    // A user who made another file of that name larger would learn that it has not become larger.
+    if let Some(
+        change @ (Change::Deleted { .. }
+        | Change::Linked { replaced: true, .. }
+        | Change::Moved { replaced: true, .. }),
+    ) = cbd_holder::change::of(file.as_fd(), path, 0)
+    {
         return Err(refuse(ErrorKind::Media, format!("the region {region} cannot grow: {change}")));
     }
     let (mapped, now) = (memory.len() as u64, size_now(file, path)?);
@@ -92,7 +99,7 @@ pub(crate) fn extend(file: &Locked, memory: &Memory, path: &Path, size: u64) -> 
     let is_file = looked.is_file();
     if is_file {
         let free = file::file_system(file).ok().and_then(|system| system.free);
-        allocate(path, file, &looked, size, free)?;
+        Space { path, file, looked: &looked, free }.allocate(size)?;
     }
     let restore = || {
         if is_file && looked.len() < size {
@@ -250,6 +257,14 @@ mod tests {
         let length = file.as_file().metadata().expect("it is there").len();
         assert_eq!((length, mapping.len()), (8 * MIB, 4 * MIB));
         let path = file.path().to_path_buf();
+        let moved = path.with_extension("moved");
+        std::fs::rename(&path, &moved).expect("moved");
+        assert_eq!(mapping.size_to_grow_to(&path, None).expect("no other file is meant"), 8 * MIB);
+        std::fs::write(&path, [0]).expect("another file");
+        let (kind, text) = refused(&mapping, &file, None);
+        assert_eq!(kind, ErrorKind::Media);
+        assert!(text.contains("cannot grow") && text.contains("names another file now"), "{text}");
+        std::fs::rename(&moved, &path).expect("moved back");
         let kept = file.reopen().expect("opened");
         drop(file);
         let error = mapping.size_to_grow_to(&path, None).expect_err("it was deleted");

@@ -47,6 +47,7 @@ mod reader;
 #[cfg(test)]
 mod recorder;
 mod routines;
+mod space;
 mod sysfs;
 #[cfg(target_arch = "x86_64")]
 mod x86;

@@ -109,6 +109,8 @@ pub struct Mapping {
     durability: Durability,
     file_system: String,
     warnings: Vec<String>,
+    /// The bytes that were mapped where the file system lacked space for more, and why. True until the mapping grows.
+    no_space: Option<(usize, String)>,
     opening: Opening,
     boot: BootId,
     mixes_pages: bool,
@@ -175,6 +177,7 @@ impl Mapping {
 
     fn new(opened: Opened, (methods, figures): Chosen) -> Self {
         Self {
+            no_space: opened.no_space.map(|why| (opened.memory.len(), why)),
             collapses: Mutex::new(match opened.kind {
                 Kind::Tmpfs => vec![Collapse::begin(&opened.memory)],
                 _ => Vec::new(),
@@ -304,6 +307,8 @@ impl Mapping {
             store_ns: self.figures.map(|figures| figures[class].store_ns),
             store_summed_ns: self.figures.map(|figures| figures[class].store_summed_ns),
         });
+        let no_space =
+            self.no_space.iter().filter(|(mapped, _)| *mapped == self.memory.len()).map(|(_, why)| why);
         Info {
             kind: self.kind,
             durability: self.durability,
@@ -312,7 +317,7 @@ impl Mapping {
             methods: methods.collect(),
             flush: available().processor.flush,
             opening: self.opening,
-            warnings: self.warnings.clone(),
+            warnings: self.warnings.iter().chain(no_space).cloned().collect(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! it is mapped, so that no store fails for lack of space in the file system. A region that another daemon holds is not
 //! mapped.
 //!
-//! Elsewhere: the system calls (`file`), the mapping itself (`memory`), copying.
+//! Elsewhere: the system calls (`file`), the space of a file (`space`), the mapping itself (`memory`), copying.
 
 use crate::collapse::collapse_now;
 use crate::errors::from_io;
@@ -14,6 +14,7 @@ use crate::mapping::Kind;
 use crate::memory::{Memory, Sharing};
 use crate::methods::CopyMethod;
 use crate::processor::Flush;
+use crate::space::Space;
 use crate::sysfs::{self, PowerFailure, SYS};
 use cbd_sys::DeviceNumber;
 use cbd_sys::memory::Hint;
@@ -39,6 +40,9 @@ pub struct OpenOptions {
     pub create: bool,
     /// Touch every page now, so that no later store takes a page fault.
     pub populate: bool,
+    /// Bytes that are needed of an existing file, if that is known: where the file system has no space for what is behind them, only
+    /// these are mapped. Not with `create`.
+    pub needed: Option<u64>,
     /// Use this as the boot identifier of the machine, and treat the region as one whose pages a crash of the machine mixes,
     /// whatever stores it: for tests of the behaviour after a reboot. `None`: the kernel's identifier, and the properties of
     /// the file.
@@ -69,6 +73,8 @@ pub(crate) struct Opened {
     pub durability: Durability,
     pub file_system: String,
     pub warnings: Vec<String>,
+    /// Why not all of the file is mapped.
+    pub no_space: Option<String>,
     pub populate: bool,
 }
 
@@ -286,7 +292,12 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         looked.len() / page * page
     };
     check_minimum(path, length)?;
-    allocate(path, &file, &looked, length, system.free)?;
+    let needed = options
+        .needed
+        .filter(|needed| wanted <= *needed && !options.create)
+        .and_then(|needed| needed.checked_next_multiple_of(page));
+    let space = Space { path, file: &file, looked: &looked, free: system.free };
+    let (length, no_space) = space.allocate_or_needed(length, needed)?;
     let mapped = map_file(path, &file, length, page);
     if mapped.is_err() && looked.len() < length {
         let _ = file.set_len(looked.len());
@@ -306,6 +317,7 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
         durability: Durability::ProcessCrash,
         file_system: file_system_name(system.magic),
         warnings: Vec::new(),
+        no_space,
         populate: options.populate,
         file: Some(file),
     };
@@ -332,65 +344,6 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
     }
     opened.advise();
     Ok(opened)
-}
-
-/// Allocates the space of the region; on an error the file is unchanged.
-pub(crate) fn allocate(
-    path: &Path,
-    file: &File,
-    looked: &Metadata,
-    length: u64,
-    free: Option<u64>,
-) -> Result<()> {
-    let region = path.display();
-    let missing = length.saturating_sub(looked.blocks().saturating_mul(512));
-    if missing == 0 && looked.len() >= length {
-        return Ok(());
-    }
-    if let Some(free) = free.filter(|&free| missing > free) {
-        // Refused before the allocation: if the allocation filled up the file system and then failed, it would disturb all
-        // its users.
-        return Err(refuse(
-            ErrorKind::NoSpace,
-            format!(
-                "the region {region} of {} needs {} MiB more, and its file system has {} MiB left",
-                cbd_types::Size(length),
-                missing.div_ceil(1 << 20),
-                free >> 20
-            ),
-        ));
-    }
-    let allocated = match file::allocate(file, length) {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) && looked.len() == 0 => {
-            write_zeroes(file, length)
-        }
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            return Err(refuse(
-                ErrorKind::Unsupported,
-                format!(
-                    "the file system of {region} cannot allocate space for the holes in it; copy it whole first"
-                ),
-            ));
-        }
-        other => other,
-    };
-    allocated.map_err(|error| {
-        let _ = file.set_len(looked.len());
-        from_io(&error, format!("cannot allocate {length} bytes for the region {region}"))
-    })
-}
-
-/// Writes the blocks, for file systems that allocate only written blocks.
-fn write_zeroes(file: &File, length: u64) -> io::Result<()> {
-    use std::os::unix::fs::FileExt;
-    let zeroes = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < length {
-        let piece = zeroes.len().min(usize::try_from(length - at).unwrap_or(zeroes.len()));
-        file.write_all_at(&zeroes[..piece], at)?;
-        at += piece as u64;
-    }
-    Ok(())
 }
 
 /// The mapping, and whether stores reach the medium without a system call.
@@ -451,6 +404,7 @@ fn open_device(
         durability: Durability::ProcessCrash,
         file_system: "devdax".to_owned(),
         warnings: Vec::new(),
+        no_space: None,
         populate: options.populate,
     };
     set_durability(&mut opened, sysfs::power_failure(&directory), flush);
@@ -554,6 +508,7 @@ pub(crate) fn anonymous(size: u64) -> Result<Opened> {
         durability: Durability::ProcessCrash,
         file_system: "tmpfs".to_owned(),
         warnings: Vec::new(),
+        no_space: None,
         populate: false,
     };
     opened.advise();

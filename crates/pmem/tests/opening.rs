@@ -114,6 +114,41 @@ fn a_file_that_cannot_grow_keeps_its_size_and_bytes() {
 }
 
 #[test]
+fn what_is_needed_of_a_file_that_became_too_large_is_mapped_until_it_can_grow() {
+    let directory = directory();
+    let path = directory.path().join("region");
+    let mapping = Mapping::open(&path, &create(MIB)).expect("made");
+    mapping.store(0, b"kept");
+    drop(mapping);
+    let resize = |size| File::options().write(true).open(&path).and_then(|file| file.set_len(size));
+    resize(15 << 40).expect("larger than any file system of a test");
+    assert_eq!(refusal(&path, &existing()).kind(), ErrorKind::NoSpace);
+    let needed = OpenOptions { needed: Some(MIB), ..existing() };
+    for more in [
+        OpenOptions { create: true, ..needed.clone() },
+        OpenOptions { size: Some(2 * MIB), ..needed.clone() },
+        OpenOptions { needed: Some(16 << 40), ..needed.clone() },
+    ] {
+        assert_eq!(refusal(&path, &more).kind(), ErrorKind::NoSpace, "{more:?}");
+    }
+    let mapping = Mapping::open(&path, &needed).expect("opened");
+    assert_eq!(mapping.len(), MIB);
+    assert_eq!(fs::metadata(&path).expect("there").len(), 15 << 40, "it is unchanged");
+    let has_warning =
+        || mapping.info().warnings.iter().any(|warning| warning.contains("only its first 1048576"));
+    assert!(has_warning());
+    resize(2 * MIB).expect("cut back");
+    mapping.grow(&path, 2 * MIB).expect("there is space");
+    assert!(!has_warning());
+    let mut read = [0; 4];
+    mapping.load(0, &mut read).expect("memory does not fail");
+    assert_eq!((mapping.len(), &read), (2 * MIB, b"kept"));
+    drop(mapping);
+    // Where there is space, all of it is mapped.
+    assert_eq!(Mapping::open(&path, &needed).expect("opened").len(), 2 * MIB);
+}
+
+#[test]
 fn a_missing_region_is_refused_without_the_create_option() {
     let directory = directory();
     let path = directory.path().join("region");

@@ -6,14 +6,29 @@
 
 use crate::ProcessEnvironment;
 use cbd_engine::{Environment, FormatOptions, Transport};
+use cbd_format::Superblock;
 use cbd_pmem::{Info, Look, Mapping};
 use cbd_types::{Context, Durability, Error, ErrorKind, Region, Result};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long to wait for a region that a terminating process holds: the kernel releases its locks one after the other.
 pub const REGION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Bytes that the transport in the file at `path` uses, which may have become larger since. `None` for a device, and if the first
+/// superblock does not say it.
+#[must_use]
+pub fn bytes_used(path: &Path) -> Option<u64> {
+    // The open of another object could have effects, or block.
+    let length = path.metadata().ok().filter(std::fs::Metadata::is_file)?.len();
+    let mut bytes = [0; size_of::<Superblock>()];
+    File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0)).ok()?;
+    let (block, _) = *Superblock::decode(&bytes)?.verify(length).ok()?;
+    Some(block.region_size.get())
+}
 
 /// Formats the region at `path` if `format` is given, else opens the transport in it.
 ///

@@ -10,9 +10,9 @@ use super::probe::answers;
 use super::slots::TransportHandle;
 use super::transport::{leave_unlocked, running_mut, unknown};
 use crate::api::{GrowTransport, TransportGrown};
-use crate::size::format_size;
-use cbd_types::{Error, ErrorKind, Result};
+use cbd_types::{Error, ErrorKind, Result, Size};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 impl Manager {
     /// Uses the region of a transport to the present end of its file or device, or extends its file before.
@@ -60,7 +60,8 @@ impl Manager {
             return Ok(grown);
         }
         transport.check_growth(size)?;
-        let (from, to) = (format_size(before.region_size), format_size(size));
+        // Not rounded: whoever has to make the superblocks again needs them.
+        let (from, to) = (Size(before.region_size), Size(size));
         tracing::info!(transport = id, "its region {path} of {from} is being grown to {to}");
         let result = memory.grow(Path::new(path), size).and_then(|()| {
             if self.fixed.memory_locked {
@@ -70,7 +71,7 @@ impl Manager {
         });
         let layout = transport.info().layout;
         if let Err(error) = result {
-            let now = format_size(layout.region_size);
+            let now = Size(layout.region_size);
             tracing::error!(transport = id, "its region {path} of {from} has {now} now: {error}");
             let what = format!("the region {path} of {from} was not grown to {to}; it is used as before");
             return Err(if layout == before { error.while_doing(what) } else { error });
@@ -92,6 +93,7 @@ impl Manager {
         let mut tables = self.tables.lock();
         let Ok(running) = running_mut(&mut tables, handle.id) else { return };
         running.mapping = handle.transport.region().memory().info();
+        running.size_seen.store(running.mapping.size, Ordering::Relaxed);
         for (&id, slot) in &running.backends {
             let is_larger = slot.entry.shared.is_some_and(|bounds| bounds.max > segments_before);
             let Some(cache) = slot.run.as_ref().filter(|_| is_larger).and_then(|run| run.cache()) else {

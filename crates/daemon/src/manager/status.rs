@@ -29,7 +29,7 @@ fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing) -> TransportS
     let Ok(running) = &slot.running else { return TransportStatus { info, size: 0, backends: Vec::new() } };
     let segment_size = info.bytes_per_segment;
     TransportStatus {
-        size: running.mapping.size,
+        size: running.tables_copy.info.layout.region_size,
         backends: running
             .backends
             .iter()

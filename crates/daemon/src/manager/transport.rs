@@ -14,7 +14,9 @@ use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
-use cbd_runtime::region::{REGION_TIMEOUT, require_persistent, sync_region, sync_region_at_end, with_tools};
+use cbd_runtime::region::{
+    REGION_TIMEOUT, bytes_used, require_persistent, sync_region, sync_region_at_end, with_tools,
+};
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -105,7 +107,8 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     fixed.guard.check(Path::new(path), "a region")?;
     refuse_file_beneath_loop_device(Path::new(path))?;
     let only_own = !fixed.config.daemon.allow_shared_regions;
-    let options = OpenOptions { boot: fixed.boot, only_own, ..options.clone() };
+    let needed = bytes_used(Path::new(path));
+    let options = OpenOptions { boot: fixed.boot, only_own, needed, ..options.clone() };
     let mapping = Mapping::open(path, &options).map_err(|error| match error.kind() {
         ErrorKind::Permission if only_own => Error::new(
             ErrorKind::Permission,

@@ -5,7 +5,7 @@
 //! are numbered here and in `superblocks`.
 //!
 //! Invariants: a region grows to the end of its memory, so that its second superblock is found without the first; nothing that was
-//! there moves, and no superblock refers to a segment table that is not blank or written by rows.
+//! there moves, and no superblock refers to a segment table that is not blank or written by rows. The new segments have no headers.
 //!
 //! Elsewhere: making the memory larger (`cbd-pmem`), the offsets of the new space (`cbd-format`), how a cache gets new segments
 //! (`resize`).
@@ -13,8 +13,8 @@
 use super::Transport;
 use crate::{Environment, slots::TwoSlots};
 use alloc::vec;
-use cbd_format::{Layout, PAGE};
-use cbd_types::{Error, ErrorKind, MutationPoint, Result, SegmentId};
+use cbd_format::{Layout, PAGE, SegmentHeader};
+use cbd_types::{Error, ErrorKind, InFlight, MutationPoint, Result, SegmentId};
 
 /// Bytes of the new segment table that are blanked at a time.
 const BLANK: u64 = 64 * PAGE;
@@ -49,7 +49,7 @@ impl<E: Environment> Transport<E> {
         tables.segments.try_reserve_exact(new).map_err(|_| {
             Error::new(ErrorKind::System, "no memory for the rows of the segments that the region gets")
         })?;
-        // 1. A blank segment table.
+        // 1. A blank segment table, and segments without headers.
         self.blank_table(&layout, SegmentId(before.segment_count))?;
         // 2 to 4. The superblocks.
         let grown = tables.superblocks.grow(&self.region, &layout);
@@ -61,7 +61,7 @@ impl<E: Environment> Transport<E> {
         grown.map(|()| layout)
     }
 
-    /// Blanks the segment table of the extent that begins with a segment, durably.
+    /// Blanks the segment table of the extent that begins with a segment, and the headers of its segments, durably.
     #[inline(never)]
     fn blank_table(&self, layout: &Layout, first: SegmentId) -> Result<()> {
         let extent = layout.extent_of(first);
@@ -73,8 +73,37 @@ impl<E: Environment> Transport<E> {
             stored = stored.and(self.region.store(at, &blank[..length as usize]));
             at += length;
         }
+        let mut length = extent.table_length();
+        for id in (extent.first..extent.end()).map(SegmentId) {
+            if let Some(erased) = self.erase_headers(layout, id) {
+                stored = stored.and(erased);
+                length = layout.segment_base(id) + layout.segment_size - extent.segment_table;
+            }
+        }
         self.region.fence(MutationPoint::RegionTableFence, stored);
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
-        self.region.sync(MutationPoint::RegionTableSync, extent.segment_table, extent.table_length())
+        self.region.sync(MutationPoint::RegionTableSync, extent.segment_table, length)
+    }
+
+    /// Erases the headers in a new segment. If the region was restored from a copy of the time before it grew, they are of a later
+    /// state: a cache that gets the segment would take it for the continuation of its log. In flight until the caller fences; `None`
+    /// without a header.
+    #[inline(never)]
+    fn erase_headers(&self, layout: &Layout, segment: SegmentId) -> Option<InFlight> {
+        let base = layout.segment_base(segment);
+        let mut stored = None;
+        for at in [base, base + layout.segment_shape().header_copy()] {
+            let mut bytes = [0; size_of::<SegmentHeader>()];
+            let is_header = self.region.load(at, &mut bytes).is_ok()
+                && SegmentHeader::decode(&bytes).is_some_and(|found| found.is_ours());
+            if is_header {
+                let erased = self.region.store(at, &[0; size_of::<SegmentHeader>()]);
+                stored = Some(match stored {
+                    Some(stored) => erased.and(stored),
+                    None => erased,
+                });
+            }
+        }
+        stored
     }
 }

@@ -30,7 +30,13 @@ impl Checker<'_> {
             offsets[1] = Layout::second_superblock(used);
             read[1] = self.superblock(offsets[1]);
         }
-        self.unused_end(used);
+        let grows = read
+            .iter()
+            .flatten()
+            .next()
+            .and_then(|block| block.checked_layout().ok()?.grown_to(size).ok())
+            .is_some();
+        self.unused_end(used, grows);
         self.report.counted.slots += 2;
         let length = size_of::<Superblock>() as u32;
         if self.newer_superblock(offsets, &read) {
@@ -87,17 +93,19 @@ impl Checker<'_> {
         true
     }
 
-    /// Notes what is behind the end of the transport.
-    fn unused_end(&mut self, used: u64) {
+    /// Notes what is behind the end of the transport, into which it can grow or not.
+    fn unused_end(&mut self, used: u64, grows: bool) {
         let size = self.bytes.len();
         if used < size / cbd_format::PAGE * cbd_format::PAGE {
+            let what =
+                if grows { "cbdctrl tp-grow uses all of it while a daemon serves it; or " } else { "" };
             self.add(
                 Severity::Note,
                 Structure::Superblock,
                 Location::bytes(used, size - used),
                 format!("the region has {size} bytes, its transport uses {used} of them"),
                 "nothing: the rest is not used",
-                format!("cbdctrl tp-grow uses all of it while a daemon serves it; or cut the file back to {used} bytes"),
+                format!("{what}cut the file back to {used} bytes"),
                 None,
             );
         }

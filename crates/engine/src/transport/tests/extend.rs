@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tests::rig::{Options, Rig};
-use cbd_format::superblock::FEATURE_GROWN;
+use cbd_format::{SegmentHeader, superblock::FEATURE_GROWN};
 
 const LARGER: u64 = SIZE + 20 * SEGMENT;
 
@@ -58,6 +58,51 @@ fn a_growth_blanks_its_table_and_stores_the_superblock_behind_it_before_the_firs
     assert!(block(&transport, SIZE - PAGE).is_none(), "the former second copy is erased");
     let next = reopened(&transport).info();
     assert_eq!((next.layout, next.free_segments, next.uuid), (layout, now.free_segments, before.uuid));
+}
+
+#[test]
+fn a_region_that_was_restored_and_grows_again_finds_no_log_of_its_later_state_in_the_new_space() {
+    let rig = Rig::new(Options { segments: 13, ..Options::default() });
+    let fill = |rig: &Rig, value| {
+        let mut at = 0;
+        while rig.cache.dirty_bytes() < rig.cache.capacity() / 2
+            && rig.write(ByteRange::at(at, 16 << 10), value)
+        {
+            at += 16 << 10;
+        }
+    };
+    let grow = |rig: &Rig| {
+        let layout = rig.transport.grow_region().expect("there is room");
+        let free = rig.transport.info().free_segments;
+        rig.transport.grow_cache(rig.backend, &rig.cache, free).expect("they are free");
+        layout
+    };
+    fill(&rig, 1);
+    let before = rig.transport.info().layout.region_size;
+    let larger = before + 20 * SEGMENT;
+    let later = rig.in_memory(rig.memory());
+    later.transport.region.memory().extend(larger, 0);
+    grow(&later);
+    fill(&later, 2);
+    // The state before the growth is put into the larger memory.
+    let mut behind = vec![0; (larger - before) as usize];
+    later.transport.region.load(before, &mut behind).expect("it is readable");
+    rig.transport.region.memory().extend(larger, 0);
+    let _ = rig.transport.region.store(before, &behind);
+    let layout = grow(&rig);
+    let new = layout.extent_of(SegmentId(layout.segment_count - 1));
+    let headers = (new.first..new.end()).flat_map(|id| {
+        let base = layout.segment_base(SegmentId(id));
+        [base, base + layout.segment_shape().header_copy()]
+    });
+    for at in headers {
+        let mut bytes = [0; size_of::<SegmentHeader>()];
+        rig.transport.region.load(at, &mut bytes).expect("it is readable");
+        assert!(SegmentHeader::decode(&bytes).is_some_and(|found| !found.is_ours()), "byte {at}");
+    }
+    let (status, next) = (rig.cache.status(), rig.in_memory(rig.memory()).cache.status());
+    assert_eq!((next.damaged.len(), next.dirty_bytes), (0, status.dirty_bytes));
+    assert_eq!(next.free_segments, status.free_segments);
 }
 
 #[test]
