@@ -111,7 +111,7 @@ fn what_cannot_be_pinned_is_refused_with_the_reason() {
         assert!(refused(&empty, &[]).contains("is empty"));
         assert!(refused(&mounted.path(""), &[]).contains("is no file"));
         assert!(refused(&mounted.path("missing"), &[]).contains("cannot be opened"));
-        // Nobody writes to it: to open it would take forever.
+        // No process writes to it: to open it would take forever.
         let fifo = mounted.path("fifo");
         tool("mkfifo", &[&text_of(&fifo)]);
         assert!(refused(&fifo, &[]).contains("is no file"));
