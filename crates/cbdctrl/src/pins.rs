@@ -12,7 +12,9 @@ use crate::cli::{OfBackend, PinCommand, Pinned};
 use crate::command::Output;
 use crate::progress;
 use crate::table::{Table, fit};
-use cbd_daemon::api::{AddPins, BlkdevInfo, NewPin, PinKind, PinName, PinsInfo, RangeInfo, RemovePins};
+use cbd_daemon::api::{
+    AddPins, BlkdevInfo, NewPin, PinKind, PinName, PinsInfo, RangeInfo, RemovePins, printable,
+};
 use cbd_daemon::client::Client;
 use cbd_daemon::size::format_size;
 use cbd_types::{ByteRange, Error, ErrorKind, Result};
@@ -33,7 +35,8 @@ pub(crate) fn execute(command: PinCommand, client: &Client, output: &Output) -> 
             output.result(&info, "")
         }
         PinCommand::Unpin { of, pinned, all } => {
-            let request = RemovePins { pins: names(&pinned)?, all };
+            let known: PinsInfo = client.get(&path(&of, "pins"))?;
+            let request = RemovePins { pins: names(&pinned, &known)?, all };
             let info: PinsInfo = client.post(&path(&of, "unpin"), &request)?;
             output.result(&info, "")
         }
@@ -43,6 +46,9 @@ pub(crate) fn execute(command: PinCommand, client: &Client, output: &Output) -> 
 fn path(of: &OfBackend, what: &str) -> String {
     format!("/v1/transports/{}/backends/{}/{what}", of.on.transport, of.backend)
 }
+
+/// The most ranges of a command. A list of pins has room for fewer; how many, depends on the cache.
+const RANGES_MAX: usize = 1 << 16;
 
 /// What the user named, with its ranges of the device.
 fn new_pins(client: &Client, of: &OfBackend, pinned: &Pinned) -> Result<Vec<NewPin>> {
@@ -63,6 +69,16 @@ fn new_pins(client: &Client, of: &OfBackend, pinned: &Pinned) -> Result<Vec<NewP
         }
     }
     pins.extend(pinned.range.iter().map(|range| pin(PinKind::Range, name_of(*range), &[*range])));
+    let count: usize = pins.iter().map(|pin| pin.ranges.len()).sum();
+    if count > RANGES_MAX {
+        let most = pins.iter().max_by_key(|pin| pin.ranges.len());
+        let name = most.map(|pin| format!(", {} of them of {}", pin.ranges.len(), printable(&pin.name)));
+        let text = format!(
+            "these are {count} ranges{}, and no cache has room for a list of more than {RANGES_MAX}: pin files with fewer fragments",
+            name.unwrap_or_default()
+        );
+        return Err(Error::new(ErrorKind::NoSpace, text));
+    }
     Ok(pins)
 }
 
@@ -83,12 +99,19 @@ fn devices_of(client: &Client, of: &OfBackend) -> Result<Vec<Device>> {
     Ok(devices)
 }
 
-/// The names of the pins that the user named; a file or a mount point may be gone.
-fn names(pinned: &Pinned) -> Result<Vec<PinName>> {
+/// The names of the pins that the user named. A file or a mount point may be gone, or a link may be where it was: what is pinned by
+/// the path itself comes first.
+fn names(pinned: &Pinned, known: &PinsInfo) -> Result<Vec<PinName>> {
     let mut names = Vec::new();
     for (kind, paths) in [(PinKind::File, &pinned.files), (PinKind::Metadata, &pinned.metadata)] {
         for path in paths {
-            let name = canonical(path).or_else(|_| crate::command::absolute(path))?;
+            let itself = crate::command::absolute(path);
+            let is_pinned =
+                |name: &String| known.pins.iter().any(|pin| pin.kind == kind && pin.name == *name);
+            let name = match itself {
+                Ok(name) if is_pinned(&name) => name,
+                itself => canonical(path).or(itself)?,
+            };
             names.push(PinName { kind, name });
         }
     }
@@ -101,14 +124,18 @@ fn name_of(range: ByteRange) -> String {
     format!("{}+{}", range.start, range.len())
 }
 
+/// The path in an error, which is one line.
+fn shown(path: &Path) -> String {
+    printable(&path.display().to_string())
+}
+
 /// The path without links.
 fn canonical(path: &Path) -> Result<String> {
-    let failed = |error| {
-        Error::new(ErrorKind::NotFound, format!("{} cannot be found", path.display())).caused_by(error)
-    };
+    let failed =
+        |error| Error::new(ErrorKind::NotFound, format!("{} cannot be found", shown(path))).caused_by(error);
     let path = path.canonicalize().map_err(failed)?;
     let malformed =
-        || Error::new(ErrorKind::InvalidArgument, format!("the path {} is not UTF-8", path.display()));
+        || Error::new(ErrorKind::InvalidArgument, format!("the path {} is not UTF-8", shown(&path)));
     path.to_str().map(str::to_owned).ok_or_else(malformed)
 }
 
@@ -130,7 +157,7 @@ fn page(info: &PinsInfo) -> String {
                 format_size(pin.bytes),
                 percent(pin.cached_bytes, pin.bytes),
                 pin.ranges.to_string(),
-                pin.name.clone(),
+                printable(&pin.name),
             ]);
         }
         text.push_str(&table.render(crate::table::terminal_width().unwrap_or(usize::MAX)));
@@ -162,6 +189,7 @@ mod tests {
         info.pins = vec![
             pin(PinKind::File, "/srv/db/index.ibd", 8 << 20, (8 << 20) - 1),
             pin(PinKind::Range, "0+4194304", 4 << 20, 4 << 20),
+            pin(PinKind::File, "/srv/two\nlines\u{1b}[2J", 4096, 0),
         ];
         let text = page(&info);
         assert!(
@@ -169,6 +197,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("100 %"), "{text}");
+        assert!(text.contains("/srv/two\\nlines\\u{1b}[2J\n") && text.lines().count() == 5, "{text}");
         info.lost = true;
         assert!(page(&info).contains("damaged"));
     }

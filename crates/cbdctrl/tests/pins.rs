@@ -111,6 +111,12 @@ fn what_cannot_be_pinned_is_refused_with_the_reason() {
         assert!(refused(&empty, &[]).contains("is empty"));
         assert!(refused(&mounted.path(""), &[]).contains("is no file"));
         assert!(refused(&mounted.path("missing"), &[]).contains("cannot be opened"));
+        // No process writes to it: to open it would take forever.
+        let fifo = mounted.path("fifo");
+        tool("mkfifo", &[&text_of(&fifo)]);
+        assert!(refused(&fifo, &[]).contains("is no file"));
+        assert!(refused(&fifo, &["--metadata"]).contains("is no mount point"));
+        assert!(refused(&mounted.path("no\nfile"), &[]).contains("no\\nfile cannot be opened"));
         // On another device.
         let elsewhere = fixture.path("elsewhere");
         write_file(&elsewhere, 8192, 1);
@@ -141,6 +147,51 @@ fn what_cannot_be_pinned_is_refused_with_the_reason() {
         for arguments in [&["pin", "-b", "0"][..], &["unpin", "-b", "0"], &["pin", "-b", "0", "-l", "x"]] {
             assert_eq!(fixture.run(arguments).code, 2, "{arguments:?}");
         }
+        drop(mounted);
+    });
+}
+
+#[test]
+fn shared_data_of_xfs_is_no_metadata_and_what_a_link_replaced_is_not_pinned_any_more() {
+    let name = "shared_data_of_xfs_is_no_metadata_and_what_a_link_replaced_is_not_pinned_any_more";
+    in_sandbox(name, TIMEOUT, |folder| {
+        let mut fixture = Fixture::under(folder);
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", 512 * MIB);
+        let device = fixture.start_block_device(&disk, "40M");
+        tool("mkfs.xfs", &["-q", "-m", "rmapbt=1,reflink=1", &device]);
+        let mounted = Mounted::new(&device, &fixture.path("mnt"), "rw");
+        let (one, other) = (mounted.path("one"), mounted.path("two\nlines"));
+        write_file(&one, 4 * MIB, 7);
+        tool("cp", &["--reflink=always", &text_of(&one), &text_of(&other)]);
+        tool("sync", &["-f", &text_of(&one)]);
+        fixture.ok(&[
+            "pin",
+            "-b",
+            "0",
+            "--metadata",
+            &text_of(&mounted.path("")),
+            &text_of(&one),
+            &text_of(&other),
+        ]);
+        let metadata = listed(&fixture, "metadata")[0].0;
+        assert!(metadata > 0 && metadata < MIB, "{metadata} bytes, and the files have {}", 4 * MIB);
+        // What both files have counts once.
+        let list = fixture.json(&["pin", "-b", "0", "--list", "--json"]);
+        assert_eq!(list["pinned_bytes"], metadata + 4 * MIB);
+        let text = fixture.ok(&["pin", "-b", "0", "--list"]);
+        assert!(text.contains("two\\nlines\n") && text.lines().count() == 5, "{text}");
+        // The pin has the name of the file that was there, and the link leads to another one.
+        std::fs::remove_file(&one).and_then(|()| std::os::unix::fs::symlink(&other, &one)).expect("a link");
+        fixture.ok(&["unpin", "-b", "0", &text_of(&one)]);
+        assert_eq!(listed(&fixture, "file"), [(4 * MIB, 4 * MIB, text_of(&other))]);
+        drop(mounted);
+        // Without the map of owners the file system does not know.
+        tool("mkfs.xfs", &["-q", "-f", "-m", "rmapbt=0", &device]);
+        let mounted = Mounted::new(&device, &fixture.path("mnt"), "rw");
+        let ran = fixture.run(&["pin", "-b", "0", "--metadata", &text_of(&mounted.path(""))]);
+        assert!(ran.code == 1 && ran.stderr.contains("rmapbt=1"), "{ran:?}");
         drop(mounted);
     });
 }

@@ -14,9 +14,11 @@ use crate::api::{
 use crate::control::{Control, Flow, Report};
 use crate::front_ends::FrontEnds;
 use axum::body::{Body, Bytes};
+use axum::extract::DefaultBodyLimit;
 use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
+use axum::handler::Handler;
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -64,6 +66,10 @@ impl Access {
     }
 }
 
+/// The most bytes of a request for pins: the ranges of the longest list that a cache can have, 1 MiB, in JSON. For other requests it
+/// is 2 MB.
+const PINS_BODY_MAX: usize = 8 << 20;
+
 type Shared = Arc<dyn Control>;
 
 /// Serves requests until `stop` completes and the requests in progress have responses.
@@ -79,6 +85,7 @@ pub async fn serve(
 
 /// The paths. A test compares them with `docs/openapi.yaml`.
 pub fn router(control: Shared, access: Access) -> Router {
+    let add_pins = add_pins.layer(DefaultBodyLimit::max(PINS_BODY_MAX));
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(metrics))

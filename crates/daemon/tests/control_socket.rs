@@ -302,6 +302,22 @@ fn a_malformed_request_is_refused_with_a_reason() {
 }
 
 #[test]
+fn the_ranges_of_the_longest_list_of_pins_fit_into_a_request() {
+    let served = Served::for_this_user();
+    // 1 MiB of ranges of 16 bytes.
+    let range = |number: u64| format!("{{\"start\":{0},\"end\":{0}}}", (1 << 49) + number);
+    let ranges: Vec<String> = (0..1 << 16).map(range).collect();
+    let body =
+        format!("{{\"pins\":[{{\"kind\":\"file\",\"name\":\"x\",\"ranges\":[{}]}}]}}", ranges.join(","));
+    let length = body.len();
+    let head = format!(
+        "POST /v1/transports/0/backends/0/pins HTTP/1.1\r\nhost: cbd\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let answer = served.raw(&(head + &body));
+    assert!(answer.contains("too much"), "{answer}");
+}
+
+#[test]
 fn a_body_that_is_too_long_is_refused_as_too_long() {
     let served = Served::for_this_user();
     let body = format!("{{\"host\": \"{}\"}}", "a".repeat(3 << 20));

@@ -53,6 +53,8 @@ pub enum Structure {
     Tail,
     /// The last position up to which a lane was complete.
     Mark,
+    /// The list of pins of a cache.
+    Pins,
     /// The header of a log segment.
     SegmentHeader,
     /// The chain of a lane's segments.

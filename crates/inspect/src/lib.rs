@@ -20,6 +20,7 @@ pub mod finding;
 pub mod names;
 pub mod open;
 pub mod pcache;
+mod pins;
 pub mod private;
 pub mod repair;
 pub mod report;

@@ -130,7 +130,7 @@ fn records_that_cannot_be_read_are_shown_as_lost() {
 #[test]
 fn an_item_is_one_line_of_text_and_one_json_object() {
     let fixture = used();
-    for what in [What::Superblock, What::Tables, What::Segments, What::Lanes, What::Records] {
+    for what in [What::Superblock, What::Tables, What::Segments, What::Lanes, What::Pins, What::Records] {
         for item in fixture.dump(what, &Filter::default()) {
             assert_eq!(item.to_string().lines().count(), 1);
             let json = serde_json::to_value(&item).expect("JSON");

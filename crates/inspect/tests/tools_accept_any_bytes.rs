@@ -23,7 +23,7 @@ fn run_all_tools(image: Vec<u8>) -> Report {
     let begun = Instant::now();
     let bytes: Arc<dyn Bytes> = Arc::new(image);
     let report = check(Arc::clone(&bytes), DataChecked::All, &mut |_| {});
-    for what in [What::Superblock, What::Tables, What::Segments, What::Lanes, What::Records] {
+    for what in [What::Superblock, What::Tables, What::Segments, What::Lanes, What::Pins, What::Records] {
         let filter = Filter { damaged: what == What::Records, ..Filter::default() };
         let _ = dump(&bytes, what, &filter, &mut |item| {
             assert!(!item.to_string().is_empty());

@@ -15,6 +15,9 @@ const FS_IOC_FIEMAP: Request<[u64]> = Request::new(0xC020_660B);
 /// `_IOWR('X', 59, struct fsmap_head)`: as above.
 const FS_IOC_GETFSMAP: Request<[u64]> = Request::new(0xC0C0_583B);
 
+/// `_IOR('X', 31, struct fsxattr)`: fills 28 bytes, flags first.
+const FS_IOC_FSGETXATTR: Request<[u32; 7]> = Request::new(0x801C_581F);
+
 /// Entries of one request.
 const BATCH: usize = 512;
 /// The most entries of a list.
@@ -87,6 +90,14 @@ pub fn of_file(file: BorrowedFd<'_>) -> io::Result<Vec<FileExtent>> {
     }
 }
 
+/// Whether the extents of a file are on the real-time device of an XFS, and not on the device that is mounted.
+#[must_use]
+pub fn is_of_realtime_device(file: BorrowedFd<'_>) -> bool {
+    const REALTIME: u32 = 1;
+    let mut attributes = [0; 7];
+    call(file, &FS_IOC_FSGETXATTR, &mut attributes).is_ok() && attributes[0] & REALTIME != 0
+}
+
 /// A range of a file system's device, and what owns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OwnedRange {
@@ -107,8 +118,8 @@ impl OwnedRange {
     /// larger tables, and the log, which is only written, do not count.
     #[must_use]
     pub const fn is_metadata(&self) -> bool {
-        // FMR_OF_EXTENT_MAP: blocks of the map of a file's extents; FMR_OF_SPECIAL_OWNER.
-        const EXTENT_MAP: u32 = 0x8;
+        // FMR_OF_EXTENT_MAP: blocks of the map of a file's extents; FMR_OF_SPECIAL_OWNER. 0x8, FMR_OF_SHARED, is data of several files.
+        const EXTENT_MAP: u32 = 0x4;
         const SPECIAL_OWNER: u32 = 0x10;
         // FMR_OWNER(type, code).
         const FREE: u64 = 1;
@@ -199,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn free_space_data_and_the_log_are_no_metadata() {
+    fn free_space_data_also_shared_data_and_the_log_are_no_metadata() {
         let range = |owner, flags| OwnedRange {
             device: DeviceNumber { major: 7, minor: 0 },
             physical: 0,
@@ -213,7 +224,10 @@ mod tests {
             (2, 0x10, false),
             (3, 0x10, true),
             (1234, 0, false),
-            (1234, 0x8, true),
+            (1234, 0x4, true),
+            (1234, 0x6, true),
+            (1234, 0x2, false),
+            (1234, 0x8, false),
             (special('X', 2), 0x10, false),
             (special('X', 1), 0x10, true),
             (special('X', 5), 0x10, true),
@@ -234,6 +248,7 @@ mod tests {
             assert!(extents.iter().map(|extent| extent.length).sum::<u64>() >= 10_000, "{extents:?}");
         }
         let _ = of_file_system(file.as_fd());
+        assert!(!is_of_realtime_device(file.as_fd()));
         let (reader, _writer) = std::io::pipe().unwrap();
         assert!(of_file(reader.as_fd()).is_err() && of_file_system(reader.as_fd()).is_err());
     }

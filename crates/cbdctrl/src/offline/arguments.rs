@@ -26,7 +26,7 @@ pub struct DumpArguments {
     pub region: PathBuf,
     /// Structure to show
     pub what: DumpWhat,
-    /// Only of this backend, by number or name (segments, lanes, records)
+    /// Only of this backend, by number or name (segments, lanes, pins, records)
     #[arg(short, long, value_name = "ID")]
     pub backend: Option<NumberOrName>,
     /// Only of this lane (segments, lanes, records)
@@ -38,7 +38,7 @@ pub struct DumpArguments {
     /// Only records with these sequence numbers, both included; either may be left out
     #[arg(long, value_name = "A..B", value_parser = sequences)]
     pub sequence: Option<RangeInclusive<u64>>,
-    /// Only records that touch this range of the device, e.g. 1G+4K
+    /// Only records, or pins, that touch this range of the device, e.g. 1G+4K
     #[arg(long, value_name = "OFFSET+LENGTH", value_parser = range)]
     pub range: Option<ByteRange>,
     /// Only records of this kind: write, write-zeroes, discard, fill, parked-write, parked-zeroes or
@@ -64,6 +64,8 @@ pub enum DumpWhat {
     Segments,
     /// Drained, tails, marks and chains of segments
     Lanes,
+    /// The pins of the caches, and both copies of their lists
+    Pins,
     /// The records of the logs
     Records,
 }
@@ -75,6 +77,7 @@ impl From<DumpWhat> for What {
             DumpWhat::Tables => Self::Tables,
             DumpWhat::Segments => Self::Segments,
             DumpWhat::Lanes => Self::Lanes,
+            DumpWhat::Pins => Self::Pins,
             DumpWhat::Records => Self::Records,
         }
     }

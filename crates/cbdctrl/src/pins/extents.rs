@@ -4,12 +4,14 @@
 //! refused if they changed meanwhile.
 
 use super::place::{Device, start_of_file_system};
+use super::shown;
 use crate::cli::OfBackend;
 use cbd_sys::DeviceNumber;
 use cbd_sys::extents::{self, FileExtent};
 use cbd_types::{ByteRange, Error, ErrorKind, Result};
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The ranges of `path`, a file on one of `devices`.
@@ -18,25 +20,20 @@ use std::path::Path;
 /// [`ErrorKind::InvalidArgument`] for what is no file, is on another device, is empty, or has bytes without a place of their own;
 /// [`ErrorKind::Busy`] for a file that moves; the system error.
 pub fn of_file(path: &Path, devices: &[Device], of: &OfBackend) -> Result<Vec<ByteRange>> {
-    let failed = |what: &str, error: std::io::Error| {
-        Error::new(ErrorKind::System, format!("{} {what}", path.display())).caused_by(error)
-    };
-    let file = File::open(path).map_err(|error| failed("cannot be opened", error))?;
-    let status = file.metadata().map_err(|error| failed("cannot be examined", error))?;
-    if !status.is_file() {
-        return Err(refused(
-            path,
-            "is no file: name files, or pin the metadata of its file system with --metadata",
-        ));
-    }
+    let no_file =
+        || refused(path, "is no file: name files, or pin the metadata of its file system with --metadata");
+    let (file, status) = opened(path, fs::FileType::is_file, &no_file)?;
     let (start, _) = start_of_file_system(path, &status, devices, &of.backend.to_string())?;
+    if extents::is_of_realtime_device(file.as_fd()) {
+        return Err(refused(path, "is on the real-time device of its file system, which is another one"));
+    }
     let look = || extents::of_file(file.as_fd()).map_err(|error| no_answer(path, "where files are", &error));
     let first = look()?;
-    let length = file.metadata().map_err(|error| failed("cannot be examined", error))?.len();
+    let length = file.metadata().map_err(|error| failed(path, "cannot be examined", error))?.len();
     if look()? != first || length != status.len() {
         return Err(Error::new(
             ErrorKind::Busy,
-            format!("{} is being written or moved: pin it when that has ended", path.display()),
+            format!("{} is being written or moved: pin it when that has ended", shown(path)),
         ));
     }
     let ranges = ranges_of(&first, length).map_err(|why| refused(path, &why))?;
@@ -48,11 +45,8 @@ pub fn of_file(path: &Path, devices: &[Device], of: &OfBackend) -> Result<Vec<By
 /// # Errors
 /// As [`of_file`]; [`ErrorKind::Unsupported`] for a file system that does not say where it is.
 pub fn of_metadata(path: &Path, devices: &[Device], of: &OfBackend) -> Result<Vec<ByteRange>> {
-    let failed = |what: &str, error: std::io::Error| {
-        Error::new(ErrorKind::System, format!("{} {what}", path.display())).caused_by(error)
-    };
-    let folder = File::open(path).map_err(|error| failed("cannot be opened", error))?;
-    let status = folder.metadata().map_err(|error| failed("cannot be examined", error))?;
+    let no_folder = || refused(path, "is no mount point");
+    let (folder, status) = opened(path, |kind| kind.is_dir() || kind.is_file(), &no_folder)?;
     let (start, device) = start_of_file_system(path, &status, devices, &of.backend.to_string())?;
     let look = || -> Result<Vec<ByteRange>> {
         let owned = extents::of_file_system(folder.as_fd())
@@ -61,13 +55,37 @@ pub fn of_metadata(path: &Path, devices: &[Device], of: &OfBackend) -> Result<Ve
     };
     let ranges = look()?;
     if look()? != ranges {
-        let text = format!("the metadata of {} changes at the moment: try again", path.display());
+        let text = format!("the metadata of {} changes at the moment: try again", shown(path));
         return Err(Error::new(ErrorKind::Busy, text));
     }
     if ranges.is_empty() {
-        return Err(refused(path, "is on a file system that names no metadata"));
+        return Err(refused(
+            path,
+            "is on a file system that does not name its metadata: XFS does if it was made with -m rmapbt=1; pin a range (--range)",
+        ));
     }
     Ok(moved_by(ranges, start))
+}
+
+/// Opens what `is_wanted`. Nothing else is opened: that of a FIFO would wait for a writer, that of a device could change it.
+fn opened(
+    path: &Path,
+    is_wanted: impl Fn(&fs::FileType) -> bool,
+    unwanted: &dyn Fn() -> Error,
+) -> Result<(File, Metadata)> {
+    let found = fs::metadata(path).map_err(|error| failed(path, "cannot be opened", error))?;
+    if !is_wanted(&found.file_type()) {
+        return Err(unwanted());
+    }
+    // It may have been replaced meanwhile.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+    let file = file.map_err(|error| failed(path, "cannot be opened", error))?;
+    let status = file.metadata().map_err(|error| failed(path, "cannot be examined", error))?;
+    if is_wanted(&status.file_type()) { Ok((file, status)) } else { Err(unwanted()) }
+}
+
+fn failed(path: &Path, what: &str, error: std::io::Error) -> Error {
+    Error::new(ErrorKind::System, format!("{} {what}", shown(path))).caused_by(error)
 }
 
 fn metadata_of(owned: &[extents::OwnedRange], device: DeviceNumber) -> Vec<ByteRange> {
@@ -132,13 +150,13 @@ fn moved_by(ranges: Vec<ByteRange>, start: u64) -> Vec<ByteRange> {
 }
 
 fn refused(path: &Path, why: &str) -> Error {
-    Error::new(ErrorKind::InvalidArgument, format!("{} {why}", path.display()))
+    Error::new(ErrorKind::InvalidArgument, format!("{} {why}", shown(path)))
 }
 
 /// The error of a request that a file system may not know.
 fn no_answer(path: &Path, what: &str, error: &std::io::Error) -> Error {
     let text =
-        format!("the file system of {} does not say {what}: {error}; pin a range (--range)", path.display());
+        format!("the file system of {} does not say {what}: {error}; pin a range (--range)", shown(path));
     Error::new(ErrorKind::Unsupported, text)
 }
 

@@ -42,7 +42,7 @@ pub fn start_of_file_system(
             devices.iter().map(|device| format!("{} ({})", device.path.display(), device.number)).collect();
         let text = format!(
             "{} is on {on}, and not on {}, the block device of backend {backend}, or a partition of it",
-            file.display(),
+            super::shown(file),
             wanted.join(" or ")
         );
         Error::new(ErrorKind::InvalidArgument, text)

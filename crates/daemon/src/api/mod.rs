@@ -22,7 +22,7 @@ pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
-pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins};
+pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
 pub use settings::{Settings, SettingsChange, SettingsChanged};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,

@@ -115,3 +115,24 @@ pub struct PinInfo {
     /// Bytes of them that are in the cache.
     pub cached_bytes: u64,
 }
+
+/// The name of a pin in a text: a character that would end the line or control a terminal is escaped. A file can have any name.
+#[must_use]
+pub fn printable(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for letter in name.chars() {
+        if letter.is_control() { text.extend(letter.escape_default()) } else { text.push(letter) }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn a_name_in_a_text_ends_no_line_and_controls_no_terminal() {
+        assert_eq!(printable("/srv/d\u{fc}nn \"x\""), "/srv/d\u{fc}nn \"x\"");
+        assert_eq!(printable("a\nb\u{1b}[31mc\0\u{9b}"), "a\\nb\\u{1b}[31mc\\u{0}\\u{9b}");
+    }
+}

@@ -7,11 +7,12 @@
 
 use super::Manager;
 use super::slots::TakenSlot;
-use crate::api::{AddPins, PinInfo, PinKind, PinsInfo, RemovePins};
+use crate::api::{AddPins, PinInfo, PinKind, PinsInfo, RemovePins, printable};
 use crate::size::format_size;
 use cbd_engine::{Cache, Pin, Transport};
 use cbd_runtime::{ProcessEnvironment, RunningBackend};
 use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Result};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// The warning of a list of pins that is damaged.
@@ -24,10 +25,10 @@ impl Manager {
     /// The pins of the cache of a backend.
     pub(super) fn pins_of(&self, transport: u32, id: BackendId) -> Result<PinsInfo> {
         let handle = self.handle(transport)?;
-        let cache = {
+        let (cache, shared) = {
             let mut tables = self.tables()?;
             let slot = super::transport::running_mut(&mut tables, transport)?.backend_mut(id)?;
-            slot.run.as_ref().and_then(|run| run.cache())
+            (slot.run.as_ref().and_then(|run| run.cache()), slot.entry.shared)
         };
         let cache = cache.ok_or_else(|| no_cache(id))?;
         let stored = handle.transport.pins(id)?;
@@ -41,7 +42,7 @@ impl Manager {
         Ok(PinsInfo {
             backend_id: id.0,
             pinned_bytes: cache.pinned_bytes(),
-            limit_bytes: cache.pin_limit(),
+            limit_bytes: cache.pin_limit_with(shared),
             lost: stored.are_lost,
             pins: stored.pins.iter().map(pin).collect(),
         })
@@ -54,6 +55,7 @@ impl Manager {
         }
         self.with_running(transport, id, "its pins are being changed", |taken, run| {
             let mut pins = taken.handle.transport.pins(id)?.pins;
+            let mut known = positions(&pins);
             let mut names = Vec::new();
             for new in request.pins {
                 let range = |range: &crate::api::RangeInfo| ByteRange { start: range.start, end: range.end };
@@ -67,9 +69,12 @@ impl Manager {
                     return Err(Error::new(ErrorKind::InvalidArgument, text));
                 }
                 names.push(described(&pin));
-                match pins.iter_mut().find(|known| is_same(known, &pin)) {
+                match known.get(&key(&pin)).and_then(|at: &usize| pins.get_mut(*at)) {
                     Some(known) => *known = pin,
-                    None => pins.push(pin),
+                    None => {
+                        known.insert(key(&pin), pins.len());
+                        pins.push(pin);
+                    }
                 }
             }
             taken.set_pins(run, &pins, &format!("pinned: {}", listed(&names)))
@@ -91,25 +96,29 @@ impl Manager {
             ));
         }
         self.with_running(transport, id, "its pins are being changed", |taken, run| {
-            let mut pins = taken.handle.transport.pins(id)?.pins;
-            let mut names = Vec::new();
+            let pins = taken.handle.transport.pins(id)?.pins;
+            let known = positions(&pins);
+            // A pin that is named twice ends once.
+            let mut ended = BTreeSet::new();
             for name in &request.pins {
-                let kind = name.kind.into();
-                let Some(at) = pins.iter().position(|pin| pin.kind == kind && pin.text == name.name) else {
-                    return Err(unknown(id, name.kind, &name.name, &pins));
+                match known.get(&(name.kind.name(), name.name.clone())) {
+                    Some(at) => ended.insert(*at),
+                    None => return Err(unknown(id, name.kind, &name.name, &pins)),
                 };
-                names.push(described(&pins.remove(at)));
             }
-            if request.all {
-                names.extend(pins.drain(..).map(|pin| described(&pin)));
-            }
-            taken.set_pins(run, &pins, &format!("not pinned any more: {}", listed(&names)))
+            let is_ended = |at: usize| request.all || ended.contains(&at);
+            let (ended, left): (Vec<_>, Vec<_>) =
+                pins.into_iter().enumerate().partition(|(at, _)| is_ended(*at));
+            let left: Vec<Pin> = left.into_iter().map(|(_, pin)| pin).collect();
+            let names: Vec<String> = ended.iter().map(|(_, pin)| described(pin)).collect();
+            taken.set_pins(run, &left, &format!("not pinned any more: {}", listed(&names)))
         })?;
         self.pins_of(transport, id)
     }
 }
 
 impl TakenSlot {
+    /// Makes `pins` the pins, and logs `what`.
     fn set_pins(&mut self, run: &Arc<RunningBackend>, pins: &[Pin], what: &str) -> Result<()> {
         let Self { handle, id, slot, .. } = self;
         let cache: Arc<Cache<ProcessEnvironment>> = run.cache().ok_or_else(|| no_cache(*id))?;
@@ -121,7 +130,7 @@ impl TakenSlot {
             "{}: {what}; {} of at most {} are pinned",
             slot.path,
             format_size(cache.pinned_bytes()),
-            format_size(cache.pin_limit())
+            format_size(cache.pin_limit_with(slot.entry.shared))
         );
         Ok(())
     }
@@ -133,15 +142,22 @@ pub(super) fn lost_pins(transport: &Transport<ProcessEnvironment>, id: BackendId
     stored.are_lost.then(|| LOST.to_owned())
 }
 
-fn is_same(one: &Pin, other: &Pin) -> bool {
-    (one.kind, &one.text) == (other.kind, &other.text)
+/// What no two pins of a cache have in common: the kind and the name.
+fn key(pin: &Pin) -> (&'static str, String) {
+    (pin.kind.name(), pin.text.clone())
+}
+
+/// Where each pin is in the list.
+fn positions(pins: &[Pin]) -> HashMap<(&'static str, String), usize> {
+    pins.iter().map(key).zip(0..).collect()
 }
 
 /// The pin in words.
 fn described(pin: &Pin) -> String {
+    let name = printable(&pin.text);
     match pin.kind {
-        cbd_engine::PinKind::File => pin.text.clone(),
-        kind => format!("{} {}", kind.name(), pin.text),
+        cbd_engine::PinKind::File => name,
+        kind => format!("{} {name}", kind.name()),
     }
 }
 
@@ -165,6 +181,6 @@ fn unknown(id: BackendId, kind: PinKind, name: &str, pins: &[Pin]) -> Error {
     let names: Vec<String> = pins.iter().map(described).collect();
     let known =
         if names.is_empty() { "nothing is pinned".to_owned() } else { format!("pinned: {}", listed(&names)) };
-    let kind = kind.name();
+    let (kind, name) = (kind.name(), printable(name));
     Error::new(ErrorKind::NotFound, format!("backend {id} has no pin of the {kind} {name}; {known}"))
 }

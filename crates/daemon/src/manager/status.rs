@@ -105,7 +105,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 parked_error: status.parked_error.clone(),
                 metadata_bytes: status.metadata_bytes,
                 pinned_bytes: cache.pinned_bytes(),
-                pin_limit_bytes: cache.pin_limit(),
+                pin_limit_bytes: cache.pin_limit_with(slot.entry.shared),
                 index_bytes: status.index_bytes,
                 quarantined_bytes: status.quarantined_bytes,
                 damage_found: status.damage_found,

@@ -103,12 +103,35 @@ fn a_cache_is_not_made_too_small_for_its_pins_and_a_detach_ends_them() {
     }
     daemon.remove_pins(0, 0, &remove("a")).unwrap();
     daemon.resize_cache(0, 0, &size(16 * MIB, Some(32 * MIB)), &mut go_on).unwrap();
-    // The minimum counts now.
+    // The minimum counts now, and so the limit says.
     assert!(daemon.add_pins(0, 0, add(vec![pin("a", &[(0, limit)])])).is_err());
-    daemon.add_pins(0, 0, add(vec![pin("a", &[(0, MIB)])])).unwrap();
+    let least = daemon.pins(0, 0).unwrap().limit_bytes;
+    assert!(least < limit && cache_of(&daemon).pin_limit_bytes == least, "{least} of {limit}");
+    let more = daemon.add_pins(0, 0, add(vec![pin("a", &[(0, least + 1)])]));
+    refused(more, ErrorKind::NoSpace, &format!("({least} bytes)"));
+    daemon.add_pins(0, 0, add(vec![pin("a", &[(0, least)])])).unwrap();
     daemon.detach_cache(0, 0, &DetachCache::default(), &mut go_on).unwrap();
     daemon
         .attach_cache(0, 0, &cbd_daemon::api::AttachCache { cache_size: 24 * MIB, ..Default::default() })
         .unwrap();
     assert_eq!(daemon.pins(0, 0).unwrap().pins, []);
+}
+
+#[test]
+fn a_command_ends_all_pins_that_it_names_or_none_and_an_error_lists_them_on_one_line() {
+    let fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let daemon = fixture.daemon_with_region();
+    daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
+    let ranges = &[(0, 4096)][..];
+    daemon.add_pins(0, 0, add(vec![pin("a", ranges), pin("b\n", ranges), pin("a", ranges)])).unwrap();
+    let names = |names: &[&str]| RemovePins {
+        pins: names.iter().flat_map(|name| remove(name).pins).collect(),
+        all: false,
+    };
+    let text = "of the file \\u{1b}x; pinned: a, b\\n";
+    refused(daemon.remove_pins(0, 0, &names(&["a", "\u{1b}x"])), ErrorKind::NotFound, text);
+    assert_eq!(daemon.pins(0, 0).unwrap().pins.len(), 2);
+    // A name that is there twice, too.
+    assert_eq!(daemon.remove_pins(0, 0, &names(&["a", "b\n", "a"])).unwrap().pins, []);
 }

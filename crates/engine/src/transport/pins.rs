@@ -6,7 +6,7 @@
 //! Elsewhere: the bytes (`cbd-format`), what a pin does and how much may be pinned (`cache::pins`), which ranges a file has (the
 //! tools).
 
-use super::{Tables, Transport, rows::active_row, shared::read_shared};
+use super::{SharedSpace, Tables, Transport, rows::active_row, shared::read_shared};
 use crate::{Cache, Environment, pins::PinnedRanges};
 use alloc::{format, sync::Arc, vec, vec::Vec};
 use cbd_format::{
@@ -20,7 +20,7 @@ use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId, S
 pub struct StoredPins {
     /// The pins, in the order in which they were made.
     pub pins: Vec<Pin>,
-    /// There was a list, and both its copies are damaged.
+    /// There was a list, and neither of its copies can be read.
     pub are_lost: bool,
 }
 
@@ -46,7 +46,7 @@ impl<E: Environment> Transport<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a range beyond the end of the device, a text that is too long, and a backend without a
-    /// cache; [`ErrorKind::NoSpace`] for more than [`Cache::pin_limit`], unless it is not more than is pinned now, and for a list
+    /// cache; [`ErrorKind::NoSpace`] for more than [`Cache::pin_limit_with`], unless it is not more than is pinned now, and for a list
     /// that is too long; [`ErrorKind::Busy`] if the cache is not open; [`ErrorKind::System`] without memory, and system errors of a
     /// sync. The former pins stay then.
     pub fn set_pins(&self, id: BackendId, pins: &[Pin]) -> Result<()> {
@@ -86,7 +86,8 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         if ranges.bytes() > cache.pinned_bytes() {
-            cache.check_pinned(ranges.bytes(), least_segments(row, &cache), cache.settings().pin_percent)?;
+            let segments = least_segments(read_shared(row), &cache);
+            cache.check_pinned(ranges.bytes(), segments, cache.settings().pin_percent)?;
         }
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
         // 2. The copy that is not the newest, durably; then the other one.
@@ -118,7 +119,7 @@ impl<E: Environment> Transport<E> {
         let Some(cache) = tables.open_caches(id).next() else { return Ok(()) };
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         let Some(row) = row.content() else { return Ok(()) };
-        let segments = log_segments.unwrap_or_else(|| least_segments(row, &cache));
+        let segments = log_segments.unwrap_or_else(|| least_segments(read_shared(row), &cache));
         let percent = pin_percent.unwrap_or_else(|| cache.settings().pin_percent);
         let pinned = cache.pinned_bytes();
         if pinned == 0 { Ok(()) } else { cache.check_pinned(pinned, segments, percent) }
@@ -166,8 +167,12 @@ impl<E: Environment> Transport<E> {
             [_, Some(second)] => Some((1, second)),
             _ => None,
         };
-        // A first store that was torn leaves the other copy blank: then nothing is lost.
-        let are_lost = copies.iter().all(|copy| *copy == PinCopy::Damaged);
+        // The first list of a cache is stored into the first copy first: torn, it leaves the second one blank, and nothing is lost.
+        // If the first one is blank, a list was in the second one only if a header says so.
+        let has_header = || self.region.load(places[1], &mut [0; size_of::<PinListHeader>()]).is_ok();
+        let are_lost = newest.is_none()
+            && copies[1] == PinCopy::Damaged
+            && (copies[0] == PinCopy::Damaged || has_header());
         let [first, second] = copies;
         let pins = match newest.map(|(which, _)| if which == 0 { first } else { second }) {
             Some(PinCopy::Valid(_, pins)) => pins,
@@ -188,10 +193,17 @@ impl<E: Environment> Transport<E> {
     }
 }
 
+impl<E: Environment> Cache<E> {
+    /// Bytes that may be pinned in a cache with these bounds, none if it does not share its space: they must fit into its minimum.
+    pub fn pin_limit_with(&self, shared: Option<SharedSpace>) -> u64 {
+        self.pin_limit_of(least_segments(shared, self), self.settings().pin_percent)
+    }
+}
+
 /// The log segments that a cache keeps at least: those of its minimum if it shares its space.
-fn least_segments<E: Environment>(row: &BackendRow, cache: &Cache<E>) -> u32 {
+fn least_segments<E: Environment>(shared: Option<SharedSpace>, cache: &Cache<E>) -> u32 {
     let now = (cache.capacity() / u64::from(cache.segment_bytes())) as u32;
-    read_shared(row).map_or(now, |shared| shared.min.saturating_sub(1).min(now))
+    shared.map_or(now, |shared| shared.min.saturating_sub(1).min(now))
 }
 
 /// The pins with ranges as they are stored: in order, disjoint, in whole checksum blocks.

@@ -8,6 +8,7 @@
 mod chain;
 mod lines;
 mod names;
+mod pins;
 mod slots;
 mod state;
 mod superblocks;
@@ -133,6 +134,7 @@ impl Checker<'_> {
             return summary;
         }
         self.state(subject);
+        self.pins(subject);
         summary.mixed_pages = self.pages(subject);
         match subject.transport.open_cache_if(id, Mixed::Look) {
             Ok(cache) => self.cache(subject, &cache, &mut summary),

@@ -14,6 +14,7 @@ use cbd_types::{LaneId, SegmentId};
 #[derive(Clone, Copy)]
 pub(crate) struct StateLocation {
     base: u64,
+    segment_size: u64,
     shape: StateShape,
 }
 
@@ -24,7 +25,11 @@ impl StateLocation {
             && u64::from(row.lanes.get()) <= layout.segment_size / 64
             && shape.fits(layout.segment_size)
             && row.state_segment.get() < layout.segment_count;
-        possible.then(|| Self { base: layout.segment_base(SegmentId(row.state_segment.get())), shape })
+        possible.then(|| Self {
+            base: layout.segment_base(SegmentId(row.state_segment.get())),
+            segment_size: layout.segment_size,
+            shape,
+        })
     }
 
     pub(crate) const fn lanes(&self) -> u32 {
@@ -45,6 +50,12 @@ impl StateLocation {
 
     pub(crate) const fn mark(&self, lane: LaneId) -> [u64; 2] {
         self.absolute(self.shape.mark(lane))
+    }
+
+    /// The two copies of the list of pins, and the bytes that each may have.
+    pub(crate) fn pins(&self) -> Option<([u64; 2], u64)> {
+        let (at, most) = self.shape.pins(self.segment_size)?;
+        Some((self.absolute(at), most))
     }
 
     const fn absolute(&self, [a, b]: [u64; 2]) -> [u64; 2] {

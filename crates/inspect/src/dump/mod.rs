@@ -6,6 +6,7 @@
 //! Elsewhere: printing (`cbdctrl`).
 
 mod fields;
+mod pins;
 mod records;
 mod structures;
 
@@ -30,6 +31,8 @@ pub enum What {
     Segments,
     /// Drained, tails, marks and the chains of segments.
     Lanes,
+    /// The lists of pins.
+    Pins,
     /// The records of the logs.
     Records,
 }
@@ -75,7 +78,7 @@ pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, sink: &mut Sink
         return Ok(());
     }
     let transport = open_private(bytes)?;
-    if let (What::Lanes | What::Records, Some(id)) = (what, filter.backend)
+    if let (What::Lanes | What::Pins | What::Records, Some(id)) = (what, filter.backend)
         && let Err(error) = transport.backend(BackendId(id))
         && error.kind() == ErrorKind::NotFound
     {
@@ -88,6 +91,7 @@ pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, sink: &mut Sink
         What::Tables => dump.tables(sink),
         What::Segments => dump.segments(sink),
         What::Lanes => dump.lanes(sink),
+        What::Pins => dump.pins(sink),
         What::Records => dump.records(sink)?,
     };
     Ok(())

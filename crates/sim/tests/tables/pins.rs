@@ -129,6 +129,23 @@ fn a_list_of_which_both_copies_are_damaged_is_lost_and_reported() {
 }
 
 #[test]
+fn a_list_whose_first_copy_was_zeroed_and_whose_second_one_is_damaged_is_lost_too() {
+    let memory = pinned(&[7]).0;
+    let pages = pages();
+    let (first, second) = (pages[0], pages[pages.len() / 2]);
+    let mut image = memory.image();
+    image[first as usize..(first + PAGE) as usize].fill(0);
+    let zeroed = CrashMemory::from_image(image);
+    assert_eq!(of(&zeroed), stored(7));
+    zeroed.flip(second + 100, 0);
+    assert_eq!(of(&zeroed), StoredPins { pins: Vec::new(), are_lost: true });
+    // Where no list was, memory that fails takes none.
+    let never = pinned(&[]).0;
+    never.poison(ByteRange::at(second, PAGE));
+    assert_eq!(of(&never), StoredPins::default());
+}
+
+#[test]
 fn a_cache_that_is_attached_again_has_no_pins() {
     let (memory, tables) = pinned(&[7]);
     let cache = tables.open_cache(BACKEND).expect("it opens");
