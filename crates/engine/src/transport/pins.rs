@@ -48,7 +48,7 @@ impl<E: Environment> Transport<E> {
     /// [`ErrorKind::InvalidArgument`] for a range beyond the end of the device, a text that is too long, and a backend without a
     /// cache; [`ErrorKind::NoSpace`] for more than [`Cache::pin_limit_with`], unless it is not more than is pinned now, and for a list
     /// that is too long; [`ErrorKind::Busy`] if the cache is not open; [`ErrorKind::System`] without memory, and system errors of a
-    /// sync. The former pins stay then.
+    /// sync. The former pins stay in force then; after a failed sync, either list is found when the cache is opened again.
     pub fn set_pins(&self, id: BackendId, pins: &[Pin]) -> Result<()> {
         let mut tables = self.tables.lock();
         let Some(cache) = tables.open_caches(id).next() else {
