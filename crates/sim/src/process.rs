@@ -18,7 +18,7 @@ use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
 use cbd_device::{Device, Queue};
 use cbd_engine::{BackgroundWorker, Cache, Settings, Step, Transport};
-use cbd_types::{BackendId, Completion, Region, Request, Result};
+use cbd_types::{BackendId, Class, Completion, Region, Request, Result};
 pub use change::Advanced;
 use change::{Change, Place};
 use std::collections::BTreeMap;
@@ -249,6 +249,11 @@ impl Process {
         let caching = cache.map(|cache| Caching::new(cache, disk, depth));
         let disk = disk.clone();
         Ok(Self { environment, transport, backend, caching, change: None, device, depth, clients, disk })
+    }
+
+    /// Sets the class of requests that have none.
+    pub fn set_class(&self, class: Class) {
+        self.device.set_class(class);
     }
 
     /// The engine's cache, in a process that has one.

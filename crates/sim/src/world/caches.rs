@@ -5,7 +5,7 @@
 use super::World;
 use super::neighbour::Neighbour;
 use crate::process::Advanced;
-use cbd_types::{Epoch, Error, ErrorKind};
+use cbd_types::{Class, Epoch, Error, ErrorKind};
 use std::sync::Arc;
 
 /// Turns out of a thousand in which a change begins or goes on.
@@ -60,6 +60,11 @@ impl World {
         if let Err(error) = grown {
             self.fail(format!("the region does not grow: {error}"));
         }
+    }
+
+    /// Sets the class of requests that have none, until the process ends.
+    pub fn set_class(&mut self, class: Class) {
+        self.process().set_class(class);
     }
 
     fn begin_change(&mut self) {

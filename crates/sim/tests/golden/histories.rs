@@ -3,7 +3,7 @@
 use crate::image::Golden;
 use cbd_engine::{CacheMode, Consistency, OnWriteError};
 use cbd_sim::{Content, Keep, Wish, World, WorldOptions, until_crash};
-use cbd_types::{BootId, ByteRange, CHUNK, Operation, Pmem};
+use cbd_types::{BootId, ByteRange, CHUNK, Class, Operation, Pmem};
 
 const KIB: u64 = 1 << 10;
 
@@ -118,6 +118,20 @@ fn grow(world: &mut World) {
     write(world, 0, 8 * KIB);
 }
 
+/// Metadata of a file system, written and read, some of it replaced by other data and some in parts.
+fn metadata(world: &mut World) {
+    busy(world);
+    world.set_class(Class::Metadata);
+    write(world, 64 * KIB, 32 * KIB);
+    write(world, CHUNK + 16 * KIB, 8 * KIB);
+    ask(world, Operation::Read, CHUNK + 64 * KIB, 16 * KIB, false);
+    flush(world);
+    world.set_class(Class::Unmarked);
+    write(world, 72 * KIB, 8 * KIB);
+    write(world, CHUNK + 16 * KIB, 512);
+    ask(world, Operation::WriteZeroes, 64 * KIB, 4 * KIB, false);
+}
+
 fn restart(world: &mut World) {
     busy(world);
     world.crash();
@@ -213,6 +227,7 @@ pub fn all() -> Vec<History> {
             live: grow,
             hurt: hurt_first_copies,
         },
+        history("metadata", options(21), metadata),
         history("quarantined", options(8), mark_bad),
         history("quarantined-in-part", options(14), damage_in_part),
         History { name: "one-superblock", options: options(9), live: busy, hurt: hurt_first_copies },

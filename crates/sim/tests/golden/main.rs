@@ -112,6 +112,16 @@ fn every_image_opens_and_shows_what_its_clients_wrote() {
     }
 }
 
+#[test]
+fn only_the_image_with_metadata_has_blocks_of_it() {
+    for golden in all() {
+        let found = Opened::new(&golden).process.cache().status().metadata_bytes / 4096;
+        // Of 8, 2 and 4 blocks, 2 have other data, and one is in parts.
+        let expected = if golden.name.ends_with("metadata") { 11 } else { 0 };
+        assert_eq!(found, expected, "{}", golden.name);
+    }
+}
+
 /// Earlier programs did not store the time at which an epoch was closed, but a later time: such a time is ignored.
 #[test]
 fn only_images_with_the_closing_time_of_their_epoch_have_a_recovery_point() {
