@@ -38,19 +38,16 @@ impl<E: Environment> Cache<E> {
     /// What reclaim may append again of the metadata in the next segment.
     pub(crate) fn reclaim_of_metadata(&self) -> OfMetadata {
         let settings = self.settings();
-        if (settings.metadata_min_percent, settings.metadata_max_percent) == (0, METADATA_MAX_PERCENT_DEFAULT)
-        {
-            return OfMetadata::AsUsual;
+        let (min, max) = (settings.metadata_min_percent, settings.metadata_max_percent);
+        if (min, max) == (0, METADATA_MAX_PERCENT_DEFAULT) {
+            return OfMetadata { above: u64::MAX, has_chances: true };
         }
         // The cache may have another size than before.
         self.begin_classes();
         let bytes = self.base().metadata_bytes();
-        if bytes > self.metadata_max() {
-            OfMetadata::Nothing
-        } else if settings.metadata_min_percent > 0 {
-            OfMetadata::AllBut(bytes.saturating_sub(self.metadata_min()))
-        } else {
-            OfMetadata::AsUsual
+        OfMetadata {
+            above: if min == 0 { u64::MAX } else { bytes.saturating_sub(self.metadata_min()) },
+            has_chances: bytes <= self.metadata_max(),
         }
     }
 

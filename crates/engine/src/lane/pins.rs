@@ -44,11 +44,7 @@ impl LaneState {
 
     /// Bytes that one pass of reclaim through the lane appends again in any case.
     fn kept_bytes(&self, of_metadata: OfMetadata) -> u64 {
-        self.pins.bytes
-            + match of_metadata {
-                OfMetadata::AllBut(above) => self.metadata_bytes().saturating_sub(above),
-                OfMetadata::AsUsual | OfMetadata::Nothing => 0,
-            }
+        self.pins.bytes + self.metadata_bytes().saturating_sub(of_metadata.above)
     }
 
     /// Bytes of the lane's sealed segments that are left if all that is kept is in them once: so much, at least, one pass of

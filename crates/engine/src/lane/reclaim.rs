@@ -40,27 +40,23 @@ pub(crate) struct Chances {
 }
 
 /// What reclaim may append again of the metadata in a segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum OfMetadata {
-    /// As of other data, and one pass more if no client has read it. It has no minimum, and is not above its maximum.
-    AsUsual,
-    /// All but so many bytes, by which it is above its minimum: those as usual.
-    AllBut(u64),
-    /// Nothing: it is above its maximum.
-    Nothing,
+#[derive(Clone, Copy)]
+pub(crate) struct OfMetadata {
+    /// Bytes that may leave the cache, which has so much more than its minimum; all without a minimum.
+    pub above: u64,
+    /// Whether those get a chance as other data does, and one pass more if no client has read them: the cache has at most its
+    /// maximum.
+    pub has_chances: bool,
 }
 
 impl OfMetadata {
     /// Whether a block of metadata stays in any case. If not, it may leave the cache, and is counted.
     fn keeps_block(&mut self) -> bool {
-        match self {
-            Self::AllBut(above) if *above < CHECKSUM_BLOCK => true,
-            Self::AllBut(above) => {
-                *above -= CHECKSUM_BLOCK;
-                false
-            }
-            Self::AsUsual | Self::Nothing => false,
+        if self.above < CHECKSUM_BLOCK {
+            return true;
         }
+        self.above -= CHECKSUM_BLOCK;
+        false
     }
 }
 
@@ -109,7 +105,7 @@ impl LaneState {
                 || (may_keep_metadata && may.of_metadata.keeps_block());
             let was_read = self.index.was_read(key);
             let is_worth = (was_read || record.class() == RecordClass::Metadata)
-                && !(is_metadata && may.of_metadata == OfMetadata::Nothing);
+                && (!is_metadata || may.of_metadata.has_chances);
             let has_chance = may.of_read && may.left >= CHECKSUM_BLOCK && is_worth;
             if !is_kept && !has_chance {
                 continue;

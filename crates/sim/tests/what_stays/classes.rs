@@ -26,8 +26,8 @@ fn stir(rig: &mut Rig, block_of: impl Fn(u64) -> u64) -> usize {
     waited
 }
 
-fn keeps_its_minimum(lanes: u32, count: impl Fn(&Rig) -> u64, chunks: impl Fn(u64) -> u64) {
-    let mut rig = Rig::new(lanes, settings(30, 100));
+fn keeps_its_minimum(lanes: u32, max: u8, count: impl Fn(&Rig) -> u64, chunks: impl Fn(u64) -> u64) {
+    let mut rig = Rig::new(lanes, settings(30, max));
     let min = rig.cache.metadata_min() / BLOCK;
     assert!(min * 5 > rig.cache_blocks(), "{min} of {} blocks", rig.cache_blocks());
     let count = count(&rig);
@@ -47,9 +47,11 @@ fn keeps_its_minimum(lanes: u32, count: impl Fn(&Rig) -> u64, chunks: impl Fn(u6
 
 #[test]
 fn metadata_up_to_the_minimum_stays_and_what_is_above_it_leaves() {
-    keeps_its_minimum(1, |rig| rig.cache.metadata_min() / BLOCK - 20, |number| number);
-    keeps_its_minimum(4, |rig| rig.cache.metadata_min() / BLOCK * 2, |number| number);
-    keeps_its_minimum(1, |rig| rig.cache.metadata_min() / BLOCK * 2, |number| number);
+    keeps_its_minimum(1, 100, |rig| rig.cache.metadata_min() / BLOCK - 20, |number| number);
+    keeps_its_minimum(4, 100, |rig| rig.cache.metadata_min() / BLOCK * 2, |number| number);
+    keeps_its_minimum(1, 100, |rig| rig.cache.metadata_min() / BLOCK * 2, |number| number);
+    // What is above the maximum leaves down to the minimum.
+    keeps_its_minimum(2, 30, |rig| rig.cache.metadata_min() / BLOCK * 2, |number| number);
 }
 
 #[test]
