@@ -125,7 +125,7 @@ fn a_bad_name_is_refused_with_the_reason_and_changes_nothing() {
     refused(
         &fixture,
         &["set", "-d", "0", "gc_percent=70"],
-        &["a block device has a name and no other setting"],
+        &["a block device has name and class, and no other setting"],
     );
 }
 
