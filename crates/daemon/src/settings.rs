@@ -114,6 +114,11 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
             "metadata_max_percent" => change.metadata_max_percent.replace(percent(name, value)?).is_some(),
             "pin_percent" => change.pin_percent.replace(percent(name, value)?).is_some(),
             "name" => change.name.replace(value.to_owned()).is_some(),
+            "class" => {
+                return Err(invalid(
+                    "class is a setting of a block device (-d), not of a backend (-b)".to_owned(),
+                ));
+            }
             _ => {
                 return Err(invalid(format!(
                     "there is no setting \"{name}\": there are {}",
@@ -439,6 +444,8 @@ mod tests {
         assert_eq!(parse("name=disk").unwrap().name.as_deref(), Some("disk"));
         assert_eq!(parse("class=metadata").unwrap().class, Some(BlkdevClass::Metadata));
         assert_eq!(parse("class=none").unwrap(), BlkdevChange { name: None, class: Some(BlkdevClass::None) });
+        let of_backend = parse_changes(&["class=metadata".to_owned()]).unwrap_err();
+        assert!(of_backend.line().contains("block device (-d)"), "{of_backend}");
         assert!(parse("class=red").unwrap_err().line().contains("none or metadata"));
         let twice = ["class=none", "class=none"].map(str::to_owned);
         assert!(parse_blkdev_changes(&twice).unwrap_err().line().contains("twice"));

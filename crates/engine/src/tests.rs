@@ -3,6 +3,7 @@
 extern crate std;
 
 mod bypass;
+mod classes;
 mod damaged;
 mod index_size;
 mod log;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SettingsChange {
-    /// 0 to 90.
+    /// Share of used segments in percent above which reclaim runs, 0 to 98.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gc_percent: Option<i64>,
     /// Write order of writeback.

@@ -1,4 +1,5 @@
-//! Names of backends and block devices, and the class of a block device: who has a name, and changes while clients use the device.
+//! Names of backends and block devices, and the class of a block device: who has a name, and changes while clients use the
+//! device.
 //!
 //! Invariants: the row of the region is changed first; a crash before the links are moved leaves links of the former name,
 //! which the next daemon removes before it makes any.

@@ -15,9 +15,10 @@
 //! writeback and reclaim. One segment would do. With two, reclaim of one lane need not wait for the writeback of
 //! another.
 //!
-//! While blocks are kept, pinned ones or metadata with a minimum, clients leave two more segments, for what is appended again ([`Requester::Kept`]), by
-//! the same rule: while the pool is below that, clients and fills use no open segment. These appends leave the reserve, so 1 to 3
-//! hold with them. They go on in a lane only as long as a pass through its log frees more than they take (`worker::reclaim`).
+//! While blocks are kept, pinned ones or metadata with a minimum, clients leave two more segments, for what is appended again
+//! ([`Requester::Kept`]), by the same rule: while the pool is below that, clients and fills use no open segment. These appends
+//! leave the reserve, so 1 to 3 hold with them. They go on in a lane only as long as a pass through its log frees more than
+//! they take (`worker::reclaim`).
 
 use crate::{
     Environment, Mutex,
