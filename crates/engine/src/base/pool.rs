@@ -79,8 +79,9 @@ pub(crate) struct Pool<E: Environment> {
     reserve: u32,
     /// The number of segments that fills and second chances leave beside the reserve.
     spare: u32,
-    /// The number of segments that clients leave to kept blocks beside the reserve. Only speed depends on it.
-    left_for_kept: AtomicU32,
+    /// The number of free segments that clients leave: the reserve, and a few more for kept blocks. Only speed depends on the
+    /// latter.
+    left_by_clients: AtomicU32,
     /// The value of `free.len()`, to read without the lock.
     free_count: SharedU32<E>,
     /// The number of segments that the cache is still to give up.
@@ -108,7 +109,7 @@ impl<E: Environment> Pool<E> {
             owed: SharedU32::new(0),
             reserve: lanes.min(RESERVE_MAX),
             spare: lanes.div_ceil(LANES_PER_SPARE),
-            left_for_kept: AtomicU32::new(0),
+            left_by_clients: AtomicU32::new(lanes.min(RESERVE_MAX)),
             free_count,
             has_waiters: SharedBool::new(false),
             taken: AtomicU64::new(0),
@@ -274,8 +275,9 @@ impl<E: Environment> Pool<E> {
     }
 
     /// Number of free segments that a client leaves: the reserve, and a few more for kept blocks.
+    #[inline]
     pub(crate) fn left_by_clients(&self) -> u32 {
-        self.reserve + self.left_for_kept.load(Ordering::Relaxed)
+        self.left_by_clients.load(Ordering::Relaxed)
     }
 
     /// What [`left_by_clients`](Self::left_by_clients) is while blocks are kept.
@@ -285,8 +287,8 @@ impl<E: Environment> Pool<E> {
 
     /// Reserves segments from clients for kept blocks, or not any more.
     pub(crate) fn reserve_for_kept(&self, is_any_kept: bool) {
-        let kept = if is_any_kept { KEPT_RESERVE } else { 0 };
-        if self.left_for_kept.swap(kept, Ordering::Relaxed) > kept {
+        let left = if is_any_kept { self.reserve_with_kept() } else { self.reserve };
+        if self.left_by_clients.swap(left, Ordering::Relaxed) > left {
             // Those that wait may have what they need.
             self.wake_all();
         }

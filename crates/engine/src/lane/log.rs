@@ -108,12 +108,13 @@ impl LaneState {
     ) -> bool {
         // While the reserve is incomplete, the open segment may have been taken from it. The rest of such a segment is
         // for what the lane must record before it can free a segment, and everything else waits.
-        let left = match requester {
-            Requester::Essential => 0,
-            Requester::Kept | Requester::Frugal => base.pool().reserve(),
-            Requester::Client | Requester::Optional => base.pool().left_by_clients(),
-        };
-        let may_use_open = base.pool().free() >= left;
+        let pool = base.pool();
+        let may_use_open = pool.free() >= pool.left_by_clients()
+            || match requester {
+                Requester::Essential => true,
+                Requester::Kept | Requester::Frugal => pool.free() >= pool.reserve(),
+                Requester::Client | Requester::Optional => false,
+            };
         if let Some(open) = &mut self.open
             && may_use_open
             && base.shape().fits(open.slots, open.data_low, slots, length)

@@ -108,7 +108,9 @@ impl LaneState {
         self.make_room(base, 1 + lines, range.len(), requester, waker)?;
         let keys = base.identity().lanes.keys(range);
         let start = self.index.start(*keys.start());
-        self.index.prefetch::<E>(start, keys.clone());
+        if BLOCKS > FEW_BLOCKS {
+            self.index.prefetch::<E>(start, keys.clone());
+        }
         let data_offset = self.take_data(range.len());
         let segment = self.open.as_ref().ok_or(Lack::Space)?.segment;
         let at = base.segment(segment).base() + data_offset;
@@ -146,18 +148,24 @@ impl LaneState {
         if !self.overlay.is_empty() {
             self.overlay.heal(range);
         }
-        if kind.is_parked() {
-            let sequence = self.next_sequence - 1;
-            self.parked.insert(range, Parked { location, sequence, zeroes: false });
-        } else if !self.parked.is_empty() {
-            self.parked.forget(range);
-        }
+        self.park_or_forget(kind, range, location);
         self.cancel_fills(range);
 
         if kind == RecordKind::Write {
             self.counters.written += range.len();
         }
         Ok((copied.and(stored), location))
+    }
+
+    /// Parks `range` if the record at `location`, the newest one, is parked; otherwise it parks no longer what it replaced.
+    #[inline]
+    fn park_or_forget(&mut self, kind: RecordKind, range: ByteRange, location: Location) {
+        if kind.is_parked() {
+            let sequence = self.next_sequence - 1;
+            self.parked.insert(range, Parked { location, sequence, zeroes: false });
+        } else if !self.parked.is_empty() {
+            self.parked.forget(range);
+        }
     }
 
     /// Points the index at `record` for the blocks of `range`, whose chunk is at `start`. `checksums` are those of its first

@@ -4,7 +4,7 @@ use super::*;
 use crate::tests::{Still, bell};
 
 fn pool(free: u32, reserve: u32) -> Pool<Still> {
-    Pool { reserve, ..of_lanes(free, 0) }
+    Pool { reserve, left_by_clients: AtomicU32::new(reserve), ..of_lanes(free, 0) }
 }
 
 fn of_lanes(free: u32, lanes: u32) -> Pool<Still> {

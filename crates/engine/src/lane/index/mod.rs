@@ -202,16 +202,23 @@ impl Index {
         in_parts: bool,
     ) {
         if in_parts {
-            for key in [*keys.start(), *keys.end()] {
-                match self.table.peek(key) {
-                    Some(entry) if entry.is_in_parts() => {
-                        E::prefetch(core::ptr::from_ref(self.sides.get(entry.segment)).cast());
-                    }
-                    _ => {}
-                }
+            self.prefetch_parts::<E>(start, *keys.start());
+            if keys.start() != keys.end() {
+                self.prefetch_parts::<E>(start, *keys.end());
             }
         }
         self.table.prefetch_further::<E>(start, keys);
+    }
+
+    /// Prefetches the parts of block `key`, in the chunk at `start`, if its entry is in its bucket and in parts.
+    #[inline]
+    fn prefetch_parts<E: Environment>(&self, start: Start, key: u32) {
+        match self.table.peek(start, key) {
+            Some(entry) if entry.is_in_parts() => {
+                E::prefetch(core::ptr::from_ref(self.sides.get(entry.segment)).cast());
+            }
+            _ => {}
+        }
     }
 
     /// Loads the lines that commits of `keys` will touch; see [`Tables::touch_all`].

@@ -190,8 +190,7 @@ impl Tables {
 
     /// See [`Table::peek`].
     #[inline]
-    pub(super) fn peek(&self, key: u32) -> Option<&Entry> {
-        let start = self.start(key);
+    pub(super) fn peek(&self, start: Start, key: u32) -> Option<&Entry> {
         self.of(start).peek(start, key)
     }
 
