@@ -23,6 +23,7 @@ pub mod range;
 pub mod request;
 pub mod size;
 pub mod sort;
+pub mod verify;
 
 pub use backing::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 pub use buffer::{AlignedBuffer, SpareBuffers};
@@ -34,6 +35,7 @@ pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
 pub use request::{Class, Completion, Geometry, Operation, Request};
 pub use size::Size;
+pub use verify::{Finding, Flaw, Verified, Verify, VerifyLevel};
 
 /// The granularity of checksums and of the index: data is verified and looked up in blocks of this many
 /// bytes, aligned on the device.

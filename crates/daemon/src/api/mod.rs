@@ -15,6 +15,7 @@ mod names;
 mod pins;
 mod settings;
 mod status;
+mod verify;
 
 pub use classes::BlkdevClass;
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
@@ -28,6 +29,7 @@ pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,
 };
+pub use verify::{FindingInfo, VerifiedInfo, VerifyLevel, VerifyRange};
 
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
