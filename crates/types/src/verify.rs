@@ -37,8 +37,8 @@ pub struct Verify {
     pub range: ByteRange,
     /// Which copies are looked at.
     pub level: VerifyLevel,
-    /// Whether a copy on the backing device that is lost is mended with the one in the cache. Copies in the cache are
-    /// always mended.
+    /// Whether a copy on the backing device that is lost is repaired from the one in the cache. Copies in the cache are
+    /// always repaired.
     pub repair: bool,
 }
 
@@ -110,9 +110,9 @@ pub struct Finding {
     pub range: ByteRange,
     /// What is wrong with it.
     pub flaw: Flaw,
-    /// Whether it is mended: the copy in the cache is whole again, or the range is dirty again, so that writeback mends the
+    /// Whether it is repaired: the copy in the cache is whole again, or the range is dirty again, so that writeback repairs the
     /// backing device.
-    pub mended: bool,
+    pub repaired: bool,
 }
 
 /// The result of a verification.
@@ -127,6 +127,6 @@ pub struct Verified {
     pub changed_bytes: u64,
     /// What was found, in the order of the ranges.
     pub findings: Vec<Finding>,
-    /// Why a part of the range could not be looked at or mended; the first such error.
+    /// Why a part of the range could not be looked at or repaired; the first such error.
     pub error: Option<Error>,
 }

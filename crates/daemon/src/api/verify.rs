@@ -38,7 +38,7 @@ pub struct VerifyRange {
     /// Which copies are looked at.
     #[serde(default)]
     pub level: VerifyLevel,
-    /// Make clean blocks dirty again whose copy on the backing device is lost, so that writeback mends it.
+    /// Make clean blocks dirty again whose copy on the backing device is lost, so that writeback repairs it.
     #[serde(default)]
     pub repair: bool,
 }
@@ -54,7 +54,7 @@ pub struct FindingInfo {
     /// `backing_differs`, `backing_changed`, `quarantined` or `record_copy`.
     pub flaw: String,
     /// Whether the copy in the cache is whole again, or the range is dirty again.
-    pub mended: bool,
+    pub repaired: bool,
 }
 
 /// The result of a verification.
@@ -70,14 +70,14 @@ pub struct VerifiedInfo {
     pub changed_bytes: u64,
     /// The number of findings. Adjacent blocks with the same flaw are one.
     pub found: u64,
-    /// The part of them that is mended.
-    pub mended: u64,
+    /// The part of them that is repaired.
+    pub repaired: u64,
     /// The first findings, at most 1024.
     pub findings: Vec<FindingInfo>,
     /// How the backing device was asked, and why not better.
     #[serde(default)]
     pub method: String,
-    /// Why a part could not be looked at or mended; the first such error.
+    /// Why a part could not be looked at or repaired; the first such error.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
 }
