@@ -242,6 +242,26 @@ impl SimDisk {
         self.with(|state| state.current.read(at, into));
     }
 
+    /// Changes what the disk has of a range, as a medium does that rots; returns what it had.
+    pub fn scribble(&self, range: ByteRange) -> Vec<u8> {
+        self.with(|state| {
+            let mut former = vec![0; range.len() as usize];
+            state.current.read(range.start, &mut former);
+            let rotten: Vec<u8> = former.iter().map(|byte| byte ^ 0x55).collect();
+            state.current.write(range, Some(&rotten));
+            state.durable.write(range, Some(&rotten));
+            former
+        })
+    }
+
+    /// Sets what the disk has of a range, as another program does that writes to it.
+    pub fn restore(&self, range: ByteRange, bytes: &[u8]) {
+        self.with(|state| {
+            state.current.write(range, Some(bytes));
+            state.durable.write(range, Some(bytes));
+        });
+    }
+
     /// The content that certainly survives a power cut.
     #[must_use]
     pub fn durable(&self) -> DiskImage {

@@ -18,7 +18,7 @@ use crate::environment::SimEnvironment;
 use crate::memory::CrashMemory;
 use cbd_device::{Device, Queue};
 use cbd_engine::{BackgroundWorker, Cache, Settings, Step, Transport};
-use cbd_types::{BackendId, Class, Completion, Region, Request, Result};
+use cbd_types::{BackendId, Class, Completion, Region, Request, Result, Verified, Verify};
 pub use change::Advanced;
 use change::{Change, Place};
 use std::collections::BTreeMap;
@@ -319,6 +319,18 @@ impl Process {
     pub fn submit_at_once(&mut self, client: usize, requests: Vec<Request>, done: &mut Vec<Completion>) {
         act_as(1 + client as u32);
         submit_at_once(&mut self.clients[client].queue, requests, done);
+    }
+
+    /// Client `client` verifies a range.
+    pub fn verify(&mut self, client: usize, verify: Verify) {
+        act_as(1 + client as u32);
+        self.clients[client].queue.verify(0, verify);
+    }
+
+    /// The results of the verifications of `client` that have ended.
+    pub fn take_verified(&mut self, client: usize) -> Vec<Result<Verified>> {
+        let verified = self.clients[client].queue.take_verified();
+        verified.into_iter().map(|(_, result)| result).collect()
     }
 
     /// Client `client` disconnects with its open requests; a new client replaces it.

@@ -15,6 +15,7 @@ mod neighbour;
 mod options;
 mod requests;
 mod sequences;
+mod verify;
 
 use crate::crash::until_crash;
 use crate::disk::{DiskFaults, SimDisk};
@@ -311,6 +312,12 @@ impl World {
         }
         if self.turn_of_caches() {
             return;
+        }
+        if self.options.verifies {
+            self.take_verified();
+            if self.random.chance(60) {
+                return self.verify_some();
+            }
         }
         if self.random.chance(self.options.worker_percent * 10) {
             for _ in 0..self.random.between(1, 4) {

@@ -384,7 +384,7 @@ impl<E: Environment> Cache<E> {
         lane.announce(base);
         let content: Content = RecordKind::Fill.into();
         let content = record.map_or(content, |record| Content { class: record.class(), ..content });
-        let is_recorded = self.record_clean(&mut state, content, part.range, found, Requester::Optional);
+        let is_recorded = self.record_clean(&mut state, content, part.range, found, Requester::Frugal);
         drop(state);
         self.damage_log().count_healed(1);
         if is_recorded { Repair::Done } else { Repair::Full }

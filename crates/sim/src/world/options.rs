@@ -74,6 +74,8 @@ pub struct WorldOptions {
     pub uncached_at_first: bool,
     /// Whether the cache grows and shrinks during the run, and the cache of another backend on the same region too.
     pub varies_size: bool,
+    /// Whether clients verify ranges during the run.
+    pub verifies: bool,
     /// Whether the wall clock is set back and forth.
     pub sets_clock: bool,
     /// Whether the power is cut, too. Without, all crashes are of the process.
@@ -136,6 +138,7 @@ impl WorldOptions {
             varies_route: false,
             uncached_at_first: false,
             varies_size: false,
+            verifies: false,
             sets_clock: false,
             power_cuts: true,
             crash_permille: *random.pick(&[2, 10, 40]),
@@ -203,6 +206,12 @@ pub struct Happened {
     pub shrunk: u64,
     /// Changes of a cache that were given up.
     pub given_up: u64,
+    /// Bytes of copies that verifications looked at.
+    pub verified_bytes: u64,
+    /// Bytes that changed while they were verified.
+    pub changed_bytes: u64,
+    /// Findings of verifications during the run.
+    pub findings: u64,
     /// Rare paths that the engines took, without those of engines that are still running.
     pub rare: RarePaths,
 }
@@ -239,6 +248,9 @@ impl Happened {
             grown: self.grown + other.grown,
             shrunk: self.shrunk + other.shrunk,
             given_up: self.given_up + other.given_up,
+            verified_bytes: self.verified_bytes + other.verified_bytes,
+            changed_bytes: self.changed_bytes + other.changed_bytes,
+            findings: self.findings + other.findings,
             rare: self.rare.and(other.rare),
         }
     }
