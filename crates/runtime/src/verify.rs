@@ -6,7 +6,9 @@
 //! Elsewhere: how a request looks at the copies of its range (`cbd-device`, `cbd-engine`), when and how fast a sweep goes on (the
 //! daemon).
 
-use crate::RunningBackend;
+use crate::{DeviceQueue, RunningBackend};
+use cbd_engine::Environment;
+use cbd_export::RequestQueue;
 use cbd_types::{ByteRange, Error, ErrorKind, Result, Verified, Verify, VerifyLevel};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -41,7 +43,7 @@ impl RunningBackend {
     /// # Errors
     /// If the system refuses a resource of the queue.
     pub fn verifier(&self) -> Result<Box<dyn Verifier>> {
-        Err(Error::new(ErrorKind::Unsupported, "this version cannot verify a backing device"))
+        Ok(Box::new(self.device().device_queue()?))
     }
 
     /// Checks a range that is to be verified.
@@ -52,6 +54,24 @@ impl RunningBackend {
     pub fn check_range(&self, offset: u64, length: Option<u64>) -> Result<ByteRange> {
         let geometry = cbd_export::BlockDevice::geometry(&**self.device());
         range_of(geometry.size, u64::from(geometry.sector), offset, length)
+    }
+}
+
+impl<E: Environment> Verifier for DeviceQueue<E> {
+    fn submit(&mut self, id: u64, request: Verify) {
+        self.verify(id, request);
+    }
+
+    fn take(&mut self) -> Vec<(u64, Result<Verified>)> {
+        self.take_verified()
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        cbd_export::wait_any(&self.wait_descriptors(), Some(timeout)).map(drop)
+    }
+
+    fn give_up(&mut self) {
+        RequestQueue::give_up(self, &mut Vec::new());
     }
 }
 
