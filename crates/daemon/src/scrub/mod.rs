@@ -40,6 +40,8 @@ pub struct Scrub {
     uuid: String,
     file: RecordFile,
     state: Mutex<State>,
+    /// Held while the file is written, so that an older record does not replace a newer one.
+    saving: Mutex<()>,
     /// Notified at each change of the state.
     changed: Condvar,
 }
@@ -90,9 +92,10 @@ pub struct Turn(Arc<Scrub>);
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        self.0.save();
         let mut state = self.0.state.lock();
         (state.has_thread, state.waits_for_load, state.bytes_per_s) = (false, false, 0);
-        self.0.save(&mut state);
+        drop(state);
         self.0.changed.notify_all();
     }
 }
@@ -111,7 +114,7 @@ impl Scrub {
             tracing::warn!(transport = place.0, backend = place.1, "{why}");
         }
         let state = State { record, file_error, ..State::default() };
-        Self { place, uuid, file, state: Mutex::new(state), changed: Condvar::new() }
+        Self { place, uuid, file, state: Mutex::new(state), saving: Mutex::new(()), changed: Condvar::new() }
     }
 
     /// The UUID of its backend.
@@ -120,15 +123,19 @@ impl Scrub {
         &self.uuid
     }
 
-    fn save(&self, state: &mut State) {
-        state.saved = Some(Instant::now());
-        match self.file.write(&state.record) {
-            Ok(()) => {}
-            Err(why) if state.file_error.as_ref() == Some(&why) => {}
-            Err(why) => {
-                tracing::warn!(transport = self.place.0, backend = self.place.1, "{why}");
-                state.file_error = Some(why);
-            }
+    /// Writes the file. Without the lock of the state meanwhile, since a status waits for that.
+    fn save(&self) {
+        let _in_order = self.saving.lock();
+        let record = {
+            let mut state = self.state.lock();
+            state.saved = Some(Instant::now());
+            state.record.clone()
+        };
+        let Err(why) = self.file.write(&record) else { return };
+        let mut state = self.state.lock();
+        if state.file_error.as_ref() != Some(&why) {
+            tracing::warn!(transport = self.place.0, backend = self.place.1, "{why}");
+            state.file_error = Some(why);
         }
     }
 
@@ -220,8 +227,9 @@ impl Scrub {
                 state.retry = None;
             }
         }
-        self.save(&mut state);
+        drop(state);
         self.changed.notify_all();
+        self.save();
         Ok(())
     }
 
@@ -247,10 +255,9 @@ impl Scrub {
 
     /// Changes the settings, which a running pass takes at once.
     pub fn set(&self, change: &SettingsChange) {
-        let mut state = self.state.lock();
-        state.record.settings.apply(change);
-        self.save(&mut state);
+        self.state.lock().record.settings.apply(change);
         self.changed.notify_all();
+        self.save();
     }
 
     /// Begins a pass if the schedule has one for `now`; then takes the turn for a thread, if there is a pass that can go on and no
@@ -265,7 +272,6 @@ impl Scrub {
         if state.record.pass.is_none() && due.is_some_and(|due| due <= now) {
             let pass = Pass { began: now, level: VerifyLevel::Agree, is_scheduled: true, ..Pass::default() };
             self.begin(&mut state, pass);
-            self.save(&mut state);
         }
         if state.retry.is_some_and(|retry| Instant::now() < retry) || !state.may_run(now) {
             return None;

@@ -156,8 +156,10 @@ impl Turn {
             state.bytes_per_s = u64::try_from(per_s).unwrap_or(u64::MAX);
             (pace.bytes, pace.measured) = (0, Instant::now());
         }
-        if state.saved.is_none_or(|saved| saved.elapsed() >= SAVE_INTERVAL) {
-            scrub.save(&mut state);
+        let is_due = state.saved.is_none_or(|saved| saved.elapsed() >= SAVE_INTERVAL);
+        drop(state);
+        if is_due {
+            scrub.save();
         }
         Ok(())
     }
@@ -242,7 +244,6 @@ impl Scrub {
         }
         state.record.last = Some(last);
         state.ended_passes += 1;
-        self.save(state);
         self.changed.notify_all();
     }
 }
