@@ -7,6 +7,7 @@
 //! Elsewhere: checking its identity ([`Identity::check`]), and the operations (the queues).
 
 use crate::claims::Claims;
+use crate::commands::{Commands, Offload};
 use crate::hold::Held;
 use crate::identity::{self, Identity, Kind};
 use crate::job::Target;
@@ -57,6 +58,8 @@ pub struct Options {
     pub direct: Direct,
     /// How operations reach the kernel.
     pub engine: Engine,
+    /// Whether the device verifies and compares in itself.
+    pub offload: Offload,
     /// The required logical sector, which clients use. A file on a file system that now requires larger sectors for
     /// direct I/O goes through the page cache; a block device with larger ones is refused.
     pub sector: Option<u32>,
@@ -178,6 +181,7 @@ impl BackingFile {
             check_file_size_limit(&path, geometry.size)?;
         }
         let (ring, synchronous_reason) = engine(options.engine)?;
+        let commands = commands_of(kind, &opened, options.offload);
         let info = Info {
             path: path.clone(),
             kind,
@@ -199,6 +203,7 @@ impl BackingFile {
             length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
+            commands,
         };
         Ok((Self { target: Arc::new(target), identity, whole: whole.into(), info }, warnings))
     }
@@ -281,6 +286,10 @@ impl Backing for BackingFile {
     fn describe(&self) -> String {
         self.info.to_string()
     }
+
+    fn verify_method(&self) -> String {
+        self.target.commands.describe()
+    }
 }
 
 impl fmt::Display for Info {
@@ -293,6 +302,14 @@ impl fmt::Display for Info {
             out.write_str(", read-only")?;
         }
         out.write_str(")")
+    }
+}
+
+/// The commands by which the open device verifies and compares in itself.
+fn commands_of(kind: Kind, opened: &Opened, offload: Offload) -> Commands {
+    match kind {
+        Kind::Block => Commands::of_block_device(&opened.file, opened.status.special, offload),
+        Kind::File => Commands::none("it is a file"),
     }
 }
 
