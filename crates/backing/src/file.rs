@@ -110,12 +110,36 @@ pub struct Growth {
     pub warnings: Vec<String>,
 }
 
-struct Opened {
-    file: Held,
-    status: Status,
+/// A file or device that was opened a moment ago.
+pub(crate) struct Opened {
+    pub file: Held,
+    pub status: Status,
     direct: bool,
     reason: Option<String>,
     warnings: Vec<String>,
+}
+
+impl Opened {
+    /// Opens a file or device without a lock or a claim on it.
+    pub fn shared(path: &Path, expected: &Status, options: &Options) -> Result<Self> {
+        let what = if expected.is_block() { "the device" } else { "the file system" };
+        let (mut direct, mut reason) = (options.direct != Direct::Never, None);
+        let file = loop {
+            match open_flags(options, if direct { libc::O_DIRECT } else { 0 }).open(path) {
+                Ok(file) => break file,
+                Err(error)
+                    if direct
+                        && options.direct == Direct::Auto
+                        && error.raw_os_error() == Some(libc::EINVAL) =>
+                {
+                    (direct, reason) = (false, Some(format!("{what} refuses direct I/O")));
+                }
+                Err(error) => return Err(open_error(path, Some(expected), options, &error)),
+            }
+        };
+        let status = checked_status(&file, path, expected, options)?;
+        Ok(Self { file: Held::new(file), status, direct, reason, warnings: Vec::new() })
+    }
 }
 
 impl BackingFile {
@@ -306,7 +330,7 @@ impl fmt::Display for Info {
 }
 
 /// The commands by which the open device verifies and compares in itself.
-fn commands_of(kind: Kind, opened: &Opened, offload: Offload) -> Commands {
+pub(crate) fn commands_of(kind: Kind, opened: &Opened, offload: Offload) -> Commands {
     match kind {
         Kind::Block => Commands::of_block_device(&opened.file, opened.status.special, offload),
         Kind::File => Commands::none("it is a file"),
@@ -356,21 +380,7 @@ fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened
         let text = format!("{} is read-only: its mode has no write bit (chmod u+w)", path.display());
         return Err(Error::new(ErrorKind::ReadOnly, text));
     }
-    let mut direct = options.direct != Direct::Never;
-    let mut reason = None;
-    let file = loop {
-        match open_flags(options, if direct { libc::O_DIRECT } else { 0 }).open(path) {
-            Ok(file) => break file,
-            Err(error)
-                if direct && options.direct == Direct::Auto && error.raw_os_error() == Some(libc::EINVAL) =>
-            {
-                (direct, reason) = (false, Some(String::from("the file system refuses direct I/O")));
-            }
-            Err(error) => return Err(open_error(path, Some(expected), options, &error)),
-        }
-    };
-    let status = checked_status(&file, path, expected, options)?;
-    Ok(Opened { file: Held::new(file), status, direct, reason, warnings: Vec::new() })
+    Opened::shared(path, expected, options)
 }
 
 /// The status of the open file, which must be the file that was checked before.
@@ -384,7 +394,7 @@ fn checked_status(file: &File, path: &Path, expected: &Status, options: &Options
 }
 
 /// The geometry of a locked file; turns direct I/O off if the file does not support it. The file stays locked.
-fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<BackingGeometry> {
+pub(crate) fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<BackingGeometry> {
     let mut sector = geometry::FILE_SECTOR;
     if opened.direct {
         match direct_sector(opened, options.sector) {
@@ -425,7 +435,7 @@ fn check_options(options: &Options) -> Result<()> {
 }
 
 /// Adjusts the geometry to the one that clients use, or returns the reason why it does not fit.
-fn apply_recorded_geometry(
+pub(crate) fn apply_recorded_geometry(
     path: &Path,
     whole: u64,
     geometry: &mut BackingGeometry,
@@ -469,7 +479,7 @@ fn check_file_size_limit(path: &Path, size: u64) -> Result<()> {
     Err(Error::new(ErrorKind::System, text))
 }
 
-fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
+pub(crate) fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
     if wanted == Engine::Synchronous {
         return Ok((false, None));
     }
@@ -483,7 +493,12 @@ fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
     }
 }
 
-fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &io::Error) -> Error {
+pub(crate) fn open_error(
+    path: &Path,
+    status: Option<&Status>,
+    options: &Options,
+    error: &io::Error,
+) -> Error {
     let name = path.display();
     let is_file = status.is_some_and(Status::is_regular);
     let no_write_bit = status.is_some_and(|status| status.mode & 0o222 == 0 || status.is_block());
