@@ -4,7 +4,9 @@ mod common;
 
 use cbd_backing::{Examined, Offload};
 use cbd_types::ErrorKind;
-use common::{MIB, directory, file, in_time, is_zero, open, read, run, run_ok, verify, write, zero};
+use common::{
+    LoopDevice, MIB, directory, file, in_time, is_root, is_zero, open, read, run, run_ok, verify, write, zero,
+};
 
 #[test]
 fn a_file_is_verified_while_it_is_the_backing_device_of_another() {
@@ -64,5 +66,23 @@ fn what_cannot_be_verified_is_refused_with_the_reason() {
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.line().contains(text), "{error}");
         }
+    });
+}
+
+#[test]
+fn a_block_device_is_verified_while_another_holds_it_exclusively() {
+    if !is_root() {
+        return;
+    }
+    in_time(|| {
+        let directory = directory();
+        let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
+        let backing = open(&disk.path);
+        let examined = Examined::open(&disk.path, Offload::On).expect("no claim is needed");
+        let mut queue = examined.open_queue(4).expect("a queue");
+        run_ok(&mut *queue, verify(0, 4 * MIB));
+        run_ok(&mut *queue, is_zero(0, 4 * MIB));
+        assert_eq!(examined.method(), "reads (the device is neither an NVMe nor a SCSI disk)");
+        drop(backing);
     });
 }
