@@ -7,6 +7,7 @@
 //! Elsewhere: checking its identity ([`Identity::check`]), and the operations (the queues).
 
 use crate::claims::Claims;
+use crate::commands::{Commands, Offload};
 use crate::hold::Held;
 use crate::identity::{self, Identity, Kind};
 use crate::job::Target;
@@ -57,6 +58,8 @@ pub struct Options {
     pub direct: Direct,
     /// How operations reach the kernel.
     pub engine: Engine,
+    /// Whether the device verifies and compares in itself.
+    pub offload: Offload,
     /// The required logical sector, which clients use. A file on a file system that now requires larger sectors for
     /// direct I/O goes through the page cache; a block device with larger ones is refused.
     pub sector: Option<u32>,
@@ -107,12 +110,36 @@ pub struct Growth {
     pub warnings: Vec<String>,
 }
 
-struct Opened {
-    file: Held,
-    status: Status,
+/// A file or device that was opened a moment ago.
+pub(crate) struct Opened {
+    pub file: Held,
+    pub status: Status,
     direct: bool,
     reason: Option<String>,
     warnings: Vec<String>,
+}
+
+impl Opened {
+    /// Opens a file or device without a lock or a claim on it.
+    pub fn shared(path: &Path, expected: &Status, options: &Options) -> Result<Self> {
+        let what = if expected.is_block() { "the device" } else { "the file system" };
+        let (mut direct, mut reason) = (options.direct != Direct::Never, None);
+        let file = loop {
+            match open_flags(options, if direct { libc::O_DIRECT } else { 0 }).open(path) {
+                Ok(file) => break file,
+                Err(error)
+                    if direct
+                        && options.direct == Direct::Auto
+                        && error.raw_os_error() == Some(libc::EINVAL) =>
+                {
+                    (direct, reason) = (false, Some(format!("{what} refuses direct I/O")));
+                }
+                Err(error) => return Err(open_error(path, Some(expected), options, &error)),
+            }
+        };
+        let status = checked_status(&file, path, expected, options)?;
+        Ok(Self { file: Held::new(file), status, direct, reason, warnings: Vec::new() })
+    }
 }
 
 impl BackingFile {
@@ -178,6 +205,7 @@ impl BackingFile {
             check_file_size_limit(&path, geometry.size)?;
         }
         let (ring, synchronous_reason) = engine(options.engine)?;
+        let commands = commands_of(kind, &opened, options.offload);
         let info = Info {
             path: path.clone(),
             kind,
@@ -199,6 +227,7 @@ impl BackingFile {
             length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
+            commands,
         };
         Ok((Self { target: Arc::new(target), identity, whole: whole.into(), info }, warnings))
     }
@@ -281,6 +310,10 @@ impl Backing for BackingFile {
     fn describe(&self) -> String {
         self.info.to_string()
     }
+
+    fn verify_method(&self) -> String {
+        self.target.commands.describe()
+    }
 }
 
 impl fmt::Display for Info {
@@ -293,6 +326,14 @@ impl fmt::Display for Info {
             out.write_str(", read-only")?;
         }
         out.write_str(")")
+    }
+}
+
+/// The commands by which the open device verifies and compares in itself.
+pub(crate) fn commands_of(kind: Kind, opened: &Opened, offload: Offload) -> Commands {
+    match kind {
+        Kind::Block => Commands::of_block_device(&opened.file, opened.status.special, offload),
+        Kind::File => Commands::none("it is a file"),
     }
 }
 
@@ -339,21 +380,7 @@ fn open_file(path: &Path, expected: &Status, options: &Options) -> Result<Opened
         let text = format!("{} is read-only: its mode has no write bit (chmod u+w)", path.display());
         return Err(Error::new(ErrorKind::ReadOnly, text));
     }
-    let mut direct = options.direct != Direct::Never;
-    let mut reason = None;
-    let file = loop {
-        match open_flags(options, if direct { libc::O_DIRECT } else { 0 }).open(path) {
-            Ok(file) => break file,
-            Err(error)
-                if direct && options.direct == Direct::Auto && error.raw_os_error() == Some(libc::EINVAL) =>
-            {
-                (direct, reason) = (false, Some(String::from("the file system refuses direct I/O")));
-            }
-            Err(error) => return Err(open_error(path, Some(expected), options, &error)),
-        }
-    };
-    let status = checked_status(&file, path, expected, options)?;
-    Ok(Opened { file: Held::new(file), status, direct, reason, warnings: Vec::new() })
+    Opened::shared(path, expected, options)
 }
 
 /// The status of the open file, which must be the file that was checked before.
@@ -367,7 +394,7 @@ fn checked_status(file: &File, path: &Path, expected: &Status, options: &Options
 }
 
 /// The geometry of a locked file; turns direct I/O off if the file does not support it. The file stays locked.
-fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<BackingGeometry> {
+pub(crate) fn file_geometry(opened: &mut Opened, path: &Path, options: &Options) -> Result<BackingGeometry> {
     let mut sector = geometry::FILE_SECTOR;
     if opened.direct {
         match direct_sector(opened, options.sector) {
@@ -408,7 +435,7 @@ fn check_options(options: &Options) -> Result<()> {
 }
 
 /// Adjusts the geometry to the one that clients use, or returns the reason why it does not fit.
-fn apply_recorded_geometry(
+pub(crate) fn apply_recorded_geometry(
     path: &Path,
     whole: u64,
     geometry: &mut BackingGeometry,
@@ -452,7 +479,7 @@ fn check_file_size_limit(path: &Path, size: u64) -> Result<()> {
     Err(Error::new(ErrorKind::System, text))
 }
 
-fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
+pub(crate) fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
     if wanted == Engine::Synchronous {
         return Ok((false, None));
     }
@@ -466,7 +493,12 @@ fn engine(wanted: Engine) -> Result<(bool, Option<String>)> {
     }
 }
 
-fn open_error(path: &Path, status: Option<&Status>, options: &Options, error: &io::Error) -> Error {
+pub(crate) fn open_error(
+    path: &Path,
+    status: Option<&Status>,
+    options: &Options,
+    error: &io::Error,
+) -> Error {
     let name = path.display();
     let is_file = status.is_some_and(Status::is_regular);
     let no_write_bit = status.is_some_and(|status| status.mode & 0o222 == 0 || status.is_block());

@@ -9,6 +9,7 @@
 //! Elsewhere: execution of the steps, and ownership of the buffer during them (the queues).
 
 use crate::claims::Mapping;
+use crate::commands::{Commands, DIFFERS, NOT_POSSIBLE, UNREADABLE};
 use crate::hold::Held;
 use crate::identity::Kind;
 use crate::length::Length;
@@ -62,6 +63,8 @@ pub(crate) struct Target {
     /// Set once the device has refused the method; it is not tried again.
     pub no_zero_range: AtomicBool,
     pub no_punch: AtomicBool,
+    /// The commands by which the device verifies and compares in itself.
+    pub commands: Commands,
 }
 
 impl Target {
@@ -146,6 +149,8 @@ impl Part<'_> {
 pub(crate) enum Step {
     /// Read into the buffer from `skip` on.
     Read { at: u64, skip: usize, length: usize },
+    /// Have the device read or compare, by a command that blocks: `skip` bytes after the start of the operation.
+    Command { at: u64, skip: u64, length: usize },
     /// Read into the scratch buffer, from its start.
     Look { at: u64, length: usize },
     /// Write the buffer from `skip` on.
@@ -175,13 +180,16 @@ pub(crate) struct Job {
     method: Method,
     /// What a verification or a comparison reads into; empty until its first step.
     scratch: AlignedBuffer,
+    /// Whether the device verifies or compares in itself.
+    by_command: bool,
 }
 
 impl Job {
     pub fn new(token: OpToken, op: BackingOp, target: &Target) -> Self {
         let first = if matches!(op, BackingOp::Discard { .. }) { Method::Punch } else { Method::ZeroRange };
-        let mut job =
-            Self { token, op, done: 0, attempts: 0, method: first, scratch: AlignedBuffer::default() };
+        let by_command = target.commands.has_one_for(&op);
+        let scratch = AlignedBuffer::default();
+        let mut job = Self { token, op, done: 0, attempts: 0, method: first, scratch, by_command };
         job.method = job.allowed(first, target);
         job
     }
@@ -246,6 +254,11 @@ impl Job {
         match &self.op {
             BackingOp::Flush => Step::Sync,
             BackingOp::Read { .. } => Step::Read { at, skip: self.done as usize, length: transfer(left) },
+            BackingOp::Verify { .. } | BackingOp::Compare { .. } if self.by_command => Step::Command {
+                at,
+                skip: self.done,
+                length: left.min(target.commands.limit(&self.op)) as usize,
+            },
             BackingOp::Verify { .. } | BackingOp::Compare { .. } => {
                 Step::Look { at, length: left.min(LOOK_PIECE) as usize }
             }
@@ -280,6 +293,7 @@ impl Job {
             Step::Sync => return Some(target.check_files()),
             Step::Allocate { length, .. } => length,
             Step::Read { length, .. }
+            | Step::Command { length, .. }
             | Step::Look { length, .. }
             | Step::Write { length, .. }
             | Step::WriteZeroes { length, .. } => {
@@ -294,7 +308,9 @@ impl Job {
                 if count == length as u64 { count } else { count - count % u64::from(target.geometry.sector) }
             }
         };
-        if let Some(error) = self.difference(target, forward) {
+        if matches!(step, Step::Look { .. })
+            && let Some(error) = self.difference(target, forward)
+        {
             return Some(Err(error));
         }
         self.done += forward;
@@ -311,6 +327,16 @@ impl Job {
             return None;
         }
         self.retry(target, "no byte was transferred")
+    }
+
+    /// Whether the next step blocks.
+    pub fn blocks(&self) -> bool {
+        self.by_command
+    }
+
+    /// Looks at the device by reads from now on.
+    pub fn read_instead(&mut self) {
+        self.by_command = false;
     }
 
     /// The scratch buffer, with this length.
@@ -332,6 +358,15 @@ impl Job {
 
     fn failed(&mut self, target: &Target, step: Step, errno: i32) -> Option<Result<()>> {
         match errno {
+            _ if matches!(step, Step::Command { .. }) && -errno == UNREADABLE => {
+                Some(Err(self.error(target, "the device reports that it cannot read it")))
+            }
+            // A read finds what differs, or takes the place of a command that failed.
+            _ if matches!(step, Step::Command { .. }) => {
+                debug_assert!([DIFFERS, NOT_POSSIBLE].contains(&-errno), "{errno}");
+                self.read_instead();
+                None
+            }
             // ECANCELED: when a thread ends, the kernel cancels its operations on a ring.
             libc::EINTR | libc::EAGAIN | libc::ECANCELED => self.retry(target, &errno_text(errno)),
             libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENOTTY
@@ -408,7 +443,9 @@ impl Job {
         Error::new(kind, format!("cannot {} of {}: {why}", self.description(), target.path.display()))
             .at_path(target.path.to_string_lossy())
             .at_range(match self.step(target) {
-                Step::Look { at, length } => ByteRange::at(at, length as u64),
+                Step::Look { at, length } | Step::Command { at, length, .. } => {
+                    ByteRange::at(at, length as u64)
+                }
                 _ => self.range(),
             })
     }

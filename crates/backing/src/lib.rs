@@ -15,7 +15,9 @@
 
 mod beneath;
 mod claims;
+mod commands;
 mod decorator;
+mod examined;
 pub mod file;
 mod geometry;
 mod hold;
@@ -29,6 +31,7 @@ pub mod ring;
 mod sync;
 mod sys;
 mod sysfs;
+mod threads;
 pub mod throttle;
 mod watch;
 
@@ -37,7 +40,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 pub use cbd_holder::Change;
+pub use commands::Offload;
 pub use decorator::Decorator;
+pub use examined::Examined;
 pub use file::{BackingFile, Direct, Engine, Growth, Info, Options};
 pub use hold::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};
 pub use identity::{Identity, Kind};
@@ -77,6 +82,11 @@ pub trait Backing: Send + Sync {
 
     /// Path, access method and decorators, in one line for status.
     fn describe(&self) -> String;
+
+    /// How verifications and comparisons are executed, and why not better, in one line for status.
+    fn verify_method(&self) -> String {
+        String::from("reads")
+    }
 }
 
 impl<B: Backing + ?Sized> Backing for Arc<B> {
@@ -94,5 +104,9 @@ impl<B: Backing + ?Sized> Backing for Arc<B> {
 
     fn describe(&self) -> String {
         (**self).describe()
+    }
+
+    fn verify_method(&self) -> String {
+        (**self).verify_method()
     }
 }

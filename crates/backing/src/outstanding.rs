@@ -117,6 +117,10 @@ impl Backing for Measured {
     fn describe(&self) -> String {
         self.inner.describe()
     }
+
+    fn verify_method(&self) -> String {
+        self.inner.verify_method()
+    }
 }
 
 struct MeasuredQueue {

@@ -293,6 +293,10 @@ impl<B: Backing> Backing for Throttle<B> {
     fn describe(&self) -> String {
         format!("{}, throttled ({})", self.inner.describe(), self.parameters)
     }
+
+    fn verify_method(&self) -> String {
+        self.inner.verify_method()
+    }
 }
 
 struct ThrottledQueue {

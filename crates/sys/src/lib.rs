@@ -15,6 +15,7 @@ pub mod ioctl;
 pub mod loop_device;
 pub mod memory;
 pub mod mounts;
+pub mod passthrough;
 pub mod process;
 
 mod device;

@@ -300,6 +300,10 @@ impl<B: Backing> Backing for Faulty<B> {
         let rules: Vec<_> = self.handle.state().rules.iter().map(|active| active.rule.to_string()).collect();
         format!("{}, with faults ({})", self.inner.describe(), rules.join("; "))
     }
+
+    fn verify_method(&self) -> String {
+        self.inner.verify_method()
+    }
 }
 
 /// An operation at the inner queue.

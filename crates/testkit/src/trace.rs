@@ -151,6 +151,10 @@ impl<B: Backing> Backing for Traced<B> {
     fn describe(&self) -> String {
         format!("{}, traced", self.inner.describe())
     }
+
+    fn verify_method(&self) -> String {
+        self.inner.verify_method()
+    }
 }
 
 struct TracedQueue {

@@ -26,6 +26,7 @@ fn target(kind: Kind) -> Target {
         length: Length::new(geometry.size),
         no_zero_range,
         no_punch,
+        commands: Commands::none("it has none"),
     }
 }
 
@@ -159,4 +160,55 @@ fn a_comparison_names_the_first_sectors_that_differ() {
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert_eq!(error.range(), Some(ByteRange::at(8192 + 1024 + 512, 512)));
     assert_eq!(error.line(), "bytes 9728..10240 of /dev/sdx are not the expected content");
+}
+
+/// A disk that verifies and compares pieces of 1 MiB in itself.
+fn with_commands() -> Target {
+    Target { commands: Commands::for_tests(1 << 20), ..target(Kind::Block) }
+}
+
+#[test]
+fn a_device_verifies_pieces_within_its_limit() {
+    let target = with_commands();
+    let op = BackingOp::Verify { range: ByteRange::at(4096, (1 << 20) + 512) };
+    let mut job = Job::new(OpToken(1), op, &target);
+    assert!(job.blocks());
+    assert_eq!(job.step(&target), Step::Command { at: 4096, skip: 0, length: 1 << 20 });
+    assert!(job.advance(&target, 1 << 20).is_none());
+    assert_eq!(job.step(&target), Step::Command { at: 4096 + (1 << 20), skip: 1 << 20, length: 512 });
+    assert!(job.advance(&target, 512).is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_media_error_of_a_device_is_the_result() {
+    let target = with_commands();
+    let range = ByteRange::at(4096, 8192);
+    let mut job = Job::new(OpToken(1), BackingOp::Verify { range }, &target);
+    let error = job.advance(&target, UNREADABLE).expect("ended").expect_err("unreadable");
+    assert_eq!((error.kind(), error.range()), (ErrorKind::Backing, Some(range)));
+}
+
+#[test]
+fn a_command_that_fails_is_replaced_by_a_read_from_the_same_place() {
+    let target = with_commands();
+    let mut job = Job::new(OpToken(1), BackingOp::Verify { range: ByteRange::at(0, 2 << 20) }, &target);
+    assert!(job.advance(&target, 1 << 20).is_none());
+    assert!(job.advance(&target, NOT_POSSIBLE).is_none());
+    assert!(!job.blocks());
+    assert_eq!(job.step(&target), Step::Look { at: 1 << 20, length: 1 << 20 });
+    assert!(job.advance(&target, 1 << 20).is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_read_confirms_what_a_device_reports_as_different() {
+    let target = with_commands();
+    for (read, found) in [(0, None), (9, Some(ByteRange::at(4096, 512)))] {
+        let range = ByteRange::at(4096, 512);
+        let op = BackingOp::Compare { range, expected: Expected::Zeroes };
+        let mut job = Job::new(OpToken(1), op, &target);
+        assert!(job.advance(&target, DIFFERS).is_none());
+        job.scratch(512).fill(read);
+        let result = job.advance(&target, 512).expect("ended");
+        assert_eq!(result.err().and_then(|error| error.range()), found);
+    }
 }

@@ -11,7 +11,8 @@ pub(crate) mod raw;
 use crate::PollableQueue;
 use crate::job::{Job, Target};
 use crate::sync::run_to_end;
-use cbd_sys::event::{Poller, Signal};
+use crate::threads::Threads;
+use cbd_sys::event::{Poller, Signal, wait_readable};
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingOp, BackingQueue, Error, ErrorKind, OpToken, Result};
 use raw::RawRing;
@@ -32,6 +33,8 @@ pub struct RingQueue {
     /// Operations that completed without the ring; `signal` is raised while there are any.
     ended: VecDeque<BackingDone>,
     signal: Signal,
+    /// Operations of blocking commands; none if the device has no commands.
+    threads: Option<Threads>,
     poller: Poller,
     /// The ring has failed permanently: all further operations are executed without it.
     broken: bool,
@@ -46,9 +49,16 @@ impl RingQueue {
             let poller = Poller::new()?;
             poller.add(raw.descriptor(), 0, false)?;
             poller.add(signal.as_raw_fd(), 0, false)?;
-            Ok((raw, signal, poller))
+            let threads = if target.commands.are_used() {
+                let threads = Threads::new(Arc::clone(&target), depth)?;
+                poller.add(threads.descriptor(), 0, false)?;
+                Some(threads)
+            } else {
+                None
+            };
+            Ok((raw, signal, threads, poller))
         };
-        let (raw, signal, poller) = open().map_err(|error| {
+        let (raw, signal, threads, poller) = open().map_err(|error| {
             let text = format!(
                 "cannot open a queue to {}: {error}; is the limit of open files (ulimit -n) too low?",
                 target.path.display()
@@ -56,7 +66,7 @@ impl RingQueue {
             Error::new(ErrorKind::System, text)
         })?;
         let (waiting, ended) = (VecDeque::new(), VecDeque::new());
-        Ok(Self { raw, target, depth, waiting, ended, signal, poller, broken: false })
+        Ok(Self { raw, target, depth, waiting, ended, signal, threads, poller, broken: false })
     }
 
     fn end(&mut self, done: BackingDone) {
@@ -114,6 +124,9 @@ impl RingQueue {
             }
         }
         self.start_waiting();
+        if let Some(threads) = &mut self.threads {
+            threads.collect(done);
+        }
         if !self.ended.is_empty() {
             done.extend(self.ended.drain(..));
             self.signal.clear();
@@ -124,9 +137,10 @@ impl RingQueue {
 impl BackingQueue for RingQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         let job = Job::new(token, op, &self.target);
-        match job.known_result(&self.target) {
-            Some(result) => self.end(job.end(result)),
-            None => {
+        match (job.known_result(&self.target), &mut self.threads) {
+            (Some(result), _) => self.end(job.end(result)),
+            (None, Some(threads)) if job.blocks() => threads.submit(job),
+            (None, _) => {
                 self.waiting.push_back(job);
                 if self.raw.has_room() {
                     self.start_waiting();
@@ -143,8 +157,11 @@ impl BackingQueue for RingQueue {
         let before = done.len();
         self.collect(done);
         while done.len() == before && self.in_flight() > 0 {
+            let threads = self.threads.as_ref().map_or(0, Threads::in_flight);
             // Fails only if the kernel has no ring any more; then no completion arrives.
-            if self.raw.get_events(true).is_err() {
+            let waited =
+                if threads > 0 { wait_readable(self.poller.as_raw_fd()) } else { self.raw.get_events(true) };
+            if waited.is_err() {
                 return;
             }
             self.collect(done);
@@ -152,7 +169,8 @@ impl BackingQueue for RingQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.raw.held() + self.waiting.len() + self.ended.len()
+        let threads = self.threads.as_ref().map_or(0, Threads::in_flight);
+        self.raw.held() + self.waiting.len() + self.ended.len() + threads
     }
 
     fn depth(&self) -> usize {

@@ -81,8 +81,10 @@ impl RawRing {
     }
 
     /// Queues the first step of a job; returns the job if there is no free slot.
-    pub fn start(&mut self, job: Job, target: &Target) -> Result<(), Job> {
+    pub fn start(&mut self, mut job: Job, target: &Target) -> Result<(), Job> {
         let Some(slot) = self.free.pop() else { return Err(job) };
+        // A ring has no blocking steps.
+        job.read_instead();
         self.slots[slot] = Some(job);
         self.queue(slot, target);
         Ok(())
@@ -215,7 +217,7 @@ fn entry(job: &mut Job, target: &Target) -> squeue::Entry {
             opcode::Fallocate::new(file, length).offset(at).mode(mode).build()
         }
         // Only reads and writes have read and write steps.
-        (Step::Sync | Step::Read { .. } | Step::Write { .. }, _) => {
+        (Step::Sync | Step::Read { .. } | Step::Write { .. } | Step::Command { .. }, _) => {
             opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build()
         }
     }

@@ -157,6 +157,8 @@ fn a_verification_obeys_the_faults_of_reads() {
     let disk = disk(8);
     disk.set_faults(DiskFaults { unreadable: vec![ByteRange::at(1024, 512)], ..DiskFaults::default() });
     let mut queue = disk.queue(4);
+    queue.submit(OpToken(9), write(0, 2, 0));
+    finish(&mut queue);
     for (token, start) in [(1, 0), (2, 1024)] {
         let range = ByteRange::at(start, 1024);
         queue.submit(OpToken(token), BackingOp::Verify { range });
@@ -171,6 +173,8 @@ fn a_verification_obeys_the_faults_of_reads() {
 fn a_comparison_names_what_differs() {
     let disk = disk(8);
     let mut queue = disk.queue(4);
+    queue.submit(OpToken(1), write(0, 8, 0));
+    finish(&mut queue);
     queue.submit(OpToken(1), write(3, 2, 7));
     finish(&mut queue);
     let op = BackingOp::Compare { range: ByteRange::at(0, 4096), expected: Expected::Zeroes };

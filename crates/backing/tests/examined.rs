@@ -1,0 +1,88 @@
+//! Disks and files that are verified while others use them.
+
+mod common;
+
+use cbd_backing::{Examined, Offload};
+use cbd_types::ErrorKind;
+use common::{
+    LoopDevice, MIB, directory, file, in_time, is_root, is_zero, open, read, run, run_ok, verify, write, zero,
+};
+
+#[test]
+fn a_file_is_verified_while_it_is_the_backing_device_of_another() {
+    in_time(|| {
+        let directory = directory();
+        let path = file(directory.path(), "disk", 4 * MIB);
+        let backing = open(&path);
+        let examined = Examined::open(&path, Offload::Auto).expect("no lock is needed");
+        let mut queue = examined.open_queue(4).expect("a queue");
+        run_ok(&mut *queue, verify(0, 4 * MIB));
+        run_ok(&mut *queue, is_zero(0, 4 * MIB));
+        run_ok(&mut *common::queue(&backing, 4), write(MIB, &[1; 4096]));
+        let error = run(&mut *queue, is_zero(0, 4 * MIB)).result.expect_err("it differs");
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert_eq!(run_ok(&mut *queue, read(MIB, 4096))[..], [1; 4096]);
+        assert_eq!(examined.method(), "reads (it is a file)");
+        drop(backing);
+        open(&path);
+    });
+}
+
+#[test]
+fn what_is_verified_is_not_changed() {
+    in_time(|| {
+        let directory = directory();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, vec![7; MIB as usize + 100]).expect("a file");
+        let examined = Examined::open(&path, Offload::On).expect("it opens");
+        assert_eq!((examined.geometry().size, examined.unused_tail()), (MIB, 100));
+        let mut queue = examined.open_queue(4).expect("a queue");
+        for op in [write(0, &[1; 4096]), zero(0, 4096), common::discard(0, 4096)] {
+            assert_eq!(run(&mut *queue, op).result.expect_err("refused").kind(), ErrorKind::ReadOnly);
+        }
+        assert!(std::fs::read(&path).expect("the file").iter().all(|&byte| byte == 7));
+    });
+}
+
+#[test]
+fn what_cannot_be_verified_is_refused_with_the_reason() {
+    in_time(|| {
+        let directory = directory();
+        let pipe = directory.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs");
+        assert!(made.success());
+        let empty = file(directory.path(), "empty", 0);
+        let short = file(directory.path(), "short", 100);
+        let missing = directory.path().join("missing");
+        let cases = [
+            (&directory.path().to_path_buf(), ErrorKind::InvalidArgument, "is a directory"),
+            (&pipe, ErrorKind::InvalidArgument, "is a FIFO"),
+            (&empty, ErrorKind::InvalidArgument, "is empty"),
+            (&short, ErrorKind::InvalidArgument, "less than one sector"),
+            (&missing, ErrorKind::NotFound, "does not exist"),
+        ];
+        for (path, kind, text) in cases {
+            let error = Examined::open(path, Offload::Auto).expect_err(text);
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.line().contains(text), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_block_device_is_verified_while_another_holds_it_exclusively() {
+    if !is_root() {
+        return;
+    }
+    in_time(|| {
+        let directory = directory();
+        let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
+        let backing = open(&disk.path);
+        let examined = Examined::open(&disk.path, Offload::On).expect("no claim is needed");
+        let mut queue = examined.open_queue(4).expect("a queue");
+        run_ok(&mut *queue, verify(0, 4 * MIB));
+        run_ok(&mut *queue, is_zero(0, 4 * MIB));
+        assert_eq!(examined.method(), "reads (the device is neither an NVMe nor a SCSI disk)");
+        drop(backing);
+    });
+}
