@@ -62,19 +62,22 @@ impl Image {
         Ok(Self { file, name, length })
     }
 
-    /// Checks that the image reaches to the end of `range`, and ends there if the range is all of the object.
+    /// Checks that the image reaches to the end of `range` of an object with sectors of `sector` bytes, and ends there unless the user
+    /// bounded the range.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] with both lengths.
-    pub fn check(&self, range: ByteRange, is_bounded: bool, object: &str) -> Result<()> {
+    pub fn check(&self, range: ByteRange, is_bounded: bool, sector: u64, object: &str) -> Result<()> {
         let Self { name, length, .. } = self;
         let (start, end) = (range.start, range.end);
-        let text = if *length < end && *length <= start {
-            format!("the image {name} has {length} bytes, and the range begins at byte {start}: choose a smaller --offset")
+        let text = if *length < end && *length < start + sector {
+            format!(
+                "the image {name} has {length} bytes, less than a sector behind byte {start}, where the range begins: choose a smaller --offset, or an image of all of {object}"
+            )
         } else if *length < end {
             format!(
                 "the image {name} has {length} bytes and is shorter than {object}, byte {end} of which is to be compared: bound the range with --length {}",
-                (*length - start) / 512 * 512
+                (*length - start) / sector * sector
             )
         } else if *length > end && !is_bounded {
             format!(
@@ -115,7 +118,7 @@ mod tests {
     #[test]
     fn a_shorter_or_longer_image_is_refused_unless_the_range_is_bounded() {
         let image = image(10_000);
-        let check = |start, length, bounded| image.check(ByteRange::at(start, length), bounded, "x");
+        let check = |start, length, bounded| image.check(ByteRange::at(start, length), bounded, 512, "x");
         assert!(check(0, 10_000, false).is_ok() && check(0, 4096, true).is_ok());
         let shorter = check(4096, 8192, false).unwrap_err().line();
         assert!(shorter.contains("--length 5632") && shorter.contains("10000 bytes"), "{shorter}");

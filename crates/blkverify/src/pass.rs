@@ -70,7 +70,8 @@ impl Pass<'_> {
         let mut answers = Vec::new();
         let mut token = 0;
         loop {
-            while in_flight.len() < look.depth() && seen.error.is_none() && !self.stop.load(Ordering::Relaxed) {
+            while in_flight.len() < look.depth() && seen.error.is_none() && !self.stop.load(Ordering::Relaxed)
+            {
                 let whole = |piece| Part { piece, content: self.is_odd(piece) };
                 let Some(part) = again.pop().or_else(|| fresh.next().map(whole)) else { break };
                 match self.request(part) {
@@ -189,13 +190,20 @@ fn units(piece: Piece) -> impl Iterator<Item = Piece> {
 
 /// Whether an error is none of the sectors that were read: a disk that was pulled, or a file that was cut.
 fn ends_all(error: &Error) -> bool {
-    if matches!(error.kind(), ErrorKind::OutOfRange | ErrorKind::Permission | ErrorKind::Unsupported) {
+    let kind = error.kind();
+    if matches!(
+        kind,
+        ErrorKind::OutOfRange | ErrorKind::Permission | ErrorKind::Unsupported | ErrorKind::InvalidArgument
+    ) {
         return true;
     }
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = next {
         let errno = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
-        if matches!(errno, Some(libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESHUTDOWN)) {
+        if matches!(
+            errno,
+            Some(libc::EINVAL | libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESHUTDOWN)
+        ) {
             return true;
         }
         next = cause.source();

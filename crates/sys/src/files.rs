@@ -38,6 +38,9 @@ mod tests {
         assert_eq!(opened.1.len(), 1);
         assert!(open_if(&file, 0, FileType::is_dir).unwrap().is_none());
         assert!(open_if(Path::new("/dev/null"), 0, FileType::is_file).unwrap().is_none());
-        assert_eq!(open_if(&folder.path().join("none"), 0, |_| true).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            open_if(&folder.path().join("none"), 0, |_| true).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
     }
 }

@@ -108,7 +108,8 @@ fn sectors_that_differ_are_found_exactly() {
     disk.bytes[1_500_001] = 1;
     disk.bad.insert(9);
     let differs = |at: u64, what| (at / SECTOR * SECTOR, SECTOR, what);
-    let expected = |what| [(9 * SECTOR, SECTOR, What::Unreadable), differs(1_000_000, what), differs(1_500_001, what)];
+    let expected =
+        |what| [(9 * SECTOR, SECTOR, What::Unreadable), differs(1_000_000, what), differs(1_500_001, what)];
     assert_eq!(found(&run(&mut disk, &same, &whole(2 * UNIT))), expected(What::Differs));
     assert_eq!(found(&run(&mut disk, &Expected::Zeroes, &whole(2 * UNIT))), expected(What::NotZero));
 }
@@ -138,8 +139,10 @@ fn of_the_last_sector_of_a_file_only_its_own_bytes_count() {
 fn places_in_the_file_are_reported_and_not_those_on_the_disk() {
     let mut disk = disk(4 * UNIT);
     disk.bad.extend([UNIT / SECTOR]);
-    let pieces =
-        [Piece { logical: 8 * UNIT, start: UNIT, length: 4096 }, Piece { logical: 0, start: 4096, length: 4096 }];
+    let pieces = [
+        Piece { logical: 8 * UNIT, start: UNIT, length: 4096 },
+        Piece { logical: 0, start: 4096, length: 4096 },
+    ];
     assert_eq!(found(&run(&mut disk, &Expected::Readable, &pieces)), [(8 * UNIT, 512, What::Unreadable)]);
 }
 
