@@ -55,7 +55,10 @@ fn a_disk_is_verified_while_it_is_mounted() {
     tool("mkfs.ext4", &["-q", &device.path]);
     let mounted = Mounted::new(&device.path, &place.path("mnt"));
     let report = place.json(&[&device.path], 0);
-    assert_eq!((report["object"].as_str(), report["verified_bytes"].as_u64()), (Some("disk"), Some(16 << 20)));
+    assert_eq!(
+        (report["object"].as_str(), report["verified_bytes"].as_u64()),
+        (Some("disk"), Some(16 << 20))
+    );
     assert_eq!(place.run(&[&device.path, "--zero"]).code, 2);
     drop(mounted);
 }
@@ -161,7 +164,10 @@ fn an_unreadable_place_of_a_file_is_reported_as_bytes_of_the_file() {
     cut.set_len(length).unwrap();
     let findings = report["findings"].as_array().unwrap();
     assert_eq!(findings.len(), 1, "{report}");
-    assert_eq!((findings[0]["length"].as_u64(), findings[0]["what"].as_str()), (Some(4096), Some("unreadable")));
+    assert_eq!(
+        (findings[0]["length"].as_u64(), findings[0]["what"].as_str()),
+        (Some(4096), Some("unreadable"))
+    );
     assert_eq!(findings[0]["start"].as_u64().map(|start| start % 4096), Some(0));
     assert_eq!(place.run(&[&path]).code, 0);
 }
