@@ -14,7 +14,9 @@ use crate::identity::Kind;
 use crate::length::Length;
 use cbd_holder::Change;
 use cbd_types::backing::BackingDone;
-use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
+use cbd_types::{
+    AlignedBuffer, BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, Expected, OpToken, Result,
+};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -36,6 +38,8 @@ const TRANSFER_PIECE: usize = 1 << 30;
 /// Most bytes that one call zeroes or punches: a call cannot be interrupted, and a disk may have to write all of them.
 const BLOCK_PIECE: u64 = 128 << 20;
 const FILE_PIECE: u64 = 4 << 30;
+/// Most bytes that a verification or a comparison reads at a time.
+const LOOK_PIECE: u64 = 1 << 20;
 /// Most consecutive attempts without progress.
 const ATTEMPTS_MAX: u8 = 64;
 
@@ -142,6 +146,8 @@ impl Part<'_> {
 pub(crate) enum Step {
     /// Read into the buffer from `skip` on.
     Read { at: u64, skip: usize, length: usize },
+    /// Read into the scratch buffer, from its start.
+    Look { at: u64, length: usize },
     /// Write the buffer from `skip` on.
     Write { at: u64, skip: usize, length: usize },
     /// Write zeroes from [`zeroes`].
@@ -167,12 +173,15 @@ pub(crate) struct Job {
     done: u64,
     attempts: u8,
     method: Method,
+    /// What a verification or a comparison reads into; empty until its first step.
+    scratch: AlignedBuffer,
 }
 
 impl Job {
     pub fn new(token: OpToken, op: BackingOp, target: &Target) -> Self {
         let first = if matches!(op, BackingOp::Discard { .. }) { Method::Punch } else { Method::ZeroRange };
-        let mut job = Self { token, op, done: 0, attempts: 0, method: first };
+        let mut job =
+            Self { token, op, done: 0, attempts: 0, method: first, scratch: AlignedBuffer::default() };
         job.method = job.allowed(first, target);
         job
     }
@@ -184,7 +193,7 @@ impl Job {
         }
         let range = self.range();
         let size = target.size();
-        if target.read_only && !matches!(self.op, BackingOp::Read { .. }) {
+        if target.read_only && self.op.changes() {
             let text =
                 format!("{} is open for reading only: cannot {}", target.path.display(), self.description());
             return Some(Err(Error::new(ErrorKind::ReadOnly, text)));
@@ -203,11 +212,24 @@ impl Job {
             );
             return Some(Err(Error::new(ErrorKind::InvalidArgument, text)));
         }
+        if let BackingOp::Compare { expected: Expected::Bytes(bytes), .. } = &self.op
+            && bytes.len() as u64 != range.len()
+        {
+            let text = format!(
+                "cannot {} of {}: {} bytes are expected",
+                self.description(),
+                target.path.display(),
+                bytes.len()
+            );
+            return Some(Err(Error::new(ErrorKind::InvalidArgument, text)));
+        }
         if range.is_empty() {
             return Some(Ok(()));
         }
         let checked = match &self.op {
-            BackingOp::Read { .. } => target.check_before_read(range),
+            BackingOp::Read { .. } | BackingOp::Verify { .. } | BackingOp::Compare { .. } => {
+                target.check_before_read(range)
+            }
             BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => {
                 target.check_before_write(range)
             }
@@ -224,6 +246,9 @@ impl Job {
         match &self.op {
             BackingOp::Flush => Step::Sync,
             BackingOp::Read { .. } => Step::Read { at, skip: self.done as usize, length: transfer(left) },
+            BackingOp::Verify { .. } | BackingOp::Compare { .. } => {
+                Step::Look { at, length: left.min(LOOK_PIECE) as usize }
+            }
             BackingOp::Write { .. } => Step::Write { at, skip: self.done as usize, length: transfer(left) },
             BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => {
                 let length = left.min(if target.kind == Kind::Block { BLOCK_PIECE } else { FILE_PIECE });
@@ -254,9 +279,12 @@ impl Job {
         let forward = match step {
             Step::Sync => return Some(target.check_files()),
             Step::Allocate { length, .. } => length,
-            Step::Read { length, .. } | Step::Write { length, .. } | Step::WriteZeroes { length, .. } => {
+            Step::Read { length, .. }
+            | Step::Look { length, .. }
+            | Step::Write { length, .. }
+            | Step::WriteZeroes { length, .. } => {
                 let count = (answer as u64).min(length as u64);
-                if count == 0 && matches!(step, Step::Read { .. }) {
+                if count == 0 && matches!(step, Step::Read { .. } | Step::Look { .. }) {
                     return Some(Err(self.error(
                         target,
                         "it ends before that offset; another program may have truncated it",
@@ -266,10 +294,13 @@ impl Job {
                 if count == length as u64 { count } else { count - count % u64::from(target.geometry.sector) }
             }
         };
+        if let Some(error) = self.difference(target, forward) {
+            return Some(Err(error));
+        }
         self.done += forward;
         if self.done >= self.range().len() {
             return Some(match &self.op {
-                BackingOp::Read { .. } => {
+                BackingOp::Read { .. } | BackingOp::Verify { .. } | BackingOp::Compare { .. } => {
                     target.check_after_read(self.range()).map_err(|error| self.while_doing(error))
                 }
                 _ => Ok(()),
@@ -280,6 +311,23 @@ impl Job {
             return None;
         }
         self.retry(target, "no byte was transferred")
+    }
+
+    /// The scratch buffer, with this length.
+    pub fn scratch(&mut self, length: usize) -> &mut [u8] {
+        self.scratch.resize(length);
+        &mut self.scratch
+    }
+
+    /// The error if the first `count` bytes of the scratch buffer are not what a comparison expects.
+    fn difference(&self, target: &Target, count: u64) -> Option<Error> {
+        let BackingOp::Compare { range, expected } = &self.op else { return None };
+        let bytes = &self.scratch[..count as usize];
+        let found = expected.first_difference(self.done as usize, bytes, target.geometry.sector as usize)?;
+        let at = ByteRange::at(range.start + self.done + found.start, found.len());
+        let what = if matches!(expected, Expected::Zeroes) { "zeroes" } else { "the expected content" };
+        let text = format!("{at} of {} are not {what}", target.path.display());
+        Some(Error::new(ErrorKind::Mismatch, text).at_path(target.path.to_string_lossy()).at_range(at))
     }
 
     fn failed(&mut self, target: &Target, step: Step, errno: i32) -> Option<Result<()>> {
@@ -359,7 +407,10 @@ impl Job {
     fn error_of(&self, target: &Target, kind: ErrorKind, why: &str) -> Error {
         Error::new(kind, format!("cannot {} of {}: {why}", self.description(), target.path.display()))
             .at_path(target.path.to_string_lossy())
-            .at_range(self.range())
+            .at_range(match self.step(target) {
+                Step::Look { at, length } => ByteRange::at(at, length as u64),
+                _ => self.range(),
+            })
     }
 }
 
@@ -369,7 +420,10 @@ pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
         BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
             ByteRange::at(*offset, buffer.len() as u64)
         }
-        BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => *range,
+        BackingOp::WriteZeroes { range }
+        | BackingOp::Discard { range }
+        | BackingOp::Verify { range }
+        | BackingOp::Compare { range, .. } => *range,
         BackingOp::Flush => ByteRange::at(0, 0),
     }
 }
@@ -381,6 +435,8 @@ pub(crate) fn description_of(op: &BackingOp) -> String {
         BackingOp::Write { .. } => "write",
         BackingOp::WriteZeroes { .. } => "zero",
         BackingOp::Discard { .. } => "discard",
+        BackingOp::Verify { .. } => "verify",
+        BackingOp::Compare { .. } => "compare",
         BackingOp::Flush => return String::from("flush the cache"),
     };
     format!("{verb} {}", range_of(op))
@@ -395,128 +451,4 @@ fn errno_text(errno: i32) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use cbd_types::AlignedBuffer;
-
-    fn target(kind: Kind) -> Target {
-        let geometry = BackingGeometry {
-            size: 1 << 40,
-            sector: 512,
-            physical_sector: 512,
-            rotational: false,
-            volatile_cache: true,
-            discard_zeroes: true,
-            discard_granularity: 512,
-        };
-        let file = Held::new(std::fs::File::open("/dev/null").expect("always there"));
-        let (no_zero_range, no_punch) = (AtomicBool::new(false), AtomicBool::new(false));
-        Target {
-            file,
-            path: "/dev/sdx".into(),
-            kind,
-            geometry,
-            size: geometry.size.into(),
-            read_only: false,
-            is_named: true,
-            length: Length::new(geometry.size),
-            no_zero_range,
-            no_punch,
-        }
-    }
-
-    fn write(target: &Target) -> Job {
-        let op = BackingOp::Write { offset: 4096, buffer: AlignedBuffer::zeroed(8192) };
-        Job::new(OpToken(1), op, target)
-    }
-
-    fn zero(target: &Target) -> Job {
-        Job::new(OpToken(1), BackingOp::WriteZeroes { range: ByteRange::at(0, 1 << 20) }, target)
-    }
-
-    fn mode(job: &Job, target: &Target) -> Option<i32> {
-        match job.step(target) {
-            Step::Allocate { mode, .. } => Some(mode & !libc::FALLOC_FL_KEEP_SIZE),
-            _ => None,
-        }
-    }
-
-    #[test]
-    fn a_short_write_continues_at_the_last_whole_sector() {
-        let target = target(Kind::File);
-        let mut job = write(&target);
-        assert!(job.advance(&target, 4096 + 700).is_none());
-        assert_eq!(job.step(&target), Step::Write { at: 4096 + 4608, skip: 4608, length: 3584 });
-        assert!(job.advance(&target, 3584).is_some_and(|result| result.is_ok()));
-    }
-
-    #[test]
-    fn an_interrupted_write_is_retried_a_bounded_number_of_times() {
-        for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
-            let target = target(Kind::File);
-            let mut job = write(&target);
-            let result = (0..1000).find_map(|_| job.advance(&target, -errno)).expect("bounded");
-            assert_eq!(result.expect_err("failed").kind(), ErrorKind::Backing);
-        }
-    }
-
-    #[test]
-    fn a_write_that_transfers_no_byte_fails_after_a_bounded_number_of_attempts() {
-        let target = target(Kind::File);
-        let mut job = write(&target);
-        let result = (0..1000).find_map(|_| job.advance(&target, 0)).expect("bounded");
-        assert!(result.is_err());
-    }
-
-    #[test]
-    fn an_error_names_operation_range_device_and_cause() {
-        let target = target(Kind::Block);
-        let error = write(&target).advance(&target, -libc::EIO).expect("ended").expect_err("failed");
-        assert_eq!(error.kind(), ErrorKind::Backing);
-        assert_eq!(
-            error.line(),
-            "cannot write bytes 4096..12288 of /dev/sdx: Input/output error (os error 5)"
-        );
-    }
-
-    #[test]
-    fn a_full_file_system_is_a_no_space_error() {
-        let target = target(Kind::File);
-        for errno in [libc::ENOSPC, libc::EDQUOT] {
-            let error = write(&target).advance(&target, -errno).expect("ended").expect_err("failed");
-            assert_eq!(error.kind(), ErrorKind::NoSpace);
-        }
-    }
-
-    #[test]
-    fn zeroing_a_file_falls_back_to_a_hole_and_then_to_writing_permanently() {
-        let target = target(Kind::File);
-        let mut job = zero(&target);
-        assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_ZERO_RANGE));
-        assert!(job.advance(&target, -libc::EOPNOTSUPP).is_none());
-        assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_PUNCH_HOLE));
-        assert!(job.advance(&target, -libc::EOPNOTSUPP).is_none());
-        assert_eq!(job.step(&target), Step::WriteZeroes { at: 0, length: ZERO_PIECE });
-        assert_eq!(mode(&zero(&target), &target), None);
-    }
-
-    #[test]
-    fn a_discard_that_a_block_device_refuses_zeroes_the_range() {
-        let target = target(Kind::Block);
-        let op = BackingOp::Discard { range: ByteRange::at(0, 4096) };
-        let mut job = Job::new(OpToken(1), op, &target);
-        assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_PUNCH_HOLE));
-        assert!(job.advance(&target, -libc::EOPNOTSUPP).is_none());
-        assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_ZERO_RANGE));
-        assert!(job.advance(&target, 0).is_some_and(|result| result.is_ok()));
-    }
-
-    #[test]
-    fn a_large_range_of_a_disk_is_zeroed_in_pieces() {
-        let target = target(Kind::Block);
-        let op = BackingOp::WriteZeroes { range: ByteRange::at(0, 3 * BLOCK_PIECE) };
-        let mut job = Job::new(OpToken(1), op, &target);
-        assert!(job.advance(&target, 0).is_none() && job.advance(&target, 0).is_none());
-        assert!(job.advance(&target, 0).is_some_and(|result| result.is_ok()));
-    }
-}
+mod tests;

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Names of the operations in messages, by number.
-const NAMES: [&str; 5] = ["read", "write", "write-zeroes", "discard", "flush"];
+const NAMES: [&str; 7] = ["read", "write", "write-zeroes", "discard", "flush", "verify", "compare"];
 /// Bits of a published value that hold the operation's number plus one; the higher bits are milliseconds.
 const KIND_BITS: u32 = 3;
 
@@ -31,13 +31,15 @@ const fn kind_of(op: &BackingOp) -> usize {
         BackingOp::WriteZeroes { .. } => 2,
         BackingOp::Discard { .. } => 3,
         BackingOp::Flush => 4,
+        BackingOp::Verify { .. } => 5,
+        BackingOp::Compare { .. } => 6,
     }
 }
 
 /// The oldest operation that is not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Oldest {
-    /// The operation: `read`, `write`, `write-zeroes`, `discard` or `flush`.
+    /// The operation: `read`, `write`, `write-zeroes`, `discard`, `flush`, `verify` or `compare`.
     pub name: &'static str,
     /// Time since its submission.
     pub age: Duration,

@@ -39,6 +39,7 @@ pub(crate) fn run_to_end(mut job: Job, target: &Target) -> BackingDone {
             (Step::Read { at, skip, length }, BackingOp::Read { buffer, .. }) => {
                 target.file.read_at(&mut buffer[skip..skip + length], at)
             }
+            (Step::Look { at, length }, _) => target.file.read_at(job.scratch(length), at),
             (Step::Write { at, skip, length }, BackingOp::Write { buffer, .. }) => {
                 target.file.write_at(&buffer[skip..skip + length], at)
             }

@@ -168,7 +168,11 @@ impl Mechanics {
         let ready = now.max(self.units[unit]) + self.latency(op, range);
         let end = match op {
             BackingOp::Flush | BackingOp::Discard { .. } => ready,
-            BackingOp::Read { .. } | BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } => {
+            BackingOp::Read { .. }
+            | BackingOp::Verify { .. }
+            | BackingOp::Compare { .. }
+            | BackingOp::Write { .. }
+            | BackingOp::WriteZeroes { .. } => {
                 self.head = range.end;
                 let end = ready.max(self.bus_free) + self.transfer(range.len());
                 self.bus_free = end;
@@ -189,7 +193,9 @@ impl Mechanics {
                 None => fixed,
             },
             BackingOp::Discard { .. } => fixed,
-            BackingOp::Read { .. } => fixed + self.positioning(range),
+            BackingOp::Read { .. } | BackingOp::Verify { .. } | BackingOp::Compare { .. } => {
+                fixed + self.positioning(range)
+            }
             BackingOp::Write { .. } | BackingOp::WriteZeroes { .. } => {
                 let write = parameters.write_latency_us.map(|time| Duration::from_secs_f64(time / 1e6));
                 write.unwrap_or(fixed) + self.positioning(range)

@@ -172,7 +172,7 @@ pub fn http_status(kind: ErrorKind) -> StatusCode {
         ErrorKind::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorKind::Stopped => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
-        ErrorKind::Media | ErrorKind::Backing => StatusCode::BAD_GATEWAY,
+        ErrorKind::Media | ErrorKind::Backing | ErrorKind::Mismatch => StatusCode::BAD_GATEWAY,
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }

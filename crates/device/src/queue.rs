@@ -531,7 +531,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             BackingOp::Read { buffer, .. } | BackingOp::Write { buffer, .. } => {
                 parked.request.buffer = buffer
             }
-            BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } | BackingOp::Flush => {}
+            _ => {}
         }
         if parked.outstanding > 0 {
             return;

@@ -17,7 +17,7 @@ use crate::disk_queue::SimQueue;
 use crate::image::DiskImage;
 use crate::memory::CrashMemory;
 use crate::random::Seeded;
-use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, OpToken, Result};
+use cbd_types::{BackingGeometry, BackingOp, ByteRange, Error, ErrorKind, Expected, OpToken, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -47,6 +47,10 @@ pub struct DiskCounters {
     pub zeroes: u64,
     /// Discards completed.
     pub discards: u64,
+    /// Verifications completed.
+    pub verified: u64,
+    /// Comparisons completed.
+    pub compared: u64,
     /// Flushes completed.
     pub flushes: u64,
     /// Bytes written.
@@ -342,7 +346,10 @@ impl Change {
             BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => {
                 Some(Self { range: *range, bytes: None })
             }
-            BackingOp::Read { .. } | BackingOp::Flush => None,
+            BackingOp::Read { .. }
+            | BackingOp::Verify { .. }
+            | BackingOp::Compare { .. }
+            | BackingOp::Flush => None,
         }
     }
 
@@ -374,7 +381,10 @@ pub(crate) fn range_of(op: &BackingOp) -> Option<ByteRange> {
         BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
             Some(ByteRange::at(*offset, buffer.len() as u64))
         }
-        BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => Some(*range),
+        BackingOp::WriteZeroes { range }
+        | BackingOp::Discard { range }
+        | BackingOp::Verify { range }
+        | BackingOp::Compare { range, .. } => Some(*range),
         BackingOp::Flush => None,
     }
 }
@@ -417,8 +427,7 @@ impl State {
             );
             for other in &self.flying {
                 let Some(other_range) = range_of(&other.op) else { continue };
-                let changes =
-                    [&op, &other.op].iter().filter(|op| !matches!(op, BackingOp::Read { .. })).count();
+                let changes = [&op, &other.op].iter().filter(|op| op.changes()).count();
                 if other_range.overlaps(&range) && changes > 0 {
                     assert!(
                         changes == 1,
@@ -460,12 +469,32 @@ impl State {
             BackingOp::Write { .. } => self.counters.writes += 1,
             BackingOp::WriteZeroes { .. } => self.counters.zeroes += 1,
             BackingOp::Discard { .. } => self.counters.discards += 1,
+            BackingOp::Verify { .. } => self.counters.verified += 1,
+            BackingOp::Compare { .. } if fails => {}
+            BackingOp::Compare { range, expected } => {
+                self.counters.compared += 1;
+                return self.compare(*range, expected);
+            }
             BackingOp::Flush => self.flush(flying.covers, fails),
         }
         if fails {
             return Err(Error::new(ErrorKind::Backing, "the simulated disk is set to fail this operation"));
         }
         Ok(())
+    }
+
+    /// Whether the range is as expected.
+    fn compare(&mut self, range: ByteRange, expected: &Expected) -> Result<()> {
+        let mut bytes = vec![0; range.len() as usize];
+        self.current.read(range.start, &mut bytes);
+        self.show_some_changes(range, &mut bytes);
+        match expected.first_difference(0, &bytes, self.sector() as usize) {
+            None => Ok(()),
+            Some(found) => {
+                Err(Error::new(ErrorKind::Mismatch, "the simulated disk has other content than expected")
+                    .at_range(ByteRange::at(range.start + found.start, found.len())))
+            }
+        }
     }
 
     /// A read may see sectors of changes that are still in flight.
@@ -512,7 +541,9 @@ impl State {
     fn fails(&mut self, op: &BackingOp) -> bool {
         let range = range_of(op);
         let (permille, bad) = match op {
-            BackingOp::Read { .. } => (self.faults.read_permille, &self.faults.unreadable),
+            BackingOp::Read { .. } | BackingOp::Verify { .. } | BackingOp::Compare { .. } => {
+                (self.faults.read_permille, &self.faults.unreadable)
+            }
             BackingOp::Flush => (self.faults.flush_permille, &self.faults.unwritable),
             _ => (self.faults.change_permille, &self.faults.unwritable),
         };

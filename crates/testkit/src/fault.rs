@@ -367,7 +367,9 @@ fn first_half(op: &BackingOp) -> Option<BackingOp> {
         BackingOp::Discard { range } => {
             Some(BackingOp::Discard { range: ByteRange::at(range.start, half(range.len())?) })
         }
-        BackingOp::Read { .. } | BackingOp::Flush => None,
+        BackingOp::Read { .. } | BackingOp::Verify { .. } | BackingOp::Compare { .. } | BackingOp::Flush => {
+            None
+        }
     }
 }
 

@@ -13,13 +13,18 @@ pub enum OpKind {
     WriteZeroes,
     /// Discards.
     Discard,
+    /// Verifications.
+    Verify,
+    /// Comparisons.
+    Compare,
     /// Flushes.
     Flush,
 }
 
 impl OpKind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::WriteZeroes, Self::Discard, Self::Flush];
+    pub const ALL: [Self; 7] =
+        [Self::Read, Self::Write, Self::WriteZeroes, Self::Discard, Self::Verify, Self::Compare, Self::Flush];
 
     /// The kind of an operation.
     #[must_use]
@@ -29,8 +34,16 @@ impl OpKind {
             BackingOp::Write { .. } => Self::Write,
             BackingOp::WriteZeroes { .. } => Self::WriteZeroes,
             BackingOp::Discard { .. } => Self::Discard,
+            BackingOp::Verify { .. } => Self::Verify,
+            BackingOp::Compare { .. } => Self::Compare,
             BackingOp::Flush => Self::Flush,
         }
+    }
+
+    /// Whether its operations change the device.
+    #[must_use]
+    pub const fn changes(self) -> bool {
+        matches!(self, Self::Write | Self::WriteZeroes | Self::Discard)
     }
 
     /// Its name in specifications.
@@ -41,6 +54,8 @@ impl OpKind {
             Self::Write => "write",
             Self::WriteZeroes => "zero",
             Self::Discard => "discard",
+            Self::Verify => "verify",
+            Self::Compare => "compare",
             Self::Flush => "flush",
         }
     }
@@ -52,7 +67,10 @@ pub(crate) fn range_of(op: &BackingOp) -> ByteRange {
         BackingOp::Read { offset, buffer } | BackingOp::Write { offset, buffer } => {
             ByteRange::at(*offset, buffer.len() as u64)
         }
-        BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => *range,
+        BackingOp::WriteZeroes { range }
+        | BackingOp::Discard { range }
+        | BackingOp::Verify { range }
+        | BackingOp::Compare { range, .. } => *range,
         BackingOp::Flush => ByteRange::at(0, 0),
     }
 }

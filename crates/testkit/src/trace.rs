@@ -52,9 +52,10 @@ impl Memory {
         let entry = TraceEntry { number: self.next, kind, range, ended: None };
         self.next += 1;
         if self.conflict.is_none() {
-            let other = self.in_flight.iter().find(|(_, (other, taken))| {
-                taken.overlaps(&range) && (kind != OpKind::Read || *other != OpKind::Read)
-            });
+            let other = self
+                .in_flight
+                .iter()
+                .find(|(_, (other, taken))| taken.overlaps(&range) && (kind.changes() || other.changes()));
             self.conflict = other
                 .map(|(&number, &(kind, range))| (TraceEntry { number, kind, range, ended: None }, entry));
         }

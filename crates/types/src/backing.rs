@@ -2,7 +2,8 @@
 //!
 //! A queue belongs to one thread. An operation owns its buffer from submission to completion, so no other code can
 //! access it meanwhile. The engine never has two overlapping changes in flight, so a queue may execute them in any
-//! order. A read may overlap a change; each sector then has its content before the change or after it.
+//! order. A read, a verification or a comparison may overlap a change; each sector then has its content before the change
+//! or after it.
 
 use crate::{AlignedBuffer, ByteRange, Result};
 use alloc::vec::Vec;
@@ -38,8 +39,74 @@ pub enum BackingOp {
         /// The range.
         range: ByteRange,
     },
+    /// Check that all of the range can be read; the device may do it in itself and move no data.
+    Verify {
+        /// The range.
+        range: ByteRange,
+    },
+    /// Check that the device has this content. If it has other content, the error is [`Mismatch`](crate::ErrorKind), and
+    /// its range is that of the first sectors that differ.
+    Compare {
+        /// The range.
+        range: ByteRange,
+        /// What the device should have.
+        expected: Expected,
+    },
     /// Everything completed so far is durable when this completes.
     Flush,
+}
+
+impl BackingOp {
+    /// Whether it changes the content of the device.
+    #[must_use]
+    pub const fn changes(&self) -> bool {
+        match self {
+            Self::Write { .. } | Self::WriteZeroes { .. } | Self::Discard { .. } => true,
+            Self::Read { .. } | Self::Verify { .. } | Self::Compare { .. } | Self::Flush => false,
+        }
+    }
+}
+
+/// The content that [`BackingOp::Compare`] compares a range with.
+#[derive(Debug)]
+pub enum Expected {
+    /// These bytes, as many as the range has.
+    Bytes(AlignedBuffer),
+    /// Zeroes.
+    Zeroes,
+}
+
+impl Expected {
+    /// Whether `bytes`, which begin at `offset` of the range, are as expected. Bytes past the end are not.
+    #[must_use]
+    pub fn is(&self, offset: usize, bytes: &[u8]) -> bool {
+        match self {
+            Self::Bytes(expected) => {
+                expected.get(offset..).and_then(|rest| rest.get(..bytes.len())) == Some(bytes)
+            }
+            Self::Zeroes => bytes.iter().all(|&byte| byte == 0),
+        }
+    }
+
+    /// The first run of sectors of `bytes` that are not as expected, in bytes from the start of `bytes`; `None` if all
+    /// are. `bytes` begin at `offset` of the range.
+    #[must_use]
+    pub fn first_difference(&self, offset: usize, bytes: &[u8], sector: usize) -> Option<ByteRange> {
+        if self.is(offset, bytes) {
+            return None;
+        }
+        let mut differing = bytes
+            .chunks(sector.max(1))
+            .enumerate()
+            .map(|(index, chunk)| (index * sector.max(1), chunk.len()))
+            .skip_while(|&(at, length)| self.is(offset + at, &bytes[at..at + length]));
+        let (start, length) = differing.next()?;
+        let end = differing
+            .take_while(|&(at, length)| !self.is(offset + at, &bytes[at..at + length]))
+            .last()
+            .map_or(start + length, |(at, length)| at + length);
+        Some(ByteRange { start: start as u64, end: end as u64 })
+    }
 }
 
 /// A completed operation.
@@ -111,5 +178,29 @@ impl<Q: BackingQueue + ?Sized> BackingQueue for alloc::boxed::Box<Q> {
 
     fn depth(&self) -> usize {
         (**self).depth()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_difference_is_a_run_of_sectors() {
+        let mut bytes = alloc::vec![0; 4096];
+        assert_eq!(Expected::Zeroes.first_difference(0, &bytes, 512), None);
+        for at in [1030, 1540, 3000] {
+            bytes[at] = 1;
+        }
+        let found = Expected::Zeroes.first_difference(0, &bytes, 512);
+        assert_eq!(found, Some(ByteRange { start: 1024, end: 2048 }));
+    }
+
+    #[test]
+    fn bytes_are_compared_at_their_offset() {
+        let expected = Expected::Bytes(AlignedBuffer::from_slice(&[[1; 512], [2; 512]].concat()));
+        assert_eq!(expected.first_difference(512, &[2; 512], 512), None);
+        assert_eq!(expected.first_difference(0, &[2; 512], 512), Some(ByteRange::at(0, 512)));
+        assert_eq!(expected.first_difference(512, &[2; 1024], 512), Some(ByteRange::at(512, 512)));
     }
 }

@@ -48,6 +48,8 @@ pub enum ErrorKind {
     Exchanged,
     /// The machine crashed while the object was in use, and only some of its pages reached the disk.
     Torn,
+    /// The device can be read, but has other content than was expected.
+    Mismatch,
     /// The operating system refused, for another reason.
     System,
 }
@@ -57,19 +59,19 @@ impl ErrorKind {
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
-            Self::InvalidArgument => 22,                                      // EINVAL
-            Self::NotFound => 2,                                              // ENOENT
-            Self::AlreadyExists => 17,                                        // EEXIST
-            Self::Busy => 16,                                                 // EBUSY
-            Self::NoSpace => 28,                                              // ENOSPC
-            Self::OutOfRange => 22,  // EINVAL, as the block layer says
-            Self::ReadOnly => 30,    // EROFS
-            Self::Unsupported => 95, // EOPNOTSUPP
-            Self::Stopped => 108,    // ESHUTDOWN
-            Self::Permission => 1,   // EPERM
-            Self::TimedOut => 110,   // ETIMEDOUT
+            Self::InvalidArgument => 22,                      // EINVAL
+            Self::NotFound => 2,                              // ENOENT
+            Self::AlreadyExists => 17,                        // EEXIST
+            Self::Busy => 16,                                 // EBUSY
+            Self::NoSpace => 28,                              // ENOSPC
+            Self::OutOfRange => 22,                           // EINVAL, as the block layer says
+            Self::ReadOnly => 30,                             // EROFS
+            Self::Unsupported => 95,                          // EOPNOTSUPP
+            Self::Stopped => 108,                             // ESHUTDOWN
+            Self::Permission => 1,                            // EPERM
+            Self::TimedOut => 110,                            // ETIMEDOUT
             Self::Media | Self::Backing | Self::Damaged => 5, // EIO
-            Self::Foreign | Self::Exchanged | Self::Torn | Self::System => 5, // EIO
+            Self::Foreign | Self::Exchanged | Self::Torn | Self::Mismatch | Self::System => 5, // EIO
         }
     }
 
@@ -94,6 +96,7 @@ impl ErrorKind {
             Self::TimedOut => "timed_out",
             Self::Exchanged => "exchanged",
             Self::Torn => "torn",
+            Self::Mismatch => "mismatch",
             Self::System => "system",
         }
     }

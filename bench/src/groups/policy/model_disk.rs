@@ -97,6 +97,10 @@ impl BackingQueue for ModelDisk {
             }
             BackingOp::Write { offset, buffer } => (*offset, buffer.len() as u64),
             BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => (range.start, 0),
+            BackingOp::Verify { range } | BackingOp::Compare { range, .. } => {
+                state.read_bytes += range.len();
+                (range.start, range.len())
+            }
             BackingOp::Flush => (state.position, 0),
         };
         let seek_us = if start == state.position { 0.0 } else { state.model.seek_us };

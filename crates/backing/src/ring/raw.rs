@@ -91,8 +91,8 @@ impl RawRing {
     fn queue(&mut self, slot: usize, target: &Target) {
         let Some(job) = &mut self.slots[slot] else { return };
         let entry = entry(job, target).user_data(slot as u64);
-        // SAFETY: the memory that the entry names is the job's buffer, which is on the heap, owned by the job, and long
-        // enough for the step; or it is static. The job stays in its slot, untouched, until the completion has been
+        // SAFETY: the memory that the entry names is the job's buffer or scratch buffer, which is on the heap, owned by the
+        // job, and long enough for the step; or it is static. The job stays in its slot, untouched, until the completion has been
         // seen, and the ring's drop waits for it. The descriptor is the target's, which outlives the job's queue; an
         // entry of a closed one would fail and access no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -197,6 +197,10 @@ fn entry(job: &mut Job, target: &Target) -> squeue::Entry {
     match (job.step(target), &mut job.op) {
         (Step::Read { at, skip, length }, BackingOp::Read { buffer, .. }) => {
             let memory = &mut buffer[skip..skip + length];
+            opcode::Read::new(file, memory.as_mut_ptr(), length as u32).offset(at).build()
+        }
+        (Step::Look { at, length }, _) => {
+            let memory = job.scratch(length);
             opcode::Read::new(file, memory.as_mut_ptr(), length as u32).offset(at).build()
         }
         (Step::Write { at, skip, length }, BackingOp::Write { buffer, .. }) => {

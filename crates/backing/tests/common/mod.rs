@@ -5,7 +5,7 @@ mod forbid;
 
 use cbd_backing::{Backing, BackingFile, Engine, Options, PollableQueue, after_predecessor};
 use cbd_types::backing::BackingDone;
-use cbd_types::{AlignedBuffer, BackingOp, ByteRange, OpToken};
+use cbd_types::{AlignedBuffer, BackingOp, ByteRange, Expected, OpToken};
 #[allow(unused_imports)]
 pub use forbid::forbid;
 use std::fs::{File, OpenOptions};
@@ -76,6 +76,19 @@ pub fn zero(start: u64, length: u64) -> BackingOp {
 
 pub fn discard(start: u64, length: u64) -> BackingOp {
     BackingOp::Discard { range: ByteRange::at(start, length) }
+}
+
+pub fn verify(start: u64, length: u64) -> BackingOp {
+    BackingOp::Verify { range: ByteRange::at(start, length) }
+}
+
+pub fn compare(start: u64, bytes: &[u8]) -> BackingOp {
+    let expected = Expected::Bytes(AlignedBuffer::from_slice(bytes));
+    BackingOp::Compare { range: ByteRange::at(start, bytes.len() as u64), expected }
+}
+
+pub fn is_zero(start: u64, length: u64) -> BackingOp {
+    BackingOp::Compare { range: ByteRange::at(start, length), expected: Expected::Zeroes }
 }
 
 /// Runs one operation to its end.

@@ -56,7 +56,7 @@ impl From<ErrorBody> for Error {
 /// The kind with this name; an unknown name is [`ErrorKind::System`].
 #[must_use]
 pub fn kind_of(name: &str) -> ErrorKind {
-    const KINDS: [ErrorKind; 18] = [
+    const KINDS: [ErrorKind; 19] = [
         ErrorKind::InvalidArgument,
         ErrorKind::NotFound,
         ErrorKind::AlreadyExists,
@@ -74,6 +74,7 @@ pub fn kind_of(name: &str) -> ErrorKind {
         ErrorKind::TimedOut,
         ErrorKind::Exchanged,
         ErrorKind::Torn,
+        ErrorKind::Mismatch,
         ErrorKind::System,
     ];
     KINDS.into_iter().find(|kind| kind.name() == name).unwrap_or(ErrorKind::System)

@@ -64,6 +64,8 @@ impl BackingQueue for Disk {
             BackingOp::Write { offset, buffer } => ("write", *offset, buffer.len() as u64),
             BackingOp::WriteZeroes { range } => ("zeroes", range.start, range.len()),
             BackingOp::Discard { range } => ("discard", range.start, range.len()),
+            BackingOp::Verify { range } => ("verify", range.start, range.len()),
+            BackingOp::Compare { range, .. } => ("compare", range.start, range.len()),
             BackingOp::Flush => ("flush", 0, 0),
         });
         self.submitted.push((token, op));

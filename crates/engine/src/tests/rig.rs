@@ -25,6 +25,8 @@ pub(crate) enum Asked {
     Write(ByteRange),
     Zeroes(ByteRange),
     Discard(ByteRange),
+    Verify(ByteRange),
+    Compare(ByteRange),
     Flush,
 }
 
@@ -69,6 +71,8 @@ impl Disk {
                 }
                 BackingOp::WriteZeroes { range } => (Asked::Zeroes(*range), Some(*range)),
                 BackingOp::Discard { range } => (Asked::Discard(*range), Some(*range)),
+                BackingOp::Verify { range } => (Asked::Verify(*range), None),
+                BackingOp::Compare { range, .. } => (Asked::Compare(*range), None),
                 BackingOp::Flush => (Asked::Flush, None),
             };
             state.asked.push(asked);
@@ -90,7 +94,14 @@ impl Disk {
                 BackingOp::WriteZeroes { range } | BackingOp::Discard { range } => {
                     state.bytes[range.start as usize..range.end as usize].fill(0);
                 }
-                BackingOp::Flush => {}
+                BackingOp::Compare { range, expected } => {
+                    let bytes = &state.bytes[range.start as usize..range.end as usize];
+                    if let Some(found) = expected.first_difference(0, bytes, 512) {
+                        let found = ByteRange::at(range.start + found.start, found.len());
+                        return Err(Error::new(ErrorKind::Mismatch, "it has other content").at_range(found));
+                    }
+                }
+                BackingOp::Verify { .. } | BackingOp::Flush => {}
             }
             Ok(())
         })

@@ -151,3 +151,30 @@ fn after_a_process_crash_old_queues_do_nothing() {
     finish(&mut queue);
     assert_eq!(Content::of(1, &all(&disk.contents())[512..1024]), Some(Content::INITIAL));
 }
+
+#[test]
+fn a_verification_obeys_the_faults_of_reads() {
+    let disk = disk(8);
+    disk.set_faults(DiskFaults { unreadable: vec![ByteRange::at(1024, 512)], ..DiskFaults::default() });
+    let mut queue = disk.queue(4);
+    for (token, start) in [(1, 0), (2, 1024)] {
+        let range = ByteRange::at(start, 1024);
+        queue.submit(OpToken(token), BackingOp::Verify { range });
+        queue.submit(OpToken(token + 2), BackingOp::Compare { range, expected: Expected::Zeroes });
+    }
+    for one in finish(&mut queue) {
+        assert_eq!(one.result.is_ok(), one.token.0 % 2 == 1, "{one:?}");
+    }
+}
+
+#[test]
+fn a_comparison_names_what_differs() {
+    let disk = disk(8);
+    let mut queue = disk.queue(4);
+    queue.submit(OpToken(1), write(3, 2, 7));
+    finish(&mut queue);
+    let op = BackingOp::Compare { range: ByteRange::at(0, 4096), expected: Expected::Zeroes };
+    queue.submit(OpToken(2), op);
+    let error = finish(&mut queue).remove(0).result.expect_err("it differs");
+    assert_eq!((error.kind(), error.range()), (ErrorKind::Mismatch, Some(ByteRange::at(3 * 512, 1024))));
+}

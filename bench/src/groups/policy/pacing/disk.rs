@@ -40,6 +40,9 @@ impl BackingQueue for SlowQueue {
             BackingOp::Write { buffer, .. } | BackingOp::Read { buffer, .. } => {
                 buffer.len() as u64 * 1_000_000 / self.bandwidth
             }
+            BackingOp::Verify { range } | BackingOp::Compare { range, .. } => {
+                range.len() * 1_000_000 / self.bandwidth
+            }
             BackingOp::Flush => FLUSH_US,
             BackingOp::WriteZeroes { .. } | BackingOp::Discard { .. } => 0,
         };

@@ -1,0 +1,162 @@
+//! Tests of one operation, from its checks to its result.
+
+use super::*;
+use cbd_types::AlignedBuffer;
+
+fn target(kind: Kind) -> Target {
+    let geometry = BackingGeometry {
+        size: 1 << 40,
+        sector: 512,
+        physical_sector: 512,
+        rotational: false,
+        volatile_cache: true,
+        discard_zeroes: true,
+        discard_granularity: 512,
+    };
+    let file = Held::new(std::fs::File::open("/dev/null").expect("always there"));
+    let (no_zero_range, no_punch) = (AtomicBool::new(false), AtomicBool::new(false));
+    Target {
+        file,
+        path: "/dev/sdx".into(),
+        kind,
+        geometry,
+        size: geometry.size.into(),
+        read_only: false,
+        is_named: true,
+        length: Length::new(geometry.size),
+        no_zero_range,
+        no_punch,
+    }
+}
+
+fn write(target: &Target) -> Job {
+    let op = BackingOp::Write { offset: 4096, buffer: AlignedBuffer::zeroed(8192) };
+    Job::new(OpToken(1), op, target)
+}
+
+fn zero(target: &Target) -> Job {
+    Job::new(OpToken(1), BackingOp::WriteZeroes { range: ByteRange::at(0, 1 << 20) }, target)
+}
+
+fn mode(job: &Job, target: &Target) -> Option<i32> {
+    match job.step(target) {
+        Step::Allocate { mode, .. } => Some(mode & !libc::FALLOC_FL_KEEP_SIZE),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_short_write_continues_at_the_last_whole_sector() {
+    let target = target(Kind::File);
+    let mut job = write(&target);
+    assert!(job.advance(&target, 4096 + 700).is_none());
+    assert_eq!(job.step(&target), Step::Write { at: 4096 + 4608, skip: 4608, length: 3584 });
+    assert!(job.advance(&target, 3584).is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn an_interrupted_write_is_retried_a_bounded_number_of_times() {
+    for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
+        let target = target(Kind::File);
+        let mut job = write(&target);
+        let result = (0..1000).find_map(|_| job.advance(&target, -errno)).expect("bounded");
+        assert_eq!(result.expect_err("failed").kind(), ErrorKind::Backing);
+    }
+}
+
+#[test]
+fn a_write_that_transfers_no_byte_fails_after_a_bounded_number_of_attempts() {
+    let target = target(Kind::File);
+    let mut job = write(&target);
+    let result = (0..1000).find_map(|_| job.advance(&target, 0)).expect("bounded");
+    assert!(result.is_err());
+}
+
+#[test]
+fn an_error_names_operation_range_device_and_cause() {
+    let target = target(Kind::Block);
+    let error = write(&target).advance(&target, -libc::EIO).expect("ended").expect_err("failed");
+    assert_eq!(error.kind(), ErrorKind::Backing);
+    assert_eq!(error.line(), "cannot write bytes 4096..12288 of /dev/sdx: Input/output error (os error 5)");
+}
+
+#[test]
+fn a_full_file_system_is_a_no_space_error() {
+    let target = target(Kind::File);
+    for errno in [libc::ENOSPC, libc::EDQUOT] {
+        let error = write(&target).advance(&target, -errno).expect("ended").expect_err("failed");
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+    }
+}
+
+#[test]
+fn zeroing_a_file_falls_back_to_a_hole_and_then_to_writing_permanently() {
+    let target = target(Kind::File);
+    let mut job = zero(&target);
+    assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_ZERO_RANGE));
+    assert!(job.advance(&target, -libc::EOPNOTSUPP).is_none());
+    assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_PUNCH_HOLE));
+    assert!(job.advance(&target, -libc::EOPNOTSUPP).is_none());
+    assert_eq!(job.step(&target), Step::WriteZeroes { at: 0, length: ZERO_PIECE });
+    assert_eq!(mode(&zero(&target), &target), None);
+}
+
+#[test]
+fn a_discard_that_a_block_device_refuses_zeroes_the_range() {
+    let target = target(Kind::Block);
+    let op = BackingOp::Discard { range: ByteRange::at(0, 4096) };
+    let mut job = Job::new(OpToken(1), op, &target);
+    assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_PUNCH_HOLE));
+    assert!(job.advance(&target, -libc::EOPNOTSUPP).is_none());
+    assert_eq!(mode(&job, &target), Some(libc::FALLOC_FL_ZERO_RANGE));
+    assert!(job.advance(&target, 0).is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_large_range_of_a_disk_is_zeroed_in_pieces() {
+    let target = target(Kind::Block);
+    let op = BackingOp::WriteZeroes { range: ByteRange::at(0, 3 * BLOCK_PIECE) };
+    let mut job = Job::new(OpToken(1), op, &target);
+    assert!(job.advance(&target, 0).is_none() && job.advance(&target, 0).is_none());
+    assert!(job.advance(&target, 0).is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_verification_reads_pieces_and_continues_after_a_short_read() {
+    let target = target(Kind::Block);
+    let range = ByteRange::at(4096, LOOK_PIECE + 8192);
+    let mut job = Job::new(OpToken(1), BackingOp::Verify { range }, &target);
+    assert_eq!(job.step(&target), Step::Look { at: 4096, length: LOOK_PIECE as usize });
+    assert!(job.advance(&target, 512 + 100).is_none());
+    assert_eq!(job.step(&target), Step::Look { at: 4608, length: LOOK_PIECE as usize });
+    assert!(job.advance(&target, LOOK_PIECE as i32).is_none());
+    assert_eq!(job.step(&target), Step::Look { at: 4608 + LOOK_PIECE, length: 8192 - 512 });
+    assert!(job.advance(&target, 8192 - 512).is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_verification_names_the_piece_that_cannot_be_read() {
+    let target = target(Kind::Block);
+    let range = ByteRange::at(0, 2 * LOOK_PIECE);
+    let mut job = Job::new(OpToken(1), BackingOp::Verify { range }, &target);
+    assert!(job.advance(&target, LOOK_PIECE as i32).is_none());
+    let error = job.advance(&target, -libc::EIO).expect("ended").expect_err("failed");
+    assert_eq!(error.kind(), ErrorKind::Backing);
+    assert_eq!(error.range(), Some(ByteRange::at(LOOK_PIECE, LOOK_PIECE)));
+}
+
+#[test]
+fn a_comparison_names_the_first_sectors_that_differ() {
+    let target = target(Kind::Block);
+    let range = ByteRange::at(8192, 4096);
+    let expected = Expected::Bytes(AlignedBuffer::from_slice(&[7; 4096]));
+    let mut job = Job::new(OpToken(1), BackingOp::Compare { range, expected }, &target);
+    job.scratch(4096).fill(7);
+    assert!(job.advance(&target, 1024).is_none(), "what was read is as expected");
+    job.scratch(3072).fill(7);
+    job.scratch(3072)[513] = 8;
+    let error = job.advance(&target, 3072).expect("ended").expect_err("it differs");
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert_eq!(error.range(), Some(ByteRange::at(8192 + 1024 + 512, 512)));
+    assert_eq!(error.line(), "bytes 9728..10240 of /dev/sdx are not the expected content");
+}
