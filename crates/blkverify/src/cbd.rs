@@ -119,9 +119,9 @@ fn sign(block: &Block, run: &Path, dev: &Path) -> Option<String> {
     if let Ok(file) = fs::read_to_string(block.folder.join("loop/backing_file")) {
         let file = Path::new(file.trim_end());
         let name = file.file_name().and_then(|name| name.to_str()).filter(|name| is_ours(name));
-        let folder = file.parent().and_then(Path::file_name);
-        // A detached mount has no folders.
-        if let Some(name) = name.filter(|_| folder.is_none_or(|folder| folder == "fuse")) {
+        let folder = file.parent().and_then(Path::file_name).and_then(|folder| folder.to_str());
+        // The mount point has the name too; a mount that was detached has none.
+        if let Some(name) = name.filter(|name| folder.is_none_or(|folder| folder == *name)) {
             return Some(name.to_owned());
         }
     }
@@ -201,10 +201,10 @@ mod tests {
         let block = |name: &str| Block { disk: number, name: name.to_owned(), start: 0, folder: sys.clone() };
         let sign = |name: &str| sign(&block(name), &run, folder.path());
         for (file, expected) in [
-            ("/run/cbd/fuse/cbd7\n", Some("cbd7")),
+            ("/run/cbd/fuse/cbd7/cbd7\n", Some("cbd7")),
             ("/cbd7\n", Some("cbd7")),
             ("/srv/images/cbd7\n", None),
-            ("/run/cbd/fuse/cbd\n", None),
+            ("/run/cbd/fuse/cbd/cbd\n", None),
             ("/run/cbd/fuse/disk.img\n", None),
         ] {
             fs::write(sys.join("loop/backing_file"), file).unwrap();
