@@ -102,12 +102,7 @@ impl Pages<'_> {
             self.look(&parts)?;
             let is_ended = self.seen.error.is_some() || self.job.interrupt.has_come();
             let unrest = if is_ended { Vec::new() } else { moved(&parts, &self.map(size)) };
-            for range in &unrest {
-                self.seen.findings.remove(*range);
-                self.report
-                    .findings
-                    .retain(|wrong| !range.overlaps(&ByteRange::at(wrong.start, wrong.length)));
-            }
+            self.forget(&unrest);
             self.count(&parts, &unrest);
             if unrest.is_empty() {
                 break;
@@ -120,11 +115,22 @@ impl Pages<'_> {
             todo = unrest;
         }
         let Self { job, mut report, seen, .. } = self;
-        // What the daemon found and was dropped since is not counted.
-        report.found = report.findings.len() as u64;
-        report.repaired = report.findings.iter().filter(|wrong| wrong.repaired).count() as u64;
         job.finish(&mut report, seen);
         Ok(report)
+    }
+
+    /// Drops what was found in places where the bytes are no more.
+    fn forget(&mut self, unrest: &[ByteRange]) {
+        let Self { seen, report, .. } = self;
+        for range in unrest {
+            seen.findings.remove(*range);
+            report.findings.retain(|wrong| {
+                let is_kept = !range.overlaps(&ByteRange::at(wrong.start, wrong.length));
+                report.found -= u64::from(!is_kept);
+                report.repaired -= u64::from(!is_kept && wrong.repaired);
+                is_kept
+            });
+        }
     }
 
     /// Where the bytes are at this moment.

@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use support::{MIB, Place};
 
 /// Whether the test can run. It says so if not.
@@ -170,4 +172,46 @@ fn an_unreadable_place_of_a_file_is_reported_as_bytes_of_the_file() {
     );
     assert_eq!(findings[0]["start"].as_u64().map(|start| start % 4096), Some(0));
     assert_eq!(place.run(&[&path]).code, 0);
+}
+
+#[test]
+fn a_file_that_is_moved_and_written_meanwhile_is_not_wrong() {
+    if !is_wanted("a_file_that_is_moved_and_written_meanwhile_is_not_wrong") {
+        return;
+    }
+    let place = Place::new();
+    let device = LoopDevice::over(&place.file("disk", &vec![0; 64 * MIB]));
+    tool("mkfs.ext4", &["-q", "-b", "4096", &device.path]);
+    let mounted = Mounted::new(&device.path, &place.path("mnt"));
+    let path = mounted.path("file");
+    fs::write(&path, vec![5; 16 * MIB]).unwrap();
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = File::options().write(true).open(&path).unwrap();
+            for round in 0.. {
+                if ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                let offset = format!("{}", round % 16 * MIB);
+                tool("fallocate", &["--punch-hole", "--offset", &offset, "--length", "1M", &path]);
+                file.write_all_at(&vec![6; MIB], (round % 16 * MIB) as u64).unwrap();
+            }
+        });
+        let (mut runs, mut changed, begun) = (0, 0, Instant::now());
+        while (runs < 20 || changed == 0) && begun.elapsed() < Duration::from_secs(60) {
+            let ran = place.run(&[&path, "--json"]);
+            let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap_or_default();
+            if ran.code != 0 || report["found"] != 0 || report["complete"] != true {
+                ends.store(true, Ordering::Relaxed);
+                panic!("{ran:?}");
+            }
+            // More than there is: bytes were looked at again.
+            let bytes = |name: &str| report[name].as_u64().unwrap_or(0);
+            let looked = bytes("verified_bytes") + bytes("hole_bytes") + bytes("changed_bytes");
+            (runs, changed) = (runs + 1, changed + u64::from(looked > 16 << 20));
+        }
+        ends.store(true, Ordering::Relaxed);
+        assert!(changed > 0, "no extent moved while it was looked at");
+    });
 }
