@@ -86,14 +86,12 @@ fn build_verifier(plan: &Plan) -> Result<PathBuf, Problem> {
     Ok(target.join(profile(plan)).join("blkverify"))
 }
 
-/// Copies a program into `prefix`. It replaces a file, which may be in use, and is never written to.
+/// Copies a program into `prefix`.
 fn place_program(program: &Path, prefix: &Path) -> Result<PathBuf, String> {
     let folder = prefix.join("bin");
     fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let place = folder.join(program.file_name().unwrap_or_default());
-    let new = place.with_extension("new");
-    copy(program, &new)?;
-    fs::rename(&new, &place).map_err(|error| format!("cannot replace {}: {error}", place.display()))?;
+    copy(program, &place)?;
     Ok(place)
 }
 
