@@ -4,7 +4,7 @@
 //! at. One that no daemon is found for is an error.
 
 use crate::beneath::{Block, node};
-use cbd_daemon::api::{Status, VerifiedInfo, VerifyRange};
+use cbd_daemon::api::{NumberOrName, Status, VerifiedInfo, VerifyRange};
 use cbd_daemon::client::{Client, Timeout};
 use cbd_sys::DeviceNumber;
 use cbd_types::{Error, ErrorKind, Result};
@@ -168,13 +168,13 @@ pub fn start(cached: &Cached, request: VerifyRange, news: Sender<News>) -> Resul
 
 /// Asks the daemon, and waits for its answer. `progress` gets the number of verified bytes.
 fn verify(
-    _client: &Client,
+    client: &Client,
     cached: &Cached,
-    _request: &VerifyRange,
-    _progress: &mut dyn FnMut(u64),
+    request: &VerifyRange,
+    progress: &mut dyn FnMut(u64),
 ) -> Result<VerifiedInfo> {
-    let text = format!("the daemon of {} cannot verify yet: nothing was looked at", cached.name);
-    Err(Error::new(ErrorKind::Unsupported, text))
+    let backend = NumberOrName::Number(cached.backend);
+    client.verify(cached.transport, &backend, request, |now| progress(now.verified_bytes.unwrap_or(0)))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
-pub use live::{LiveCommand, OfBackend, PinCommand, Pinned};
+pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -48,8 +48,8 @@ pub struct DaemonCli {
     pub arguments: DaemonArguments,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 refused or failed (one line on standard error says why), 2 wrong usage; check, dump, repair and \
-     rescue have their own (see their help)";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 refused or failed (one line on standard error says why), 2 wrong usage; check, dump, repair, \
+     rescue and scrub have their own (see their help)";
 
 /// Selects a transport.
 #[derive(Args, Clone, Copy, Debug)]
@@ -177,6 +177,9 @@ pub enum Command {
         /// Drop the dirty and quarantined data instead; BYTES must be exactly the number of these bytes
         #[arg(long, value_name = "BYTES")]
         discard_dirty: Option<u64>,
+        /// Compare the disk with the cache before the backend is removed; if they differ it is not
+        #[arg(long, conflicts_with = "discard_dirty")]
+        verify: bool,
     },
     /// List the backends of this host
     BackendList {
@@ -287,6 +290,9 @@ pub enum Command {
         /// Seconds without progress after which to give up [default: 60]
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
+        /// Compare the disk with the cache afterwards; findings are an error
+        #[arg(long)]
+        verify: bool,
     },
     /// Check a region that no daemon serves: every structure, every checksum, every chain; read-only
     #[command(after_help = crate::offline::CHECK_EXIT_CODES)]
@@ -439,11 +445,11 @@ fn log_format() -> impl TypedValueParser<Value = LogFormatArgument> {
 }
 
 /// Whether the arguments are those of a command for offline recovery, whose wrong usage has an exit code of its own.
-pub fn is_offline(arguments: &[std::ffi::OsString]) -> bool {
+pub fn has_own_exit_codes(arguments: &[std::ffi::OsString]) -> bool {
     use clap::CommandFactory;
     let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
     let name = matches.ok().and_then(|matches| matches.subcommand_name().map(str::to_owned));
-    name.is_some_and(|name| ["check", "dump", "repair", "rescue"].contains(&name.as_str()))
+    name.is_some_and(|name| ["check", "dump", "repair", "rescue", "scrub"].contains(&name.as_str()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The commands that send requests to a daemon.
 
-use crate::cli::{CheckpointArguments, Command, RequestTimeout};
+use crate::cli::{CheckpointArguments, Command, LiveCommand, RequestTimeout};
 use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
@@ -24,7 +24,11 @@ const MODE_POLL: Duration = Duration::from_millis(200);
 /// Runs `command` against the daemon at `socket`.
 pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     let output = Output { json };
-    let result = execute(command, &Client::new(socket), &output);
+    let client = Client::new(socket);
+    if let Command::Live(LiveCommand::Scrub(arguments)) = &command {
+        return crate::scrub::run(arguments, &client, &output);
+    }
+    let result = execute(command, &client, &output);
     progress::end_waiting();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -185,9 +189,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;
             print_started(output, &started)
         }
-        Command::BackendStop { on, backend, force, timeout, discard_dirty } => {
+        Command::BackendStop { on, backend, force, timeout, discard_dirty, verify } => {
             let path = format!("/v1/transports/{}/backends/{backend}/stop", on.transport);
-            long(plain, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty })
+            long(plain, output, &path, &StopBackend { force, timeout_s: timeout, discard_dirty, verify })
         }
         Command::BackendList { on, all, request } => {
             let path = format!("/v1/transports/{}/backends?all={all}", on.transport);
@@ -225,9 +229,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             (None, dev) => set_blkdev(client, output, on.transport, dev.as_ref(), &changes),
         },
         Command::Checkpoint(arguments) => checkpoint(plain, output, arguments),
-        Command::Drain { on, backend, timeout } => {
+        Command::Drain { on, backend, timeout, verify } => {
             let path = format!("/v1/transports/{}/drain", on.transport);
-            long(plain, output, &path, &Drain { backend, wait: true, timeout_s: timeout })
+            long(plain, output, &path, &Drain { backend, wait: true, timeout_s: timeout, verify })
         }
         Command::Check(_)
         | Command::Dump(_)
@@ -294,7 +298,7 @@ fn checkpoint(client: &Client, output: &Output, arguments: CheckpointArguments) 
         return checkpoint_together(client, output, on.transport, &request);
     }
     let path = format!("/v1/transports/{}/checkpoint", on.transport);
-    long(client, output, &path, &Drain { backend: only(&backend)?, wait, timeout_s: timeout })
+    long(client, output, &path, &Drain { backend: only(&backend)?, wait, timeout_s: timeout, verify: false })
 }
 
 /// The one backend of a checkpoint that is not of several together.

@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 33] = [
+pub const SETTINGS: [&str; 38] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -46,6 +46,11 @@ pub const SETTINGS: [&str; 33] = [
     "pin_percent=",
     "metadata_min_percent=",
     "metadata_max_percent=",
+    "scrub_every=",
+    "scrub_window=",
+    "scrub_rate=",
+    "scrub_idle_only=yes",
+    "scrub_idle_only=no",
     "class=none",
     "class=metadata",
     "name=",

@@ -19,8 +19,28 @@ const SET: &[Example] = &[
         "Keep data that the disk refuses in the cache, and write the rest:",
         "cbdctrl set -b 0 on_write_error=park write_error_after_s=30",
     ),
+    (
+        "Scrub every two weeks, at night:",
+        "cbdctrl set -b 0 scrub_every=14d scrub_window=22:00-06:00 scrub_rate=50M",
+    ),
     ("Give a backend a name:", "cbdctrl set -b 0 name=db-data"),
     ("Give its block device another one:", "cbdctrl set -d db-data name=db-disk"),
+];
+
+/// The examples of `scrub`.
+const SCRUB: &[Example] = &[
+    (
+        "Look at 50 MiB a second in the background, and repair the disk from the cache:",
+        "cbdctrl scrub -b 0 --rate 50M --repair",
+    ),
+    ("Wait for the result:", "cbdctrl scrub -b 0 --wait"),
+    ("Show the place and the results of all scrubs:", "cbdctrl scrub --status"),
+];
+
+/// The examples of `tp-grow`.
+const TP_GROW: &[Example] = &[
+    ("Extend the file of a region to 64 GiB, and use all of it:", "cbdctrl tp-grow -s 64G"),
+    ("Use all of a file or device that has become larger already:", "cbdctrl tp-grow"),
 ];
 
 /// The examples of the command `name`.
@@ -39,10 +59,8 @@ pub fn of(name: &str) -> &'static [Example] {
         "tp-unreg" => {
             &[("Unregister from transport 1, whose backends were stopped:", "cbdctrl tp-unreg -t 1")]
         }
-        "tp-grow" => &[
-            ("Extend the file of a region to 64 GiB, and use all of it:", "cbdctrl tp-grow -s 64G"),
-            ("Use all of a file or device that has become larger already:", "cbdctrl tp-grow"),
-        ],
+        "tp-grow" => TP_GROW,
+        "scrub" => SCRUB,
         "tp-list" => &[("List the transports:", "cbdctrl tp-list")],
         "host-list" => &[("List the hosts of transport 0 as JSON:", "cbdctrl host-list --json")],
         "backend-start" => &[

@@ -1,8 +1,8 @@
 //! The command line: commands, their help, completions and man pages, the daemon as `cbdd`, and `blkverify` under that name.
 //!
 //! Invariants: a command prints its result and nothing else on standard output, an error as one line on standard error,
-//! and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery have exit codes
-//! of their own ([`offline`]). Commands are matched whole, never by prefix.
+//! and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery ([`offline`]) and
+//! `scrub` have exit codes of their own. Commands are matched whole, never by prefix.
 //!
 //! Elsewhere: the implementation of the commands (`cbd-daemon`, `cbd-inspect`, `cbd-demo`).
 
@@ -17,6 +17,7 @@ pub mod offline;
 mod pages;
 mod pins;
 mod progress;
+mod scrub;
 mod status;
 mod table;
 
@@ -42,7 +43,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     let parsed = examples::in_help(Cli::command()).try_get_matches_from(&arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() && cli::is_offline(&arguments) => {
+        Err(error) if error.use_stderr() && cli::has_own_exit_codes(&arguments) => {
             let _ = error.print();
             return ExitCode::from(offline::WRONG_USAGE);
         }

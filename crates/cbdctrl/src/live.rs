@@ -14,6 +14,8 @@ pub(crate) fn execute(command: LiveCommand, client: &Client, output: &Output) ->
             let client = client.clone().with_waiting_callback(progress::waiting);
             crate::grow::run_transport(&client, output, on.transport, size)
         }
+        // It has exit codes of its own, and is not executed here.
+        LiveCommand::Scrub(_) => Ok(()),
         LiveCommand::Pins(command) => crate::pins::execute(command, client, output),
         LiveCommand::BackendGrow { of } => {
             let client = client.clone().with_waiting_callback(progress::waiting);

@@ -44,9 +44,10 @@ impl DrainBar {
             self.end();
             self.backend_id = Some(progress.backend_id);
         }
-        let (total, done) = match (progress.to_give_up_bytes, progress.given_up_bytes) {
-            (Some(total), Some(done)) => (total, done.min(total)),
-            _ => {
+        let verified = progress.to_verify_bytes.zip(progress.verified_bytes);
+        let (total, done) = match progress.to_give_up_bytes.zip(progress.given_up_bytes).or(verified) {
+            Some((total, done)) => (total, done.min(total)),
+            None => {
                 let total = progress.dirty_bytes_at_start.max(progress.dirty_bytes);
                 (total, (total - progress.dirty_bytes).max(progress.written_bytes).min(total))
             }
@@ -63,7 +64,8 @@ impl DrainBar {
         });
         bar.set_length(total);
         bar.set_position(done);
-        bar.set_message(progress.error.clone().unwrap_or_default());
+        let found = progress.found.filter(|found| *found > 0).map(|found| format!("{found} found"));
+        bar.set_message(progress.error.clone().or(found).unwrap_or_default());
     }
 
     /// Clears the bar.

@@ -1,9 +1,9 @@
 //! The status as text for a terminal.
 
 use cbd_daemon::api::{
-    BackendStatus, CacheInfo, OnWriteError, PaceInfo, SharedInfo, Status, TransportStatus,
+    BackendStatus, CacheInfo, OnWriteError, PaceInfo, ScrubInfo, SharedInfo, Status, TransportStatus,
 };
-use cbd_daemon::size::format_size;
+use cbd_daemon::size::{format_size, format_time};
 use std::fmt::Write;
 
 /// The status as text.
@@ -132,11 +132,30 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
             ),
         );
     }
+    if let Some(scrub) = &backend.scrub {
+        line(page, 4, "scrub", scrub_words(scrub));
+    }
     match &backend.cache {
         Some(cache) => add_cache(page, backend, cache),
         None if info.cache_segs == 0 => line(page, 4, "cache", "none"),
         None => add_held(page, backend),
     }
+}
+
+/// The state of a scrub, and what the last pass has found; `scrub --status` lists it.
+fn scrub_words(scrub: &ScrubInfo) -> String {
+    let mut text = scrub.state.words().to_owned();
+    if scrub.began.is_some() {
+        let _ = write!(text, ", at {} %", scrub.percent);
+    }
+    if let Some(last) = &scrub.last {
+        let (at, results) = (format_time(last.ended * 1000), &last.results);
+        let _ = write!(text, "; {} found, {} repaired by {at}", results.found, results.repaired);
+    }
+    if let Some(error) = &scrub.error {
+        let _ = write!(text, "; ERROR: {error}");
+    }
+    text
 }
 
 /// Adds the contents of the cache of a backend that is not served.

@@ -3,7 +3,7 @@
 //! Invariants: each call ends, with the response, with the daemon's error (kind and text), or with a timeout
 //! ([`Timeout`]).
 
-use crate::api::{self, Done, ErrorAnswer, Progress, ProgressLine};
+use crate::api::{self, Done, ErrorAnswer, NumberOrName, Progress, ProgressLine, VerifiedInfo, VerifyRange};
 use bytes::Bytes;
 use cbd_types::{Error, ErrorKind, Result};
 use http_body_util::{BodyExt, Full};
@@ -219,6 +219,23 @@ impl Client {
             _ => Error::new(ErrorKind::System, format!("the daemon's socket {socket} cannot be reached"))
                 .caused_by(cbd_sys::errors::copy_of(error)),
         }
+    }
+
+    /// Verifies a range of a backend once; `progress` receives each report. The verification is cancelled if the client process
+    /// ends.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn verify(
+        &self,
+        transport: u32,
+        backend: &NumberOrName,
+        request: &VerifyRange,
+        progress: impl FnMut(&Progress),
+    ) -> Result<VerifiedInfo> {
+        let path = format!("/v1/transports/{transport}/backends/{backend}/verify");
+        let done = self.post_long(&path, request, progress)?;
+        done.verified.ok_or_else(|| not_understood("the answer has no result"))
     }
 
     /// The status.

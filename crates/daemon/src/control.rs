@@ -8,8 +8,9 @@
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo, Progress,
-    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
-    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
+    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
+    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
+    TransportRegistered, VerifyRange,
 };
 use cbd_types::Result;
 
@@ -90,6 +91,18 @@ pub trait Control: Send + Sync + 'static {
     ) -> Result<Done>;
     /// Writes all dirty data to the backing devices.
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
+    /// Verifies a range of a backend once.
+    fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done>;
+    /// The scrub of a backend.
+    fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo>;
+    /// Begins, pauses, continues or stops the scrub of a backend.
+    fn set_scrub(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &ScrubRequest,
+        report: Report<'_>,
+    ) -> Result<Done>;
     /// Creates a block device.
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo>;
     /// Changes a block device.

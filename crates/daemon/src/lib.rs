@@ -25,6 +25,7 @@ pub mod notify;
 pub mod paths;
 pub mod remote;
 pub mod run;
+pub mod scrub;
 pub mod server;
 pub mod settings;
 pub mod socket;

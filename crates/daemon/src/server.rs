@@ -7,6 +7,8 @@
 //! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client
 //! disconnects.
 
+mod verify;
+
 use crate::api::{
     CommonCheckpoint, Done, Drain, ErrorAnswer, ErrorBody, NumberOrName, Progress, ProgressLine,
     SettingsChanged, StartBlkdev, Status, StopBackend,
@@ -33,6 +35,7 @@ use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use verify::{scrub, set_scrub, verify};
 
 /// The users that may use the control socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,6 +105,8 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/cache/resize", post(resize_cache))
         .route("/v1/transports/{transport}/backends/{backend}/pins", get(pins).post(add_pins))
         .route("/v1/transports/{transport}/backends/{backend}/unpin", post(remove_pins))
+        .route("/v1/transports/{transport}/backends/{backend}/verify", post(verify))
+        .route("/v1/transports/{transport}/backends/{backend}/scrub", get(scrub).post(set_scrub))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
         .route("/v1/transports/{transport}/checkpoint-together", post(checkpoint_together))
         .route("/v1/transports/{transport}/drain", post(drain))
@@ -462,9 +467,9 @@ async fn stop_backend(
 
 /// The request with the number of the backend.
 fn numbered(control: &dyn Control, transport: u32, request: Drain<NumberOrName>) -> cbd_types::Result<Drain> {
-    let Drain { backend, wait, timeout_s } = request;
+    let Drain { backend, wait, timeout_s, verify } = request;
     let backend = backend.map(|backend| control.backend_number(transport, &backend)).transpose()?;
-    Ok(Drain { backend, wait, timeout_s })
+    Ok(Drain { backend, wait, timeout_s, verify })
 }
 
 async fn attach_cache(

@@ -1,6 +1,9 @@
 //! Settings as users type them, and the limits of their values.
 
+mod scrub;
+
 use crate::api::{BlkdevChange, BlkdevClass, Settings, SettingsChange};
+use crate::scrub::schedule;
 use crate::size::{parse_size, typed_size};
 use cbd_runtime::check_writeback_rate;
 use cbd_types::{Error, ErrorKind, Name, Result};
@@ -33,7 +36,7 @@ pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 pub const HOLD_S: u32 = 30;
 
 /// The names of all settings.
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 24] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -53,6 +56,10 @@ pub const NAMES: [&str; 20] = [
     "pin_percent",
     "metadata_min_percent",
     "metadata_max_percent",
+    "scrub_every",
+    "scrub_window",
+    "scrub_rate",
+    "scrub_idle_only",
     "name",
 ];
 
@@ -114,6 +121,7 @@ pub fn parse_changes(arguments: &[String]) -> Result<SettingsChange> {
             "metadata_max_percent" => change.metadata_max_percent.replace(percent(name, value)?).is_some(),
             "pin_percent" => change.pin_percent.replace(percent(name, value)?).is_some(),
             "name" => change.name.replace(value.to_owned()).is_some(),
+            name if scrub::NAMES.contains(&name) => scrub::replace(&mut change, name, value)?,
             "class" => {
                 return Err(invalid(
                     "class is a setting of a block device (-d), not of a backend (-b)".to_owned(),
@@ -300,6 +308,7 @@ fn percent_bounds(name: &str) -> (i64, i64) {
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] with the setting and its permitted values.
 pub fn check(change: &SettingsChange) -> Result<()> {
+    schedule::check(change)?;
     for (name, value) in [
         ("gc_percent", change.gc_percent),
         ("writeback_percent", change.writeback_percent),
@@ -423,7 +432,10 @@ mod tests {
             .map(|(name, _)| name.to_owned())
             .collect();
         let is_typed = |name: &&str| names.iter().any(|typed| typed == name);
-        assert!(NAMES.iter().all(|name| ["writeback", "name"].contains(name) || is_typed(name)));
+        assert!(NAMES.iter().all(|name| {
+            // Those of scrubs are not in the region, and are logged by the scrub.
+            ["writeback", "name"].contains(name) || scrub::NAMES.contains(name) || is_typed(name)
+        }));
     }
 
     #[test]

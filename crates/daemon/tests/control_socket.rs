@@ -3,8 +3,9 @@
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo, Progress,
-    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
-    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
+    RegisterTransport, RemovePins, ResizeCache, ScrubAction, ScrubInfo, ScrubRequest, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -34,16 +35,7 @@ fn refused<T>(kind: ErrorKind, text: &'static str) -> Result<T> {
 }
 
 fn progress(dirty_bytes: u64) -> Progress {
-    Progress {
-        backend_id: 3,
-        dirty_bytes_at_start: 100,
-        dirty_bytes,
-        written_bytes: 0,
-        given_up_bytes: None,
-        to_give_up_bytes: None,
-        elapsed_ms: 5,
-        error: None,
-    }
+    Progress { backend_id: 3, dirty_bytes_at_start: 100, dirty_bytes, elapsed_ms: 5, ..Progress::default() }
 }
 
 /// The number at the end of a name such as `x8`.
@@ -131,6 +123,22 @@ impl Control for Fake {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(Done::default())
+    }
+    fn verify(&self, _: u32, _: u32, request: VerifyRange, report: Report<'_>) -> Result<Done> {
+        report(progress(0));
+        let verified =
+            VerifiedInfo { verified_bytes: request.length.unwrap_or(7), ..VerifiedInfo::default() };
+        Ok(Done { verified: Some(verified), ..Done::default() })
+    }
+    fn scrub(&self, _: u32, backend: u32) -> Result<ScrubInfo> {
+        Ok(ScrubInfo { backend_id: backend, ..ScrubInfo::default() })
+    }
+    fn set_scrub(&self, _: u32, backend: u32, request: &ScrubRequest, _: Report<'_>) -> Result<Done> {
+        if request.action == ScrubAction::Resume {
+            return refused(ErrorKind::NotFound, "there is no scrub");
+        }
+        let info = ScrubInfo { backend_id: backend, rate: request.rate.unwrap_or(0), ..ScrubInfo::default() };
+        Ok(Done { scrub: Some(Box::new(info)), ..Done::default() })
     }
     fn start_blkdev(&self, _: u32, _: &StartBlkdev) -> Result<BlkdevInfo> {
         refused(ErrorKind::Busy, "busy")
@@ -403,6 +411,27 @@ fn progress_comes_before_the_result() {
         .unwrap();
     assert_eq!(seen, [60, 20]);
     assert_eq!(done.written_bytes, 100);
+}
+
+#[test]
+fn a_range_is_verified_with_progress_and_a_result() {
+    let served = Served::for_this_user();
+    let mut seen = 0;
+    let request = VerifyRange { length: Some(4096), ..VerifyRange::default() };
+    let verified = served.client().verify(0, &NumberOrName::Number(3), &request, |_| seen += 1).unwrap();
+    assert_eq!((verified.verified_bytes, seen), (4096, 1));
+}
+
+#[test]
+fn a_scrub_is_changed_and_shown() {
+    let served = Served::for_this_user();
+    let path = "/v1/transports/0/backends/3/scrub";
+    let start = ScrubRequest { rate: Some(1 << 20), ..ScrubRequest::default() };
+    let done = served.client().post_long(path, &start, |_| ()).unwrap();
+    assert_eq!(done.scrub.unwrap().rate, 1 << 20);
+    let resume = ScrubRequest { action: ScrubAction::Resume, ..ScrubRequest::default() };
+    assert_eq!(served.client().post_long(path, &resume, |_| ()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(served.client().get::<ScrubInfo>(path).unwrap().backend_id, 3);
 }
 
 #[test]

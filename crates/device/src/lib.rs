@@ -17,7 +17,7 @@ mod readahead;
 mod route;
 mod streams;
 
-pub use queue::Queue;
+pub use queue::{Queue, VERIFY_MAX};
 pub use route::Hold;
 
 use alloc::{sync::Arc, vec, vec::Vec};

@@ -3,6 +3,8 @@
 mod cached;
 mod held;
 mod misses;
+mod uncached;
+mod verify;
 
 use crate::{
     Device,
@@ -18,6 +20,8 @@ use cbd_types::{
     Operation, Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
+pub use verify::VERIFY_MAX;
+use verify::{VERIFY_TOKENS, Verifications};
 
 /// The longest write that is held back for a batch: for longer writes the cost of a fence is relatively small.
 const PLUGGED_BYTES_MAX: u64 = 16 << 10;
@@ -56,6 +60,7 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     pub(crate) reported_failures: u64,
     /// A flush of the backing device failed for a cache that the route has left, and this queue has not reported it.
     owes_failure: bool,
+    verifications: Verifications,
     /// Declared last: it ends when the queue of the backing device is closed.
     pub(crate) membership: Membership<E>,
 }
@@ -87,6 +92,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             finished: Vec::new(),
             plugged: Vec::with_capacity(TOGETHER),
             results: Vec::with_capacity(TOGETHER),
+            verifications: Verifications::default(),
             membership,
         };
         queue.ask_for_route(&mut Vec::new());
@@ -151,6 +157,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             cache.stop_waiting(&self.waker);
             self.ahead.clear(cache);
         }
+        self.give_up_verifications();
     }
 
     /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
@@ -372,7 +379,13 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             // The completions are sent first; the wakeup makes the thread poll again.
             self.waker.wake_by_ref();
         }
-        let _ = self.is_held(done);
+        if !self.verifications.is_idle() {
+            self.verify_further();
+        }
+        let route = self.route;
+        if !self.is_held(done) && self.route != route && !self.verifications.is_idle() {
+            self.waker.wake_by_ref();
+        }
     }
 
     /// Processes operations that the backing device has completed. Out of line as [`complete_fills`](Self::complete_fills).
@@ -385,8 +398,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     }
 
     pub(crate) fn finish(&mut self, op: BackingDone, done: &mut Vec<Completion>) {
-        if op.token.0 & TOKENS == 0 {
+        if op.token.0 & (TOKENS | VERIFY_TOKENS) == 0 {
             self.op_finished(op, done);
+        } else if op.token.0 & TOKENS == 0 {
+            self.probe_finished(op);
         } else {
             self.readahead_finished(op, done);
         }
@@ -472,21 +487,6 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.backing.submit(OpToken(token as u64), backing_op);
     }
 
-    fn submit_uncached(&mut self, mut request: Request) {
-        let range = request.range;
-        let buffer = core::mem::take(&mut request.buffer);
-        let op = match request.operation {
-            Operation::Read => BackingOp::Read { offset: range.start, buffer },
-            Operation::Write => BackingOp::Write { offset: range.start, buffer },
-            Operation::Flush => BackingOp::Flush,
-            Operation::Discard if self.device.geometry().discard => BackingOp::Discard { range },
-            Operation::Discard | Operation::WriteZeroes => BackingOp::WriteZeroes { range },
-        };
-        let place =
-            self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
-        self.send(InFlightOp::without_misses(place, range), op);
-    }
-
     pub(crate) fn op_finished(&mut self, mut finished: BackingDone, done: &mut Vec<Completion>) {
         let Some(mut op) = self.ops.remove(finished.token.0 as usize) else { return };
         let is_good = finished.result.is_ok();
@@ -566,6 +566,7 @@ impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
         cache.stop_waiting(&self.waker);
         self.wait_for_bypasses();
         self.ahead.clear(cache);
+        self.verifications.drain_misses().for_each(|miss| cache.cancel_fill(miss));
         // The operations themselves are dropped with the queue of the backing device.
         for place in 0.. {
             if self.ops.len() == 0 {

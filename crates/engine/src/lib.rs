@@ -38,8 +38,8 @@ mod worker;
 pub use bypass::{BypassReason, Bypassed};
 pub use cache::{
     Admission, BYPASS_MAX, BackingTrouble, Bypass, BypassTicket, Cache, CacheStatus, CachedState,
-    CommonMoment, DamagedRange, FlushTicket, IndexResize, LogEntry, LogSegmentView, LogView, Miss, Pace,
-    PaceReason, Shrink, TOGETHER, ZeroProgress,
+    CommonMoment, Comparison, DamagedRange, FlushTicket, Holding, IndexResize, LogEntry, LogSegmentView,
+    LogView, Miss, Pace, PaceReason, Part, Repair, Shrink, TOGETHER, ZeroProgress,
 };
 pub use cbd_format::{Pin, PinKind};
 pub use lane::{HitCurve, RANKS};

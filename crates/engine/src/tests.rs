@@ -15,6 +15,7 @@ mod requests;
 pub(crate) mod rig;
 mod states;
 mod trouble;
+mod verify;
 mod writeback;
 
 use crate::Environment;

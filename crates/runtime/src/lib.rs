@@ -22,6 +22,7 @@ pub mod region;
 pub mod resize;
 pub mod share;
 pub mod size;
+pub mod verify;
 pub mod worker;
 
 pub use attach::NotDetached;
@@ -35,4 +36,5 @@ pub use environment::{ProcessEnvironment, wall_ms};
 pub use grow::Grown;
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
 pub use resize::{Resized, ShrinkProgress};
+pub use verify::{Sweep, Verifier};
 pub use worker::{Rounds, RoundsWatch, Worker};

@@ -13,7 +13,7 @@ use cbd_device::{Device, Queue};
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
-use cbd_types::{ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result};
+use cbd_types::{ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result, Verified, Verify};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -184,6 +184,18 @@ impl<E: Environment> DeviceQueue<E> {
     /// As [`Queue::read_into`].
     pub fn read_into(&mut self, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
         self.queue.read_into(id, range, out)
+    }
+
+    /// As [`Queue::verify`].
+    pub fn verify(&mut self, id: u64, request: Verify) {
+        self.queue.verify(id, request);
+    }
+
+    /// Continues the verifications, and returns the results of those that have completed.
+    pub fn take_verified(&mut self) -> Vec<(u64, Result<Verified>)> {
+        // Only verifications are submitted to this queue, so nothing else completes.
+        self.poll(&mut Vec::new());
+        self.queue.take_verified()
     }
 }
 

@@ -1,12 +1,14 @@
 //! The commands that change a backend while its block devices are in use.
 
 mod pins;
+mod scrub;
 
 use super::{OnTransport, cache_mode};
 use cbd_daemon::api::{CacheMode, NumberOrName};
 use cbd_daemon::size::{CacheSize, parse_cache_size, parse_size};
 use clap::{Args, Subcommand};
 pub use pins::{PinCommand, Pinned};
+pub use scrub::{SCRUB_EXIT_CODES, ScrubArguments};
 
 /// The backend of a command.
 #[derive(Args, Debug)]
@@ -46,6 +48,9 @@ pub enum LiveCommand {
     /// Pins
     #[command(flatten)]
     Pins(PinCommand),
+    /// Verify the whole device of a backend in the background: each copy of its data, and whether they agree
+    #[command(after_help = SCRUB_EXIT_CODES)]
+    Scrub(ScrubArguments),
     /// Use a backing device that has become larger to its end, while it is in use: its cache and block device grow with it
     BackendGrow {
         /// Backend

@@ -21,5 +21,9 @@ Settings:
   pin_percent=1..60                     share of the cache that pins may take
   metadata_min_percent=0..59            share that metadata keeps; with pin_percent 60
   metadata_max_percent=1..100           share above which metadata is not preferred
+  scrub_every=never|TIME                how often the device is scrubbed, e.g. 14d
+  scrub_window=off|HH:MM-HH:MM          when scheduled scrubs run, in UTC
+  scrub_rate=off|SIZE                   bytes a second that a scrub looks at, from 64K
+  scrub_idle_only=yes|no                whether a scrub waits while clients use the cache
   class=none|metadata                   of a block device (-d) without marked requests
   name=NAME                             the name, for -b and -d and for links; name= takes it away";

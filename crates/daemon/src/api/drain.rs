@@ -15,6 +15,9 @@ pub struct Drain<B = u32> {
     /// Seconds without progress after which waiting ends with an error.
     #[serde(default)]
     pub timeout_s: Option<u64>,
+    /// Of a drain: compare the backing device with the cache afterwards; findings are an error.
+    #[serde(default)]
+    pub verify: bool,
 }
 
 /// Requests a checkpoint of several backends at one moment, at which their backing devices then stay for a time. On the
@@ -46,6 +49,9 @@ pub struct StopBackend {
     /// quarantined bytes.
     #[serde(default)]
     pub discard_dirty: Option<u64>,
+    /// Compare the backing device with the cache after the drain; the backend is not removed if they differ.
+    #[serde(default)]
+    pub verify: bool,
 }
 
 /// Stops a block device.

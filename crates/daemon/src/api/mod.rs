@@ -13,6 +13,7 @@ mod grow;
 mod live;
 mod names;
 mod pins;
+mod scrub;
 mod settings;
 mod status;
 mod verify;
@@ -24,6 +25,7 @@ pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
+pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};
 pub use settings::{Settings, SettingsChange, SettingsChanged};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
@@ -437,7 +439,7 @@ pub struct BlkdevInfo {
 }
 
 /// Progress of a long operation.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Progress {
     /// Number of the backend.
     pub backend_id: u32,
@@ -453,6 +455,15 @@ pub struct Progress {
     /// Bytes by which it shrinks.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to_give_up_bytes: Option<u64>,
+    /// Bytes that a verification has looked at.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub verified_bytes: Option<u64>,
+    /// Bytes that it looks at in all.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub to_verify_bytes: Option<u64>,
+    /// What it has found so far.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub found: Option<u64>,
     /// Milliseconds since the operation began.
     pub elapsed_ms: u64,
     /// The latest error of the backing device, if writeback fails.
@@ -491,6 +502,12 @@ pub struct Done {
     /// The moment that the backing devices have in common, of a checkpoint of several backends.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub moment: Option<Moment>,
+    /// The result of a verification.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub verified: Option<VerifiedInfo>,
+    /// The state of a scrub, after a change of it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scrub: Option<Box<ScrubInfo>>,
 }
 
 /// A moment that several backing devices have in common.

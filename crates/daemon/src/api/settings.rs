@@ -64,6 +64,18 @@ pub struct SettingsChange {
     /// Share of the cache in percent above which metadata of file systems gets no preference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata_max_percent: Option<i64>,
+    /// Seconds from the beginning of a scrub to that of the next one; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub_every_s: Option<u64>,
+    /// When scheduled scrubs run, `HH:MM-HH:MM` in UTC; empty: always.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub_window: Option<String>,
+    /// Bytes a second of scrubs; 0 is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub_rate: Option<u64>,
+    /// Whether scrubs wait while clients use the cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub_idle_only: Option<bool>,
     /// The name of the backend; empty: it has none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

@@ -1,6 +1,6 @@
 //! The response to `status` on the control socket.
 
-use super::{BackendInfo, Settings, TransportInfo};
+use super::{BackendInfo, ScrubInfo, Settings, TransportInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -91,6 +91,9 @@ pub struct BackendStatus {
     /// The operation that the backing device has not answered for 10 s or longer.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub silent: Option<String>,
+    /// Its scrub; absent without a pass, a result of one and a schedule.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scrub: Option<ScrubInfo>,
     /// The cache; absent without one, or while the backend is not served.
     pub cache: Option<CacheInfo>,
     /// Contents of the cache while the backend is not served; absent without a cache, and until the cache was examined.

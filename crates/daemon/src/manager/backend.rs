@@ -11,10 +11,11 @@ use super::retry::Retry;
 use super::slots::{SlotWork, TakenSlot, TransportHandle};
 use super::status::state;
 use super::tasks::Stage;
-use super::transport::Running;
+use super::transport::{Running, running};
 use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
+use crate::scrub::schedule;
 use crate::settings::changed_name;
 use cbd_backing::{Backing, Change};
 use cbd_engine::{BackendEntry, Pages, Settings};
@@ -304,8 +305,17 @@ impl Manager {
         change: &SettingsChange,
     ) -> Result<api::Settings> {
         crate::settings::check(change)?;
+        let others = schedule::others(change);
+        if schedule::has_any(change) {
+            self.set_scrub_settings(transport, id, change)?;
+            if others == SettingsChange::default() {
+                let tables = self.tables()?;
+                let slot = running(&tables, transport)?.backends.get(&id).ok_or_else(|| unknown(id))?;
+                return Ok(slot.entry.settings.into());
+            }
+        }
         let mut taken = self.take_slot(transport, id, "its settings are being changed")?;
-        let result = taken.change_settings(change);
+        let result = taken.change_settings(&others);
         self.put_back(taken);
         result
     }

@@ -65,7 +65,13 @@ impl Manager {
             for (id, run, asked) in asked {
                 let wait =
                     Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
-                match wait.until_drained(asked, report).and_then(|bytes| Ok((bytes, check_file(id, run)?))) {
+                let drained = wait.until_drained(asked, report).and_then(|bytes| {
+                    if request.verify {
+                        self.verify_drained(transport, id, run, report)?;
+                    }
+                    Ok((bytes, check_file(id, run)?))
+                });
+                match drained {
                     Ok((bytes, after)) => {
                         done.written_bytes += bytes;
                         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
@@ -174,10 +180,9 @@ impl Wait<'_> {
             dirty_bytes_at_start: now.dirty_bytes_at_start,
             dirty_bytes: now.dirty_bytes,
             written_bytes: now.written_bytes,
-            given_up_bytes: None,
-            to_give_up_bytes: None,
             elapsed_ms: u64::try_from(now.elapsed.as_millis()).unwrap_or(u64::MAX),
             error: now.trouble.clone(),
+            ..Progress::default()
         }
     }
 }

@@ -70,6 +70,7 @@ impl Manager {
         self.begin_stop();
         let deadline = Instant::now() + CLOSE_LIMIT;
         self.sharing.end_thread();
+        self.scrubs.end();
         let mut hung = self.end_background(deadline.min(Instant::now() + BACKGROUND_LIMIT));
         let mut left = Vec::new();
         match self.tables.try_lock_until(deadline) {

@@ -170,6 +170,7 @@ impl Manager {
         change: impl FnOnce(&mut TakenSlot, &Arc<RunningBackend>) -> Result<T>,
     ) -> Result<T> {
         let mut taken = self.take_slot(transport, id, why)?;
+        let _held = self.scrubs.hold(transport, id);
         let result = match taken.slot.run.clone() {
             _ if taken.slot.stopping => {
                 Err(Error::new(ErrorKind::Busy, format!("backend {id} is being stopped")))
@@ -216,13 +217,10 @@ impl TakenSlot {
 fn progress_of(id: BackendId, now: &ShrinkProgress) -> Progress {
     Progress {
         backend_id: id.0,
-        dirty_bytes_at_start: 0,
-        dirty_bytes: 0,
-        written_bytes: 0,
         given_up_bytes: Some(now.bytes - now.missing_bytes),
         to_give_up_bytes: Some(now.bytes),
         elapsed_ms: now.elapsed.as_millis() as u64,
-        error: None,
+        ..Progress::default()
     }
 }
 

@@ -27,6 +27,7 @@ mod register;
 mod remote;
 mod reopen;
 mod retry;
+mod scrubs;
 mod sharing;
 mod slots;
 mod start;
@@ -42,8 +43,9 @@ mod watch;
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
-    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
+    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
+    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
+    TransportRegistered, VerifyRange,
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
@@ -64,6 +66,7 @@ use end::NotSynced;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use probe::{Probes, StartTime};
 use recorder::Recorder;
+use scrubs::Scrubs;
 use sharing::Sharing;
 use slots::TransportHandle;
 use std::collections::BTreeMap;
@@ -126,6 +129,7 @@ pub struct Manager {
     not_synced: NotSynced,
     background: Mutex<Option<Background>>,
     sharing: Sharing,
+    scrubs: Scrubs,
     recorder: Mutex<Recorder>,
 }
 
@@ -208,6 +212,7 @@ impl Manager {
             not_synced: NotSynced::default(),
             background: Mutex::new(None),
             sharing: Sharing::default(),
+            scrubs: Scrubs::default(),
             recorder: Mutex::default(),
         })
     }
@@ -366,6 +371,7 @@ impl Background {
                         manager.retry_down(&mut probes);
                         manager.examine_one_that_is_down();
                         manager.reopen_exports();
+                        manager.schedule_scrubs();
                         manager.watch_files(&mut watching);
                     }
                     None => return,
@@ -531,6 +537,24 @@ impl Control for Manager {
         self.drain_backends(transport, request, drain::Goal::Drained, report)
     }
 
+    fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done> {
+        self.verify_once(transport, BackendId(backend), request, report)
+    }
+
+    fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo> {
+        self.scrub_info(transport, BackendId(backend))
+    }
+
+    fn set_scrub(
+        &self,
+        transport: u32,
+        backend: u32,
+        request: &ScrubRequest,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        self.change_scrub(transport, BackendId(backend), request, report)
+    }
+
     fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
         self.blkdev_start(transport, request)
     }
@@ -559,6 +583,6 @@ impl Control for Manager {
 
     fn status(&self) -> Result<Status> {
         let tables = self.tables()?;
-        Ok(status::page(&self.fixed, &self.sharing, &tables))
+        Ok(status::page(&self.fixed, &self.sharing, &self.scrubs, &tables))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::backend::BackendSlot;
 use super::conditions::silence;
+use super::scrubs::Scrubs;
 use super::sharing::Sharing;
 use super::transport::TransportSlot;
 use super::{Fixed, Tables};
@@ -13,18 +14,18 @@ use cbd_types::BackendId;
 use std::collections::BTreeMap;
 
 /// The status of the daemon.
-pub(super) fn page(fixed: &Fixed, sharing: &Sharing, tables: &Tables) -> Status {
+pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &Tables) -> Status {
     Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_s: fixed.started.elapsed().as_secs(),
         warnings: fixed.warnings.iter().cloned().chain(fixed.remote.warning()).collect(),
         front_ends: fixed.context.front_ends.status(),
-        transports: tables.iter().map(|(&id, slot)| transport(id, slot, sharing)).collect(),
+        transports: tables.iter().map(|(&id, slot)| transport(id, slot, sharing, scrubs)).collect(),
     }
 }
 
-fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing) -> TransportStatus {
+fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing, scrubs: &Scrubs) -> TransportStatus {
     let info = slot.info();
     let Ok(running) = &slot.running else { return TransportStatus { info, size: 0, backends: Vec::new() } };
     let segment_size = info.bytes_per_segment;
@@ -35,6 +36,7 @@ fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing) -> TransportS
             .iter()
             .map(|(&id, backend_slot)| {
                 let mut status = backend(id, backend_slot, segment_size);
+                status.scrub = scrubs.info((number, id.0), backend_slot.entry.size);
                 if let Some(cache) = &mut status.cache {
                     let shared = backend_slot.entry.shared;
                     cache.shared = shared.map(|shared| sharing.info((number, id), shared, segment_size));
@@ -64,6 +66,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         silent: run.and_then(|run| silence(run)),
         held: slot.held.as_ref().and_then(|held| held.as_ref().ok()).cloned(),
         held_error: slot.held.as_ref().and_then(|held| held.as_ref().err()).cloned(),
+        scrub: None,
         cache: cache.map(|cache| {
             let status = cache.status();
             let read = status.read_hit_bytes + status.read_missed_bytes;

@@ -30,6 +30,10 @@ impl Manager {
         request: &StopBackend,
         report: Report<'_>,
     ) -> Result<Done> {
+        if request.verify && request.discard_dirty.is_some() {
+            let text = "a stop that drops data verifies nothing: leave verify out, or discard_dirty";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let run = self.begin_backend_stop(transport, id, request.force)?;
         let result = match (run, request.discard_dirty) {
             (None, discard) => self.check_down(transport, id, discard),
@@ -39,6 +43,7 @@ impl Manager {
         let limit = self.timeout(request.timeout_s);
         let result = result.and_then(|mut done| {
             let unended = self.remove(transport, id, limit)?;
+            self.scrubs.remove(transport, id);
             log_dropped(id, &done);
             done.warnings.extend(unended);
             Ok(done)
@@ -122,6 +127,9 @@ impl Manager {
             // Drains the writes between the first drain and the close.
             done.written_bytes += self.drain_run(id, run, request, report)?;
         }
+        if request.verify {
+            self.verify_drained(transport, id, run, report)?;
+        }
         // The check after the drain: the last writes went to the file that was opened, and the file still has a name.
         let after = check_file(id, run)?;
         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
@@ -178,6 +186,7 @@ impl Manager {
     /// Removes the backend and its block devices from the region. Returns warnings about threads that have not ended.
     fn remove(&self, transport: u32, id: BackendId, limit: Duration) -> Result<Vec<String>> {
         let mut taken = self.take_slot(transport, id, "it is being removed")?;
+        let _held = self.scrubs.hold(transport, id);
         match self.end_and_remove(&mut taken, limit) {
             Ok(()) => {
                 tracing::info!(

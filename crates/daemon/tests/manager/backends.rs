@@ -81,6 +81,10 @@ fn settings_survive_a_restart() {
         metadata_max_percent: Some(80),
         read_latency_target_us: Some(5000),
         writeback_pause_s: Some(600),
+        scrub_every_s: Some(86_400),
+        scrub_window: Some("22:00-06:00".into()),
+        scrub_rate: Some(50 << 20),
+        scrub_idle_only: Some(true),
         name: Some("db-data".into()),
     };
     {
@@ -91,6 +95,9 @@ fn settings_survive_a_restart() {
     let daemon = fixture.daemon();
     let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
     assert_eq!(settings.gc_percent, 42);
+    let scrub = daemon.scrub(0, 0).unwrap().settings;
+    assert_eq!((scrub.scrub_every_s, scrub.scrub_window.as_str()), (86_400, "22:00-06:00"));
+    assert_eq!((scrub.scrub_rate, scrub.scrub_idle_only), (50 << 20, true));
     assert_eq!(daemon.backends(0, false).unwrap()[0].name.as_deref(), Some("db-data"));
     assert_eq!(settings.consistency, Consistency::Checkpoint);
     assert_eq!(settings.writeback_rate, 1 << 30);
@@ -183,7 +190,7 @@ fn a_checkpoint_writes_all_earlier_data_to_the_backing_device() {
     let daemon = fixture.daemon_with_region();
     daemon.start_backend(0, &fixture.backend(&disk)).unwrap();
     fixture.client().write(12288, &[6; 4096], false).unwrap();
-    let request = Drain { backend: None, wait: true, timeout_s: Some(20) };
+    let request = Drain { backend: None, wait: true, timeout_s: Some(20), ..Drain::default() };
     daemon.checkpoint(0, &request, &mut |_| Flow::Continue).unwrap();
     assert_eq!(std::fs::read(&disk).unwrap()[12288..16384], [6; 4096]);
 }

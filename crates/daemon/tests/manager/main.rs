@@ -15,6 +15,7 @@ mod refusals;
 mod regions;
 mod remote;
 mod same_disks;
+mod scrub;
 mod shared;
 mod silent;
 mod sockets;

@@ -247,7 +247,8 @@ fn client_that_waits() -> (Fixture, Running) {
 #[test]
 fn a_forced_stop_that_fails_names_the_export_whose_requests_still_wait() {
     let (fixture, daemon) = client_that_waits();
-    let request = StopBackend { force: true, discard_dirty: Some(0), timeout_s: Some(1) };
+    let request =
+        StopBackend { force: true, discard_dirty: Some(0), timeout_s: Some(1), ..StopBackend::default() };
     let error = refused(stop(&daemon, request), ErrorKind::TimedOut, "did not close completely");
     assert!(error.line().contains(&fixture.text("nbd.sock")), "{error}");
 }

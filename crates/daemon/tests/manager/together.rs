@@ -123,7 +123,7 @@ fn a_drain_ends_the_moment_of_its_backend() {
     two.write(1);
     two.together(&[0, 1], 600).unwrap();
     two.write(2);
-    let drain = Drain { backend: Some(0), wait: true, timeout_s: Some(20) };
+    let drain = Drain { backend: Some(0), wait: true, timeout_s: Some(20), ..Drain::default() };
     two.daemon.drain(0, &drain, &mut |_| Flow::Continue).unwrap();
     assert_eq!(two.shown(), [2, 1]);
 }

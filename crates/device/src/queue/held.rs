@@ -25,6 +25,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let is_quiet = self.parked.len() == 0
             && self.plugged.is_empty()
             && self.fills.is_empty()
+            && self.verifications.is_quiet()
             && self.backing.in_flight() == 0;
         if let (true, Some(cache)) = (is_quiet, &*self.cache) {
             // What was read ahead is registered in the cache that the route may leave.

@@ -1,6 +1,6 @@
 //! Reads of the log: records, continuation lines and data out of segments.
 //!
-//! Invariants: every result was verified, or is an error; only `complete_record` changes the region.
+//! Invariants: every result was verified, or is an error; only `complete_record` and `repair_copies` change the region.
 
 use super::Base;
 use crate::{Environment, position::Location, rare};
@@ -72,6 +72,24 @@ impl<E: Environment> Base<E> {
             }
         }
         stored
+    }
+
+    /// Repairs damaged copies of the lines of a record that is in use. In flight until the caller fences; `None` if no copy was damaged.
+    pub(crate) fn repair_copies(&self, location: Location, record: &Record) -> Option<InFlight> {
+        let runtime = self.segment(location.segment);
+        let is_whole = |slot: u32, line: &[u8; 64]| {
+            self.shape().slot(slot).into_iter().all(|at| {
+                let mut copy = [0; 64];
+                self.region().load(runtime.base() + at, &mut copy).is_err() || copy == *line
+            })
+        };
+        let mut are_whole = is_whole(location.slot, &record.encode(&runtime.place(location.slot)));
+        for number in 0..u32::from(record.lines) {
+            let slot = location.slot + 1 + number;
+            let line = self.load_checksums(location, record, number as usize);
+            are_whole &= line.is_ok_and(|line| is_whole(slot, &line.encode(&runtime.place(slot))));
+        }
+        (!are_whole).then(|| self.complete_record(location, record))
     }
 
     fn complete_slot(&self, segment: u32, slot: u32, line: &[u8; 64]) -> InFlight {
@@ -155,6 +173,40 @@ impl<E: Environment> Base<E> {
             }
         }
         Ok(())
+    }
+
+    /// Verifies the blocks of `range` of the record at `location`, a block after the other through `scratch`, which is as long as a
+    /// block. Without checksums only memory that fails is damage.
+    pub(crate) fn check_data(
+        &self,
+        location: Location,
+        record: &Record,
+        range: ByteRange,
+        scratch: &mut [u8],
+    ) -> core::result::Result<(), Damage> {
+        let at = self.segment(location.segment).base() + u64::from(record.data_offset.get());
+        for block in record.block_of(range.start)..=record.block_of(range.end - 1) {
+            let covered = record.block_range(block);
+            let damage = |error| Damage { range: covered, error };
+            let into = &mut scratch[..covered.len() as usize];
+            let sum = self.region().load_summed(at + (covered.start - record.range().start), into);
+            let sum = sum.map_err(damage)?;
+            if record.has_checksums() && self.checksum_of(location, record, block) != Some(sum) {
+                let id = self.segment(location.segment).id();
+                return Err(damage(Error::new(
+                    ErrorKind::Media,
+                    format!("data of {covered} in segment {id} does not match its checksum"),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The checksum of a block of a record; `None` if it cannot be read.
+    pub(crate) fn checksum_of(&self, location: Location, record: &Record, block: usize) -> Option<u32> {
+        let Some(further) = block.checked_sub(1) else { return Some(record.first_sum.get()) };
+        let line = self.load_checksums(location, record, further / CHECKSUMS_PER_LINE).ok()?;
+        Some(line.checksums[further % CHECKSUMS_PER_LINE].get())
     }
 
     /// Copies `wanted` of the block `covered`, whose data is stored at offset `at`, into `out`. Returns `false`, with none of the

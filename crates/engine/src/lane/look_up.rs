@@ -114,6 +114,14 @@ impl LaneState {
         }
     }
 
+    /// Calls `give` for the parts of `range`, which a lookup has found to be zeroes, with the location of the record that zeroed each.
+    pub(crate) fn zeroes_of(&self, range: ByteRange, give: &mut dyn FnMut(ByteRange, Option<Location>)) {
+        for (part, (ordinal, slot)) in self.overlay.zeroes_in(range) {
+            let segment = self.segments().find(|segment| segment.ordinal == ordinal);
+            give(part, segment.map(|segment| Location { segment: segment.segment, slot }));
+        }
+    }
+
     /// Finds `range`, a block or a part of one, if one record holds the whole block and the offset and checksum of its data are
     /// known. Pins the segment, notes the read and prefetches the data. Otherwise returns `None` and changes nothing.
     #[inline]

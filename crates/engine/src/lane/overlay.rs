@@ -145,6 +145,14 @@ impl Overlay {
         })
     }
 
+    /// Parts of `range` that read as zeroes unless a later record covers them, with the position of the record that zeroed them.
+    pub(crate) fn zeroes_in(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Place)> + '_ {
+        let zeroes = |(part, extent): (ByteRange, Extent)| {
+            (extent.meaning == Meaning::Zeroes).then_some((part, extent.place))
+        };
+        self.extents.touching(range).filter_map(zeroes)
+    }
+
     /// Damaged parts of `range`.
     pub(crate) fn damaged_in(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, Damage)> + '_ {
         self.extents.touching(range).filter_map(|(part, extent)| Some((part, extent.damage()?)))

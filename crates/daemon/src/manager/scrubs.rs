@@ -1,0 +1,365 @@
+//! The scrubs of the backends, and requests to verify a range once.
+//!
+//! Invariants: no lock of the tables is held while a device is looked at. A scrub and a request to verify end when a command changes
+//! the backend, or when the daemon ends; neither waits for what they look at.
+//!
+//! Elsewhere: a scrub itself ([`crate::scrub`]).
+
+use super::drain::REPORT_INTERVAL;
+use super::transport::running;
+use super::{Manager, backend, stopping};
+use crate::api::{
+    Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifyLevel,
+    VerifyRange,
+};
+use crate::control::{Flow, Report};
+use crate::scrub::gather::{Gathered, words};
+use crate::scrub::{Held, Scrub, Surroundings, Turn, now_s};
+use cbd_export::BlockDevice;
+use cbd_runtime::RunningBackend;
+use cbd_runtime::verify::Sweep;
+use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Result, uuid_text};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a command waits for the thread of a scrub, which cancels its requests.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long a verification waits for a request before it looks whether it has to end.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The findings that an error names.
+const NAMED_MAX: usize = 8;
+
+/// A transport and one of its backends.
+type Place = (u32, u32);
+
+/// The scrubs of all backends.
+#[derive(Debug, Default)]
+pub(super) struct Scrubs(Mutex<BTreeMap<Place, Arc<Scrub>>>);
+
+impl Scrubs {
+    /// The scrub of the backend `uuid`; a backend that has the number of a former one has none of its scrub.
+    fn of(&self, state_dir: &Path, place: Place, uuid: String) -> Arc<Scrub> {
+        let mut scrubs = self.0.lock();
+        if let Some(known) = scrubs.get(&place).filter(|known| known.uuid() == uuid) {
+            return Arc::clone(known);
+        }
+        let scrub = Arc::new(Scrub::open(state_dir, place, uuid));
+        if let Some(former) = scrubs.insert(place, Arc::clone(&scrub)) {
+            former.begin_end();
+        }
+        scrub
+    }
+
+    fn known(&self, place: Place) -> Option<Arc<Scrub>> {
+        self.0.lock().get(&place).cloned()
+    }
+
+    /// Its scrub for status, if there is something to show.
+    pub(super) fn info(&self, place: Place, size: u64) -> Option<ScrubInfo> {
+        let scrub = self.known(place).filter(|scrub| scrub.is_used())?;
+        Some(scrub.info(size, now_s()))
+    }
+
+    /// Ends the thread of a scrub, and requests to verify, while a command changes the backend.
+    pub(super) fn hold(&self, transport: u32, id: BackendId) -> Option<Held> {
+        let scrub = self.known((transport, id.0))?;
+        Some(scrub.hold(Instant::now() + END_LIMIT))
+    }
+
+    /// Ends the scrub of a backend that was removed.
+    pub(super) fn remove(&self, transport: u32, id: BackendId) {
+        let scrub = self.0.lock().remove(&(transport, id.0));
+        if let Some(scrub) = scrub {
+            scrub.remove();
+        }
+    }
+
+    /// Ends all threads with the daemon. Their passes continue with the next one.
+    pub(super) fn end(&self) {
+        let end = Instant::now() + END_LIMIT;
+        let scrubs: Vec<Arc<Scrub>> = self.0.lock().values().cloned().collect();
+        scrubs.iter().for_each(|scrub| scrub.begin_end());
+        scrubs.iter().for_each(|scrub| scrub.wait_for_end(end));
+    }
+}
+
+/// A backend that can be looked at.
+struct Found {
+    scrub: Arc<Scrub>,
+    run: Option<Arc<RunningBackend>>,
+    size: u64,
+    why_down: String,
+}
+
+impl Found {
+    fn run(&self, id: BackendId) -> Result<&Arc<RunningBackend>> {
+        self.run.as_ref().ok_or_else(|| {
+            let why = &self.why_down;
+            let text =
+                format!("backend {id} is not up ({why}); correct that and start it again with backend-start");
+            Error::new(ErrorKind::Stopped, text)
+        })
+    }
+}
+
+impl Manager {
+    fn find(&self, transport: u32, id: BackendId) -> Result<Found> {
+        let tables = self.tables()?;
+        let slot = running(&tables, transport)?.backends.get(&id).ok_or_else(|| backend::unknown(id))?;
+        let (run, uuid, why) = (slot.run.clone(), uuid_text(slot.entry.uuid), slot.error.clone());
+        let size = slot.entry.size;
+        drop(tables);
+        let scrub = self.scrubs.of(self.fixed.state.path(), (transport, id.0), uuid);
+        Ok(Found { scrub, run, size, why_down: why.unwrap_or_else(|| "stopped".to_owned()) })
+    }
+
+    /// The state of a scrub.
+    pub(super) fn scrub_info(&self, transport: u32, id: BackendId) -> Result<ScrubInfo> {
+        let found = self.find(transport, id)?;
+        Ok(found.scrub.info(found.size, now_s()))
+    }
+
+    /// Changes the settings of a scrub.
+    pub(super) fn set_scrub_settings(
+        &self,
+        transport: u32,
+        id: BackendId,
+        change: &SettingsChange,
+    ) -> Result<()> {
+        self.find(transport, id)?.scrub.set(change);
+        Ok(())
+    }
+
+    /// Begins, pauses, continues or stops a scrub.
+    pub(super) fn change_scrub(
+        &self,
+        transport: u32,
+        id: BackendId,
+        request: &ScrubRequest,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let found = self.find(transport, id)?;
+        let Found { scrub, size, .. } = &found;
+        let is_start = request.action == ScrubAction::Start;
+        if is_start {
+            found.run(id)?;
+        }
+        scrub.change(request, *size, now_s())?;
+        if let Some(run) = &found.run {
+            Self::give_turn(scrub, &Arc::downgrade(run));
+        }
+        if is_start && request.wait {
+            self.wait_for_scrub(id, &found, report)?;
+        }
+        Ok(Done { scrub: Some(Box::new(scrub.info(*size, now_s()))), ..Done::default() })
+    }
+
+    fn wait_for_scrub(&self, id: BackendId, found: &Found, report: Report<'_>) -> Result<()> {
+        let begun = Instant::now();
+        let look = |info: &ScrubInfo| {
+            if self.stopping.load(Ordering::SeqCst) {
+                return Err(stopping());
+            }
+            let progress = Progress {
+                backend_id: id.0,
+                verified_bytes: Some(info.position),
+                to_verify_bytes: Some(info.size),
+                found: Some(info.results.as_ref().map_or(0, |results| results.found)),
+                elapsed_ms: milliseconds(begun),
+                ..Progress::default()
+            };
+            match report(progress) {
+                Flow::Continue => Ok(()),
+                Flow::Cancel => {
+                    Err(Error::new(ErrorKind::Stopped, "no longer waited for; the scrub continues"))
+                }
+            }
+        };
+        found.scrub.wait(REPORT_INTERVAL, found.size, look).map(drop)
+    }
+
+    /// Starts threads for the passes that can go on, and the passes that are due.
+    pub(super) fn schedule_scrubs(&self) {
+        let Some(tables) = self.tables_to_retry() else { return };
+        let mut runs = Vec::new();
+        for (&transport, slot) in tables.iter().filter(|(_, slot)| !slot.is_taken) {
+            let Ok(running) = &slot.running else { continue };
+            for (&id, slot) in
+                running.backends.iter().filter(|(_, slot)| slot.work.is_none() && !slot.stopping)
+            {
+                if let Some(run) = &slot.run {
+                    runs.push(((transport, id.0), uuid_text(slot.entry.uuid), Arc::downgrade(run)));
+                }
+            }
+        }
+        drop(tables);
+        for (place, uuid, run) in runs {
+            let scrub = self.scrubs.of(self.fixed.state.path(), place, uuid);
+            Self::give_turn(&scrub, &run);
+        }
+    }
+
+    /// Starts the thread of a pass, if there is one that can go on. The thread keeps no backend that is stopped.
+    fn give_turn(scrub: &Arc<Scrub>, run: &Weak<RunningBackend>) {
+        let Some(turn) = scrub.take_turn(now_s()) else { return };
+        let run = Weak::clone(run);
+        let spawned =
+            std::thread::Builder::new().name("cbd-scrub".to_owned()).spawn(move || look_at(turn, &run));
+        if let Err(error) = spawned {
+            tracing::warn!("no thread can be started for a scrub, which is tried again: {error}");
+        }
+    }
+
+    /// Verifies a range of a backend once.
+    pub(super) fn verify_once(
+        &self,
+        transport: u32,
+        id: BackendId,
+        request: VerifyRange,
+        report: Report<'_>,
+    ) -> Result<Done> {
+        let found = self.find(transport, id)?;
+        let run = found.run(id)?;
+        let range = run.check_range(request.offset, request.length)?;
+        let looked = Looked { id, run, scrub: &found.scrub, level: request.level, repair: request.repair };
+        let gathered = self.look(&looked, range, report)?;
+        Ok(Done { verified: Some(gathered.info), ..Done::default() })
+    }
+
+    /// Compares the whole backing device with the cache after a drain.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Damaged`] with what was found, and the error for which a part could not be looked at.
+    pub(super) fn verify_drained(
+        &self,
+        transport: u32,
+        id: BackendId,
+        run: &Arc<RunningBackend>,
+        report: Report<'_>,
+    ) -> Result<()> {
+        let found = self.find(transport, id)?;
+        let range = run.check_range(0, None)?;
+        let looked = Looked { id, run, scrub: &found.scrub, level: VerifyLevel::Agree, repair: false };
+        let info = self.look(&looked, range, report)?.info;
+        if info.found > 0 {
+            return Err(Error::new(ErrorKind::Damaged, lists(id, info.found, &info.findings)));
+        }
+        match info.error {
+            Some(error) => Err(Error::new(
+                ErrorKind::Backing,
+                format!(
+                    "everything was written to the backing device of backend {id}, and a part could not be verified: {error}"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn look(&self, looked: &Looked<'_>, range: ByteRange, report: Report<'_>) -> Result<Gathered> {
+        let Looked { id, run, scrub, level, repair } = looked;
+        let mut verifier = run.verifier()?;
+        let mut sweep = Sweep::new(range, (*level).into(), *repair);
+        let mut gathered = Gathered::default();
+        let (begun, mut reported) = (Instant::now(), None::<Instant>);
+        loop {
+            let ended = if self.stopping.load(Ordering::SeqCst) {
+                Some(stopping())
+            } else if scrub.is_held() {
+                let text = format!("a command changes backend {id}: the verification has ended");
+                Some(Error::new(ErrorKind::Stopped, text))
+            } else if reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+                reported = Some(Instant::now());
+                let progress = Progress {
+                    backend_id: id.0,
+                    verified_bytes: Some(sweep.position() - range.start),
+                    to_verify_bytes: Some(range.end - range.start),
+                    found: Some(gathered.info.found),
+                    elapsed_ms: milliseconds(begun),
+                    ..Progress::default()
+                };
+                (report(progress) == Flow::Cancel)
+                    .then(|| Error::new(ErrorKind::Stopped, "the verification was cancelled"))
+            } else {
+                None
+            };
+            if let Some(error) = ended {
+                verifier.give_up();
+                return Err(error);
+            }
+            if sweep.is_done() {
+                return Ok(gathered);
+            }
+            while sweep.has_room() {
+                sweep.submit(&mut *verifier);
+            }
+            verifier.wait(LOOK_INTERVAL)?;
+            sweep.collect(&mut *verifier, |range, result| drop(gathered.add(range, result)));
+        }
+    }
+}
+
+/// A verification that a client waits for.
+struct Looked<'a> {
+    id: BackendId,
+    run: &'a RunningBackend,
+    scrub: &'a Scrub,
+    level: VerifyLevel,
+    repair: bool,
+}
+
+/// The thread of a pass.
+fn look_at(turn: Turn, run: &Weak<RunningBackend>) {
+    let size = run.upgrade().map_or(0, |run| run.device().geometry().size);
+    let open = || {
+        let run = run.upgrade().ok_or_else(|| Error::new(ErrorKind::Stopped, "the backend was stopped"))?;
+        run.verifier()
+    };
+    let load = || load_of(run).unwrap_or_default();
+    turn.run(&Surroundings { open: &open, size, load: &load });
+}
+
+/// A number that changes whenever clients use the cache. Requests to a backend without a cache are not counted.
+fn load_of(run: &Weak<RunningBackend>) -> Option<u64> {
+    let status = run.upgrade()?.cache()?.status();
+    let bytes = [status.read_hit_bytes, status.read_missed_bytes, status.written_bytes];
+    let bypassed = status.bypassed.each().map(|(_, bytes)| bytes);
+    Some(bytes.into_iter().chain(bypassed).fold(0, u64::wrapping_add))
+}
+
+fn milliseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The error of a drain whose verification has found something.
+fn lists(id: BackendId, count: u64, findings: &[FindingInfo]) -> String {
+    let named: Vec<String> = findings.iter().take(NAMED_MAX).map(words).collect();
+    let more = count.saturating_sub(named.len() as u64);
+    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+    format!(
+        "everything was written to the backing device of backend {id}, and it does not have what it should: {}{more}. To repair what can \
+         be repaired: cbdctrl scrub -b {id} --repair --wait",
+        named.join("; ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_drain_names_some_of_the_findings_and_the_number_of_the_others() {
+        let finding =
+            |start| FindingInfo { start, length: 512, flaw: "backing_differs".into(), repaired: false };
+        let findings: Vec<FindingInfo> = (0..20).map(|number| finding(number * 4096)).collect();
+        let text = lists(BackendId(3), 20, &findings);
+        assert!(text.contains("512 bytes at 4096: ") && text.contains("and 12 more"), "{text}");
+        assert!(!text.contains("40960"), "{text}");
+        assert!(!lists(BackendId(3), 1, &findings[..1]).contains("more"));
+    }
+}

@@ -1,0 +1,326 @@
+//! Tests of a scrub over a verifier of their own.
+
+use super::*;
+use crate::api::ScrubAction;
+use cbd_runtime::verify::{VERIFY_STEP, Verifier};
+use cbd_types::{ByteRange, Finding, Flaw, Verified, Verify};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Bytes of the device.
+const SIZE: u64 = 8 * VERIFY_STEP;
+
+/// What the verifiers of a test have in common.
+#[derive(Default)]
+struct Disk {
+    requests: Mutex<Vec<Verify>>,
+    most_in_flight: AtomicUsize,
+    open: AtomicUsize,
+    opened: AtomicUsize,
+    /// Requests that are answered; none if all are.
+    answers: Option<u64>,
+    fails_to_open: bool,
+    load: AtomicU64,
+}
+
+struct Fake {
+    disk: Arc<Disk>,
+    in_flight: Vec<(u64, Verify)>,
+    /// Whether the thread has waited for those in flight.
+    has_waited: bool,
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.disk.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Verifier for Fake {
+    fn submit(&mut self, id: u64, request: Verify) {
+        self.in_flight.push((id, request));
+        self.disk.most_in_flight.fetch_max(self.in_flight.len(), Ordering::SeqCst);
+    }
+
+    fn take(&mut self) -> Vec<(u64, Result<Verified>)> {
+        let mut requests = self.disk.requests.lock();
+        let answered = requests.len() as u64;
+        if self.disk.answers.is_some_and(|answers| answered >= answers)
+            || !std::mem::take(&mut self.has_waited)
+        {
+            return Vec::new();
+        }
+        requests.extend(self.in_flight.iter().map(|(_, request)| *request));
+        self.in_flight.drain(..).map(|(id, request)| (id, Ok(result_of(&request)))).collect()
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        if self.disk.answers.is_some() {
+            std::thread::sleep(timeout.min(Duration::from_millis(5)));
+        }
+        self.has_waited = true;
+        Ok(())
+    }
+
+    fn give_up(&mut self) {
+        self.in_flight.clear();
+    }
+}
+
+/// The third step has a flaw.
+fn result_of(request: &Verify) -> Verified {
+    let flawed = ByteRange { start: 2 * VERIFY_STEP + 4096, end: 2 * VERIFY_STEP + 8192 };
+    let findings = if request.range.intersection(&flawed).is_some() {
+        vec![Finding { range: flawed, flaw: Flaw::BackingDiffers, repaired: request.repair }]
+    } else {
+        Vec::new()
+    };
+    Verified { cache_bytes: 4096, findings, ..Verified::default() }
+}
+
+struct Scene {
+    dir: tempfile::TempDir,
+    disk: Arc<Disk>,
+    scrub: Arc<Scrub>,
+}
+
+impl Scene {
+    fn new(disk: Disk) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let scrub = Arc::new(Scrub::open(dir.path(), (0, 3), "u".to_owned()));
+        Self { dir, disk: Arc::new(disk), scrub }
+    }
+
+    /// The scrub as the next daemon has it.
+    fn restarted(&self) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("scrub")).unwrap();
+        std::fs::copy(self.dir.path().join("scrub/u.json"), dir.path().join("scrub/u.json")).unwrap();
+        let scrub = Arc::new(Scrub::open(dir.path(), (0, 3), "u".to_owned()));
+        Self { dir, disk: Arc::new(Disk::default()), scrub }
+    }
+
+    fn start(&self, request: ScrubRequest) -> Result<()> {
+        self.scrub.change(&request, SIZE, now_s())
+    }
+
+    fn act(&self, action: ScrubAction) -> Result<()> {
+        self.scrub.change(&ScrubRequest { action, ..ScrubRequest::default() }, SIZE, now_s())
+    }
+
+    fn info(&self) -> ScrubInfo {
+        self.scrub.info(SIZE, now_s())
+    }
+
+    /// Starts the thread of the pass, if it can go on.
+    fn turn(&self) -> Option<std::thread::JoinHandle<()>> {
+        let turn = self.scrub.take_turn(now_s())?;
+        let disk = Arc::clone(&self.disk);
+        Some(std::thread::spawn(move || {
+            let open = || {
+                if disk.fails_to_open {
+                    return Err(Error::new(ErrorKind::System, "there is no ring"));
+                }
+                disk.open.fetch_add(1, Ordering::SeqCst);
+                disk.opened.fetch_add(1, Ordering::SeqCst);
+                Ok(Box::new(Fake { disk: Arc::clone(&disk), in_flight: Vec::new(), has_waited: false })
+                    as Box<dyn Verifier>)
+            };
+            let load = || disk.load.load(Ordering::SeqCst);
+            turn.run(&Surroundings { open: &open, size: SIZE, load: &load });
+        }))
+    }
+
+    fn run(&self) {
+        self.turn().expect("the pass can go on").join().unwrap();
+    }
+
+    fn until(&self, done: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < end, "{:?}", self.info());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn answered(&self) -> usize {
+        self.disk.requests.lock().len()
+    }
+}
+
+#[test]
+fn a_pass_looks_at_all_with_two_requests_in_flight_and_keeps_what_it_found() {
+    let scene = Scene::new(Disk::default());
+    scene.start(ScrubRequest { repair: true, ..ScrubRequest::default() }).unwrap();
+    scene.run();
+    let requests = scene.disk.requests.lock().clone();
+    assert_eq!(requests.len(), 8);
+    assert!(requests.iter().all(|it| it.repair && it.level == cbd_types::VerifyLevel::Agree));
+    assert_eq!(scene.disk.most_in_flight.load(Ordering::SeqCst), 2);
+    let info = scene.info();
+    assert_eq!((info.state, info.position, info.began), (ScrubState::Idle, 0, None));
+    let last = info.last.unwrap();
+    assert_eq!((last.results.verified_bytes, last.results.found, last.results.repaired), (SIZE, 1, 1));
+    assert_eq!((info.found_total["backing_differs"], info.repaired_total), (1, 1));
+    assert_eq!(scene.restarted().info().last, Some(last), "the next daemon has the results");
+}
+
+#[test]
+fn a_second_start_is_refused_with_what_runs() {
+    let scene = Scene::new(Disk::default());
+    scene.start(ScrubRequest::default()).unwrap();
+    let error = scene.start(ScrubRequest::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.line().contains("at 0 %") && error.line().contains("--stop"), "{error}");
+}
+
+#[test]
+fn a_pass_goes_on_where_it_was_after_a_pause_and_after_a_restart() {
+    let scene = Scene::new(Disk { answers: Some(3), ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    scene.until(|| scene.info().position >= 3 * VERIFY_STEP);
+    scene.act(ScrubAction::Pause).unwrap();
+    thread.join().unwrap();
+    assert_eq!(scene.disk.open.load(Ordering::SeqCst), 0, "its queue is closed");
+    assert_eq!(scene.info().state, ScrubState::Paused);
+    assert!(scene.turn().is_none(), "it is paused");
+    let position = scene.info().position;
+    let next = scene.restarted();
+    assert_eq!((next.info().state, next.info().position), (ScrubState::Paused, position));
+    next.act(ScrubAction::Resume).unwrap();
+    next.run();
+    let first = next.disk.requests.lock()[0].range.start;
+    assert_eq!(first, position);
+    assert_eq!(next.info().last.unwrap().results.verified_bytes, SIZE, "both parts count");
+}
+
+#[test]
+fn a_stopped_pass_leaves_nothing_and_the_schedule_counts_from_then() {
+    let scene = Scene::new(Disk { answers: Some(0), ..Disk::default() });
+    scene.scrub.set(&SettingsChange { scrub_every_s: Some(86_400), ..SettingsChange::default() });
+    let thread = scene.turn().expect("it is due, since there was none");
+    assert!(scene.info().began.is_some());
+    scene.act(ScrubAction::Stop).unwrap();
+    thread.join().unwrap();
+    let info = scene.info();
+    assert_eq!((info.state, info.last), (ScrubState::Idle, None));
+    assert!(info.next.unwrap() >= now_s() + 86_000);
+    assert!(scene.turn().is_none(), "it is not due");
+    assert_eq!(scene.act(ScrubAction::Stop).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn the_rate_bounds_what_is_looked_at() {
+    let scene = Scene::new(Disk::default());
+    // Eight steps: the last is submitted after 7/16 s.
+    scene.start(ScrubRequest { rate: Some(16 * VERIFY_STEP), ..ScrubRequest::default() }).unwrap();
+    let begun = Instant::now();
+    scene.run();
+    assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+    for rate in [0, 1] {
+        let request = ScrubRequest { rate: Some(rate), ..ScrubRequest::default() };
+        assert_eq!(scene.start(request).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    assert_eq!(scene.info().state, ScrubState::Idle, "a refused start begins nothing");
+}
+
+#[test]
+fn a_pass_waits_while_clients_use_the_cache_if_it_is_to() {
+    let scene = Scene::new(Disk { answers: Some(1), ..Disk::default() });
+    scene.scrub.set(&SettingsChange { scrub_idle_only: Some(true), ..SettingsChange::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    scene.until(|| {
+        scene.disk.load.fetch_add(1, Ordering::SeqCst);
+        scene.info().state == ScrubState::WaitingForLoad
+    });
+    scene.until(|| scene.info().state == ScrubState::Running);
+    scene.act(ScrubAction::Stop).unwrap();
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_scheduled_pass_runs_in_its_window_only_and_one_of_a_user_at_any_time() {
+    let scene = Scene::new(Disk::default());
+    let second = now_s() % 86_400;
+    let hour = |hours: u64| format!("{:02}:00", (second / 3600 + hours) % 24);
+    let window = format!("{}-{}", hour(10), hour(12));
+    let every = SettingsChange {
+        scrub_every_s: Some(86_400),
+        scrub_window: Some(window.clone()),
+        ..SettingsChange::default()
+    };
+    scene.scrub.set(&every);
+    assert!(scene.turn().is_none(), "its window is closed");
+    assert!(scene.info().next.unwrap() > now_s());
+    scene.scrub.set(&SettingsChange { scrub_window: Some(String::new()), ..SettingsChange::default() });
+    let turn = scene.scrub.take_turn(now_s()).expect("it is due");
+    drop(turn);
+    scene.scrub.set(&SettingsChange { scrub_window: Some(window), ..SettingsChange::default() });
+    assert_eq!(scene.info().state, ScrubState::WaitingForWindow);
+    assert!(scene.turn().is_none(), "the window has closed during the pass");
+    scene.act(ScrubAction::Stop).unwrap();
+    scene.start(ScrubRequest::default()).unwrap();
+    scene.run();
+    assert_eq!(scene.info().last.unwrap().results.verified_bytes, SIZE);
+}
+
+#[test]
+fn a_command_that_changes_the_backend_does_not_wait_for_a_disk() {
+    let scene = Scene::new(Disk { answers: Some(0), ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    scene.until(|| scene.disk.open.load(Ordering::SeqCst) == 1);
+    let begun = Instant::now();
+    let held = scene.scrub.hold(Instant::now() + Duration::from_secs(60));
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert_eq!(scene.disk.open.load(Ordering::SeqCst), 0);
+    thread.join().unwrap();
+    assert_eq!(scene.info().state, ScrubState::WaitingForBackend);
+    assert!(scene.turn().is_none(), "the command has the backend");
+    drop(held);
+    scene.scrub.begin_end();
+    assert!(scene.turn().is_none(), "the daemon ends");
+}
+
+#[test]
+fn a_pass_that_cannot_look_says_why_and_is_tried_again_later() {
+    let scene = Scene::new(Disk { fails_to_open: true, ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    scene.run();
+    let info = scene.info();
+    assert!(info.error.unwrap().contains("there is no ring"));
+    assert_eq!(info.state, ScrubState::WaitingForBackend);
+    assert!(scene.turn().is_none(), "not at once");
+    let error = scene.scrub.wait(Duration::from_millis(1), SIZE, |_| Ok(())).unwrap_err();
+    assert!(error.line().contains("there is no ring"));
+}
+
+#[test]
+fn a_wait_ends_with_the_pass_and_when_it_is_stopped() {
+    let scene = Scene::new(Disk::default());
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    let pass = scene.scrub.wait(Duration::from_millis(1), SIZE, |_| Ok(())).unwrap();
+    assert_eq!(pass.results.found, 1);
+    thread.join().unwrap();
+    let scene = Scene::new(Disk { answers: Some(0), ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    let error =
+        scene.scrub.wait(Duration::from_millis(1), SIZE, |_| scene.act(ScrubAction::Stop)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stopped);
+    thread.join().unwrap();
+    assert_eq!(scene.answered(), 0);
+}
+
+#[test]
+fn a_damaged_file_begins_at_0_and_says_so() {
+    let scene = Scene::new(Disk::default());
+    scene.start(ScrubRequest::default()).unwrap();
+    std::fs::write(scene.dir.path().join("scrub/u.json"), "{").unwrap();
+    let next = Scrub::open(scene.dir.path(), (0, 3), "u".to_owned());
+    let info = next.info(SIZE, now_s());
+    assert_eq!((info.state, info.position), (ScrubState::Idle, 0));
+    assert!(info.error.unwrap().contains("begins at 0"));
+}

@@ -1,0 +1,104 @@
+//! The settings of scrubs as users type them.
+
+use super::invalid;
+use crate::api::SettingsChange;
+use crate::scrub::schedule::{Window, check_rate};
+use crate::size::parse_size;
+use cbd_types::Result;
+
+/// Their names.
+pub(super) const NAMES: [&str; 4] = ["scrub_every", "scrub_window", "scrub_rate", "scrub_idle_only"];
+
+/// Puts a setting into a change; returns whether it was there already.
+pub(super) fn replace(change: &mut SettingsChange, name: &str, value: &str) -> Result<bool> {
+    Ok(match name {
+        "scrub_every" => change.scrub_every_s.replace(every(value)?).is_some(),
+        "scrub_window" => {
+            let window = if value == "off" { "" } else { value };
+            if window.is_empty() != (value == "off") {
+                return Err(invalid(
+                    "scrub_window is HH:MM-HH:MM in UTC, e.g. 22:00-06:00, or off".to_owned(),
+                ));
+            }
+            Window::parse(window)?;
+            change.scrub_window.replace(window.to_owned()).is_some()
+        }
+        "scrub_rate" => {
+            let rate = match value {
+                "off" => 0,
+                _ => {
+                    let rate = parse_size(value).map_err(|_| {
+                        invalid(format!("scrub_rate is off or bytes a second (e.g. 50M), not \"{value}\""))
+                    })?;
+                    check_rate(rate)?;
+                    rate
+                }
+            };
+            change.scrub_rate.replace(rate).is_some()
+        }
+        _ => {
+            let is_idle_only = match value {
+                "yes" => true,
+                "no" => false,
+                _ => return Err(invalid(format!("scrub_idle_only is yes or no, not \"{value}\""))),
+            };
+            change.scrub_idle_only.replace(is_idle_only).is_some()
+        }
+    })
+}
+
+/// The seconds of a time with a unit: `14d`.
+fn every(value: &str) -> Result<u64> {
+    if value == "never" || value == "0" {
+        return Ok(0);
+    }
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("w", 7 * 86_400)];
+    let seconds = units.into_iter().find_map(|(unit, seconds)| {
+        let number = value.strip_suffix(unit)?;
+        number.parse::<u64>().ok()?.checked_mul(seconds)
+    });
+    seconds.ok_or_else(|| {
+        invalid(format!("scrub_every is a time from 1h on, e.g. 14d, or never, not \"{value}\""))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::settings::parse_changes;
+
+    fn parse(text: &str) -> Result<crate::api::SettingsChange, String> {
+        let arguments: Vec<String> = text.split(' ').map(str::to_owned).collect();
+        parse_changes(&arguments).map_err(|error| error.line())
+    }
+
+    #[test]
+    fn the_settings_of_scrubs_are_understood() {
+        let change =
+            parse("scrub_every=14d scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes").unwrap();
+        assert_eq!(change.scrub_every_s, Some(14 * 86_400));
+        assert_eq!(change.scrub_window.as_deref(), Some("22:00-06:00"));
+        assert_eq!((change.scrub_rate, change.scrub_idle_only), (Some(50 << 20), Some(true)));
+        let off = parse("scrub_every=never scrub_window=off scrub_rate=off scrub_idle_only=no").unwrap();
+        assert_eq!((off.scrub_every_s, off.scrub_window.as_deref()), (Some(0), Some("")));
+        assert_eq!((off.scrub_rate, off.scrub_idle_only), (Some(0), Some(false)));
+    }
+
+    #[test]
+    fn values_that_mean_nothing_are_refused_with_those_that_do() {
+        for (text, part) in [
+            ("scrub_every=soon", "14d"),
+            ("scrub_every=10m", "1h"),
+            ("scrub_every=99999d", "3650d"),
+            ("scrub_window=night", "22:00-06:00"),
+            ("scrub_window=", "22:00-06:00"),
+            ("scrub_rate=0", "never end"),
+            ("scrub_rate=1K", "64K"),
+            ("scrub_rate=fast", "50M"),
+            ("scrub_idle_only=maybe", "yes or no"),
+            ("scrub_rate=50M scrub_rate=60M", "twice"),
+        ] {
+            let line = parse(text).unwrap_err();
+            assert!(line.contains(part), "{text}: {line}");
+        }
+    }
+}

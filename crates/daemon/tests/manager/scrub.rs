@@ -1,0 +1,129 @@
+//! Scrubs, requests to verify, and drains that verify, over a disk whose copy of a block differs.
+
+use crate::fixture::{Fixture, MIB, refused, stop};
+use cbd_daemon::api::{
+    Drain, ScrubAction, ScrubInfo, ScrubRequest, ScrubState, StopBackend, VerifiedInfo, VerifyLevel,
+    VerifyRange,
+};
+use cbd_daemon::control::{Control, Flow};
+use cbd_daemon::manager::Manager;
+use cbd_types::ErrorKind;
+use std::os::unix::fs::FileExt;
+
+const ALL: Drain = Drain { backend: None, wait: true, timeout_s: None, verify: false };
+
+/// The block at 1 MiB is clean, and the disk has other data than the client wrote.
+fn damage_disk(fixture: &Fixture, daemon: &Manager, disk: &str) {
+    fixture.client().write(MIB, &[9; 4096], true).unwrap();
+    daemon.drain(0, &ALL, &mut |_| Flow::Continue).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(disk).unwrap();
+    file.write_at(&[7; 512], MIB + 1024).unwrap();
+}
+
+fn verify(daemon: &Manager, level: VerifyLevel) -> VerifiedInfo {
+    let request = VerifyRange { level, ..VerifyRange::default() };
+    daemon.verify(0, 0, request, &mut |_| Flow::Continue).unwrap().verified.unwrap()
+}
+
+fn scrub(daemon: &Manager, repair: bool) -> ScrubInfo {
+    let request = ScrubRequest { repair, wait: true, ..ScrubRequest::default() };
+    *daemon.set_scrub(0, 0, &request, &mut |_| Flow::Continue).unwrap().scrub.unwrap()
+}
+
+#[test]
+fn a_block_that_differs_is_found_by_the_level_that_compares_and_repaired_on_request() {
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
+    damage_disk(&fixture, &daemon, &disk);
+    let newest = verify(&daemon, VerifyLevel::Newest);
+    assert_eq!((newest.verified_bytes, newest.found), (8 * MIB, 0), "reads are right");
+    let agree = verify(&daemon, VerifyLevel::Agree);
+    assert_eq!((agree.found, agree.repaired), (1, 0), "{agree:?}");
+    assert_eq!(agree.findings[0].flaw, "backing_differs");
+    let repaired = scrub(&daemon, true).last.unwrap().results;
+    assert_eq!((repaired.found, repaired.repaired), (1, 1), "{repaired:?}");
+    daemon.drain(0, &ALL, &mut |_| Flow::Continue).unwrap();
+    assert_eq!(verify(&daemon, VerifyLevel::Agree).found, 0);
+    assert_eq!(std::fs::read(&disk).unwrap()[MIB as usize..][..4096], [9; 4096]);
+    let metrics = cbd_daemon::metrics::render(&daemon.status().unwrap());
+    let line = metrics
+        .lines()
+        .find(|line| line.starts_with("cbd_scrub_findings_total") && line.contains("backing_differs"));
+    assert!(line.unwrap().ends_with(" 1"), "{line:?}");
+}
+
+#[test]
+fn a_drain_and_a_stop_that_verify_list_what_differs_and_the_backend_stays() {
+    let fixture = Fixture::new();
+    let (disk, daemon) = fixture.disk_and_daemon();
+    damage_disk(&fixture, &daemon, &disk);
+    let drain = Drain { verify: true, ..ALL };
+    let error =
+        refused(daemon.drain(0, &drain, &mut |_| Flow::Continue), ErrorKind::Damaged, "backing_differs");
+    assert!(error.line().contains("at 1049"), "it names the place: {error}");
+    refused(
+        stop(&daemon, StopBackend { verify: true, ..StopBackend::default() }),
+        ErrorKind::Damaged,
+        "backing_differs",
+    );
+    assert!(daemon.backends(0, false).unwrap()[0].alive);
+    scrub(&daemon, true);
+    daemon.drain(0, &drain, &mut |_| Flow::Continue).unwrap();
+    let state = fixture.options().paths.state_dir.join("scrub");
+    assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1);
+    stop(&daemon, StopBackend { verify: true, ..StopBackend::default() }).unwrap();
+    assert_eq!(std::fs::read_dir(&state).unwrap().count(), 0, "its file went with it");
+}
+
+#[test]
+fn ranges_that_the_device_does_not_have_are_refused() {
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let verify = |offset, length| {
+        let request = VerifyRange { offset, length, ..VerifyRange::default() };
+        daemon.verify(0, 0, request, &mut |_| Flow::Continue)
+    };
+    refused(verify(9 * MIB, None), ErrorKind::OutOfRange, "past the end");
+    refused(verify(0, Some(8 * MIB + 512)), ErrorKind::OutOfRange, "past the end");
+    refused(verify(100, Some(412)), ErrorKind::InvalidArgument, "sectors");
+    assert_eq!(verify(4 * MIB, Some(MIB)).unwrap().verified.unwrap().verified_bytes, MIB);
+}
+
+#[test]
+fn a_verification_ends_when_its_client_disconnects() {
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let request = VerifyRange::default();
+    refused(daemon.verify(0, 0, request, &mut |_| Flow::Cancel), ErrorKind::Stopped, "cancelled");
+}
+
+#[test]
+fn a_slow_scrub_is_refused_a_second_time_and_goes_on_with_the_next_daemon() {
+    let fixture = Fixture::new();
+    let request = ScrubRequest { rate: Some(MIB), ..ScrubRequest::default() };
+    let begun;
+    {
+        let (_disk, daemon) = fixture.disk_and_daemon();
+        let done = daemon.set_scrub(0, 0, &request, &mut |_| Flow::Continue).unwrap();
+        begun = done.scrub.unwrap().began;
+        let again = daemon.set_scrub(0, 0, &request, &mut |_| Flow::Continue);
+        refused(again, ErrorKind::Busy, "--stop");
+    }
+    let daemon = fixture.daemon();
+    let info = daemon.scrub(0, 0).unwrap();
+    assert_eq!((info.began, info.rate), (begun, MIB), "{info:?}");
+    let stop = ScrubRequest { action: ScrubAction::Stop, ..ScrubRequest::default() };
+    daemon.set_scrub(0, 0, &stop, &mut |_| Flow::Continue).unwrap();
+    assert_eq!(daemon.scrub(0, 0).unwrap().state, ScrubState::Idle);
+}
+
+#[test]
+fn a_backend_is_stopped_and_its_cache_detached_while_a_scrub_runs() {
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let request = ScrubRequest { rate: Some(MIB), ..ScrubRequest::default() };
+    daemon.set_scrub(0, 0, &request, &mut |_| Flow::Continue).unwrap();
+    daemon.detach_cache(0, 0, &cbd_daemon::api::DetachCache::default(), &mut |_| Flow::Continue).unwrap();
+    assert_ne!(daemon.scrub(0, 0).unwrap().state, ScrubState::Idle, "it continues");
+    stop(&daemon, StopBackend { force: true, ..StopBackend::default() }).unwrap();
+}

@@ -1,0 +1,26 @@
+//! Requests to a blkdev without a cache: each is one operation of the backing device.
+//!
+//! Elsewhere: the flush that follows a FUA request (`queue`).
+
+use super::Queue;
+use crate::parked::{InFlightOp, Parked, Progress};
+use cbd_engine::Environment;
+use cbd_types::{BackingOp, BackingQueue, Operation, Request};
+
+impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+    /// Submits a request to the backing device.
+    pub(super) fn submit_uncached(&mut self, mut request: Request) {
+        let range = request.range;
+        let buffer = core::mem::take(&mut request.buffer);
+        let op = match request.operation {
+            Operation::Read => BackingOp::Read { offset: range.start, buffer },
+            Operation::Write => BackingOp::Write { offset: range.start, buffer },
+            Operation::Flush => BackingOp::Flush,
+            Operation::Discard if self.device.geometry().discard => BackingOp::Discard { range },
+            Operation::Discard | Operation::WriteZeroes => BackingOp::WriteZeroes { range },
+        };
+        let place =
+            self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
+        self.send(InFlightOp::without_misses(place, range), op);
+    }
+}
