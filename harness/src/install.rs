@@ -1,4 +1,5 @@
-//! Installs the files that programs link against: the library, its header, its pkg-config file, and the engine for fio.
+//! Installs the files that programs link against: the library, its header, its pkg-config file, and the engine for fio; and the
+//! program `blkverify`.
 //!
 //! Invariants: every installed file was just built from this tree. Nothing outside the prefix changes, and nothing inside it
 //! changes before everything that was requested is built.
@@ -59,7 +60,10 @@ impl Plan {
 /// # Errors
 /// When a file cannot be built or written.
 pub fn run(plan: &Plan) -> Result<bool, Problem> {
-    for place in install(plan)? {
+    let verifier = build_verifier(plan)?;
+    let mut places = install(plan)?;
+    places.push(place_program(&verifier, &plan.prefix).map_err(Problem::Failed)?);
+    for place in places {
         println!("{}", place.display());
     }
     Ok(true)
@@ -75,6 +79,39 @@ pub fn engine(prefix: &Path) -> Result<PathBuf, Problem> {
     Ok(prefix.join("lib").join(fio::ENGINE))
 }
 
+/// Builds the program `blkverify` and returns its path.
+fn build_verifier(plan: &Plan) -> Result<PathBuf, Problem> {
+    let target = workspace::target_directory().map_err(Problem::Failed)?;
+    cargo_build(&["--package", "blkverify", "--bin", "blkverify"], plan.debug)?;
+    Ok(target.join(profile(plan)).join("blkverify"))
+}
+
+/// Copies a program into `prefix`.
+fn place_program(program: &Path, prefix: &Path) -> Result<PathBuf, String> {
+    let folder = prefix.join("bin");
+    fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    let place = folder.join(program.file_name().unwrap_or_default());
+    copy(program, &place)?;
+    Ok(place)
+}
+
+const fn profile(plan: &Plan) -> &'static str {
+    if plan.debug { "debug" } else { "release" }
+}
+
+fn cargo_build(what: &[&str], debug: bool) -> Result<(), Problem> {
+    let mut build = cargo(["build", "--quiet"]);
+    build.args(what);
+    if !debug {
+        build.arg("--release");
+    }
+    let status = build.status().map_err(|error| Problem::Failed(format!("cannot start cargo: {error}")))?;
+    if !status.success() {
+        return Err(Problem::Failed(format!("{} does not build", what[1])));
+    }
+    Ok(())
+}
+
 fn install(plan: &Plan) -> Result<Vec<PathBuf>, Problem> {
     if plan.prefix.exists() && !plan.prefix.is_dir() {
         return Err(Problem::Failed(format!("{} is no directory to install into", plan.prefix.display())));
@@ -84,15 +121,8 @@ fn install(plan: &Plan) -> Result<Vec<PathBuf>, Problem> {
         true => Some(fio::headers(plan.fio_source.as_deref(), &target).map_err(Problem::Failed)?),
         false => None,
     };
-    let mut build = cargo(["build", "--quiet", "--package", "libcbd", "--lib"]);
-    if !plan.debug {
-        build.arg("--release");
-    }
-    let status = build.status().map_err(|error| Problem::Failed(format!("cannot start cargo: {error}")))?;
-    if !status.success() {
-        return Err(Problem::Failed("libcbd does not build".to_owned()));
-    }
-    let built = target.join(if plan.debug { "debug" } else { "release" });
+    cargo_build(&["--package", "libcbd", "--lib"], plan.debug)?;
+    let built = target.join(profile(plan));
     let engine = headers.map(|headers| fio::build(&headers, &built)).transpose().map_err(Problem::Failed)?;
     place_library(&built, &plan.prefix).map_err(Problem::Failed)?;
     let mut places = vec![plan.prefix.join("lib").join(SONAME)];

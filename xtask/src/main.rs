@@ -49,7 +49,7 @@ Tasks:
                      changes each operator, condition, call and constant of engine, format, device and lock, one at
                      a time; tests must fail for 95 % of them
   install --prefix DIRECTORY [--debug] [--fio | --fio-source DIRECTORY]
-                     installs libcbd with its header and pkg-config file; also the engine for the installed fio,
+                     installs libcbd with its header and pkg-config file, and blkverify; also the engine for the installed fio,
                      whose headers are fetched through apt, or taken from its source
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 const ALONE: &str = "cbd-fuse";
 
 /// Programs whose tests lock the loop devices. They run one after the other, beside the others.
-const OF_LOOP_DEVICES: [&str; 10] = [
+const OF_LOOP_DEVICES: [&str; 12] = [
+    "cbd-blkverify/loop_devices",
     "cbd-cbdctrl/disks_that_fail",
     "cbd-cbdctrl/file_systems",
     "cbd-cbdctrl/grows",
@@ -31,6 +32,7 @@ const OF_LOOP_DEVICES: [&str; 10] = [
     "cbd-cbdctrl/names",
     "cbd-cbdctrl/outlives",
     "cbd-cbdctrl/restart",
+    "cbd-cbdctrl/verifies",
 ];
 
 /// The longest of the other programs. They begin first, so that none of them runs alone at the end.

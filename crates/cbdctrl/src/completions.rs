@@ -62,6 +62,7 @@ pub fn text(shell: Shell) -> String {
     clap_complete::generate(shell, &mut Cli::command(), "cbdctrl", &mut bytes);
     if shell == Shell::Bash || shell == Shell::Fish {
         clap_complete::generate(shell, &mut DaemonCli::command(), "cbdd", &mut bytes);
+        clap_complete::generate(shell, &mut blkverify::cli::Cli::command(), "blkverify", &mut bytes);
     }
     let text = String::from_utf8_lossy(&bytes).into_owned();
     match shell {

@@ -1,4 +1,4 @@
-//! The command line: commands, their help, completions and man pages, and the daemon as `cbdd`.
+//! The command line: commands, their help, completions and man pages, the daemon as `cbdd`, and `blkverify` under that name.
 //!
 //! Invariants: a command prints its result and nothing else on standard output, an error as one line on standard error,
 //! and exits with 0 (done), 1 (refused or failed) or 2 (wrong usage). The commands for offline recovery ([`offline`]) and
@@ -36,6 +36,9 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
             Ok(cli) => daemon::run(cli.arguments),
             Err(error) => usage(&error),
         };
+    }
+    if name.is_some_and(|name| name == "blkverify") {
+        return blkverify::run(arguments);
     }
     let parsed = examples::in_help(Cli::command()).try_get_matches_from(&arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {

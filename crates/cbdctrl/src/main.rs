@@ -1,4 +1,4 @@
-//! `cbdctrl`, and under its other name `cbdd`: one binary that is the command and the daemon.
+//! `cbdctrl`, and under its other names `cbdd` and `blkverify`: one binary that is the command, the daemon and the verifier.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Man pages, from the definitions in [`crate::cli`] and [`crate::examples`].
+//! Man pages, from the definitions in [`crate::cli`] and [`crate::examples`], and that of `blkverify`.
 
 use crate::cli::{Cli, DaemonCli, Numbers};
 use crate::{completions, examples};
@@ -40,6 +40,7 @@ fn write_pages(root: &Path) -> io::Result<()> {
             std::fs::File::options().append(true).open(path)?.write_all(section.as_bytes())?;
         }
     }
+    clap_mangen::generate_to(blkverify::cli::Cli::command(), &commands)?;
     let mut page = Vec::new();
     Man::new(DaemonCli::command()).section("8").render(&mut page)?;
     page.extend(examples::section("daemon").into_bytes());
@@ -72,6 +73,8 @@ mod tests {
             assert!(text.contains(".TH") && text.contains(".SH EXAMPLES"), "{}", page.display());
         }
         assert!(folder.path().join("man1/cbdctrl.1").exists());
+        let page = std::fs::read_to_string(folder.path().join("man1/blkverify.1")).unwrap();
+        assert!(page.contains(".TH blkverify 1") && page.contains("Exit codes"), "{page}");
     }
 
     #[test]

@@ -43,12 +43,16 @@ impl FileExtent {
     pub const NOT_ALLOCATED: u32 = 1 << 2;
     /// `FIEMAP_EXTENT_ENCODED`: the data is compressed or encrypted.
     pub const ENCODED: u32 = 1 << 3;
+    /// `FIEMAP_EXTENT_DATA_ENCRYPTED`: the data is encrypted by the file system.
+    pub const ENCRYPTED: u32 = 1 << 7;
     /// `FIEMAP_EXTENT_NOT_ALIGNED`: its place is not that of whole blocks.
     pub const NOT_ALIGNED: u32 = 1 << 8;
     /// `FIEMAP_EXTENT_DATA_INLINE`: the data is among metadata.
     pub const INLINE: u32 = 1 << 9;
     /// `FIEMAP_EXTENT_DATA_TAIL`: the data is in a block with that of other files.
     pub const TAIL: u32 = 1 << 10;
+    /// `FIEMAP_EXTENT_UNWRITTEN`: it has a place, and reads as zeroes.
+    pub const UNWRITTEN: u32 = 1 << 11;
 
     const LAST: u32 = 1;
 }

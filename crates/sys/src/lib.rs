@@ -11,6 +11,7 @@
 pub mod errors;
 pub mod event;
 pub mod extents;
+pub mod files;
 pub mod ioctl;
 pub mod loop_device;
 pub mod memory;

@@ -11,7 +11,6 @@ use cbd_sys::extents::{self, FileExtent};
 use cbd_types::{ByteRange, Error, ErrorKind, Result};
 use std::fs::{self, File, Metadata};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The ranges of `path`, a file on one of `devices`.
@@ -67,21 +66,14 @@ pub fn of_metadata(path: &Path, devices: &[Device], of: &OfBackend) -> Result<Ve
     Ok(moved_by(ranges, start))
 }
 
-/// Opens what `is_wanted`. Nothing else is opened: that of a FIFO would wait for a writer, that of a device could change it.
+/// Opens what `is_wanted`, and nothing else.
 fn opened(
     path: &Path,
     is_wanted: impl Fn(&fs::FileType) -> bool,
     unwanted: &dyn Fn() -> Error,
 ) -> Result<(File, Metadata)> {
-    let found = fs::metadata(path).map_err(|error| failed(path, "cannot be opened", error))?;
-    if !is_wanted(&found.file_type()) {
-        return Err(unwanted());
-    }
-    // It may have been replaced meanwhile.
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
-    let file = file.map_err(|error| failed(path, "cannot be opened", error))?;
-    let status = file.metadata().map_err(|error| failed(path, "cannot be examined", error))?;
-    if is_wanted(&status.file_type()) { Ok((file, status)) } else { Err(unwanted()) }
+    let found = cbd_sys::files::open_if(path, 0, is_wanted);
+    found.map_err(|error| failed(path, "cannot be opened", error))?.ok_or_else(unwanted)
 }
 
 fn failed(path: &Path, what: &str, error: std::io::Error) -> Error {

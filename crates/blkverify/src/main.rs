@@ -1,0 +1,7 @@
+//! `blkverify`: the program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    blkverify::run(std::env::args_os().collect())
+}

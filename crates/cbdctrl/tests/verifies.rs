@@ -1,0 +1,58 @@
+//! `blkverify` beside a daemon: a block device of CBD is recognized by whatever path, and never verified by reads of it.
+
+mod support;
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use support::sandbox::{Mounted, in_sandbox};
+use support::{Fixture, MIB, Ran, run_for, text_of, tool};
+
+const TIMEOUT: Duration = Duration::from_secs(100);
+
+fn blkverify(fixture: &Fixture, arguments: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cbdctrl"));
+    command.arg0("blkverify").args(arguments).args(["--socket", &fixture.socket()]);
+    run_for(command, TIMEOUT)
+}
+
+#[test]
+fn a_block_device_of_cbd_is_recognized_and_never_verified_by_reads() {
+    let name = "a_block_device_of_cbd_is_recognized_and_never_verified_by_reads";
+    in_sandbox(name, TIMEOUT, |folder| {
+        let mut fixture = Fixture::preserving(folder);
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", 64 * MIB);
+        let device = fixture.start_block_device(&disk, "20M");
+        let node = text_of(&Path::new(&device).canonicalize().expect("a node"));
+        tool("mkfs.ext4", &["-q", "-b", "4096", &device]);
+        let mounted = Mounted::new(&device, &fixture.path("mnt"), "rw");
+        let file = text_of(&mounted.path("file"));
+        tool("dd", &["if=/dev/urandom", &format!("of={file}"), "bs=1M", "count=2", "conv=fsync"]);
+        for path in [&device, &node, &file] {
+            let ran = blkverify(&fixture, &[path]);
+            assert_eq!((ran.code, ran.stdout.contains("all right")), (0, true), "{path} {ran:?}");
+        }
+        // Contents are compared with the newest data, which the result says.
+        let ran = blkverify(&fixture, &["--zero", &device]);
+        assert!(ran.code == 2 && ran.stdout.contains("only the newest data"), "{ran:?}");
+        // Another program's loop device is a plain disk.
+        let image = fixture.disk("image", MIB);
+        let plain = tool("losetup", &["--find", "--show", &image]);
+        let ran = blkverify(&fixture, &["--zero", plain.trim()]);
+        tool("losetup", &["--detach", plain.trim()]);
+        assert_eq!((ran.code, ran.stdout.contains("all zero")), (0, true), "{ran:?}");
+        fixture.kill();
+        for path in [&device, &node, &file] {
+            let ran = blkverify(&fixture, &[path]);
+            assert!(
+                ran.code == 3 && ran.stderr.contains("daemon that serves it is not found"),
+                "{path} {ran:?}"
+            );
+        }
+        fixture.start();
+        drop(mounted);
+    });
+}
