@@ -13,11 +13,12 @@ use axum::http::{Request, header};
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    RegisterTransport, RemovePins, ResizeCache, Settings, SettingsChange, StartBackend, StartBlkdev, Status,
-    StopBackend, StopBlkdev, TransportGrown, TransportInfo, TransportRegistered,
+    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
+    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
+    TransportRegistered, VerifyRange,
 };
 use cbd_daemon::config::Config;
-use cbd_daemon::control::{Control, Report};
+use cbd_daemon::control::{Control, Flow, Report};
 use cbd_daemon::exports::ExportChoice;
 use cbd_daemon::manager::Manager;
 use cbd_daemon::run::Options;
@@ -240,6 +241,20 @@ impl Control for Confined {
 
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>> {
         self.manager.blkdevs(transport, all)
+    }
+
+    fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done> {
+        self.manager.verify(transport, backend, request, report)
+    }
+
+    fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo> {
+        self.manager.scrub(transport, backend)
+    }
+
+    fn set_scrub(&self, transport: u32, backend: u32, request: &ScrubRequest, _: Report<'_>) -> Result<Done> {
+        // Without a wait: a pass at a low rate has no end within the time of a run.
+        let request = ScrubRequest { wait: false, ..*request };
+        self.manager.set_scrub(transport, backend, &request, &mut |_| Flow::Continue)
     }
 
     fn status(&self) -> Result<Status> {

@@ -71,10 +71,20 @@ pub enum Level {
 pub enum Offload {
     /// By NVMe commands, where the controller has them
     Auto,
-    /// By NVMe or SCSI commands, or not at all
-    Always,
+    /// By NVMe or SCSI commands, where the disk has them; what they say of zeroes and of the content is trusted, too
+    On,
     /// Never: the sectors are read
     Never,
+}
+
+impl From<Offload> for cbd_backing::Offload {
+    fn from(offload: Offload) -> Self {
+        match offload {
+            Offload::Auto => Self::Auto,
+            Offload::On => Self::On,
+            Offload::Never => Self::Never,
+        }
+    }
 }
 
 impl Cli {

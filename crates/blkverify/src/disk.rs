@@ -4,12 +4,12 @@
 
 use crate::cli::Offload;
 use crate::look::{Look, Readers};
+use crate::queue::{DEPTH, Queue};
+use cbd_backing::Examined;
 use cbd_sys::DeviceNumber;
 use cbd_types::{Error, ErrorKind, Result};
-use rustix::fs::ioctl_blksszget;
 use std::fs::{File, FileType};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -37,25 +37,18 @@ impl Disk {
     /// # Errors
     /// The error says what is wrong and what to do.
     pub fn open(path: &Path, offload: Offload, name: &str) -> Result<Self> {
-        let cannot = |error: io::Error| refused(name, error);
-        let opened = open_direct(path, FileType::is_block_device).map_err(cannot)?;
-        let no_disk = || Error::new(ErrorKind::InvalidArgument, format!("{name} is no block device"));
-        let (file, status, is_direct) = opened.ok_or_else(no_disk)?;
-        if offload == Offload::Always {
-            let text = format!(
-                "{name} cannot be told to read for itself by this version: leave out --offload always"
-            );
-            return Err(Error::new(ErrorKind::Unsupported, text));
+        let status = std::fs::metadata(path).map_err(|error| refused(name, error))?;
+        if !status.file_type().is_block_device() {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("{name} is no block device")));
         }
-        let size = cbd_sys::ioctl::block_size(file.as_fd()).map_err(cannot)?;
-        let sector = u64::from(ioctl_blksszget(&file).map_err(|error| cannot(error.into()))?);
-        let file = Arc::new(file);
+        let disk = Examined::open(path, offload.into())?;
+        let geometry = disk.geometry();
         Ok(Self {
             number: DeviceNumber::from_stat(status.rdev()),
-            size: size - size % sector,
-            sector,
-            method: method(is_direct),
-            look: Box::new(Readers::new(&file)?),
+            size: geometry.size,
+            sector: u64::from(geometry.sector),
+            method: disk.method(),
+            look: Box::new(Queue::new(disk.open_queue(DEPTH)?)),
         })
     }
 }

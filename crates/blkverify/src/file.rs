@@ -83,7 +83,7 @@ fn beneath(job: &Job<'_>, file: &File, report: &mut Report) -> Result<Beneath> {
     match Disk::open(&node, job.cli.offload, &node.display().to_string()) {
         Ok(disk) if disk.number == number => Ok(Beneath::Disk(disk)),
         Ok(_) => Ok(Beneath::Unknown),
-        Err(error) if job.cli.offload == crate::cli::Offload::Always => Err(error),
+        Err(error) if job.cli.offload == crate::cli::Offload::On => Err(error),
         Err(error) => {
             report.notes.push(note(&error.line()));
             Ok(Beneath::Unknown)

@@ -18,7 +18,6 @@ mod interrupt;
 mod look;
 mod pass;
 mod progress;
-#[cfg_attr(not(test), expect(dead_code, reason = "until disks are opened with a queue"))]
 mod queue;
 pub mod report;
 mod verify;

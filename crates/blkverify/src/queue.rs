@@ -5,7 +5,7 @@ use cbd_types::backing::{BackingDone, Expected};
 use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, ErrorKind, OpToken};
 
 /// Requests of 1 MiB in flight: a disk reads ahead of none of them, and a striped one has several members.
-const DEPTH: usize = 8;
+pub const DEPTH: usize = 8;
 
 /// Looks through a queue.
 pub struct Queue<Q> {
