@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 41] = [
+pub const BUDGETS: [Budget; 44] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -126,6 +126,13 @@ pub const BUDGETS: [Budget; 41] = [
         "hits of three caches that share space, over those of the best fixed division",
     ),
     at_least("live.min_kept", 1.0, "least size of a cache that shares space, over its minimum"),
+    at_least("verify.region_over_read", 0.8, "rate at which a cache is checked, over a copy with checksums"),
+    at_least("verify.over_read", 1.5, "rate at which a cached range is verified, over reading it"),
+    at_least(
+        "verify.over_sequential",
+        0.9,
+        "rate at which a device is verified, over its disk's sequential rate",
+    ),
     at_most("live.follow_s", 60.0, "time until the shares have followed a load that moves, s"),
 ];
 

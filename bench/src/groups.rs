@@ -8,6 +8,7 @@ mod policy;
 mod recovery;
 pub mod restart;
 mod tail;
+mod verify;
 mod writeback;
 
 use crate::Figures;
@@ -25,7 +26,7 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 8] = [
+pub const GROUPS: [Group; 9] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
@@ -55,6 +56,11 @@ pub const GROUPS: [Group; 8] = [
         name: "writeback",
         what: "drains of adjacent dirty blocks to models of disks, against the disk's own rate (30 s)",
         run: writeback::run,
+    },
+    Group {
+        name: "verify",
+        what: "verification of a cache against reading it, and of a device against its disk's sequential rate (20 s)",
+        run: verify::run,
     },
     Group {
         name: "tail",

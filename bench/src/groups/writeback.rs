@@ -149,6 +149,18 @@ fn mapping_length(mapping: &Mapping) -> u64 {
 
 /// Writes `range` in order, and flushes.
 fn write_sequentially(disk: &dyn Backing, range: ByteRange) -> Result<()> {
+    sequentially(disk, range, |offset, buffer| BackingOp::Write { offset, buffer })
+}
+
+/// Submits an operation for each MiB of `range`, in order, and flushes.
+///
+/// # Errors
+/// The error of an operation.
+pub fn sequentially(
+    disk: &dyn Backing,
+    range: ByteRange,
+    op: impl Fn(u64, AlignedBuffer) -> BackingOp,
+) -> Result<()> {
     let mut queue = disk.open_queue(DEPTH)?;
     let mut buffers: Vec<_> = (0..DEPTH).map(|_| AlignedBuffer::zeroed(REQUEST as usize)).collect();
     let mut done = Vec::new();
@@ -157,13 +169,13 @@ fn write_sequentially(disk: &dyn Backing, range: ByteRange) -> Result<()> {
         while offset < range.end
             && let Some(buffer) = buffers.pop()
         {
-            queue.submit(OpToken(offset), BackingOp::Write { offset, buffer });
+            queue.submit(OpToken(offset), op(offset, buffer));
             offset += REQUEST;
         }
         queue.wait(&mut done);
         for one in done.drain(..) {
             one.result?;
-            if let BackingOp::Write { buffer, .. } = one.op {
+            if let BackingOp::Write { buffer, .. } | BackingOp::Read { buffer, .. } = one.op {
                 buffers.push(buffer);
             }
         }

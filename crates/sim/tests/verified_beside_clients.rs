@@ -1,8 +1,8 @@
 //! Verification beside clients, writeback, reclaim and crashes: no false alarm, and no missed damage.
 
 use cbd_engine::Consistency;
-use cbd_sim::{Happened, Mix, Seeded, Wish, World, WorldOptions, from_environment};
-use cbd_types::{ByteRange, Flaw, Operation};
+use cbd_sim::{DiskFaults, Happened, Mix, Seeded, Wish, World, WorldOptions, from_environment};
+use cbd_types::{ByteRange, Flaw, Operation, VerifyLevel};
 
 fn options(seed: u64) -> WorldOptions {
     WorldOptions {
@@ -148,4 +148,36 @@ fn all_damage_is_found_in_one_pass_and_repaired_where_a_good_copy_exists() {
     }
     println!("{:?}", Flaw::ALL.iter().zip(found).collect::<Vec<_>>());
     assert!(found[1] > 20 && found[2] > 10 && found[5] > 50 && found[8] > 0, "{found:?}");
+}
+
+/// A sector that the disk cannot read is named exactly, at the level that looks at it, and repaired if the cache has it.
+#[test]
+fn an_unreadable_sector_is_named_exactly_and_repaired_from_the_cache() {
+    const CACHED: ByteRange = ByteRange { start: (1 << 20) + 1024, end: (1 << 20) + 1536 };
+    const ALONE: ByteRange = ByteRange { start: (3 << 20) + 4096, end: (3 << 20) + 5120 };
+    let mut world = World::new(WorldOptions { verifies: false, crash_permille: 0, ..options(1) });
+    let written = ByteRange::at(1 << 20, 8192);
+    assert!(world.submit(Wish { operation: Operation::Write, range: written, fua: false }));
+    world.quiesce();
+    world.drain();
+    let unreadable = vec![CACHED, ALONE];
+    world.disk().set_faults(DiskFaults { unreadable, ..DiskFaults::default() });
+    let everything = ByteRange { start: 0, end: 8 << 20 };
+    let mut found = |level, repair| {
+        let verified = world.verify(everything, level, repair);
+        assert_eq!((verified.changed_bytes, verified.error.is_none()), (0, true));
+        verified.findings.iter().map(|found| (found.range, found.flaw, found.repaired)).collect::<Vec<_>>()
+    };
+    let alone = (ALONE, Flaw::Unreadable, false);
+    assert_eq!(found(VerifyLevel::Newest, true), [alone]);
+    assert_eq!(found(VerifyLevel::All, false), [(CACHED, Flaw::BackingUnreadable, false), alone]);
+    assert_eq!(found(VerifyLevel::Agree, false), [(CACHED, Flaw::BackingUnreadable, false), alone]);
+    assert_eq!(found(VerifyLevel::Agree, true), [(CACHED, Flaw::BackingUnreadable, true), alone]);
+    // The disk remaps the sector when it is written.
+    world.disk().set_faults(DiskFaults::default());
+    let before = world.disk().counters().written_bytes;
+    world.drain();
+    assert_eq!(world.disk().counters().written_bytes - before, CACHED.len());
+    assert_eq!(world.verify(everything, VerifyLevel::Agree, false).findings, []);
+    world.finish();
 }

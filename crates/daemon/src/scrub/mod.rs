@@ -4,7 +4,7 @@
 //! command that changes the backend. The manager starts the threads.
 //!
 //! Invariants: a backend has one pass at most. The file of a scrub is written when a command changes it, when a pass ends, and every
-//! [`SAVE_INTERVAL`] at most while it runs. A thread that is told to end cancels its requests and does so without waiting for their
+//! `SAVE_INTERVAL` at most while it runs. A thread that is told to end cancels its requests and does so without waiting for their
 //! results; what they would have found is found by the next thread.
 //!
 //! Elsewhere: how a range is verified (`cbd-device`, `cbd_runtime::verify`), which threads run (`manager::scrubs`).

@@ -24,8 +24,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     pub(super) fn ask_for_route(&mut self, done: &mut Vec<Completion>) -> bool {
         let is_quiet = self.parked.len() == 0
             && self.plugged.is_empty()
-            && self.fills.is_empty()
             && self.verifications.is_quiet()
+            && self.fills.is_empty()
             && self.backing.in_flight() == 0;
         if let (true, Some(cache)) = (is_quiet, &*self.cache) {
             // What was read ahead is registered in the cache that the route may leave.

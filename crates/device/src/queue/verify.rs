@@ -66,6 +66,8 @@ pub(super) struct Verifications {
     requests: VecDeque<(u64, Request)>,
     probes: VecDeque<Probe>,
     in_flight: Vec<(u64, Probe)>,
+    /// Ranges that changed and are to be inspected again: the number of the request, the range, and how often it was inspected.
+    again: VecDeque<(u64, ByteRange, u8)>,
     /// Rewrites that wait for space.
     rewrites: VecDeque<Rewrite>,
     ended: Vec<(u64, Result<Verified>)>,
@@ -81,7 +83,10 @@ impl Verifications {
 
     /// Whether the backing device or the cache works for a verification.
     pub(super) fn is_quiet(&self) -> bool {
-        self.in_flight.is_empty() && self.probes.is_empty() && self.rewrites.is_empty()
+        self.in_flight.is_empty()
+            && self.probes.is_empty()
+            && self.again.is_empty()
+            && self.rewrites.is_empty()
     }
 
     /// The reads that are to repair the cache.
@@ -174,15 +179,13 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     pub(super) fn give_up_verifications(&mut self) {
         let verifications = &mut self.verifications;
         let probes = core::mem::take(&mut verifications.probes);
-        for Probe { request, miss, .. } in probes {
-            verifications.end_outstanding(request);
+        for Probe { miss, .. } in probes {
             if let (Some(miss), Some(cache)) = (miss, &*self.cache) {
                 cache.cancel_fill(miss);
             }
         }
-        for Rewrite { request, .. } in core::mem::take(&mut verifications.rewrites) {
-            verifications.end_outstanding(request);
-        }
+        verifications.again.clear();
+        verifications.rewrites.clear();
         for (_, request) in core::mem::take(&mut verifications.requests) {
             verifications.ended.push((request.id, Err(given_up())));
         }
@@ -198,8 +201,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             }
         }
         let follows_route = self.follows_route();
-        if self.verifications.probes.is_empty() && follows_route {
-            self.inspect_next();
+        if self.verifications.probes.is_empty() || !follows_route {
+            self.inspect_next(follows_route);
         }
         while self.verifications.in_flight.len() < IN_FLIGHT_MAX
             && let Some(probe) = self.verifications.probes.pop_front()
@@ -216,8 +219,22 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// Inspects the next window of the first request that is not inspected in full.
-    fn inspect_next(&mut self) {
+    /// Inspects a range that has changed, or else the next window of the first request that is not inspected in full. While the route is
+    /// held, ranges that have changed are counted.
+    fn inspect_next(&mut self, follows_route: bool) {
+        while let Some((number, range, looks)) = self.verifications.again.pop_front() {
+            if looks < LOOKS_MAX && follows_route {
+                self.inspect(number, range, looks);
+                return self.verifications.end_outstanding(number);
+            }
+            if let Some(request) = self.verifications.request(number) {
+                request.report.changed_bytes += range.len();
+                request.outstanding -= 1;
+            }
+        }
+        if !follows_route {
+            return;
+        }
         let next = self.verifications.requests.iter_mut().find_map(|(number, request)| {
             let range = request.verify.range;
             let window = ByteRange { start: request.next, end: (request.next / WINDOW + 1) * WINDOW };
@@ -316,15 +333,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
     }
 
-    /// Inspects a range again that changed, or counts it as changed.
+    /// Inspects a range again later, because it changed.
     fn look_again(&mut self, number: u64, range: ByteRange, looks: u8) {
-        if looks + 1 < LOOKS_MAX && self.follows_route() {
-            // The parts of the caller are in use: this one gets a list of its own.
-            return self.inspect(number, range, looks + 1);
-        }
-        if let Some(request) = self.verifications.request(number) {
-            request.report.changed_bytes += range.len();
-        }
+        self.verifications.add_outstanding(number);
+        self.verifications.again.push_back((number, range, looks + 1));
     }
 
     fn send_probe(&mut self, probe: Probe) {

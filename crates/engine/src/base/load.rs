@@ -145,22 +145,13 @@ impl<E: Environment> Base<E> {
                 .load(base + (range.start - whole.start), into)
                 .map_err(|error| Damage { range, error });
         }
-        let mut line: Option<(usize, ChecksumLine)> = None;
+        let mut line = None;
         let mut rest = into;
         for block in record.block_of(range.start)..=record.block_of(range.end - 1) {
             let covered = record.block_range(block);
             let wanted = ByteRange { start: covered.start.max(range.start), end: covered.end.min(range.end) };
             let damage = |error| Damage { range: covered, error };
-            let expected = match block.checked_sub(1) {
-                None => record.first_sum.get(),
-                Some(further) => {
-                    let (number, place) = (further / CHECKSUMS_PER_LINE, further % CHECKSUMS_PER_LINE);
-                    if line.as_ref().is_none_or(|(known, _)| *known != number) {
-                        line = Some((number, self.load_checksums(location, record, number).map_err(damage)?));
-                    }
-                    line.as_ref().map_or(0, |(_, line)| line.checksums[place].get())
-                }
-            };
+            let expected = self.checksum_of(location, record, block, &mut line).map_err(damage)?;
             let at = base + (covered.start - whole.start);
             let (out, others) = rest.split_at_mut(wanted.len() as usize);
             rest = others;
@@ -185,13 +176,16 @@ impl<E: Environment> Base<E> {
         scratch: &mut [u8],
     ) -> core::result::Result<(), Damage> {
         let at = self.segment(location.segment).base() + u64::from(record.data_offset.get());
+        let mut line = None;
         for block in record.block_of(range.start)..=record.block_of(range.end - 1) {
             let covered = record.block_range(block);
             let damage = |error| Damage { range: covered, error };
             let into = &mut scratch[..covered.len() as usize];
             let sum = self.region().load_summed(at + (covered.start - record.range().start), into);
             let sum = sum.map_err(damage)?;
-            if record.has_checksums() && self.checksum_of(location, record, block) != Some(sum) {
+            if record.has_checksums()
+                && self.checksum_of(location, record, block, &mut line).map_err(damage)? != sum
+            {
                 let id = self.segment(location.segment).id();
                 return Err(damage(Error::new(
                     ErrorKind::Media,
@@ -202,11 +196,24 @@ impl<E: Environment> Base<E> {
         Ok(())
     }
 
-    /// The checksum of a block of a record; `None` if it cannot be read.
-    pub(crate) fn checksum_of(&self, location: Location, record: &Record, block: usize) -> Option<u32> {
-        let Some(further) = block.checked_sub(1) else { return Some(record.first_sum.get()) };
-        let line = self.load_checksums(location, record, further / CHECKSUMS_PER_LINE).ok()?;
-        Some(line.checksums[further % CHECKSUMS_PER_LINE].get())
+    /// The checksum of a block of a record. `line` is the continuation line that was read last, with its number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Media`] if the line of the checksum is lost.
+    #[inline]
+    pub(crate) fn checksum_of(
+        &self,
+        location: Location,
+        record: &Record,
+        block: usize,
+        line: &mut Option<(usize, ChecksumLine)>,
+    ) -> Result<u32> {
+        let Some(further) = block.checked_sub(1) else { return Ok(record.first_sum.get()) };
+        let (number, place) = (further / CHECKSUMS_PER_LINE, further % CHECKSUMS_PER_LINE);
+        if line.as_ref().is_none_or(|(known, _)| *known != number) {
+            *line = Some((number, self.load_checksums(location, record, number)?));
+        }
+        Ok(line.as_ref().map_or(0, |(_, line)| line.checksums[place].get()))
     }
 
     /// Copies `wanted` of the block `covered`, whose data is stored at offset `at`, into `out`. Returns `false`, with none of the
