@@ -222,7 +222,7 @@ mod tests {
     }
 
     /// Programs of a minimal Debian (debootstrap's minbase), and those of the compiler's package.
-    const BARE: [&str; 25] = [
+    const BARE: [&str; 26] = [
         "apt-cache",
         "apt-get",
         "bash",
@@ -233,6 +233,7 @@ mod tests {
         "dd",
         "dpkg-deb",
         "dpkg-query",
+        "fallocate",
         "false",
         "ldd",
         "mkfifo",
