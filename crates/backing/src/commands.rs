@@ -55,6 +55,8 @@ pub(crate) const NOT_POSSIBLE: i32 = -libc::EOPNOTSUPP;
 #[derive(Debug)]
 pub(crate) struct Commands {
     protocol: Option<Protocol>,
+    /// What the user permits.
+    offload: Offload,
     /// Where the partition begins on the disk, in bytes.
     start: u64,
     /// Logical block in bytes.
@@ -106,11 +108,15 @@ impl Commands {
     /// No commands, for this reason.
     pub fn none(why: &str) -> Self {
         let (verify, compare) = (Command::unused(why), Command::unused(why));
-        Self { protocol: None, start: 0, block: 512, verify, compare }
+        Self { protocol: None, offload: Offload::default(), start: 0, block: 512, verify, compare }
     }
 
     /// Asks the block device `file` what it can do.
     pub fn of_block_device(file: &File, number: DeviceNumber, offload: Offload) -> Self {
+        Self { offload, ..Self::asked(file, number, offload) }
+    }
+
+    fn asked(file: &File, number: DeviceNumber, offload: Offload) -> Self {
         if offload == Offload::Never {
             return Self::none("the setting offload is never");
         }
@@ -138,10 +144,15 @@ impl Commands {
         };
         match found {
             Ok((protocol, verify, compare)) => {
-                Self { protocol: Some(protocol), start, block, verify, compare }
+                Self { protocol: Some(protocol), offload, start, block, verify, compare }
             }
             Err(error) => Self::none(&format!("the controller cannot be asked for its commands: {error}")),
         }
+    }
+
+    /// What the user permits.
+    pub const fn offload(&self) -> Offload {
+        self.offload
     }
 
     /// What is used for verifications and comparisons, and why not better, in one line.
@@ -224,7 +235,7 @@ impl Commands {
     pub fn for_tests(limit: u64) -> Self {
         let (verify, compare) =
             (Command::used(limit, "a verify command"), Command::used(limit, "a compare command"));
-        Self { protocol: Some(Protocol::Scsi), start: 0, block: 512, verify, compare }
+        Self { protocol: Some(Protocol::Scsi), offload: Offload::On, start: 0, block: 512, verify, compare }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::sys;
 use crate::{Offload, PollableQueue, geometry, job};
 use cbd_types::{BackingGeometry, Error, ErrorKind, Result};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 /// An open disk or file that others may use.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Examined {
             length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
-            commands,
+            commands: RwLock::new(Arc::new(commands)),
         };
         Ok(Self { target: Arc::new(target), ring, unused_tail: whole - geometry.size })
     }
@@ -110,6 +110,6 @@ impl Examined {
     /// How verifications and comparisons are executed, and why not better, in one line.
     #[must_use]
     pub fn method(&self) -> String {
-        self.target.commands.describe()
+        self.target.commands().describe()
     }
 }

@@ -24,8 +24,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Whether the page cache is bypassed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -227,7 +227,7 @@ impl BackingFile {
             length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
-            commands,
+            commands: RwLock::new(Arc::new(commands)),
         };
         Ok((Self { target: Arc::new(target), identity, whole: whole.into(), info }, warnings))
     }
@@ -276,6 +276,25 @@ impl BackingFile {
         Ok(Growth { before, now, warnings })
     }
 
+    /// Permits other commands for verifications and comparisons, of the queues that are opened from now on. Asks the
+    /// device, which may block.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the number of the device cannot be read; nothing changes then.
+    pub fn set_offload(&self, offload: Offload) -> Result<()> {
+        let target = &*self.target;
+        if target.kind == Kind::File || target.commands().offload() == offload {
+            return Ok(());
+        }
+        let status = sys::status(target.file.as_fd()).map_err(|error| {
+            let text = format!("cannot read the number of {}", target.path.display());
+            Error::new(ErrorKind::System, text).caused_by(error)
+        })?;
+        let commands = Arc::new(Commands::of_block_device(&target.file, status.special, offload));
+        *target.commands.write().unwrap_or_else(PoisonError::into_inner) = commands;
+        Ok(())
+    }
+
     /// Watches the file for changes.
     #[must_use]
     pub fn watch(&self) -> Watch {
@@ -312,7 +331,7 @@ impl Backing for BackingFile {
     }
 
     fn verify_method(&self) -> String {
-        self.target.commands.describe()
+        self.target.commands().describe()
     }
 }
 

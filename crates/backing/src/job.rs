@@ -22,6 +22,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Zeroes to write if the system cannot zero a range itself. They are in `.bss` and take no memory.
 #[repr(align(4096))]
@@ -63,11 +64,17 @@ pub(crate) struct Target {
     /// Set once the device has refused the method; it is not tried again.
     pub no_zero_range: AtomicBool,
     pub no_punch: AtomicBool,
-    /// The commands by which the device verifies and compares in itself.
-    pub commands: Commands,
+    /// The commands by which the device verifies and compares in itself. Replaced when the user permits others.
+    pub commands: RwLock<Arc<Commands>>,
 }
 
 impl Target {
+    /// The commands by which the device verifies and compares in itself, as the user permits them now.
+    pub fn commands(&self) -> Arc<Commands> {
+        // A panic cannot leave the pointer inconsistent, so poisoning of the lock is ignored.
+        Arc::clone(&self.commands.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
@@ -187,7 +194,7 @@ pub(crate) struct Job {
 impl Job {
     pub fn new(token: OpToken, op: BackingOp, target: &Target) -> Self {
         let first = if matches!(op, BackingOp::Discard { .. }) { Method::Punch } else { Method::ZeroRange };
-        let by_command = target.commands.has_one_for(&op);
+        let by_command = target.commands().has_one_for(&op);
         let scratch = AlignedBuffer::default();
         let mut job = Self { token, op, done: 0, attempts: 0, method: first, scratch, by_command };
         job.method = job.allowed(first, target);
@@ -257,7 +264,7 @@ impl Job {
             BackingOp::Verify { .. } | BackingOp::Compare { .. } if self.by_command => Step::Command {
                 at,
                 skip: self.done,
-                length: left.min(target.commands.limit(&self.op)) as usize,
+                length: left.min(target.commands().limit(&self.op)) as usize,
             },
             BackingOp::Verify { .. } | BackingOp::Compare { .. } => {
                 Step::Look { at, length: left.min(LOOK_PIECE) as usize }

@@ -40,7 +40,7 @@ pub(crate) fn run_to_end(mut job: Job, target: &Target) -> BackingDone {
                 target.file.read_at(&mut buffer[skip..skip + length], at)
             }
             (Step::Command { at, skip, length }, op) => {
-                let answer = target.commands.run(target, op, at, skip, length as u64);
+                let answer = target.commands().run(target, op, at, skip, length as u64);
                 if let Some(result) = job.advance(target, answer) {
                     return job.end(result);
                 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use cbd_backing::{Examined, Offload};
+use cbd_backing::{Backing, Examined, Offload};
 use cbd_types::ErrorKind;
 use common::{
     LoopDevice, MIB, directory, file, in_time, is_root, is_zero, open, read, run, run_ok, verify, write, zero,
@@ -84,5 +84,24 @@ fn a_block_device_is_verified_while_another_holds_it_exclusively() {
         run_ok(&mut *queue, is_zero(0, 4 * MIB));
         assert_eq!(examined.method(), "reads (the device is neither an NVMe nor a SCSI disk)");
         drop(backing);
+    });
+}
+
+#[test]
+fn the_permission_for_commands_changes_while_the_device_is_open() {
+    if !is_root() {
+        return;
+    }
+    in_time(|| {
+        let directory = directory();
+        let disk = LoopDevice::new(&file(directory.path(), "disk", 4 * MIB), 512, false);
+        let backing = open(&disk.path);
+        let mut former = backing.open_queue(4).expect("a queue");
+        backing.set_offload(Offload::Never).expect("a device");
+        assert_eq!(backing.verify_method(), "reads (the setting offload is never)");
+        run_ok(&mut *former, verify(0, 4 * MIB));
+        backing.set_offload(Offload::On).expect("a device");
+        assert_eq!(backing.verify_method(), "reads (the device is neither an NVMe nor a SCSI disk)");
+        run_ok(&mut *backing.open_queue(4).expect("a queue"), verify(0, 4 * MIB));
     });
 }

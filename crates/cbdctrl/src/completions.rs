@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 38] = [
+pub const SETTINGS: [&str; 41] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -51,6 +51,9 @@ pub const SETTINGS: [&str; 38] = [
     "scrub_rate=",
     "scrub_idle_only=yes",
     "scrub_idle_only=no",
+    "offload=auto",
+    "offload=on",
+    "offload=never",
     "class=none",
     "class=metadata",
     "name=",

@@ -129,6 +129,9 @@ fn text_of(info: &ScrubInfo) -> String {
         text.push_str("  last pass: ");
         text.push_str(&text_of_pass(last));
     }
+    if let Some(method) = &info.method {
+        line(&mut text, &format!("  the disk is asked by {method}"));
+    }
     if let Some(next) = info.next {
         line(&mut text, &format!("  next pass: {}", format_time(next * 1000)));
     }

@@ -404,7 +404,9 @@ async fn set(
     json(control, move |control| {
         let backend_id = control.backend_number(transport, &backend)?;
         let settings = control.set(transport, backend_id, &change)?;
-        Ok(SettingsChanged { backend_id, settings })
+        // The change is made: a backend that is removed meanwhile does not turn it into an error.
+        let scrubs = control.scrub(transport, backend_id).map(|scrub| scrub.settings).unwrap_or_default();
+        Ok(SettingsChanged { backend_id, settings, scrubs })
     })
     .await
 }

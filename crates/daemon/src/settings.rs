@@ -36,7 +36,7 @@ pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 pub const HOLD_S: u32 = 30;
 
 /// The names of all settings.
-pub const NAMES: [&str; 24] = [
+pub const NAMES: [&str; 25] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -60,6 +60,7 @@ pub const NAMES: [&str; 24] = [
     "scrub_window",
     "scrub_rate",
     "scrub_idle_only",
+    "offload",
     "name",
 ];
 

@@ -7,7 +7,7 @@
 use crate::drain::{DrainProgress, DrainRequest, NotDrained, until_drained};
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
-use cbd_backing::{Backing, BackingFile, Identity, Oldest, Options, Outstanding, Watch};
+use cbd_backing::{Backing, BackingFile, Identity, Offload, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
 use cbd_types::{BackendId, Context, Error, Result};
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 pub struct RunOptions<'a> {
     /// The region's path, for error messages.
     pub region: &'a str,
+    /// Whether the backing device verifies ranges in itself.
+    pub offload: Offload,
     /// Wraps the backing device in decorators of a test or a demonstration.
     pub decorate: &'a dyn Fn(Arc<dyn Backing>) -> Arc<dyn Backing>,
     /// Called first on the thread of the background worker.
@@ -32,7 +34,7 @@ impl RunOptions<'_> {
     /// Options without decorators.
     #[must_use]
     pub const fn plain(region: &str) -> RunOptions<'_> {
-        RunOptions { region, decorate: &|backing| backing, prepare_thread: || () }
+        RunOptions { region, offload: Offload::Auto, decorate: &|backing| backing, prepare_thread: || () }
     }
 }
 
@@ -107,7 +109,12 @@ impl RunningBackend {
     ) -> Result<(Self, Vec<String>)> {
         crate::moved::refuse_moved(transport, entry)?;
         let recorded = Identity::parse(&entry.identity)?;
-        let disk = Options { sector: Some(entry.sector), size: Some(entry.size), ..Options::default() };
+        let disk = Options {
+            sector: Some(entry.sector),
+            size: Some(entry.size),
+            offload: options.offload,
+            ..Options::default()
+        };
         let (file, mut warnings) = BackingFile::open_recorded(path, disk, &recorded)?;
         let watch = file.watch();
         let file = Arc::new(file);
@@ -145,6 +152,14 @@ impl RunningBackend {
     #[must_use]
     pub fn backing(&self) -> &dyn Backing {
         &*self.backing
+    }
+
+    /// Permits other commands of the backing device, of the queues that are opened from now on.
+    ///
+    /// # Errors
+    /// Those of [`BackingFile::set_offload`].
+    pub fn set_offload(&self, offload: Offload) -> Result<()> {
+        self.file.set_offload(offload)
     }
 
     /// The oldest operation in flight to the backing device.

@@ -26,7 +26,7 @@ fn target(kind: Kind) -> Target {
         length: Length::new(geometry.size),
         no_zero_range,
         no_punch,
-        commands: Commands::none("it has none"),
+        commands: RwLock::new(Arc::new(Commands::none("it has none"))),
     }
 }
 
@@ -164,7 +164,7 @@ fn a_comparison_names_the_first_sectors_that_differ() {
 
 /// A disk that verifies and compares pieces of 1 MiB in itself.
 fn with_commands() -> Target {
-    Target { commands: Commands::for_tests(1 << 20), ..target(Kind::Block) }
+    Target { commands: RwLock::new(Arc::new(Commands::for_tests(1 << 20))), ..target(Kind::Block) }
 }
 
 #[test]

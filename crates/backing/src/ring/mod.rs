@@ -49,7 +49,7 @@ impl RingQueue {
             let poller = Poller::new()?;
             poller.add(raw.descriptor(), 0, false)?;
             poller.add(signal.as_raw_fd(), 0, false)?;
-            let threads = if target.commands.are_used() {
+            let threads = if target.commands().are_used() {
                 let threads = Threads::new(Arc::clone(&target), depth)?;
                 poller.add(threads.descriptor(), 0, false)?;
                 Some(threads)
@@ -136,7 +136,11 @@ impl RingQueue {
 
 impl BackingQueue for RingQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
-        let job = Job::new(token, op, &self.target);
+        let mut job = Job::new(token, op, &self.target);
+        if self.threads.is_none() {
+            // Commands may have been permitted since the queue was opened.
+            job.read_instead();
+        }
         match (job.known_result(&self.target), &mut self.threads) {
             (Some(result), _) => self.end(job.end(result)),
             (None, Some(threads)) if job.blocks() => threads.submit(job),

@@ -1,6 +1,6 @@
 //! Requests to scrub a backend, and the state of its scrub.
 
-use super::{VerifiedInfo, VerifyLevel};
+use super::{Offload, VerifiedInfo, VerifyLevel};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -51,6 +51,8 @@ pub struct ScrubSettings {
     pub scrub_rate: u64,
     /// Whether a pass waits while clients use the cache.
     pub scrub_idle_only: bool,
+    /// Whether the backing device verifies ranges by commands of its own.
+    pub offload: Offload,
 }
 
 /// The state of a scrub.
@@ -135,6 +137,9 @@ pub struct ScrubInfo {
     /// When the next pass begins by the schedule, in seconds since 1970 UTC; absent without a schedule.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<u64>,
+    /// How the backing device is asked, and why not better; absent while the backend is not up.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub method: Option<String>,
     /// The settings.
     #[serde(flatten)]
     pub settings: ScrubSettings,

@@ -1,6 +1,6 @@
 //! The settings of a backend: what `set` changes and answers.
 
-use super::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, WhenFull};
+use super::{CacheMode, Consistency, Offload, OnWriteError, ReadFill, Readahead, ScrubSettings, WhenFull};
 use serde::{Deserialize, Serialize};
 
 /// Changes settings of a running backend; an absent one is unchanged.
@@ -76,6 +76,9 @@ pub struct SettingsChange {
     /// Whether scrubs wait while clients use the cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub_idle_only: Option<bool>,
+    /// Whether the backing device verifies ranges by commands of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
     /// The name of the backend; empty: it has none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -89,6 +92,9 @@ pub struct SettingsChanged {
     /// All its settings now.
     #[serde(flatten)]
     pub settings: Settings,
+    /// The settings of its scrubs.
+    #[serde(flatten)]
+    pub scrubs: ScrubSettings,
 }
 
 /// The settings of a backend.

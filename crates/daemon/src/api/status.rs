@@ -75,6 +75,9 @@ pub struct BackendStatus {
     pub handlers: u32,
     /// How the backing device is locked and driven.
     pub backing: String,
+    /// How verifications ask the backing device, and why not better; absent while the backend is not served.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub verify_method: Option<String>,
     /// A write of at most this many bytes within one 4 MiB chunk is atomic across a crash; absent while the backend is
     /// not served.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -25,6 +25,29 @@ impl From<VerifyLevel> for cbd_types::VerifyLevel {
     }
 }
 
+/// Whether a backing device verifies ranges by commands of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    /// By NVMe Verify alone.
+    #[default]
+    Auto,
+    /// By every command that the device has.
+    On,
+    /// By reads.
+    Never,
+}
+
+impl From<Offload> for cbd_backing::Offload {
+    fn from(offload: Offload) -> Self {
+        match offload {
+            Offload::Auto => Self::Auto,
+            Offload::On => Self::On,
+            Offload::Never => Self::Never,
+        }
+    }
+}
+
 /// Verifies a range of a backend once, with progress until the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

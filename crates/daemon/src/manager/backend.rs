@@ -15,7 +15,7 @@ use super::transport::{Running, running};
 use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::exports::prepare_data_thread;
-use crate::scrub::schedule;
+use crate::scrub::{self, schedule};
 use crate::settings::changed_name;
 use cbd_backing::{Backing, Change};
 use cbd_engine::{BackendEntry, Pages, Settings};
@@ -142,6 +142,7 @@ impl BackendSlot {
         };
         let options = RunOptions {
             region: &running.path,
+            offload: scrub::settings_of(fixed.state.path(), &uuid_text(self.entry.uuid)).offload.into(),
             decorate: &|file| fixed.decorate(file),
             prepare_thread: prepare_data_thread,
         };
@@ -306,18 +307,21 @@ impl Manager {
     ) -> Result<api::Settings> {
         crate::settings::check(change)?;
         let others = schedule::others(change);
-        if schedule::has_any(change) {
+        let has_scrubs = schedule::has_any(change);
+        let settings = if has_scrubs && others == SettingsChange::default() {
+            let tables = self.tables()?;
+            let slot = running(&tables, transport)?.backends.get(&id).ok_or_else(|| unknown(id))?;
+            slot.entry.settings.into()
+        } else {
+            let mut taken = self.take_slot(transport, id, "its settings are being changed")?;
+            let result = taken.change_settings(&others);
+            self.put_back(taken);
+            result?
+        };
+        if has_scrubs {
             self.set_scrub_settings(transport, id, change)?;
-            if others == SettingsChange::default() {
-                let tables = self.tables()?;
-                let slot = running(&tables, transport)?.backends.get(&id).ok_or_else(|| unknown(id))?;
-                return Ok(slot.entry.settings.into());
-            }
         }
-        let mut taken = self.take_slot(transport, id, "its settings are being changed")?;
-        let result = taken.change_settings(&others);
-        self.put_back(taken);
-        result
+        Ok(settings)
     }
 }
 

@@ -9,8 +9,8 @@ use super::drain::REPORT_INTERVAL;
 use super::transport::running;
 use super::{Manager, backend, stopping};
 use crate::api::{
-    Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifyLevel,
-    VerifyRange,
+    Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifiedInfo,
+    VerifyLevel, VerifyRange,
 };
 use crate::control::{Flow, Report};
 use crate::scrub::gather::{Gathered, words};
@@ -98,6 +98,11 @@ struct Found {
 }
 
 impl Found {
+    fn info(&self) -> ScrubInfo {
+        let method = self.run.as_ref().map(|run| run.backing().verify_method());
+        ScrubInfo { method, ..self.scrub.info(self.size, now_s()) }
+    }
+
     fn run(&self, id: BackendId) -> Result<&Arc<RunningBackend>> {
         self.run.as_ref().ok_or_else(|| {
             let why = &self.why_down;
@@ -122,7 +127,7 @@ impl Manager {
     /// The state of a scrub.
     pub(super) fn scrub_info(&self, transport: u32, id: BackendId) -> Result<ScrubInfo> {
         let found = self.find(transport, id)?;
-        Ok(found.scrub.info(found.size, now_s()))
+        Ok(found.info())
     }
 
     /// Changes the settings of a scrub.
@@ -132,7 +137,13 @@ impl Manager {
         id: BackendId,
         change: &SettingsChange,
     ) -> Result<()> {
-        self.find(transport, id)?.scrub.set(change);
+        let found = self.find(transport, id)?;
+        if let (Some(offload), Some(run)) = (change.offload, &found.run) {
+            // The next thread of a pass opens a queue for the commands that are permitted then.
+            let _held = found.scrub.hold(Instant::now() + END_LIMIT);
+            run.set_offload(offload.into())?;
+        }
+        found.scrub.set(change);
         Ok(())
     }
 
@@ -157,7 +168,7 @@ impl Manager {
         if is_start && request.wait {
             self.wait_for_scrub(id, &found, report)?;
         }
-        Ok(Done { scrub: Some(Box::new(scrub.info(*size, now_s()))), ..Done::default() })
+        Ok(Done { scrub: Some(Box::new(found.info())), ..Done::default() })
     }
 
     fn wait_for_scrub(&self, id: BackendId, found: &Found, report: Report<'_>) -> Result<()> {
@@ -228,8 +239,9 @@ impl Manager {
         let run = found.run(id)?;
         let range = run.check_range(request.offset, request.length)?;
         let looked = Looked { id, run, scrub: &found.scrub, level: request.level, repair: request.repair };
-        let gathered = self.look(&looked, range, report)?;
-        Ok(Done { verified: Some(gathered.info), ..Done::default() })
+        let info = self.look(&looked, range, report)?.info;
+        let verified = VerifiedInfo { method: run.backing().verify_method(), ..info };
+        Ok(Done { verified: Some(verified), ..Done::default() })
     }
 
     /// Compares the whole backing device with the cache after a drain.
@@ -321,7 +333,8 @@ fn look_at(turn: Turn, run: &Weak<RunningBackend>) {
         run.verifier()
     };
     let load = || load_of(run).unwrap_or_default();
-    turn.run(&Surroundings { open: &open, size, load: &load });
+    let method = || run.upgrade().map_or_else(String::new, |run| run.backing().verify_method());
+    turn.run(&Surroundings { open: &open, size, load: &load, method: &method });
 }
 
 /// A number that changes whenever clients use the cache. Requests to a backend without a cache are not counted.

@@ -6,7 +6,9 @@ use super::scrubs::Scrubs;
 use super::sharing::Sharing;
 use super::transport::TransportSlot;
 use super::{Fixed, Tables};
-use crate::api::{BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, Status, TransportStatus};
+use crate::api::{
+    BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, ScrubInfo, Status, TransportStatus,
+};
 use crate::size::format_time;
 use cbd_engine::{Bypassed, CacheStatus, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
@@ -36,7 +38,8 @@ fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing, scrubs: &Scru
             .iter()
             .map(|(&id, backend_slot)| {
                 let mut status = backend(id, backend_slot, segment_size);
-                status.scrub = scrubs.info((number, id.0), backend_slot.entry.size);
+                let scrub = scrubs.info((number, id.0), backend_slot.entry.size);
+                status.scrub = scrub.map(|scrub| ScrubInfo { method: status.verify_method.clone(), ..scrub });
                 if let Some(cache) = &mut status.cache {
                     let shared = backend_slot.entry.shared;
                     cache.shared = shared.map(|shared| sharing.info((number, id), shared, segment_size));
@@ -57,6 +60,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
+        verify_method: run.map(|run| run.backing().verify_method()),
         atomic_unit: run.map(|run| run.device().geometry().atomic_unit),
         warnings: slot.warnings.iter().cloned().chain(file_change.clone()).collect(),
         file_change,

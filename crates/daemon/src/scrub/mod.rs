@@ -16,7 +16,9 @@ pub mod schedule;
 #[cfg(test)]
 mod tests;
 
-use crate::api::{ScrubInfo, ScrubPass, ScrubRequest, ScrubState, SettingsChange, VerifyLevel};
+use crate::api::{
+    ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState, SettingsChange, VerifyLevel,
+};
 use crate::size::format_time;
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -104,6 +106,12 @@ fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
+/// The settings in the file of the backend `uuid`; the defaults if it cannot be read, which [`Scrub::open`] reports.
+#[must_use]
+pub fn settings_of(state_dir: &Path, uuid: &str) -> ScrubSettings {
+    RecordFile::of(state_dir, uuid).read().0.settings
+}
+
 impl Scrub {
     /// The scrub of the backend `uuid`, as its file in the state folder has it.
     #[must_use]
@@ -165,6 +173,7 @@ impl Scrub {
             results: pass.as_ref().map(|pass| pass.results.info.clone()),
             last: last.clone(),
             next,
+            method: None,
             settings: settings.clone(),
             found_total: found_total.clone(),
             repaired_total: *repaired_total,

@@ -29,6 +29,8 @@ pub struct Surroundings<'a> {
     pub size: u64,
     /// A number that changes whenever clients make requests.
     pub load: &'a dyn Fn() -> u64,
+    /// How the backing device is asked.
+    pub method: &'a dyn Fn() -> String,
 }
 
 impl std::fmt::Debug for Surroundings<'_> {
@@ -93,6 +95,9 @@ impl Turn {
                 return Ok(());
             }
             if sweep.is_done() {
+                if let Some(pass) = &mut state.record.pass {
+                    pass.results.info.method = (around.method)();
+                }
                 scrub.end_pass(&mut state);
                 return Ok(());
             }

@@ -121,6 +121,7 @@ pub const fn has_any(change: &SettingsChange) -> bool {
         || change.scrub_window.is_some()
         || change.scrub_rate.is_some()
         || change.scrub_idle_only.is_some()
+        || change.offload.is_some()
 }
 
 /// Separates the settings of scrubs from the others.
@@ -131,6 +132,7 @@ pub fn others(change: &SettingsChange) -> SettingsChange {
         scrub_window: None,
         scrub_rate: None,
         scrub_idle_only: None,
+        offload: None,
         ..change.clone()
     }
 }
@@ -144,6 +146,7 @@ impl ScrubSettings {
         }
         self.scrub_rate = change.scrub_rate.unwrap_or(self.scrub_rate);
         self.scrub_idle_only = change.scrub_idle_only.unwrap_or(self.scrub_idle_only);
+        self.offload = change.offload.unwrap_or(self.offload);
     }
 
     /// Whether scheduled scrubs run at `now`.

@@ -126,7 +126,7 @@ impl Scene {
                     as Box<dyn Verifier>)
             };
             let load = || disk.load.load(Ordering::SeqCst);
-            turn.run(&Surroundings { open: &open, size: SIZE, load: &load });
+            turn.run(&Surroundings { open: &open, size: SIZE, load: &load, method: &|| "reads".to_owned() });
         }))
     }
 

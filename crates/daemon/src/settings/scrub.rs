@@ -1,13 +1,14 @@
 //! The settings of scrubs as users type them.
 
 use super::invalid;
-use crate::api::SettingsChange;
+use crate::api::{Offload, SettingsChange};
 use crate::scrub::schedule::{Window, check_rate};
 use crate::size::parse_size;
 use cbd_types::Result;
 
 /// Their names.
-pub(super) const NAMES: [&str; 4] = ["scrub_every", "scrub_window", "scrub_rate", "scrub_idle_only"];
+pub(super) const NAMES: [&str; 5] =
+    ["scrub_every", "scrub_window", "scrub_rate", "scrub_idle_only", "offload"];
 
 /// Puts a setting into a change; returns whether it was there already.
 pub(super) fn replace(change: &mut SettingsChange, name: &str, value: &str) -> Result<bool> {
@@ -35,6 +36,15 @@ pub(super) fn replace(change: &mut SettingsChange, name: &str, value: &str) -> R
                 }
             };
             change.scrub_rate.replace(rate).is_some()
+        }
+        "offload" => {
+            let offload = match value {
+                "auto" => Offload::Auto,
+                "on" => Offload::On,
+                "never" => Offload::Never,
+                _ => return Err(invalid(format!("offload is auto, on or never, not \"{value}\""))),
+            };
+            change.offload.replace(offload).is_some()
         }
         _ => {
             let is_idle_only = match value {
@@ -74,10 +84,12 @@ mod tests {
     #[test]
     fn the_settings_of_scrubs_are_understood() {
         let change =
-            parse("scrub_every=14d scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes").unwrap();
+            parse("scrub_every=14d scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes offload=on")
+                .unwrap();
         assert_eq!(change.scrub_every_s, Some(14 * 86_400));
         assert_eq!(change.scrub_window.as_deref(), Some("22:00-06:00"));
         assert_eq!((change.scrub_rate, change.scrub_idle_only), (Some(50 << 20), Some(true)));
+        assert_eq!(change.offload, Some(crate::api::Offload::On));
         let off = parse("scrub_every=never scrub_window=off scrub_rate=off scrub_idle_only=no").unwrap();
         assert_eq!((off.scrub_every_s, off.scrub_window.as_deref()), (Some(0), Some("")));
         assert_eq!((off.scrub_rate, off.scrub_idle_only), (Some(0), Some(false)));
@@ -95,6 +107,7 @@ mod tests {
             ("scrub_rate=1K", "64K"),
             ("scrub_rate=fast", "50M"),
             ("scrub_idle_only=maybe", "yes or no"),
+            ("offload=yes", "auto, on or never"),
             ("scrub_rate=50M scrub_rate=60M", "twice"),
         ] {
             let line = parse(text).unwrap_err();

@@ -2,8 +2,8 @@
 
 use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{
-    BackendStarted, CacheMode, Consistency, Drain, OnWriteError, ReadFill, Readahead, SettingsChange,
-    StartBackend, StopBackend, WhenFull,
+    BackendStarted, CacheMode, Consistency, Drain, Offload, OnWriteError, ReadFill, Readahead,
+    SettingsChange, StartBackend, StopBackend, WhenFull,
 };
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::state::StateDir;
@@ -85,6 +85,7 @@ fn settings_survive_a_restart() {
         scrub_window: Some("22:00-06:00".into()),
         scrub_rate: Some(50 << 20),
         scrub_idle_only: Some(true),
+        offload: Some(Offload::Never),
         name: Some("db-data".into()),
     };
     {
@@ -95,9 +96,12 @@ fn settings_survive_a_restart() {
     let daemon = fixture.daemon();
     let settings = daemon.set(0, 0, &SettingsChange::default()).unwrap();
     assert_eq!(settings.gc_percent, 42);
-    let scrub = daemon.scrub(0, 0).unwrap().settings;
+    let scrub = daemon.scrub(0, 0).unwrap();
+    assert_eq!(scrub.method.as_deref(), Some("reads (it is a file)"));
+    let scrub = scrub.settings;
     assert_eq!((scrub.scrub_every_s, scrub.scrub_window.as_str()), (86_400, "22:00-06:00"));
     assert_eq!((scrub.scrub_rate, scrub.scrub_idle_only), (50 << 20, true));
+    assert_eq!(scrub.offload, Offload::Never);
     assert_eq!(daemon.backends(0, false).unwrap()[0].name.as_deref(), Some("db-data"));
     assert_eq!(settings.consistency, Consistency::Checkpoint);
     assert_eq!(settings.writeback_rate, 1 << 30);
