@@ -49,10 +49,12 @@ pub struct Report {
     pub length: u64,
     /// Bytes of the range that are done: looked at, or on no disk.
     pub done_bytes: u64,
-    /// Bytes that a disk was asked for.
+    /// Bytes that were looked at on a disk, or by the daemon.
     pub verified_bytes: u64,
     /// The part of them whose copy in the cache was checked.
     pub cache_bytes: u64,
+    /// The part of them whose copy on the backing device was looked at by the daemon.
+    pub backing_bytes: u64,
     /// Bytes that were read through a file system.
     pub through_file_bytes: u64,
     /// The part of them that is among metadata.
@@ -144,9 +146,14 @@ impl Report {
     /// What was looked at in which way.
     fn parts(&self) -> String {
         let mut parts = Vec::new();
+        let by_daemon = format!("on the disk by {}", self.method);
+        let on_disk = match self.level {
+            Some(_) => (self.backing_bytes, by_daemon.as_str()),
+            None => (self.verified_bytes, self.method.as_str()),
+        };
         for (bytes, what) in [
-            (self.verified_bytes, self.method.as_str()),
-            (self.cache_bytes, "of it checked in the cache"),
+            on_disk,
+            (self.cache_bytes, "in the cache"),
             (self.through_file_bytes, "through the file system"),
             (self.inline_bytes, "of it inline"),
             (self.hole_bytes, "holes"),
@@ -176,6 +183,12 @@ mod tests {
         }
     }
 
+    fn report_of_device() -> Report {
+        let (length, cache_bytes) = (8192, 4096);
+        let bytes = Report { length, done_bytes: length, verified_bytes: length, ..report(0, 0) };
+        Report { cache_bytes, backing_bytes: length, method: "reads".to_owned(), ..bytes }
+    }
+
     #[test]
     fn the_exit_code_says_what_is_left_wrong_and_whether_all_was_seen() {
         assert_eq!(report(0, 0).code(), ALL_RIGHT);
@@ -197,5 +210,12 @@ mod tests {
         let expected = "bytes 512 to 1024: unreadable\n\
              /dev/x: 8 KiB of 8 KiB, 1 wrong ranges (4 KiB reads past the page cache; 4 KiB holes)\n";
         assert_eq!(report.text(), expected);
+        // A block device of CBD has two copies of what is cached and clean.
+        let mut report = report_of_device();
+        report.level = Some("agree");
+        assert_eq!(
+            report.text(),
+            "/dev/x: 8 KiB of 8 KiB, all right (8 KiB on the disk by reads; 4 KiB in the cache)\n"
+        );
     }
 }

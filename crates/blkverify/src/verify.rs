@@ -222,6 +222,7 @@ impl Job<'_> {
         report.verified_bytes += info.verified_bytes;
         report.done_bytes += info.verified_bytes;
         report.cache_bytes += info.cache_bytes;
+        report.backing_bytes += info.backing_bytes;
         report.changed_bytes += info.changed_bytes;
         report.found += info.found;
         report.repaired += info.repaired;

@@ -2,10 +2,13 @@
 
 mod support;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+use support::region::RegionFile;
 use support::sandbox::{Mounted, in_sandbox};
 use support::{Fixture, MIB, Ran, run_for, text_of, tool};
 
@@ -54,5 +57,37 @@ fn a_block_device_of_cbd_is_recognized_and_never_verified_by_reads() {
         }
         fixture.start();
         drop(mounted);
+    });
+}
+
+#[test]
+fn what_is_wrong_is_found_repaired_and_right_afterwards() {
+    let name = "what_is_wrong_is_found_repaired_and_right_afterwards";
+    in_sandbox(name, TIMEOUT, |folder| {
+        let mut fixture = Fixture::preserving(folder);
+        fixture.start();
+        fixture.register("64M");
+        let disk = fixture.disk("disk", 64 * MIB);
+        let device = fixture.start_block_device(&disk, "20M");
+        tool("dd", &["if=/dev/urandom", &format!("of={device}"), "bs=64K", "count=16", "oflag=direct"]);
+        fixture.ok(&["drain", "-b", "0"]);
+        let before = std::fs::read(&disk).expect("the disk");
+        let expect = |arguments: &[&str], code: i32, words: &str| {
+            let ran = blkverify(&fixture, &[arguments, &[&device]].concat());
+            assert!(ran.code == code && ran.stdout.contains(words), "{arguments:?} {ran:?}");
+        };
+        // The cache's copy is damaged, and the disk has the data: it is repaired by the look at it.
+        RegionFile::open(&fixture.region()).damage_data(3 * 4096);
+        expect(&[], 1, "bytes 12288 to 16384: cache_damaged, repaired");
+        expect(&["--all"], 0, "all right");
+        // The disk's copy is damaged: what a read returns is right, and only a repair writes it again.
+        let file = File::options().write(true).open(&disk).expect("the disk");
+        file.write_all_at(&[0xdd; 4096], 5 * 4096).and_then(|()| file.sync_all()).expect("written");
+        expect(&[], 0, "all right");
+        expect(&["--all"], 2, "bytes 20480 to 24576: backing_differs");
+        expect(&["--all", "--repair"], 1, "backing_differs, repaired");
+        fixture.ok(&["drain", "-b", "0", "--verify"]);
+        expect(&["--all"], 0, "all right");
+        assert!(std::fs::read(&disk).expect("the disk") == before, "the disk has what clients wrote");
     });
 }
