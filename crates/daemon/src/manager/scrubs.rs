@@ -124,6 +124,11 @@ impl Manager {
         Ok(Found { scrub, run, size, why_down: why.unwrap_or_else(|| "stopped".to_owned()) })
     }
 
+    /// Adds the scrub of a backend to the known ones.
+    pub(super) fn open_scrub(&self, transport: u32, id: BackendId) {
+        let _ = self.find(transport, id);
+    }
+
     /// The state of a scrub.
     pub(super) fn scrub_info(&self, transport: u32, id: BackendId) -> Result<ScrubInfo> {
         let found = self.find(transport, id)?;

@@ -42,6 +42,8 @@ impl Manager {
         };
         let limit = self.timeout(request.timeout_s);
         let result = result.and_then(|mut done| {
+            // Of a backend that was never up nothing has asked for its scrub yet, whose file is removed, too.
+            self.open_scrub(transport, id);
             let unended = self.remove(transport, id, limit)?;
             self.scrubs.remove(transport, id);
             log_dropped(id, &done);

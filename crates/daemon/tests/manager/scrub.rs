@@ -2,8 +2,8 @@
 
 use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{
-    Drain, ScrubAction, ScrubInfo, ScrubRequest, ScrubState, StopBackend, VerifiedInfo, VerifyLevel,
-    VerifyRange,
+    Drain, ScrubAction, ScrubInfo, ScrubRequest, ScrubState, SettingsChange, StopBackend, VerifiedInfo,
+    VerifyLevel, VerifyRange,
 };
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
@@ -126,4 +126,24 @@ fn a_backend_is_stopped_and_its_cache_detached_while_a_scrub_runs() {
     daemon.detach_cache(0, 0, &cbd_daemon::api::DetachCache::default(), &mut |_| Flow::Continue).unwrap();
     assert_ne!(daemon.scrub(0, 0).unwrap().state, ScrubState::Idle, "it continues");
     stop(&daemon, StopBackend { force: true, ..StopBackend::default() }).unwrap();
+}
+
+#[test]
+fn the_file_of_a_scrub_goes_with_a_backend_that_is_not_up() {
+    let fixture = Fixture::new();
+    let path;
+    {
+        let (disk, daemon) = fixture.disk_and_daemon();
+        path = disk;
+        let change = SettingsChange { scrub_every_s: Some(86_400), ..SettingsChange::default() };
+        daemon.set(0, 0, &change).unwrap();
+        daemon.drain(0, &ALL, &mut |_| Flow::Continue).unwrap();
+    }
+    std::fs::remove_file(path).unwrap();
+    let daemon = fixture.daemon();
+    assert!(!daemon.backends(0, false).unwrap()[0].alive);
+    let state = fixture.options().paths.state_dir.join("scrub");
+    assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1);
+    stop(&daemon, StopBackend { discard_dirty: Some(0), ..StopBackend::default() }).unwrap();
+    assert_eq!(std::fs::read_dir(&state).unwrap().count(), 0);
 }

@@ -149,7 +149,9 @@ impl<E: Environment> Cache<E> {
                 return Err(no_memory());
             }
             parts.remove(at);
-            parts.extend(part.range.split_at_multiples(CHECKSUM_BLOCK).map(|range| part.narrowed(range)));
+            for range in part.range.split_at_multiples(CHECKSUM_BLOCK) {
+                parts.push(part.narrowed(range));
+            }
             parts[at..].rotate_right(count);
             parts[at..at + count].iter_mut().for_each(|block| self.settle_damage(block, scratch));
             at += count;
