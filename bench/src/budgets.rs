@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 44] = [
+pub const BUDGETS: [Budget; 45] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -132,6 +132,11 @@ pub const BUDGETS: [Budget; 44] = [
         "verify.over_sequential",
         0.9,
         "rate at which a device is verified, over its disk's sequential rate",
+    ),
+    at_most(
+        "verify.p99_over_idle",
+        1.1,
+        "p99 of 4 KiB requests beside a verification, over that without one",
     ),
     at_most("live.follow_s", 60.0, "time until the shares have followed a load that moves, s"),
 ];

@@ -20,6 +20,7 @@ mod report;
 mod rig;
 mod ring;
 mod scale;
+mod served;
 mod simulated_time;
 mod statistics;
 mod turns;

@@ -2,12 +2,15 @@
 //!
 //! Invariants: both contestants go through the same ranges in the same order, so that what is in the processor's cache is the same.
 
+mod beside;
+
 use crate::figures::Certainty;
 use crate::groups::writeback::sequentially;
 use crate::instant_disk::InstantDisk;
 use crate::options::Options;
 use crate::rig::{self, Rig};
 use crate::scale::Scale;
+use crate::statistics::{Summary, median_range};
 use crate::turns::{Comparison, Turn, compare};
 use crate::window::Window;
 use crate::{Figures, rounded};
@@ -44,6 +47,9 @@ const TURN: u64 = 8 * MIB;
 /// Bytes of the writes that fill the cache.
 const WRITE: u64 = 64 << 10;
 
+/// A ratio of latencies whose median has a wider range is reported as uncertain.
+const NOISY: f64 = 0.2;
+
 /// Runs the measurements.
 ///
 /// # Errors
@@ -68,7 +74,20 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
         let certainty = Certainty { range: (1.0 / high, 1.0 / low), is_noisy: found.is_noisy() };
         figures.add_detailed(name, share(found.ratio.median), detail, Some(certainty));
     }
-    Ok(())
+    beside::run(options, figures)
+}
+
+/// Adds a latency beside a verification over that without one, from those of each round in nanoseconds.
+fn add_latency(figures: &mut Figures, name: &str, rounds: &[[f64; 2]]) {
+    let ratios: Vec<_> = rounds.iter().map(|[beside, alone]| beside / alone).collect();
+    let of = |which: usize| Summary::of(&rounds.iter().map(|round| round[which]).collect::<Vec<_>>()).median;
+    let mut detail = Map::new();
+    let absolute = format!("{:.1} us against {:.1} us", of(0) / 1000.0, of(1) / 1000.0);
+    detail.insert("absolute".to_owned(), json!(absolute));
+    detail.insert("rounds".to_owned(), json!(rounds.len()));
+    let range = median_range(&ratios);
+    let certainty = Certainty { range, is_noisy: range.1 - range.0 > NOISY };
+    figures.add_detailed(name, rounded(Summary::of(&ratios).median, 3), detail, Some(certainty));
 }
 
 /// A cache of adjacent blocks: inspected, against bare copies with a checksum, and against reads through the cache.

@@ -37,6 +37,8 @@ pub struct Device<E: Environment> {
     size: AtomicU64,
     /// Whether requests that have no class are of metadata.
     is_metadata: AtomicBool,
+    /// Requests that went to the backing device without a cache.
+    uncached: AtomicU64,
     /// The sequential streams of reads, over all queues.
     streams: lock_api::Mutex<E::Lock, Streams>,
     /// The same of writes.
@@ -63,6 +65,7 @@ impl<E: Environment> Device<E> {
             geometry,
             size: AtomicU64::new(geometry.size),
             is_metadata: AtomicBool::new(false),
+            uncached: AtomicU64::new(0),
             streams: streams(),
             write_streams: streams(),
         }
@@ -85,6 +88,11 @@ impl<E: Environment> Device<E> {
     /// grows, the blkdev does not until [`grow`](Self::grow).
     pub fn geometry(&self) -> Geometry {
         Geometry { size: self.size.load(Ordering::Acquire), ..self.geometry }
+    }
+
+    /// Requests that went to the backing device while there was no cache.
+    pub fn uncached_requests(&self) -> u64 {
+        self.uncached.load(Ordering::Relaxed)
     }
 
     /// The class of requests that have none.

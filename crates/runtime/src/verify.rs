@@ -37,7 +37,28 @@ pub trait Verifier {
     fn give_up(&mut self);
 }
 
+/// What clients have requested: numbers that change whenever they make requests.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Load {
+    /// All requests.
+    pub requests: u64,
+    /// Those that the backing device has to serve.
+    pub disk: u64,
+}
+
 impl RunningBackend {
+    /// What clients have requested until now.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        let uncached = self.device().device().uncached_requests();
+        let Some(cache) = self.cache() else { return Load { requests: uncached, disk: uncached } };
+        let status = cache.status();
+        let bypassed = status.bypassed.each().map(|(_, bytes)| bytes);
+        let past = bypassed.into_iter().fold(uncached, u64::wrapping_add);
+        let disk = past.wrapping_add(status.read_missed_bytes);
+        Load { requests: disk.wrapping_add(status.read_hit_bytes).wrapping_add(status.written_bytes), disk }
+    }
+
     /// Opens a queue of its own for verification. The backend cannot be removed while it is open.
     ///
     /// # Errors
@@ -143,13 +164,13 @@ impl Sweep {
         self.next < self.end && self.steps.len() < IN_FLIGHT_MAX
     }
 
-    /// Submits the next request, if there is [room](Self::has_room); returns its bytes, else 0.
-    pub fn submit(&mut self, verifier: &mut dyn Verifier) -> u64 {
+    /// Submits the next request, of at most `step` bytes, if there is [room](Self::has_room); returns its bytes, else 0.
+    pub fn submit(&mut self, verifier: &mut dyn Verifier, step: u64) -> u64 {
         if !self.has_room() {
             return 0;
         }
         // Later requests begin at multiples of a step.
-        let end = (self.next / VERIFY_STEP * VERIFY_STEP + VERIFY_STEP).min(self.end);
+        let end = (self.next / step * step + step).min(self.end);
         let range = ByteRange { start: self.next, end };
         self.steps.push_back(Step { id: self.next_id, range, result: None });
         verifier.submit(self.next_id, Verify { range, level: self.level, repair: self.repair });
@@ -215,14 +236,18 @@ mod tests {
         let mut sweep = Sweep::new(ByteRange { start: 512, end }, VerifyLevel::Agree, false);
         let mut verifier = Backwards::default();
         let mut seen = Vec::new();
-        assert_eq!(sweep.submit(&mut verifier), VERIFY_STEP - 512);
-        assert_eq!(sweep.submit(&mut verifier), VERIFY_STEP);
-        assert_eq!((sweep.submit(&mut verifier), sweep.has_room()), (0, false), "two are in flight");
+        assert_eq!(sweep.submit(&mut verifier, VERIFY_STEP), VERIFY_STEP - 512);
+        assert_eq!(sweep.submit(&mut verifier, VERIFY_STEP), VERIFY_STEP);
+        assert_eq!(
+            (sweep.submit(&mut verifier, VERIFY_STEP), sweep.has_room()),
+            (0, false),
+            "two are in flight"
+        );
         sweep.collect(&mut verifier, |range, _| seen.push(range));
         assert!(seen.is_empty(), "the second has completed, the first has not");
         assert_eq!((sweep.position(), sweep.is_waiting()), (512, true));
         while !sweep.is_done() {
-            sweep.submit(&mut verifier);
+            sweep.submit(&mut verifier, VERIFY_STEP);
             sweep.collect(&mut verifier, |range, _| seen.push(range));
         }
         let borders: Vec<u64> = seen.iter().map(|range| range.start).collect();

@@ -4,16 +4,12 @@
 //! so that the figure of the machine stands beside that of the changes.
 
 use crate::figures::Figures;
+use crate::served::{Served, complete};
 use crate::statistics::rounded;
-use cbd_engine::{FormatOptions, Settings, Transport};
-use cbd_export::{RequestQueue, wait_any};
-use cbd_pmem::Mapping;
-use cbd_runtime::{DeviceQueue, Disk, NewBackend, ProcessEnvironment, RunOptions, RunningBackend};
-use cbd_types::{AlignedBuffer, ByteRange, Epoch, Error, ErrorKind, Region, Result};
+use cbd_types::{AlignedBuffer, ByteRange, Epoch, Error, ErrorKind, Result};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -53,57 +49,31 @@ pub fn run(figures: &mut Figures) -> Result<()> {
 }
 
 struct Rig {
-    transport: Arc<Transport<ProcessEnvironment>>,
-    environment: Arc<ProcessEnvironment>,
-    run: RunningBackend,
+    served: Served,
     versions: Versions,
     /// The number of the last write of earlier clients.
     last: AtomicU64,
-    _disk: tempfile::NamedTempFile,
 }
 
 impl Rig {
-    /// A backend without a cache, over a file in memory.
     fn new() -> Result<Self> {
-        let system =
-            |error: std::io::Error| Error::new(ErrorKind::System, "no file in /dev/shm").caused_by(error);
-        let disk = tempfile::NamedTempFile::new_in("/dev/shm").map_err(system)?;
-        disk.as_file().set_len(DEVICE).map_err(system)?;
-        let environment = Arc::new(ProcessEnvironment::new());
-        let region = Region::new(Mapping::anonymous(512 * MIB)?);
-        let options = FormatOptions { segment_size: Some(MIB), ..FormatOptions::default() };
-        let transport = Transport::format(Arc::clone(&environment), region, &options)?;
-        let path = disk.path().display().to_string();
-        let new = NewBackend {
-            host: transport.register_host("bench", None)?,
-            path: path.clone(),
-            name: None,
-            cache_bytes: None,
-            handlers: 1,
-            data_crc: true,
-            settings: Settings::default(),
-        };
-        let id = new.create(&transport, &Disk::inspect(&path)?)?;
-        let entry = transport.backend(id)?;
-        let (run, _) =
-            RunningBackend::start(&transport, &environment, &entry, &path, RunOptions::plain("the region"))?;
+        let served = Served::new(DEVICE, 512 * MIB, None, &|backing| backing)?;
         let versions = (0..DEVICE / BLOCK).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { transport, environment, run, versions, last: AtomicU64::new(0), _disk: disk })
+        Ok(Self { served, versions, last: AtomicU64::new(0) })
     }
 
     /// Attaches, grows, shrinks and detaches the cache, with pauses in which the clients use it.
     fn change(&self) -> Result<()> {
         let pause = || std::thread::sleep(Duration::from_millis(50));
         let proceed = &mut |_: &_| ControlFlow::Continue(());
-        self.run.attach_cache(&self.transport, &self.environment, 96 * MIB, Epoch(0), None)?;
+        let Served { transport, environment, run, .. } = &self.served;
+        run.attach_cache(transport, environment, 96 * MIB, Epoch(0), None)?;
         pause();
-        self.run.resize_cache(&self.transport, 192 * MIB, TIMEOUT, proceed)?;
+        run.resize_cache(transport, 192 * MIB, TIMEOUT, proceed)?;
         pause();
-        self.run.resize_cache(&self.transport, 64 * MIB, TIMEOUT, proceed)?;
+        run.resize_cache(transport, 64 * MIB, TIMEOUT, proceed)?;
         pause();
-        let detached = self
-            .run
-            .detach_cache(&self.transport, &self.environment, TIMEOUT, &mut |_| ControlFlow::Continue(()));
+        let detached = run.detach_cache(transport, environment, TIMEOUT, &mut |_| ControlFlow::Continue(()));
         detached
             .map_err(|why| Error::new(ErrorKind::System, format!("the cache was not detached: {why:?}")))?;
         pause();
@@ -131,7 +101,7 @@ impl Rig {
 
     /// Writes, or reads and compares, random blocks until `ended`; returns the longest request.
     fn client(&self, writes: bool, ended: &AtomicBool) -> Result<Duration> {
-        let mut queue = self.run.device().device_queue()?;
+        let mut queue = self.served.run.device().device_queue()?;
         let mut random = SmallRng::seed_from_u64(u64::from(writes));
         let mut bytes = AlignedBuffer::zeroed(BLOCK as usize);
         let (mut id, mut longest) = (self.last.load(Ordering::SeqCst), Duration::ZERO);
@@ -169,17 +139,5 @@ impl Rig {
             self.last.store(id, Ordering::SeqCst);
         }
         Ok(longest)
-    }
-}
-
-/// Waits for request `id`, the only one; returns its buffer.
-fn complete(queue: &mut DeviceQueue<ProcessEnvironment>, id: u64) -> Result<AlignedBuffer> {
-    let mut done = Vec::new();
-    loop {
-        queue.poll(&mut done);
-        if let Some(completion) = done.drain(..).find(|completion| completion.id == id) {
-            return completion.result.map(|()| completion.buffer);
-        }
-        wait_any(&queue.wait_descriptors(), Some(TIMEOUT))?;
     }
 }

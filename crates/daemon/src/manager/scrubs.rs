@@ -17,7 +17,7 @@ use crate::scrub::gather::{Gathered, words};
 use crate::scrub::{Held, Scrub, Surroundings, Turn, now_s};
 use cbd_export::BlockDevice;
 use cbd_runtime::RunningBackend;
-use cbd_runtime::verify::Sweep;
+use cbd_runtime::verify::{Load, Sweep, VERIFY_STEP};
 use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Result, uuid_text};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -313,7 +313,7 @@ impl Manager {
                 return Ok(gathered);
             }
             while sweep.has_room() {
-                sweep.submit(&mut *verifier);
+                sweep.submit(&mut *verifier, VERIFY_STEP);
             }
             verifier.wait(LOOK_INTERVAL)?;
             sweep.collect(&mut *verifier, |range, result| drop(gathered.add(range, result)));
@@ -337,17 +337,9 @@ fn look_at(turn: Turn, run: &Weak<RunningBackend>) {
         let run = run.upgrade().ok_or_else(|| Error::new(ErrorKind::Stopped, "the backend was stopped"))?;
         run.verifier()
     };
-    let load = || load_of(run).unwrap_or_default();
+    let load = || run.upgrade().map_or_else(Load::default, |run| run.load());
     let method = || run.upgrade().map_or_else(String::new, |run| run.backing().verify_method());
     turn.run(&Surroundings { open: &open, size, load: &load, method: &method });
-}
-
-/// A number that changes whenever clients use the cache. Requests to a backend without a cache are not counted.
-fn load_of(run: &Weak<RunningBackend>) -> Option<u64> {
-    let status = run.upgrade()?.cache()?.status();
-    let bytes = [status.read_hit_bytes, status.read_missed_bytes, status.written_bytes];
-    let bypassed = status.bypassed.each().map(|(_, bytes)| bytes);
-    Some(bytes.into_iter().chain(bypassed).fold(0, u64::wrapping_add))
 }
 
 fn milliseconds(since: Instant) -> u64 {

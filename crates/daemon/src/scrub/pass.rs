@@ -3,7 +3,7 @@
 use super::gather::{Added, words};
 use super::{RETRY_AFTER, SAVE_INTERVAL, Scrub, State, Turn, now_s};
 use crate::api::ScrubPass;
-use cbd_runtime::verify::{Sweep, Verifier};
+use cbd_runtime::verify::{Load, Sweep, VERIFY_STEP, Verifier};
 use cbd_types::{ByteRange, Error, Result, Verified};
 use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
@@ -18,6 +18,14 @@ const IDLE_TIME: Duration = Duration::from_millis(500);
 /// The findings of a pass that are logged one by one.
 const LOGGED_MAX: usize = 16;
 
+/// How long a thread looks whether clients make requests before it makes its first one.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+
+/// Bytes of a request while clients use the disk, and the pause behind it in units of the time that it took: less than one in a hundred
+/// requests of clients meets one of the pass.
+const STEP_BESIDE_CLIENTS: u64 = 128 << 10;
+const PAUSE_BESIDE_CLIENTS: u32 = 150;
+
 /// Over what time the speed is measured.
 const SPEED_TIME: Duration = Duration::from_secs(2);
 
@@ -27,8 +35,8 @@ pub struct Surroundings<'a> {
     pub open: &'a dyn Fn() -> Result<Box<dyn Verifier>>,
     /// Bytes of the device.
     pub size: u64,
-    /// A number that changes whenever clients make requests.
-    pub load: &'a dyn Fn() -> u64,
+    /// What clients have requested until now.
+    pub load: &'a dyn Fn() -> Load,
     /// How the backing device is asked.
     pub method: &'a dyn Fn() -> String,
 }
@@ -47,9 +55,13 @@ struct Pace {
     due: Instant,
     measured: Instant,
     bytes: u64,
-    load: u64,
+    load: Load,
     /// Until when clients count as busy.
     busy_until: Option<Instant>,
+    /// Until when clients count as users of the disk.
+    disk_busy_until: Option<Instant>,
+    /// When the only request in flight was submitted, beside clients that use the disk.
+    single: Option<Instant>,
 }
 
 impl Turn {
@@ -84,10 +96,7 @@ impl Turn {
             let range = ByteRange { start: pass.position.min(around.size), end: around.size };
             let sweep = Sweep::new(range, pass.level.into(), pass.repair);
             state.failure = None;
-            (
-                sweep,
-                Pace { pass: state.number, due: begun, measured: begun, bytes: 0, load, busy_until: None },
-            )
+            (sweep, Pace::new(state.number, begun, load))
         };
         loop {
             let mut state = scrub.state.lock();
@@ -101,7 +110,11 @@ impl Turn {
                 scrub.end_pass(&mut state);
                 return Ok(());
             }
-            let may_submit = self.may_submit(&mut state, &mut pace, around) && sweep.has_room();
+            let rate = state.rate();
+            let is_due = self.is_due(&mut state, &mut pace, around);
+            // A rate is the user's choice. Without one the pass takes what clients leave of the disk.
+            let is_beside = rate == 0 && pace.disk_busy_until.is_some_and(|until| Instant::now() < until);
+            let may_submit = is_due && if is_beside { !sweep.is_waiting() } else { sweep.has_room() };
             if !may_submit && !sweep.is_waiting() {
                 let end = if state.waits_for_load { pace.busy_until } else { Some(pace.due) };
                 let wait =
@@ -109,27 +122,29 @@ impl Turn {
                 let _ = scrub.changed.wait_for(&mut state, wait);
                 continue;
             }
-            let rate = state.rate();
             drop(state);
             if may_submit {
-                let bytes = sweep.submit(verifier);
+                let step = if is_beside { STEP_BESIDE_CLIENTS } else { VERIFY_STEP };
+                let bytes = sweep.submit(verifier, step);
                 pace.note(bytes, rate);
+                pace.single = is_beside.then(Instant::now);
             }
-            if !may_submit || !sweep.has_room() {
+            if is_beside || !may_submit || !sweep.has_room() {
                 verifier.wait(LOOK_INTERVAL)?;
             }
             self.collect(&mut sweep, verifier, &mut pace)?;
+            if let Some(begun) = pace.single.filter(|_| !sweep.is_waiting()) {
+                (pace.single, pace.due) = (None, Instant::now() + PAUSE_BESIDE_CLIENTS * begun.elapsed());
+            }
         }
     }
 
     /// Whether rate and load allow a request now.
-    fn may_submit(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        pace: &mut Pace,
-        around: &Surroundings<'_>,
-    ) -> bool {
+    fn is_due(&self, state: &mut MutexGuard<'_, State>, pace: &mut Pace, around: &Surroundings<'_>) -> bool {
         let (load, now) = ((around.load)(), Instant::now());
+        if load.disk != pace.load.disk {
+            pace.disk_busy_until = Some(now + IDLE_TIME);
+        }
         if load != pace.load {
             (pace.load, pace.busy_until) = (load, Some(now + IDLE_TIME));
         }
@@ -171,6 +186,20 @@ impl Turn {
 }
 
 impl Pace {
+    fn new(pass: u64, begun: Instant, load: Load) -> Self {
+        let (busy_until, disk_busy_until, single) = (None, None, None);
+        Self {
+            pass,
+            due: begun + FIRST_LOOK,
+            measured: begun,
+            bytes: 0,
+            load,
+            busy_until,
+            disk_busy_until,
+            single,
+        }
+    }
+
     /// Notes a request; the next one may be submitted when this one's bytes are due.
     fn note(&mut self, bytes: u64, rate: u64) {
         let now = Instant::now();

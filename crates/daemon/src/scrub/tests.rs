@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::api::ScrubAction;
-use cbd_runtime::verify::{VERIFY_STEP, Verifier};
+use cbd_runtime::verify::{Load, VERIFY_STEP, Verifier};
 use cbd_types::{ByteRange, Finding, Flaw, Verified, Verify};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -20,6 +20,8 @@ struct Disk {
     answers: Option<u64>,
     fails_to_open: bool,
     load: AtomicU64,
+    /// Clients use the disk all the time.
+    is_in_use: bool,
 }
 
 struct Fake {
@@ -125,7 +127,10 @@ impl Scene {
                 Ok(Box::new(Fake { disk: Arc::clone(&disk), in_flight: Vec::new(), has_waited: false })
                     as Box<dyn Verifier>)
             };
-            let load = || disk.load.load(Ordering::SeqCst);
+            let load = || {
+                let used = if disk.is_in_use { disk.load.fetch_add(1, Ordering::SeqCst) } else { 0 };
+                Load { requests: disk.load.load(Ordering::SeqCst), disk: used }
+            };
             turn.run(&Surroundings { open: &open, size: SIZE, load: &load, method: &|| "reads".to_owned() });
         }))
     }
@@ -323,4 +328,26 @@ fn a_damaged_file_begins_at_0_and_says_so() {
     let info = next.info(SIZE, now_s());
     assert_eq!((info.state, info.position), (ScrubState::Idle, 0));
     assert!(info.error.unwrap().contains("begins at 0"));
+}
+
+#[test]
+fn beside_clients_that_use_the_disk_a_pass_without_a_rate_takes_little_of_it() {
+    let slow = || Disk { answers: Some(u64::MAX), is_in_use: true, ..Disk::default() };
+    let scene = Scene::new(slow());
+    scene.start(ScrubRequest::default()).unwrap();
+    let begun = Instant::now();
+    let thread = scene.turn().unwrap();
+    scene.until(|| scene.disk.requests.lock().len() > 1);
+    // A request takes 5 ms, and the pause behind it 150 times as long.
+    assert!(begun.elapsed() > Duration::from_millis(500), "{:?}", begun.elapsed());
+    scene.act(ScrubAction::Stop).unwrap();
+    thread.join().unwrap();
+    assert!(scene.disk.requests.lock().iter().all(|request| request.range.len() == 128 << 10));
+    assert_eq!(scene.disk.most_in_flight.load(Ordering::SeqCst), 1);
+    // A rate is the user's choice.
+    let scene = Scene::new(slow());
+    scene.start(ScrubRequest { rate: Some(1 << 40), ..ScrubRequest::default() }).unwrap();
+    scene.run();
+    assert_eq!(scene.info().last.unwrap().results.verified_bytes, SIZE);
+    assert_eq!(scene.disk.requests.lock()[0].range.len(), VERIFY_STEP);
 }

@@ -6,10 +6,12 @@ use super::Queue;
 use crate::parked::{InFlightOp, Parked, Progress};
 use cbd_engine::Environment;
 use cbd_types::{BackingOp, BackingQueue, Operation, Request};
+use core::sync::atomic::Ordering;
 
 impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// Submits a request to the backing device.
     pub(super) fn submit_uncached(&mut self, mut request: Request) {
+        self.device.uncached.fetch_add(1, Ordering::Relaxed);
         let range = request.range;
         let buffer = core::mem::take(&mut request.buffer);
         let op = match request.operation {
