@@ -175,6 +175,15 @@ mod tests {
         (error.kind(), error.line())
     }
 
+    /// Ends the threads of a test, also one that fails.
+    struct Over<'a>(&'a AtomicBool);
+
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     #[test]
     fn a_mapping_grows_with_its_file_or_extends_it_while_threads_use_it() {
         let file = file_of(4 * MIB);
@@ -196,6 +205,7 @@ mod tests {
                     }
                 }
             });
+            let _over = Over(&is_over);
             for (wanted, size) in [(Some(6 * MIB - 1), 6 * MIB), (None, 9 * MIB), (Some(40 * MIB), 40 * MIB)]
             {
                 if wanted.is_none() {
@@ -206,7 +216,6 @@ mod tests {
                 assert_eq!(mapping.len(), size);
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
-            is_over.store(true, Ordering::Relaxed);
         });
         assert_eq!(mapping.failed(), None);
         mapping.store(39 * MIB, b"behind");

@@ -47,7 +47,7 @@ const LIMIT_OF_ONE: Duration = Duration::from_secs(60);
 /// Number of runs of a program in which a test fails only once.
 const TRIES: u32 = 3;
 
-/// Kilobytes of address space: a mutant may allocate any length.
+/// Kilobytes of private memory: a mutant may allocate any length. A region reserves addresses for its growth, which are none.
 const MEMORY_KIB: u64 = 6 << 20;
 
 /// The limit of a build of the tests.
@@ -252,7 +252,7 @@ fn run_once(program: &Program, variables: &[(&str, &str)], tests: &[&str], limit
     let limit = limits.time;
     let processor = limits.processor.map_or("unlimited".to_owned(), |seconds| seconds.to_string());
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -v \"$1\"; ulimit -t \"$2\"; shift 2; exec \"$@\"", "sh"]);
+    command.args(["-c", "ulimit -d \"$1\"; ulimit -t \"$2\"; shift 2; exec \"$@\"", "sh"]);
     command.args([&MEMORY_KIB.to_string(), &processor]);
     command.arg(&program.path).args(["--test-threads", &limits.threads.to_string()]);
     if !tests.is_empty() {
