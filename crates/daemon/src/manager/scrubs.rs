@@ -293,6 +293,7 @@ impl Manager {
                 return Err(error);
             }
             if sweep.is_done() {
+                gathered.info.method = run.backing().verify_method();
                 return Ok(gathered);
             }
             while sweep.has_room() {
@@ -320,8 +321,9 @@ fn look_at(turn: Turn, run: &Weak<RunningBackend>) {
         let run = run.upgrade().ok_or_else(|| Error::new(ErrorKind::Stopped, "the backend was stopped"))?;
         run.verifier()
     };
+    let method = || run.upgrade().map_or_else(String::new, |run| run.backing().verify_method());
     let load = || load_of(run).unwrap_or_default();
-    turn.run(&Surroundings { open: &open, size, load: &load });
+    turn.run(&Surroundings { open: &open, size, method: &method, load: &load });
 }
 
 /// A number that changes whenever clients use the cache. Requests to a backend without a cache are not counted.

@@ -27,6 +27,8 @@ pub struct Surroundings<'a> {
     pub open: &'a dyn Fn() -> Result<Box<dyn Verifier>>,
     /// Bytes of the device.
     pub size: u64,
+    /// How the device is verified, in words.
+    pub method: &'a dyn Fn() -> String,
     /// A number that changes whenever clients make requests.
     pub load: &'a dyn Fn() -> u64,
 }
@@ -93,7 +95,7 @@ impl Turn {
                 return Ok(());
             }
             if sweep.is_done() {
-                scrub.end_pass(&mut state);
+                scrub.end_pass(&mut state, (around.method)());
                 return Ok(());
             }
             let may_submit = self.may_submit(&mut state, &mut pace, around) && sweep.has_room();
@@ -220,8 +222,9 @@ impl Scrub {
     }
 
     /// Ends a pass that has looked at everything.
-    fn end_pass(&self, state: &mut State) {
-        let Some(pass) = state.record.pass.take() else { return };
+    fn end_pass(&self, state: &mut State, method: String) {
+        let Some(mut pass) = state.record.pass.take() else { return };
+        pass.results.info.method = method;
         let last = ScrubPass {
             began: pass.began,
             ended: now_s(),

@@ -126,7 +126,7 @@ impl Scene {
                     as Box<dyn Verifier>)
             };
             let load = || disk.load.load(Ordering::SeqCst);
-            turn.run(&Surroundings { open: &open, size: SIZE, load: &load });
+            turn.run(&Surroundings { open: &open, size: SIZE, method: &|| "reads".to_owned(), load: &load });
         }))
     }
 
@@ -160,6 +160,7 @@ fn a_pass_looks_at_all_with_two_requests_in_flight_and_keeps_what_it_found() {
     assert_eq!((info.state, info.position, info.began), (ScrubState::Idle, 0, None));
     let last = info.last.unwrap();
     assert_eq!((last.results.verified_bytes, last.results.found, last.results.repaired), (SIZE, 1, 1));
+    assert_eq!(last.results.method, "reads");
     assert_eq!((info.found_total["backing_differs"], info.repaired_total), (1, 1));
     assert_eq!(scene.restarted().info().last, Some(last), "the next daemon has the results");
 }
