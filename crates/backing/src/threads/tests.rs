@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const SECTOR: u64 = 512;
 /// Far more than a thread needs to begin a command or to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Less than that; for what does not happen.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -34,7 +34,7 @@ impl Rig {
             // A test that has failed does not receive.
             let _ = reply.lock().expect("no panic").send(sent.first);
             // Commands that wait here have begun; which of them ends first does not matter.
-            let ended = ends.lock().expect("no panic").recv_timeout(PATIENCE);
+            let ended = ends.lock().expect("no panic").recv_timeout(TIMEOUT);
             ended.is_err().then_some(Reply::Error(libc::ETIMEDOUT))
         };
         let device =
@@ -55,7 +55,7 @@ impl Rig {
 
     /// Waits for the beginning of commands, and returns their first blocks.
     fn begun(&self, count: usize) -> Vec<u64> {
-        let next = |_| self.begun.recv_timeout(PATIENCE).expect("a command begins");
+        let next = |_| self.begun.recv_timeout(TIMEOUT).expect("a command begins");
         let mut blocks: Vec<_> = (0..count).map(next).collect();
         blocks.sort_unstable();
         blocks
@@ -69,7 +69,7 @@ impl Rig {
     fn collect_all(&mut self) -> Vec<(u64, bool)> {
         let mut done = Vec::new();
         while self.threads.in_flight() > 0 {
-            assert!(is_readable(self.threads.descriptor(), PATIENCE), "nothing completes");
+            assert!(is_readable(self.threads.descriptor(), TIMEOUT), "nothing completes");
             self.threads.collect(&mut done);
         }
         let mut ended: Vec<_> = done.into_iter().map(|one| (one.token.0, one.result.is_ok())).collect();
@@ -78,15 +78,15 @@ impl Rig {
     }
 }
 
-fn is_readable(descriptor: RawFd, patience: Duration) -> bool {
+fn is_readable(descriptor: RawFd, timeout: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::os::fd::BorrowedFd;
     // SAFETY: the queue whose descriptor this is lives longer than the call.
     #[allow(unsafe_code)]
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let timeout = Timespec::try_from(patience).expect("it is short");
+    let limit = Timespec::try_from(timeout).expect("it is short");
     let mut entries = [PollFd::new(&descriptor, PollFlags::IN)];
-    poll(&mut entries, Some(&timeout)).expect("poll") > 0
+    poll(&mut entries, Some(&limit)).expect("poll") > 0
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn the_descriptor_is_readable_while_something_can_be_returned() {
     rig.threads.collect(&mut done);
     assert_eq!((done.len(), rig.threads.in_flight()), (0, 1));
     rig.end(1);
-    assert!(is_readable(rig.threads.descriptor(), PATIENCE));
+    assert!(is_readable(rig.threads.descriptor(), TIMEOUT));
     rig.threads.collect(&mut done);
     assert_eq!((done.len(), rig.threads.in_flight()), (1, 0));
     assert!(!is_readable(rig.threads.descriptor(), PAUSE));
@@ -150,7 +150,7 @@ fn a_thread_that_rests_takes_the_next_operation() {
         rig.submit(sector);
         rig.end(1);
         assert_eq!(rig.collect_all(), [(sector, sector != 3)]);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while rig.threads.shared.state().idle == 0 {
             assert!(Instant::now() < deadline, "the thread does not rest");
             std::thread::yield_now();
@@ -168,7 +168,7 @@ fn when_the_queue_is_dropped_the_command_ends_and_the_rest_is_never_sent() {
     drop(threads);
     assert!(Arc::strong_count(&target) > 1, "the target lasts as long as its command");
     end.send(()).expect("the device waits");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Arc::strong_count(&target) > 1 {
         assert!(Instant::now() < deadline, "the thread does not end");
         std::thread::yield_now();

@@ -40,8 +40,10 @@ fn a_block_that_differs_is_found_by_the_level_that_compares_and_repaired_on_requ
     let agree = verify(&daemon, VerifyLevel::Agree);
     assert_eq!((agree.found, agree.repaired), (1, 0), "{agree:?}");
     assert_eq!(agree.findings[0].flaw, "backing_differs");
+    assert!(agree.method.starts_with("reads (it is a file)"), "{agree:?}");
     let repaired = scrub(&daemon, true).last.unwrap().results;
     assert_eq!((repaired.found, repaired.repaired), (1, 1), "{repaired:?}");
+    assert_eq!(repaired.method, agree.method);
     daemon.drain(0, &ALL, &mut |_| Flow::Continue).unwrap();
     assert_eq!(verify(&daemon, VerifyLevel::Agree).found, 0);
     assert_eq!(std::fs::read(&disk).unwrap()[MIB as usize..][..4096], [9; 4096]);
