@@ -156,7 +156,8 @@ impl Host {
         let mut links = Vec::new();
         if plan.cbd {
             programs::add(&mut files, &small(&cbdctrl()?, &folder), Path::new("/usr/bin/cbdctrl"))?;
-            links.push((PathBuf::from("/usr/bin/cbdd"), "cbdctrl"));
+            links
+                .extend(["/usr/bin/cbdd", "/usr/bin/blkverify"].map(|name| (PathBuf::from(name), "cbdctrl")));
         }
         let command = self.command(plan, &mut files)?;
         let content = Content {

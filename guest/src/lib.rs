@@ -58,7 +58,9 @@ Options of run and shell:
   --cxl FILE:SIZE         a CXL memory device whose content survives the guest
   --disk SIZE|FILE        /dev/vda and so on: an empty disk that is removed with the guest, or a file
   --vhost-user SOCKET     a disk that a server provides there, behind those of --disk
-  --cbd                   cbdctrl and cbdd, built for users
+  --nvme SIZE|FILE        /dev/nvme0n1 and so on: an NVMe disk with the commands Verify and Compare
+  --unreadable SECTOR     a sector of 512 bytes that the last NVMe disk cannot read
+  --cbd                   cbdctrl, cbdd and blkverify, built for users
   --file FILE[=PLACE]     a file, a folder, or a program with its libraries
   --module NAME           a kernel module that is loaded before the command, with all that it needs;
                           dm-pcache, which Debian's kernels leave out, is built first

@@ -50,8 +50,11 @@ impl Paths {
         &self.folder
     }
 
-    fn disk(&self, number: usize) -> PathBuf {
-        self.folder.join(format!("disk{number}"))
+    fn disk(&self, disk: &Disk, name: &str) -> PathBuf {
+        match disk {
+            Disk::New(_) => self.folder.join(name),
+            Disk::File(path) => path.clone(),
+        }
     }
 }
 
@@ -96,13 +99,9 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
         line.word("-device").word(format!("virtserialport,chardev={name},name={name}"));
     }
     for (number, disk) in plan.disks.iter().enumerate() {
-        let path = match disk {
-            Disk::New(_) => paths.disk(number),
-            Disk::File(path) => path.clone(),
-        };
         line.word("-drive").value(
             "if=none,format=raw,discard=unmap,file=",
-            path,
+            paths.disk(disk, &format!("disk{number}")),
             &format!(",id=disk{number}"),
         );
         line.word("-device").word(format!("virtio-blk-pci,drive=disk{number},serial=disk{number}"));
@@ -113,6 +112,7 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
         line.word("-chardev").value("socket,path=", socket, &behind);
         line.word("-device").word(format!("vhost-user-blk-pci,chardev=vhost{number},num-queues=2"));
     }
+    nvme(plan, paths, &mut line);
     devices(plan, &mut line);
     line.arguments
 }
@@ -122,9 +122,11 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
 /// # Errors
 /// What cannot be created, or has another size than the plan says.
 pub fn prepare(plan: &Plan, paths: &Paths) -> Result<(), String> {
-    for (number, disk) in plan.disks.iter().enumerate() {
+    let disks = plan.disks.iter().enumerate().map(|(number, disk)| (disk, format!("disk{number}")));
+    let nvme = plan.nvme.iter().enumerate().map(|(number, nvme)| (&nvme.disk, format!("nvme{number}")));
+    for (disk, name) in disks.chain(nvme) {
         if let Disk::New(size) = disk {
-            sized(&paths.disk(number), *size)?;
+            sized(&paths.disk(disk, &name), *size)?;
         }
     }
     for shared in plan.nvdimm.iter().chain(&plan.cxl) {
@@ -206,6 +208,22 @@ fn parameters(plan: &Plan) -> String {
     text
 }
 
+/// NVMe disks; a read, Verify or Compare of an unreadable sector fails, and all others are answered.
+fn nvme(plan: &Plan, paths: &Paths, line: &mut Line) {
+    for (number, nvme) in plan.nvme.iter().enumerate() {
+        let name = format!("nvme{number}");
+        let mut behind = format!(",node-name={name},driver=blkdebug,image.driver=file,discard=unmap");
+        for (rule, sector) in nvme.unreadable.iter().enumerate() {
+            let rule = format!("inject-error.{rule}");
+            behind.push_str(&format!(
+                ",{rule}.event=none,{rule}.iotype=read,{rule}.errno=5,{rule}.once=off,{rule}.sector={sector}"
+            ));
+        }
+        line.word("-blockdev").value("image.filename=", paths.disk(&nvme.disk, &name), &behind);
+        line.word("-device").word(format!("nvme,drive={name},serial={name}"));
+    }
+}
+
 /// Devices that are memory.
 fn devices(plan: &Plan, line: &mut Line) {
     if let Some(nvdimm) = &plan.nvdimm {
@@ -263,7 +281,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{MIB, SharedFile};
+    use crate::plan::{MIB, Nvme, SharedFile};
 
     fn line(plan: &Plan, kvm: bool) -> String {
         let words = arguments(plan, &Paths::new(Path::new("/tmp/a,b")), Path::new("/k"), kvm);
@@ -308,6 +326,21 @@ mod tests {
         let line = line(&plan, false);
         assert!(line.contains("file=/tmp/a,,b/disk0,id=disk0"), "{line}");
         assert!(line.contains("-initrd /tmp/a,b/image"), "{line}");
+    }
+
+    #[test]
+    fn reads_of_unreadable_sectors_of_an_nvme_disk_fail_each_time() {
+        let disk = Disk::New(MIB);
+        let plan = Plan { nvme: vec![Nvme { disk, unreadable: vec![8, 99] }], ..Plan::of_script("true") };
+        let line = line(&plan, false);
+        assert!(
+            line.contains("-blockdev image.filename=/tmp/a,,b/nvme0,node-name=nvme0,driver=blkdebug"),
+            "{line}"
+        );
+        for rule in ["inject-error.0", "inject-error.1"] {
+            assert!(line.contains(&format!("{rule}.once=off")), "{rule} is not in {line}");
+        }
+        assert!(line.contains("inject-error.1.sector=99 -device nvme,drive=nvme0"), "{line}");
     }
 
     #[test]

@@ -53,6 +53,15 @@ pub enum Disk {
     File(PathBuf),
 }
 
+/// An NVMe disk of the guest, whose controller has the commands Verify and Compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nvme {
+    /// Its content.
+    pub disk: Disk,
+    /// Sectors of 512 bytes that it cannot read.
+    pub unreadable: Vec<u64>,
+}
+
 /// A file that is shipped into the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shipped {
@@ -82,6 +91,8 @@ pub struct Plan {
     /// Sockets of vhost-user-blk; the guest sees their disks behind the others. Their server has access to
     /// the guest's memory.
     pub vhost_user: Vec<PathBuf>,
+    /// NVMe disks, in the order in which the guest sees them: /dev/nvme0n1, /dev/nvme1n1.
+    pub nvme: Vec<Nvme>,
     /// Files and folders, and programs with the libraries that they need.
     pub files: Vec<Shipped>,
     /// Kernel modules beside those that the devices need.
@@ -109,6 +120,7 @@ impl Default for Plan {
             cxl: None,
             disks: Vec::new(),
             vhost_user: Vec::new(),
+            nvme: Vec::new(),
             files: Vec::new(),
             modules: Vec::new(),
             cbd: false,
@@ -173,8 +185,15 @@ impl Plan {
             "--pmem" => self.pmem = Some(size(option, given)?),
             "--nvdimm" => self.nvdimm = Some(shared_file(option, given)?),
             "--cxl" => self.cxl = Some(shared_file(option, given)?),
-            "--disk" => self.disks.push(disk(given)?),
+            "--disk" => self.disks.push(disk(option, given)?),
             "--vhost-user" => self.vhost_user.push(absolute(given)?),
+            "--nvme" => self.nvme.push(Nvme { disk: disk(option, given)?, unreadable: Vec::new() }),
+            "--unreadable" => {
+                let sector = given.parse().map_err(|_| usage(format!("{option}: '{given}' is no sector")))?;
+                let last = self.nvme.last_mut();
+                let last = last.ok_or_else(|| usage(format!("{option} stands behind an --nvme")))?;
+                last.unreadable.push(sector);
+            }
             "--file" => self.files.push(shipped(given)?),
             "--module" => self.modules.push(given.to_owned()),
             "--out" => self.out = Some(given.into()),
@@ -244,12 +263,12 @@ fn shared_file(option: &str, given: &str) -> Result<SharedFile, Problem> {
 }
 
 /// A text that is not a size is a file.
-fn disk(given: &str) -> Result<Disk, Problem> {
-    match size("--disk", given) {
+fn disk(option: &str, given: &str) -> Result<Disk, Problem> {
+    match size(option, given) {
         Ok(bytes) if bytes > 0 && bytes % 512 == 0 => Ok(Disk::New(bytes)),
-        Ok(bytes) => Err(usage(format!("--disk needs a multiple of 512 bytes, not {bytes}"))),
+        Ok(bytes) => Err(usage(format!("{option} needs a multiple of 512 bytes, not {bytes}"))),
         Err(_) if Path::new(given).exists() => Ok(Disk::File(absolute(given)?)),
-        Err(_) => Err(usage(format!("--disk: '{given}' is neither a size nor a file that exists"))),
+        Err(_) => Err(usage(format!("{option}: '{given}' is neither a size nor a file that exists"))),
     }
 }
 
@@ -291,6 +310,17 @@ mod tests {
         assert_eq!(plan.disks, [Disk::New(64 * MIB), Disk::File("/dev/null".into())]);
         assert!(matches!(parse("--disk /no/such/file"), Err(Problem::Usage(_))));
         assert!(matches!(parse("--disk 100"), Err(Problem::Usage(_))));
+    }
+
+    #[test]
+    fn an_nvme_disk_has_the_unreadable_sectors_that_stand_behind_it() {
+        let plan = parse("--nvme 64M --unreadable 7 --unreadable 9 --nvme /dev/null").expect("both are fine");
+        let first = Nvme { disk: Disk::New(64 * MIB), unreadable: vec![7, 9] };
+        let second = Nvme { disk: Disk::File("/dev/null".into()), unreadable: Vec::new() };
+        assert_eq!(plan.nvme, [first, second]);
+        for line in ["--unreadable 7 --nvme 64M", "--nvme 64M --unreadable x", "--nvme 100"] {
+            assert!(matches!(parse(line), Err(Problem::Usage(_))), "{line}");
+        }
     }
 
     #[test]

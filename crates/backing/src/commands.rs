@@ -6,37 +6,40 @@
 //! `IORING_OP_URING_CMD` needs entries of twice the size.
 //!
 //! Invariants: a command reaches only the blocks of the device or partition that is open; a command that fails with
-//! anything but a media error or a difference is not used again for this target; every command has a timeout. What a
-//! device says about a difference is confirmed by a read.
+//! anything but a media error or a difference is not used again for this target; every command has a timeout. A device
+//! is trusted for what it can read. It is trusted for what has the expected content only on request
+//! ([`Offload::On`]), and what it says about a difference is confirmed by a read.
 //!
 //! Elsewhere: the reads that take the place of a command (`job`).
+
+mod passthrough;
 
 use crate::job::{Target, zeroes};
 use crate::sysfs::BlockDirectory;
 use cbd_sys::DeviceNumber;
-use cbd_sys::passthrough::{self, ScsiAnswer};
+use cbd_sys::passthrough::ScsiAnswer;
 use cbd_types::{BackingOp, Expected};
+use passthrough::{Kernel, Passthrough};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
 /// Whether the device verifies and compares ranges in itself.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Offload {
-    /// By the Verify command of NVMe alone: emulated SCSI disks answer VERIFY without a look at the medium.
+    /// By the Verify command of NVMe alone: emulated SCSI disks answer VERIFY without a look at the medium. What has
+    /// the expected content is always read and compared by this process.
     #[default]
     Auto,
-    /// By every command that the device has.
+    /// By every command that the device has: its word is taken for what can be read and for what has the expected
+    /// content.
     On,
     /// By reads.
     Never,
 }
 
-/// How long a command may take.
-const TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of a command without data: a slow disk reads them in a second.
 const VERIFY_PIECE: u64 = 8 << 20;
 /// Most bytes of a command with data.
@@ -54,15 +57,31 @@ pub(crate) const NOT_POSSIBLE: i32 = -libc::EOPNOTSUPP;
 /// The commands that a target uses, and why not others.
 #[derive(Debug)]
 pub(crate) struct Commands {
+    passthrough: Arc<dyn Passthrough>,
     protocol: Option<Protocol>,
     /// What the user permits.
     offload: Offload,
+    blocks: Blocks,
+    verify: Command,
+    compare: Command,
+}
+
+/// How bytes are addressed in commands.
+#[derive(Clone, Copy, Debug)]
+struct Blocks {
     /// Where the partition begins on the disk, in bytes.
     start: u64,
     /// Logical block in bytes.
     block: u64,
-    verify: Command,
-    compare: Command,
+    /// The host adapter's limit for the data of a command, in bytes.
+    data_limit: u64,
+}
+
+impl Blocks {
+    /// `limit` in whole blocks, and within the number of blocks of a command.
+    fn most(&self, limit: u64) -> u64 {
+        limit.min(65_536 * self.block) / self.block * self.block
+    }
 }
 
 #[derive(Debug)]
@@ -83,12 +102,22 @@ struct Command {
 }
 
 impl Command {
+    /// A command for up to `limit` bytes.
     fn used(limit: u64, name: &str) -> Self {
+        if limit == 0 {
+            return Self::unused(format!("{name} is limited to less than a block"));
+        }
         Self { limit, text: name.to_owned(), refused: OnceLock::new() }
     }
 
     fn unused(why: impl Into<String>) -> Self {
         Self { limit: 0, text: why.into(), refused: OnceLock::new() }
+    }
+
+    /// It is not used any more.
+    fn refuse(&self, why: impl Into<String>) -> i32 {
+        self.refused.get_or_init(|| why.into());
+        NOT_POSSIBLE
     }
 
     fn is_used(&self) -> bool {
@@ -108,7 +137,9 @@ impl Commands {
     /// No commands, for this reason.
     pub fn none(why: &str) -> Self {
         let (verify, compare) = (Command::unused(why), Command::unused(why));
-        Self { protocol: None, offload: Offload::default(), start: 0, block: 512, verify, compare }
+        let blocks = Blocks { start: 0, block: 512, data_limit: 0 };
+        let offload = Offload::default();
+        Self { passthrough: Arc::new(Kernel), protocol: None, offload, blocks, verify, compare }
     }
 
     /// Asks the block device `file` what it can do.
@@ -131,20 +162,37 @@ impl Commands {
         let Some(start) = start.filter(|start| block >= 512 && start.is_multiple_of(block)) else {
             return Self::none("the start of the partition is not known");
         };
-        // The host adapter's limit for the data of a command.
         let data_limit = directory.queue("max_hw_sectors_kb").map_or(UNKNOWN_LIMIT, |kib| kib << 10);
-        let found = if directory.name().starts_with("nvme") {
-            nvme(file, &directory, block, data_limit, offload)
+        let protocol = if directory.name().starts_with("nvme") {
+            Protocol::Nvme { device: generic_device(&directory), namespace: 0 }
         } else if directory.disk("device/type").as_deref() == Some("0")
             && directory.disk("device/scsi_level").is_some()
         {
-            scsi(block, data_limit, offload)
+            Protocol::Scsi
         } else {
             return Self::none("the device is neither an NVMe nor a SCSI disk");
         };
+        Self::over(Arc::new(Kernel), file, protocol, Blocks { start, block, data_limit }, offload)
+    }
+
+    /// Asks the device of `file` through `passthrough` what it can do.
+    fn over(
+        passthrough: Arc<dyn Passthrough>,
+        file: &File,
+        mut protocol: Protocol,
+        blocks: Blocks,
+        offload: Offload,
+    ) -> Self {
+        let found = match &mut protocol {
+            Protocol::Nvme { device, namespace } => {
+                let asked = device.as_ref().unwrap_or(file).as_fd();
+                nvme(&*passthrough, asked, namespace, blocks, offload)
+            }
+            Protocol::Scsi => Ok(scsi(blocks, offload)),
+        };
         match found {
-            Ok((protocol, verify, compare)) => {
-                Self { protocol: Some(protocol), offload, start, block, verify, compare }
+            Ok((verify, compare)) => {
+                Self { passthrough, protocol: Some(protocol), offload, blocks, verify, compare }
             }
             Err(error) => Self::none(&format!("the controller cannot be asked for its commands: {error}")),
         }
@@ -173,7 +221,8 @@ impl Commands {
 
     /// The longest range for `op`, in bytes; not 0.
     pub fn limit(&self, op: &BackingOp) -> u64 {
-        self.command(op).map_or(self.block, |command| command.limit.max(self.block))
+        let block = self.blocks.block;
+        self.command(op).map_or(block, |command| command.limit.max(block))
     }
 
     fn command(&self, op: &BackingOp) -> Option<&Command> {
@@ -188,30 +237,27 @@ impl Commands {
     /// [`UNREADABLE`], [`DIFFERS`] or [`NOT_POSSIBLE`]. Blocks.
     pub fn run(&self, target: &Target, op: &BackingOp, at: u64, skip: u64, length: u64) -> i32 {
         let Some(command) = self.command(op).filter(|command| command.is_used()) else { return NOT_POSSIBLE };
-        let first = (self.start + at) / self.block;
-        let Ok(blocks) = u32::try_from(length / self.block) else { return NOT_POSSIBLE };
+        let Blocks { start, block, .. } = self.blocks;
+        let first = (start + at) / block;
+        let Ok(blocks) = u32::try_from(length / block) else { return NOT_POSSIBLE };
+        let expected = data(op, skip, length);
+        if expected.is_none() && matches!(op, BackingOp::Compare { .. }) {
+            return NOT_POSSIBLE;
+        }
         let answer = match &self.protocol {
             Some(Protocol::Nvme { device, namespace }) => {
-                let file = device.as_ref().unwrap_or(&target.file);
-                passthrough::nvme_check(
-                    file.as_fd(),
-                    *namespace,
-                    first,
-                    blocks,
-                    data(op, skip, length),
-                    TIMEOUT,
-                )
-                .map(nvme_answer)
+                let file = device.as_ref().unwrap_or(&target.file).as_fd();
+                self.passthrough.nvme_check(file, *namespace, first, blocks, expected).map(nvme_answer)
             }
             Some(Protocol::Scsi) => {
                 let (check, data) = match op {
-                    BackingOp::Compare { expected: Expected::Zeroes, .. } => (3, data(op, 0, self.block)),
-                    BackingOp::Compare { .. } => (1, data(op, skip, length)),
+                    BackingOp::Compare { expected: Expected::Zeroes, .. } => (3, data(op, 0, block)),
+                    BackingOp::Compare { .. } => (1, expected),
                     _ => (0, None),
                 };
-                let data = data.unwrap_or_default();
-                passthrough::scsi_verify(target.file.as_fd(), check, first, blocks, data, TIMEOUT)
-                    .map(|answer| scsi_answer(&answer))
+                let (file, data) = (target.file.as_fd(), data.unwrap_or_default());
+                let answer = self.passthrough.scsi_verify(file, check, first, blocks, data);
+                answer.map(|answer| scsi_answer(&answer))
             }
             None => return NOT_POSSIBLE,
         };
@@ -219,23 +265,10 @@ impl Commands {
             Ok(Answer::Good) => i32::try_from(length).unwrap_or(NOT_POSSIBLE),
             Ok(Answer::Unreadable) => UNREADABLE,
             Ok(Answer::Differs) if matches!(op, BackingOp::Compare { .. }) => DIFFERS,
-            Ok(Answer::Differs) => NOT_POSSIBLE,
-            Ok(Answer::Other(why)) => {
-                command.refused.get_or_init(|| why);
-                NOT_POSSIBLE
-            }
-            Err(error) => {
-                command.refused.get_or_init(|| error.to_string());
-                NOT_POSSIBLE
-            }
+            Ok(Answer::Differs) => command.refuse("it reports a difference, and was not asked for one"),
+            Ok(Answer::Other(why)) => command.refuse(why),
+            Err(error) => command.refuse(error.to_string()),
         }
-    }
-
-    #[cfg(test)]
-    pub fn for_tests(limit: u64) -> Self {
-        let (verify, compare) =
-            (Command::used(limit, "a verify command"), Command::used(limit, "a compare command"));
-        Self { protocol: Some(Protocol::Scsi), offload: Offload::On, start: 0, block: 512, verify, compare }
     }
 }
 
@@ -293,39 +326,45 @@ fn scsi_answer(answer: &ScsiAnswer) -> Answer {
     }
 }
 
-type Found = io::Result<(Protocol, Command, Command)>;
-
-fn nvme(file: &File, directory: &BlockDirectory, block: u64, data_limit: u64, offload: Offload) -> Found {
+/// The commands Verify and Compare of an NVMe controller; notes the identifier of its namespace.
+fn nvme(
+    passthrough: &dyn Passthrough,
+    device: BorrowedFd<'_>,
+    namespace: &mut u32,
+    blocks: Blocks,
+    offload: Offload,
+) -> io::Result<(Command, Command)> {
     const NAMESPACE: u8 = 0;
     const CONTROLLER: u8 = 1;
     const CONTROLLER_OF_COMMAND_SET: u8 = 6;
-    let device = generic_device(directory);
-    let asked = device.as_ref().unwrap_or(file).as_fd();
-    let namespace = passthrough::nvme_namespace(asked)?;
-    let identify = |namespace, structure| passthrough::nvme_identify(asked, namespace, structure, 0, TIMEOUT);
-    let controller = identify(0, CONTROLLER)?;
+    *namespace = passthrough.nvme_namespace(device)?;
+    let controller = passthrough.nvme_identify(device, 0, CONTROLLER)?;
     let commands = u16::from_le_bytes([controller[520], controller[521]]);
-    let verify_limit = match identify(0, CONTROLLER_OF_COMMAND_SET) {
-        Ok(of_set) => pages(of_set[0]).unwrap_or(VERIFY_PIECE),
-        Err(_) => pages(controller[77]).unwrap_or(UNKNOWN_LIMIT),
+    let transfer_limit = pages(controller[77]);
+    let has_verify = commands & (1 << 7) != 0;
+    // A controller with a limit of its own for Verify reports the limit, and not the command: a host that does not know
+    // the limit would exceed it.
+    let of_set = passthrough.nvme_identify(device, 0, CONTROLLER_OF_COMMAND_SET);
+    let verify_limit = match of_set.map(|of_set| pages(of_set[0])) {
+        Ok(Some(limit)) => Some(limit),
+        Ok(None) => has_verify.then_some(VERIFY_PIECE),
+        Err(_) => has_verify.then(|| transfer_limit.unwrap_or(UNKNOWN_LIMIT)),
     };
-    let most = |limit: u64| limit.min(65_536 * block) / block * block;
-    let verify = if commands & (1 << 7) != 0 {
-        Command::used(most(verify_limit.min(VERIFY_PIECE)), "NVMe Verify")
-    } else {
-        Command::unused("the controller has no Verify command")
+    let verify = match verify_limit {
+        Some(limit) => Command::used(blocks.most(limit.min(VERIFY_PIECE)), "NVMe Verify"),
+        None => Command::unused("the controller has no Verify command"),
     };
     let compare = if commands & 1 == 0 {
         Command::unused("the controller has no Compare command")
     } else if offload != Offload::On {
         Command::unused("NVMe Compare is used only if the setting offload is on")
-    } else if has_metadata(&*identify(namespace, NAMESPACE)?) {
+    } else if has_metadata(&*passthrough.nvme_identify(device, *namespace, NAMESPACE)?) {
         Command::unused("the namespace has metadata, which NVMe Compare would need")
     } else {
-        let limit = pages(controller[77]).unwrap_or(COMPARE_PIECE).min(data_limit).min(COMPARE_PIECE);
-        Command::used(most(limit), "NVMe Compare")
+        let limit = transfer_limit.unwrap_or(COMPARE_PIECE).min(blocks.data_limit).min(COMPARE_PIECE);
+        Command::used(blocks.most(limit), "NVMe Compare")
     };
-    Ok((Protocol::Nvme { device, namespace }, verify, compare))
+    Ok((verify, compare))
 }
 
 /// A limit as a power of two in units of the smallest page, which is at least 4 KiB; `None` for none.
@@ -349,16 +388,18 @@ fn generic_device(directory: &BlockDirectory) -> Option<File> {
     (status.special.to_string() == number && status.type_name() == "a character device").then_some(file)
 }
 
-fn scsi(block: u64, data_limit: u64, offload: Offload) -> Found {
-    let (verify, compare) = if offload == Offload::On {
-        let limit = COMPARE_PIECE.min(data_limit) / block * block;
-        (Command::used(VERIFY_PIECE, "SCSI VERIFY(16)"), Command::used(limit, "SCSI VERIFY(16) with data"))
+fn scsi(blocks: Blocks, offload: Offload) -> (Command, Command) {
+    if offload == Offload::On {
+        let limit = COMPARE_PIECE.min(blocks.data_limit);
+        (
+            Command::used(blocks.most(VERIFY_PIECE), "SCSI VERIFY(16)"),
+            Command::used(blocks.most(limit), "SCSI VERIFY(16) with data"),
+        )
     } else {
         let why = "SCSI VERIFY is used only if the setting offload is on";
         (Command::unused(why), Command::unused(why))
-    };
-    Ok((Protocol::Scsi, verify, compare))
+    }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

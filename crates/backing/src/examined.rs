@@ -64,7 +64,7 @@ impl Examined {
         };
         file::apply_recorded_geometry(&path, whole, &mut geometry, &options)?;
         let (ring, _) = file::engine(Engine::Auto)?;
-        let commands = file::commands_of(kind, &opened, offload);
+        let (commands, buffered) = (file::commands_of(kind, &opened, offload), opened.buffered());
         let target = job::Target {
             file: opened.file,
             path,
@@ -76,6 +76,7 @@ impl Examined {
             length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
+            buffered,
             commands: RwLock::new(Arc::new(commands)),
         };
         Ok(Self { target: Arc::new(target), ring, unused_tail: whole - geometry.size })
@@ -110,6 +111,6 @@ impl Examined {
     /// How verifications and comparisons are executed, and why not better, in one line.
     #[must_use]
     pub fn method(&self) -> String {
-        self.target.commands().describe()
+        self.target.verify_method()
     }
 }

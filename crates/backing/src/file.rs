@@ -140,6 +140,12 @@ impl Opened {
         let status = checked_status(&file, path, expected, options)?;
         Ok(Self { file: Held::new(file), status, direct, reason, warnings: Vec::new() })
     }
+
+    /// Why reads go through the page cache, if they do.
+    pub fn buffered(&self) -> Option<String> {
+        let why = || self.reason.clone().unwrap_or_else(|| String::from("direct I/O is not wanted"));
+        (!self.direct).then(why)
+    }
 }
 
 impl BackingFile {
@@ -205,7 +211,7 @@ impl BackingFile {
             check_file_size_limit(&path, geometry.size)?;
         }
         let (ring, synchronous_reason) = engine(options.engine)?;
-        let commands = commands_of(kind, &opened, options.offload);
+        let (commands, buffered) = (commands_of(kind, &opened, options.offload), opened.buffered());
         let info = Info {
             path: path.clone(),
             kind,
@@ -227,6 +233,7 @@ impl BackingFile {
             length: Length::new(geometry.size),
             no_zero_range: false.into(),
             no_punch: false.into(),
+            buffered,
             commands: RwLock::new(Arc::new(commands)),
         };
         Ok((Self { target: Arc::new(target), identity, whole: whole.into(), info }, warnings))
@@ -331,7 +338,7 @@ impl Backing for BackingFile {
     }
 
     fn verify_method(&self) -> String {
-        self.target.commands().describe()
+        self.target.verify_method()
     }
 }
 

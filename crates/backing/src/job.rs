@@ -64,6 +64,8 @@ pub(crate) struct Target {
     /// Set once the device has refused the method; it is not tried again.
     pub no_zero_range: AtomicBool,
     pub no_punch: AtomicBool,
+    /// Why reads go through the page cache, if they do.
+    pub buffered: Option<String>,
     /// The commands by which the device verifies and compares in itself. Replaced when the user permits others.
     pub commands: RwLock<Arc<Commands>>,
 }
@@ -78,6 +80,20 @@ impl Target {
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
+    }
+
+    /// How verifications and comparisons are executed, and why not better, in one line.
+    pub fn verify_method(&self) -> String {
+        let method = self.commands().describe();
+        match &self.buffered {
+            None => method,
+            Some(why) => {
+                let reads = if self.commands().are_used() { "; reads in their place go" } else { "," };
+                format!(
+                    "{method}{reads} through the page cache ({why}): what is in memory is not read from the disk"
+                )
+            }
+        }
     }
 
     /// The change of the file, of a file beneath it, or of the paths to them. May block on the file system.
@@ -495,4 +511,4 @@ fn errno_text(errno: i32) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -129,3 +129,6 @@ impl Drop for Threads {
         self.shared.arrived.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests;

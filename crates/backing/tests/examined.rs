@@ -2,7 +2,7 @@
 
 mod common;
 
-use cbd_backing::{Backing, Examined, Offload};
+use cbd_backing::{Backing, BackingFile, Direct, Examined, Offload, Options};
 use cbd_types::ErrorKind;
 use common::{
     LoopDevice, MIB, directory, file, in_time, is_root, is_zero, open, read, run, run_ok, verify, write, zero,
@@ -25,6 +25,26 @@ fn a_file_is_verified_while_it_is_the_backing_device_of_another() {
         assert_eq!(examined.method(), "reads (it is a file)");
         drop(backing);
         open(&path);
+    });
+}
+
+#[test]
+fn what_the_page_cache_may_answer_is_in_the_method() {
+    in_time(|| {
+        // sysfs has no direct I/O.
+        let examined = Examined::open("/sys/kernel/uevent_seqnum", Offload::Auto).expect("it opens");
+        let text = "reads (it is a file), through the page cache (the file system refuses direct I/O): what is in \
+                    memory is not read from the disk";
+        assert_eq!(examined.method(), text);
+        let directory = directory();
+        let path = file(directory.path(), "disk", MIB);
+        let options = Options { direct: Direct::Never, ..Options::default() };
+        let backing = BackingFile::open(&path, options).expect("free to be opened");
+        let text = "reads (it is a file), through the page cache (direct I/O is not wanted): what is in memory is not \
+                    read from the disk";
+        assert_eq!(backing.verify_method(), text);
+        drop(backing);
+        assert_eq!(open(&path).verify_method(), "reads (it is a file)");
     });
 }
 

@@ -34,8 +34,8 @@ pub struct Cli {
     /// Check that the content is that of an image of PATH: its byte N is compared with byte N of PATH
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
-    /// Whether a disk reads for itself, without moving the data: auto uses NVMe commands, always also SCSI commands, and
-    /// fails where there are none
+    /// Whether a disk reads for itself, without moving the data, where it has commands for that. With on its word is
+    /// also taken for --zero and --compare
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     pub offload: Offload,
     /// Repair a lost copy on the disk from the one in the cache, through writeback
@@ -69,9 +69,10 @@ pub enum Level {
 /// When the disk reads for itself.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Offload {
-    /// By NVMe commands, where the controller has them
+    /// By NVMe Verify; --zero and --compare read
     Auto,
-    /// By NVMe or SCSI commands, where the disk has them; what they say of zeroes and of the content is trusted, too
+    /// Also by NVMe Compare and SCSI VERIFY: the disk is trusted for what is zero or the same. Emulated SCSI disks may
+    /// answer VERIFY without looking
     On,
     /// Never: the sectors are read
     Never,

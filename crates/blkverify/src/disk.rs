@@ -25,10 +25,9 @@ pub struct Disk {
     pub size: u64,
     /// Bytes of a sector.
     pub sector: u64,
-    /// How it is looked at, and why not better.
-    pub method: String,
     /// Looks at it.
     pub look: Box<dyn Look>,
+    examined: Examined,
 }
 
 impl Disk {
@@ -41,15 +40,21 @@ impl Disk {
         if !status.file_type().is_block_device() {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("{name} is no block device")));
         }
-        let disk = Examined::open(path, offload.into())?;
-        let geometry = disk.geometry();
+        let examined = Examined::open(path, offload.into())?;
+        let geometry = examined.geometry();
         Ok(Self {
             number: DeviceNumber::from_stat(status.rdev()),
             size: geometry.size,
             sector: u64::from(geometry.sector),
-            method: disk.method(),
-            look: Box::new(Queue::new(disk.open_queue(DEPTH)?)),
+            look: Box::new(Queue::new(examined.open_queue(DEPTH)?)),
+            examined,
         })
+    }
+
+    /// How it is looked at, and why not better; a command that fails is not used any more, so this changes.
+    #[must_use]
+    pub fn method(&self) -> String {
+        self.examined.method()
     }
 }
 

@@ -59,10 +59,7 @@ pub fn verify(job: &Job<'_>) -> Result<Report> {
         _ => job.check_copies(&mut report)?,
     }
     let bar = job.bar(range);
-    report.method = match &beneath {
-        Beneath::Disk(disk) => disk.method.clone(),
-        _ => through.method.clone(),
-    };
+    report.method.clone_from(&through.method);
     let pages = Pages { job, expected, through, beneath, report, seen: Seen::default(), bar };
     pages.rounds(range, size)
 }
@@ -114,7 +111,10 @@ impl Pages<'_> {
             }
             todo = unrest;
         }
-        let Self { job, mut report, seen, .. } = self;
+        let Self { job, beneath, mut report, seen, .. } = self;
+        if let Beneath::Disk(disk) = &beneath {
+            report.method = disk.method();
+        }
         job.finish(&mut report, seen);
         Ok(report)
     }

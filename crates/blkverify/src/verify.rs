@@ -98,7 +98,7 @@ fn block_device(job: &Job<'_>, status: &Metadata) -> Result<Report> {
     let mut seen = Seen::default();
     let piece = Piece { logical: range.start, start: range.start, length: range.len() };
     job.pass(&expected, disk.sector, disk.look.as_mut(), &[piece], &mut seen, &bar);
-    report.method = disk.method;
+    report.method = disk.method();
     report.verified_bytes = seen.looked;
     job.finish(&mut report, seen);
     Ok(report)

@@ -150,6 +150,26 @@ fn all_damage_is_found_in_one_pass_and_repaired_where_a_good_copy_exists() {
     assert!(found[1] > 20 && found[2] > 10 && found[5] > 50 && found[8] > 0, "{found:?}");
 }
 
+/// Whether the copies agree is found by reads alone: a disk is trusted for what it can read, not for what is equal.
+#[test]
+fn a_disk_is_never_asked_whether_the_copies_agree() {
+    let mut world = World::new(WorldOptions { verifies: false, crash_permille: 0, ..options(1) });
+    let written = ByteRange::at(1 << 20, 8192);
+    assert!(world.submit(Wish { operation: Operation::Write, range: written, fua: false }));
+    world.quiesce();
+    world.drain();
+    let mut asked = |level| {
+        let before = world.disk().counters();
+        assert_eq!(world.verify(written, level, false).findings, []);
+        let after = world.disk().counters();
+        (after.reads - before.reads, after.verified - before.verified, after.compared - before.compared)
+    };
+    assert_eq!(asked(VerifyLevel::Newest), (0, 0, 0));
+    assert_eq!(asked(VerifyLevel::All), (0, 1, 0));
+    assert_eq!(asked(VerifyLevel::Agree), (1, 0, 0));
+    world.finish();
+}
+
 /// A sector that the disk cannot read is named exactly, at the level that looks at it, and repaired if the cache has it.
 #[test]
 fn an_unreadable_sector_is_named_exactly_and_repaired_from_the_cache() {

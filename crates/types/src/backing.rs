@@ -44,7 +44,8 @@ pub enum BackingOp {
         /// The range.
         range: ByteRange,
     },
-    /// Check that the device has this content. If it has other content, the error is [`Mismatch`](crate::ErrorKind), and
+    /// Check that the device has this content. It is read and compared by this process, unless the device was opened to
+    /// be trusted with comparisons. If it has other content, the error is [`Mismatch`](crate::ErrorKind), and
     /// its range is that of the first sectors that differ.
     Compare {
         /// The range.

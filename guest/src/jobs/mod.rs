@@ -10,6 +10,7 @@ mod harness;
 mod machines;
 mod memory;
 mod ublk;
+mod verifies;
 mod volumes;
 
 pub use memory::shipped;
@@ -55,6 +56,8 @@ const JOBS: &[(&str, Job)] = &[
     ("volumes_over_a_disk_have_one_user_for_each_byte", volumes::over_a_disk),
     ("volumes_over_a_file_belong_to_two_daemons_byte_by_byte", volumes::over_a_file),
     ("volumes_of_other_types_have_one_user_for_each_byte", volumes::of_other_types),
+    ("an_nvme_disk_verifies_and_compares_in_itself", verifies::nvme),
+    ("a_scsi_disk_verifies_and_compares_in_itself", verifies::scsi),
     ("ext4_on_ublk_passes_what_file_systems_are_tested_with", file_systems::ext4),
     ("xfs_on_ublk_passes_what_file_systems_are_tested_with", file_systems::xfs),
     ("ext4_on_ublk_outlives_power_cuts", file_systems::ext4_after_cuts),

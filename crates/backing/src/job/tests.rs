@@ -1,11 +1,27 @@
 //! Tests of one operation, from its checks to its result.
 
 use super::*;
+use crate::Offload;
+use crate::commands::tests::Device;
 use cbd_types::AlignedBuffer;
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
 
 fn target(kind: Kind) -> Target {
+    target_over(File::open("/dev/null").expect("always there"), 1 << 40, kind)
+}
+
+/// A disk with this content, without commands.
+pub(crate) fn disk_with(content: &[u8]) -> Target {
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(content).expect("its content");
+    target_over(file, content.len() as u64, Kind::Block)
+}
+
+fn target_over(file: File, size: u64, kind: Kind) -> Target {
     let geometry = BackingGeometry {
-        size: 1 << 40,
+        size,
         sector: 512,
         physical_sector: 512,
         rotational: false,
@@ -13,7 +29,7 @@ fn target(kind: Kind) -> Target {
         discard_zeroes: true,
         discard_granularity: 512,
     };
-    let file = Held::new(std::fs::File::open("/dev/null").expect("always there"));
+    let file = Held::new(file);
     let (no_zero_range, no_punch) = (AtomicBool::new(false), AtomicBool::new(false));
     Target {
         file,
@@ -26,6 +42,7 @@ fn target(kind: Kind) -> Target {
         length: Length::new(geometry.size),
         no_zero_range,
         no_punch,
+        buffered: None,
         commands: RwLock::new(Arc::new(Commands::none("it has none"))),
     }
 }
@@ -164,7 +181,10 @@ fn a_comparison_names_the_first_sectors_that_differ() {
 
 /// A disk that verifies and compares pieces of 1 MiB in itself.
 fn with_commands() -> Target {
-    Target { commands: RwLock::new(Arc::new(Commands::for_tests(1 << 20))), ..target(Kind::Block) }
+    let mut target = target(Kind::Block);
+    let device = Arc::new(Device { verify_limit: Some(8), ..Device::nvme() });
+    target.commands = RwLock::new(Arc::new(device.commands(&target, Offload::On, 0)));
+    target
 }
 
 #[test]
@@ -177,6 +197,22 @@ fn a_device_verifies_pieces_within_its_limit() {
     assert!(job.advance(&target, 1 << 20).is_none());
     assert_eq!(job.step(&target), Step::Command { at: 4096 + (1 << 20), skip: 1 << 20, length: 512 });
     assert!(job.advance(&target, 512).is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn what_may_come_from_the_page_cache_is_said() {
+    let target = target(Kind::File);
+    assert_eq!(target.verify_method(), "reads (it has none)");
+    let target = Target { buffered: Some("the file system refuses direct I/O".to_owned()), ..target };
+    let text = "reads (it has none), through the page cache (the file system refuses direct I/O): what is in memory \
+                is not read from the disk";
+    assert_eq!(target.verify_method(), text);
+    let buffered = Some("the device refuses direct I/O".to_owned());
+    let text = Target { buffered, ..with_commands() }.verify_method();
+    assert!(
+        text.starts_with("NVMe Verify; comparisons: NVMe Compare; reads in their place go through the page"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -9,8 +9,8 @@ use super::drain::REPORT_INTERVAL;
 use super::transport::running;
 use super::{Manager, backend, stopping};
 use crate::api::{
-    Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifiedInfo,
-    VerifyLevel, VerifyRange,
+    Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifyLevel,
+    VerifyRange,
 };
 use crate::control::{Flow, Report};
 use crate::scrub::gather::{Gathered, words};
@@ -244,9 +244,8 @@ impl Manager {
         let run = found.run(id)?;
         let range = run.check_range(request.offset, request.length)?;
         let looked = Looked { id, run, scrub: &found.scrub, level: request.level, repair: request.repair };
-        let info = self.look(&looked, range, report)?.info;
-        let verified = VerifiedInfo { method: run.backing().verify_method(), ..info };
-        Ok(Done { verified: Some(verified), ..Done::default() })
+        let gathered = self.look(&looked, range, report)?;
+        Ok(Done { verified: Some(gathered.info), ..Done::default() })
     }
 
     /// Compares the whole backing device with the cache after a drain.
@@ -310,6 +309,7 @@ impl Manager {
                 return Err(error);
             }
             if sweep.is_done() {
+                gathered.info.method = run.backing().verify_method();
                 return Ok(gathered);
             }
             while sweep.has_room() {

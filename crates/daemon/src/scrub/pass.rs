@@ -104,10 +104,7 @@ impl Turn {
                 return Ok(());
             }
             if sweep.is_done() {
-                if let Some(pass) = &mut state.record.pass {
-                    pass.results.info.method = (around.method)();
-                }
-                scrub.end_pass(&mut state);
+                scrub.end_pass(&mut state, (around.method)());
                 return Ok(());
             }
             let rate = state.rate();
@@ -254,8 +251,9 @@ impl Scrub {
     }
 
     /// Ends a pass that has looked at everything.
-    fn end_pass(&self, state: &mut State) {
-        let Some(pass) = state.record.pass.take() else { return };
+    fn end_pass(&self, state: &mut State, method: String) {
+        let Some(mut pass) = state.record.pass.take() else { return };
+        pass.results.info.method = method;
         let last = ScrubPass {
             began: pass.began,
             ended: now_s(),

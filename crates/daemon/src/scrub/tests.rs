@@ -165,6 +165,7 @@ fn a_pass_looks_at_all_with_two_requests_in_flight_and_keeps_what_it_found() {
     assert_eq!((info.state, info.position, info.began), (ScrubState::Idle, 0, None));
     let last = info.last.unwrap();
     assert_eq!((last.results.verified_bytes, last.results.found, last.results.repaired), (SIZE, 1, 1));
+    assert_eq!(last.results.method, "reads");
     assert_eq!((info.found_total["backing_differs"], info.repaired_total), (1, 1));
     assert_eq!(scene.restarted().info().last, Some(last), "the next daemon has the results");
 }
