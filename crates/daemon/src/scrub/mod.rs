@@ -59,6 +59,8 @@ struct State {
     holders: u32,
     /// No thread has the pass any more: the daemon ends, or the backend is removed.
     is_ended: bool,
+    /// The backend was removed, and with it the file.
+    is_removed: bool,
     /// Bytes a second at present.
     bytes_per_s: u64,
     /// When the file was written last.
@@ -136,6 +138,9 @@ impl Scrub {
         let _in_order = self.saving.lock();
         let record = {
             let mut state = self.state.lock();
+            if state.is_removed {
+                return;
+            }
             state.saved = Some(Instant::now());
             state.record.clone()
         };
@@ -325,6 +330,8 @@ impl Scrub {
     /// Ends it with its backend, whose file is removed.
     pub fn remove(&self) {
         self.begin_end();
+        let _in_order = self.saving.lock();
+        self.state.lock().is_removed = true;
         self.file.remove();
     }
 

@@ -352,3 +352,14 @@ fn beside_clients_that_use_the_disk_a_pass_without_a_rate_takes_little_of_it() {
     assert_eq!(scene.info().last.unwrap().results.verified_bytes, SIZE);
     assert_eq!(scene.disk.requests.lock()[0].range.len(), VERIFY_STEP);
 }
+
+#[test]
+fn a_thread_that_ends_behind_the_removal_of_the_backend_writes_no_file() {
+    let scene = Scene::new(Disk { answers: Some(1), ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    scene.scrub.remove();
+    thread.join().unwrap();
+    scene.scrub.set(&SettingsChange { scrub_rate: Some(1 << 20), ..SettingsChange::default() });
+    assert!(!scene.dir.path().join("scrub/u.json").exists());
+}
