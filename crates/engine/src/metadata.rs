@@ -45,11 +45,11 @@ impl Area {
 /// Where a verification of metadata is; it begins at the default.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MetadataPlace {
-    pub(crate) area: Area,
+    area: Area,
     /// The next row or lane of the area.
-    pub(crate) next: u64,
-    /// Of a log: the ordinals that are still to be looked at; those of later segments are not.
-    pub(crate) ordinals: Option<(u64, u64)>,
+    next: u64,
+    /// Of the log of the lane: the ordinals that are still to be looked at.
+    ordinals: Option<(u64, u64)>,
 }
 
 impl MetadataPlace {
@@ -57,6 +57,35 @@ impl MetadataPlace {
     #[must_use]
     pub fn is_at_end(&self) -> bool {
         self.area == Area::End
+    }
+
+    /// The structures that come next.
+    pub(crate) const fn area(&self) -> Area {
+        self.area
+    }
+
+    /// The ordinals of the segments of the lane's log that are still to be looked at. At the beginning of a log these are all up to
+    /// `end`: segments that are opened later were stored just then.
+    pub(crate) fn in_log(&self, end: u64) -> (u64, u64) {
+        self.ordinals.unwrap_or((0, end))
+    }
+
+    /// The row or lane that comes next.
+    pub(crate) const fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Goes on behind the segment with this ordinal, up to `end`.
+    pub(crate) const fn go_on_behind(&mut self, ordinal: u64, end: u64) {
+        self.ordinals = Some((ordinal + 1, end));
+    }
+
+    /// Goes on with the log of the next of so many lanes.
+    pub(crate) fn end_log(&mut self, lanes: u64) {
+        (self.next, self.ordinals) = (self.next + 1, None);
+        if self.next == lanes {
+            self.end_area();
+        }
     }
 
     /// Goes on with the next area.

@@ -33,7 +33,7 @@ impl<E: Environment> Cache<E> {
         found: &mut VerifiedMetadata,
     ) {
         let lanes = self.lanes.len() as u64;
-        match place.area {
+        match place.area() {
             Area::State => {
                 self.verify_state_header(state_segment, found);
                 self.base.epochs().verify_drained(self.base.context(), scratch, found);
@@ -75,23 +75,17 @@ impl<E: Environment> Cache<E> {
     /// Looks at the header of the next segment of a log, and goes to the next lane at its end.
     #[inline(never)]
     fn verify_log(&self, place: &mut MetadataPlace, found: &mut VerifiedMetadata) {
-        if place.area != Area::Logs {
+        if place.area() != Area::Logs {
             return;
         }
         let base = &self.base;
-        let lane = LaneId(place.next as u32);
+        let lane = LaneId(place.next() as u32);
         let state = self.lane(lane).lock();
-        // Segments that are opened meanwhile were stored just now.
-        let (next, end) = place.ordinals.unwrap_or_else(|| (0, state.next_ordinal()));
+        let (next, end) = place.in_log(state.next_ordinal());
         let Some(segment) = state.segment_from(next).filter(|segment| segment.ordinal < end) else {
-            place.ordinals = None;
-            place.next += 1;
-            if place.next == self.lanes.len() as u64 {
-                place.end_area();
-            }
-            return;
+            return place.end_log(self.lanes.len() as u64);
         };
-        place.ordinals = Some((segment.ordinal + 1, end));
+        place.go_on_behind(segment.ordinal, end);
         let runtime = base.segment(segment.segment);
         let at = [runtime.base(), runtime.base() + base.shape().header_copy()];
         let number = u64::from(runtime.id().0);

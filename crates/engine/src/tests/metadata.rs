@@ -1,4 +1,4 @@
-//! What a verification says of each copy of each structure of a region in use, and how it makes damaged ones whole.
+//! What a verification says of each copy of each structure of a region in use, and how it repairs damaged ones.
 
 use super::rig::{Options, Rig, SEGMENT};
 use super::{Op, Ram};
@@ -151,7 +151,7 @@ fn a_region_without_damage_is_found_whole_and_nothing_is_stored() {
 }
 
 #[test]
-fn a_damaged_copy_of_each_structure_is_made_whole_and_is_enough_then() {
+fn a_damaged_copy_of_each_structure_is_repaired_and_is_enough_then() {
     let rig = used();
     let expected = recovered(&rig, rig.memory());
     for copies in all(&rig) {
@@ -173,7 +173,7 @@ fn a_damaged_copy_of_each_structure_is_made_whole_and_is_enough_then() {
 }
 
 #[test]
-fn a_copy_that_became_blank_is_made_whole_too() {
+fn a_copy_that_became_blank_is_repaired_too() {
     let rig = used();
     for copies in all(&rig) {
         for which in [0, 1] {
@@ -345,7 +345,7 @@ fn clients_that_open_segments_meanwhile_do_not_keep_a_verification_from_its_end(
 }
 
 #[test]
-fn a_cache_that_was_stopped_is_not_touched_and_said_to_be_stopped() {
+fn a_cache_that_was_stopped_is_not_touched_and_reported_as_stopped() {
     let rig = used();
     let row = all(&rig).into_iter().find(|copies| copies.structure == Structure::Tail).expect("a tail");
     rig.flip(row.at[0] + 30);

@@ -38,7 +38,7 @@ impl<E: Environment> Transport<E> {
         let (region, scratch) = (&*self.region, &mut scratch[..]);
         let mut guard = self.tables.lock();
         let tables = &mut *guard;
-        match place.area {
+        match place.area() {
             Area::Superblocks => {
                 tables.superblocks.verify(region, found);
                 place.end_area();
@@ -79,7 +79,7 @@ impl<E: Environment> Transport<E> {
         let Some(cache) = tables.open_caches(id).find(|cache| cache.is_running()) else {
             return Err(Error::new(ErrorKind::Stopped, "the cache was stopped"));
         };
-        if place.area == Area::State {
+        if place.area() == Area::State {
             self.verify_former_disks(row, scratch, found);
             self.verify_pins(row, found);
         }
