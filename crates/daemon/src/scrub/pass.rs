@@ -21,6 +21,9 @@ const LOGGED_MAX: usize = 16;
 /// Over what time the speed is measured.
 const SPEED_TIME: Duration = Duration::from_secs(2);
 
+/// Verifies metadata, step by step, as long as the second argument says so. Returns whether all was looked at.
+pub type VerifyMetadata<'a> = dyn Fn(&mut VerifiedMetadata, &dyn Fn() -> bool) -> Result<bool> + 'a;
+
 /// What the thread has of its backend.
 pub struct Surroundings<'a> {
     /// Opens a queue for verification.
@@ -29,8 +32,8 @@ pub struct Surroundings<'a> {
     pub size: u64,
     /// A number that changes whenever clients make requests.
     pub load: &'a dyn Fn() -> u64,
-    /// Verifies the metadata of its region, step by step, as long as the second argument says so. Returns whether all was looked at.
-    pub metadata: &'a dyn Fn(&mut VerifiedMetadata, &dyn Fn() -> bool) -> Result<bool>,
+    /// Verifies the metadata of its region.
+    pub metadata: &'a VerifyMetadata<'a>,
 }
 
 impl std::fmt::Debug for Surroundings<'_> {

@@ -72,10 +72,12 @@ impl<T: SlotContent> TwoSlots<T> {
     ) {
         found.structures += 1;
         let Some((newest, _)) = self.newest else {
-            for at in self.at.into_iter().filter(|_| self.is_lost) {
-                let is_readable = region.load(at, &mut scratch[..T::SLOT_SIZE]).is_ok();
-                let what = if is_readable { Found::Damaged } else { Found::Unreadable };
-                object.note(found, at, what, false);
+            if self.is_lost {
+                for at in self.at {
+                    let is_readable = region.load(at, &mut scratch[..T::SLOT_SIZE]).is_ok();
+                    let what = if is_readable { Found::Damaged } else { Found::Unreadable };
+                    object.note(found, at, what, false);
+                }
             }
             return;
         };
