@@ -15,12 +15,13 @@ extern crate alloc;
 use alloc::{boxed::Box, string::String, sync::Arc, vec::Vec};
 use cbd_device::{Device, Queue};
 use cbd_engine::{
-    BackendSpec, BackgroundWorker, Cache, CacheStatus, Environment, FormatOptions, Settings, Step, Transport,
+    BackendSpec, BackgroundWorker, Cache, CacheStatus, Environment, FormatOptions, MetadataPlace, Settings,
+    Step, Transport,
 };
 use cbd_types::backing::BackingDone;
 use cbd_types::{
     BackendId, BackingGeometry, BackingOp, BackingQueue, BootId, ByteRange, Completion, Durability, Epoch,
-    MediaError, OpToken, Pmem, Region, Request, Result,
+    MediaError, OpToken, Pmem, Region, Request, Result, VerifiedMetadata,
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::task::Waker;
@@ -313,6 +314,20 @@ pub mod background {
     #[inline(never)]
     pub fn open_cache(transport: &Arc<Transport<Kernel>>, id: BackendId) -> Result<Arc<Cache<Kernel>>> {
         transport.open_cache(id)
+    }
+
+    /// One step of a verification of the metadata of a region in use.
+    ///
+    /// # Errors
+    /// The errors of [`Transport::verify_metadata`].
+    #[inline(never)]
+    pub fn verify_metadata(
+        transport: &Transport<Kernel>,
+        id: BackendId,
+        place: &mut MetadataPlace,
+        found: &mut VerifiedMetadata,
+    ) -> Result<()> {
+        transport.verify_metadata(id, place, found)
     }
 
     /// The status of a cache.

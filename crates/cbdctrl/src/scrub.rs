@@ -6,11 +6,11 @@ use crate::cli::ScrubArguments;
 use crate::command::Output;
 use crate::progress::DrainBar;
 use cbd_daemon::api::{
-    BackendInfo, Done, ErrorAnswer, ErrorBody, NumberOrName, ScrubAction, ScrubInfo, ScrubPass, ScrubRequest,
-    ScrubState, VerifiedInfo,
+    BackendInfo, Done, ErrorAnswer, ErrorBody, MetadataInfo, NumberOrName, ScrubAction, ScrubInfo, ScrubPass,
+    ScrubRequest, ScrubState, VerifiedInfo,
 };
 use cbd_daemon::client::Client;
-use cbd_daemon::scrub::gather::words;
+use cbd_daemon::scrub::gather::{words, words_of_copy};
 use cbd_daemon::size::{format_size, format_time};
 use cbd_types::{Error, ErrorKind, Result};
 use std::fmt::Write;
@@ -95,10 +95,13 @@ fn status(arguments: &ScrubArguments, client: &Client, output: &Output) -> Resul
 }
 
 fn code_of(results: &VerifiedInfo) -> u8 {
-    match results {
-        VerifiedInfo { error: Some(_), .. } => COULD_NOT_LOOK,
-        VerifiedInfo { found: 0, .. } => 0,
-        VerifiedInfo { found, repaired, .. } if found == repaired => REPAIRED,
+    let (repaired, unrepaired) =
+        results.metadata.as_ref().map_or((0, 0), |metadata| (metadata.repaired, metadata.unrepaired));
+    let is_repaired = results.found == results.repaired && unrepaired == 0;
+    match results.found + repaired + unrepaired {
+        _ if results.error.is_some() => COULD_NOT_LOOK,
+        0 => 0,
+        _ if is_repaired => REPAIRED,
         _ => FOUND,
     }
 }
@@ -170,6 +173,15 @@ fn add_results(text: &mut String, results: &VerifiedInfo) {
     if results.found > SHOWN_MAX as u64 {
         line(text, &format!("    and {} more (--json shows 1024)", results.found - SHOWN_MAX as u64));
     }
+    if let Some(MetadataInfo { structures, repaired, unrepaired, copies }) = &results.metadata {
+        let what = format!(
+            "  metadata of the region: {structures} structures, {repaired} copies repaired, {unrepaired} damaged"
+        );
+        line(text, &what);
+        for copy in copies.iter().take(SHOWN_MAX) {
+            line(text, &format!("    {}", words_of_copy(copy)));
+        }
+    }
     if let Some(error) = &results.error {
         line(text, &format!("  a part could not be looked at: {error}"));
     }
@@ -198,6 +210,18 @@ mod tests {
         ] {
             assert_eq!(code_of(&results(found, repaired, error)), code, "{found} {repaired} {error:?}");
         }
+    }
+
+    #[test]
+    fn damage_of_metadata_counts_like_any_other() {
+        let results = |repaired, unrepaired| VerifiedInfo {
+            metadata: Some(MetadataInfo { structures: 40, repaired, unrepaired, copies: Vec::new() }),
+            ..VerifiedInfo::default()
+        };
+        assert_eq!([code_of(&results(0, 0)), code_of(&results(2, 0)), code_of(&results(2, 1))], [0, 1, 2]);
+        let mut text = String::new();
+        add_results(&mut text, &results(2, 1));
+        assert!(text.contains("40 structures, 2 copies repaired, 1 damaged"), "{text}");
     }
 
     #[test]

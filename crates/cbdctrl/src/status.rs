@@ -151,6 +151,10 @@ fn scrub_words(scrub: &ScrubInfo) -> String {
     if let Some(last) = &scrub.last {
         let (at, results) = (format_time(last.ended * 1000), &last.results);
         let _ = write!(text, "; {} found, {} repaired by {at}", results.found, results.repaired);
+        if let Some(metadata) = results.metadata.as_ref().filter(|it| it.repaired + it.unrepaired > 0) {
+            let (repaired, unrepaired) = (metadata.repaired, metadata.unrepaired);
+            let _ = write!(text, "; of the metadata {repaired} copies repaired, {unrepaired} damaged");
+        }
     }
     if let Some(error) = &scrub.error {
         let _ = write!(text, "; ERROR: {error}");

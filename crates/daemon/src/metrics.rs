@@ -403,7 +403,7 @@ fn for_caches(page: &mut Page, status: &Status) {
 /// Name, kind, help and value of the metrics of scrubs.
 type OfScrub = (&'static str, &'static str, &'static str, fn(&ScrubInfo) -> Option<u64>);
 
-const OF_SCRUBS: [OfScrub; 5] = [
+const OF_SCRUBS: [OfScrub; 7] = [
     ("cbd_scrub_running", "gauge", "Whether a scrub is looking at the device.", |it| {
         Some(u64::from(it.state == ScrubState::Running))
     }),
@@ -416,6 +416,18 @@ const OF_SCRUBS: [OfScrub; 5] = [
     ("cbd_scrub_repaired_total", "counter", "Ranges that scrubs have repaired.", |it| {
         Some(it.repaired_total)
     }),
+    (
+        "cbd_scrub_metadata_repaired_total",
+        "counter",
+        "Copies of structures of the region that scrubs have repaired.",
+        |it| Some(it.metadata_repaired_total),
+    ),
+    (
+        "cbd_scrub_metadata_unrepaired",
+        "gauge",
+        "Copies of structures of the region that the last complete scrub could not repair.",
+        |it| it.last.as_ref()?.results.metadata.as_ref().map(|metadata| metadata.unrepaired),
+    ),
     ("cbd_scrub_last_pass_timestamp_seconds", "gauge", "When the last complete scrub ended.", |it| {
         it.last.as_ref().map(|last| last.ended)
     }),

@@ -21,6 +21,7 @@ mod context;
 mod epochs;
 mod lane;
 mod lane_map;
+mod metadata;
 mod pins;
 mod position;
 mod rangemap;
@@ -43,6 +44,7 @@ pub use cache::{
 };
 pub use cbd_format::{Pin, PinKind};
 pub use lane::{HitCurve, RANKS};
+pub use metadata::MetadataPlace;
 pub use rare::RarePaths;
 pub use repair::copy_over;
 pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Settings, WhenFull};

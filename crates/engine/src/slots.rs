@@ -3,9 +3,12 @@
 //! Invariants: a store never overwrites the slot that holds the newest valid content. Contents are on the heap and change in
 //! place: the largest has about a kibibyte, too much for a small stack.
 
+mod whole;
+
 use alloc::{boxed::Box, vec::Vec};
 use cbd_format::{Slot, SlotContent, record::bytes_of};
 use cbd_types::{InFlight, MutationPoint, Pmem, Region, Result};
+pub(crate) use whole::{Found, Object, SLOT_BYTES_MAX, check_repairs};
 
 /// The mutation points of a store into both slots.
 #[derive(Clone, Copy)]
@@ -31,6 +34,8 @@ pub struct TwoSlots<T> {
     content: Box<T>,
     /// The other slot can be read and holds other content.
     is_behind: bool,
+    /// The other slot can be read, is not blank and not valid: a crash tore its last store, or it is damaged.
+    is_torn: bool,
     /// Neither slot is valid and neither is blank: there was content, and both its copies are lost.
     is_lost: bool,
 }
@@ -53,6 +58,7 @@ impl<T: SlotContent> TwoSlots<T> {
         let mut slots = Self { is_lost, ..Self::empty(at, place) };
         if let Some((which, newest)) = Slot::newest(first, second) {
             let other = if which == 0 { second } else { first };
+            slots.is_torn = other.is_none() && bytes[1 - which].is_some() && !is_blank(&bytes[1 - which]);
             slots.is_behind = bytes[1 - which].is_some()
                 && other.is_none_or(|other| bytes_of(other.content) != bytes_of(newest.content));
             slots.newest = Some((which, newest.sequence));
@@ -63,7 +69,15 @@ impl<T: SlotContent> TwoSlots<T> {
 
     /// Both slots in the state of fresh memory: invalid.
     pub(crate) fn empty(at: [u64; 2], place: u64) -> Self {
-        Self { at, place, newest: None, content: cbd_format::zeroed(), is_behind: false, is_lost: false }
+        Self {
+            at,
+            place,
+            newest: None,
+            content: cbd_format::zeroed(),
+            is_behind: false,
+            is_torn: false,
+            is_lost: false,
+        }
     }
 
     /// The newest content.
@@ -113,8 +127,7 @@ impl<T: SlotContent> TwoSlots<T> {
             None => (0, 1),
         };
         self.newest = Some((which, sequence));
-        self.is_behind = false;
-        self.is_lost = false;
+        (self.is_behind, self.is_torn, self.is_lost) = (false, false, false);
         if T::SLOT_SIZE == 64 {
             // Marks are stored on the flush path: a whole line, no allocation.
             region
@@ -181,6 +194,11 @@ impl<T: SlotContent> TwoSlots<T> {
     /// caller has written back and fenced what was read. In flight until the caller fences.
     pub(crate) fn complete<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
         if self.is_behind { self.store_content(region) } else { region.nothing_in_flight() }
+    }
+
+    /// As [`complete`](Self::complete), for an object whose slots hold different contents: only a slot that is not valid is stored.
+    pub(crate) fn complete_torn<P: Pmem>(&mut self, region: &Region<P>) -> InFlight {
+        if self.is_torn { self.store_content(region) } else { region.nothing_in_flight() }
     }
 
     /// Stores the content of the newest slot durably into the other one, whose content was damaged or older. `false` if neither

@@ -8,6 +8,7 @@ mod damaged;
 mod index_size;
 mod log;
 mod losses;
+mod metadata;
 mod mode;
 mod model;
 mod moment;

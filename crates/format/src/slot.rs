@@ -71,12 +71,22 @@ impl<T: SlotContent> Slot<T> {
     #[must_use]
     pub fn encode_content(sequence: u64, content: &T, place: u64) -> Vec<u8> {
         let mut bytes = alloc::vec![0; T::SLOT_SIZE];
+        Self::encode_into(sequence, content, place, &mut bytes);
+        bytes
+    }
+
+    /// As [`encode_content`](Self::encode_content), into `bytes`.
+    ///
+    /// # Panics
+    /// If there are fewer bytes than a slot has.
+    pub fn encode_into(sequence: u64, content: &T, place: u64, bytes: &mut [u8]) {
+        let bytes = &mut bytes[..T::SLOT_SIZE];
+        bytes.fill(0);
         bytes[Self::HEADER..Self::HEADER + size_of::<T>()].copy_from_slice(content.as_bytes());
         let mut header = SlotHeader { crc: U32::ZERO, kind: U32::new(T::KIND), sequence: U64::new(sequence) };
         bytes[..Self::HEADER].copy_from_slice(header.as_bytes());
-        header.crc = U32::new(Self::sum(place, &bytes));
+        header.crc = U32::new(Self::sum(place, bytes));
         bytes[..Self::HEADER].copy_from_slice(header.as_bytes());
-        bytes
     }
 
     /// The same for a slot of one line, without an allocation.

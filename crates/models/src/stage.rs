@@ -11,10 +11,10 @@ use crate::points::{self, spin};
 use crate::ports::{ModelEnvironment, ModelMemory, ModelQueue};
 use crate::setup::{Start, must};
 use cbd_device::Device;
-use cbd_engine::{BackgroundWorker, Cache, Step, Transport};
+use cbd_engine::{BackgroundWorker, Cache, MetadataPlace, Step, Transport};
 use cbd_sim::oracle::Moment;
 use cbd_sim::{Content, CrashMemory, Oracle, Seeded, SimDisk, SimEnvironment};
-use cbd_types::{BackendId, ByteRange, Region};
+use cbd_types::{BackendId, ByteRange, Region, VerifiedMetadata};
 use parking_lot::{Mutex, MutexGuard};
 use shuttle::thread::JoinHandle;
 use std::collections::BTreeMap;
@@ -39,6 +39,7 @@ pub struct Stage {
     pub(crate) clock: Arc<SimEnvironment>,
     pub(crate) memory: CrashMemory,
     pub(crate) disk: SimDisk,
+    transport: Arc<Transport<ModelEnvironment>>,
     /// The cache that all threads use.
     pub cache: Arc<Cache<ModelEnvironment>>,
     pub(crate) device: Arc<Device<ModelEnvironment>>,
@@ -73,6 +74,7 @@ impl Stage {
             }),
             memory,
             disk,
+            transport,
             cache,
             oracle: Mutex::new(start.oracle.clone()),
             backend: start.backend,
@@ -108,6 +110,16 @@ impl Stage {
                 stage.check_disk(seed);
             });
         }
+    }
+
+    /// Verifies the metadata of the region and of the cache. Returns the number of copies that it has repaired.
+    pub fn verify_metadata(&self) -> u64 {
+        let (mut place, mut found) = (MetadataPlace::default(), VerifiedMetadata::default());
+        while !place.is_at_end() {
+            must(self.transport.verify_metadata(self.backend, &mut place, &mut found));
+        }
+        assert!(found.unrepaired == 0 && found.error.is_none(), "{found:?}");
+        found.repaired
     }
 
     fn check_end(&self, seed: u64) {

@@ -53,5 +53,7 @@ scenes! {
     zeroes_over_several_lanes_lose_no_write: "zeroes",
     settings_and_status_disturb_nothing: "settings",
     an_index_that_is_resized_loses_no_block: "resizes",
+    what_is_being_stored_is_not_taken_for_damage: "metadata",
+    a_header_is_repaired_beside_reclaim: "repairs",
     a_cache_is_attached_between_requests: "attach",
 }

@@ -11,6 +11,7 @@ mod caches;
 mod checks;
 mod crashes;
 mod making;
+mod metadata;
 mod neighbour;
 mod options;
 mod requests;
@@ -34,6 +35,7 @@ use cbd_types::{
     AlignedBuffer, BackendId, BackingGeometry, ByteRange, Class, Completion, Epoch, Error, Operation, Request,
 };
 pub(crate) use making::{make_cache, region_size};
+pub use metadata::Copies;
 use neighbour::Neighbour;
 pub use options::{Happened, WorldOptions};
 use requests::PendingRequest;

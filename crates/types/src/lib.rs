@@ -35,7 +35,7 @@ pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
 pub use range::ByteRange;
 pub use request::{Class, Completion, Geometry, Operation, Request};
 pub use size::Size;
-pub use verify::{Finding, Flaw, Verified, Verify, VerifyLevel};
+pub use verify::{DamagedCopy, Finding, Flaw, Structure, Verified, VerifiedMetadata, Verify, VerifyLevel};
 
 /// The granularity of checksums and of the index: data is verified and looked up in blocks of this many
 /// bytes, aligned on the device.

@@ -1,4 +1,5 @@
-//! Verification of a range: every copy is looked at where it is, and no data is moved to the client.
+//! Verification of a range: every copy is looked at where it is, and no data is moved to the client. Verification of the metadata
+//! of a region: both copies of each structure are looked at.
 
 use crate::{ByteRange, Error};
 use alloc::vec::Vec;
@@ -129,4 +130,115 @@ pub struct Verified {
     pub findings: Vec<Finding>,
     /// Why a part of the range could not be looked at or repaired; the first such error.
     pub error: Option<Error>,
+}
+
+/// A structure of a region that has two copies.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Structure {
+    /// The superblock.
+    Superblock,
+    /// A row of the host table.
+    HostRow,
+    /// A row of the backend table.
+    BackendRow,
+    /// A row of the blkdev table.
+    BlkdevRow,
+    /// A row of the segment table.
+    SegmentRow,
+    /// The header of the segment with the state of a cache.
+    StateHeader,
+    /// The epoch up to which the backing device has everything.
+    Drained,
+    /// A former backing device of a backend.
+    FormerDisk,
+    /// The list of pins.
+    Pins,
+    /// The tail of a lane.
+    Tail,
+    /// The mark of a lane.
+    Mark,
+    /// The header of a segment of a log.
+    SegmentHeader,
+}
+
+impl Structure {
+    /// The name in JSON and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Superblock => "superblock",
+            Self::HostRow => "host_row",
+            Self::BackendRow => "backend_row",
+            Self::BlkdevRow => "blkdev_row",
+            Self::SegmentRow => "segment_row",
+            Self::StateHeader => "state_header",
+            Self::Drained => "drained",
+            Self::FormerDisk => "former_disk",
+            Self::Pins => "pins",
+            Self::Tail => "tail",
+            Self::Mark => "mark",
+            Self::SegmentHeader => "segment_header",
+        }
+    }
+}
+
+/// A copy of a structure that is damaged or cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DamagedCopy {
+    /// The structure.
+    pub structure: Structure,
+    /// Its row, lane, segment or index; 0 if there is one only.
+    pub number: u64,
+    /// The first byte of the copy in the region.
+    pub at: u64,
+    /// Whether the memory can be read.
+    pub is_readable: bool,
+    /// Whether the copy is whole again.
+    pub is_repaired: bool,
+}
+
+/// The result of a verification of the metadata of a region.
+#[derive(Default, Debug)]
+pub struct VerifiedMetadata {
+    /// Structures that were looked at.
+    pub structures: u64,
+    /// Copies that were damaged and are whole again.
+    pub repaired: u64,
+    /// Copies that are damaged or cannot be read, and stay so.
+    pub unrepaired: u64,
+    /// The first of these copies, at most [`COPIES_LISTED_MAX`](Self::COPIES_LISTED_MAX).
+    pub copies: Vec<DamagedCopy>,
+    /// Why a copy could not be repaired; the first such error.
+    pub error: Option<Error>,
+}
+
+impl VerifiedMetadata {
+    /// The most copies that are listed; all are counted.
+    pub const COPIES_LISTED_MAX: usize = 64;
+
+    /// Adds a copy that was found to be damaged. Without memory it is only counted.
+    pub fn add(&mut self, copy: DamagedCopy) {
+        *(if copy.is_repaired { &mut self.repaired } else { &mut self.unrepaired }) += 1;
+        if self.copies.len() < Self::COPIES_LISTED_MAX && self.copies.try_reserve(1).is_ok() {
+            self.copies.push(copy);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_damaged_copies_are_counted_and_the_first_ones_are_listed() {
+        let mut found = VerifiedMetadata::default();
+        for number in 0..100 {
+            let structure = Structure::HostRow;
+            let is_repaired = number % 4 > 0;
+            found.add(DamagedCopy { structure, number, at: 0, is_readable: true, is_repaired });
+        }
+        assert_eq!((found.repaired, found.unrepaired), (75, 25));
+        assert_eq!(found.copies.len(), VerifiedMetadata::COPIES_LISTED_MAX);
+        assert!(found.copies.iter().zip(0..).all(|(copy, number)| copy.number == number));
+    }
 }

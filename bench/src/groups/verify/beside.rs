@@ -13,7 +13,7 @@ use cbd_backing::{Throttle, ThrottleParameters};
 use cbd_daemon::api::{ScrubAction, ScrubRequest, ScrubState};
 use cbd_daemon::scrub::{Scrub, Surroundings, now_s};
 use cbd_runtime::{DeviceQueue, DrainRequest, ProcessEnvironment};
-use cbd_types::{AlignedBuffer, ByteRange, Error, ErrorKind, Result};
+use cbd_types::{AlignedBuffer, ByteRange, Error, ErrorKind, Result, VerifiedMetadata};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::ops::ControlFlow;
@@ -96,7 +96,10 @@ fn scrub(served: &Served, is_on: &AtomicBool, is_ended: &AtomicBool) -> Result<u
         // The thread of a pass ends with a pause, and with the pass.
         scope.spawn(|| {
             let (open, load) = (|| served.run.verifier(), || served.run.load());
-            let around = Surroundings { open: &open, size: DEVICE, load: &load, method: &String::new };
+            // The metadata is looked at before the first turn.
+            let metadata = |_: &mut VerifiedMetadata, _: &dyn Fn() -> bool| Ok(true);
+            let method = &String::new;
+            let around = Surroundings { open: &open, size: DEVICE, load: &load, method, metadata: &metadata };
             while !is_ended.load(Ordering::SeqCst) {
                 match scrub.take_turn(now_s()) {
                     Some(turn) => turn.run(&around),

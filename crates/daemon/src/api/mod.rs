@@ -31,7 +31,7 @@ pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,
 };
-pub use verify::{FindingInfo, Offload, VerifiedInfo, VerifyLevel, VerifyRange};
+pub use verify::{CopyInfo, FindingInfo, MetadataInfo, Offload, VerifiedInfo, VerifyLevel, VerifyRange};
 
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};

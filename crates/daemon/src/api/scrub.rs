@@ -152,6 +152,9 @@ pub struct ScrubInfo {
     /// Bytes that all passes have looked at.
     #[serde(default)]
     pub verified_bytes_total: u64,
+    /// Copies of structures of the region that all passes have repaired.
+    #[serde(default)]
+    pub metadata_repaired_total: u64,
     /// Why the scrub does not run or is not recorded.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,

@@ -80,6 +80,35 @@ pub struct FindingInfo {
     pub repaired: bool,
 }
 
+/// A copy of a structure of the region that was found to be damaged.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CopyInfo {
+    /// The structure: `superblock`, `host_row`, `backend_row`, `blkdev_row`, `segment_row`, `state_header`, `drained`, `former_disk`,
+    /// `pins`, `tail`, `mark` or `segment_header`.
+    pub structure: String,
+    /// Its row, lane, segment or index.
+    pub number: u64,
+    /// First byte of the copy in the region.
+    pub at: u64,
+    /// Whether the memory can be read.
+    pub readable: bool,
+    /// Whether the copy is whole again.
+    pub repaired: bool,
+}
+
+/// The result of a verification of the metadata of a region.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MetadataInfo {
+    /// Structures that were looked at.
+    pub structures: u64,
+    /// Copies that were damaged and are whole again.
+    pub repaired: u64,
+    /// Copies that are damaged or cannot be read, and stay so.
+    pub unrepaired: u64,
+    /// The first of these copies, at most 64.
+    pub copies: Vec<CopyInfo>,
+}
+
 /// The result of a verification.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct VerifiedInfo {
@@ -97,6 +126,9 @@ pub struct VerifiedInfo {
     pub repaired: u64,
     /// The first findings, at most 1024.
     pub findings: Vec<FindingInfo>,
+    /// The metadata of the region; absent if it was not looked at.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub metadata: Option<MetadataInfo>,
     /// How the backing device was asked, and why not better.
     #[serde(default)]
     pub method: String,

@@ -15,10 +15,11 @@ use crate::api::{
 use crate::control::{Flow, Report};
 use crate::scrub::gather::{Gathered, words};
 use crate::scrub::{Held, Scrub, Surroundings, Turn, now_s};
+use cbd_engine::{MetadataPlace, Transport};
 use cbd_export::BlockDevice;
-use cbd_runtime::RunningBackend;
 use cbd_runtime::verify::{Load, Sweep, VERIFY_STEP};
-use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Result, uuid_text};
+use cbd_runtime::{ProcessEnvironment, RunningBackend};
+use cbd_types::{BackendId, ByteRange, Error, ErrorKind, Result, VerifiedMetadata, uuid_text};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -93,6 +94,7 @@ impl Scrubs {
 struct Found {
     scrub: Arc<Scrub>,
     run: Option<Arc<RunningBackend>>,
+    transport: Weak<Transport<ProcessEnvironment>>,
     size: u64,
     why_down: String,
 }
@@ -116,12 +118,20 @@ impl Found {
 impl Manager {
     fn find(&self, transport: u32, id: BackendId) -> Result<Found> {
         let tables = self.tables()?;
-        let slot = running(&tables, transport)?.backends.get(&id).ok_or_else(|| backend::unknown(id))?;
+        let up = running(&tables, transport)?;
+        let slot = up.backends.get(&id).ok_or_else(|| backend::unknown(id))?;
+        let region = Arc::downgrade(&up.transport);
         let (run, uuid, why) = (slot.run.clone(), uuid_text(slot.entry.uuid), slot.error.clone());
         let size = slot.entry.size;
         drop(tables);
         let scrub = self.scrubs.of(self.fixed.state.path(), (transport, id.0), uuid);
-        Ok(Found { scrub, run, size, why_down: why.unwrap_or_else(|| "stopped".to_owned()) })
+        Ok(Found {
+            scrub,
+            run,
+            transport: region,
+            size,
+            why_down: why.unwrap_or_else(|| "stopped".to_owned()),
+        })
     }
 
     /// Adds the scrub of a backend to the known ones.
@@ -168,7 +178,7 @@ impl Manager {
         }
         scrub.change(request, *size, now_s())?;
         if let Some(run) = &found.run {
-            Self::give_turn(scrub, &Arc::downgrade(run));
+            Self::give_turn(scrub, id, &Arc::downgrade(run), &found.transport);
         }
         if is_start && request.wait {
             self.wait_for_scrub(id, &found, report)?;
@@ -210,23 +220,30 @@ impl Manager {
                 running.backends.iter().filter(|(_, slot)| slot.work.is_none() && !slot.stopping)
             {
                 if let Some(run) = &slot.run {
-                    runs.push(((transport, id.0), uuid_text(slot.entry.uuid), Arc::downgrade(run)));
+                    let region = Arc::downgrade(&running.transport);
+                    runs.push(((transport, id.0), uuid_text(slot.entry.uuid), Arc::downgrade(run), region));
                 }
             }
         }
         drop(tables);
-        for (place, uuid, run) in runs {
+        for (place, uuid, run, region) in runs {
             let scrub = self.scrubs.of(self.fixed.state.path(), place, uuid);
-            Self::give_turn(&scrub, &run);
+            Self::give_turn(&scrub, BackendId(place.1), &run, &region);
         }
     }
 
     /// Starts the thread of a pass, if there is one that can go on. The thread keeps no backend that is stopped.
-    fn give_turn(scrub: &Arc<Scrub>, run: &Weak<RunningBackend>) {
+    fn give_turn(
+        scrub: &Arc<Scrub>,
+        id: BackendId,
+        run: &Weak<RunningBackend>,
+        transport: &Weak<Transport<ProcessEnvironment>>,
+    ) {
         let Some(turn) = scrub.take_turn(now_s()) else { return };
-        let run = Weak::clone(run);
-        let spawned =
-            std::thread::Builder::new().name("cbd-scrub".to_owned()).spawn(move || look_at(turn, &run));
+        let (run, transport) = (Weak::clone(run), Weak::clone(transport));
+        let spawned = std::thread::Builder::new()
+            .name("cbd-scrub".to_owned())
+            .spawn(move || look_at(turn, id, &run, &transport));
         if let Err(error) = spawned {
             tracing::warn!("no thread can be started for a scrub, which is tried again: {error}");
         }
@@ -331,15 +348,25 @@ struct Looked<'a> {
 }
 
 /// The thread of a pass.
-fn look_at(turn: Turn, run: &Weak<RunningBackend>) {
+fn look_at(
+    turn: Turn,
+    id: BackendId,
+    run: &Weak<RunningBackend>,
+    transport: &Weak<Transport<ProcessEnvironment>>,
+) {
     let size = run.upgrade().map_or(0, |run| run.device().geometry().size);
-    let open = || {
-        let run = run.upgrade().ok_or_else(|| Error::new(ErrorKind::Stopped, "the backend was stopped"))?;
-        run.verifier()
-    };
+    let stopped = || Error::new(ErrorKind::Stopped, "the backend was stopped");
+    let open = || run.upgrade().ok_or_else(stopped)?.verifier();
     let load = || run.upgrade().map_or_else(Load::default, |run| run.load());
     let method = || run.upgrade().map_or_else(String::new, |run| run.backing().verify_method());
-    turn.run(&Surroundings { open: &open, size, load: &load, method: &method });
+    let metadata = |found: &mut VerifiedMetadata, may_run: &dyn Fn() -> bool| {
+        let mut place = MetadataPlace::default();
+        while !place.is_at_end() && may_run() {
+            transport.upgrade().ok_or_else(stopped)?.verify_metadata(id, &mut place, found)?;
+        }
+        Ok(place.is_at_end())
+    };
+    turn.run(&Surroundings { open: &open, size, load: &load, method: &method, metadata: &metadata });
 }
 
 fn milliseconds(since: Instant) -> u64 {

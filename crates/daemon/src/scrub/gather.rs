@@ -2,8 +2,8 @@
 //!
 //! Invariants: adjacent ranges with the same flaw are one finding; the list of findings is bounded, their number is not.
 
-use crate::api::{FindingInfo, VerifiedInfo};
-use cbd_types::{ByteRange, Finding, Result, Verified};
+use crate::api::{CopyInfo, FindingInfo, VerifiedInfo};
+use cbd_types::{ByteRange, DamagedCopy, Finding, Result, Verified, VerifiedMetadata};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -17,6 +17,9 @@ pub struct Gathered {
     pub info: VerifiedInfo,
     /// The last finding, listed or not.
     last: Option<FindingInfo>,
+    /// Whether all metadata of the region was looked at.
+    #[serde(default)]
+    pub is_metadata_done: bool,
 }
 
 /// What one request has added.
@@ -58,6 +61,23 @@ impl Gathered {
         added
     }
 
+    /// Adds what a look at the metadata of the region has found. One that did not come to its end begins again. Returns the copies that
+    /// were found.
+    pub fn add_metadata(&mut self, found: &VerifiedMetadata, is_done: bool) -> Vec<CopyInfo> {
+        let copies: Vec<CopyInfo> = found.copies.iter().map(copy_info).collect();
+        let metadata = self.info.metadata.get_or_insert_default();
+        metadata.structures = found.structures;
+        metadata.repaired += found.repaired;
+        metadata.unrepaired = found.unrepaired;
+        metadata.copies.extend_from_slice(&copies);
+        metadata.copies.truncate(VerifiedMetadata::COPIES_LISTED_MAX);
+        self.is_metadata_done = is_done;
+        if let Some(error) = &found.error {
+            self.note_error(&error.line());
+        }
+        copies
+    }
+
     fn note_error(&mut self, line: &str) {
         self.info.error.get_or_insert_with(|| line.to_owned());
     }
@@ -86,6 +106,24 @@ impl Gathered {
         added.findings.push(new.clone());
         self.last = Some(new);
     }
+}
+
+fn copy_info(copy: &DamagedCopy) -> CopyInfo {
+    let DamagedCopy { structure, number, at, is_readable, is_repaired } = *copy;
+    let structure = structure.name().to_owned();
+    CopyInfo { structure, number, at, readable: is_readable, repaired: is_repaired }
+}
+
+/// A damaged copy of a structure in words.
+#[must_use]
+pub fn words_of_copy(copy: &CopyInfo) -> String {
+    let CopyInfo { structure, number, at, readable, repaired } = copy;
+    let what = match (repaired, readable) {
+        (true, _) => "was damaged, repaired",
+        (false, true) => "is damaged, and no copy can repair it",
+        (false, false) => "cannot be read",
+    };
+    format!("a copy of {structure} {number}, at byte {at} of the region, {what}")
 }
 
 /// A finding in words.
@@ -145,6 +183,38 @@ mod tests {
             all.add(step(number * 4096), Ok(found(number * 4096, 512, Flaw::Unreadable, false)));
         }
         assert_eq!((all.info.found, all.info.findings.len()), (2000, LISTED_MAX));
+    }
+
+    fn damaged(number: u64, is_repaired: bool) -> DamagedCopy {
+        let structure = cbd_types::Structure::SegmentHeader;
+        DamagedCopy { structure, number, at: 4096, is_readable: true, is_repaired }
+    }
+
+    #[test]
+    fn what_a_look_at_metadata_repaired_before_it_was_interrupted_counts() {
+        let mut all = Gathered::default();
+        let mut first = VerifiedMetadata { structures: 7, ..VerifiedMetadata::default() };
+        first.add(damaged(1, true));
+        first.add(damaged(2, false));
+        assert_eq!(all.add_metadata(&first, false).len(), 2);
+        assert!(!all.is_metadata_done);
+        let mut second = VerifiedMetadata { structures: 9, ..VerifiedMetadata::default() };
+        second.add(damaged(2, false));
+        all.add_metadata(&second, true);
+        let metadata = all.info.metadata.unwrap();
+        assert_eq!((metadata.structures, metadata.repaired, metadata.unrepaired), (9, 1, 1));
+        assert!(all.is_metadata_done);
+        let text = words_of_copy(&metadata.copies[0]);
+        assert_eq!(text, "a copy of segment_header 1, at byte 4096 of the region, was damaged, repaired");
+        assert!(words_of_copy(&metadata.copies[1]).ends_with("no copy can repair it"));
+    }
+
+    #[test]
+    fn an_error_of_metadata_is_one_of_the_pass() {
+        let mut all = Gathered::default();
+        let error = Some(Error::new(ErrorKind::Media, "a store has failed"));
+        all.add_metadata(&VerifiedMetadata { error, ..VerifiedMetadata::default() }, true);
+        assert!(all.info.error.unwrap().contains("a store has failed"));
     }
 
     #[test]

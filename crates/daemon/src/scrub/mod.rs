@@ -158,6 +158,7 @@ impl Scrub {
         let state = self.state.lock();
         let Record { settings, pass, last, found_total, repaired_total, verified_bytes_total, .. } =
             &state.record;
+        let metadata_repaired_total = state.record.metadata_repaired_total;
         let position = pass.as_ref().map_or(0, |pass| pass.position.min(size));
         let percent = if size == 0 { 0 } else { u128::from(position) * 100 / u128::from(size) };
         let next = match pass {
@@ -183,6 +184,7 @@ impl Scrub {
             found_total: found_total.clone(),
             repaired_total: *repaired_total,
             verified_bytes_total: *verified_bytes_total,
+            metadata_repaired_total,
             error: state.failure.clone().or_else(|| state.file_error.clone()),
         }
     }

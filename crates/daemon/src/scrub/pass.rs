@@ -1,10 +1,10 @@
 //! The thread of a pass.
 
-use super::gather::{Added, words};
+use super::gather::{Added, words, words_of_copy};
 use super::{RETRY_AFTER, SAVE_INTERVAL, Scrub, State, Turn, now_s};
-use crate::api::ScrubPass;
+use crate::api::{MetadataInfo, ScrubPass};
 use cbd_runtime::verify::{Load, Sweep, VERIFY_STEP, Verifier};
-use cbd_types::{ByteRange, Error, Result, Verified};
+use cbd_types::{ByteRange, Error, Result, Verified, VerifiedMetadata};
 use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,6 +29,9 @@ const PAUSE_BESIDE_CLIENTS: u32 = 150;
 /// Over what time the speed is measured.
 const SPEED_TIME: Duration = Duration::from_secs(2);
 
+/// Verifies metadata, step by step, as long as the second argument says so. Returns whether all was looked at.
+pub type VerifyMetadata<'a> = dyn Fn(&mut VerifiedMetadata, &dyn Fn() -> bool) -> Result<bool> + 'a;
+
 /// What the thread has of its backend.
 pub struct Surroundings<'a> {
     /// Opens a queue for verification.
@@ -39,6 +42,8 @@ pub struct Surroundings<'a> {
     pub load: &'a dyn Fn() -> Load,
     /// How the backing device is asked.
     pub method: &'a dyn Fn() -> String,
+    /// Verifies the metadata of its region.
+    pub metadata: &'a VerifyMetadata<'a>,
 }
 
 impl std::fmt::Debug for Surroundings<'_> {
@@ -98,6 +103,7 @@ impl Turn {
             state.failure = None;
             (sweep, Pace::new(state.number, begun, load))
         };
+        self.verify_metadata(around, &pace)?;
         loop {
             let mut state = scrub.state.lock();
             if !state.is_at(&pace) || !state.may_run(now_s()) {
@@ -134,6 +140,29 @@ impl Turn {
                 (pace.single, pace.due) = (None, Instant::now() + PAUSE_BESIDE_CLIENTS * begun.elapsed());
             }
         }
+    }
+
+    /// Looks at the metadata of the region, once in each pass. It takes milliseconds, and neither rate nor load bound it.
+    fn verify_metadata(&self, around: &Surroundings<'_>, pace: &Pace) -> Result<()> {
+        let scrub = &self.0;
+        let may_run = || {
+            let state = scrub.state.lock();
+            let is_done = state.record.pass.as_ref().is_none_or(|pass| pass.results.is_metadata_done);
+            !is_done && state.is_at(pace) && state.may_run(now_s())
+        };
+        if !may_run() {
+            return Ok(());
+        }
+        let mut found = VerifiedMetadata::default();
+        let result = (around.metadata)(&mut found, &may_run);
+        let is_done = matches!(result, Ok(true));
+        let mut state = scrub.state.lock();
+        // A pass that was stopped has no results; what was repaired is repaired.
+        state.record.metadata_repaired_total += found.repaired;
+        if state.is_at(pace) {
+            scrub.take_over_metadata(&mut state, &found, is_done);
+        }
+        result.map(drop)
     }
 
     /// Whether rate and load allow a request now.
@@ -250,6 +279,15 @@ impl Scrub {
         }
     }
 
+    /// Adds what was found in the metadata of the region to the results of the pass.
+    fn take_over_metadata(&self, state: &mut State, found: &VerifiedMetadata, is_done: bool) {
+        let Some(pass) = &mut state.record.pass else { return };
+        for copy in pass.results.add_metadata(found, is_done).iter().take(LOGGED_MAX) {
+            let text = words_of_copy(copy);
+            tracing::warn!(transport = self.place.0, backend = self.place.1, "its scrub has found: {text}");
+        }
+    }
+
     /// Ends a pass that has looked at everything.
     fn end_pass(&self, state: &mut State, method: String) {
         let Some(mut pass) = state.record.pass.take() else { return };
@@ -262,8 +300,11 @@ impl Scrub {
             results: pass.results.info,
         };
         let results = &last.results;
+        let MetadataInfo { structures, repaired, unrepaired, .. } =
+            results.metadata.clone().unwrap_or_default();
         let text = format!(
-            "its scrub has ended: {} bytes, {} findings, {} repaired",
+            "its scrub has ended: {} bytes, {} findings, {} repaired; {structures} structures of the region, {repaired} copies repaired, \
+             {unrepaired} damaged",
             results.verified_bytes, results.found, results.repaired
         );
         let (transport, backend) = self.place;
@@ -271,7 +312,7 @@ impl Scrub {
             Some(error) => {
                 tracing::warn!(transport, backend, "{text}; a part could not be looked at: {error}")
             }
-            None if results.found > 0 => tracing::warn!(transport, backend, "{text}"),
+            None if results.found + repaired + unrepaired > 0 => tracing::warn!(transport, backend, "{text}"),
             None => tracing::info!(transport, backend, "{text}"),
         }
         state.record.last = Some(last);

@@ -53,6 +53,9 @@ pub struct Record {
     pub repaired_total: u64,
     /// Bytes that all passes have looked at.
     pub verified_bytes_total: u64,
+    /// Copies of structures of the region that all passes have repaired.
+    #[serde(default)]
+    pub metadata_repaired_total: u64,
 }
 
 impl Record {

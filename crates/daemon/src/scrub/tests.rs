@@ -3,8 +3,8 @@
 use super::*;
 use crate::api::ScrubAction;
 use cbd_runtime::verify::{Load, VERIFY_STEP, Verifier};
-use cbd_types::{ByteRange, Finding, Flaw, Verified, Verify};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use cbd_types::{ByteRange, DamagedCopy, Finding, Flaw, Verified, VerifiedMetadata, Verify};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes of the device.
 const SIZE: u64 = 8 * VERIFY_STEP;
@@ -22,6 +22,34 @@ struct Disk {
     load: AtomicU64,
     /// Clients use the disk all the time.
     is_in_use: bool,
+    /// How often the metadata was looked at to the end.
+    metadata_passes: AtomicUsize,
+    /// Whether a look at the metadata does not come to its end.
+    metadata_is_slow: AtomicBool,
+    /// Whether the metadata cannot be looked at.
+    metadata_fails: AtomicBool,
+}
+
+impl Disk {
+    /// One copy is repaired each time, one is not.
+    fn verify_metadata(&self, found: &mut VerifiedMetadata, may_run: &dyn Fn() -> bool) -> Result<bool> {
+        if self.metadata_fails.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Stopped, "the cache was stopped"));
+        }
+        found.structures = 30;
+        for is_repaired in [true, false] {
+            let structure = cbd_types::Structure::Tail;
+            found.add(DamagedCopy { structure, number: 1, at: 8192, is_readable: true, is_repaired });
+        }
+        while self.metadata_is_slow.load(Ordering::SeqCst) {
+            if !may_run() {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.metadata_passes.fetch_add(1, Ordering::SeqCst);
+        Ok(true)
+    }
 }
 
 struct Fake {
@@ -131,7 +159,17 @@ impl Scene {
                 let used = if disk.is_in_use { disk.load.fetch_add(1, Ordering::SeqCst) } else { 0 };
                 Load { requests: disk.load.load(Ordering::SeqCst), disk: used }
             };
-            turn.run(&Surroundings { open: &open, size: SIZE, load: &load, method: &|| "reads".to_owned() });
+            let metadata = |found: &mut VerifiedMetadata, may_run: &dyn Fn() -> bool| {
+                disk.verify_metadata(found, may_run)
+            };
+            let method = || "reads".to_owned();
+            turn.run(&Surroundings {
+                open: &open,
+                size: SIZE,
+                load: &load,
+                method: &method,
+                metadata: &metadata,
+            });
         }))
     }
 
@@ -362,4 +400,54 @@ fn a_thread_that_ends_behind_the_removal_of_the_backend_writes_no_file() {
     thread.join().unwrap();
     scene.scrub.set(&SettingsChange { scrub_rate: Some(1 << 20), ..SettingsChange::default() });
     assert!(!scene.dir.path().join("scrub/u.json").exists());
+}
+
+#[test]
+fn each_pass_looks_at_the_metadata_once_also_over_restarts() {
+    let scene = Scene::new(Disk { answers: Some(3), ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    scene.until(|| scene.info().position >= 3 * VERIFY_STEP);
+    scene.act(ScrubAction::Pause).unwrap();
+    thread.join().unwrap();
+    let metadata = scene.info().results.unwrap().metadata.unwrap();
+    assert_eq!((metadata.structures, metadata.repaired, metadata.unrepaired), (30, 1, 1));
+    assert_eq!(metadata.copies[0].structure, "tail");
+    let next = scene.restarted();
+    next.act(ScrubAction::Resume).unwrap();
+    next.run();
+    assert_eq!(next.disk.metadata_passes.load(Ordering::SeqCst), 0, "that was done before");
+    let info = next.info();
+    assert_eq!(info.last.unwrap().results.metadata, Some(metadata));
+    assert_eq!(info.metadata_repaired_total, 1);
+    next.start(ScrubRequest::default()).unwrap();
+    next.run();
+    assert_eq!(next.disk.metadata_passes.load(Ordering::SeqCst), 1, "another pass looks again");
+    assert_eq!(next.info().metadata_repaired_total, 2);
+}
+
+#[test]
+fn a_look_at_the_metadata_ends_with_a_pause_and_begins_again() {
+    let scene = Scene::new(Disk { metadata_is_slow: AtomicBool::new(true), ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    let thread = scene.turn().unwrap();
+    scene.until(|| scene.info().state == ScrubState::Running);
+    scene.act(ScrubAction::Pause).unwrap();
+    thread.join().unwrap();
+    assert_eq!((scene.disk.metadata_passes.load(Ordering::SeqCst), scene.answered()), (0, 0));
+    scene.disk.metadata_is_slow.store(false, Ordering::SeqCst);
+    scene.act(ScrubAction::Resume).unwrap();
+    scene.run();
+    assert_eq!(scene.disk.metadata_passes.load(Ordering::SeqCst), 1);
+    assert_eq!(scene.info().last.unwrap().results.verified_bytes, SIZE);
+}
+
+#[test]
+fn a_cache_that_stops_before_its_metadata_was_looked_at_leaves_the_pass_for_later() {
+    let scene = Scene::new(Disk { metadata_fails: AtomicBool::new(true), ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    scene.run();
+    let info = scene.info();
+    assert_eq!((info.state, info.position, info.last), (ScrubState::WaitingForBackend, 0, None));
+    assert!(info.error.unwrap().contains("the cache was stopped"));
 }

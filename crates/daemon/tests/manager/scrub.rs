@@ -156,3 +156,34 @@ fn the_file_of_a_scrub_goes_with_a_backend_that_is_not_up() {
     stop(&daemon, StopBackend { discard_dirty: Some(0), ..StopBackend::default() }).unwrap();
     assert_eq!(files(&state), 0);
 }
+
+#[test]
+fn a_damaged_copy_of_the_metadata_is_repaired_while_the_daemon_runs() {
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let region = daemon.status().unwrap().transports[0].info.path.clone();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&region).unwrap();
+    // The second superblock is in the last page.
+    let at = file.metadata().unwrap().len() - 4096;
+    let mut good = [0; 192];
+    file.read_exact_at(&mut good, at).unwrap();
+    file.write_all_at(&[0xa5; 16], at + 32).unwrap();
+    let info = scrub(&daemon, false);
+    let results = info.last.unwrap().results;
+    let metadata = results.metadata.unwrap();
+    assert_eq!((metadata.repaired, metadata.unrepaired), (1, 0), "{metadata:?}");
+    assert_eq!((metadata.copies[0].structure.as_str(), metadata.copies[0].at), ("superblock", at));
+    assert!(metadata.structures > 20 && results.found == 0 && results.error.is_none(), "{metadata:?}");
+    assert_eq!(info.metadata_repaired_total, 1);
+    let mut now = [0; 192];
+    file.read_exact_at(&mut now, at).unwrap();
+    assert_eq!(now, good);
+    let metrics = cbd_daemon::metrics::render(&daemon.status().unwrap());
+    for (name, value) in
+        [("cbd_scrub_metadata_repaired_total", " 1"), ("cbd_scrub_metadata_unrepaired", " 0")]
+    {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        assert!(line.is_some_and(|line| line.ends_with(value)), "{name}: {line:?}");
+    }
+    assert_eq!(scrub(&daemon, false).last.unwrap().results.metadata.unwrap().repaired, 0);
+}

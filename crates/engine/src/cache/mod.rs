@@ -15,6 +15,7 @@ mod damage;
 mod fill;
 mod flush;
 mod index_size;
+mod metadata;
 mod mode;
 mod moment;
 mod overload;

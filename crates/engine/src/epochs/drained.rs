@@ -3,9 +3,13 @@
 //! Invariants: other threads see a drained epoch only when it is durable.
 
 use super::Epochs;
-use crate::{Environment, context::Context, slots::InBoth};
+use crate::{
+    Environment,
+    context::Context,
+    slots::{InBoth, Object},
+};
 use cbd_format::Drained;
-use cbd_types::{Epoch, InFlight, MutationPoint};
+use cbd_types::{Epoch, InFlight, MutationPoint, Structure, VerifiedMetadata};
 use core::sync::atomic::Ordering;
 
 /// Drained and the recovery point at one moment.
@@ -52,9 +56,22 @@ impl<E: Environment> Epochs<E> {
         }
     }
 
-    /// Repairs the slot that does not hold the newest content. In flight until the caller fences.
+    /// Repairs the slot of drained that does not hold the newest content, and slots of marks that a crash has torn. In flight until the
+    /// caller fences.
     pub(crate) fn complete_slots(&self, context: &Context<E>) -> InFlight {
-        self.drained.lock().complete(context.region())
+        let stored = self.drained.lock().complete(context.region());
+        stored.and(self.pass().complete_torn(context))
+    }
+
+    /// Looks at both slots of drained, and stores damaged ones again.
+    pub(crate) fn verify_drained(
+        &self,
+        context: &Context<E>,
+        scratch: &mut [u8],
+        found: &mut VerifiedMetadata,
+    ) {
+        let object = Object { structure: Structure::Drained, number: 0, is_synced: false };
+        self.drained.lock().verify(context.region(), object, scratch, found);
     }
 
     /// Records that the backing device is not crash-consistent until everything that is written now is drained: a version of a

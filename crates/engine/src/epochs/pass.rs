@@ -5,10 +5,15 @@
 //! Elsewhere: the pass itself, over the lanes (`cache::flush`).
 
 use super::{Epochs, closings::Closings};
-use crate::{Environment, context::Context, position::Reached, slots::TwoSlots};
+use crate::{
+    Environment,
+    context::Context,
+    position::Reached,
+    slots::{Object, TwoSlots},
+};
 use alloc::vec::Vec;
 use cbd_format::LaneMark;
-use cbd_types::{InFlight, LaneId};
+use cbd_types::{InFlight, LaneId, Structure, VerifiedMetadata};
 use lock_api::MutexGuard;
 
 /// The state that passes share.
@@ -67,6 +72,27 @@ impl Pass {
                 reserved: [0; 16],
             },
         )
+    }
+
+    /// Looks at both slots of the mark of a lane, and stores damaged ones again. The two have marks of different moments.
+    pub(crate) fn verify_mark<E: Environment>(
+        &mut self,
+        context: &Context<E>,
+        lane: LaneId,
+        scratch: &mut [u8],
+        found: &mut VerifiedMetadata,
+    ) {
+        let object = Object { structure: Structure::Mark, number: u64::from(lane.0), is_synced: false };
+        self.marks[lane.index()].verify(context.region(), object, scratch, found);
+    }
+
+    /// Stores marks again of which a crash has torn the slot that is not the newest one. In flight until the caller fences.
+    pub(super) fn complete_torn<E: Environment>(&mut self, context: &Context<E>) -> InFlight {
+        let mut stored = context.region().nothing_in_flight();
+        for mark in &mut self.marks {
+            stored = stored.and(mark.complete_torn(context.region()));
+        }
+        stored
     }
 
     /// A pass that began when the epoch counter was `covered` has ended.

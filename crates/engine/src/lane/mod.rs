@@ -205,6 +205,18 @@ impl LaneState {
         self.sealed.iter().chain(&self.open)
     }
 
+    /// The first segment of the log whose ordinal is not below `ordinal`.
+    pub(crate) fn segment_from(&self, ordinal: u64) -> Option<LogSegment> {
+        let at = self.sealed.partition_point(|segment| segment.ordinal < ordinal);
+        let open = self.open.as_ref().filter(|open| open.ordinal >= ordinal);
+        self.sealed.get(at).or(open).copied()
+    }
+
+    /// The ordinal of the next segment.
+    pub(crate) const fn next_ordinal(&self) -> u64 {
+        self.next_ordinal
+    }
+
     /// Whether the backing device has all of the segment except what is noted, even if its epochs are not drained.
     pub(crate) fn is_settled(&self, segment: &LogSegment) -> bool {
         Cursor { ordinal: segment.ordinal, slot: segment.slots } <= self.settled

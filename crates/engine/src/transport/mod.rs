@@ -11,6 +11,7 @@ mod caches;
 mod extend;
 mod grow;
 mod hosts;
+mod metadata;
 mod moved;
 mod names;
 mod pins;

@@ -198,12 +198,12 @@ impl<E: Environment> Transport<E> {
             .collect()
     }
 
-    fn read_former(&self, row: &BackendRow, at: [u64; 2]) -> TwoSlots<FormerDiskSlot> {
+    pub(super) fn read_former(&self, row: &BackendRow, at: [u64; 2]) -> TwoSlots<FormerDiskSlot> {
         TwoSlots::read(&self.region, at, row.cache_id.get())
     }
 
     /// The offsets of the records of former disks, in the state block of the cache; empty for a backend without a cache.
-    fn former_places(&self, row: &BackendRow) -> Vec<[u64; 2]> {
+    pub(super) fn former_places(&self, row: &BackendRow) -> Vec<[u64; 2]> {
         let segment = row.state_segment.get();
         if row.cache_id.get() == 0 || segment >= self.segment_count() {
             return Vec::new();

@@ -7,13 +7,19 @@
 //! tools).
 
 use super::{SharedSpace, Tables, Transport, rows::active_row, shared::read_shared};
-use crate::{Cache, Environment, pins::PinnedRanges};
+use crate::{
+    Cache, Environment,
+    pins::PinnedRanges,
+    slots::{Found, Object, check_repairs},
+};
 use alloc::{format, sync::Arc, vec, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, Pin, StateShape,
     pins::{PIN_TEXT_MAX, PinCopy, PinListHeader, claimed_length, decode, encode, encoded_length},
 };
-use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId, Size};
+use cbd_types::{
+    BackendId, Error, ErrorKind, MutationPoint, Result, SegmentId, Size, Structure, VerifiedMetadata,
+};
 
 /// The pins of a cache as they are stored.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -29,6 +35,21 @@ struct List {
     stored: StoredPins,
     /// The copy that holds the newest list, and its number.
     newest: Option<(usize, u64)>,
+    /// The copy that does not hold a list although it should, and what is there.
+    flaw: Option<(usize, Found)>,
+}
+
+impl List {
+    /// The flaw of the copies, if one of them holds the list.
+    fn flaw_of(copies: &[(Found, PinCopy); 2], newest: Option<(usize, u64)>) -> Option<(usize, Found)> {
+        let (newest, _) = newest?;
+        let other = 1 - newest;
+        match copies[other] {
+            (Found::Unreadable, _) => Some((other, Found::Unreadable)),
+            (_, PinCopy::Blank | PinCopy::Damaged) => Some((other, Found::Damaged)),
+            (_, PinCopy::Valid(..)) => None,
+        }
+    }
 }
 
 impl<E: Environment> Transport<E> {
@@ -128,11 +149,48 @@ impl<E: Environment> Transport<E> {
     /// Pins in a cache that is being opened what its list says.
     pub(super) fn restore_pins(&self, tables: &Tables<E>, id: BackendId, cache: &Cache<E>) -> Result<()> {
         let Some(row) = tables.backends[id.index()].content() else { return Ok(()) };
-        let Some(list) = self.read_pins(row).filter(|list| !list.stored.pins.is_empty()) else {
+        let Some(list) = self.read_pins(row) else { return Ok(()) };
+        if list.flaw.is_some_and(|(_, what)| what == Found::Damaged) {
+            // A crash came between the two, or one is damaged; if it is not stored now, a verification finds it.
+            let _ = self.complete_pins(row, &list);
+        }
+        if !list.stored.pins.is_empty() {
+            cache.set_pins(&ranges_of(&list.stored.pins)?);
+        }
+        Ok(())
+    }
+
+    /// Durably stores the list into the copy that does not hold it.
+    fn complete_pins(&self, row: &BackendRow, list: &List) -> Result<()> {
+        let (Some((places, _)), Some((_, number)), Some((flawed, _))) =
+            (self.pin_places(row), list.newest, list.flaw)
+        else {
             return Ok(());
         };
-        cache.set_pins(&ranges_of(&list.stored.pins)?);
-        Ok(())
+        check_repairs(&self.region)?;
+        let bytes = encode(row.cache_id.get(), number, &list.stored.pins);
+        self.store_copy(places[flawed], &bytes, MutationPoint::VerifyPinsFence)?;
+        self.region.check_stores(MutationPoint::VerifyStoreCheck)
+    }
+
+    /// Looks at both copies of the list of the cache that a row names, and stores a damaged one again.
+    #[inline(never)]
+    pub(super) fn verify_pins(&self, row: &BackendRow, found: &mut VerifiedMetadata) {
+        let (Some(list), Some((places, _))) = (self.read_pins(row), self.pin_places(row)) else { return };
+        let object = Object { structure: Structure::Pins, number: 0, is_synced: true };
+        found.structures += 1;
+        if list.stored.are_lost {
+            places.into_iter().for_each(|at| object.note(found, at, Found::Damaged, false));
+        }
+        let Some((flawed, what)) = list.flaw else { return };
+        let mut is_repaired = false;
+        if what == Found::Damaged {
+            match self.complete_pins(row, &list) {
+                Ok(()) => is_repaired = true,
+                Err(error) => drop(found.error.get_or_insert(error)),
+            }
+        }
+        object.note(found, places[flawed], what, is_repaired);
     }
 
     fn store_copy(&self, at: u64, bytes: &[u8], fence: MutationPoint) -> Result<()> {
@@ -148,17 +206,17 @@ impl<E: Environment> Transport<E> {
         let copies = places.map(|at| {
             let mut bytes = vec![0; size_of::<PinListHeader>()];
             if self.region.load(at, &mut bytes).is_err() {
-                return PinCopy::Damaged;
+                return (Found::Unreadable, PinCopy::Damaged);
             }
             if let Some(length) = claimed_length(cache_id, &bytes, most) {
                 bytes.resize(length, 0);
                 if self.region.load(at, &mut bytes).is_err() {
-                    return PinCopy::Damaged;
+                    return (Found::Unreadable, PinCopy::Damaged);
                 }
             }
-            decode(cache_id, &bytes)
+            (Found::Whole, decode(cache_id, &bytes))
         });
-        let number = |copy: &PinCopy| match copy {
+        let number = |(_, copy): &(Found, PinCopy)| match copy {
             PinCopy::Valid(number, _) => Some(*number),
             PinCopy::Blank | PinCopy::Damaged => None,
         };
@@ -171,14 +229,15 @@ impl<E: Environment> Transport<E> {
         // If the first one is blank, a list was in the second one only if a header says so.
         let has_header = || self.region.load(places[1], &mut [0; size_of::<PinListHeader>()]).is_ok();
         let are_lost = newest.is_none()
-            && copies[1] == PinCopy::Damaged
-            && (copies[0] == PinCopy::Damaged || has_header());
-        let [first, second] = copies;
+            && copies[1].1 == PinCopy::Damaged
+            && (copies[0].1 == PinCopy::Damaged || has_header());
+        let flaw = List::flaw_of(&copies, newest);
+        let [(_, first), (_, second)] = copies;
         let pins = match newest.map(|(which, _)| if which == 0 { first } else { second }) {
             Some(PinCopy::Valid(_, pins)) => pins,
             _ => Vec::new(),
         };
-        Some(List { stored: StoredPins { pins, are_lost }, newest })
+        Some(List { stored: StoredPins { pins, are_lost }, newest, flaw })
     }
 
     /// The offsets of the two copies in the region, and the bytes that each may have.

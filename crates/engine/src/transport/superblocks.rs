@@ -11,14 +11,19 @@
 //! (the modules that use it).
 
 use super::{Transport, remnants};
-use crate::Environment;
+use crate::{
+    Environment,
+    slots::{Found, Object, check_repairs},
+};
 use alloc::{boxed::Box, format, vec};
 use cbd_format::{
     Layout, PAGE, Superblock, Unverified,
     record::bytes_of,
     superblock::{INCOMPATIBLE_KNOWN, of_both_copies},
 };
-use cbd_types::{Error, ErrorKind, InFlight, MutationPoint, Pmem, Region, Result};
+use cbd_types::{
+    Error, ErrorKind, InFlight, MutationPoint, Pmem, Region, Result, Structure, VerifiedMetadata,
+};
 
 /// The content of the page of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,6 +165,50 @@ impl Superblocks {
             return Err(unreadable_copy(self.at[unreadable]));
         }
         self.require(region, self.block.incompatible.get())
+    }
+
+    /// Durably stores the copies that are not there, one after the other. Memory that cannot be read is left as it is.
+    fn store_damaged<P: Pmem>(&mut self, region: &Region<P>) -> Result<()> {
+        for number in [1 - self.whole, self.whole] {
+            if self.copies[number] == Copy::Other {
+                let (fence, sync) =
+                    (MutationPoint::VerifySuperblockFence, MutationPoint::VerifySuperblockSync);
+                store(region, self.at[number], &self.block, fence, sync)?;
+                (self.copies[number], self.whole) = (Copy::Current, number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at both copies, and stores damaged ones again. One that is valid and another than [`block`](Self::block) is of a
+    /// change that did not end, or of a newer program: it stays.
+    #[inline(never)]
+    pub(super) fn verify<P: Pmem>(&mut self, region: &Region<P>, found: &mut VerifiedMetadata) {
+        found.structures += 1;
+        let copies = self.at.map(|at| Copy::read(region, at, &self.block));
+        let is_damaged = |number: usize| {
+            let kind = verify(region, self.at[number]).err().map(|error| error.kind());
+            copies[number] == Copy::Other && matches!(kind, Some(ErrorKind::Damaged | ErrorKind::Foreign))
+        };
+        let damaged = [is_damaged(0), is_damaged(1)];
+        // Only the bytes that are known to be stored: both copies are to be equal afterwards.
+        let is_changing = (0..2).any(|number| copies[number] == Copy::Other && !damaged[number]);
+        let mut is_repaired = false;
+        if damaged != [false; 2] && !is_changing {
+            self.copies = copies;
+            match check_repairs(region).and_then(|()| self.store_damaged(region)) {
+                Ok(()) => is_repaired = true,
+                Err(error) => drop(found.error.get_or_insert(error)),
+            }
+        }
+        let object = Object { structure: Structure::Superblock, number: 0, is_synced: true };
+        for (number, at) in self.at.into_iter().enumerate() {
+            if damaged[number] {
+                object.note(found, at, Found::Damaged, is_repaired);
+            } else if copies[number] == Copy::Unreadable {
+                object.note(found, at, Found::Unreadable, false);
+            }
+        }
     }
 
     /// Erases superblocks of this transport that do not count: at the former end, if a crash came between the last steps of a

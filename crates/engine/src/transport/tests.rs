@@ -5,6 +5,7 @@ mod extend;
 mod features;
 mod grow;
 mod limits;
+mod metadata;
 mod moved;
 mod names;
 mod resize;

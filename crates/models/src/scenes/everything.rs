@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::setup::{Shape, must};
 use cbd_engine::Consistency;
 use cbd_sim::Seeded;
-use cbd_types::{ByteRange, CHUNK, Operation};
+use cbd_types::{ByteRange, CHUNK, LaneId, Operation};
 
 pub(super) const ZEROES: Scene = Scene {
     name: "zeroes",
@@ -108,6 +108,62 @@ pub(super) const SETTINGS: Scene = Scene {
                     stage.cache.is_drained(epoch);
                 }
             }
+        });
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const METADATA: Scene = Scene {
+    name: "metadata",
+    about: "verifications of metadata against writes, flushes, writeback and reclaim: what is being stored is not taken for damage, and a damaged header is repaired",
+    usual: 1500,
+    shape: Shape::TWO_LANES.reclaiming_above(10),
+    prepare: |setup| {
+        (0..8).for_each(|number| setup.write(border(number)));
+        setup.drain();
+    },
+    play: |stage| {
+        for _ in 0..2 {
+            stage.client(|client, random| {
+                for number in 0..3 {
+                    must(client.write(super::large(random.below(2) * (CHUNK / super::LARGE) + number)));
+                    must(client.flush());
+                }
+            });
+        }
+        stage.spawn(|stage, _| assert_eq!(stage.verify_metadata(), 0, "nothing is damaged"));
+    },
+    ..Scene::USUAL
+};
+
+pub(super) const REPAIRS: Scene = Scene {
+    name: "repairs",
+    about: "verifications that repair a copy of a header against writes and reclaim, which may free the segment: the other copy stays",
+    usual: 1200,
+    shape: Shape::ONE_LANE.reclaiming_above(10),
+    prepare: |setup| {
+        (0..6).for_each(|number| setup.write(super::large(number)));
+        setup.drain();
+    },
+    play: |stage| {
+        stage.client(|client, random| {
+            for number in 0..4 {
+                must(client.write(super::large(number)));
+                if random.chance(500) {
+                    must(client.flush());
+                }
+            }
+        });
+        stage.spawn(|stage, random| {
+            let segments = stage.cache.log().segments(LaneId(0));
+            if segments.is_empty() {
+                return;
+            }
+            let copy = random.below(2) * stage.cache.log().shape().header_copy();
+            stage.memory.flip(random.pick(&segments).base + copy + 40, 1);
+            let repaired = stage.verify_metadata();
+            assert!(repaired <= 1);
+            assert_eq!(stage.verify_metadata(), 0, "it is repaired, or free");
         });
     },
     ..Scene::USUAL

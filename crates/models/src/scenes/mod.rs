@@ -86,6 +86,8 @@ pub const ALL: &[Scene] = &[
     everything::ZEROES,
     everything::SETTINGS,
     everything::RESIZES,
+    everything::METADATA,
+    everything::REPAIRS,
     route::ATTACH,
 ];
 

@@ -210,6 +210,8 @@ pub struct Happened {
     pub verified_bytes: u64,
     /// Bytes that changed while they were verified.
     pub changed_bytes: u64,
+    /// Structures of the region that verifications have looked at during the run.
+    pub verified_structures: u64,
     /// Findings of verifications during the run.
     pub findings: u64,
     /// Rare paths that the engines took, without those of engines that are still running.
@@ -250,6 +252,7 @@ impl Happened {
             given_up: self.given_up + other.given_up,
             verified_bytes: self.verified_bytes + other.verified_bytes,
             changed_bytes: self.changed_bytes + other.changed_bytes,
+            verified_structures: self.verified_structures + other.verified_structures,
             findings: self.findings + other.findings,
             rare: self.rare.and(other.rare),
         }

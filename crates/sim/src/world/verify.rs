@@ -6,6 +6,9 @@ use cbd_types::{ByteRange, Flaw, Verified, Verify, VerifyLevel};
 impl World {
     /// A client verifies a range, beside its other requests.
     pub(super) fn verify_some(&mut self) {
+        if self.random.chance(200) {
+            return self.verify_metadata_somewhere();
+        }
         let client = self.random.below(self.options.clients as u64) as usize;
         let sector = u64::from(self.options.sector);
         let sectors = self.options.size / sector;

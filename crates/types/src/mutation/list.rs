@@ -331,6 +331,20 @@ mutation_points! {
     RepairCopyFence = "repair.copy.fence",
     /// A slot that was reported as repaired is intact after a power cut.
     RepairSlotFence = "repair.slot.fence",
+    /// A superblock that was stored again while the region is in use is intact after a power cut: the other one may fail next.
+    VerifySuperblockFence = "verify.superblock.fence",
+    /// A superblock that was stored again while the region is in use is on the disk of an ordinary file.
+    VerifySuperblockSync = "verify.superblock.sync",
+    /// A slot that was stored again while its object is in use is intact after a power cut: the other one may fail next.
+    VerifySlotFence = "verify.slot.fence",
+    /// A slot of a table that was stored again is on the disk of an ordinary file.
+    VerifySlotSync = "verify.slot.sync",
+    /// A header that was stored again while its segment is in use is intact after a power cut.
+    VerifyHeaderFence = "verify.header.fence",
+    /// A list of pins that was stored again is intact after a power cut.
+    VerifyPinsFence = "verify.pins.fence",
+    /// Nothing is stored again once a store has failed, and no such copy is reported as repaired.
+    VerifyStoreCheck = "verify.store-check",
     /// A region whose stores failed gets no new tail and no new drained.
     BackgroundWorkerStoreCheck = "worker.store-check",
 }
