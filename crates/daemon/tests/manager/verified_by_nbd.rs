@@ -81,7 +81,7 @@ fn requests_pass_a_verification_that_waits_for_a_slow_disk_and_its_client_may_le
     let mut fixture = Fixture::new();
     let (_, daemon) = fixture.disk_and_daemon();
     drop(daemon);
-    fixture.decorate = Some("throttle:latency_us=1000000".into());
+    fixture.decorate = Some("throttle:latency_us=300000".into());
     let daemon = fixture.daemon();
     let mut client = client(&fixture);
     let verification =
