@@ -52,16 +52,20 @@ fn extents(
     contexts: Contexts,
     described: &mut Vec<ContextStatus>,
 ) -> Result<()> {
-    let mut kinds: Vec<(u32, fn(ExtentState) -> u32, Runs)> = Vec::new();
+    let mut kinds = Vec::new();
     if contexts.allocation {
-        kinds.push((ALLOCATION_ID, allocation, Runs::new(descriptors_max(one))));
+        kinds.push(OfExtents {
+            context: ALLOCATION_ID,
+            flags: allocation,
+            runs: Runs::new(descriptors_max(one)),
+        });
     }
     if contexts.state {
-        kinds.push((STATE_ID, state, Runs::new(descriptors_max(one))));
+        kinds.push(OfExtents { context: STATE_ID, flags: state, runs: Runs::new(descriptors_max(one)) });
     }
     let mut add = |length, state| {
-        kinds.iter_mut().for_each(|(_, flags, runs)| runs.add(length, flags(state)));
-        kinds.iter().all(|(_, _, runs)| runs.is_full())
+        kinds.iter_mut().for_each(|kind: &mut OfExtents| kind.runs.add(length, (kind.flags)(state)));
+        kinds.iter().all(|kind| kind.runs.is_full())
     };
     for window in range.split_at_multiples(WINDOW) {
         let mut at = window.start;
@@ -79,9 +83,19 @@ fn extents(
             break;
         }
     }
-    let found = |(context, _, runs): (_, _, Runs)| ContextStatus { context, descriptors: runs.into_found() };
-    described.extend(kinds.into_iter().map(found));
+    described.extend(
+        kinds
+            .into_iter()
+            .map(|OfExtents { context, runs, .. }| ContextStatus { context, descriptors: runs.into_found() }),
+    );
     Ok(())
+}
+
+/// A context that depends on extents.
+struct OfExtents {
+    context: u32,
+    flags: fn(ExtentState) -> u32,
+    runs: Runs,
 }
 
 /// Descriptors of one context, in order.
