@@ -58,8 +58,8 @@ impl Script {
             self.option(8, &[]);
         }
         if choice & 2 != 0 {
-            let mut contexts = [0, 0, 0, 0, 0, 0, 0, 2].to_vec();
-            for name in ["base:allocation", "cbd:state"] {
+            let mut contexts = [0, 0, 0, 0, 0, 0, 0, 3].to_vec();
+            for name in ["base:allocation", "cbd:state", "cbd:verify"] {
                 contexts.extend_from_slice(&(name.len() as u32).to_be_bytes());
                 contexts.extend_from_slice(name.as_bytes());
             }

@@ -26,7 +26,7 @@ pub use errors::system_error;
 pub use memory::MemoryDevice;
 pub use wake::{Event, Waker, wait_any};
 
-use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Request, Result};
+use cbd_types::{ByteRange, Completion, Error, ErrorKind, Geometry, Request, Result, Verified, Verify};
 use std::os::fd::RawFd;
 use std::thread::JoinHandle;
 
@@ -54,6 +54,11 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// # Errors
     /// When the system refuses a resource of the queue (a ring, a descriptor).
     fn open_queue(&self) -> Result<Box<dyn RequestQueue>>;
+
+    /// Whether its queues [verify](RequestQueue::verify) ranges.
+    fn verifies(&self) -> bool {
+        false
+    }
 
     /// The extents of `range`, in order and without holes, for block status. The default is one extent of data.
     ///
@@ -110,6 +115,22 @@ pub trait RequestQueue: Send {
     /// Number of requests submitted and not completed that can still change the device.
     fn changes(&self) -> usize {
         self.parked()
+    }
+
+    /// Submits the verification of a range as request `id`; the identifiers are apart from those of [`submit`](Self::submit).
+    /// It yields to requests and continues in [`poll`](Self::poll); [`take_verified`](Self::take_verified) returns its result.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the device [cannot](BlockDevice::verifies) verify; then there is no other result.
+    fn verify(&mut self, id: u64, verify: Verify) -> Result<()> {
+        let _ = id;
+        Err(Error::new(ErrorKind::Unsupported, format!("this device cannot verify {}", verify.range)))
+    }
+
+    /// The verifications that have completed since the last call, with their identifiers. [`give_up`](Self::give_up) cancels
+    /// those in progress: they complete with an error at once.
+    fn take_verified(&mut self) -> Vec<(u64, Result<Verified>)> {
+        Vec::new()
     }
 
     /// Completes with an error each request that has not begun, or that waits for space between two of its pieces: its client has

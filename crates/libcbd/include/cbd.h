@@ -105,6 +105,81 @@
 #define CBD_REGION_REQUIRE_PERSISTENT 4
 
 /*
+ The newest data: what a read would return can be read, and has its checksum if the cache holds it.
+ */
+#define CBD_VERIFY_NEWEST 0
+
+/*
+ Each copy: also the one that the disk has of clean blocks can be read.
+ */
+#define CBD_VERIFY_ALL 1
+
+/*
+ Each copy, and whether the copies of clean blocks have the same content.
+ */
+#define CBD_VERIFY_AGREE 2
+
+/*
+ A copy on the disk that is lost is repaired from the one in the cache, by writeback. Copies in the cache are always repaired.
+ */
+#define CBD_VERIFY_REPAIR 1
+
+/*
+ The disk alone has the range, and cannot read it.
+ */
+#define CBD_FLAW_UNREADABLE 1
+
+/*
+ The copy of clean data in the cache is damaged; the disk has the data.
+ */
+#define CBD_FLAW_CACHE_DAMAGED 2
+
+/*
+ Dirty data, of which no other copy exists, is damaged.
+ */
+#define CBD_FLAW_DIRTY_DAMAGED 3
+
+/*
+ Clean data is damaged in the cache, and what the disk has is unreadable or different, too.
+ */
+#define CBD_FLAW_BOTH_DAMAGED 4
+
+/*
+ The disk cannot read clean data that the cache holds undamaged.
+ */
+#define CBD_FLAW_BACKING_UNREADABLE 5
+
+/*
+ The disk has other data than was written; the cache holds it undamaged.
+ */
+#define CBD_FLAW_BACKING_DIFFERS 6
+
+/*
+ The disk has other data than it had when the cache read it: another program has written to it.
+ */
+#define CBD_FLAW_BACKING_CHANGED 7
+
+/*
+ The range was quarantined before.
+ */
+#define CBD_FLAW_QUARANTINED 8
+
+/*
+ One of the two copies of a record was damaged. The range is that of its data.
+ */
+#define CBD_FLAW_RECORD_COPY 9
+
+/*
+ The copy in the cache is whole again, or writeback repairs the disk.
+ */
+#define CBD_FINDING_REPAIRED 1
+
+/*
+ Reads of the range fail until it is overwritten.
+ */
+#define CBD_FINDING_LOST 2
+
+/*
  A disk behind its cache, open in this process. Any number of threads may use it.
  */
 typedef struct cbd_device cbd_device;
@@ -280,6 +355,92 @@ typedef struct cbd_status {
    */
   uint64_t reserved[8];
 } cbd_status;
+
+/*
+ A range with a flaw.
+ */
+typedef struct cbd_finding {
+  /*
+   First byte.
+   */
+  uint64_t offset;
+  /*
+   Number of bytes.
+   */
+  uint64_t length;
+  /*
+   `CBD_FLAW_..`. Later versions may have more.
+   */
+  uint32_t flaw;
+  /*
+   `CBD_FINDING_..`.
+   */
+  uint32_t flags;
+} cbd_finding;
+
+/*
+ What is to be verified.
+ */
+typedef struct cbd_verify_request {
+  /*
+   First byte.
+   */
+  uint64_t offset;
+  /*
+   Number of bytes.
+   */
+  uint64_t length;
+  /*
+   `CBD_VERIFY_NEWEST`, `CBD_VERIFY_ALL` or `CBD_VERIFY_AGREE`.
+   */
+  uint32_t level;
+  /*
+   0 or `CBD_VERIFY_REPAIR`.
+   */
+  uint32_t flags;
+  /*
+   Receives the first findings, in the order of the device. NULL if `capacity` is 0.
+   */
+  struct cbd_finding *findings;
+  /*
+   Number of findings for which there is room.
+   */
+  size_t capacity;
+  /*
+   0.
+   */
+  uint64_t reserved[4];
+} cbd_verify_request;
+
+/*
+ The result of a verification.
+ */
+typedef struct cbd_verified {
+  /*
+   Bytes whose copy in the cache was checked.
+   */
+  uint64_t cache_bytes;
+  /*
+   Bytes that the disk read. What it was asked for twice counts twice.
+   */
+  uint64_t backing_bytes;
+  /*
+   Bytes that were written during the verification, so that nothing is said about their former copies.
+   */
+  uint64_t changed_bytes;
+  /*
+   Number of findings, also of those for which there was no room.
+   */
+  uint64_t findings;
+  /*
+   Number of findings in ranges whose reads fail.
+   */
+  uint64_t lost;
+  /*
+   0.
+   */
+  uint64_t reserved[3];
+} cbd_verified;
 
 /*
  The completion of a request.
@@ -645,12 +806,26 @@ int cbd_queue_write_zeroes(const struct cbd_queue *queue,
                            uint64_t user_data);
 
 /*
+ Submits a verification as `cbd_verify`, of 4 MiB at most. It yields to the other requests of the queue. `result` and
+ `request->findings` are written when the completion is returned, and belong to the queue until then; `request` itself may be
+ reused when this returns.
+
+ # Safety
+ `queue` is open or NULL; `request` can be read or is NULL; until the completion was returned `result` can be written or is
+ NULL, and `request->capacity` elements at `request->findings` can be written.
+ */
+int cbd_queue_verify(const struct cbd_queue *queue,
+                     const struct cbd_verify_request *request,
+                     struct cbd_verified *result,
+                     uint64_t user_data);
+
+/*
  Returns completions: at most `capacity` of them in `completions`; the result is their number. Does not
  block.
 
  # Safety
  `queue` is open or NULL; `capacity` elements at `completions` can be written, or it is NULL; the buffers
- of reads are valid.
+ of reads and the destinations of verifications are valid.
  */
 int cbd_queue_poll(const struct cbd_queue *queue, struct cbd_completion *completions, size_t capacity);
 
@@ -735,6 +910,19 @@ int cbd_region_warnings(const struct cbd_region *region,
  `region` is open or NULL; `capacity` elements at `backends` can be written, or it is NULL.
  */
 int cbd_region_backends(const struct cbd_region *region, struct cbd_backend_info *backends, size_t capacity);
+
+/*
+ Verifies a range and waits for it, in whole sectors: the copies in the cache by their checksums, the rest by reading the disk.
+ The result has the number of all findings; the first of them are in `request->findings`. What is wrong with the data is no
+ error. After a failure the result is that of the part before it.
+
+ # Safety
+ `device` is open or NULL; `request` can be read, and `result` written, or they are NULL; `request->capacity` elements at
+ `request->findings` can be written.
+ */
+int cbd_verify(const struct cbd_device *device,
+               const struct cbd_verify_request *request,
+               struct cbd_verified *result);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -341,6 +341,11 @@ impl Device {
         held.remove(id).map_err(|error| (None, error))
     }
 
+    /// Runs `work` with the backend; a panic in it stops the device.
+    pub(crate) fn guarded_run<T>(&self, work: impl FnOnce(&RunningBackend) -> Result<T>) -> Result<T> {
+        self.running.guarded(|| work(&self.running.run))
+    }
+
     /// Runs `work` with a queue that no other thread uses at the same time.
     fn with_queue<T>(&self, work: impl FnOnce(&mut Waiting) -> Result<T>) -> Result<T> {
         self.running.guarded(|| {

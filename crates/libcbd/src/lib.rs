@@ -43,6 +43,7 @@ pub mod c;
 mod device;
 mod queue;
 mod region;
+mod verify;
 
 pub use cbd_engine::{
     BackendEntry, BackingTrouble, CacheStatus, Consistency, DamagedRange, OnWriteError, Settings,
@@ -50,9 +51,10 @@ pub use cbd_engine::{
 pub use cbd_pmem::Kind as RegionKind;
 pub use cbd_runtime::DrainProgress;
 pub use cbd_types::{
-    AlignedBuffer, BackendId, ByteRange, Completion, Durability, Error, ErrorKind, Geometry, Operation,
-    Request, Result,
+    AlignedBuffer, BackendId, ByteRange, Completion, Durability, Error, ErrorKind, Finding, Flaw, Geometry,
+    Operation, Request, Result, Verified, Verify, VerifyLevel,
 };
 pub use device::{DRAIN_TIMEOUT, Device};
 pub use queue::Queue;
 pub use region::{DeviceOptions, Format, Region, RegionInfo, RegionOptions};
+pub use verify::QUEUED_VERIFY_MAX;

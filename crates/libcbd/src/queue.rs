@@ -7,10 +7,11 @@
 //! Elsewhere: the execution of requests (`cbd-device`).
 
 use crate::device::{Running, range_at};
+use crate::verify::check_queued;
 use cbd_export::RequestQueue;
 use cbd_export::wake::{Interest, WaitSet};
 use cbd_runtime::{DeviceQueue, ProcessEnvironment};
-use cbd_types::{AlignedBuffer, Completion, Request, Result};
+use cbd_types::{AlignedBuffer, Completion, Request, Result, Verified, Verify};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,9 @@ use std::time::{Duration, Instant};
 pub(crate) struct Waiting {
     pub(crate) queue: DeviceQueue<ProcessEnvironment>,
     done: Vec<Completion>,
+    /// Verifications in the queue.
+    verifying: usize,
+    verified: Vec<(u64, Result<Verified>)>,
     set: WaitSet,
 }
 
@@ -29,7 +33,7 @@ impl Waiting {
         for descriptor in queue.wait_descriptors() {
             set.add(descriptor, Interest::Read);
         }
-        Ok(Self { queue, done: Vec::new(), set })
+        Ok(Self { queue, done: Vec::new(), verifying: 0, verified: Vec::new(), set })
     }
 
     pub(crate) fn submit(&mut self, request: Request) {
@@ -47,6 +51,11 @@ impl Waiting {
                 self.set.wait(None)?;
             }
         }
+    }
+
+    /// Whether requests are in the queue.
+    fn is_busy(&self) -> bool {
+        self.queue.parked() > 0 || self.verifying > 0
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -113,6 +122,28 @@ impl Queue {
         })
     }
 
+    /// Submits a verification of [`QUEUED_VERIFY_MAX`](crate::QUEUED_VERIFY_MAX) bytes at most. It yields to the other requests of
+    /// the queue and makes progress in [`poll`](Self::poll); its result comes from [`take_verified`](Self::take_verified).
+    /// [`Device::verify`](crate::Device::verify) verifies longer ranges.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), and for a longer range.
+    pub fn verify(&mut self, id: u64, verify: Verify) -> Result<()> {
+        check_queued(verify.range)?;
+        let waiting = &mut self.waiting;
+        self.running.guarded(|| {
+            waiting.queue.verify(id, verify)?;
+            waiting.verifying += 1;
+            Ok(())
+        })
+    }
+
+    /// The results of verifications, with the values of `id`: of those that a [`poll`](Self::poll) or [`wait`](Self::wait) found
+    /// complete, and that were not taken before.
+    pub fn take_verified(&mut self) -> Vec<(u64, Result<Verified>)> {
+        std::mem::take(&mut self.waiting.verified)
+    }
+
     /// Moves completions to `done`; does not block.
     ///
     /// # Errors
@@ -120,8 +151,13 @@ impl Queue {
     pub fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()> {
         let waiting = &mut self.waiting;
         self.running.guarded(|| {
-            if waiting.queue.parked() > 0 {
+            if waiting.is_busy() {
                 waiting.queue.poll(&mut waiting.done);
+            }
+            if waiting.verifying > 0 {
+                let verified = waiting.queue.take_verified();
+                waiting.verifying -= verified.len();
+                waiting.verified.extend(verified);
             }
             done.append(&mut waiting.done);
             Ok(())
@@ -129,7 +165,7 @@ impl Queue {
     }
 
     /// As [`poll`](Self::poll), but waits until at least `least` requests have completed, or all that are in
-    /// flight, or until the timeout.
+    /// flight, or until the timeout. Results of verifications that were not taken count as completed.
     ///
     /// # Errors
     /// As [`submit`](Self::submit), and when the system refuses to wait.
@@ -143,7 +179,8 @@ impl Queue {
         let begun_with = done.len();
         loop {
             self.poll(done)?;
-            if done.len() - begun_with >= least || self.in_flight() == 0 {
+            let completed = done.len() - begun_with + self.waiting.verified.len();
+            if completed >= least || !self.waiting.is_busy() {
                 return Ok(());
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -157,7 +194,8 @@ impl Queue {
     /// Submitted requests whose completion was not returned yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.waiting.queue.parked() + self.waiting.done.len()
+        let waiting = &self.waiting;
+        waiting.queue.parked() + waiting.done.len() + waiting.verifying + waiting.verified.len()
     }
 
     /// Descriptors for the program's own event loop: one of them is readable when [`poll`](Self::poll) may

@@ -13,7 +13,8 @@
 //! - Write-zeroes of a cached device is always fast, so FAST_ZERO is offered and never fails for that reason; without a
 //!   cache it is not offered. Without NO_HOLE it is a discard if the device promises zeroes after one.
 //! - A request is whole sectors inside the device. Past the end, writes fail with ENOSPC and others with EINVAL.
-//! - Block status supports `base:allocation` and `cbd:state` (bit 0 cached, bit 1 dirty).
+//! - Block status supports `base:allocation`, `cbd:state` (bit 0 cached, bit 1 dirty) and, if the device can verify,
+//!   `cbd:verify` (bit 0 checked, bit 1 damaged, bit 2 unreadable).
 //!
 //! Invariants: every value from a client is checked before it is used; no client makes the server exceed its bounds or
 //! wait for it.
@@ -24,5 +25,5 @@ mod protocol;
 mod server;
 
 pub use listen::Listen;
-pub use protocol::{CONTEXT_ALLOCATION, CONTEXT_STATE, status_flag, transmission_flag};
+pub use protocol::{CONTEXT_ALLOCATION, CONTEXT_STATE, CONTEXT_VERIFY, status_flag, transmission_flag};
 pub use server::{MEMORY, MEMORY_MIN, Notice, Observer, Options, Server, ThreadSetup, serve_connected};

@@ -120,6 +120,11 @@ pub(crate) mod chunk {
 pub const CONTEXT_ALLOCATION: &str = "base:allocation";
 /// CBD's metadata context: bit 0 is set if the newest bytes are in the cache, bit 1 if they are dirty.
 pub const CONTEXT_STATE: &str = "cbd:state";
+/// CBD's metadata context for verification: block status in it checks that the newest data can be read and is right, which
+/// reads the disk for what is not in the cache. Bit 0 is set for what was checked, bit 1 if it is damaged, bit 2 if the disk
+/// cannot read it; 1 alone means right. Nothing is said about a range without bits: clients wrote to it meanwhile. A reply may
+/// cover less than its request. Further bits may be added; a client ignores those that it does not know.
+pub const CONTEXT_VERIFY: &str = "cbd:verify";
 
 /// Flags in the descriptors of block status.
 pub mod status_flag {
@@ -131,6 +136,12 @@ pub mod status_flag {
     pub const CACHED: u32 = 1 << 0;
     /// `cbd:state`: they are not on the backing device yet.
     pub const DIRTY: u32 = 1 << 1;
+    /// `cbd:verify`: the newest data was checked. Right if no other bit is set.
+    pub const CHECKED: u32 = 1 << 0;
+    /// `cbd:verify`: no undamaged copy of the data is left. Reads fail until it is overwritten.
+    pub const DAMAGED: u32 = 1 << 1;
+    /// `cbd:verify`: only the disk has the data, and cannot read it.
+    pub const UNREADABLE: u32 = 1 << 2;
 }
 
 /// Longest name or other string that the protocol allows, in bytes.

@@ -3,7 +3,8 @@
 
 mod common;
 
-use cbd_types::{ByteRange, Geometry, Result};
+use cbd_types::{ByteRange, Flaw, Geometry, Result};
+use common::verifying::Verifying;
 use common::{Slow, memory, serve};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -79,6 +80,32 @@ fn libnbd_finds_what_the_protocol_specifies() {
     let text = run_with("nbdsh", &["-c", include_str!("libnbd.py")], &[("CBD_URI", &uri)]);
     assert!(text.contains("all is well"), "{text}");
     served.server.stop().expect("stopped");
+}
+
+#[test]
+fn libnbd_maps_what_was_verified() {
+    if !wanted("libnbd_maps_what_was_verified") {
+        return;
+    }
+    // Beyond what one reply covers, so that nbdinfo asks several times.
+    let findings = [(1 << 20, 4096, Flaw::DirtyDamaged), (40 << 20, 512, Flaw::Unreadable)];
+    let served = serve(Verifying::over(memory(64 << 20), &findings));
+    let uri = served.server.uri();
+    let text = run_with("nbdsh", &["-c", include_str!("libnbd_verify.py")], &[("CBD_URI", &uri)]);
+    assert!(text.contains("all is well"), "{text}");
+    let map = run("nbdinfo", &["--map=cbd:verify", &uri]);
+    let rows: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
+    let rows: Vec<&[&str]> = rows.iter().map(|row| &row[..3]).collect();
+    let expected = [
+        ["0", "1048576", "1"],
+        ["1048576", "4096", "3"],
+        ["1052672", "40890368", "1"],
+        ["41943040", "512", "5"],
+        ["41943552", "25165312", "1"],
+    ];
+    assert_eq!(rows, expected, "{map}");
+    let list = run("nbdinfo", &["--list", &uri]);
+    assert!(list.contains("cbd:verify"), "{list}");
 }
 
 #[test]

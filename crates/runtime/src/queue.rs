@@ -146,6 +146,10 @@ impl<E: Environment> BlockDevice for ServedDevice<E> {
         Ok(Box::new(self.device_queue()?))
     }
 
+    fn verifies(&self) -> bool {
+        true
+    }
+
     fn extents(&self, range: ByteRange) -> Result<Vec<Extent>> {
         Ok(self
             .device
@@ -187,15 +191,8 @@ impl<E: Environment> DeviceQueue<E> {
     }
 
     /// As [`Queue::verify`].
-    pub fn verify(&mut self, id: u64, request: Verify) {
-        self.queue.verify(id, request);
-    }
-
-    /// Continues the verifications, and returns the results of those that have completed.
-    pub fn take_verified(&mut self) -> Vec<(u64, Result<Verified>)> {
-        // Only verifications are submitted to this queue, so nothing else completes.
-        self.poll(&mut Vec::new());
-        self.queue.take_verified()
+    pub(crate) fn start_verification(&mut self, id: u64, verify: Verify) {
+        self.queue.verify(id, verify);
     }
 }
 
@@ -224,6 +221,15 @@ impl<E: Environment> RequestQueue for DeviceQueue<E> {
         let before = done.len();
         self.queue.poll(done);
         self.failures.note(&done[before..]);
+    }
+
+    fn verify(&mut self, id: u64, verify: Verify) -> Result<()> {
+        self.start_verification(id, verify);
+        Ok(())
+    }
+
+    fn take_verified(&mut self) -> Vec<(u64, Result<Verified>)> {
+        self.queue.take_verified()
     }
 
     fn parked(&self) -> usize {

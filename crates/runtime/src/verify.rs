@@ -80,10 +80,12 @@ impl RunningBackend {
 
 impl<E: Environment> Verifier for DeviceQueue<E> {
     fn submit(&mut self, id: u64, request: Verify) {
-        self.verify(id, request);
+        self.start_verification(id, request);
     }
 
     fn take(&mut self) -> Vec<(u64, Result<Verified>)> {
+        // Only verifications are submitted to this queue, so nothing else completes.
+        self.poll(&mut Vec::new());
         self.take_verified()
     }
 

@@ -126,6 +126,8 @@ pub struct Verified {
     /// Bytes that clients changed while they were looked at, so that nothing is said about their former copies. What they hold now
     /// was written after the request.
     pub changed_bytes: u64,
+    /// The ranges of these bytes, in no order.
+    pub changed: Vec<ByteRange>,
     /// What was found, in the order of the ranges.
     pub findings: Vec<Finding>,
     /// Why a part of the range could not be looked at or repaired; the first such error.

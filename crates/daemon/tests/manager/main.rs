@@ -21,3 +21,4 @@ mod silent;
 mod sockets;
 mod stopping;
 mod together;
+mod verified_by_nbd;

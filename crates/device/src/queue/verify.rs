@@ -105,6 +105,13 @@ impl Verifications {
         }
     }
 
+    fn note_changed(&mut self, number: u64, range: ByteRange) {
+        if let Some(request) = self.request(number) {
+            request.report.changed_bytes += range.len();
+            request.report.changed.push(range);
+        }
+    }
+
     fn fail(&mut self, number: u64, error: Error) {
         if let Some(request) = self.request(number) {
             request.report.error.get_or_insert(error);
@@ -227,10 +234,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 self.inspect(number, range, looks);
                 return self.verifications.end_outstanding(number);
             }
-            if let Some(request) = self.verifications.request(number) {
-                request.report.changed_bytes += range.len();
-                request.outstanding -= 1;
-            }
+            self.verifications.note_changed(number, range);
+            self.verifications.end_outstanding(number);
         }
         if !follows_route {
             return;
@@ -466,11 +471,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             }
             Ok(Repair::Full) => self.verifications.note(request, part.range, flaw, false),
             Ok(Repair::Done) => self.verifications.note(request, part.range, flaw, true),
-            Ok(Repair::Changed | Repair::Lost) => {
-                if let Some(request) = self.verifications.request(request) {
-                    request.report.changed_bytes += part.range.len();
-                }
-            }
+            Ok(Repair::Changed | Repair::Lost) => self.verifications.note_changed(request, part.range),
             Err(error) => {
                 self.verifications.note(request, part.range, flaw, false);
                 let text = format!("{} was not repaired", part.range);

@@ -97,6 +97,9 @@ int main(int argc, char **argv)
     cbd_device *device;
     cbd_geometry geometry;
     cbd_status status;
+    cbd_verify_request verify = {0};
+    cbd_verified verified;
+    cbd_finding findings[8];
     char warnings[1024];
 
     if (argc != 3) {
@@ -136,6 +139,18 @@ int main(int argc, char **argv)
     check(cbd_device_status(device, &status), "querying the status");
     printf("%" PRIu64 " bytes written, %" PRIu64 " read from the cache\n", status.written_bytes,
            status.read_hit_bytes);
+
+    /* Both copies of everything, and whether they agree. */
+    verify.length = geometry.size;
+    verify.level = CBD_VERIFY_AGREE;
+    verify.findings = findings;
+    verify.capacity = sizeof findings / sizeof findings[0];
+    check(cbd_verify(device, &verify, &verified), "verifying the device");
+    for (size_t one = 0; one < verify.capacity && one < verified.findings; one++)
+        printf("bytes from %" PRIu64 ", %" PRIu64 " in all: flaw %" PRIu32 "\n", findings[one].offset,
+               findings[one].length, findings[one].flaw);
+    if (verified.cache_bytes == 0 || verified.findings != 0)
+        return 1;
 
     /* The disk is a plain disk again. To keep the cache instead: cbd_device_close. */
     check(cbd_device_detach(&device, 0), "detaching the disk");

@@ -11,10 +11,12 @@ mod border;
 mod device;
 mod queue;
 mod region;
+mod verify;
 
 pub use device::*;
 pub use queue::*;
 pub use region::*;
+pub use verify::*;
 
 use std::ffi::{CStr, c_char};
 

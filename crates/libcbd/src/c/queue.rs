@@ -7,7 +7,10 @@ use super::border::{
     bytes, bytes_mut, call, check_flags, checked_length, give, invalid, note, shared, wanted,
 };
 use super::device::{CBD_FUA, CbdDevice};
-use crate::{AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Operation, Queue, Request, Result};
+use super::verify::{CbdVerified, CbdVerifyRequest, Destination, parse};
+use crate::{
+    AlignedBuffer, ByteRange, Completion, Error, ErrorKind, Operation, Queue, Request, Result, Verified,
+};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -22,7 +25,7 @@ struct Inside {
     requests: Vec<Pending>,
     free: Vec<usize>,
     /// Completions that did not fit into the caller's array.
-    ready: VecDeque<Completion>,
+    ready: VecDeque<Ready>,
     done: Vec<Completion>,
 }
 
@@ -33,6 +36,47 @@ struct Pending {
     /// The destination of a read that did not complete at once.
     into: *mut u8,
     length: usize,
+    /// The destination of the result of a verification.
+    verified: Option<Destination>,
+}
+
+impl Pending {
+    /// A request whose completion has no data.
+    const fn plain(user_data: u64) -> Self {
+        Self { user_data, into: std::ptr::null_mut(), length: 0, verified: None }
+    }
+}
+
+impl Pending {
+    /// Writes what the request returns to the memory of the caller.
+    ///
+    /// # Safety
+    /// The buffer of a read and the destination of a verification are valid.
+    unsafe fn complete(&self, ready: Ready) -> Result<()> {
+        match (ready, &self.verified) {
+            (Ready::Request(Completion { result, buffer, .. }), _) => {
+                if result.is_ok() && !self.into.is_null() && buffer.len() == self.length {
+                    // SAFETY: the caller lent that many bytes to the request until its completion; the queue's buffer is
+                    // separate memory.
+                    unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), self.into, self.length) };
+                }
+                result
+            }
+            (Ready::Verified(_, result), Some(destination)) => {
+                let verified = result?;
+                // SAFETY: the caller lent the destination to the request until its completion.
+                unsafe { destination.give(&verified) }?;
+                verified.error.map_or(Ok(()), Err)
+            }
+            (Ready::Verified(_, result), None) => result.map(drop),
+        }
+    }
+}
+
+/// What has completed.
+enum Ready {
+    Request(Completion),
+    Verified(u64, Result<Verified>),
 }
 
 // SAFETY: the pointers point to memory that the caller has lent to the queue until the request completes, whichever thread uses
@@ -84,15 +128,12 @@ impl Inside {
     unsafe fn give_out(&mut self, completions: *mut CbdCompletion, capacity: usize) -> Result<c_int> {
         let mut count = 0;
         while count < capacity {
-            let Some(done) = self.ready.pop_front() else { break };
-            let Some(pending) = self.requests.get(done.id as usize).copied() else { continue };
-            if done.result.is_ok() && !pending.into.is_null() && done.buffer.len() == pending.length {
-                // SAFETY: the caller lent that many bytes to the request until its completion; the queue's buffer is separate
-                // memory.
-                unsafe { std::ptr::copy_nonoverlapping(done.buffer.as_ptr(), pending.into, pending.length) };
-            }
-            self.take_back(done.id);
-            let result = done.result.err().map_or(0, |error| note(&error));
+            let Some(ready) = self.ready.pop_front() else { break };
+            let (Ready::Request(Completion { id, .. }) | Ready::Verified(id, _)) = ready;
+            let Some(pending) = self.requests.get(id as usize).copied() else { continue };
+            self.take_back(id);
+            // SAFETY: the caller guarantees it.
+            let result = unsafe { pending.complete(ready) }.err().map_or(0, |error| note(&error));
             let answer = CbdCompletion { user_data: pending.user_data, result, reserved: 0 };
             // SAFETY: `count` is below `capacity`.
             unsafe { give(completions.add(count), "completions", answer) }?;
@@ -102,7 +143,7 @@ impl Inside {
     }
 
     fn submit(&mut self, user_data: u64, operation: Operation, range: ByteRange, fua: bool) -> Result<c_int> {
-        let id = self.add(Pending { user_data, into: std::ptr::null_mut(), length: 0 });
+        let id = self.add(Pending::plain(user_data));
         let buffer = AlignedBuffer::default();
         let taken = self.queue.submit(Request {
             id,
@@ -182,7 +223,7 @@ pub unsafe extern "C" fn cbd_queue_read(
         let into = buffer.cast::<u8>();
         // SAFETY: the caller guarantees it.
         let bytes = unsafe { bytes_mut(into, length, "buffer") }?;
-        let id = inside.add(Pending { user_data, into, length });
+        let id = inside.add(Pending { user_data, into, length, verified: None });
         let taken = inside.queue.read_at(id, bytes, offset);
         inside.taken(id, taken)
     })
@@ -209,7 +250,7 @@ pub unsafe extern "C" fn cbd_queue_write(
         check_flags(flags, CBD_FUA, &[])?;
         // SAFETY: the caller guarantees it.
         let data = unsafe { bytes(data.cast(), length, "data") }?;
-        let id = inside.add(Pending { user_data, into: std::ptr::null_mut(), length: 0 });
+        let id = inside.add(Pending::plain(user_data));
         let taken = inside.queue.write_at(id, data, offset, flags & CBD_FUA != 0);
         inside.taken(id, taken)
     })
@@ -267,12 +308,37 @@ pub unsafe extern "C" fn cbd_queue_write_zeroes(
     })
 }
 
+/// Submits a verification as `cbd_verify`, of 4 MiB at most. It yields to the other requests of the queue. `result` and
+/// `request->findings` are written when the completion is returned, and belong to the queue until then; `request` itself may be
+/// reused when this returns.
+///
+/// # Safety
+/// `queue` is open or NULL; `request` can be read or is NULL; until the completion was returned `result` can be written or is
+/// NULL, and `request->capacity` elements at `request->findings` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cbd_queue_verify(
+    queue: *const CbdQueue,
+    request: *const CbdVerifyRequest,
+    result: *mut CbdVerified,
+    user_data: u64,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller guarantees it.
+        let mut inside = unsafe { shared(queue, "queue") }?.inside()?;
+        // SAFETY: the caller guarantees it.
+        let (verify, destination) = unsafe { parse(request, result) }?;
+        let id = inside.add(Pending { verified: Some(destination), ..Pending::plain(user_data) });
+        let taken = inside.queue.verify(id, verify);
+        inside.taken(id, taken)
+    })
+}
+
 /// Returns completions: at most `capacity` of them in `completions`; the result is their number. Does not
 /// block.
 ///
 /// # Safety
 /// `queue` is open or NULL; `capacity` elements at `completions` can be written, or it is NULL; the buffers
-/// of reads are valid.
+/// of reads and the destinations of verifications are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cbd_queue_poll(
     queue: *const CbdQueue,
@@ -309,7 +375,8 @@ pub unsafe extern "C" fn cbd_queue_wait(
         let least = least.saturating_sub(ready.len());
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         let waited = if least == 0 { queue.poll(done) } else { queue.wait(done, least, timeout) };
-        ready.extend(done.drain(..));
+        ready.extend(done.drain(..).map(Ready::Request));
+        ready.extend(queue.take_verified().into_iter().map(|(id, result)| Ready::Verified(id, result)));
         waited?;
         // SAFETY: the caller guarantees it.
         unsafe { inside.give_out(completions, capacity) }

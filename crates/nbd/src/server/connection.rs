@@ -24,6 +24,7 @@ use super::reply::{Output, Reply, Sent};
 use super::request::{CACHE_PIECE, Rules, Task};
 use super::slots::{Kind, Slot, Slots};
 use super::status;
+use super::verify::{StatusRequest, Verifications};
 use super::waits::Waits;
 use crate::protocol::{RequestHeader, command};
 use cbd_export::clients::is_settled;
@@ -58,6 +59,7 @@ pub(super) struct Connection<'a> {
     unanswered: usize,
     /// CACHE commands that are not finished, and their buffers.
     cache_commands: VecDeque<(usize, AlignedBuffer)>,
+    verifications: Verifications,
     done: Vec<Completion>,
     ending: Option<Ending>,
     /// Set when the server stops: the time at which parked requests are given up.
@@ -85,7 +87,7 @@ impl<'a> Connection<'a> {
             socket,
             device,
             queue,
-            rules,
+            rules: rules.with_contexts(negotiated.contexts),
             negotiated,
             limits,
             receiver: Receiver::new(),
@@ -96,6 +98,7 @@ impl<'a> Connection<'a> {
             slots: Slots::default(),
             unanswered: 0,
             cache_commands: VecDeque::new(),
+            verifications: Verifications::default(),
             done: Vec::new(),
             ending: None,
             stop_until: None,
@@ -113,6 +116,7 @@ impl<'a> Connection<'a> {
         loop {
             self.take_requests();
             self.submit_cache_piece();
+            self.verify_further();
             self.read_next_part();
             // Parked requests continue when the descriptors of the queue are readable (`wait`).
             self.queue.unplug(&mut self.done);
@@ -146,12 +150,7 @@ impl<'a> Connection<'a> {
 
     /// Whether more bytes must be received before processing continues.
     fn wants_bytes(&self) -> bool {
-        self.ending.is_none()
-            && match self.incoming {
-                Incoming::Head => self.receiver.len() < RequestHeader::SIZE,
-                Incoming::Payload(_) | Incoming::Refused { .. } => true,
-                Incoming::Part => false,
-            }
+        self.ending.is_none() && self.incoming.wants_bytes(self.receiver.len())
     }
 
     /// Whether the number of requests and their memory allow one more.
@@ -250,14 +249,12 @@ impl<'a> Connection<'a> {
                 self.cache_commands.push_back((number, buffer));
             }
             Ok(Task::Status { range, one }) => {
-                let reply = match status::describe(self.device, range, one, self.negotiated.contexts) {
-                    Ok(contexts) => Reply::status(cookie, &contexts, cost),
-                    Err(error) => {
-                        self.memory.give(cost);
-                        Reply::error(cookie, self.negotiated.structured, &error)
-                    }
-                };
-                self.push(reply);
+                let request = StatusRequest { cookie, range, one, cost };
+                if self.negotiated.contexts.verify {
+                    self.verifications.add(request);
+                } else {
+                    self.reply_status(&request, Ok(None));
+                }
             }
         }
         true
@@ -381,26 +378,10 @@ impl<'a> Connection<'a> {
     }
 
     fn receive(&mut self) {
-        let received = match &mut self.incoming {
-            Incoming::Payload(Payload { buffer, filled, .. }) => {
-                let direct = &mut buffer[*filled..];
-                let room = direct.len();
-                let received = self.receiver.receive(self.socket, direct);
-                if let Ok(Received::Bytes(count)) = received {
-                    *filled += count.min(room);
-                }
-                received
-            }
-            Incoming::Head | Incoming::Part | Incoming::Refused { .. } => {
-                self.receiver.receive(self.socket, &mut [])
-            }
-        };
-        match received {
+        match self.incoming.receive(&mut self.receiver, self.socket) {
+            // A write whose payload is complete starts even if no further bytes were received.
             Ok(Received::Bytes(_)) => {
-                // A write whose payload is complete starts even if no further bytes were received.
-                if matches!(&self.incoming, Incoming::Payload(payload) if payload.filled == payload.buffer.len())
-                    && let Incoming::Payload(payload) = mem::replace(&mut self.incoming, Incoming::Head)
-                {
+                if let Some(payload) = self.incoming.take_complete() {
                     self.payload(payload);
                 }
             }
@@ -441,6 +422,27 @@ impl<'a> Connection<'a> {
         self.answer_completed();
     }
 
+    /// Takes the steps of verifications that have returned, and submits one more.
+    fn verify_further(&mut self) {
+        let has_ended = self.ending.as_ref().is_some_and(|ending| !ending.sending || ending.gave_up);
+        let is_wanted = !has_ended && self.stop_until.is_none();
+        for (request, result) in self.verifications.further(&mut *self.queue, is_wanted) {
+            self.reply_status(&request, result.map(Some));
+        }
+    }
+
+    fn reply_status(&mut self, request: &StatusRequest, verified: Result<Option<Vec<(u32, u32)>>>) {
+        let StatusRequest { cookie, range, one, cost } = *request;
+        let contexts = self.negotiated.contexts;
+        match verified.and_then(|verified| status::describe(self.device, range, one, contexts, verified)) {
+            Ok(contexts) => self.push(Reply::status(cookie, &contexts, cost)),
+            Err(error) => {
+                self.memory.give(cost);
+                self.refuse(cookie, &error);
+            }
+        }
+    }
+
     /// Answers the requests that the device has completed.
     fn answer_completed(&mut self) {
         let mut done = mem::take(&mut self.done);
@@ -470,22 +472,13 @@ impl<'a> Connection<'a> {
             self.part_done(part, slot.cost, result, buffer);
             return;
         }
-        let reply = match (result, slot.kind) {
-            (Ok(()), Kind::Read(range)) if buffer.len() as u64 == range.len() => {
-                // The buffer is sent with the reply and remains accounted until then.
-                self.push(Reply::data(slot.cookie, self.negotiated.structured, range.start, buffer));
-                return;
-            }
-            (Ok(()), Kind::Read(_)) => {
-                let error = Error::new(ErrorKind::System, "the device returned a read of another length");
-                Reply::error(slot.cookie, self.negotiated.structured, &error)
-            }
-            (Ok(()), Kind::Plain | Kind::Cache(_) | Kind::Part(_)) => Reply::done(slot.cookie),
-            (Err(error), _) => Reply::error(slot.cookie, self.negotiated.structured, &error),
-        };
+        let (reply, buffer) = slot.reply(self.negotiated.structured, result, buffer);
         self.push(reply);
-        self.memory.keep_spare(buffer);
-        self.memory.give(slot.cost);
+        // A buffer that is sent with the reply remains accounted until then.
+        if let Some(buffer) = buffer {
+            self.memory.keep_spare(buffer);
+            self.memory.give(slot.cost);
+        }
     }
 
     // -- out --------------------------------------------------------------------------------------------------
@@ -532,6 +525,7 @@ impl<'a> Connection<'a> {
             ending.gave_up = true;
             self.queue.give_up(&mut self.done);
             self.answer_completed();
+            self.verify_further();
             self.send();
         }
         if is_settled(self.queue.changes()) {
@@ -539,13 +533,19 @@ impl<'a> Connection<'a> {
         }
     }
 
+    /// Whether requests are in the device, or are to be.
+    fn is_in_device(&self) -> bool {
+        self.slots.parked() > 0 || !self.verifications.is_empty()
+    }
+
     fn is_over(&mut self) -> bool {
+        let is_in_device = self.is_in_device();
         let Some(ending) = &mut self.ending else { return false };
         let now = Instant::now();
         if self.stop_until.is_some_and(|until| now >= until) {
             return true;
         }
-        if self.slots.parked() > 0 {
+        if is_in_device {
             // The device still has parked requests; the timeout for sending begins after them.
             ending.until = now + self.limits.stop;
             return false;
@@ -587,10 +587,10 @@ impl<'a> Connection<'a> {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        if !self.cache_commands.is_empty() {
+        if !self.cache_commands.is_empty() || self.verifications.can_begin() {
             return Some(Duration::ZERO);
         }
-        let sending = self.ending.as_ref().filter(|_| self.slots.parked() == 0).map(|ending| ending.until);
+        let sending = self.ending.as_ref().filter(|_| !self.is_in_device()).map(|ending| ending.until);
         let until = [self.stop_until, sending].into_iter().flatten().min();
         match until {
             Some(until) => Some(until.saturating_duration_since(Instant::now())),

@@ -6,8 +6,8 @@
 
 use super::request::Rules;
 use crate::protocol::{
-    CONTEXT_ALLOCATION, CONTEXT_STATE, IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, Reader, STRING_MAX,
-    handshake_flag, info, option, option_reply,
+    CONTEXT_ALLOCATION, CONTEXT_STATE, CONTEXT_VERIFY, IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, Reader,
+    STRING_MAX, handshake_flag, info, option, option_reply,
 };
 use cbd_types::{Error, ErrorKind, Result};
 use std::io::{Read, Write};
@@ -25,12 +25,15 @@ const SERVER_FLAGS: u16 = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZE
 pub(super) const ALLOCATION_ID: u32 = 1;
 /// The number of `cbd:state` in block status.
 pub(super) const STATE_ID: u32 = 2;
+/// The number of `cbd:verify` in block status.
+pub(super) const VERIFY_ID: u32 = 3;
 
 /// The metadata contexts that a client selected.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Contexts {
     pub(super) allocation: bool,
     pub(super) state: bool,
+    pub(super) verify: bool,
 }
 
 /// The negotiated protocol features.
@@ -45,6 +48,8 @@ pub(super) struct Offer<'a> {
     pub(super) name: &'a str,
     pub(super) description: &'a str,
     pub(super) rules: &'a Rules,
+    /// Whether the device can verify.
+    pub(super) verifies: bool,
 }
 
 impl Offer<'_> {
@@ -240,11 +245,16 @@ impl<S: Read + Write> Handshake<'_, S> {
             (!setting && queries.is_empty())
                 || queries.iter().any(|query| *query == context.as_bytes() || listed(query))
         };
-        let chosen =
-            Contexts { allocation: wants(CONTEXT_ALLOCATION, "base:"), state: wants(CONTEXT_STATE, "cbd:") };
-        for (chosen, id, context) in
-            [(chosen.allocation, ALLOCATION_ID, CONTEXT_ALLOCATION), (chosen.state, STATE_ID, CONTEXT_STATE)]
-        {
+        let chosen = Contexts {
+            allocation: wants(CONTEXT_ALLOCATION, "base:"),
+            state: wants(CONTEXT_STATE, "cbd:"),
+            verify: self.offer.verifies && wants(CONTEXT_VERIFY, "cbd:"),
+        };
+        for (chosen, id, context) in [
+            (chosen.allocation, ALLOCATION_ID, CONTEXT_ALLOCATION),
+            (chosen.state, STATE_ID, CONTEXT_STATE),
+            (chosen.verify, VERIFY_ID, CONTEXT_VERIFY),
+        ] {
             if chosen {
                 let mut reply = (if setting { id } else { 0 }).to_be_bytes().to_vec();
                 reply.extend_from_slice(context.as_bytes());

@@ -29,6 +29,10 @@ impl Write for Script {
 }
 
 fn run(sent: Vec<u8>) -> (Result<Option<Negotiated>>, Vec<u8>) {
+    run_with(sent, true)
+}
+
+fn run_with(sent: Vec<u8>, verifies: bool) -> (Result<Option<Negotiated>>, Vec<u8>) {
     let geometry = Geometry {
         size: SIZE,
         sector: 512,
@@ -40,7 +44,7 @@ fn run(sent: Vec<u8>) -> (Result<Option<Negotiated>>, Vec<u8>) {
         fast_zeroes: true,
     };
     let rules = Rules::new(&geometry, false, 32 << 20);
-    let offer = Offer { name: "disk", description: "a test", rules: &rules };
+    let offer = Offer { name: "disk", description: "a test", rules: &rules, verifies };
     let mut script = Script { sent: Cursor::new(sent), received: Vec::new() };
     let mut accepted = 0;
     let outcome = negotiate(&mut script, &offer, &mut || accepted += 1);
@@ -206,7 +210,7 @@ fn only_known_contexts_of_a_request_are_set() {
     let data =
         queries("disk", &["base:allocation", "qemu:dirty-bitmap:x", "cbd:state", "base:", "base:allocation"]);
     let (negotiated, named) = contexts(option::SET_META_CONTEXT, data);
-    let chosen = Contexts { allocation: true, state: true };
+    let chosen = Contexts { allocation: true, state: true, verify: false };
     assert_eq!(negotiated, Some(Negotiated { structured: true, contexts: chosen }));
     assert_eq!(named, [(ALLOCATION_ID, CONTEXT_ALLOCATION.into()), (STATE_ID, CONTEXT_STATE.into())]);
 
@@ -219,9 +223,29 @@ fn only_known_contexts_of_a_request_are_set() {
 fn contexts_are_listed_all_or_by_namespace_and_nothing_is_set() {
     let (negotiated, named) = contexts(option::LIST_META_CONTEXT, queries("disk", &[]));
     assert_eq!(negotiated.expect("it continues").contexts, Contexts::default());
-    assert_eq!(named, [(0, CONTEXT_ALLOCATION.into()), (0, CONTEXT_STATE.into())]);
-    assert_eq!(contexts(option::LIST_META_CONTEXT, queries("", &["cbd:"])).1, [(0, CONTEXT_STATE.into())]);
+    let of_cbd = [(0, CONTEXT_STATE.into()), (0, CONTEXT_VERIFY.into())];
+    assert_eq!(named, [&[(0, CONTEXT_ALLOCATION.into())], &of_cbd[..]].concat());
+    assert_eq!(contexts(option::LIST_META_CONTEXT, queries("", &["cbd:"])).1, of_cbd);
     assert_eq!(contexts(option::LIST_META_CONTEXT, queries("", &["nope:"])).1, []);
+}
+
+#[test]
+fn the_context_of_verification_is_offered_only_if_the_device_can_verify() {
+    for verifies in [true, false] {
+        let options = [
+            (option::STRUCTURED_REPLY, vec![]),
+            (option::SET_META_CONTEXT, queries("disk", &["cbd:verify", "cbd:state"])),
+            (option::LIST_META_CONTEXT, queries("disk", &["cbd:"])),
+            (option::GO, named("disk", &[])),
+        ];
+        let (outcome, received) = run_with(client(&options), verifies);
+        let contexts = outcome.expect("in order").expect("it continues").contexts;
+        assert_eq!(contexts, Contexts { allocation: false, state: true, verify: verifies });
+        let is_named =
+            |kind, data: &[u8]| kind == option_reply::META_CONTEXT && data.ends_with(b"cbd:verify");
+        let count = replies(&received).iter().filter(|(_, kind, data)| is_named(*kind, data)).count();
+        assert_eq!(count, if verifies { 2 } else { 0 });
+    }
 }
 
 #[test]
@@ -233,7 +257,7 @@ fn setting_contexts_again_replaces_the_earlier_ones() {
         (option::GO, named("disk", &[])),
     ];
     let negotiated = run(client(&options)).0.expect("in order").expect("it continues");
-    assert_eq!(negotiated.contexts, Contexts { allocation: false, state: true });
+    assert_eq!(negotiated.contexts, Contexts { allocation: false, state: true, verify: false });
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod request;
 mod slots;
 mod status;
 mod stream;
+mod verify;
 mod waits;
 
 use crate::listen::{Listen, Listener, tune};
@@ -537,7 +538,8 @@ fn serve_client(
     let until = Instant::now() + options.handshake_timeout;
     // The protocol cannot tell a client that a device has grown: a connection keeps the size that it was told.
     let rules = Rules::new(&shared.device.geometry(), options.read_only, PAYLOAD_MAX);
-    let offer = Offer { name: &options.export_name, description: &options.description, rules: &rules };
+    let (name, description) = (&options.export_name, &options.description);
+    let offer = Offer { name, description, rules: &rules, verifies: shared.device.verifies() };
     let mut stream = BoundedStream::new(socket, shared.stop.descriptor(), until);
     let mut is_registered = true;
     let mut accepted = || {

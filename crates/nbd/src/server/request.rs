@@ -12,6 +12,8 @@ use cbd_types::{ByteRange, Error, ErrorKind, Geometry, Operation, Result};
 pub(super) const CACHE_PIECE: u64 = 1 << 20;
 /// Bytes that the block status of a range may take.
 const STATUS_COST: usize = 128 << 10;
+/// Bytes that it may take if the range is verified: also the findings in a step of the verification.
+const VERIFY_COST: usize = 768 << 10;
 
 /// The rules for all requests to an export.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +28,7 @@ pub(super) struct Rules {
     discard_granularity: u64,
     rotational: bool,
     fast_zeroes: bool,
+    status_cost: usize,
 }
 
 /// What a request asks the server to do.
@@ -50,7 +53,13 @@ impl Rules {
             discard_granularity: u64::from(geometry.discard_granularity.max(geometry.sector)),
             rotational: geometry.rotational,
             fast_zeroes: geometry.fast_zeroes,
+            status_cost: STATUS_COST,
         }
+    }
+
+    /// The rules for a client that selected `contexts`.
+    pub(super) const fn with_contexts(self, contexts: Contexts) -> Self {
+        Self { status_cost: if contexts.verify { VERIFY_COST } else { STATUS_COST }, ..self }
     }
 
     /// The transmission flags of the export.
@@ -75,7 +84,7 @@ impl Rules {
                 cost_of(header.length as usize)
             }
             command::CACHE => cost_of(u64::from(header.length).min(CACHE_PIECE) as usize),
-            command::BLOCK_STATUS => STATUS_COST,
+            command::BLOCK_STATUS => self.status_cost,
             _ => 0,
         }
     }
@@ -248,7 +257,7 @@ mod tests {
     }
 
     fn all() -> Negotiated {
-        Negotiated { structured: true, contexts: Contexts { allocation: true, state: true } }
+        Negotiated { structured: true, contexts: Contexts { allocation: true, state: true, verify: true } }
     }
 
     fn validate(command: u16, flags: u16, offset: u64, length: u32) -> Result<Task> {

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a number belongs to one request from [`Slots::insert`] until [`Slots::free`].
 
-use cbd_types::ByteRange;
+use super::reply::Reply;
+use cbd_types::{AlignedBuffer, ByteRange, Error, ErrorKind, Result};
 
 /// A request in the device.
 pub(super) struct Slot {
@@ -21,6 +22,29 @@ pub(super) enum Kind {
     Cache(ByteRange),
     /// A part of the request that is executed in parts.
     Part(ByteRange),
+}
+
+impl Slot {
+    /// The reply to the request, which the device has completed, and the buffer if it is not sent with the reply.
+    pub(super) fn reply(
+        &self,
+        structured: bool,
+        result: Result<()>,
+        buffer: AlignedBuffer,
+    ) -> (Reply, Option<AlignedBuffer>) {
+        let reply = match (result, self.kind) {
+            (Ok(()), Kind::Read(range)) if buffer.len() as u64 == range.len() => {
+                return (Reply::data(self.cookie, structured, range.start, buffer), None);
+            }
+            (Ok(()), Kind::Read(_)) => {
+                let error = Error::new(ErrorKind::System, "the device returned a read of another length");
+                Reply::error(self.cookie, structured, &error)
+            }
+            (Ok(()), Kind::Plain | Kind::Cache(_) | Kind::Part(_)) => Reply::done(self.cookie),
+            (Err(error), _) => Reply::error(self.cookie, structured, &error),
+        };
+        (reply, Some(buffer))
+    }
 }
 
 /// The requests, by their numbers.

@@ -3,7 +3,7 @@
 //! Invariants: descriptors are not empty, begin where the request begins, stay inside it, and adjacent ones differ;
 //! their number is bounded, so a reply may cover less than the request, as the protocol allows.
 
-use super::handshake::{ALLOCATION_ID, Contexts, STATE_ID};
+use super::handshake::{ALLOCATION_ID, Contexts, STATE_ID, VERIFY_ID};
 use crate::protocol::status_flag;
 use cbd_export::{BlockDevice, ExtentState};
 use cbd_types::{ByteRange, Result};
@@ -22,21 +22,51 @@ pub(super) struct ContextStatus {
     pub(super) descriptors: Vec<(u32, u32)>,
 }
 
-/// The status of `range` in the selected contexts, in order.
+/// Most descriptors of one context in a reply; of `one` extent if only that is wanted.
+pub(super) const fn descriptors_max(one: bool) -> usize {
+    if one { 1 } else { DESCRIPTORS_MAX }
+}
+
+/// The status of `range` in the selected contexts, in order. `verified` are the descriptors of `cbd:verify`, if it is one of
+/// them.
 pub(super) fn describe(
     device: &dyn BlockDevice,
     range: ByteRange,
     one: bool,
     contexts: Contexts,
+    verified: Option<Vec<(u32, u32)>>,
 ) -> Result<Vec<ContextStatus>> {
-    let most = if one { 1 } else { DESCRIPTORS_MAX };
-    let mut runs = Vec::new();
+    let mut described = Vec::new();
+    if contexts.allocation || contexts.state {
+        extents(device, range, one, contexts, &mut described)?;
+    }
+    described.extend(verified.map(|descriptors| ContextStatus { context: VERIFY_ID, descriptors }));
+    Ok(described)
+}
+
+/// Adds the contexts that depend on extents.
+fn extents(
+    device: &dyn BlockDevice,
+    range: ByteRange,
+    one: bool,
+    contexts: Contexts,
+    described: &mut Vec<ContextStatus>,
+) -> Result<()> {
+    let mut kinds = Vec::new();
     if contexts.allocation {
-        runs.push(Runs { id: ALLOCATION_ID, flags: allocation, most, found: Vec::new(), full: false });
+        kinds.push(OfExtents {
+            context: ALLOCATION_ID,
+            flags: allocation,
+            runs: Runs::new(descriptors_max(one)),
+        });
     }
     if contexts.state {
-        runs.push(Runs { id: STATE_ID, flags: state, most, found: Vec::new(), full: false });
+        kinds.push(OfExtents { context: STATE_ID, flags: state, runs: Runs::new(descriptors_max(one)) });
     }
+    let mut add = |length, state| {
+        kinds.iter_mut().for_each(|kind: &mut OfExtents| kind.runs.add(length, (kind.flags)(state)));
+        kinds.iter().all(|kind| kind.runs.is_full())
+    };
     for window in range.split_at_multiples(WINDOW) {
         let mut at = window.start;
         for extent in device.extents(window)? {
@@ -45,34 +75,59 @@ pub(super) fn describe(
             else {
                 continue;
             };
-            runs.iter_mut().for_each(|runs| runs.add(extent_range.start - at, ExtentState::default()));
-            runs.iter_mut().for_each(|runs| runs.add(extent_range.len(), extent.state));
+            add(extent_range.start - at, ExtentState::default());
+            add(extent_range.len(), extent.state);
             at = extent_range.end;
         }
-        runs.iter_mut().for_each(|runs| runs.add(window.end - at, ExtentState::default()));
-        if runs.iter().all(|runs| runs.full) {
+        if add(window.end - at, ExtentState::default()) {
             break;
         }
     }
-    Ok(runs.into_iter().map(|runs| ContextStatus { context: runs.id, descriptors: runs.found }).collect())
+    described.extend(
+        kinds
+            .into_iter()
+            .map(|OfExtents { context, runs, .. }| ContextStatus { context, descriptors: runs.into_found() }),
+    );
+    Ok(())
 }
 
-struct Runs {
-    id: u32,
+/// A context that depends on extents.
+struct OfExtents {
+    context: u32,
     flags: fn(ExtentState) -> u32,
+    runs: Runs,
+}
+
+/// Descriptors of one context, in order.
+pub(super) struct Runs {
     most: usize,
     found: Vec<(u32, u32)>,
     full: bool,
 }
 
 impl Runs {
-    fn add(&mut self, length: u64, state: ExtentState) {
+    /// None yet, and `most` at the end.
+    pub(super) const fn new(most: usize) -> Self {
+        Self { most, found: Vec::new(), full: false }
+    }
+
+    /// Whether nothing more is added.
+    pub(super) const fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// Lengths and flags.
+    pub(super) fn into_found(self) -> Vec<(u32, u32)> {
+        self.found
+    }
+
+    /// Adds `length` bytes behind those that were added before.
+    pub(super) fn add(&mut self, length: u64, flags: u32) {
         if self.full || length == 0 {
             return;
         }
         // The length of a request has 32 bits, so the length of a run fits.
         let length = length as u32;
-        let flags = (self.flags)(state);
         let room = self.found.len() < self.most;
         match self.found.last_mut() {
             Some(last) if last.1 == flags => last.0 += length,
@@ -131,11 +186,11 @@ mod tests {
         ContextStatus { context, descriptors: descriptors.to_vec() }
     }
 
-    const BOTH: Contexts = Contexts { allocation: true, state: true };
+    const BOTH: Contexts = Contexts { allocation: true, state: true, verify: false };
 
     #[test]
     fn each_context_merges_extents_that_it_does_not_distinguish() {
-        let found = describe(&Striped, ByteRange::at(512, 4 * MIB), false, BOTH).expect("it is known");
+        let found = describe(&Striped, ByteRange::at(512, 4 * MIB), false, BOTH, None).expect("it is known");
         let mib = MIB as u32;
         assert_eq!(
             found,
@@ -148,15 +203,19 @@ mod tests {
 
     #[test]
     fn a_request_for_one_extent_gets_one_even_across_windows() {
-        let found = describe(&Striped, ByteRange::at(0, 512 * MIB), true, BOTH).expect("it is known");
+        let found = describe(&Striped, ByteRange::at(0, 512 * MIB), true, BOTH, None).expect("it is known");
         assert_eq!(found, [described(ALLOCATION_ID, &[(2 << 20, 0)]), described(STATE_ID, &[(1 << 20, 3)])]);
     }
 
     #[test]
     fn only_chosen_contexts_are_in_the_answer() {
-        let chosen = Contexts { allocation: false, state: true };
-        let found = describe(&Striped, ByteRange::at(0, MIB), false, chosen).expect("it is known");
+        let chosen = Contexts { allocation: false, state: true, verify: false };
+        let found = describe(&Striped, ByteRange::at(0, MIB), false, chosen, None).expect("it is known");
         assert_eq!(found, [described(STATE_ID, &[(1 << 20, 3)])]);
+        let chosen = Contexts { allocation: false, state: false, verify: true };
+        let verified = Some(vec![(512, 1), (512, 3)]);
+        let found = describe(&Striped, ByteRange::at(0, MIB), false, chosen, verified).expect("it is known");
+        assert_eq!(found, [described(VERIFY_ID, &[(512, 1), (512, 3)])]);
     }
 
     #[test]
@@ -171,7 +230,7 @@ mod tests {
             }
         }
         let range = ByteRange::at(4096, u64::from(u32::MAX) / 4096 * 4096);
-        let found = describe(&Plain, range, false, BOTH).expect("it is known");
+        let found = describe(&Plain, range, false, BOTH, None).expect("it is known");
         assert_eq!(
             found,
             [

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod raw;
+pub mod verifying;
 
 use cbd_export::{BlockDevice, Event, MemoryDevice, RequestQueue, Waker};
 use cbd_nbd::{Listen, Options, Server};

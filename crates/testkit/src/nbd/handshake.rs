@@ -7,7 +7,7 @@ use super::ClientOptions;
 use super::protocol::{
     IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, Reader, handshake_flag, info, option, option_reply,
 };
-use cbd_nbd::{CONTEXT_ALLOCATION, CONTEXT_STATE};
+use cbd_nbd::{CONTEXT_ALLOCATION, CONTEXT_STATE, CONTEXT_VERIFY};
 use cbd_types::{Error, ErrorKind, Result};
 use std::io::{self, Read, Write};
 
@@ -86,7 +86,8 @@ fn choose_contexts<S: Read + Write>(
     options: &ClientOptions,
     export: &mut Export,
 ) -> Result<()> {
-    let known = [CONTEXT_ALLOCATION, CONTEXT_STATE];
+    let known = [CONTEXT_ALLOCATION, CONTEXT_STATE, CONTEXT_VERIFY];
+    let known = &known[..if options.verify { 3 } else { 2 }];
     let mut data = Vec::new();
     put_string(&mut data, &options.export_name);
     data.extend_from_slice(&(known.len() as u32).to_be_bytes());

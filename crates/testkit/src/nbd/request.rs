@@ -19,6 +19,8 @@ pub struct ClientOptions {
     pub structured: bool,
     /// Whether to negotiate the contexts of block status.
     pub contexts: bool,
+    /// Whether `cbd:verify` is one of them: block status then reads the device.
+    pub verify: bool,
     /// Timeout for each reply of the server.
     pub timeout: Duration,
 }
@@ -29,6 +31,7 @@ impl Default for ClientOptions {
             export_name: String::new(),
             structured: true,
             contexts: true,
+            verify: false,
             timeout: Duration::from_secs(60),
         }
     }
