@@ -6,6 +6,7 @@
 
 use crate::Device;
 use cbd_runtime::Sweep;
+use cbd_runtime::verify::VERIFY_STEP;
 use cbd_types::{ByteRange, Error, ErrorKind, Result, Verified, Verify};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -33,7 +34,7 @@ impl Device {
             let mut verifier = run.verifier()?;
             let mut sweep = Sweep::new(range, level, repair);
             while !sweep.is_done() {
-                while sweep.submit(&mut *verifier) > 0 {}
+                while sweep.submit(&mut *verifier, VERIFY_STEP) > 0 {}
                 if sweep.is_waiting() {
                     verifier.wait(WAIT)?;
                 }
