@@ -27,6 +27,13 @@ impl World {
                 let Ok(verified) = result else { continue };
                 self.happened.verified_bytes += verified.cache_bytes + verified.backing_bytes;
                 self.happened.changed_bytes += verified.changed_bytes;
+                let listed: u64 = verified.changed.iter().map(ByteRange::len).sum();
+                if listed != verified.changed_bytes {
+                    self.fail(format!(
+                        "{} changed bytes, but {:?}",
+                        verified.changed_bytes, verified.changed
+                    ));
+                }
                 if !self.is_damaged && !verified.findings.is_empty() {
                     self.fail(format!("a false alarm: {:?}", verified.findings));
                 }
