@@ -3,6 +3,7 @@
 mod ahead;
 mod around;
 mod route;
+mod verify;
 
 use super::*;
 use crate::queue::misses::READ_MAX;
