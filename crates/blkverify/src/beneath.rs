@@ -6,7 +6,7 @@
 use cbd_sys::DeviceNumber;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The numbers of the file systems: ext2 to ext4, XFS.
@@ -72,7 +72,7 @@ impl Block {
         Some(Self { disk, name, start, folder: whole })
     }
 
-    /// The disks that this one stands on, at any depth, for device mapper and md.
+    /// The disks that this one stands on, at any depth, for device mapper, md and loop devices.
     #[must_use]
     pub fn members(&self, sys: &Path) -> Vec<Self> {
         /// Real stacks have fewer.
@@ -82,11 +82,9 @@ impl Block {
         let mut of = self.clone();
         loop {
             let entries = fs::read_dir(of.folder.join("slaves")).into_iter().flatten().flatten();
-            for entry in entries {
-                let number = fs::read_to_string(entry.path().join("dev")).ok();
-                let Some(member) = number.and_then(|text| Self::of(sys, DeviceNumber::parse(&text)?)) else {
-                    continue;
-                };
+            let slaves = entries
+                .filter_map(|entry| DeviceNumber::parse(&fs::read_to_string(entry.path().join("dev")).ok()?));
+            for member in slaves.chain(of.behind_loop()).filter_map(|number| Self::of(sys, number)) {
                 if members.len() < MEMBERS_MAX && !members.contains(&member) {
                     members.push(member);
                 }
@@ -95,6 +93,14 @@ impl Block {
             of = member.clone();
             next += 1;
         }
+    }
+
+    /// The block device behind a loop device, or the one on which the file behind it is.
+    fn behind_loop(&self) -> Option<DeviceNumber> {
+        let path = fs::read_to_string(self.folder.join("loop/backing_file")).ok()?;
+        let status = fs::metadata(path.strip_suffix('\n').unwrap_or(&path)).ok()?;
+        let is_device = status.file_type().is_block_device();
+        Some(DeviceNumber::from_stat(if is_device { status.rdev() } else { status.dev() }))
     }
 }
 

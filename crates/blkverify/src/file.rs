@@ -13,7 +13,7 @@ use crate::look::Nothing;
 use crate::pass::{Piece, Seen};
 use crate::progress::Bar;
 use crate::report::Report;
-use crate::verify::Job;
+use crate::verify::{Job, cached_beneath};
 use cbd_types::{ByteRange, Result};
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -56,7 +56,8 @@ pub fn verify(job: &Job<'_>) -> Result<Report> {
     };
     match &beneath {
         Beneath::Cached(_) => report.level = Some(cbd_types::VerifyLevel::from(job.cli.level()).name()),
-        _ => job.check_copies(&mut report)?,
+        Beneath::Disk(disk) => job.check_copies(&mut report, &cached_beneath(disk.number, job))?,
+        Beneath::Unknown => job.check_copies(&mut report, &[])?,
     }
     let bar = job.bar(range);
     report.method.clone_from(&through.method);

@@ -53,7 +53,7 @@ pub struct Report {
     pub verified_bytes: u64,
     /// The part of them whose copy in the cache was checked.
     pub cache_bytes: u64,
-    /// The part of them whose copy on the backing device was looked at by the daemon.
+    /// Bytes that the backing device read for the daemon; what is read again to be sure counts again.
     pub backing_bytes: u64,
     /// Bytes that were read through a file system.
     pub through_file_bytes: u64,

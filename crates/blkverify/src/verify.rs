@@ -92,8 +92,7 @@ fn block_device(job: &Job<'_>, status: &Metadata) -> Result<Report> {
             cached.name
         ));
     } else {
-        job.check_copies(&mut report)?;
-        report.notes.extend(notes_of(number, job));
+        job.check_copies(&mut report, &cached_beneath(number, job))?;
     }
     let mut seen = Seen::default();
     let piece = Piece { logical: range.start, start: range.start, length: range.len() };
@@ -104,17 +103,11 @@ fn block_device(job: &Job<'_>, status: &Metadata) -> Result<Report> {
     Ok(report)
 }
 
-/// Notes about what is beneath a disk.
-fn notes_of(number: DeviceNumber, job: &Job<'_>) -> Vec<String> {
+/// The block devices of CBD that a disk stands on.
+pub fn cached_beneath(number: DeviceNumber, job: &Job<'_>) -> Vec<String> {
     let is_stack = Block::of(std::path::Path::new("/sys"), number)
-        .is_some_and(|block| ["dm-", "md"].iter().any(|prefix| block.name.starts_with(prefix)));
-    let members = if is_stack { cbd::members(number, &job.socket) } else { Vec::new() };
-    let note = |member| {
-        format!(
-            "it stands on {member}, which answers from its cache: verify its copies with blkverify {member}"
-        )
-    };
-    members.into_iter().map(note).collect()
+        .is_some_and(|block| ["dm-", "md", "loop"].iter().any(|prefix| block.name.starts_with(prefix)));
+    if is_stack { cbd::members(number, &job.socket) } else { Vec::new() }
 }
 
 impl Job<'_> {
@@ -158,8 +151,8 @@ impl Job<'_> {
     /// Refuses to repair what has one copy, and notes that a level makes no difference.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] with `--repair`.
-    pub fn check_copies(&self, report: &mut Report) -> Result<()> {
+    /// [`ErrorKind::Unsupported`] with `--repair`, and for copies where only the `cached` devices of CBD beneath have some.
+    pub fn check_copies(&self, report: &mut Report, cached: &[String]) -> Result<()> {
         if self.cli.repair {
             let text = format!(
                 "{} is no block device of CBD and has no other copy to repair it from: leave out --repair",
@@ -167,6 +160,16 @@ impl Job<'_> {
             );
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
+        if let Some(member) = cached.first().filter(|_| self.cli.asks_for_copies()) {
+            let text = format!(
+                "{} stands on {member}, which answers reads from its cache, so its copies are not looked at: blkverify {member} looks at them",
+                self.name
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        report.notes.extend(cached.iter().map(|member| {
+            format!("it stands on {member}, which answers from its cache: verify its copies with blkverify {member}")
+        }));
         if self.cli.asks_for_copies() {
             report.notes.push("it has one copy: the level makes no difference".to_owned());
         }

@@ -90,7 +90,11 @@ fn status(arguments: &ScrubArguments, client: &Client, output: &Output) -> Resul
         (Some(_), Some(info)) => output.result(info, &text)?,
         _ => output.result(&infos, &text)?,
     }
-    let codes = infos.iter().filter_map(|info| info.last.as_ref()).map(|last| code_of(&last.results));
+    let codes = infos.iter().map(|info| match (&info.error, &info.last) {
+        (Some(_), _) => COULD_NOT_LOOK,
+        (None, Some(last)) => code_of(&last.results),
+        (None, None) => 0,
+    });
     Ok(codes.max().unwrap_or(0))
 }
 
@@ -164,7 +168,7 @@ fn add_results(text: &mut String, results: &VerifiedInfo) {
     } else {
         line(
             text,
-            &format!("  {} ranges were found, {} of them are repaired:", results.found, results.repaired),
+            &format!("  ranges with a flaw: {}, of them repaired: {}", results.found, results.repaired),
         );
     }
     for finding in results.findings.iter().take(SHOWN_MAX) {
@@ -183,7 +187,7 @@ fn add_results(text: &mut String, results: &VerifiedInfo) {
         }
     }
     if let Some(error) = &results.error {
-        line(text, &format!("  a part could not be looked at: {error}"));
+        line(text, &format!("  a part could not be looked at or repaired: {error}"));
     }
 }
 

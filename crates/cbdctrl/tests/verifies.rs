@@ -47,6 +47,13 @@ fn a_block_device_of_cbd_is_recognized_and_never_verified_by_reads() {
         let ran = blkverify(&fixture, &["--zero", plain.trim()]);
         tool("losetup", &["--detach", plain.trim()]);
         assert_eq!((ran.code, ran.stdout.contains("all zero")), (0, true), "{ran:?}");
+        // A loop device over the device of CBD is answered from the cache, too.
+        let over = tool("losetup", &["--find", "--show", "--offset", "512K", &device]);
+        let ran = blkverify(&fixture, &[over.trim()]);
+        let all = blkverify(&fixture, &["--all", over.trim()]);
+        tool("losetup", &["--detach", over.trim()]);
+        assert!(ran.code == 0 && format!("{ran:?}").contains("answers from its cache"), "{ran:?}");
+        assert!(all.code == 3 && all.stderr.contains("its copies are not looked at"), "{all:?}");
         fixture.kill();
         for path in [&device, &node, &file] {
             let ran = blkverify(&fixture, &[path]);

@@ -142,6 +142,12 @@ impl Sweep {
         Self { next: range.start, end: range.end, level, repair, next_id: 0, steps: VecDeque::new() }
     }
 
+    /// Goes on to a later end; returns whether there is more to look at.
+    pub fn extend(&mut self, end: u64) -> bool {
+        self.end = self.end.max(end);
+        self.next < self.end
+    }
+
     /// Everything before was looked at.
     #[must_use]
     pub fn position(&self) -> u64 {

@@ -99,7 +99,8 @@ fn scrub(served: &Served, is_on: &AtomicBool, is_ended: &AtomicBool) -> Result<u
             // The metadata is looked at before the first turn.
             let metadata = |_: &mut VerifiedMetadata, _: &dyn Fn() -> bool| Ok(true);
             let method = &String::new;
-            let around = Surroundings { open: &open, size: DEVICE, load: &load, method, metadata: &metadata };
+            let around =
+                Surroundings { open: &open, size: &|| DEVICE, load: &load, method, metadata: &metadata };
             while !is_ended.load(Ordering::SeqCst) {
                 match scrub.take_turn(now_s()) {
                     Some(turn) => turn.run(&around),

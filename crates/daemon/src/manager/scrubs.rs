@@ -176,17 +176,20 @@ impl Manager {
         if is_start {
             found.run(id)?;
         }
-        scrub.change(request, *size, now_s())?;
+        if is_start && request.repair {
+            may_repair(id, found.run(id)?)?;
+        }
+        let number = scrub.change(request, *size, now_s())?;
         if let Some(run) = &found.run {
             Self::give_turn(scrub, id, &Arc::downgrade(run), &found.transport);
         }
         if is_start && request.wait {
-            self.wait_for_scrub(id, &found, report)?;
+            self.wait_for_scrub(id, &found, number, report)?;
         }
         Ok(Done { scrub: Some(Box::new(found.info())), ..Done::default() })
     }
 
-    fn wait_for_scrub(&self, id: BackendId, found: &Found, report: Report<'_>) -> Result<()> {
+    fn wait_for_scrub(&self, id: BackendId, found: &Found, number: u64, report: Report<'_>) -> Result<()> {
         let begun = Instant::now();
         let look = |info: &ScrubInfo| {
             if self.stopping.load(Ordering::SeqCst) {
@@ -207,7 +210,7 @@ impl Manager {
                 }
             }
         };
-        found.scrub.wait(REPORT_INTERVAL, found.size, look).map(drop)
+        found.scrub.wait(number, REPORT_INTERVAL, found.size, look).map(drop)
     }
 
     /// Starts threads for the passes that can go on, and the passes that are due.
@@ -259,6 +262,9 @@ impl Manager {
     ) -> Result<Done> {
         let found = self.find(transport, id)?;
         let run = found.run(id)?;
+        if request.repair {
+            may_repair(id, run)?;
+        }
         let range = run.check_range(request.offset, request.length)?;
         let looked = Looked { id, run, scrub: &found.scrub, level: request.level, repair: request.repair };
         let gathered = self.look(&looked, range, report)?;
@@ -280,8 +286,11 @@ impl Manager {
         let range = run.check_range(0, None)?;
         let looked = Looked { id, run, scrub: &found.scrub, level: VerifyLevel::Agree, repair: false };
         let info = self.look(&looked, range, report)?.info;
-        if info.found > 0 {
-            return Err(Error::new(ErrorKind::Damaged, lists(id, info.found, &info.findings)));
+        // A copy in the cache that was damaged and is repaired says nothing against the backing device.
+        let left = info.found - info.repaired;
+        if left > 0 {
+            let findings: Vec<_> = info.findings.into_iter().filter(|finding| !finding.repaired).collect();
+            return Err(Error::new(ErrorKind::Damaged, lists(id, left, &findings)));
         }
         match info.error {
             Some(error) => Err(Error::new(
@@ -347,6 +356,26 @@ struct Looked<'a> {
     repair: bool,
 }
 
+/// Refuses a repair where the cache holds nothing dirty, by which it would be made.
+fn may_repair(id: BackendId, run: &RunningBackend) -> Result<()> {
+    let Some(cache) = run.cache() else {
+        let text = format!(
+            "backend {id} has no cache, and so no other copy to repair its disk from: leave out --repair"
+        );
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    };
+    let mode = cache.settings().cache_mode;
+    if mode == cbd_engine::CacheMode::Writeback {
+        return Ok(());
+    }
+    let text = format!(
+        "the cache of backend {id} holds nothing dirty with cache_mode={}, and a repair makes blocks dirty: set cache_mode=writeback first, \
+         or leave out --repair",
+        mode.name()
+    );
+    Err(Error::new(ErrorKind::Unsupported, text))
+}
+
 /// The thread of a pass.
 fn look_at(
     turn: Turn,
@@ -354,7 +383,7 @@ fn look_at(
     run: &Weak<RunningBackend>,
     transport: &Weak<Transport<ProcessEnvironment>>,
 ) {
-    let size = run.upgrade().map_or(0, |run| run.device().geometry().size);
+    let size = || run.upgrade().map_or(0, |run| run.device().geometry().size);
     let stopped = || Error::new(ErrorKind::Stopped, "the backend was stopped");
     let open = || run.upgrade().ok_or_else(stopped)?.verifier();
     let load = || run.upgrade().map_or_else(Load::default, |run| run.load());
@@ -366,7 +395,7 @@ fn look_at(
         }
         Ok(place.is_at_end())
     };
-    turn.run(&Surroundings { open: &open, size, load: &load, method: &method, metadata: &metadata });
+    turn.run(&Surroundings { open: &open, size: &size, load: &load, method: &method, metadata: &metadata });
 }
 
 fn milliseconds(since: Instant) -> u64 {

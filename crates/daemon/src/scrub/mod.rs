@@ -69,12 +69,14 @@ struct State {
     retry: Option<Instant>,
     /// Why the pass does not go on.
     failure: Option<String>,
-    /// Why the file is not what it should be.
+    /// Why the file could not be written.
     file_error: Option<String>,
+    /// What was lost with the file, until a user sets the settings again.
+    lost: Option<String>,
     /// The number of the pass, which tells one from the next.
     number: u64,
-    /// Passes that have ended, stopped ones included.
-    ended_passes: u64,
+    /// The number of the pass whose results are the last ones, if it ended since the daemon started.
+    last_number: Option<u64>,
     /// Findings of the pass that were logged.
     logged: usize,
 }
@@ -119,11 +121,11 @@ impl Scrub {
     #[must_use]
     pub fn open(state_dir: &Path, place: (u32, u32), uuid: String) -> Self {
         let file = RecordFile::of(state_dir, &uuid);
-        let (record, file_error) = file.read();
-        if let Some(why) = &file_error {
+        let (record, lost) = file.read();
+        if let Some(why) = &lost {
             tracing::warn!(transport = place.0, backend = place.1, "{why}");
         }
-        let state = State { record, file_error, ..State::default() };
+        let state = State { record, lost, ..State::default() };
         Self { place, uuid, file, state: Mutex::new(state), saving: Mutex::new(()), changed: Condvar::new() }
     }
 
@@ -144,8 +146,12 @@ impl Scrub {
             state.saved = Some(Instant::now());
             state.record.clone()
         };
-        let Err(why) = self.file.write(&record) else { return };
+        let written = self.file.write(&record);
         let mut state = self.state.lock();
+        let Err(why) = written else {
+            state.file_error = None;
+            return;
+        };
         if state.file_error.as_ref() != Some(&why) {
             tracing::warn!(transport = self.place.0, backend = self.place.1, "{why}");
             state.file_error = Some(why);
@@ -185,7 +191,7 @@ impl Scrub {
             repaired_total: *repaired_total,
             verified_bytes_total: *verified_bytes_total,
             metadata_repaired_total,
-            error: state.failure.clone().or_else(|| state.file_error.clone()),
+            error: state.failure.as_ref().or(state.file_error.as_ref()).or(state.lost.as_ref()).cloned(),
         }
     }
 
@@ -193,15 +199,15 @@ impl Scrub {
     #[must_use]
     pub fn is_used(&self) -> bool {
         let state = self.state.lock();
-        state.record != Record::default() || state.file_error.is_some()
+        state.record != Record::default() || state.file_error.is_some() || state.lost.is_some()
     }
 
-    /// Begins, pauses, continues or stops a pass.
+    /// Begins, pauses, continues or stops a pass; returns its number.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] for a start while there is a pass, [`ErrorKind::InvalidArgument`] for a rate that is too low,
     /// [`ErrorKind::NotFound`] for the other actions if there is no pass.
-    pub fn change(&self, request: &ScrubRequest, size: u64, now: u64) -> Result<()> {
+    pub fn change(&self, request: &ScrubRequest, size: u64, now: u64) -> Result<u64> {
         use crate::api::ScrubAction::{Pause, Resume, Start, Stop};
         if request.action != Start && (request.rate.is_some() || request.repair || request.level.is_some()) {
             return Err(invalid("a rate, a level and a repair are of the start of a scrub".to_owned()));
@@ -232,7 +238,6 @@ impl Scrub {
                 tracing::info!(transport = self.place.0, backend = id, "its scrub was stopped");
                 state.record.pass = None;
                 state.record.stopped = Some(now);
-                state.ended_passes += 1;
             }
             (Pause | Resume, true) => {
                 let is_paused = request.action == Pause;
@@ -243,10 +248,11 @@ impl Scrub {
                 state.retry = None;
             }
         }
+        let number = state.number;
         drop(state);
         self.changed.notify_all();
         self.save();
-        Ok(())
+        Ok(number)
     }
 
     fn begin(&self, state: &mut State, pass: Pass) {
@@ -271,7 +277,10 @@ impl Scrub {
 
     /// Changes the settings, which a running pass takes at once.
     pub fn set(&self, change: &SettingsChange) {
-        self.state.lock().record.settings.apply(change);
+        let mut state = self.state.lock();
+        state.record.settings.apply(change);
+        state.lost = None;
+        drop(state);
         self.changed.notify_all();
         self.save();
     }
@@ -337,26 +346,24 @@ impl Scrub {
         self.file.remove();
     }
 
-    /// Waits until the pass that there is has ended; `look` is called every `interval` with the state and cancels the wait by an
+    /// Waits until the pass with this number has ended; `look` is called every `interval` with the state and cancels the wait by an
     /// error.
     ///
     /// # Errors
     /// That of `look`; [`ErrorKind::Stopped`] if the pass was stopped, and the error with which it failed.
     pub fn wait(
         &self,
+        number: u64,
         interval: Duration,
         size: u64,
         mut look: impl FnMut(&ScrubInfo) -> Result<()>,
     ) -> Result<ScrubPass> {
-        let began = self.state.lock().record.pass.as_ref().map(|pass| pass.began);
-        let passes = self.state.lock().ended_passes;
         loop {
             let mut state = self.state.lock();
-            if state.record.pass.is_none() || state.ended_passes != passes {
-                return match &state.record.last {
-                    Some(last) if Some(last.began) == began || began.is_none() => Ok(last.clone()),
-                    _ => Err(Error::new(ErrorKind::Stopped, "the scrub was stopped before its end")),
-                };
+            if state.record.pass.is_none() || state.number != number {
+                let last = state.record.last.as_ref().filter(|_| state.last_number == Some(number));
+                let stopped = || Error::new(ErrorKind::Stopped, "the scrub was stopped before its end");
+                return last.cloned().ok_or_else(stopped);
             }
             if let Some(failure) = state.failure.as_ref().filter(|_| !state.has_thread) {
                 return Err(Error::new(ErrorKind::System, format!("the scrub cannot go on: {failure}")));

@@ -36,8 +36,8 @@ pub type VerifyMetadata<'a> = dyn Fn(&mut VerifiedMetadata, &dyn Fn() -> bool) -
 pub struct Surroundings<'a> {
     /// Opens a queue for verification.
     pub open: &'a dyn Fn() -> Result<Box<dyn Verifier>>,
-    /// Bytes of the device.
-    pub size: u64,
+    /// Bytes of the device now: it may grow.
+    pub size: &'a dyn Fn() -> u64,
     /// What clients have requested until now.
     pub load: &'a dyn Fn() -> Load,
     /// How the backing device is asked.
@@ -48,7 +48,7 @@ pub struct Surroundings<'a> {
 
 impl std::fmt::Debug for Surroundings<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Surroundings({} bytes)", self.size)
+        write!(out, "Surroundings({} bytes)", (self.size)())
     }
 }
 
@@ -98,7 +98,8 @@ impl Turn {
         let (mut sweep, mut pace) = {
             let mut state = scrub.state.lock();
             let Some(pass) = &state.record.pass else { return Ok(()) };
-            let range = ByteRange { start: pass.position.min(around.size), end: around.size };
+            let size = (around.size)();
+            let range = ByteRange { start: pass.position.min(size), end: size };
             let sweep = Sweep::new(range, pass.level.into(), pass.repair);
             state.failure = None;
             (sweep, Pace::new(state.number, begun, load))
@@ -109,7 +110,8 @@ impl Turn {
             if !state.is_at(&pace) || !state.may_run(now_s()) {
                 return Ok(());
             }
-            if sweep.is_done() {
+            // A device that has grown meanwhile is looked at to its present end.
+            if sweep.is_done() && !sweep.extend((around.size)()) {
                 scrub.end_pass(&mut state, (around.method)());
                 return Ok(());
             }
@@ -316,7 +318,7 @@ impl Scrub {
             None => tracing::info!(transport, backend, "{text}"),
         }
         state.record.last = Some(last);
-        state.ended_passes += 1;
+        state.last_number = Some(state.number);
         self.changed.notify_all();
     }
 }

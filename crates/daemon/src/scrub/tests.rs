@@ -20,6 +20,9 @@ struct Disk {
     answers: Option<u64>,
     fails_to_open: bool,
     load: AtomicU64,
+    /// The device is longer from the second time on that its size is read.
+    grows: bool,
+    sizes: AtomicUsize,
     /// Clients use the disk all the time.
     is_in_use: bool,
     /// How often the metadata was looked at to the end.
@@ -129,11 +132,11 @@ impl Scene {
         Self { dir, disk: Arc::new(Disk::default()), scrub }
     }
 
-    fn start(&self, request: ScrubRequest) -> Result<()> {
+    fn start(&self, request: ScrubRequest) -> Result<u64> {
         self.scrub.change(&request, SIZE, now_s())
     }
 
-    fn act(&self, action: ScrubAction) -> Result<()> {
+    fn act(&self, action: ScrubAction) -> Result<u64> {
         self.scrub.change(&ScrubRequest { action, ..ScrubRequest::default() }, SIZE, now_s())
     }
 
@@ -155,6 +158,10 @@ impl Scene {
                 Ok(Box::new(Fake { disk: Arc::clone(&disk), in_flight: Vec::new(), has_waited: false })
                     as Box<dyn Verifier>)
             };
+            let size = || match disk.sizes.fetch_add(1, Ordering::SeqCst) {
+                0 => SIZE,
+                _ => SIZE + if disk.grows { VERIFY_STEP } else { 0 },
+            };
             let load = || {
                 let used = if disk.is_in_use { disk.load.fetch_add(1, Ordering::SeqCst) } else { 0 };
                 Load { requests: disk.load.load(Ordering::SeqCst), disk: used }
@@ -165,7 +172,7 @@ impl Scene {
             let method = || "reads".to_owned();
             turn.run(&Surroundings {
                 open: &open,
-                size: SIZE,
+                size: &size,
                 load: &load,
                 method: &method,
                 metadata: &metadata,
@@ -330,32 +337,70 @@ fn a_command_that_changes_the_backend_does_not_wait_for_a_disk() {
 #[test]
 fn a_pass_that_cannot_look_says_why_and_is_tried_again_later() {
     let scene = Scene::new(Disk { fails_to_open: true, ..Disk::default() });
-    scene.start(ScrubRequest::default()).unwrap();
+    let number = scene.start(ScrubRequest::default()).unwrap();
     scene.run();
     let info = scene.info();
     assert!(info.error.unwrap().contains("there is no ring"));
     assert_eq!(info.state, ScrubState::WaitingForBackend);
     assert!(scene.turn().is_none(), "not at once");
-    let error = scene.scrub.wait(Duration::from_millis(1), SIZE, |_| Ok(())).unwrap_err();
+    let error = scene.scrub.wait(number, Duration::from_millis(1), SIZE, |_| Ok(())).unwrap_err();
     assert!(error.line().contains("there is no ring"));
 }
 
 #[test]
 fn a_wait_ends_with_the_pass_and_when_it_is_stopped() {
     let scene = Scene::new(Disk::default());
-    scene.start(ScrubRequest::default()).unwrap();
+    let number = scene.start(ScrubRequest::default()).unwrap();
     let thread = scene.turn().unwrap();
-    let pass = scene.scrub.wait(Duration::from_millis(1), SIZE, |_| Ok(())).unwrap();
+    let pass = scene.scrub.wait(number, Duration::from_millis(1), SIZE, |_| Ok(())).unwrap();
     assert_eq!(pass.results.found, 1);
     thread.join().unwrap();
     let scene = Scene::new(Disk { answers: Some(0), ..Disk::default() });
-    scene.start(ScrubRequest::default()).unwrap();
+    let number = scene.start(ScrubRequest::default()).unwrap();
     let thread = scene.turn().unwrap();
-    let error =
-        scene.scrub.wait(Duration::from_millis(1), SIZE, |_| scene.act(ScrubAction::Stop)).unwrap_err();
+    let error = scene
+        .scrub
+        .wait(number, Duration::from_millis(1), SIZE, |_| scene.act(ScrubAction::Stop).map(drop))
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stopped);
     thread.join().unwrap();
     assert_eq!(scene.answered(), 0);
+}
+
+#[test]
+fn a_wait_for_a_pass_that_was_stopped_does_not_return_the_results_of_an_earlier_one() {
+    let scene = Scene::new(Disk::default());
+    scene.start(ScrubRequest::default()).unwrap();
+    scene.run();
+    // In the same second.
+    let number = scene.start(ScrubRequest::default()).unwrap();
+    scene.act(ScrubAction::Stop).unwrap();
+    let wait = |number| scene.scrub.wait(number, Duration::from_millis(1), SIZE, |_| Ok(()));
+    assert_eq!(wait(number).unwrap_err().kind(), ErrorKind::Stopped);
+    let third = scene.start(ScrubRequest::default()).unwrap();
+    scene.run();
+    assert_eq!(wait(number).unwrap_err().kind(), ErrorKind::Stopped, "nor those of a later one");
+    assert_eq!(wait(third).unwrap().results.found, 1);
+}
+
+#[test]
+fn a_device_that_grows_during_a_pass_is_looked_at_to_its_end() {
+    let scene = Scene::new(Disk { grows: true, ..Disk::default() });
+    scene.start(ScrubRequest::default()).unwrap();
+    scene.run();
+    assert_eq!(scene.info().last.unwrap().results.verified_bytes, SIZE + VERIFY_STEP);
+}
+
+#[test]
+fn an_error_of_the_file_is_reported_until_it_is_written_again() {
+    let scene = Scene::new(Disk::default());
+    let folder = scene.dir.path().join("scrub");
+    std::fs::write(&folder, "in the way").unwrap();
+    scene.start(ScrubRequest::default()).unwrap();
+    assert!(scene.info().error.unwrap().contains("cannot be written"));
+    std::fs::remove_file(&folder).unwrap();
+    scene.run();
+    assert_eq!(scene.info().error, None);
 }
 
 #[test]

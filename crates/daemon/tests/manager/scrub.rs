@@ -2,8 +2,8 @@
 
 use crate::fixture::{Fixture, MIB, refused, stop};
 use cbd_daemon::api::{
-    Drain, ScrubAction, ScrubInfo, ScrubRequest, ScrubState, SettingsChange, StopBackend, VerifiedInfo,
-    VerifyLevel, VerifyRange,
+    CacheMode, Drain, ScrubAction, ScrubInfo, ScrubRequest, ScrubState, SettingsChange, StopBackend,
+    VerifiedInfo, VerifyLevel, VerifyRange,
 };
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
@@ -186,4 +186,39 @@ fn a_damaged_copy_of_the_metadata_is_repaired_while_the_daemon_runs() {
         assert!(line.is_some_and(|line| line.ends_with(value)), "{name}: {line:?}");
     }
     assert_eq!(scrub(&daemon, false).last.unwrap().results.metadata.unwrap().repaired, 0);
+}
+
+#[test]
+fn a_repair_is_refused_where_the_cache_holds_nothing_dirty() {
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let change = SettingsChange { cache_mode: Some(CacheMode::Writethrough), ..SettingsChange::default() };
+    daemon.set(0, 0, &change).unwrap();
+    let request = ScrubRequest { repair: true, ..ScrubRequest::default() };
+    refused(
+        daemon.set_scrub(0, 0, &request, &mut |_| Flow::Continue),
+        ErrorKind::Unsupported,
+        "cache_mode=writeback",
+    );
+    let request = VerifyRange { repair: true, ..VerifyRange::default() };
+    refused(
+        daemon.verify(0, 0, request, &mut |_| Flow::Continue),
+        ErrorKind::Unsupported,
+        "cache_mode=writethrough",
+    );
+}
+
+#[test]
+fn a_copy_in_the_cache_that_was_damaged_and_is_repaired_does_not_fail_a_drain() {
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    fixture.client().write(MIB, &[9; 4096], true).unwrap();
+    daemon.drain(0, &ALL, &mut |_| Flow::Continue).unwrap();
+    let region = daemon.status().unwrap().transports[0].info.path.clone();
+    let bytes = std::fs::read(&region).unwrap();
+    let at = bytes.windows(4096).position(|window| window == [9; 4096]).unwrap() as u64;
+    let file = std::fs::OpenOptions::new().write(true).open(&region).unwrap();
+    file.write_all_at(&[8], at + 100).unwrap();
+    daemon.drain(0, &Drain { verify: true, ..ALL }, &mut |_| Flow::Continue).unwrap();
+    assert_eq!(verify(&daemon, VerifyLevel::Agree).found, 0, "it was repaired");
 }
