@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::region::RegionFile;
 use support::sandbox::in_sandbox;
 use support::{Fixture, MIB, until, wait};
@@ -181,4 +181,33 @@ fn one_pass_beside_fio_finds_all_faults_and_repairs_what_has_a_good_copy() {
         let changed = (0..SIZE).filter(outside).find(|at| disk[*at as usize] != value(*at));
         assert_eq!(changed, None);
     });
+}
+
+#[test]
+fn a_disk_that_hangs_holds_up_neither_the_commands_about_its_scrub_nor_the_end_of_the_daemon() {
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some(format!("fault:op=read,op=verify,range={}-{SIZE},how=stall", 32 * MIB));
+    fixture.start();
+    fixture.register("64M");
+    fixture.start_backend(&fixture.disk("disk", SIZE));
+    let state = || fixture.json(&["scrub", "-b", "0", "--status", "--json"]);
+    let in_time = |arguments: &[&str]| {
+        let begun = Instant::now();
+        fixture.ok(&[&["scrub", "-b", "0"], arguments].concat());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{arguments:?} took {:?}", begun.elapsed());
+    };
+    in_time(&[]);
+    until("the range that hangs", || state()["position"].as_u64() >= Some(31 * MIB));
+    assert_eq!(state()["state"], "running");
+    in_time(&["--pause"]);
+    until("a pause", || state()["state"] == "paused");
+    in_time(&["--resume"]);
+    in_time(&["--stop"]);
+    assert_eq!(state()["state"], "idle");
+    assert!(state()["last"].is_null(), "nothing was looked at to its end");
+    // Clients of what does not hang are served meanwhile.
+    in_time(&["--rate", "1G"]);
+    fixture.client().write(MIB, &[5; 4096], true).expect("written");
+    let took = fixture.terminate_with_a_disk_that_hangs();
+    assert!(took < Duration::from_secs(30), "{took:?}");
 }
