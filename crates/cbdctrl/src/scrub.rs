@@ -119,7 +119,9 @@ fn text_of(info: &ScrubInfo) -> String {
     let mut text = format!("backend {}: {}", info.backend_id, info.state.words());
     if info.state != ScrubState::Idle {
         let speed = match info.state {
-            ScrubState::Running => format!(", {} a second", format_size(info.bytes_per_s)),
+            ScrubState::Running | ScrubState::BesideClients => {
+                format!(", {} a second", format_size(info.bytes_per_s))
+            }
             _ => String::new(),
         };
         let (position, size) = (format_size(info.position), format_size(info.size));

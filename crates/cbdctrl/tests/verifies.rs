@@ -20,15 +20,21 @@ fn blkverify(fixture: &Fixture, arguments: &[&str]) -> Ran {
     run_for(command, TIMEOUT)
 }
 
+/// A daemon with a block device of 64 MiB, whose disk is a file; also the paths of both.
+fn with_block_device(folder: &Path) -> (Fixture, String, String) {
+    let mut fixture = Fixture::preserving(folder);
+    fixture.start();
+    fixture.register("64M");
+    let disk = fixture.disk("disk", 64 * MIB);
+    let device = fixture.start_block_device(&disk, "20M");
+    (fixture, disk, device)
+}
+
 #[test]
 fn a_block_device_of_cbd_is_recognized_and_never_verified_by_reads() {
     let name = "a_block_device_of_cbd_is_recognized_and_never_verified_by_reads";
     in_sandbox(name, TIMEOUT, |folder| {
-        let mut fixture = Fixture::preserving(folder);
-        fixture.start();
-        fixture.register("64M");
-        let disk = fixture.disk("disk", 64 * MIB);
-        let device = fixture.start_block_device(&disk, "20M");
+        let (mut fixture, _disk, device) = with_block_device(folder);
         let node = text_of(&Path::new(&device).canonicalize().expect("a node"));
         tool("mkfs.ext4", &["-q", "-b", "4096", &device]);
         let mounted = Mounted::new(&device, &fixture.path("mnt"), "rw");
@@ -71,11 +77,7 @@ fn a_block_device_of_cbd_is_recognized_and_never_verified_by_reads() {
 fn what_is_wrong_is_found_repaired_and_right_afterwards() {
     let name = "what_is_wrong_is_found_repaired_and_right_afterwards";
     in_sandbox(name, TIMEOUT, |folder| {
-        let mut fixture = Fixture::preserving(folder);
-        fixture.start();
-        fixture.register("64M");
-        let disk = fixture.disk("disk", 64 * MIB);
-        let device = fixture.start_block_device(&disk, "20M");
+        let (fixture, disk, device) = with_block_device(folder);
         tool("dd", &["if=/dev/urandom", &format!("of={device}"), "bs=64K", "count=16", "oflag=direct"]);
         fixture.ok(&["drain", "-b", "0"]);
         let before = std::fs::read(&disk).expect("the disk");

@@ -405,7 +405,7 @@ type OfScrub = (&'static str, &'static str, &'static str, fn(&ScrubInfo) -> Opti
 
 const OF_SCRUBS: [OfScrub; 7] = [
     ("cbd_scrub_running", "gauge", "Whether a scrub is looking at the device.", |it| {
-        Some(u64::from(it.state == ScrubState::Running))
+        Some(u64::from(matches!(it.state, ScrubState::Running | ScrubState::BesideClients)))
     }),
     ("cbd_scrub_position_bytes", "gauge", "Bytes of the device that the scrub has looked at.", |it| {
         it.began.map(|_| it.position)

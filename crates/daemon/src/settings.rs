@@ -7,6 +7,7 @@ use crate::scrub::schedule;
 use crate::size::{parse_size, typed_size};
 use cbd_runtime::check_writeback_rate;
 use cbd_types::{Error, ErrorKind, Name, Result};
+pub use scrub::typed_scrub;
 
 /// The largest `gc_percent`: above it reclaim would begin too late to keep writers from waiting.
 pub const GC_PERCENT_MAX: i64 = 98;

@@ -64,6 +64,8 @@ pub enum ScrubState {
     Idle,
     /// A pass is looking at the device.
     Running,
+    /// A pass is looking at the device, and leaves the disk to clients that use it: it has no rate.
+    BesideClients,
     /// A user has paused the pass.
     Paused,
     /// The pass waits until clients make no requests (`scrub_idle_only`).
@@ -81,6 +83,7 @@ impl ScrubState {
         match self {
             Self::Idle => "idle",
             Self::Running => "running",
+            Self::BesideClients => "running slowly beside clients that use the disk",
             Self::Paused => "paused",
             Self::WaitingForLoad => "waiting until clients are idle",
             Self::WaitingForWindow => "waiting for its window of the day",

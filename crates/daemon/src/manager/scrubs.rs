@@ -9,8 +9,8 @@ use super::drain::REPORT_INTERVAL;
 use super::transport::running;
 use super::{Manager, backend, stopping};
 use crate::api::{
-    Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifyLevel,
-    VerifyRange,
+    Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifiedInfo,
+    VerifyLevel, VerifyRange,
 };
 use crate::control::{Flow, Report};
 use crate::scrub::gather::{Gathered, words};
@@ -33,7 +33,7 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 /// How long a verification waits for a request before it looks whether it has to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The findings that an error names.
+/// The findings that an error, and the log of a verification, name.
 const NAMED_MAX: usize = 8;
 
 /// A transport and one of its backends.
@@ -268,6 +268,7 @@ impl Manager {
         let range = run.check_range(request.offset, request.length)?;
         let looked = Looked { id, run, scrub: &found.scrub, level: request.level, repair: request.repair };
         let gathered = self.look(&looked, range, report)?;
+        log_found(transport, id, &gathered.info);
         Ok(Done { verified: Some(gathered.info), ..Done::default() })
     }
 
@@ -286,6 +287,7 @@ impl Manager {
         let range = run.check_range(0, None)?;
         let looked = Looked { id, run, scrub: &found.scrub, level: VerifyLevel::Agree, repair: false };
         let info = self.look(&looked, range, report)?.info;
+        log_found(transport, id, &info);
         // A copy in the cache that was damaged and is repaired says nothing against the backing device.
         let left = info.found - info.repaired;
         if left > 0 {
@@ -354,6 +356,17 @@ struct Looked<'a> {
     scrub: &'a Scrub,
     level: VerifyLevel,
     repair: bool,
+}
+
+/// Logs what a verification that a client waits for has found.
+fn log_found(transport: u32, id: BackendId, info: &VerifiedInfo) {
+    for finding in info.findings.iter().take(NAMED_MAX) {
+        tracing::warn!(transport, backend = id.0, "a verification has found: {}", words(finding));
+    }
+    if info.found > NAMED_MAX as u64 {
+        let more = info.found - NAMED_MAX as u64;
+        tracing::warn!(transport, backend = id.0, "a verification has found {more} more ranges");
+    }
 }
 
 /// Refuses a repair where the cache holds nothing dirty, by which it would be made.

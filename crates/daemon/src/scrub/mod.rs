@@ -55,6 +55,8 @@ struct State {
     has_thread: bool,
     /// Whether that thread waits for idle clients.
     waits_for_load: bool,
+    /// Whether that thread leaves the disk to clients.
+    is_beside_clients: bool,
     /// Commands that change the backend: no thread has the pass meanwhile.
     holders: u32,
     /// No thread has the pass any more: the daemon ends, or the backend is removed.
@@ -101,6 +103,7 @@ impl Drop for Turn {
         self.0.save();
         let mut state = self.0.state.lock();
         (state.has_thread, state.waits_for_load, state.bytes_per_s) = (false, false, 0);
+        state.is_beside_clients = false;
         drop(state);
         self.0.changed.notify_all();
     }
@@ -122,6 +125,10 @@ impl Scrub {
     pub fn open(state_dir: &Path, place: (u32, u32), uuid: String) -> Self {
         let file = RecordFile::of(state_dir, &uuid);
         let (record, lost) = file.read();
+        if let Some(pass) = &record.pass {
+            let (at, words) = (pass.position, if pass.is_paused { ", paused" } else { "" });
+            tracing::info!(transport = place.0, backend = place.1, "its scrub is at byte {at}{words}");
+        }
         if let Some(why) = &lost {
             tracing::warn!(transport = place.0, backend = place.1, "{why}");
         }
@@ -235,14 +242,16 @@ impl Scrub {
                 return Err(Error::new(ErrorKind::NotFound, text));
             }
             (Stop, true) => {
-                tracing::info!(transport = self.place.0, backend = id, "its scrub was stopped");
-                state.record.pass = None;
+                let at = state.record.pass.take().map_or(0, |pass| pass.position);
+                tracing::info!(transport = self.place.0, backend = id, "its scrub was stopped at byte {at}");
                 state.record.stopped = Some(now);
             }
             (Pause | Resume, true) => {
                 let is_paused = request.action == Pause;
                 if let Some(pass) = &mut state.record.pass {
                     pass.is_paused = is_paused;
+                    let (words, at) = (if is_paused { "is paused" } else { "goes on" }, pass.position);
+                    tracing::info!(transport = self.place.0, backend = id, "its scrub {words} at byte {at}");
                 }
                 // A user who resumes does not wait for the next attempt.
                 state.retry = None;
@@ -280,7 +289,9 @@ impl Scrub {
         let mut state = self.state.lock();
         state.record.settings.apply(change);
         state.lost = None;
+        let settings = crate::settings::typed_scrub(&state.record.settings);
         drop(state);
+        tracing::info!(transport = self.place.0, backend = self.place.1, "settings of its scrub: {settings}");
         self.changed.notify_all();
         self.save();
     }
@@ -381,6 +392,7 @@ impl State {
             None => ScrubState::Idle,
             Some(pass) if pass.is_paused => ScrubState::Paused,
             Some(_) if self.has_thread && self.waits_for_load => ScrubState::WaitingForLoad,
+            Some(_) if self.has_thread && self.is_beside_clients => ScrubState::BesideClients,
             Some(_) if self.has_thread => ScrubState::Running,
             Some(pass) if pass.is_scheduled && !self.record.settings.is_open(now) => {
                 ScrubState::WaitingForWindow

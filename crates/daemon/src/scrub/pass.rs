@@ -119,6 +119,7 @@ impl Turn {
             let is_due = self.is_due(&mut state, &mut pace, around);
             // A rate is the user's choice. Without one the pass takes what clients leave of the disk.
             let is_beside = rate == 0 && pace.disk_busy_until.is_some_and(|until| Instant::now() < until);
+            state.is_beside_clients = is_beside;
             let may_submit = is_due && if is_beside { !sweep.is_waiting() } else { sweep.has_room() };
             if !may_submit && !sweep.is_waiting() {
                 let end = if state.waits_for_load { pace.busy_until } else { Some(pace.due) };
@@ -312,7 +313,11 @@ impl Scrub {
         let (transport, backend) = self.place;
         match &results.error {
             Some(error) => {
-                tracing::warn!(transport, backend, "{text}; a part could not be looked at: {error}")
+                tracing::warn!(
+                    transport,
+                    backend,
+                    "{text}; a part could not be looked at or repaired: {error}"
+                )
             }
             None if results.found + repaired + unrepaired > 0 => tracing::warn!(transport, backend, "{text}"),
             None => tracing::info!(transport, backend, "{text}"),

@@ -422,6 +422,7 @@ fn beside_clients_that_use_the_disk_a_pass_without_a_rate_takes_little_of_it() {
     let begun = Instant::now();
     let thread = scene.turn().unwrap();
     scene.until(|| scene.disk.requests.lock().len() > 1);
+    assert_eq!(scene.info().state, ScrubState::BesideClients);
     // A request takes 5 ms, and the pause behind it 150 times as long.
     assert!(begun.elapsed() > Duration::from_millis(500), "{:?}", begun.elapsed());
     scene.act(ScrubAction::Stop).unwrap();

@@ -1,9 +1,9 @@
 //! The settings of scrubs as users type them.
 
 use super::invalid;
-use crate::api::{Offload, SettingsChange};
+use crate::api::{Offload, ScrubSettings, SettingsChange};
 use crate::scrub::schedule::{Window, check_rate};
-use crate::size::parse_size;
+use crate::size::{parse_size, typed_size};
 use cbd_types::Result;
 
 /// Their names.
@@ -57,6 +57,26 @@ pub(super) fn replace(change: &mut SettingsChange, name: &str, value: &str) -> R
     })
 }
 
+/// All settings of scrubs as arguments of `set`.
+#[must_use]
+pub fn typed_scrub(settings: &ScrubSettings) -> String {
+    let every = match settings.scrub_every_s {
+        0 => "never".to_owned(),
+        seconds => format!("{seconds}s"),
+    };
+    let window = if settings.scrub_window.is_empty() { "off" } else { &settings.scrub_window };
+    let rate = if settings.scrub_rate == 0 { "off".to_owned() } else { typed_size(settings.scrub_rate) };
+    let idle_only = if settings.scrub_idle_only { "yes" } else { "no" };
+    let offload = match settings.offload {
+        Offload::Auto => "auto",
+        Offload::On => "on",
+        Offload::Never => "never",
+    };
+    format!(
+        "scrub_every={every} scrub_window={window} scrub_rate={rate} scrub_idle_only={idle_only} offload={offload}"
+    )
+}
+
 /// The seconds of a time with a unit: `14d`.
 fn every(value: &str) -> Result<u64> {
     if value == "never" || value == "0" {
@@ -93,6 +113,18 @@ mod tests {
         let off = parse("scrub_every=never scrub_window=off scrub_rate=off scrub_idle_only=no").unwrap();
         assert_eq!((off.scrub_every_s, off.scrub_window.as_deref()), (Some(0), Some("")));
         assert_eq!((off.scrub_rate, off.scrub_idle_only), (Some(0), Some(false)));
+    }
+
+    #[test]
+    fn settings_of_scrubs_are_typed_as_they_are_understood() {
+        let mut settings = crate::api::ScrubSettings::default();
+        for text in [
+            "scrub_every=never scrub_window=off scrub_rate=off scrub_idle_only=no offload=auto",
+            "scrub_every=1209600s scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes offload=never",
+        ] {
+            settings.apply(&parse(text).unwrap());
+            assert_eq!(super::typed_scrub(&settings), text);
+        }
     }
 
     #[test]
