@@ -63,7 +63,7 @@ pub fn find(number: DeviceNumber, socket: &Path) -> Result<Option<Cached>> {
     })
 }
 
-/// The names of the devices of CBD among those that a device of device mapper or md stands on.
+/// The names of the devices of CBD among those that a device of device mapper or md, or a loop device, stands on.
 #[must_use]
 pub fn members(number: DeviceNumber, socket: &Path) -> Vec<String> {
     let sys = Path::new("/sys");

@@ -197,16 +197,21 @@ pub fn nvme(host: &Host, given: &Given) -> Result<(), String> {
         look second_auto ${{disk}}p2
         look second --offload on --compare /tmp/part ${{disk}}p2"
     );
-    let plan = Plan {
-        nvme: vec![Nvme { disk: Disk::New(SECTORS * SECTOR), unreadable: vec![BAD] }],
-        cbd: true,
-        out: Some(given.folder.clone()),
-        timeout: LIMIT,
-        ..Plan::of_script(&script)
-    };
+    let nvme = vec![Nvme { disk: Disk::New(SECTORS * SECTOR), unreadable: vec![BAD] }];
+    check_in(host, given, Plan { nvme, ..Plan::of_script(&script) }, check_nvme)
+}
+
+/// Runs the looks of a plan in a guest, and checks what they left.
+fn check_in(
+    host: &Host,
+    given: &Given,
+    plan: Plan,
+    check: fn(&Given) -> Result<(), String>,
+) -> Result<(), String> {
+    let plan = Plan { cbd: true, out: Some(given.folder.clone()), timeout: LIMIT, ..plan };
     let ran = Ran::of(host, &plan, None)?;
     ran.expect(Ended::Exited(0), &[])?;
-    check_nvme(given).map_err(|text| ran.complaint(&text))
+    check(given).map_err(|text| ran.complaint(&text))
 }
 
 fn check_nvme(given: &Given) -> Result<(), String> {
@@ -263,16 +268,8 @@ pub fn scsi(host: &Host, given: &Given) -> Result<(), String> {
         look on --offload on $disk
         look first_auto ${{disk}}1"
     );
-    let plan = Plan {
-        modules: ["scsi_debug", "sd_mod"].map(str::to_owned).to_vec(),
-        cbd: true,
-        out: Some(given.folder.clone()),
-        timeout: LIMIT,
-        ..Plan::of_script(&script)
-    };
-    let ran = Ran::of(host, &plan, None)?;
-    ran.expect(Ended::Exited(0), &[])?;
-    check_scsi(given).map_err(|text| ran.complaint(&text))
+    let modules = ["scsi_debug", "sd_mod"].map(str::to_owned).to_vec();
+    check_in(host, given, Plan { modules, ..Plan::of_script(&script) }, check_scsi)
 }
 
 fn check_scsi(given: &Given) -> Result<(), String> {
