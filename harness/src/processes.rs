@@ -25,9 +25,14 @@ pub fn adopt_orphans() {
 
 /// All living descendants, parents first.
 pub fn descendants() -> Vec<Process> {
+    descendants_of(getpid())
+}
+
+/// All living descendants of the process `ancestor`, parents first.
+pub fn descendants_of(ancestor: Pid) -> Vec<Process> {
     let parents = parents();
     let mut found = Vec::new();
-    let mut generation = vec![getpid().as_raw_nonzero().get()];
+    let mut generation = vec![ancestor.as_raw_nonzero().get()];
     while !generation.is_empty() {
         generation =
             parents.iter().filter(|(_, parent)| generation.contains(parent)).map(|&(pid, _)| pid).collect();

@@ -1,9 +1,11 @@
 //! Runs a command under a time limit and passes its output on line by line.
 //!
 //! Invariants: a command that exceeds its time limit is killed with all its descendants, after these have been listed. A pipe
-//! that an orphaned grandchild holds open delays nothing.
+//! that an orphaned grandchild holds open delays nothing. After the end of the whole task ([`crate::deadline`]) no command
+//! starts, and none goes on.
 
-use crate::processes;
+use crate::{deadline, processes};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::ops::ControlFlow;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -57,9 +59,26 @@ pub enum Stream {
     Error,
 }
 
+/// The processes that are killed when a command exceeds its time limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Killed {
+    /// All descendants of this process, orphans included.
+    All,
+    /// Those that descend from the command at that moment.
+    OfCommand,
+}
+
 /// Runs `command` for at most `limit` and passes every line that it prints to `line`.
 pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, &str)) -> End {
     run_until(command, limit, |stream, text| {
+        line(stream, text);
+        ControlFlow::Continue(())
+    })
+}
+
+/// As [`run`], for a command that runs beside others: at its limit these are not killed, nor are orphans that it has left.
+pub fn run_beside(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, &str)) -> End {
+    run_and_kill(command, limit, Killed::OfCommand, |stream, text| {
         line(stream, text);
         ControlFlow::Continue(())
     })
@@ -69,9 +88,22 @@ pub fn run(command: &mut Command, limit: Duration, mut line: impl FnMut(Stream, 
 pub fn run_until(
     command: &mut Command,
     limit: Duration,
+    line: impl FnMut(Stream, &str) -> ControlFlow<()>,
+) -> End {
+    run_and_kill(command, limit, Killed::All, line)
+}
+
+fn run_and_kill(
+    command: &mut Command,
+    limit: Duration,
+    killed: Killed,
     mut line: impl FnMut(Stream, &str) -> ControlFlow<()>,
 ) -> End {
     let begun = Instant::now();
+    let limit = limit.min(deadline::left());
+    if limit.is_zero() {
+        return End::NotStarted("the time limit of the whole task has passed".to_owned());
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = match command.spawn() {
         Ok(child) => child,
@@ -106,11 +138,9 @@ pub fn run_until(
         }
         if begun.elapsed() > limit {
             eprintln!("xtask: exceeded its time limit of {} s; these processes are killed:", limit.as_secs());
-            for process in processes::descendants() {
-                eprintln!("xtask:   {} {}", process.pid.as_raw_nonzero(), process.command);
-            }
-            for process in processes::kill_descendants() {
-                eprintln!("xtask: cannot be killed: {} {}", process.pid.as_raw_nonzero(), process.command);
+            match killed {
+                Killed::All => kill_all(),
+                Killed::OfCommand => kill_tree(&mut child),
             }
             drain(&lines, &mut line);
             return End::TimedOut;
@@ -155,6 +185,36 @@ fn forward(from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream,
             }
         }
     });
+}
+
+/// Lists and kills all descendants of this process.
+pub(crate) fn kill_all() {
+    list(&processes::descendants());
+    for process in processes::kill_descendants() {
+        eprintln!("xtask: cannot be killed: {} {}", process.pid.as_raw_nonzero(), process.command);
+    }
+}
+
+/// Lists and kills a command with what descends from it.
+fn kill_tree(child: &mut Child) {
+    let tree = Pid::from_raw(child.id().cast_signed()).map(processes::descendants_of).unwrap_or_default();
+    list(&tree);
+    let _ = child.kill();
+    for process in &tree {
+        // The process may have ended meanwhile, which is the goal.
+        let _ = kill_process(process.pid, Signal::KILL);
+    }
+    // A process that the kernel does not release would be waited for without end.
+    let end = Instant::now() + DRAIN;
+    while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn list(processes: &[processes::Process]) {
+    for process in processes {
+        eprintln!("xtask:   {} {}", process.pid.as_raw_nonzero(), process.command);
+    }
 }
 
 /// Lines that arrive after the end cannot stop the command any more.
@@ -228,6 +288,22 @@ mod tests {
         assert!(matches!(end, End::TimedOut), "{end}");
         assert!(begun.elapsed() < Duration::from_secs(30));
         assert!(!processes::descendants().iter().any(|process| process.command == "sleep 61"));
+    }
+
+    #[test]
+    fn a_command_beside_others_is_killed_alone() {
+        let mut other = Command::new("sleep").arg("63").spawn().expect("sleep starts");
+        let begun = Instant::now();
+        let end = run_beside(&mut shell("setsid sleep 64 & wait"), Duration::from_millis(300), |_, _| {});
+        assert!(matches!(end, End::TimedOut), "{end}");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(matches!(other.try_wait(), Ok(None)), "the other command goes on");
+        other.kill().and_then(|()| other.wait()).expect("it can be killed");
+        let is_left = || processes::descendants().iter().any(|process| process.command == "sleep 64");
+        while is_left() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "what it started has ended");
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     #[test]

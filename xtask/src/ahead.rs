@@ -4,6 +4,7 @@
 //! Invariants: no step depends on such a build. The step that needs the result runs the same command, which then has nothing to
 //! do or reports the error.
 
+use crate::deadline;
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
@@ -21,7 +22,7 @@ impl Ahead {
     pub fn start(builds: Vec<Command>) -> Self {
         Self(Some(thread::spawn(move || {
             for build in &builds {
-                if !runs_within(&mut at_lowest_priority(build), LIMIT) {
+                if !runs_within(&mut at_lowest_priority(build), LIMIT.min(deadline::left())) {
                     println!("    a build ahead of its step failed, and the step repeats it: {build:?}");
                 }
             }

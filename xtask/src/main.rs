@@ -21,7 +21,9 @@ mod tidy;
 
 use cbd_guest as vm;
 // The modules name these as their own.
-use cbd_harness::{install, leftovers, packages, problem, processes, random, report, shell, workspace};
+use cbd_harness::{
+    deadline, install, leftovers, packages, problem, processes, random, report, shell, workspace,
+};
 use std::process::ExitCode;
 
 const USAGE: &str = "\

@@ -44,6 +44,15 @@ const AT_ONCE: usize = 3;
 /// Tests of a program that run at once; as many as the processors, if these are more.
 pub const TESTS_AT_ONCE: usize = 4;
 
+/// The time limits of the programs.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Of all together.
+    pub all: Duration,
+    /// Of each: a program that hangs does not use up the time of those after it.
+    pub each: Duration,
+}
+
 /// A program to run.
 pub struct Job {
     /// Its name in the output, such as `cbd-sim/damage`.
@@ -109,12 +118,12 @@ impl Jobs {
     }
 
     /// Runs all of them and passes on every line. Returns the names of those that failed.
-    pub fn run(mut self, limit: Duration, line: impl FnMut(&str) + Send) -> Vec<String> {
-        let end = Instant::now() + limit;
+    pub fn run(mut self, limits: Limits, line: impl FnMut(&str) + Send) -> Vec<String> {
+        let (end, limit) = (Instant::now() + limits.all, limits.each);
         let (line, failed) = (Mutex::new(line), Mutex::new(Vec::new()));
         for job in self.alone.drain(..) {
             let name = job.name.clone();
-            if !run_one(job, end, &line) {
+            if !run_one(job, end, limit, &line) {
                 lock(&failed).push(name);
             }
         }
@@ -127,7 +136,7 @@ impl Jobs {
                     let next = || lock(jobs).next(number == 0);
                     while let Some(job) = next() {
                         let name = job.name.clone();
-                        if !run_one(job, end, line) {
+                        if !run_one(job, end, limit, line) {
                             lock(failed).push(name);
                         }
                     }
@@ -143,12 +152,12 @@ impl Jobs {
     }
 }
 
-/// Whether the program ends with success before `end`.
-fn run_one(mut job: Job, end: Instant, line: &Mutex<impl FnMut(&str)>) -> bool {
+/// Whether the program ends with success within `limit` and before `end`.
+fn run_one(mut job: Job, end: Instant, limit: Duration, line: &Mutex<impl FnMut(&str)>) -> bool {
     let begun = Instant::now();
     let mut lines = Vec::new();
     let left = end.saturating_duration_since(begun);
-    let outcome = shell::run(&mut job.command, left, |_, text| lines.push(text.to_owned()));
+    let outcome = shell::run_beside(&mut job.command, left.min(limit), |_, text| lines.push(text.to_owned()));
     let mut line = lock(line);
     line(&format!("     Running {}: {:.1} s", job.name, begun.elapsed().as_secs_f64()));
     lines.iter().for_each(|text| line(text));
@@ -176,7 +185,8 @@ mod tests {
     fn run_all(jobs: Vec<Job>) -> (Vec<String>, Vec<String>) {
         let mut lines = Vec::new();
         let jobs = Jobs { others: jobs.into(), ..Jobs::default() };
-        let failed = jobs.run(Duration::from_secs(60), |line| lines.push(line.to_owned()));
+        let limits = Limits { all: Duration::from_secs(60), each: Duration::from_secs(60) };
+        let failed = jobs.run(limits, |line| lines.push(line.to_owned()));
         (lines, failed)
     }
 

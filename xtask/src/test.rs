@@ -7,10 +7,11 @@ use crate::ahead::Ahead;
 use crate::flags::TestFlags;
 use crate::leftovers::Scratch;
 use crate::problem::Problem;
+use crate::programs::Limits;
 use crate::report::{Count, Report, TestFailures};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo, cargo_with_lock};
-use crate::{demo, freestanding, fuzz, mutants, packages, processes, programs, tidy, vm};
+use crate::{deadline, demo, freestanding, fuzz, mutants, packages, processes, programs, tidy, vm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -30,6 +31,15 @@ const SYSTEM_TESTS: &str = "CBD_SYSTEM_TESTS";
 /// The time limit of each step except the tests: a build from scratch on two cores that other processes use, too. Without other
 /// load the tests are built in six minutes.
 const BUILD_LIMIT: Duration = Duration::from_secs(2400);
+
+/// The time limit of all steps of a short run together: build machines end a task after 90 minutes, without its report.
+const SHORT_LIMIT: Duration = Duration::from_secs(78 * 60);
+
+/// The time limit of each test program: the longest takes four minutes on two cores that other processes use, too.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(1200);
+
+/// The same in a nightly run.
+const NIGHTLY_LIMIT: Duration = Duration::from_secs(6 * 3600);
 
 /// Seconds for each fuzz target in a nightly run.
 const FUZZ_SECONDS: u64 = 1200;
@@ -65,6 +75,9 @@ const PROGRESS: [&str; 10] = [
 /// When a step cannot begin at all.
 pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
     processes::adopt_orphans();
+    if length == Length::Short {
+        deadline::set(SHORT_LIMIT);
+    }
     let system = workspace::is_root() && !flags.no_system;
     let mut report = Report::new();
     if system && flags.wants("test") {
@@ -219,10 +232,10 @@ fn tests(
             return Count::one(false);
         }
     };
-    let mut limit = BUILD_LIMIT;
+    let mut limits = Limits { all: BUILD_LIMIT, each: PROGRAM_LIMIT };
     let mut seed_of_night = None;
     if length == Length::Long {
-        limit = Duration::from_secs(6 * 3600);
+        limits = Limits { all: NIGHTLY_LIMIT, each: NIGHTLY_LIMIT };
         let seed = seed();
         println!("    CBD_SEED={seed}");
         seed_of_night = Some(seed);
@@ -231,7 +244,7 @@ fn tests(
         set_variables(command, system, seed_of_night, &scratch);
     }
     let mut count = Count::default();
-    let failed = jobs.run(limit, |line| {
+    let failed = jobs.run(limits, |line| {
         count.add_line(line);
         problems.add_line(line);
         print(line);
