@@ -103,7 +103,7 @@ impl WaitFor {
     }
 }
 
-/// A count and its sum: of bytes, or of nanoseconds. Padded to no cache line: the ones that one operation uses are adjacent.
+/// A count and its sum: of bytes, or of nanoseconds.
 #[derive(Default, Debug)]
 struct Pair {
     count: AtomicU64,
@@ -257,15 +257,15 @@ struct Sampling {
     all: u8,
 }
 
-/// Counts the requests of a queue.
-pub(crate) struct Meter {
+/// Counts the requests of a queue, or nothing.
+pub(crate) struct Meter<const COUNTS: bool> {
     cells: alloc::sync::Arc<Cells>,
     clock: Option<Clock>,
     sampling: [Sampling; OPERATIONS.len()],
     random: u32,
 }
 
-impl Meter {
+impl<const COUNTS: bool> Meter<COUNTS> {
     /// A meter that counts in `cells`; without a clock nothing is timed. Of meters with different numbers different requests are
     /// timed.
     pub(crate) const fn new(cells: alloc::sync::Arc<Cells>, clock: Option<Clock>, number: u32) -> Self {
@@ -282,26 +282,28 @@ impl Meter {
     #[cold]
     #[inline(never)]
     pub(crate) fn now(&self) -> u64 {
-        self.clock.map_or(0, |clock| clock().max(1))
+        if COUNTS { self.clock.map_or(0, |clock| clock().max(1)) } else { 0 }
     }
 
     /// When a request begins that may end at once: the time if it is to be timed, otherwise 0.
     #[inline]
     pub(crate) fn begin(&self, operation: Operation) -> u64 {
-        if self.sampling[operation as usize].left == 0 { self.now() } else { 0 }
+        if COUNTS && self.sampling[operation as usize].left == 0 { self.now() } else { 0 }
     }
 
     /// As [`begin`](Self::begin), for `count` requests that end together.
     #[inline]
     pub(crate) fn begin_together(&self, operation: Operation, count: u32) -> u64 {
-        if self.sampling[operation as usize].left < count { self.now() } else { 0 }
+        if COUNTS && self.sampling[operation as usize].left < count { self.now() } else { 0 }
     }
 
     /// A request has succeeded at once, within the cache.
     #[inline]
     pub(crate) fn count_at_once(&mut self, operation: Operation, bytes: u64, begun: u64) {
-        let Some(cells) = self.cells.operations.get(operation as usize) else { return };
-        cells.outcomes[Outcome::Cached.cell()].count(bytes);
+        if !COUNTS {
+            return;
+        }
+        self.cells.operations[operation as usize].outcomes[Outcome::Cached.cell()].count(bytes);
         self.pass(operation, begun, 1);
     }
 
@@ -314,13 +316,16 @@ impl Meter {
         outcome: Outcome,
         begun: u64,
     ) {
+        if !COUNTS {
+            return;
+        }
         self.count(operation, (bytes, elsewhere), outcome);
         self.pass(operation, begun, 1);
     }
 
     /// `count` requests that began together have succeeded at once.
     pub(crate) fn count_together(&mut self, operation: Operation, bytes: u64, count: u32, begun: u64) {
-        if count == 0 {
+        if !COUNTS || count == 0 {
             return;
         }
         let pair = &self.cells.operations[operation as usize].outcomes[Outcome::Cached.cell()];
@@ -370,11 +375,17 @@ impl Meter {
     /// A request has failed.
     #[cold]
     pub(crate) fn count_failed(&self, operation: Operation) {
+        if !COUNTS {
+            return;
+        }
         add(&self.cells.operations[operation as usize].failed, 1);
     }
 
     /// A request that waited has ended.
     pub(crate) fn count_parked(&self, operation: Operation, bytes: u64, mut tally: Tally, is_good: bool) {
+        if !COUNTS {
+            return;
+        }
         self.end_wait(&mut tally);
         if !is_good {
             return self.count_failed(operation);
@@ -388,7 +399,7 @@ impl Meter {
 
     /// The request of this tally begins to wait, unless it waits already.
     pub(crate) fn begin_wait(&self, tally: &mut Tally, what: WaitFor) {
-        if tally.wait.is_none() {
+        if COUNTS && tally.wait.is_none() {
             tally.wait = Some((what, self.now()));
         }
     }

@@ -13,7 +13,7 @@ fn clock() -> u64 {
     NOW.get()
 }
 
-fn meter(number: u32) -> (Arc<Cells>, Meter) {
+fn meter(number: u32) -> (Arc<Cells>, Meter<true>) {
     let cells = Arc::new(Cells::new());
     (Arc::clone(&cells), Meter::new(cells, Some(clock), number))
 }
@@ -25,7 +25,7 @@ fn read(cells: &Cells) -> DeviceFigures {
 }
 
 /// A request that ends at once after so many nanoseconds. Returns whether it was timed.
-fn once(meter: &mut Meter, took: u64) -> bool {
+fn once(meter: &mut Meter<true>, took: u64) -> bool {
     let begun = meter.begin(Operation::Read);
     NOW.set(NOW.get() + took);
     meter.count_at_once(Operation::Read, 4096, begun);
@@ -72,7 +72,7 @@ fn a_pattern_of_requests_is_not_mistaken_for_another_one() {
 #[test]
 fn a_batch_counts_for_all_its_requests() {
     let (cells, mut meter) = meter(1);
-    let (mut requests, mut seconds) = (0, 0);
+    let mut requests = 0;
     for batch in 0..100_000_u32 {
         let count = 1 + batch % 16;
         let begun = meter.begin_together(Operation::Write, count);
@@ -81,9 +81,7 @@ fn a_batch_counts_for_all_its_requests() {
         let ended = count - u32::from(batch % 5 == 0);
         meter.count_together(Operation::Write, u64::from(ended) * 512, ended, begun);
         requests += u64::from(ended);
-        seconds += 1;
     }
-    assert_eq!(seconds, 100_000);
     let figures = read(&cells);
     let writes = figures.of(Operation::Write).expect("it has a queue");
     assert_eq!(writes.total(), Counted { count: requests, sum: requests * 512 });
@@ -94,7 +92,7 @@ fn a_batch_counts_for_all_its_requests() {
 #[test]
 fn without_a_clock_requests_are_counted_and_not_timed() {
     let cells = Arc::new(Cells::new());
-    let mut meter = Meter::new(Arc::clone(&cells), None, 0);
+    let mut meter = Meter::<true>::new(Arc::clone(&cells), None, 0);
     for _ in 0..1000 {
         assert!(!once(&mut meter, 1));
     }
