@@ -1,7 +1,7 @@
 //! What it costs to count requests: a queue that counts them against one that does not, over the same cache.
 //!
 //! Invariants: both queues execute requests in the memory of their caller, as a program with libcbd does, on one thread; both have
-//! the same cache and the same clock. Background work runs between the turns, not in them.
+//! the same cache and the same clock. The order of their turns alternates. Background work runs between the turns, not in them.
 
 use super::engine::Pair;
 use crate::Figures;
@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::rig::{Surroundings, no_space};
 use crate::rounded;
 use crate::scale::{Scale, Sources};
-use crate::turns::{Comparison, Turn, compare};
+use crate::turns::{Comparison, Rounds, Turn, play};
 use cbd_backing::PollableQueue;
 use cbd_device::{Device, Queue};
 use cbd_pmem::Mapping;
@@ -26,7 +26,7 @@ use std::task::Waker;
 const DEPTH: usize = 16;
 
 /// How many times as many turns as elsewhere: the difference is a few nanoseconds.
-const MORE: usize = 4;
+const MORE: usize = 2;
 
 /// A queue of the measurement.
 type Measured<const COUNTS: bool> = Queue<Surroundings, Box<dyn PollableQueue>, COUNTS>;
@@ -67,8 +67,12 @@ fn writes(pair: &mut Pair, queues: &mut (Measured<true>, Measured<false>)) -> Re
         pair.rest_before(1)?;
         Ok(pair.places(4096, 1))
     };
-    let (counting, other) = queues;
-    compare(rounds, || write(counting, &places()?, &sources), || write(other, &places()?, &sources))
+    let (counting, other) = (RefCell::new(&mut queues.0), RefCell::new(&mut queues.1));
+    both_orders(
+        rounds,
+        || write(&mut counting.borrow_mut(), &places()?, &sources),
+        || write(&mut other.borrow_mut(), &places()?, &sources),
+    )
 }
 
 fn write<const COUNTS: bool>(
@@ -94,12 +98,25 @@ fn reads(pair: &mut Pair, queues: &mut (Measured<true>, Measured<false>)) -> Res
     let turns = RefCell::new(&mut turns);
     let next = || turns.borrow_mut().next().unwrap_or_default();
     let buffer = RefCell::new(AlignedBuffer::zeroed(4096));
-    let (counting, other) = queues;
-    compare(
+    let (counting, other) = (RefCell::new(&mut queues.0), RefCell::new(&mut queues.1));
+    both_orders(
         pair.rounds,
-        || read(counting, next(), &mut buffer.borrow_mut()),
-        || read(other, next(), &mut buffer.borrow_mut()),
+        || read(&mut counting.borrow_mut(), next(), &mut buffer.borrow_mut()),
+        || read(&mut other.borrow_mut(), next(), &mut buffer.borrow_mut()),
     )
+}
+
+/// Turns in the order A B B A: what comes first in a pair has no advantage, and no disadvantage.
+fn both_orders(
+    rounds: usize,
+    a: impl Fn() -> Result<Turn>,
+    b: impl Fn() -> Result<Turn>,
+) -> Result<Comparison> {
+    let found = play(rounds, [&mut || a(), &mut || b(), &mut || b(), &mut || a()])?;
+    let pair =
+        |[a, b, later_b, later_a]: &[f64; 4]| [f64::midpoint(*a, *later_a), f64::midpoint(*b, *later_b)];
+    let figures = found.figures.iter().map(pair).collect();
+    Ok(Comparison::of(&Rounds { figures, disturbed: found.disturbed }))
 }
 
 fn read<const COUNTS: bool>(queue: &mut Measured<COUNTS>, places: &[u64], buffer: &mut [u8]) -> Result<Turn> {

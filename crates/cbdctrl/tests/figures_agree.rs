@@ -73,9 +73,9 @@ fn requests_and_bytes_are_those_that_fio_counted() {
         let of_metrics = ["cbd_blkdev_requests_total", "cbd_blkdev_bytes_total"]
             .map(|name| metric(&page, name, &[&label]));
         assert_eq!(of_metrics, [counted.0, counted.1]);
-        // One of 64 that end at once is timed, of each queue; the others are all timed.
+        // Of the few requests that come through a socket most are timed, and count for the others.
         let timed = number(&of, "/latency/count");
-        assert!(timed <= counted.0 && timed + 8 * 128 >= counted.0, "{timed} of {}", counted.0);
+        assert!(timed <= counted.0 && timed * 2 >= counted.0, "{timed} of {}", counted.0);
         assert_eq!(metric(&page, "cbd_blkdev_request_seconds_count", &[&label]), timed);
     }
     let flushes = operation(&backend, "flush");

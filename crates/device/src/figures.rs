@@ -1,16 +1,17 @@
 //! The figures of a blkdev: requests and bytes by operation and outcome, latencies, waits.
 //!
 //! Each queue has cells of its own, which its thread alone writes, with plain stores. Two looks at the clock cost more than is
-//! permitted for a request that ends at once, so one of about 64 of them is timed, after a random number of others, and counts for
-//! those before it; the first ones are all timed. A request that waits for space or for the backing device is timed from the
-//! moment at which it begins to wait. Requests and bytes are counted exactly.
+//! permitted for a request that ends at once. So one of them is timed about every tenth of a millisecond, after a random number of
+//! others, and counts for those before it: all of a queue with few requests, one of 256 where there are millions in a second. A
+//! request that waits for space or for the backing device is timed from the moment at which it begins to wait. Requests and bytes
+//! are counted exactly.
 //!
 //! Invariants: no counter of a device ever decreases: when a queue ends, its figures stay with the device; a request is counted once,
 //! when it ends.
 //!
 //! Elsewhere: where requests end (`queue`), the queues of a device (`route`).
 
-use alloc::{borrow::Cow, boxed::Box, format, vec::Vec};
+use alloc::{borrow::Cow, format, sync::Arc, vec::Vec};
 use cbd_engine::BypassReason;
 use cbd_types::{
     Operation,
@@ -28,10 +29,12 @@ const OPERATIONS: [Operation; 5] =
 const BESIDES: usize = 3;
 /// Outcomes of an operation, and failures.
 const OUTCOMES: usize = BESIDES + BypassReason::ALL.len();
-/// Bits of the random number of requests between two that are timed: 63.5 on average.
-const GAP_BITS: u32 = 7;
-/// So many requests that end at once are all timed.
-const ALL_TIMED: u8 = 64;
+/// Bits of the random number of requests between two that are timed, at most: 255.5 on average.
+const GAP_BITS_MAX: u32 = 9;
+/// If less time than this passes between two requests that are timed, more requests pass between the next two.
+const SOON_NS: u64 = 64_000;
+/// If more time than this passes, fewer requests do.
+const LATE_NS: u64 = 256_000;
 
 /// What became of a request that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,7 +142,7 @@ struct OfOperation {
 /// The cells of one queue.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    operations: Box<[OfOperation]>,
+    operations: Arc<[OfOperation]>,
     waits: [Pair; WaitFor::ALL.len()],
 }
 
@@ -151,7 +154,7 @@ impl Cells {
 
     /// Adds all that is counted in `other`. Called by one thread at a time, after the queue of these cells has ended.
     pub(crate) fn add(&self, other: &Self) {
-        for (cells, other) in self.operations.iter().zip(&other.operations) {
+        for (cells, other) in self.operations.iter().zip(&*other.operations) {
             let outcomes = cells.outcomes.iter().zip(&other.outcomes);
             outcomes.for_each(|(pair, other)| pair.add(other.read()));
             add(&cells.failed, other.failed.load(Ordering::Relaxed));
@@ -163,7 +166,7 @@ impl Cells {
     /// Adds what is counted to `figures`.
     pub(crate) fn read(&self, figures: &mut DeviceFigures) {
         figures.operations.resize_with(OPERATIONS.len(), OperationFigures::default);
-        for (of_operation, cells) in figures.operations.iter_mut().zip(&self.operations) {
+        for (of_operation, cells) in figures.operations.iter_mut().zip(&*self.operations) {
             of_operation.outcomes.resize(OUTCOMES, Counted::default());
             let outcomes = of_operation.outcomes.iter_mut().zip(&cells.outcomes);
             outcomes.for_each(|(counted, pair)| counted.add(pair.read()));
@@ -253,13 +256,17 @@ struct Sampling {
     left: u32,
     /// Requests between the last one that was timed and that one.
     gap: u32,
-    /// Requests that are timed before there are gaps.
-    all: u8,
+    /// Bits of the next gap.
+    bits: u32,
+    /// When the last one was timed.
+    last_ns: u64,
 }
 
 /// Counts the requests of a queue, or nothing.
 pub(crate) struct Meter<const COUNTS: bool> {
-    cells: alloc::sync::Arc<Cells>,
+    cells: Arc<Cells>,
+    /// Those of the cells: the common path has one pointer less to follow.
+    operations: Arc<[OfOperation]>,
     clock: Option<Clock>,
     sampling: [Sampling; OPERATIONS.len()],
     random: u32,
@@ -268,14 +275,11 @@ pub(crate) struct Meter<const COUNTS: bool> {
 impl<const COUNTS: bool> Meter<COUNTS> {
     /// A meter that counts in `cells`; without a clock nothing is timed. Of meters with different numbers different requests are
     /// timed.
-    pub(crate) const fn new(cells: alloc::sync::Arc<Cells>, clock: Option<Clock>, number: u32) -> Self {
+    pub(crate) fn new(cells: Arc<Cells>, clock: Option<Clock>, number: u32) -> Self {
         let random = number.wrapping_mul(0x9e37_79b9) | 1;
-        Self {
-            cells,
-            clock,
-            sampling: [Sampling { left: 0, gap: 0, all: ALL_TIMED }; OPERATIONS.len()],
-            random,
-        }
+        let sampling = [Sampling { left: 0, gap: 0, bits: 0, last_ns: 0 }; OPERATIONS.len()];
+        let operations = Arc::clone(&cells.operations);
+        Self { cells, operations, clock, sampling, random }
     }
 
     /// The time in nanoseconds, which is not 0; 0 without a clock.
@@ -303,7 +307,7 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         if !COUNTS {
             return;
         }
-        self.cells.operations[operation as usize].outcomes[Outcome::Cached.cell()].count(bytes);
+        self.operations[operation as usize].outcomes[Outcome::Cached.cell()].count(bytes);
         self.pass(operation, begun, 1);
     }
 
@@ -328,13 +332,13 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         if !COUNTS || count == 0 {
             return;
         }
-        let pair = &self.cells.operations[operation as usize].outcomes[Outcome::Cached.cell()];
+        let pair = &self.operations[operation as usize].outcomes[Outcome::Cached.cell()];
         pair.add(Counted { count: u64::from(count), sum: bytes });
         self.pass(operation, begun, count);
     }
 
     fn count(&self, operation: Operation, (bytes, elsewhere): (u64, u64), outcome: Outcome) {
-        let cells = &self.cells.operations[operation as usize];
+        let cells = &self.operations[operation as usize];
         cells.outcomes[outcome.cell()].count(elsewhere);
         add(&cells.outcomes[Outcome::Cached.cell()].sum, bytes - elsewhere);
     }
@@ -354,21 +358,23 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     #[inline(never)]
     fn sample(&mut self, operation: Operation, begun: u64, count: u32) {
         let sampling = &mut self.sampling[operation as usize];
-        let before = sampling.gap - sampling.left;
-        (sampling.left, sampling.gap) = (0, 0);
-        if sampling.all > 0 {
-            sampling.all -= 1;
-        } else {
-            // Xorshift.
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 17;
-            self.random ^= self.random << 5;
-            let gap = self.random >> (u32::BITS - GAP_BITS);
-            (sampling.left, sampling.gap) = (gap, gap);
+        let passed = sampling.gap - sampling.left + count;
+        let now = self.clock.map_or(0, |clock| clock());
+        match now.saturating_sub(sampling.last_ns) {
+            0..SOON_NS => sampling.bits = GAP_BITS_MAX.min(sampling.bits + 1),
+            LATE_NS.. => sampling.bits = sampling.bits.saturating_sub(1),
+            _ => {}
         }
+        sampling.last_ns = now;
+        // Xorshift.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        let gap = self.random & ((1 << sampling.bits) - 1);
+        (sampling.left, sampling.gap) = (gap, gap);
         if begun > 0 {
-            let took = self.now().saturating_sub(begun);
-            self.cells.operations[operation as usize].latency.count(took, u64::from(before + count));
+            let took = now.saturating_sub(begun);
+            self.operations[operation as usize].latency.count(took, u64::from(passed));
         }
     }
 
@@ -378,7 +384,7 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         if !COUNTS {
             return;
         }
-        add(&self.cells.operations[operation as usize].failed, 1);
+        add(&self.operations[operation as usize].failed, 1);
     }
 
     /// A request that waited has ended.
@@ -393,7 +399,7 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         self.count(operation, (bytes, tally.elsewhere.min(bytes)), tally.outcome);
         if tally.begun > 0 {
             let took = self.now().saturating_sub(tally.begun);
-            self.cells.operations[operation as usize].latency.count(took, 1);
+            self.operations[operation as usize].latency.count(took, 1);
         }
     }
 
