@@ -70,7 +70,7 @@ impl Histogram {
     }
 
     /// What was counted since `earlier`, a former state of the same histogram. If it was not, because the daemon has begun
-    /// anew meanwhile, a bucket that has fewer than then is empty.
+    /// again meanwhile, a bucket that has fewer than then is empty.
     #[must_use]
     pub fn minus(&self, earlier: &Self) -> Self {
         let mut since = self.clone();
@@ -232,6 +232,6 @@ mod tests {
         later.merge(&since);
         assert_eq!(later.count, 5);
         assert_eq!(later.minus(&earlier), since);
-        assert_eq!(earlier.minus(&later), Histogram::default(), "a daemon that has begun anew");
+        assert_eq!(earlier.minus(&later), Histogram::default(), "a daemon that has begun again");
     }
 }
