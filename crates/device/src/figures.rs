@@ -11,7 +11,7 @@
 //!
 //! Elsewhere: where requests end (`queue`), the queues of a device (`route`).
 
-use alloc::{borrow::Cow, format, sync::Arc, vec::Vec};
+use alloc::{borrow::Cow, format, sync::Arc, vec, vec::Vec};
 use cbd_engine::BypassReason;
 use cbd_types::{
     Operation,
@@ -250,10 +250,8 @@ impl DeviceFigures {
 }
 
 /// Which of the requests that end at once are timed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Sampling {
-    /// Requests until the next one that is timed.
-    left: u32,
     /// Requests between the last one that was timed and that one.
     gap: u32,
     /// Bits of the next gap.
@@ -268,7 +266,10 @@ pub(crate) struct Meter<const COUNTS: bool> {
     /// Those of the cells: the common path has one pointer less to follow.
     operations: Arc<[OfOperation]>,
     clock: Option<Clock>,
-    sampling: [Sampling; OPERATIONS.len()],
+    /// Requests until the next one that is timed, by operation.
+    left: [u32; OPERATIONS.len()],
+    /// Behind a pointer, because a queue is moved as a value.
+    sampling: Vec<Sampling>,
     random: u32,
 }
 
@@ -277,9 +278,9 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     /// timed.
     pub(crate) fn new(cells: Arc<Cells>, clock: Option<Clock>, number: u32) -> Self {
         let random = number.wrapping_mul(0x9e37_79b9) | 1;
-        let sampling = [Sampling { left: 0, gap: 0, bits: 0, last_ns: 0 }; OPERATIONS.len()];
+        let sampling = vec![Sampling::default(); OPERATIONS.len()];
         let operations = Arc::clone(&cells.operations);
-        Self { cells, operations, clock, sampling, random }
+        Self { cells, operations, clock, left: [0; OPERATIONS.len()], sampling, random }
     }
 
     /// The time in nanoseconds, which is not 0; 0 without a clock.
@@ -292,13 +293,13 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     /// When a request begins that may end at once: the time if it is to be timed, otherwise 0.
     #[inline]
     pub(crate) fn begin(&self, operation: Operation) -> u64 {
-        if COUNTS && self.sampling[operation as usize].left == 0 { self.now() } else { 0 }
+        if COUNTS && self.left[operation as usize] == 0 { self.now() } else { 0 }
     }
 
     /// As [`begin`](Self::begin), for `count` requests that end together.
     #[inline]
     pub(crate) fn begin_together(&self, operation: Operation, count: u32) -> u64 {
-        if COUNTS && self.sampling[operation as usize].left < count { self.now() } else { 0 }
+        if COUNTS && self.left[operation as usize] < count { self.now() } else { 0 }
     }
 
     /// A request has succeeded at once, within the cache.
@@ -346,9 +347,9 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     /// `count` requests have ended at once. Times them if they have begun with the time.
     #[inline]
     fn pass(&mut self, operation: Operation, begun: u64, count: u32) {
-        let sampling = &mut self.sampling[operation as usize];
-        if sampling.left >= count {
-            sampling.left -= count;
+        let left = &mut self.left[operation as usize];
+        if *left >= count {
+            *left -= count;
         } else {
             self.sample(operation, begun, count);
         }
@@ -358,7 +359,7 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     #[inline(never)]
     fn sample(&mut self, operation: Operation, begun: u64, count: u32) {
         let sampling = &mut self.sampling[operation as usize];
-        let passed = sampling.gap - sampling.left + count;
+        let passed = sampling.gap - self.left[operation as usize] + count;
         let now = self.clock.map_or(0, |clock| clock());
         match now.saturating_sub(sampling.last_ns) {
             0..SOON_NS => sampling.bits = GAP_BITS_MAX.min(sampling.bits + 1),
@@ -371,7 +372,8 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
         let gap = self.random & ((1 << sampling.bits) - 1);
-        (sampling.left, sampling.gap) = (gap, gap);
+        sampling.gap = gap;
+        self.left[operation as usize] = gap;
         if begun > 0 {
             let took = now.saturating_sub(begun);
             self.operations[operation as usize].latency.count(took, u64::from(passed));

@@ -222,6 +222,7 @@ impl<E: Environment> Cache<E> {
             base.epochs().caught_up();
         let is_behind = void_until > drained_epoch.0;
         let void_reason = void_reason(&damaged, &parked, is_behind.then_some(void_until));
+        let (lane_waits, lane_waited_ns) = base.lane_waits().read();
         let (backing, counted) = (self.backing().report(), self.parked_counters().report());
         CacheStatus {
             segments: base.segment_count(),
@@ -238,8 +239,8 @@ impl<E: Environment> Cache<E> {
             bypassed: base.bypassed().read(),
             refused_bypass_bytes: self.refused_bypass_bytes(),
             stored_bytes: lanes.stored,
-            lane_waits: lanes.waits,
-            lane_waited_ns: lanes.waited_ns,
+            lane_waits,
+            lane_waited_ns,
             written_back_bytes: backing.written_back_bytes,
             backing_flushes: backing.flushes,
             epoch: Epoch(base.epochs().present()),

@@ -109,10 +109,6 @@ struct Counters {
     dirty_records: u64,
     /// All bytes stored into the region for records and data.
     stored: u64,
-    /// Requests that found the lane locked.
-    waits: u64,
-    /// Their waits in nanoseconds.
-    waited_ns: u64,
 }
 
 /// The state that the lane's lock protects.
@@ -348,12 +344,11 @@ impl<E: Environment> Lane<E> {
             core::hint::spin_loop();
             if self.state.is_locked() { None } else { self.state.try_lock() }
         });
-        let mut state = spun.unwrap_or_else(|| {
+        let state = spun.unwrap_or_else(|| {
             core::hint::spin_loop();
             self.state.lock()
         });
-        state.counters.waits += 1;
-        state.counters.waited_ns += base.environment().monotonic_ns().saturating_sub(begun_ns);
+        base.lane_waits().count(base.environment().monotonic_ns().saturating_sub(begun_ns));
         state
     }
 
