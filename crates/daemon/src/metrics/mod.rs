@@ -1,47 +1,41 @@
-//! The status in the text format of Prometheus.
+//! The status as metrics, for Prometheus and others that read its text formats.
 //!
-//! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning.
+//! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning, and neither do its
+//! labels.
+//!
+//! Elsewhere: the formats ([`text`]).
 
-use crate::api::{
-    BackendStatus, CacheInfo, HeldInfo, ScrubInfo, ScrubState, SharedInfo, Status, TransportStatus,
-};
-use std::fmt::Write;
+mod scrubs;
+pub mod text;
 
-struct Page {
-    text: String,
-}
+use crate::api::{BackendStatus, CacheInfo, HeldInfo, SharedInfo, Status, TransportStatus};
+use text::{Format, Page, Sink};
 
-impl Page {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn line(&mut self, name: &str, labels: &[(&str, String)], value: impl std::fmt::Display) {
-        let labels: Vec<String> =
-            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
-        let _ = writeln!(self.text, "{name}{{{}}} {value}", labels.join(","));
-    }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-/// All metrics.
+/// All metrics in the text format of Prometheus.
 #[must_use]
 pub fn render(status: &Status) -> String {
-    let mut page = Page { text: String::new() };
+    let mut text = String::new();
+    render_to(status, Format::Prometheus, &mut |part| {
+        text.push_str(&part);
+        true
+    });
+    text
+}
+
+/// All metrics in `format`, in parts.
+pub fn render_to(status: &Status, format: Format, sink: Sink<'_>) {
+    let mut page = Page::new(format, sink);
     page.head("cbd_build_info", "gauge", "Version of the daemon.");
     page.line("cbd_build_info", &[("version", status.version.clone())], 1);
     page.head("cbd_uptime_seconds", "gauge", "Time since the daemon started.");
-    let _ = writeln!(page.text, "cbd_uptime_seconds {}", status.uptime_s);
+    page.line("cbd_uptime_seconds", &[], status.uptime_s);
     for_front_ends(&mut page, status);
     for_transports(&mut page, status);
     for_backends(&mut page, status);
-    page.text
+    page.end();
 }
 
-fn for_front_ends(page: &mut Page, status: &Status) {
+fn for_front_ends(page: &mut Page<'_>, status: &Status) {
     let it = &status.front_ends;
     for (name, kind, help, value) in [
         (
@@ -103,11 +97,11 @@ fn for_front_ends(page: &mut Page, status: &Status) {
         ),
     ] {
         page.head(name, kind, help);
-        let _ = writeln!(page.text, "{name} {value}");
+        page.line(name, &[], value);
     }
 }
 
-fn for_transports(page: &mut Page, status: &Status) {
+fn for_transports(page: &mut Page<'_>, status: &Status) {
     type Value = fn(&TransportStatus) -> u64;
     let metrics: [(&str, &str, Value); 4] = [
         ("cbd_transport_up", "Whether the region is mapped.", |it| u64::from(it.info.alive)),
@@ -207,8 +201,8 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
     ("cbd_cache_read_miss_bytes_total", "counter", "Bytes read from the backing device.", |_, cache| {
         cache.read_miss_bytes
     }),
-    ("cbd_cache_epoch", "counter", "The epoch that is open.", |_, cache| cache.epoch),
-    ("cbd_cache_drained_epoch", "counter", "All epochs up to this are on the backing device.", |_, cache| {
+    ("cbd_cache_epoch", "gauge", "The epoch that is open.", |_, cache| cache.epoch),
+    ("cbd_cache_drained_epoch", "gauge", "All epochs up to this are on the backing device.", |_, cache| {
         cache.drained_epoch
     }),
     (
@@ -267,7 +261,7 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
 ];
 
 /// 1 for each backend and each block device, with its name: other metrics have it by a join over the numbers.
-fn for_names(page: &mut Page, status: &Status) {
+fn for_names(page: &mut Page<'_>, status: &Status) {
     let backends = || {
         status.transports.iter().flat_map(|transport| {
             let id = transport.info.transport_id.to_string();
@@ -302,7 +296,7 @@ fn for_names(page: &mut Page, status: &Status) {
     }
 }
 
-fn for_backends(page: &mut Page, status: &Status) {
+fn for_backends(page: &mut Page<'_>, status: &Status) {
     let backends = || backends_of(status);
     for (name, help, value) in GAUGES {
         page.head(name, "gauge", help);
@@ -326,7 +320,7 @@ fn for_backends(page: &mut Page, status: &Status) {
         }
     }
     for_caches(page, status);
-    for_scrubs(page, status);
+    scrubs::for_scrubs(page, status);
 }
 
 /// The labels of each backend, and the backend.
@@ -344,7 +338,7 @@ fn backends_of(status: &Status) -> impl Iterator<Item = ([(&'static str, String)
 }
 
 /// The metrics of caches.
-fn for_caches(page: &mut Page, status: &Status) {
+fn for_caches(page: &mut Page<'_>, status: &Status) {
     let backends = || backends_of(status);
     for (name, kind, help, value) in OF_CACHES {
         page.head(name, kind, help);
@@ -396,62 +390,6 @@ fn for_caches(page: &mut Page, status: &Status) {
                 &[transport, id, place, ("rare_path", path.clone())],
                 count,
             );
-        }
-    }
-}
-
-/// Name, kind, help and value of the metrics of scrubs.
-type OfScrub = (&'static str, &'static str, &'static str, fn(&ScrubInfo) -> Option<u64>);
-
-const OF_SCRUBS: [OfScrub; 7] = [
-    ("cbd_scrub_running", "gauge", "Whether a scrub is looking at the device.", |it| {
-        Some(u64::from(matches!(it.state, ScrubState::Running | ScrubState::BesideClients)))
-    }),
-    ("cbd_scrub_position_bytes", "gauge", "Bytes of the device that the scrub has looked at.", |it| {
-        it.began.map(|_| it.position)
-    }),
-    ("cbd_scrub_verified_bytes_total", "counter", "Bytes that scrubs have looked at.", |it| {
-        Some(it.verified_bytes_total)
-    }),
-    ("cbd_scrub_repaired_total", "counter", "Ranges that scrubs have repaired.", |it| {
-        Some(it.repaired_total)
-    }),
-    (
-        "cbd_scrub_metadata_repaired_total",
-        "counter",
-        "Copies of structures of the region that scrubs have repaired.",
-        |it| Some(it.metadata_repaired_total),
-    ),
-    (
-        "cbd_scrub_metadata_unrepaired",
-        "gauge",
-        "Copies of structures of the region that the last complete scrub could not repair.",
-        |it| it.last.as_ref()?.results.metadata.as_ref().map(|metadata| metadata.unrepaired),
-    ),
-    ("cbd_scrub_last_pass_timestamp_seconds", "gauge", "When the last complete scrub ended.", |it| {
-        it.last.as_ref().map(|last| last.ended)
-    }),
-];
-
-/// The metrics of scrubs.
-fn for_scrubs(page: &mut Page, status: &Status) {
-    let scrubs =
-        || backends_of(status).filter_map(|(labels, backend)| Some((labels, backend.scrub.as_ref()?)));
-    for (name, kind, help, value) in OF_SCRUBS {
-        page.head(name, kind, help);
-        for (labels, scrub) in scrubs() {
-            if let Some(value) = value(scrub) {
-                page.line(name, &labels, value);
-            }
-        }
-    }
-    page.head("cbd_scrub_findings_total", "counter", "Ranges that scrubs have found, by flaw.");
-    for (labels, scrub) in scrubs() {
-        for flaw in cbd_types::Flaw::ALL.map(cbd_types::Flaw::name) {
-            let [transport, id, place] = labels.clone();
-            let labels = [transport, id, place, ("flaw", flaw.to_owned())];
-            let count = scrub.found_total.get(flaw).copied().unwrap_or_default();
-            page.line("cbd_scrub_findings_total", &labels, count);
         }
     }
 }
