@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 34] = [
+const TOOLS: [Tool; 36] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -51,6 +51,8 @@ const TOOLS: [Tool; 34] = [
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },
     Tool { program: "c++filt", package: "binutils" },
+    Tool { program: "prometheus", package: "prometheus" },
+    Tool { program: "promtool", package: "prometheus" },
 ];
 
 /// libFuzzer is built from its C++ source.

@@ -31,5 +31,6 @@ pub mod settings;
 pub mod socket;
 pub mod state;
 pub mod system;
+pub mod web;
 
 pub use cbd_runtime::size;

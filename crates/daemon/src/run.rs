@@ -5,12 +5,14 @@
 //! regions.
 
 use crate::config::Config;
+use crate::control::Control;
 use crate::logging::LogFormat;
 use crate::manager::Manager;
 use crate::paths::{PathChoices, Paths};
 use crate::server::{self, Access};
 use crate::socket::{ControlSocket, Lock, PREDECESSOR_TIMEOUT};
 use crate::state::StateDir;
+use crate::web::{Plan, Web};
 use crate::{logging, notify, system};
 use cbd_backing::Decorator;
 use cbd_types::{BootId, Error, ErrorKind, Result};
@@ -91,6 +93,7 @@ pub fn run(options: Options) -> Result<()> {
     system::raise_descriptor_limit();
     let config = Config::read(&options.paths.config, options.paths.config_may_be_missing)?;
     let group = config.daemon.group.as_deref().map(system::group_id).transpose()?;
+    let web = Plan::new(&config.web, group)?;
     let mut socket = ControlSocket::listen(&options.paths.socket, group)?;
     let state = StateDir::open(&options.paths.state_dir)?;
     let _lock = Lock::take(
@@ -109,7 +112,9 @@ pub fn run(options: Options) -> Result<()> {
         .map_err(|error| Error::new(ErrorKind::System, "the control plane cannot start").caused_by(error))?;
     let access = Access { user: system::user_id(), group };
     manager.set_control_socket(socket.path());
+    let web = serve_metrics(web, &manager);
     let result = runtime.block_on(serve(&mut socket, &manager, access));
+    drop(web);
     let syncing = Arc::new(AtomicBool::new(false));
     end_within(STOP_LIMIT, &syncing);
     notify::stopping();
@@ -128,6 +133,16 @@ pub fn run(options: Options) -> Result<()> {
             format!("stopped, but not everything ended in time: {}", hung.join(" | ")),
         ))),
     }
+}
+
+/// Serves metrics where the configuration says so. The daemon serves its devices without them, too.
+fn serve_metrics(plan: Plan, manager: &Arc<Manager>) -> Option<Web> {
+    let status_of = Arc::clone(manager);
+    let source = Arc::new(move || status_of.status());
+    Web::start(plan, source, manager.front_ends()).unwrap_or_else(|error| {
+        tracing::warn!("{}", error.line());
+        None
+    })
 }
 
 /// Time for requests in progress to respond when the daemon ends.

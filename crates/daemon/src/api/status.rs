@@ -49,6 +49,12 @@ pub struct FrontEndStatus {
     pub control_connections: u64,
     /// Connections to the control socket that were refused.
     pub control_refused: u64,
+    /// Connections of the listener for metrics.
+    #[serde(default)]
+    pub web_connections: u64,
+    /// Requests for metrics that were refused, and connections that were closed for newer ones.
+    #[serde(default)]
+    pub web_refused: u64,
 }
 
 /// A transport in the status.

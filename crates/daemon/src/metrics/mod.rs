@@ -1,9 +1,9 @@
 //! The status as metrics, for Prometheus and others that read its text formats.
 //!
 //! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning, and neither do its
-//! labels.
+//! labels. `docs/metrics.txt` lists the names, types and labels; a test compares it with a page.
 //!
-//! Elsewhere: the formats ([`text`]).
+//! Elsewhere: the formats ([`text`]), the listener that serves them ([`crate::web`]).
 
 mod scrubs;
 pub mod text;
@@ -95,6 +95,13 @@ fn for_front_ends(page: &mut Page<'_>, status: &Status) {
             "Connections to the control socket that were refused.",
             it.control_refused,
         ),
+        ("cbd_web_connections", "gauge", "Connections of the listener for metrics.", it.web_connections),
+        (
+            "cbd_web_refused_total",
+            "counter",
+            "Requests for metrics that were refused, and connections that were closed for newer ones.",
+            it.web_refused,
+        ),
     ] {
         page.head(name, kind, help);
         page.line(name, &[], value);
@@ -119,6 +126,15 @@ fn for_transports(page: &mut Page<'_>, status: &Status) {
             let labels = [("transport", transport.info.transport_id.to_string())];
             page.line(name, &labels, value(transport));
         }
+    }
+    page.head(
+        "cbd_transport_failing",
+        "gauge",
+        "Whether the region is not mapped, its memory has failed, or its file was deleted, moved or cut short.",
+    );
+    for TransportStatus { info, .. } in &status.transports {
+        let labels = [("transport", info.transport_id.to_string()), ("path", info.path.clone())];
+        page.line("cbd_transport_failing", &labels, u64::from(info.error.is_some()));
     }
 }
 
@@ -172,7 +188,7 @@ const OF_SHARERS: [OfSharer; 5] = [
 type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
 
 /// Name, kind, help and value of the metrics of caches.
-const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
+const OF_CACHES: [(&str, &str, &str, OfCache); 26] = [
     ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
     ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
         backend.info.cache_used_segs
@@ -230,6 +246,12 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
         "gauge",
         "Whether the backing device has refused writes for longer than the settings allow.",
         |_, cache| u64::from(cache.stalled),
+    ),
+    (
+        "cbd_cache_void",
+        "gauge",
+        "Whether the backing device alone is not crash-consistent: status shows VOID and why.",
+        |_, cache| u64::from(cache.void.is_some()),
     ),
     (
         "cbd_cache_quarantined_bytes",

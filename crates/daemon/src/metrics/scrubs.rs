@@ -9,7 +9,7 @@ use crate::api::{ScrubInfo, ScrubState, Status};
 /// Name, kind, help and value of the metrics of scrubs.
 type OfScrub = (&'static str, &'static str, &'static str, fn(&ScrubInfo) -> Option<u64>);
 
-const OF_SCRUBS: [OfScrub; 7] = [
+const OF_SCRUBS: [OfScrub; 8] = [
     ("cbd_scrub_running", "gauge", "Whether a scrub is looking at the device.", |it| {
         Some(u64::from(matches!(it.state, ScrubState::Running | ScrubState::BesideClients)))
     }),
@@ -27,6 +27,12 @@ const OF_SCRUBS: [OfScrub; 7] = [
         "counter",
         "Copies of structures of the region that scrubs have repaired.",
         |it| Some(it.metadata_repaired_total),
+    ),
+    (
+        "cbd_scrub_unrepaired",
+        "gauge",
+        "Ranges that the last complete scrub has found and not repaired.",
+        |it| it.last.as_ref().map(|last| last.results.found.saturating_sub(last.results.repaired)),
     ),
     (
         "cbd_scrub_metadata_unrepaired",
