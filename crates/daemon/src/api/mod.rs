@@ -9,6 +9,7 @@
 mod classes;
 mod drain;
 mod errors;
+mod figures;
 mod grow;
 mod live;
 mod names;
@@ -21,6 +22,7 @@ mod verify;
 pub use classes::BlkdevClass;
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
+pub use figures::{Bucket, DiskFigures, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
@@ -35,6 +37,7 @@ pub use verify::{CopyInfo, FindingInfo, MetadataInfo, Offload, VerifiedInfo, Ver
 
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Defines the control plane's words for a choice of the engine, and converts both ways.
 macro_rules! words {
@@ -436,6 +439,10 @@ pub struct BlkdevInfo {
     /// why `auto` did not choose the best export.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
+    /// The requests of its clients since its backend was opened, by operation: `read`, `write`, `flush`, `discard` and
+    /// `write_zeroes`. Only in the status, while the backend is served.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub operations: BTreeMap<String, OperationFigures>,
 }
 
 /// Progress of a long operation.

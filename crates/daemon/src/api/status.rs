@@ -1,6 +1,6 @@
 //! The response to `status` on the control socket.
 
-use super::{BackendInfo, ScrubInfo, Settings, TransportInfo};
+use super::{BackendInfo, DiskFigures, ScrubInfo, Settings, TransportInfo, Wait};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -100,6 +100,32 @@ pub struct BackendStatus {
     /// The operation that the backing device has not answered for 10 s or longer.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub silent: Option<String>,
+    /// The operations of the backing device since it was opened, by name: `read`, `write`, `flush`, `discard`,
+    /// `write_zeroes`, `verify` and `compare`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub disk: BTreeMap<String, DiskFigures>,
+    /// What requests have waited for since the backend was opened: `space`, `lane` (the lock of a part of the cache) and
+    /// `flush` (of the backing device).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub waits: BTreeMap<String, Wait>,
+    /// Seconds until nothing is dirty, if writeback goes on as at present and no client writes; absent while writeback rests.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub time_to_empty_s: Option<u64>,
+    /// Seconds until the cache is full of dirty data, if clients and writeback go on as in the last seconds; absent if it does
+    /// not fill.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub time_to_full_s: Option<u64>,
+    /// Age of the recovery point in milliseconds: how much of the past the backing device alone lacks. 0 if it lacks nothing;
+    /// absent without a cache, and while the recovery point is not known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub recovery_point_age_ms: Option<u64>,
+    /// Milliseconds that recovery of the cache took when it was opened; absent without a cache.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub recovery_ms: Option<u64>,
+    /// Bytes that the cache has written to the region since it was opened: data, records and their second copies; absent
+    /// without a cache.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub region_written_bytes: Option<u64>,
     /// Its scrub; absent without a pass, a result of one and a schedule.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scrub: Option<ScrubInfo>,

@@ -12,6 +12,7 @@ use crate::left::{LeftDevice, LeftDeviceByName};
 use cbd_engine::{BackendEntry, BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,7 @@ impl BlkdevSlot {
             method: self.export.as_ref().map(|export| export.method()),
             error: self.error.clone().or(failure),
             note: self.note(),
+            operations: BTreeMap::new(),
         }
     }
 

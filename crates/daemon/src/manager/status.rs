@@ -74,6 +74,13 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
             .and_then(|run| run.oldest_operation())
             .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
         silent: run.and_then(|run| silence(run)),
+        disk: BTreeMap::new(),
+        waits: BTreeMap::new(),
+        time_to_empty_s: None,
+        time_to_full_s: None,
+        recovery_point_age_ms: None,
+        recovery_ms: None,
+        region_written_bytes: None,
         held: slot.held.as_ref().and_then(|held| held.as_ref().ok()).cloned(),
         held_error: slot.held.as_ref().and_then(|held| held.as_ref().err()).cloned(),
         scrub: None,
