@@ -96,6 +96,29 @@ fn the_page_of_a_daemon_follows_the_conventions_of_prometheus() {
     }
 }
 
+/// The expressions of the board, with values instead of its variables.
+#[test]
+fn prometheus_understands_the_queries_of_the_board() {
+    if !system_tests("prometheus_understands_the_queries_of_the_board") {
+        return;
+    }
+    let board = std::fs::read_to_string(packaged("../grafana/cbd.json")).expect("a file");
+    let board: Value = serde_json::from_str(&board).expect("JSON");
+    let panels = board["panels"].as_array().expect("panels").iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let rules = targets.enumerate().map(|(number, target)| {
+        let text = target["expr"].as_str().expect("an expression");
+        let text = text.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$path", ".*");
+        serde_json::json!({ "record": format!("board:{number}"), "expr": text })
+    });
+    let rules: Vec<Value> = rules.collect();
+    assert!(rules.len() > 20);
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let groups = serde_json::json!({ "groups": [{ "name": "board", "rules": rules }] });
+    std::fs::write(file.path(), groups.to_string()).expect("written");
+    tool("promtool", &["check", "rules", support::text_of(file.path()).as_str()]);
+}
+
 /// A Prometheus that ends with its test.
 struct Prometheus {
     process: Child,

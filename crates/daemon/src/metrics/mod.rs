@@ -5,6 +5,7 @@
 //!
 //! Elsewhere: the formats ([`text`]), the listener that serves them ([`crate::web`]).
 
+mod figures;
 mod scrubs;
 pub mod text;
 
@@ -32,6 +33,7 @@ pub fn render_to(status: &Status, format: Format, sink: Sink<'_>) {
     for_front_ends(&mut page, status);
     for_transports(&mut page, status);
     for_backends(&mut page, status);
+    figures::add(&mut page, status);
     page.end();
 }
 
