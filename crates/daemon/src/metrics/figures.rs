@@ -1,7 +1,7 @@
 //! The metrics of requests, of operations of the disk, and of what requests wait for.
 //!
-//! Invariants: a histogram has a bounded number of buckets, the same for all: powers of two from about a microsecond to about half
-//! a minute.
+//! Invariants: a histogram has a bounded number of buckets, the same for all: powers of two from about a microsecond
+//! to about half a minute.
 
 use super::backends_of;
 use super::text::Page;

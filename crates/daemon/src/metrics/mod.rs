@@ -1,7 +1,7 @@
 //! The status as metrics, for Prometheus and others that read its text formats.
 //!
-//! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning, and neither do its
-//! labels. `docs/metrics.txt` lists the names, types and labels; a test compares it with a page.
+//! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning, and neither do
+//! its labels. `docs/metrics.txt` lists the names, types and labels; a test compares it with a page.
 //!
 //! Elsewhere: the formats ([`text`]), the listener that serves them ([`crate::web`]).
 

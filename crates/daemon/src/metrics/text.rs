@@ -1,8 +1,8 @@
 //! The two text formats of Prometheus: 0.0.4 and `OpenMetrics` 1.0.
 //!
-//! Invariants: a page has one block of lines for each metric: its help, its type, its values. A label value can hold any
-//! text: control characters and the quoting characters of the formats are escaped. The text that is in memory at a time is bounded
-//! if a sink takes it in parts.
+//! Invariants: a page has one block of lines for each metric: its help, its type, its values. A label value can hold
+//! any text: control characters and the quoting characters of the formats are escaped. The text that is in memory at
+//! a time is bounded if a sink takes it in parts.
 //!
 //! Elsewhere: which metrics there are ([`super`]).
 
@@ -101,7 +101,8 @@ fn escape(text: &mut String, value: &str) {
             '\\' => text.push_str("\\\\"),
             '"' => text.push_str("\\\""),
             '\n' => text.push_str("\\n"),
-            // The formats have no escape for these, and a terminal obeys them: the value has `\x1b` and the like instead.
+            // The formats have no escape for these, and a terminal obeys them: the value has `\x1b` and the like
+            // instead.
             control if control.is_control() => {
                 let _ = write!(text, "\\\\x{:02x}", u32::from(control));
             }
@@ -141,7 +142,8 @@ mod tests {
             page.head("cbd_y_seconds", "gauge", "Time.");
             page.line("cbd_y_seconds", &[], 1.5);
         };
-        let values = "cbd_x_total{a=\"1\",b=\"2\"} 3\n# HELP cbd_y_seconds Time.\n# TYPE cbd_y_seconds gauge\ncbd_y_seconds 1.5\n";
+        let values = "cbd_x_total{a=\"1\",b=\"2\"} 3\n\
+                      # HELP cbd_y_seconds Time.\n# TYPE cbd_y_seconds gauge\ncbd_y_seconds 1.5\n";
         let text = page(Format::OpenMetrics, write).concat();
         assert_eq!(text, format!("# HELP cbd_x Things.\n# TYPE cbd_x counter\n{values}# EOF\n"));
         let text = page(Format::Prometheus, write).concat();
@@ -164,7 +166,7 @@ mod tests {
         };
         let mut page = Page::new(Format::OpenMetrics, &mut sink);
         many(&mut page);
-        assert!(page.text.is_empty(), "nothing is written for nobody");
+        assert!(page.text.is_empty(), "nothing is written that is not read");
         assert_eq!(taken, 2);
     }
 }

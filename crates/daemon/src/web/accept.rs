@@ -1,7 +1,7 @@
 //! The sockets and connections of the listener.
 //!
-//! Invariants: a connection serves one request, and lasts at most [`CONNECTION_LIMIT`], whatever its client does. There are at most
-//! [`CONNECTIONS_MAX`]; the oldest one is closed for a new one.
+//! Invariants: a connection serves one request, and lasts at most [`CONNECTION_LIMIT`], whatever its client does.
+//! There are at most [`CONNECTIONS_MAX`]; the oldest one is closed for a new one.
 //!
 //! Elsewhere: the requests ([`super::requests`]).
 

@@ -1,6 +1,7 @@
 //! The section `[web]` of the configuration: where metrics are served, and the token of clients from elsewhere.
 //!
-//! Invariants: an address that other hosts reach has a token. A token is read only from a file that no other user can read or write.
+//! Invariants: an address that other hosts reach has a token. A token is read only from a file that no other user can
+//! read or write.
 
 use crate::config::open_without_waiting;
 use cbd_types::{Error, ErrorKind, Result};
@@ -190,7 +191,8 @@ impl Token {
         }
     }
 
-    /// Whether `authorization`, the value of that header, has this token. The time does not depend on how much of it is right.
+    /// Whether `authorization`, the value of that header, has this token. The time does not depend on how much of it
+    /// is right.
     #[must_use]
     pub fn is_in(&self, authorization: &[u8]) -> bool {
         const SCHEME: &[u8] = b"Bearer ";

@@ -1,8 +1,8 @@
 //! The listener for metrics: TCP and unix sockets, off unless the configuration has addresses in `[web]`.
 //!
-//! Invariants: it changes nothing, and has only what `status` has. It runs on threads of its own, and their number is bounded: whatever
-//! its clients do, the control socket and block devices are served as without them. An address that cannot be used is a warning
-//! in `status` and in the log, and is tried again; the daemon serves without it.
+//! Invariants: it changes nothing, and has only what `status` has. It runs on threads of its own, and their number is
+//! bounded: whatever its clients do, the control socket and block devices are served as without them. An address that
+//! cannot be used is a warning in `status` and in the log, and is tried again; the daemon serves without it.
 //!
 //! Elsewhere: the metrics ([`crate::metrics`]), the control socket ([`crate::server`]).
 

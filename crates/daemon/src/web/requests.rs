@@ -1,7 +1,8 @@
 //! The requests of the listener.
 //!
-//! Invariants: only `GET` and `HEAD` are served. Each page is made by a thread of its own, which ends when its client is gone; there are at
-//! most [`CONNECTIONS_MAX`] of them. An address that other hosts reach has nothing without the token.
+//! Invariants: only `GET` and `HEAD` are served. Each page is made by a thread of its own, which ends when its client
+//! is gone; there are at most [`CONNECTIONS_MAX`] of them. An address that other hosts reach has nothing without the
+//! token.
 
 use super::{Address, CONNECTIONS_MAX, Source, Token};
 use crate::front_ends::{FrontEnds, LogRateLimit, count};
@@ -56,7 +57,8 @@ impl Serving {
                 (StatusCode::UNAUTHORIZED, how, failure(&text)).into_response()
             });
         }
-        // A page of another site can make a browser send requests to this host, by a name that it lets resolve to 127.0.0.1.
+        // A page of another site can make a browser send requests to this host, by a name that it lets resolve to
+        // 127.0.0.1.
         let is_known = match address {
             Address::Tcp(_) => headers.get(header::HOST).is_none_or(|host| is_address(host.as_bytes())),
             Address::Unix(_) => true,

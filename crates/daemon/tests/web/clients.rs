@@ -158,7 +158,7 @@ fn ten_thousand_devices_with_any_path_are_served_whole() {
 }
 
 #[test]
-fn clients_that_are_silent_or_never_read_are_bounded_and_exclude_nobody() {
+fn clients_that_are_silent_or_never_read_are_bounded_and_exclude_no_other() {
     let served = Served::at_a_socket(status_of(10_000));
     let connect = |request: &str| {
         let mut stream = UnixStream::connect(served.socket()).unwrap();

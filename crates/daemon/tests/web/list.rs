@@ -49,7 +49,8 @@ fn names_types_and_labels_are_those_of_the_list() {
     let gone: Vec<_> = listed.difference(&served).collect();
     assert!(
         gone.is_empty(),
-        "docs/metrics.txt promises these to those who scrape this daemon; give a changed meaning a new name, and keep the old one: {gone:#?}"
+        "docs/metrics.txt promises these to those who read them; give a changed meaning a new name, and keep the old \
+         one: {gone:#?}"
     );
     let new: Vec<&str> = served.difference(&listed).map(String::as_str).collect();
     assert!(new.is_empty(), "add these lines to docs/metrics.txt:\n{}", new.join("\n"));
