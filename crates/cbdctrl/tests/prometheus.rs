@@ -94,6 +94,10 @@ fn the_page_of_a_daemon_follows_the_conventions_of_prometheus() {
         let older = ["cbd_backend_oldest_operation_ms ", "cbd_cache_recovery_point_ms "];
         assert!(older.iter().any(|name| advice.starts_with(name)), "{advice}");
     }
+    let control = UnixStream::connect(fixture.socket()).expect("a connection");
+    let answer = ask(control, "GET /v1/metrics HTTP/1.0\nAccept: application/openmetrics-text");
+    assert!(answer.contains("application/openmetrics-text; version=1.0.0"), "{answer}");
+    assert!(answer.contains("cbd_backend_up{") && answer.ends_with("# EOF\n"), "{answer}");
 }
 
 /// The expressions of the board, with values instead of its variables.

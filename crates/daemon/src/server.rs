@@ -21,7 +21,7 @@ use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::handler::Handler;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
@@ -298,10 +298,8 @@ fn status_of(control: &dyn Control, which: &StatusOf) -> cbd_types::Result<Statu
     Ok(status)
 }
 
-async fn metrics(State(control): State<Shared>) -> impl IntoResponse {
-    run(control, |control| control.status().map(|status| crate::metrics::render(&status)))
-        .await
-        .map(|text| ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text))
+async fn metrics(State(control): State<Shared>, headers: HeaderMap) -> Result<Response, Failure> {
+    Ok(crate::metrics::answer(move || control.status(), &headers, ()).await?)
 }
 
 async fn transports(State(control): State<Shared>) -> impl IntoResponse {

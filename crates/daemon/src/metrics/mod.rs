@@ -5,9 +5,12 @@
 //!
 //! Elsewhere: the formats ([`text`]), the listener that serves them ([`crate::web`]).
 
+mod answer;
 mod figures;
 mod scrubs;
 pub mod text;
+
+pub(crate) use answer::answer;
 
 use crate::api::{BackendStatus, CacheInfo, HeldInfo, SharedInfo, Status, TransportStatus};
 use text::{Format, Page, Sink};

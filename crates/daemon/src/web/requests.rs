@@ -7,26 +7,19 @@
 use super::{Address, CONNECTIONS_MAX, Source, Token};
 use crate::front_ends::{FrontEnds, LogRateLimit, count};
 use crate::metrics;
-use crate::metrics::text::Format;
 use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use cbd_types::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::Semaphore;
 
 /// Timeout for the first part of a page: commands may hold the daemon's tables, and it may be restoring.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(9);
-/// Parts of a page that wait for a slow client.
-const PARTS_WAITING: usize = 2;
 
 /// What requests need.
 #[derive(Clone)]
@@ -124,105 +117,26 @@ fn unavailable(text: &str) -> Response {
 }
 
 async fn metrics_page(State(serving): State<Serving>, headers: HeaderMap) -> Response {
-    let format = format_for(&headers);
     let end = tokio::time::Instant::now() + PAGE_TIMEOUT;
     // Threads of clients that are gone wait for the status; there are not more of them than connections.
     let Ok(Ok(permit)) = tokio::time::timeout_at(end, Arc::clone(&serving.pages).acquire_owned()).await
     else {
         return unavailable("too many requests wait for the daemon");
     };
-    let (sender, mut parts) = mpsc::channel::<Result<String, Error>>(PARTS_WAITING);
-    let make = move || {
-        let _permit = permit;
-        match (serving.source)() {
-            Ok(status) => {
-                let sink = &mut |part| sender.blocking_send(Ok(part)).is_ok();
-                metrics::render_to(&status, format, sink);
-            }
-            Err(error) => drop(sender.blocking_send(Err(error))),
-        }
-    };
-    if let Err(error) = std::thread::Builder::new().name("cbd-metrics".to_owned()).spawn(make) {
-        return unavailable(&format!("there is no thread for this request: {error}"));
-    }
-    let first = match tokio::time::timeout_at(end, parts.recv()).await {
-        Ok(Some(Ok(part))) => part,
-        Ok(Some(Err(error))) => return unavailable(&error.line()),
-        Ok(None) => return unavailable("the daemon is stopping"),
+    let source = Arc::clone(&serving.source);
+    let answer = metrics::answer(move || source(), &headers, permit);
+    match tokio::time::timeout_at(end, answer).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => unavailable(&error.line()),
         Err(_) => {
-            return unavailable(
-                "the daemon does not have its status yet: it is starting, or a command takes long",
-            );
-        }
-    };
-    let body = tokio_stream::once(Ok(first)).chain(ReceiverStream::new(parts));
-    let body = Body::from_stream(body.map(|part| part.map(Bytes::from)));
-    let headers = [
-        (header::CONTENT_TYPE, format.media_type()),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, body).into_response()
-}
-
-/// The format that a client prefers: `OpenMetrics` if it names it, and does not prefer the other one.
-fn format_for(headers: &HeaderMap) -> Format {
-    let (mut open, mut plain) = (0.0, 0.0);
-    let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    for range in values.flat_map(|value| value.split(',')) {
-        let mut parts = range.split(';').map(str::trim);
-        let name = parts.next().unwrap_or_default();
-        let (mut weight, mut version) = (1.0_f32, "1.0.0");
-        for (key, value) in parts.filter_map(|parameter| parameter.split_once('=')) {
-            match key.trim() {
-                "q" => weight = value.trim().parse().unwrap_or(0.0),
-                "version" => version = value.trim().trim_matches('"'),
-                _ => {}
-            }
-        }
-        if name.eq_ignore_ascii_case("application/openmetrics-text") && version.starts_with("1.") {
-            open = weight.max(open);
-        } else if name.eq_ignore_ascii_case("text/plain") {
-            plain = weight.max(plain);
+            unavailable("the daemon does not have its status yet: it is starting, or a command takes long")
         }
     }
-    if open > 0.0 && open >= plain { Format::OpenMetrics } else { Format::Prometheus }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_format_is_the_one_that_the_client_prefers() {
-        let format = |accept: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::ACCEPT, accept.parse().unwrap());
-            format_for(&headers)
-        };
-        for accept in [
-            "application/openmetrics-text",
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            // Prometheus 2.42 and 3.0.
-            "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
-             text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.5,*/*;q=0.2",
-        ] {
-            assert_eq!(format(accept), Format::OpenMetrics, "{accept}");
-        }
-        for accept in [
-            "*/*",
-            "text/html",
-            "text/plain;version=0.0.4, application/openmetrics-text;q=0.5",
-            "application/openmetrics-text;q=0",
-            "application/openmetrics-text;version=0.0.1",
-            "application/openmetrics-text;q=high",
-            ";;=,,",
-        ] {
-            assert_eq!(format(accept), Format::Prometheus, "{accept}");
-        }
-        assert_eq!(format_for(&HeaderMap::new()), Format::Prometheus);
-    }
 
     #[test]
     fn a_host_is_an_address_or_localhost() {
