@@ -55,10 +55,10 @@ fn operations_are_counted_with_their_bytes_and_their_latency_and_stay_when_their
         Arc::new(BackingFile::open(disk.path(), Options::default()).expect("opened"));
     let rule = FaultRule::parse("op=write,range=65536-131072").expect("a rule");
     let (measured, outstanding) = Outstanding::over(Arc::new(Faulty::new(file, vec![rule])));
-    let (mut first, mut second) =
-        (measured.open_queue(8).expect("a queue"), measured.open_queue(8).expect("a queue"));
+    let mut queues = [0, 1].map(|_| measured.open_queue(8).expect("a queue"));
     let mut done = Vec::new();
-    for (queue, offset) in [(&mut first, 0), (&mut second, 4096), (&mut second, 64 << 10)] {
+    for (number, offset) in [(0, 0), (1, 4096), (1, 64 << 10)] {
+        let queue = &mut queues[number];
         queue.submit(OpToken(1), write(offset));
         queue.submit(OpToken(2), BackingOp::Flush);
         while queue.in_flight() > 0 {
@@ -72,6 +72,7 @@ fn operations_are_counted_with_their_bytes_and_their_latency_and_stay_when_their
     assert_eq!((flushed.operations, flushed.bytes, flushed.failed), (3, 0, 0));
     assert_eq!((written.latency.buckets.iter().sum::<u64>(), read.operations), (3, 0));
     assert!(written.latency.sum_ns > 0);
+    let [first, second] = queues;
     drop(first);
     assert_eq!(outstanding.ended(), before);
     drop(second);

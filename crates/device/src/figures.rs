@@ -1,8 +1,8 @@
 //! The figures of a blkdev: requests and bytes by operation and outcome, latencies, waits.
 //!
 //! Each queue has cells of its own, which its thread alone writes, with plain stores. Two looks at the clock cost more than is
-//! permitted for a request that ends at once. So one of them is timed about every tenth of a millisecond, after a random number of
-//! others, and counts for those before it: all of a queue with few requests, one of 256 where there are millions in a second. A
+//! permitted for a request that ends at once. So one of them is timed about every fifth of a millisecond, after a random number of
+//! others, and counts for those before it: all of a queue with few requests, one of 512 where there are millions in a second. A
 //! request that waits for space or for the backing device is timed from the moment at which it begins to wait. Requests and bytes
 //! are counted exactly.
 //!
@@ -29,12 +29,12 @@ const OPERATIONS: [Operation; 5] =
 const BESIDES: usize = 3;
 /// Outcomes of an operation, and failures.
 const OUTCOMES: usize = BESIDES + BypassReason::ALL.len();
-/// Bits of the random number of requests between two that are timed, at most: 255.5 on average.
-const GAP_BITS_MAX: u32 = 9;
+/// Bits of the random number of requests between two that are timed, at most: 511.5 on average.
+const GAP_BITS_MAX: u32 = 10;
 /// If less time than this passes between two requests that are timed, more requests pass between the next two.
-const SOON_NS: u64 = 64_000;
+const SOON_NS: u64 = 128_000;
 /// If more time than this passes, fewer requests do.
-const LATE_NS: u64 = 256_000;
+const LATE_NS: u64 = 512_000;
 
 /// What became of a request that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

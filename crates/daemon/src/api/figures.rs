@@ -117,7 +117,7 @@ pub struct OperationFigures {
     /// with the reason; of flushes `cached` and `disk`, if the disk was flushed; `uncached` without a cache.
     pub outcomes: BTreeMap<String, Outcome>,
     /// The latency of those that succeeded. Not all that end at once are timed, and one that is counts for those before it: the
-    /// count may be smaller by up to 511 for each queue.
+    /// count may be smaller by up to 1023 for each queue.
     pub latency: Histogram,
 }
 

@@ -37,12 +37,12 @@ fn one_of_many_is_timed_and_counts_for_those_before_it() {
     const REQUESTS: u64 = 1_000_000;
     let (cells, mut meter) = meter(3);
     let timed = (0..REQUESTS).filter(|_| once(&mut meter, 300)).count();
-    assert!((REQUESTS / 280..REQUESTS / 230).contains(&(timed as u64)), "{timed} are timed");
+    assert!((REQUESTS / 580..REQUESTS / 440).contains(&(timed as u64)), "{timed} are timed");
     let figures = read(&cells);
     let reads = figures.of(Operation::Read).expect("it has a queue");
     assert_eq!(reads.of(Outcome::Cached), Counted { count: REQUESTS, sum: REQUESTS * 4096 });
     let counted = reads.latency.buckets.iter().sum::<u64>();
-    assert!(counted <= REQUESTS && counted > REQUESTS - 512, "{counted} of {REQUESTS}");
+    assert!(counted <= REQUESTS && counted > REQUESTS - 1024, "{counted} of {REQUESTS}");
     assert_eq!(reads.latency.sum_ns, counted * 300);
 }
 
@@ -53,7 +53,7 @@ fn where_there_are_few_requests_all_are_timed_again() {
         once(&mut meter, 300);
     }
     // The last gap, and those that become shorter.
-    for _ in 0..2000 {
+    for _ in 0..4000 {
         NOW.set(NOW.get() + LATE_NS);
         once(&mut meter, 300);
     }
@@ -63,7 +63,7 @@ fn where_there_are_few_requests_all_are_timed_again() {
     }
     let figures = read(&cells);
     let reads = figures.of(Operation::Read).expect("it has a queue");
-    assert_eq!(reads.latency.buckets.iter().sum::<u64>(), 12_100);
+    assert_eq!(reads.latency.buckets.iter().sum::<u64>(), 14_100);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_batch_counts_for_all_its_requests() {
     let writes = figures.of(Operation::Write).expect("it has a queue");
     assert_eq!(writes.total(), Counted { count: requests, sum: requests * 512 });
     let counted = writes.latency.buckets.iter().sum::<u64>();
-    assert!(counted <= requests && counted > requests - 512, "{counted} of {requests}");
+    assert!(counted <= requests && counted > requests - 1024, "{counted} of {requests}");
 }
 
 #[test]
