@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 36] = [
+const TOOLS: [Tool; 37] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -53,6 +53,7 @@ const TOOLS: [Tool; 36] = [
     Tool { program: "c++filt", package: "binutils" },
     Tool { program: "prometheus", package: "prometheus" },
     Tool { program: "promtool", package: "prometheus" },
+    Tool { program: "curl", package: "curl" },
 ];
 
 /// libFuzzer is built from its C++ source.
