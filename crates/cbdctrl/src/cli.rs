@@ -3,6 +3,7 @@
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
 mod checkpoint;
+mod events;
 mod live;
 mod settings;
 
@@ -16,6 +17,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
+pub use events::{EventArguments, Since};
 pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
@@ -253,6 +255,8 @@ pub enum Command {
         #[command(flatten)]
         request: RequestTimeout,
     },
+    /// Show what happened: events, each with a stable name
+    Events(EventArguments),
     /// Change settings of a backend, or the name of a block device, while it runs
     #[command(after_help = settings::HELP, group = clap::ArgGroup::new("object").required(true))]
     Set {

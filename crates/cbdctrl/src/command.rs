@@ -28,6 +28,9 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     if let Command::Live(LiveCommand::Scrub(arguments)) = &command {
         return crate::scrub::run(arguments, &client, &output);
     }
+    if let Command::Events(arguments) = &command {
+        return crate::events::run(arguments, &client, &output);
+    }
     let result = execute(command, &client, &output);
     progress::end_waiting();
     match result {
@@ -239,6 +242,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::Rescue(_)
         | Command::Demo(_)
         | Command::Daemon(_)
+        | Command::Events(_)
         | Command::StoreProcess
         | Command::Completions { .. }
         | Command::CompleteNumbers { .. }

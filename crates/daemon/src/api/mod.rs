@@ -9,6 +9,7 @@
 mod classes;
 mod drain;
 mod errors;
+mod events;
 mod grow;
 mod live;
 mod names;
@@ -21,6 +22,9 @@ mod verify;
 pub use classes::BlkdevClass;
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
+pub use events::{
+    Event, EventCommandInfo, EventLine, EventsBegin, EventsEnd, EventsGap, EventsInfo, Severity,
+};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
