@@ -161,6 +161,9 @@ pub enum Command {
         /// Its name, for commands and for links
         #[arg(long, value_parser = name)]
         name: Option<String>,
+        /// Writeback keeps the recovery point younger than this, e.g. 30s
+        #[arg(long, value_parser = cbd_daemon::settings::parse_max_age, value_name = "TIME")]
+        recovery_point_max_age: Option<u32>,
     },
     /// Write all dirty data to the backing device and remove the backend: the device is a plain disk again
     BackendStop {

@@ -172,6 +172,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             data_crc,
             older_region,
             name,
+            recovery_point_max_age,
         } => {
             let request = StartBackend {
                 path: absolute(&path)?,
@@ -187,6 +188,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
                 data_crc,
                 older_region,
                 name,
+                recovery_point_max_age_s: recovery_point_max_age,
             };
             let started: BackendStarted =
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;

@@ -41,7 +41,7 @@ struct Shown {
     is_json: bool,
     /// Whether the daemon was not there at the last attempt.
     is_away: bool,
-    /// Whether all was shown, or nobody reads it.
+    /// Whether all was shown, or the output has no reader.
     is_done: bool,
 }
 
@@ -93,7 +93,8 @@ impl Shown {
             EventLine::Begin(begin) => {
                 let is_new = self.place.as_ref().is_some_and(|(instance, _)| *instance != begin.instance);
                 if std::mem::take(&mut self.is_away) {
-                    let how = if is_new { ", restarted: the numbers of its events begin anew" } else { "" };
+                    let how =
+                        if is_new { ", restarted: the numbers of its events begin with 1 again" } else { "" };
                     eprintln!("cbdctrl: the daemon is there{how}");
                 }
                 if is_new {
@@ -148,7 +149,7 @@ fn is_absence(error: &Error, client: &Client) -> bool {
     }
 }
 
-/// Waits; false if nobody reads standard output any more.
+/// Waits; false if standard output has no reader any more.
 fn pause(time: Duration) -> bool {
     let output = rustix::stdio::stdout();
     let timeout = Timespec::try_from(time).ok();
@@ -156,7 +157,7 @@ fn pause(time: Duration) -> bool {
     !matches!(poll(&mut [PollFd::new(&output, PollFlags::empty())], timeout.as_ref()), Ok(1..))
 }
 
-/// Prints a line; false if nobody reads it.
+/// Prints a line; false if the output has no reader.
 fn print(line: &str) -> Result<bool> {
     let mut output = std::io::stdout().lock();
     match output.write_all(line.as_bytes()).and_then(|()| output.flush()) {

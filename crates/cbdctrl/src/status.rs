@@ -5,6 +5,7 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::size::{format_size, format_time};
 use std::fmt::Write;
+use std::time::Duration;
 
 /// The status as text.
 pub fn page(status: &Status) -> String {
@@ -238,6 +239,7 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
     line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
     line(page, 4, "pace", pace(&cache.pace));
     line(page, 4, "recovery point", &cache.recovery_point);
+    add_promise(page, cache);
     add_metadata(page, cache);
     add_pinned(page, backend, cache);
     if cache.writers_waiting {
@@ -266,6 +268,21 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
     add_damage(page, cache);
+}
+
+/// The age of the recovery point, if there is a maximum.
+fn add_promise(page: &mut String, cache: &CacheInfo) {
+    let (age_ms, max_s) = (cache.recovery_point_age_ms, cache.recovery_point_max_age_s);
+    if max_s == 0 {
+        return;
+    }
+    let seconds = Duration::from_millis(age_ms).as_secs_f64();
+    if age_ms > u64::from(max_s) * 1000 {
+        let text = format!("the recovery point is {seconds:.1} s old, and {max_s} s are promised");
+        line(page, 4, "LATE", text);
+    } else {
+        line(page, 4, "", format!("{seconds:.1} s old, at most {max_s} s as promised"));
+    }
 }
 
 /// How much metadata there is, if there is any or it has bounds.

@@ -202,7 +202,7 @@ const OF_SHARERS: [OfSharer; 5] = [
 type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
 
 /// Name, kind, help and value of the metrics of caches.
-const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
+const OF_CACHES: [(&str, &str, &str, OfCache); 26] = [
     ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
     ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
         backend.info.cache_used_segs
@@ -240,6 +240,12 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
         "gauge",
         "All that was flushed before this time is on the backing device; ms since 1970, 0: not known.",
         |_, cache| cache.drained_ms,
+    ),
+    (
+        "cbd_cache_recovery_point_max_age_seconds",
+        "gauge",
+        "The age that the recovery point has at most, as promised; 0: no promise.",
+        |_, cache| cache.recovery_point_max_age_s.into(),
     ),
     ("cbd_cache_written_bytes_total", "counter", "Bytes that clients wrote.", |_, cache| cache.written_bytes),
     ("cbd_cache_written_back_bytes_total", "counter", "Bytes written to the backing device.", |_, cache| {

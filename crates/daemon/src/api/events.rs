@@ -49,7 +49,7 @@ impl FromStr for Severity {
 pub struct Event {
     /// Its number in this run of the daemon, from 1 on, without gaps.
     pub sequence: u64,
-    /// The run of the daemon: the sequence of another one begins anew.
+    /// The run of the daemon: the sequence of another one begins with 1 again.
     pub instance: String,
     /// When it happened, in milliseconds since 1970 UTC.
     pub time_ms: u64,

@@ -301,6 +301,9 @@ pub struct StartBackend {
     /// Its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Seconds that its recovery point is old at most; 0 is no promise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery_point_max_age_s: Option<u32>,
 }
 
 /// The response to the start of a backend.

@@ -173,6 +173,12 @@ pub struct CacheInfo {
     pub drained_ms: u64,
     /// State of the backing device without its cache at this moment, in words.
     pub recovery_point: String,
+    /// Milliseconds since the oldest write that the backing device may lack; 0 if it lacks none.
+    #[serde(default)]
+    pub recovery_point_age_ms: u64,
+    /// Seconds that the recovery point is old at most by the setting `recovery_point_max_age`; 0 without one.
+    #[serde(default)]
+    pub recovery_point_max_age_s: u32,
     /// Why the backing device alone is not crash-consistent; absent if it is.
     pub void: Option<String>,
     /// Failed writeback attempts since the last success; 0 while writeback works.

@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const QUEUE_MAX: usize = 256;
 /// How long the events that are queued when the daemon ends may take.
 const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long a process that was killed may take to end.
+const KILL_LIMIT: Duration = Duration::from_secs(1);
 /// The `PATH` of the command.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -140,7 +142,7 @@ impl CommandThread {
         }
         let queue = Arc::new(CommandQueue::new(config));
         let of_thread = Arc::clone(&queue);
-        let runner = Runner { words: config.command.clone(), limit: config.timeout() };
+        let mut runner = Runner { words: config.command.clone(), limit: config.timeout(), left: None };
         let started = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(std::io::Error::from)
             .and_then(|(woken, wake)| {
@@ -175,13 +177,15 @@ impl CommandThread {
 struct Runner {
     words: Vec<String>,
     limit: Duration,
+    /// A process that was killed and has not ended: the kernel waits for something on its behalf.
+    left: Option<Child>,
 }
 
 impl Runner {
-    fn run_all(&self, queue: &CommandQueue, woken: &OwnedFd) {
+    fn run_all(&mut self, queue: &CommandQueue, woken: &OwnedFd) {
         let (failures, drops) = (LogRateLimit::default(), LogRateLimit::default());
         while let Some((event, dropped)) = queue.next() {
-            let program = &self.words[0];
+            let program = self.words[0].clone();
             if dropped > 0 {
                 drops.log(|more| {
                     tracing::warn!(
@@ -199,7 +203,16 @@ impl Runner {
         }
     }
 
-    fn run(&self, event: &Event, queue: &CommandQueue, woken: &OwnedFd) -> Ended {
+    fn run(&mut self, event: &Event, queue: &CommandQueue, woken: &OwnedFd) -> Ended {
+        if let Some(left) = &mut self.left {
+            if matches!(left.try_wait(), Ok(None)) {
+                let process = left.id();
+                return Ended::Failed(format!(
+                    "is not run: process {process} of an earlier event has not ended"
+                ));
+            }
+            self.left = None;
+        }
         let mut child = match self.command(event).spawn() {
             Ok(child) => child,
             Err(error) => return Ended::Failed(format!("cannot be run: {error}")),
@@ -208,10 +221,22 @@ impl Runner {
         if let Some(mut input) = child.stdin.take() {
             let _ = input.write_all(&json_line(event));
         }
-        let ended = self.wait(&child, queue, woken);
-        // Its process is there until `wait` below, so no other group can have its number.
-        if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
+        let group = Pid::from_raw(child.id().cast_signed());
+        let process = group.ok_or(rustix::io::Errno::SRCH).and_then(|it| pidfd_open(it, PidfdFlags::empty()));
+        let ended = match &process {
+            Ok(process) => self.wait(process, queue, woken),
+            Err(error) => Some(format!("cannot be watched ({error}), and was killed")),
+        };
+        // Its process is there until it is waited for, so no other group can have its number.
+        if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
+        }
+        if let (Some(why), Ok(process)) = (&ended, &process)
+            && !ends_within(process, KILL_LIMIT)
+        {
+            let why = format!("{why}, and has not ended");
+            self.left = Some(child);
+            return Ended::TimedOut(why);
         }
         match (ended, child.wait()) {
             (Some(why), _) => Ended::TimedOut(why),
@@ -222,23 +247,16 @@ impl Runner {
     }
 
     /// Waits until the command has ended, without taking its status; else says why it is killed.
-    fn wait(&self, child: &Child, queue: &CommandQueue, woken: &OwnedFd) -> Option<String> {
+    fn wait(&self, process: &OwnedFd, queue: &CommandQueue, woken: &OwnedFd) -> Option<String> {
         let limit = Instant::now() + self.limit;
-        let process = Pid::from_raw(child.id().cast_signed())?;
-        let process = match pidfd_open(process, PidfdFlags::empty()) {
-            Ok(process) => process,
-            Err(error) => return Some(format!("cannot be watched ({error}), and was killed")),
-        };
         loop {
             let ending = queue.state.lock().end;
-            let now = Instant::now();
-            let left = ending.map_or(limit, |end| end.min(limit)).saturating_duration_since(now);
-            let both = &mut [PollFd::new(&process, PollFlags::IN), PollFd::new(woken, PollFlags::IN)];
+            let left = ending.map_or(limit, |end| end.min(limit)).saturating_duration_since(Instant::now());
+            let both = &mut [PollFd::new(process, PollFlags::IN), PollFd::new(woken, PollFlags::IN)];
             // The end of the pipe stays readable.
             let watched = if ending.is_some() { &mut both[..1] } else { &mut both[..] };
-            let timeout = Timespec::try_from(left).ok();
-            let polled = poll(watched, timeout.as_ref());
-            let has_ended = !watched[0].revents().is_empty();
+            let polled = poll(watched, Timespec::try_from(left).ok().as_ref());
+            let has_ended = polled.is_ok() && !watched[0].revents().is_empty();
             match polled {
                 Ok(_) if has_ended => return None,
                 Ok(0) if Instant::now() >= limit => {
@@ -269,6 +287,12 @@ impl Runner {
         bind_to_parent(&mut command, Signals::of(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]));
         command
     }
+}
+
+/// Whether a process that was killed ends within `limit`.
+fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
+    let timeout = Timespec::try_from(limit).ok();
+    matches!(poll(&mut [PollFd::new(process, PollFlags::IN)], timeout.as_ref()), Ok(1..))
 }
 
 fn json_line(event: &Event) -> Vec<u8> {

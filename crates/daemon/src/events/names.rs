@@ -70,7 +70,7 @@ names! {
     CacheRecovered = "cache.recovered",
     /// A backend was given a cache.
     CacheAttached = "cache.attached",
-    /// A cache was taken away.
+    /// A backend has no cache any more: it was detached.
     CacheDetached = "cache.detached",
     /// A cache has another size.
     CacheResized = "cache.resized",
@@ -126,7 +126,7 @@ names! {
     ScrubFailed = "scrub.failed",
     /// A drain or a checkpoint began.
     DrainStarted = "drain.started",
-    /// A drain or a checkpoint has ended, or has failed.
+    /// A drain, or a checkpoint that a client waits for, has ended or failed.
     DrainEnded = "drain.ended",
     /// A client of an export was refused, or its connection failed.
     ExportClientFailed = "export.client.failed",
@@ -134,6 +134,10 @@ names! {
     FileChanged = "file.changed",
     /// A file is again where it was.
     FileRestored = "file.restored",
+    /// The recovery point is older than `recovery_point_max_age`.
+    RecoveryPointLate = "recovery_point.late",
+    /// The recovery point is younger than `recovery_point_max_age` again.
+    RecoveryPointKept = "recovery_point.kept",
     /// Recovery points cannot be logged outside the region.
     RecoveryLogFailing = "recovery_log.failing",
     /// Recovery points are logged again.

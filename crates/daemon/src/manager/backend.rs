@@ -12,7 +12,7 @@ use super::slots::{SlotWork, TakenSlot, TransportHandle};
 use super::status::state;
 use super::tasks::Stage;
 use super::transport::{Running, running};
-use super::{Fixed, Manager, conditions};
+use super::{Fixed, Manager, conditions, promise};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
 use crate::events::EventName;
 use crate::exports::prepare_data_thread;
@@ -113,6 +113,7 @@ impl BackendSlot {
                     let (ms, path) = (run.recovered().map(|it| it.elapsed.as_millis() as u64), &self.path);
                     tracing::info!(backend = self.entry.id.0, event, transport, path, ms, "{path}: {found}");
                 }
+                promise::restore(&run, fixed.state.path(), self.entry.uuid);
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
                 self.conditions = SharedConditions::default();
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
@@ -319,6 +320,7 @@ impl Manager {
         change: &SettingsChange,
     ) -> Result<api::Settings> {
         crate::settings::check(change)?;
+        self.check_promise(transport, id, change)?;
         let others = schedule::others(change);
         let has_scrubs = schedule::has_any(change);
         let settings = if has_scrubs && others == SettingsChange::default() {

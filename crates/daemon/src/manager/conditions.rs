@@ -10,6 +10,7 @@
 
 #[cfg(test)]
 mod tests;
+mod topic;
 
 use crate::events::EventName;
 use cbd_backing::Oldest;
@@ -20,6 +21,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub(super) use topic::Topic;
 
 /// Lines that a condition may log in a burst.
 const BURST: u32 = 6;
@@ -32,92 +34,6 @@ const NAMED_MAX: usize = 4;
 
 /// An operation of a backing device that has had no answer for so long is reported.
 const SILENT: Duration = Duration::from_secs(10);
-
-/// What a condition is about.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Topic {
-    /// Data in the cache is damaged and lost.
-    Damage,
-    /// Data in the cache is damaged and was read from the backing device.
-    Healed,
-    /// Writeback fails.
-    Writeback,
-    /// The backing device does not answer.
-    Silent,
-    /// Writeback has failed for long, and writes that find no space fail.
-    Stalled,
-    /// The backing device refuses ranges, and the cache keeps them.
-    Parked,
-    /// Requests of clients fail.
-    Clients,
-    /// The region takes no stores.
-    Region,
-    /// Recovery points are not logged outside the region.
-    RecoveryPoints,
-    /// `cache_mode` is not in force.
-    Mode,
-    /// Writeback is paused.
-    Paused,
-    /// The backing device alone is not crash-consistent.
-    Void,
-    /// Writes wait for space in the cache.
-    Waiting,
-}
-
-impl Topic {
-    /// Whether data is lost, or will be without action by the user.
-    const fn is_error(self) -> bool {
-        let is_warning = matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent);
-        !(is_warning || matches!(self, Self::Mode | Self::Paused | Self::Void | Self::Waiting))
-    }
-
-    /// How long an error must last until it is reported. A checkpoint of many epochs is no error, and a writer that waits for a moment
-    /// neither.
-    const fn delay(self) -> Duration {
-        match self {
-            Self::Void => Duration::from_secs(10),
-            Self::Waiting => Duration::from_secs(1),
-            _ => Duration::ZERO,
-        }
-    }
-
-    /// The events of its beginning, or change, and of its end.
-    const fn events(self) -> (EventName, EventName) {
-        match self {
-            Self::Damage => (EventName::RangeQuarantined, EventName::RangeReleased),
-            Self::Healed => (EventName::CacheHealingBegan, EventName::CacheHealingEnded),
-            Self::Writeback => (EventName::DiskFailing, EventName::DiskRecovered),
-            Self::Silent => (EventName::DiskSilent, EventName::DiskAnswers),
-            Self::Stalled => (EventName::WritebackStalled, EventName::WritebackRecovered),
-            Self::Parked => (EventName::RangeParked, EventName::RangeUnparked),
-            Self::Clients => (EventName::RequestsFailing, EventName::RequestsRecovered),
-            Self::Region => (EventName::RegionFailing, EventName::RegionRecovered),
-            Self::RecoveryPoints => (EventName::RecoveryLogFailing, EventName::RecoveryLogRecovered),
-            Self::Mode => (EventName::ModeChanging, EventName::ModeChanged),
-            Self::Paused => (EventName::WritebackPaused, EventName::WritebackResumed),
-            Self::Void => (EventName::CacheVoidBegan, EventName::CacheVoidEnded),
-            Self::Waiting => (EventName::WritersWaitingBegan, EventName::WritersWaitingEnded),
-        }
-    }
-
-    const fn end_text(self) -> &'static str {
-        match self {
-            Self::Damage => "nothing is damaged any more: all of it was overwritten",
-            Self::Healed => "no more damaged data was found in the cache",
-            Self::Writeback => "writeback works again",
-            Self::Silent => "the backing device answers again",
-            Self::Stalled => "no longer STALLED: the backing device takes writes again",
-            Self::Parked => "nothing is parked any more: the backing device has it, or it was overwritten",
-            Self::Clients => "requests of clients no longer fail",
-            Self::Region => "the region's memory takes stores again",
-            Self::RecoveryPoints => "recovery points are logged again",
-            Self::Mode => "the cache mode is in force",
-            Self::Paused => "writeback is no longer paused",
-            Self::Void => "the backing device alone is crash-consistent again",
-            Self::Waiting => "writes no longer wait for space in the cache",
-        }
-    }
-}
 
 /// An error that was observed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -430,6 +346,7 @@ pub(super) fn of_backend(
         seen(Topic::Paused, paused(status), true, None),
         seen(Topic::Void, void(status), true, None),
         seen(Topic::Waiting, waiting(status), true, None),
+        seen(Topic::Late, late(status), true, None),
     ]);
     observed
 }
@@ -532,6 +449,22 @@ fn void(status: &CacheStatus) -> Option<Fault> {
 
 fn waiting(status: &CacheStatus) -> Option<Fault> {
     status.writers_waiting.then(|| Fault::from_text("writes wait for space in the cache".to_owned()))
+}
+
+fn late(status: &CacheStatus) -> Option<Fault> {
+    let (age_ms, max_ms) = (status.recovery_point_age_ms, status.recovery_point_max_ms);
+    (max_ms > 0 && age_ms > max_ms).then(|| {
+        let by = Duration::from_millis(age_ms - max_ms).as_secs_f64();
+        let text = format!(
+            "the recovery point is {:.1} s old, {by:.1} s older than recovery_point_max_age={}s; {} bytes are dirty, and the pace of \
+             writeback is: {}",
+            Duration::from_millis(age_ms).as_secs_f64(),
+            max_ms / 1000,
+            status.dirty_bytes,
+            status.pace.reason.name()
+        );
+        Fault { key: String::new(), text, age: Duration::from_millis(age_ms - max_ms) }
+    })
 }
 
 /// The sample of the log of recovery points of a transport.

@@ -50,7 +50,8 @@ fn log_end(transport: u32, only: Option<u32>, goal: Goal, done: &Done, failed: &
         }
         Some(error) => {
             let failed = failed.len();
-            let text = format!("the {what} has failed for {failed} backends: {}", error.line());
+            let more = if failed == 1 { String::new() } else { format!(" (and {} more)", failed - 1) };
+            let text = format!("the {what} has failed: {}{more}", error.line());
             tracing::warn!(transport, backend = only, event, written_bytes, failed, "{text}");
         }
     }
@@ -78,7 +79,8 @@ impl Manager {
         let all = runs.len() + failed.len();
         let only = request.backend;
         let (what, started) = (goal.name(), EventName::DrainStarted.name());
-        tracing::info!(transport, backend = only, event = started, "a {what} of {all} backends begins");
+        let of = only.map_or_else(|| format!("all {all} backends"), |id| format!("backend {id}"));
+        tracing::info!(transport, backend = only, event = started, "a {what} of {of} begins");
         let mut done = Done::default();
         let mut asked = Vec::new();
         for (id, run) in &runs {
@@ -90,7 +92,8 @@ impl Manager {
                 Err(error) => failed.push(error),
             }
         }
-        if goal == Goal::Drained || request.wait {
+        let waits = goal == Goal::Drained || request.wait;
+        if waits {
             for (id, run, asked) in asked {
                 let wait =
                     Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
@@ -114,7 +117,10 @@ impl Manager {
                 }
             }
         }
-        log_end(transport, only, goal, &done, &failed);
+        // A checkpoint that no client waits for goes on.
+        if waits || !failed.is_empty() {
+            log_end(transport, only, goal, &done, &failed);
+        }
         match failed.len() {
             0 => Ok(done),
             _ if all == 1 => Err(failed.remove(0)),

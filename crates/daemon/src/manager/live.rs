@@ -9,8 +9,8 @@ use super::drain::{REPORT_INTERVAL, Wait};
 use super::sharing::{bounds_of, too_large};
 use super::slots::TakenSlot;
 use super::start::loses_writes;
-use super::stopping;
 use super::watch::check_file;
+use super::{promise, stopping};
 use crate::api::{AttachCache, DetachCache, Done, Progress, ResizeCache};
 use crate::control::{Flow, Report};
 use crate::events::EventName;
@@ -42,6 +42,7 @@ impl Manager {
                 taken.read_entry()?;
                 return restored.and(Err(error));
             }
+            promise::restore(run, self.fixed.state.path(), taken.slot.entry.uuid);
             let size = taken.read_entry()?;
             warnings.extend(too_large(&taken.handle, bounds));
             warnings.extend(loses_writes(&taken.handle, id.0, settings));

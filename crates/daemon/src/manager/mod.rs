@@ -22,6 +22,7 @@ mod live;
 mod names;
 mod pins;
 mod probe;
+mod promise;
 mod recorder;
 mod register;
 mod remote;
@@ -461,7 +462,7 @@ impl Control for Manager {
     }
 
     fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
-        self.backend_start(transport, request)
+        self.start_with_promise(transport, request)
     }
 
     fn stop_backend(

@@ -97,6 +97,8 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 drained_epoch: status.drained_epoch.0,
                 drained_ms: status.drained_wall_ms,
                 recovery_point: recovery_point(&status),
+                recovery_point_age_ms: status.recovery_point_age_ms,
+                recovery_point_max_age_s: max_age_s(&status),
                 void: status.void_reason.clone(),
                 backing_errors: status.backing_trouble.as_ref().map_or(0, |trouble| trouble.attempts),
                 last_error: status.backing_trouble.as_ref().map(|trouble| {
@@ -156,6 +158,11 @@ fn named(rare: &RarePaths) -> BTreeMap<String, u64> {
 
 fn bypassed(bypassed: &Bypassed) -> BTreeMap<String, u64> {
     bypassed.each().map(|(reason, bytes)| (reason.name().to_owned(), bytes)).collect()
+}
+
+/// The maximum age of the recovery point in seconds.
+fn max_age_s(status: &CacheStatus) -> u32 {
+    u32::try_from(status.recovery_point_max_ms / 1000).unwrap_or(u32::MAX)
 }
 
 /// The state of the backing device without its cache, in words.

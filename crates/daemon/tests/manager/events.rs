@@ -119,7 +119,7 @@ fn a_request_for_what_is_none_is_refused() {
         let error = served.lines(query).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{query}: {error}");
     }
-    let error = served.lines("backend=nobody").unwrap_err();
+    let error = served.lines("backend=nothing").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }
 
@@ -167,7 +167,7 @@ fn a_follower_that_disconnects_makes_room_for_another_one() {
 }
 
 #[test]
-fn a_follower_that_does_not_read_delays_nobody_and_misses_events() {
+fn a_follower_that_does_not_read_delays_no_other_client_and_misses_events() {
     let served = Served::start();
     let (mut silent, _) = served.follow();
     for _ in 0..50_000 {

@@ -82,6 +82,11 @@ pub struct CacheStatus {
     pub backing_is_consistent: bool,
     /// The reason, if it is not.
     pub void_reason: Option<String>,
+    /// Milliseconds since the oldest write that the backing device may lack; 0 if it lacks none. What is parked or quarantined does not
+    /// count.
+    pub recovery_point_age_ms: u64,
+    /// The maximum of that age in milliseconds that writeback keeps; 0 for none.
+    pub recovery_point_max_ms: u64,
     /// The pace of writeback.
     pub pace: Pace,
     /// Bytes that writeback lets be dirty.
@@ -241,6 +246,8 @@ impl<E: Environment> Cache<E> {
             drained_wall_ms,
             backing_is_consistent: void_reason.is_none(),
             void_reason,
+            recovery_point_age_ms: self.pace.recovery_point_age_ms(base.environment().monotonic_ms()),
+            recovery_point_max_ms: self.pace.recovery_point_max_ms(),
             pace: self.pace.pace(),
             dirty_target_bytes: self.settings().dirty_target(base.capacity()),
             capacity: base.capacity(),
