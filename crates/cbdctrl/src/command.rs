@@ -222,10 +222,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.list(&list, blkdev_table)
         }
         Command::Status { transport, backend, request } => {
-            let path = status_path(transport, backend.as_ref());
-            let status: Status = limited(client, request).get(&path)?;
-            let page = crate::status::page(&status);
-            output.result(&status, &fit(&page))
+            show_status(&limited(client, request), output, transport, backend.as_ref())
         }
         Command::Set { on, backend, dev, changes, no_wait } => match (backend, dev) {
             (Some(backend), _) => {
@@ -262,12 +259,18 @@ fn print_started(output: &Output, started: &BackendStarted) -> Result<()> {
     output.result(&started, &device)
 }
 
-/// The path of the part of the status that the user asks for.
-fn status_path(transport: Option<u32>, backend: Option<&NumberOrName>) -> String {
+/// Shows the part of the status that the user asks for.
+fn show_status(
+    client: &Client,
+    output: &Output,
+    transport: Option<u32>,
+    backend: Option<&NumberOrName>,
+) -> Result<()> {
     let transport = transport.map(|transport| format!("transport={transport}"));
     let backend = backend.map(|backend| format!("backend={backend}"));
     let query: Vec<String> = transport.into_iter().chain(backend).collect();
-    format!("/v1/status?{}", query.join("&"))
+    let status: Status = client.get(&format!("/v1/status?{}", query.join("&")))?;
+    output.result(&status, &fit(&crate::status::page(&status)))
 }
 
 /// Changes a block device.

@@ -162,7 +162,7 @@ fn the_recovery_point_stays_younger_than_promised_while_clients_write_and_has_no
     while Instant::now() < end {
         client.write(number * 37 % 2000 * 4096, &[number as u8; 4096], false).expect("written");
         number += 1;
-        if number % 64 == 0 {
+        if number.is_multiple_of(64) {
             client.flush().expect("flushed");
             oldest = oldest.max(cache(&fixture)["recovery_point_age_ms"].as_u64().expect("an age"));
         }

@@ -164,7 +164,7 @@ impl CommandThread {
         }
     }
 
-    /// Lets the events that are queued be handled for [`END_LIMIT`], then kills the command and ends the thread.
+    /// Lets the events that are queued be handled for two seconds, then kills the command and ends the thread.
     pub fn end(self) {
         let Self { queue, wake, thread } = self;
         queue.state.lock().end = Some(Instant::now() + END_LIMIT);

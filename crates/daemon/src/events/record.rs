@@ -223,7 +223,7 @@ impl Events {
     /// Permits one more request to follow.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if there are [`FOLLOWERS_MAX`] already.
+    /// [`ErrorKind::Busy`] if there are 16 already.
     pub fn follow(self: &Arc<Self>) -> Result<Follower> {
         if self.followers.fetch_add(1, Ordering::SeqCst) < FOLLOWERS_MAX {
             return Ok(Follower(Arc::clone(self)));

@@ -10,7 +10,7 @@ use crate::api::{
     BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, ScrubInfo, Status, TransportStatus,
 };
 use crate::size::format_time;
-use cbd_engine::{Bypassed, CacheStatus, PaceReason, RarePaths};
+use cbd_engine::{Bypassed, CacheStatus, DamagedRange, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
@@ -121,15 +121,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 damage_found: status.damage_found,
                 damage_healed: status.damage_healed,
                 rare_paths: named(&status.rare),
-                quarantined: status
-                    .damaged
-                    .iter()
-                    .map(|damaged| DamagedInfo {
-                        start: damaged.range.start,
-                        end: damaged.range.end,
-                        reason: damaged.reason.clone(),
-                    })
-                    .collect(),
+                quarantined: quarantined(&status),
             }
         }),
     }
@@ -158,6 +150,15 @@ fn named(rare: &RarePaths) -> BTreeMap<String, u64> {
 
 fn bypassed(bypassed: &Bypassed) -> BTreeMap<String, u64> {
     bypassed.each().map(|(reason, bytes)| (reason.name().to_owned(), bytes)).collect()
+}
+
+fn quarantined(status: &CacheStatus) -> Vec<DamagedInfo> {
+    let info = |damaged: &DamagedRange| DamagedInfo {
+        start: damaged.range.start,
+        end: damaged.range.end,
+        reason: damaged.reason.clone(),
+    };
+    status.damaged.iter().map(info).collect()
 }
 
 /// The maximum age of the recovery point in seconds.
