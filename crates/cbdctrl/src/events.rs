@@ -1,7 +1,7 @@
 //! `events`: shows what happened, and with `--follow` what happens, also over restarts of the daemon.
 //!
-//! Invariants: an event is printed once. A gap, and each time that the daemon is away and there again, is said on standard error.
-//! The command ends when its output has no reader.
+//! Invariants: an event is printed once. A gap, and each time that the daemon is away and there again, is said on
+//! standard error. The command ends when its output has no reader.
 
 use crate::cli::{EventArguments, Since};
 use crate::command::Output;
@@ -15,7 +15,8 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The time until the first attempt to reach a daemon that is away; each further one is twice as long, up to [`LONGEST_WAIT`].
+/// The time until the first attempt to reach a daemon that is away; each further one is twice as long, up to
+/// [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 

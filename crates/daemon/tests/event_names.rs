@@ -2,8 +2,8 @@
 
 use cbd_daemon::events::EventName;
 
-/// The names that were released. A name is added at its place in the list, and none is ever removed or changed: monitoring
-/// compares with them.
+/// The names that were released. A name is added at its place in the list, and none is ever removed or changed:
+/// monitoring compares with them.
 const RELEASED: &str = "\
 backend.down backend.grown backend.removed backend.started backend.stopped backend.up blkdev.failed blkdev.started \
 blkdev.stopped cache.attached cache.detached cache.healing.began cache.healing.ended cache.recovered cache.resized \

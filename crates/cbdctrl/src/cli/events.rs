@@ -20,8 +20,8 @@ pub struct EventArguments {
     /// Go on with those that come, also over restarts of the daemon
     #[arg(short, long)]
     pub follow: bool,
-    /// Only those behind the event with this number, or from a time on: 10m (s, m, h or d ago), now, or a UTC time as in the
-    /// output [default: all that are kept]
+    /// Only those behind the event with this number, or from a time on: 10m (s, m, h or d ago), now, or a UTC time as
+    /// in the output [default: all that are kept]
     #[arg(long, value_name = "NUMBER|TIME")]
     pub since: Option<Since>,
     /// The mildest ones that are shown

@@ -73,8 +73,8 @@ pub struct Event {
     pub text: String,
 }
 
-/// One line of the answer to a request for events: one `begin`, any number of `event` and `gap`, and one `end` if the request does
-/// not follow. An answer that follows ends without one, with the daemon.
+/// One line of the answer to a request for events: one `begin`, any number of `event` and `gap`, and one `end` if the
+/// request does not follow. An answer that follows ends without one, with the daemon.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventLine {

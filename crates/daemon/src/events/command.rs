@@ -1,8 +1,8 @@
 //! The command that the configuration names: it is run for each event, one event at a time.
 //!
-//! Invariants: the thread that records an event never waits for the command. The queue is bounded, what does not fit is counted.
-//! Each run ends within its time limit and with the daemon, with all that it started in its process group. A run has a clean
-//! environment, no descriptor of the daemon, the event as its standard input, and no output.
+//! Invariants: the thread that records an event never waits for the command. The queue is bounded, what does not fit is
+//! counted. Each run ends within its time limit and with the daemon, with all that it started in its process group. A
+//! run has a clean environment, no descriptor of the daemon, the event as its standard input, and no output.
 
 use super::{EventName, Events};
 use crate::api::{Event, EventCommandInfo, Severity};
@@ -134,7 +134,8 @@ pub struct CommandThread {
 }
 
 impl CommandThread {
-    /// Starts the thread for the command in `config`; none if it names none, or if no thread can be started, which is logged.
+    /// Starts the thread for the command in `config`; none if it names none, or if no thread can be started, which is
+    /// logged.
     #[must_use]
     pub fn start(config: &EventsConfig, events: &Events) -> Option<Self> {
         if config.command.is_empty() {

@@ -1,7 +1,7 @@
 //! Makes events of the lines of the log that have a name.
 //!
-//! Invariants: a line is an event if it has the field `event` with the name of one. Its level is the severity, `transport`,
-//! `backend` and `blkdev` are its objects, and its other fields are those of the event.
+//! Invariants: a line is an event if it has the field `event` with the name of one. Its level is the severity,
+//! `transport`, `backend` and `blkdev` are its objects, and its other fields are those of the event.
 
 use super::{EventName, Events, NewEvent};
 use crate::api::Severity;

@@ -1,7 +1,7 @@
 //! The names of events, and what each means.
 //!
-//! Invariants: a name never changes its meaning and is never used again; a test holds the list, and another compares it with
-//! `docs/events.md`.
+//! Invariants: a name never changes its meaning and is never used again; a test holds the list, and another compares it
+//! with `docs/events.md`.
 
 /// Defines the names.
 macro_rules! names {

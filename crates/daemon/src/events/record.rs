@@ -1,7 +1,7 @@
 //! The record of events: the latest ones, counters, and the threads and tasks that wait for the next.
 //!
-//! Invariants: one lock protects the record, is held for a bounded time, and no line is logged meanwhile. Sequence numbers
-//! have no gaps.
+//! Invariants: one lock protects the record, is held for a bounded time, and no line is logged meanwhile. Sequence
+//! numbers have no gaps.
 
 use super::EventName;
 use super::command::CommandQueue;

@@ -1,8 +1,8 @@
 //! Lines of the log with their fields for systemd's journal, by its native protocol (`systemd.journal-fields(7)`,
 //! <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>).
 //!
-//! A line has the text that it would have on standard error as its `MESSAGE`, which is why this is no crate for `tracing`:
-//! those leave the fields out of it, and with them the numbers of the objects.
+//! A line has the text that it would have on standard error as its `MESSAGE`, which is why this is no crate for
+//! `tracing`: those leave the fields out of it, and with them the numbers of the objects.
 //!
 //! Invariants: a line that the journal does not take goes to standard error. No line waits for the journal longer than
 //! [`SEND_LIMIT`].

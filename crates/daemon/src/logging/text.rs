@@ -1,7 +1,7 @@
 //! The fields of a line of text.
 //!
-//! Invariants: a text line has the fields before `event` and neither that nor those behind it, which the text of the line says: they
-//! are for the journal, JSON and events.
+//! Invariants: a text line has the fields before `event` and neither that nor those behind it, which the text of the
+//! line says: they are for the journal, JSON and events.
 
 use crate::events::EVENT;
 use std::fmt::{self, Debug};

@@ -1,6 +1,7 @@
 //! The promise `recovery_point_max_age`: writeback keeps the recovery point of a backend younger than that.
 //!
-//! Invariants: it is stored with the settings of scrubs in the state folder, and set in each cache that the backend gets.
+//! Invariants: it is stored with the settings of scrubs in the state folder, and set in each cache that the backend
+//! gets.
 //!
 //! Elsewhere: how writeback keeps it (`cbd-engine`), the report that it is not kept ([`super::conditions`]).
 

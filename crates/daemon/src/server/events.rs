@@ -1,7 +1,7 @@
 //! The request for events: those that are kept, and as a stream those that come.
 //!
-//! Invariants: a client that does not read gets a gap and delays no other client. A stream that follows ends when its client disconnects, or
-//! has not read for [`READ_LIMIT`], and with the daemon.
+//! Invariants: a client that does not read gets a gap and delays no other client. A stream that follows ends when its
+//! client disconnects, or has not read for [`READ_LIMIT`], and with the daemon.
 
 use super::{Failure, Query, Shared, run};
 use crate::api::{Event, EventLine, EventsEnd, EventsGap, NumberOrName, Severity};

@@ -43,8 +43,8 @@ impl Topic {
         !(is_warning || matches!(self, Self::Mode | Self::Paused | Self::Void | Self::Waiting | Self::Late))
     }
 
-    /// How long an error must last until it is reported. A checkpoint of many epochs is no error, and a writer that waits for a moment
-    /// neither.
+    /// How long an error must last until it is reported. A checkpoint of many epochs is no error, and a writer that
+    /// waits for a moment neither.
     pub(super) const fn delay(self) -> Duration {
         match self {
             Self::Void => Duration::from_secs(10),

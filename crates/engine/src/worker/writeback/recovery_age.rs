@@ -1,19 +1,20 @@
 //! The age of the recovery point, and the promise that it does not exceed a maximum.
 //!
-//! Invariants:
-//! - the age is that of the oldest write that the backing device may lack, or more: it is never too low by more than the time until
-//!   the worker runs after a write;
+//! Invariants: - the age is that of the oldest write that the backing device may lack, or more: it is never too low by
+//! more than the time until the worker runs after a write;
 //! - while nothing is dirty there is no age;
-//! - with a maximum, no epoch stays open for longer than a quarter of it while something is dirty, and from half of it on writeback
-//!   hurries. It still obeys a pause and `writeback_rate`.
+//! - with a maximum, no epoch stays open for longer than a quarter of it while something is dirty, and from half of it
+//! on writeback hurries. It still obeys a pause and `writeback_rate`.
 //!
-//! Ages are those of the monotonic clock: the wall clock dates epochs ([`crate::epochs`]), and is read when one is drained.
+//! Ages are those of the monotonic clock: the wall clock dates epochs ([`crate::epochs`]), and is read when one is
+//! drained.
 
 use crate::{Cache, Environment};
 
 /// The age of the recovery point; the background worker's thread owns it.
 pub(super) struct RecoveryAge {
-    /// Since when the backing device may lack a write, by the monotonic clock; before the clock began, if it is negative.
+    /// Since when the backing device may lack a write, by the monotonic clock; before the clock began, if it is
+    /// negative.
     since_ms: Option<i64>,
     /// The recovery point at which `since_ms` was determined, by the wall clock.
     dated_ms: u64,
