@@ -306,6 +306,18 @@ pub enum Command {
     /// Write the dirty data of a region to its backing devices, without a daemon; a dry run unless --yes is given
     #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
     Rescue(crate::offline::RescueArguments),
+    /// Show what this machine has, lacks and promises for CBD, and the command that corrects each flaw; changes nothing
+    #[command(after_help = crate::doctor::EXIT_CODES)]
+    Doctor(crate::doctor::DoctorArguments),
+    /// Look at disks or regions that may hang; doctor starts this
+    #[command(hide = true)]
+    DoctorLook {
+        /// Of what kind they are
+        kind: crate::doctor::Kind,
+        /// Their paths
+        #[arg(last = true)]
+        paths: Vec<std::ffi::OsString>,
+    },
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
     Demo(cbd_demo::Arguments),
     /// Run the daemon; the same as cbdd

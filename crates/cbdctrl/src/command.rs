@@ -32,14 +32,17 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     progress::end_waiting();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
-            if json {
-                let _ = output.json(&ErrorAnswer { error: ErrorBody::from(&error) });
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error, &output),
     }
+}
+
+/// One line on standard error and, with `--json`, the error in JSON.
+pub(crate) fn failed(error: &Error, output: &Output) -> ExitCode {
+    eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
+    if output.json {
+        let _ = output.json(&ErrorAnswer { error: ErrorBody::from(error) });
+    }
+    ExitCode::FAILURE
 }
 
 /// The format and destination of results.
@@ -237,6 +240,8 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::Dump(_)
         | Command::Repair(_)
         | Command::Rescue(_)
+        | Command::Doctor(_)
+        | Command::DoctorLook { .. }
         | Command::Demo(_)
         | Command::Daemon(_)
         | Command::StoreProcess

@@ -137,6 +137,10 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),
         ],
+        "doctor" => &[
+            ("Check this machine, and the disks of the daemon:", "cbdctrl doctor"),
+            ("Which durability would a region have here?", "cbdctrl doctor /mnt/pmem/cbd.region"),
+        ],
         "demo" => {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
         }

@@ -10,6 +10,7 @@ pub mod cli;
 mod command;
 mod completions;
 mod daemon;
+pub mod doctor;
 mod examples;
 mod grow;
 mod live;
@@ -57,11 +58,13 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Dump(arguments) => offline::dump(&arguments, cli.json),
         Command::Repair(arguments) => offline::repair(&arguments, cli.json),
         Command::Rescue(arguments) => offline::rescue(&arguments, cli.json),
+        Command::DoctorLook { kind, paths } => doctor::run_child(kind, &paths),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { folder } => pages::man(&folder),
         command => {
             let socket = cli.socket.unwrap_or_else(cbd_daemon::paths::default_socket);
             match command {
+                Command::Doctor(arguments) => doctor::run(&arguments, &socket, cli.json),
                 Command::CompleteNumbers { kind, on } => pages::numbers(kind, on.transport, &socket),
                 command => command::run(command, &socket, cli.json),
             }
