@@ -137,10 +137,6 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),
         ],
-        "doctor" => &[
-            ("Check this machine, and the disks of the daemon:", "cbdctrl doctor"),
-            ("Which durability would a region have here?", "cbdctrl doctor /mnt/pmem/cbd.region"),
-        ],
         "demo" => {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
         }
@@ -160,7 +156,7 @@ pub fn of(name: &str) -> &'static [Example] {
     }
 }
 
-/// As [`of`], for lists of backends and the commands that change one while its block devices are in use.
+/// As [`of`], for lists of backends, the commands that change one while its block devices are in use, and `doctor`.
 fn of_live(name: &str) -> &'static [Example] {
     match name {
         "backend-list" => &[
@@ -184,6 +180,10 @@ fn of_live(name: &str) -> &'static [Example] {
         "cache-resize" => &[
             ("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G"),
             ("Let it share space with other such caches:", "cbdctrl cache-resize -b 0 -c 2G..16G"),
+        ],
+        "doctor" => &[
+            ("Check this machine, and the disks of the daemon:", "cbdctrl doctor"),
+            ("Which durability would a region have here?", "cbdctrl doctor /mnt/pmem/cbd.region"),
         ],
         "pin" => &[
             ("Keep an index of a data base in the cache:", "cbdctrl pin -b 0 /srv/db/index.ibd"),
