@@ -10,13 +10,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// A program and the Debian package that holds it.
+/// A program, or a module of Python by its path, and the Debian package that holds it.
 struct Tool {
     program: &'static str,
     package: &'static str,
 }
 
-const TOOLS: [Tool; 34] = [
+const TOOLS: [Tool; 37] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -51,7 +51,16 @@ const TOOLS: [Tool; 34] = [
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },
     Tool { program: "c++filt", package: "binutils" },
+    Tool { program: "/usr/bin/python3", package: "python3" },
+    Tool { program: "/usr/bin/mypy", package: "mypy" },
+    Tool { program: "/usr/lib/python3/dist-packages/yaml/__init__.py", package: "python3-yaml" },
 ];
+
+/// The library that the notebook of the Python package needs. It is large, so only nightly runs install it.
+const PLOTS: [Tool; 1] = [Tool {
+    program: "/usr/lib/python3/dist-packages/matplotlib/__init__.py",
+    package: "python3-matplotlib",
+}];
 
 /// libFuzzer is built from its C++ source.
 const COMPILER: [Tool; 1] = [Tool { program: "g++", package: "g++" }];
@@ -99,6 +108,14 @@ pub fn install_compiler() -> Result<(), String> {
     install_of(&COMPILER, |_| true)
 }
 
+/// Installs what the notebook of the Python package needs.
+///
+/// # Errors
+/// What is still missing, and instructions for the user.
+pub fn install_plots() -> Result<(), String> {
+    install_of(&PLOTS, |_| true)
+}
+
 /// Installs the missing programs that the setup of the peers in guests needs.
 ///
 /// # Errors
@@ -139,7 +156,9 @@ fn install_of(tools: &'static [Tool], is_wanted: impl Fn(&Tool) -> bool) -> Resu
 }
 
 fn missing_of(tools: &'static [Tool]) -> Vec<&'static Tool> {
-    tools.iter().filter(|tool| !on_path(tool.program)).collect()
+    // A module is a file that nothing executes.
+    let is_there = |tool: &&Tool| tool.program.ends_with(".py") && Path::new(tool.program).is_file();
+    tools.iter().filter(|tool| !is_there(tool) && !on_path(tool.program)).collect()
 }
 
 fn on_path(program: &str) -> bool {

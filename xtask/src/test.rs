@@ -44,6 +44,10 @@ const NIGHTLY_CUTS: usize = 30;
 /// two commands would compile the engine twice. `cbdctrl` gets the features that it has alone, since `cbd-sim` needs fewer.
 const RELEASE: [&str; 6] = ["build", "--release", "--package", "cbdctrl", "--package", "cbd-sim"];
 
+/// Runs the test of the notebook, which is left out otherwise because of what it needs.
+const NOTEBOOK: [&str; 8] =
+    ["test", "--package", "cbdctrl", "--test", "python", "--", "--ignored", "the_notebook_plots_a_run"];
+
 /// Cargo's progress messages, which are left out of the log.
 const PROGRESS: [&str; 10] = [
     "Compiling ",
@@ -106,6 +110,9 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         report.step("mutants, generated", "each operator, condition, call and constant changed", || {
             task(mutants::run_generated())
         });
+    }
+    if system && length == Length::Long && flags.wants("test") && flags.filter.is_none() {
+        report.step("notebook", "the notebook of the Python package", notebook);
     }
     // Without root, the step would depend on an installed C++ compiler.
     if system && length == Length::Short && flags.wants("fuzz") {
@@ -194,6 +201,17 @@ fn list_left_out(flags: &TestFlags) {
     if flags.no_system {
         println!("    guest/src/jobs (the step vm)");
         println!("    fuzz (the step fuzz)");
+    }
+}
+
+/// Runs the notebook of the Python package.
+fn notebook() -> Count {
+    match packages::install_plots() {
+        Ok(()) => check(cargo_with_lock(NOTEBOOK)),
+        Err(text) => {
+            println!("    {text}");
+            Count::one(false)
+        }
     }
 }
 
