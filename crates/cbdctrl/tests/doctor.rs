@@ -141,3 +141,38 @@ fn what_another_cache_left_on_a_disk_is_found() {
         assert_eq!(std::fs::read(&file).expect("the file"), image);
     });
 }
+
+#[test]
+fn a_cached_disk_in_fstab_is_a_problem_and_the_device_over_it_is_not() {
+    const TEST: &str = "a_cached_disk_in_fstab_is_a_problem_and_the_device_over_it_is_not";
+    in_sandbox(TEST, Duration::from_secs(90), |folder| {
+        let mut fixture = Fixture::under(folder);
+        let image = fixture.disk("image", 64 * MIB);
+        support::tool("mkfs.ext4", &["-q", "-L", "cbd-doctor", &image]);
+        let device = support::tool("losetup", &["--find", "--show", &image]);
+        let device = device.trim();
+        fixture.start();
+        fixture.register("64M");
+        fixture.start_backend(device);
+        // The mounts of the sandbox are its own.
+        let table = text_of(&folder.join("fstab"));
+        std::fs::write(&table, "LABEL=cbd-doctor /srv ext4 defaults 0 2\n").expect("a file");
+        support::tool("mount", &["--bind", &table, "/etc/fstab"]);
+        let raw = fixture.run(&["doctor", "--json"]);
+        std::fs::write(&table, "/dev/cbd0 /srv ext4 _netdev,nofail 0 0\n").expect("a file");
+        let cached = fixture.run(&["doctor", "--json"]);
+        fixture.ok(&["backend-stop", "-b", "0"]);
+        support::tool("losetup", &["--detach", device]);
+        let (raw, cached) = (report(&raw), report(&cached));
+        let found = findings(&raw, "boot.fstab");
+        assert_eq!(
+            (&found[0]["verdict"], &found[0]["subject"]),
+            (&"problem".into(), &device.into()),
+            "{raw}"
+        );
+        assert!(found[0]["found"].as_str().expect("text").contains("LABEL=cbd-doctor"), "{raw}");
+        assert!(found[0]["fix"][0].as_str().expect("text").contains("_netdev"), "{raw}");
+        assert!(findings(&cached, "boot.fstab").is_empty(), "{cached}");
+        assert_eq!(findings(&cached, "boot")[0]["verdict"], "ok", "{cached}");
+    });
+}
