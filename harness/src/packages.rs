@@ -51,7 +51,7 @@ const TOOLS: [Tool; 37] = [
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },
     Tool { program: "c++filt", package: "binutils" },
-    Tool { program: "/usr/bin/python3", package: "python3" },
+    Tool { program: "python3", package: "python3" },
     Tool { program: "/usr/bin/mypy", package: "mypy" },
     Tool { program: "/usr/lib/python3/dist-packages/yaml/__init__.py", package: "python3-yaml" },
 ];
