@@ -5,6 +5,7 @@
 mod checkpoint;
 mod live;
 mod settings;
+mod top;
 
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency, NumberOrName};
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
 pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
+pub use top::TopArguments;
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -253,6 +255,8 @@ pub enum Command {
         #[command(flatten)]
         request: RequestTimeout,
     },
+    /// Watch every device, cache and disk: rates, latencies, hit ratio, dirty bytes, waits
+    Top(TopArguments),
     /// Change settings of a backend, or the name of a block device, while it runs
     #[command(after_help = settings::HELP, group = clap::ArgGroup::new("object").required(true))]
     Set {

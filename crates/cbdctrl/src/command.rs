@@ -32,14 +32,17 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     progress::end_waiting();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
-            if json {
-                let _ = output.json(&ErrorAnswer { error: ErrorBody::from(&error) });
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => report(&error, json),
     }
+}
+
+/// Prints an error; returns the exit code.
+pub(crate) fn report(error: &Error, json: bool) -> ExitCode {
+    eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
+    if json {
+        let _ = Output { json }.json(&ErrorAnswer { error: ErrorBody::from(error) });
+    }
+    ExitCode::FAILURE
 }
 
 /// The format and destination of results.
@@ -238,6 +241,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::Repair(_)
         | Command::Rescue(_)
         | Command::Demo(_)
+        | Command::Top(_)
         | Command::Daemon(_)
         | Command::StoreProcess
         | Command::Completions { .. }
@@ -257,7 +261,7 @@ fn print_started(output: &Output, started: &BackendStarted) -> Result<()> {
 }
 
 /// The path of the part of the status that the user asks for.
-fn status_path(transport: Option<u32>, backend: Option<&NumberOrName>) -> String {
+pub(crate) fn status_path(transport: Option<u32>, backend: Option<&NumberOrName>) -> String {
     let transport = transport.map(|transport| format!("transport={transport}"));
     let backend = backend.map(|backend| format!("backend={backend}"));
     let query: Vec<String> = transport.into_iter().chain(backend).collect();

@@ -163,6 +163,14 @@ fn of_live(name: &str) -> &'static [Example] {
             ("List the backends of this host:", "cbdctrl backend-list"),
             ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
         ],
+        "top" => &[
+            ("Watch all devices; q ends it, ? shows the keys:", "cbdctrl top"),
+            (
+                "The figures of the next 10 seconds of one backend as a table:",
+                "cbdctrl top -b db-data --once -i 10",
+            ),
+            ("A line of JSON each second, for a program:", "cbdctrl top --json --interval 1"),
+        ],
         "backend-grow" => &[(
             "Behind an extension of the disk; then let the file system on it grow, for example with resize2fs /dev/cbd0:",
             "cbdctrl backend-grow -b 0",

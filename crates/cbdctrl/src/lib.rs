@@ -20,6 +20,7 @@ mod progress;
 mod scrub;
 mod status;
 mod table;
+mod top;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use cli::{Cli, Command, DaemonCli};
@@ -63,6 +64,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
             let socket = cli.socket.unwrap_or_else(cbd_daemon::paths::default_socket);
             match command {
                 Command::CompleteNumbers { kind, on } => pages::numbers(kind, on.transport, &socket),
+                Command::Top(arguments) => top::run(&arguments, &socket, cli.json),
                 command => command::run(command, &socket, cli.json),
             }
         }
