@@ -46,7 +46,7 @@ pub use examined::Examined;
 pub use file::{BackingFile, Direct, Engine, Growth, Info, Options};
 pub use hold::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};
 pub use identity::{Identity, Kind};
-pub use outstanding::{Oldest, Outstanding};
+pub use outstanding::{Ended, Oldest, Outstanding};
 pub use throttle::{Throttle, ThrottleParameters};
 pub use watch::Watch;
 

@@ -2,6 +2,8 @@
 //!
 //! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning.
 
+mod figures;
+
 use crate::api::{
     BackendStatus, CacheInfo, HeldInfo, ScrubInfo, ScrubState, SharedInfo, Status, TransportStatus,
 };
@@ -38,6 +40,7 @@ pub fn render(status: &Status) -> String {
     for_front_ends(&mut page, status);
     for_transports(&mut page, status);
     for_backends(&mut page, status);
+    figures::add(&mut page, status);
     page.text
 }
 

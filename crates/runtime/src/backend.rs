@@ -5,9 +5,10 @@
 //! Elsewhere: caches that come and go while it runs (`attach`); the set of backends and the requests to start them, and the exports of their devices.
 
 use crate::drain::{DrainProgress, DrainRequest, NotDrained, until_drained};
+use crate::environment::monotonic_ns;
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
-use cbd_backing::{Backing, BackingFile, Identity, Offload, Oldest, Options, Outstanding, Watch};
+use cbd_backing::{Backing, BackingFile, Ended, Identity, Offload, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
 use cbd_types::{BackendId, Context, Error, Result};
@@ -131,7 +132,8 @@ impl RunningBackend {
             warnings.extend(note_of(pages, path));
             (Device::cached(Arc::clone(&caching.cache), geometry), Some(Arc::new(caching)))
         };
-        let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
+        let device = Arc::new(device.with_clock(monotonic_ns));
+        let device = Arc::new(ServedDevice::new(device, Arc::clone(&backing)));
         let (caching, id) = (Mutex::new(caching), entry.id);
         Ok((
             Self { caching, device, backing, file, outstanding, watch, id, region, prepare_thread },
@@ -166,6 +168,12 @@ impl RunningBackend {
     #[must_use]
     pub fn oldest_operation(&self) -> Option<Oldest> {
         self.outstanding.oldest()
+    }
+
+    /// The operations of the backing device that have ended since it was opened, each with its name.
+    #[must_use]
+    pub fn ended_operations(&self) -> Vec<(&'static str, Ended)> {
+        self.outstanding.ended()
     }
 
     /// Watches the file of the backing device for changes.

@@ -6,6 +6,7 @@
 use super::blkdev::BlkdevSlot;
 use super::conditions::SharedConditions;
 use super::down;
+use super::figures::SharedTrend;
 use super::probe::{Probes, StartTime, answers};
 use super::retry::Retry;
 use super::slots::{SlotWork, TakenSlot, TransportHandle};
@@ -32,6 +33,8 @@ pub(super) struct BackendSlot {
     pub run: Option<Arc<RunningBackend>>,
     /// The conditions of its present run, or of its last one.
     pub conditions: SharedConditions,
+    /// The dirty data of its present run.
+    pub trend: SharedTrend,
     pub error: Option<String>,
     pub warnings: Vec<String>,
     /// The path of its former disk, if a rescue has moved the backend.
@@ -80,6 +83,7 @@ impl BackendSlot {
             entry,
             run: None,
             conditions: SharedConditions::default(),
+            trend: SharedTrend::default(),
             error: None,
             warnings: Vec::new(),
             moved_from: None,
@@ -112,6 +116,7 @@ impl BackendSlot {
                 }
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
                 self.conditions = SharedConditions::default();
+                self.trend = SharedTrend::default();
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
                 self.held = None;
                 self.unended.clear();

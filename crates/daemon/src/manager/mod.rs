@@ -17,6 +17,7 @@ mod down;
 mod drain;
 mod end;
 mod extend;
+mod figures;
 mod grow;
 mod live;
 mod names;

@@ -5,7 +5,7 @@ use super::conditions::silence;
 use super::scrubs::Scrubs;
 use super::sharing::Sharing;
 use super::transport::TransportSlot;
-use super::{Fixed, Tables};
+use super::{Fixed, Tables, figures};
 use crate::api::{
     BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, ScrubInfo, Status, TransportStatus,
 };
@@ -14,6 +14,7 @@ use cbd_engine::{Bypassed, CacheStatus, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// The status of the daemon.
 pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &Tables) -> Status {
@@ -53,10 +54,16 @@ fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing, scrubs: &Scru
 
 fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatus {
     let run = slot.run.as_ref();
-    let cache = run.and_then(|run| run.cache());
+    let cache = run.and_then(|run| run.cache()).map(|cache| (cache.status(), cache));
+    let of_cache = cache.as_ref().map(|(status, _)| status);
+    let trend = slot.trend.lock();
+    let mut info = slot.info(id, segment_size);
+    if let Some(run) = run {
+        info.blkdevs.iter_mut().for_each(|blkdev| blkdev.operations = figures::operations(run));
+    }
     let file_change = slot.file_change.as_ref().map(ToString::to_string);
     BackendStatus {
-        info: slot.info(id, segment_size),
+        info,
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
@@ -68,18 +75,20 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
             .and_then(|run| run.oldest_operation())
             .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
         silent: run.and_then(|run| silence(run)),
-        disk: BTreeMap::new(),
-        waits: BTreeMap::new(),
-        time_to_empty_s: None,
-        time_to_full_s: None,
-        recovery_point_age_ms: None,
-        recovery_ms: None,
-        region_written_bytes: None,
+        disk: run.map(|run| figures::disk(run)).unwrap_or_default(),
+        waits: run.map(|run| figures::waits(run, of_cache)).unwrap_or_default(),
+        time_to_empty_s: of_cache.and_then(figures::time_to_empty_s),
+        time_to_full_s: of_cache.and_then(|status| trend.time_to_full_s(&status.into(), Instant::now())),
+        recovery_point_age_ms: of_cache
+            .and_then(|status| trend.recovery_point_age_ms(&status.into(), cbd_runtime::wall_ms())),
+        recovery_ms: run
+            .and_then(|run| run.recovered())
+            .map(|recovered| u64::try_from(recovered.elapsed.as_millis()).unwrap_or(u64::MAX)),
+        region_written_bytes: of_cache.map(|status| status.stored_bytes),
         held: slot.held.as_ref().and_then(|held| held.as_ref().ok()).cloned(),
         held_error: slot.held.as_ref().and_then(|held| held.as_ref().err()).cloned(),
         scrub: None,
-        cache: cache.map(|cache| {
-            let status = cache.status();
+        cache: cache.as_ref().map(|(status, cache)| {
             let read = status.read_hit_bytes + status.read_missed_bytes;
             CacheInfo {
                 size: u64::from(slot.entry.cache_segments) * segment_size,
@@ -90,7 +99,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 settings: slot.entry.settings.into(),
                 is_changing_mode: status.is_changing_mode,
                 dirty_bytes: status.dirty_bytes,
-                pace: pace(&status, slot.entry.settings.writeback_paused_until_ms),
+                pace: pace(status, slot.entry.settings.writeback_paused_until_ms),
                 read_hit_bytes: status.read_hit_bytes,
                 read_miss_bytes: status.read_missed_bytes,
                 #[expect(clippy::cast_precision_loss, reason = "a ratio")]
@@ -102,7 +111,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
                 epoch: status.epoch.0,
                 drained_epoch: status.drained_epoch.0,
                 drained_ms: status.drained_wall_ms,
-                recovery_point: recovery_point(&status),
+                recovery_point: recovery_point(status),
                 void: status.void_reason.clone(),
                 backing_errors: status.backing_trouble.as_ref().map_or(0, |trouble| trouble.attempts),
                 last_error: status.backing_trouble.as_ref().map(|trouble| {

@@ -66,6 +66,10 @@ pub struct CacheStatus {
     pub refused_bypass_bytes: u64,
     /// Bytes stored into the region for records and data.
     pub stored_bytes: u64,
+    /// Requests that found the lock of a lane taken.
+    pub lane_waits: u64,
+    /// Nanoseconds that they waited for it.
+    pub lane_waited_ns: u64,
     /// Bytes written to the backing device.
     pub written_back_bytes: u64,
     /// Flushes sent to the backing device.
@@ -234,6 +238,8 @@ impl<E: Environment> Cache<E> {
             bypassed: base.bypassed().read(),
             refused_bypass_bytes: self.refused_bypass_bytes(),
             stored_bytes: lanes.stored,
+            lane_waits: lanes.waits,
+            lane_waited_ns: lanes.waited_ns,
             written_back_bytes: backing.written_back_bytes,
             backing_flushes: backing.flushes,
             epoch: Epoch(base.epochs().present()),

@@ -109,6 +109,10 @@ struct Counters {
     dirty_records: u64,
     /// All bytes stored into the region for records and data.
     stored: u64,
+    /// Requests that found the lane locked.
+    waits: u64,
+    /// Their waits in nanoseconds.
+    waited_ns: u64,
 }
 
 /// The state that the lane's lock protects.
@@ -322,18 +326,35 @@ impl<E: Environment> Lane<E> {
     }
 
     /// Locks the lane for a client's request. Spins first: other threads hold the lock for a few microseconds, but a thread
-    /// that sleeps is woken only tens of microseconds later.
+    /// that sleeps is woken only tens of microseconds later. Waits are counted where the environment spins.
     #[inline]
-    pub(crate) fn lock_for_request(&self) -> LaneGuard<'_, E> {
-        for spin in 0..E::SPINS {
-            if (spin == 0 || !self.state.is_locked())
-                && let Some(state) = self.state.try_lock()
-            {
-                return state;
-            }
-            core::hint::spin_loop();
+    pub(crate) fn lock_for_request(&self, base: &Base<E>) -> LaneGuard<'_, E> {
+        if E::SPINS == 0 {
+            return self.state.lock();
         }
-        self.state.lock()
+        match self.state.try_lock() {
+            Some(state) => state,
+            None => self.lock_contended(base),
+        }
+    }
+
+    /// Locks the lane for a request that found it locked, and counts the wait.
+    #[cold]
+    #[inline(never)]
+    fn lock_contended(&self, base: &Base<E>) -> LaneGuard<'_, E> {
+        let begun_ns = base.environment().monotonic_ns();
+        let mut spins = 1..E::SPINS;
+        let spun = spins.find_map(|_| {
+            core::hint::spin_loop();
+            if self.state.is_locked() { None } else { self.state.try_lock() }
+        });
+        let mut state = spun.unwrap_or_else(|| {
+            core::hint::spin_loop();
+            self.state.lock()
+        });
+        state.counters.waits += 1;
+        state.counters.waited_ns += base.environment().monotonic_ns().saturating_sub(begun_ns);
+        state
     }
 
     /// Locks the lane.

@@ -14,6 +14,8 @@ pub(crate) struct LaneReport {
     pub read_missed: u64,
     pub filled: u64,
     pub stored: u64,
+    pub waits: u64,
+    pub waited_ns: u64,
     pub dirty_bytes: u64,
     pub dirty_records: u64,
     pub records: u64,
@@ -34,6 +36,8 @@ impl<E: Environment> Lane<E> {
         report.read_missed += counters.read_missed;
         report.filled += counters.filled;
         report.stored += counters.stored;
+        report.waits += counters.waits;
+        report.waited_ns += counters.waited_ns;
         report.dirty_bytes += counters.dirtied.saturating_sub(self.cleaned_bytes.load(Ordering::Relaxed));
         report.dirty_records +=
             counters.dirty_records.saturating_sub(self.cleaned_records.load(Ordering::Relaxed));
