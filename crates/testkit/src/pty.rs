@@ -8,7 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, ioctl_tiocsctty, kill_process, pidfd_open, set_parent_process_death_signal, setsid,
+    Pid, PidfdFlags, Signal, ioctl_tiocsctty, kill_process, pidfd_open, set_parent_process_death_signal,
+    setsid,
 };
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
@@ -107,7 +108,11 @@ impl Pty {
     ///
     /// # Errors
     /// The output at the end of the limit.
-    pub fn wait_for(&self, limit: Duration, mut is_wanted: impl FnMut(&[u8]) -> bool) -> Result<Vec<u8>, Vec<u8>> {
+    pub fn wait_for(
+        &self,
+        limit: Duration,
+        mut is_wanted: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Vec<u8>, Vec<u8>> {
         let end = Instant::now() + limit;
         let (output, changed) = &*self.output;
         let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);

@@ -86,6 +86,17 @@ pub struct Trouble {
     pub text: String,
 }
 
+impl Trouble {
+    /// The words of waits that come with load.
+    const OF_LOAD: [&'static str; 4] = ["space", "flush", "lane", "other"];
+
+    /// Whether it is a wait that comes with load, and needs no attention by itself.
+    #[must_use]
+    pub fn is_of_load(&self) -> bool {
+        Self::OF_LOAD.contains(&self.word)
+    }
+}
+
 impl Rates {
     /// The state at `later`, and what happened since `earlier`.
     #[must_use]
@@ -295,18 +306,15 @@ fn troubles(backend: &Backend, waits: Option<&BTreeMap<String, Wait>>) -> Vec<Tr
             add("void", "VOID".to_owned());
         }
         if cache.writers_waiting {
-            add("full", "full: writes wait for space".to_owned());
+            add("full", "writes wait for space".to_owned());
         }
     }
-    for (name, wait) in waits.into_iter().flatten().filter(|(_, wait)| wait.count > 0) {
-        let word = match name.as_str() {
-            "space" => "space",
-            "lane" => "lane",
-            "flush" => "flush",
-            _ => "other",
-        };
-        let mean = nanoseconds(wait.total_ns / wait.count);
-        add(word, format!("{name} {} x {mean}", wait.count));
+    let mut waited: Vec<_> = waits.into_iter().flatten().filter(|(_, wait)| wait.count > 0).collect();
+    // Those that took longest first.
+    waited.sort_by_key(|(_, wait)| std::cmp::Reverse(wait.total_ns));
+    for (name, wait) in waited {
+        let word = Trouble::OF_LOAD.into_iter().find(|word| word == name).unwrap_or("other");
+        add(word, format!("{name} {} x {}", wait.count, nanoseconds(wait.total_ns / wait.count)));
     }
     troubles
 }

@@ -71,9 +71,9 @@ impl Screen {
     /// # Errors
     /// That of the terminal.
     pub fn redraw(&mut self) -> io::Result<()> {
-        // The size may be another one.
-        self.terminal.autoresize()?;
-        self.terminal.clear()
+        // Not `clear`, which asks the terminal for the cursor's place and waits for its answer.
+        let size = self.terminal.size()?;
+        self.terminal.resize(size.into())
     }
 
     /// Sends what differs from the page before.

@@ -56,7 +56,8 @@ pub fn percent(share: Option<f64>) -> String {
 #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
 pub fn nanoseconds(ns: u64) -> String {
     let (value, unit) = match ns {
-        0..1_000 => return format!("{ns}ns"),
+        0 => return "0".to_owned(),
+        1..1_000 => return format!("{ns}ns"),
         1_000..999_500 => (ns as f64 / 1e3, "us"),
         999_500..999_500_000 => (ns as f64 / 1e6, "ms"),
         _ => (ns as f64 / 1e9, "s"),

@@ -25,9 +25,13 @@ fn a_panic_of_any_thread_restores_the_terminal_before_its_message() {
     let mut pty = Pty::spawn(&mut command, 80, 24).expect("a terminal");
     let status = pty.wait(LIMIT).expect("it is ours").expect("it ends");
     assert_eq!(status.code(), Some(101));
-    let find = |output: &[u8], what: &str| output.windows(what.len()).position(|part| part == what.as_bytes());
-    let output = pty.wait_for(LIMIT, |output| find(output, "as the test wants it").is_some()).expect("a message");
-    let at = |what: &str| find(&output, what).unwrap_or_else(|| panic!("{what:?}: {}", String::from_utf8_lossy(&output)));
+    let find =
+        |output: &[u8], what: &str| output.windows(what.len()).position(|part| part == what.as_bytes());
+    let output =
+        pty.wait_for(LIMIT, |output| find(output, "as the test wants it").is_some()).expect("a message");
+    let at = |what: &str| {
+        find(&output, what).unwrap_or_else(|| panic!("{what:?}: {}", String::from_utf8_lossy(&output)))
+    };
     let (entered, left) = (at("\x1b[?1049h"), at("\x1b[?1049l"));
     assert!(entered < at("db-data") && at("db-data") < left && left < at("as the test wants it"));
     assert!(at("\x1b[?25h") < at("as the test wants it"), "the cursor");

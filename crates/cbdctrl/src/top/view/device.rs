@@ -17,6 +17,8 @@ const BOUNDS: u16 = 12;
 const SERIES_MIN: u16 = 16;
 /// The fewest lines of the histogram, its head included.
 const HISTOGRAM_MIN: u16 = 4;
+/// The lines of the histogram for which what is of less interest makes room.
+const HISTOGRAM_GOOD: u16 = 9;
 
 /// An operation of clients or of the disk.
 struct Line {
@@ -26,6 +28,9 @@ struct Line {
     failed: u64,
     latency: Histogram,
 }
+
+/// A name, a text, what it is, and whether it makes room for the histogram.
+type Fact = (&'static str, String, Kind, bool);
 
 /// Draws the page of `row`.
 pub fn draw(canvas: &mut Canvas<'_>, state: &State, row: &Row) {
@@ -37,7 +42,16 @@ pub fn draw(canvas: &mut Canvas<'_>, state: &State, row: &Row) {
     canvas.line(0, &format!("{what}, {}", row.state()), Kind::Strong);
     let lines = lines_of(row);
     let mut y = operations(canvas, 1, &state.rates, &lines);
-    for (name, text, kind) in facts(state, row) {
+    let mut facts = facts(state, row);
+    let lines_left = |facts: &[Fact]| {
+        canvas.height().saturating_sub(y + 1).saturating_sub(u16::try_from(facts.len()).unwrap_or(u16::MAX))
+    };
+    while lines_left(&facts) < HISTOGRAM_GOOD
+        && let Some(least) = facts.iter().rposition(|fact| fact.3)
+    {
+        facts.remove(least);
+    }
+    for (name, text, kind, _) in facts {
         canvas.left(0, y, NAMES - 1, name, Kind::Strong);
         canvas.left(NAMES, y, u16::MAX, &text, kind);
         y += 1;
@@ -58,7 +72,7 @@ fn lines_of(row: &Row) -> Vec<Line> {
     for name in ordered(operations, |it| it.requests > 0) {
         let it = named(&name);
         lines.push(Line {
-            name: name.replace('_', " "),
+            name: shown(&name),
             requests: it.requests,
             bytes: it.bytes,
             failed: it.failed,
@@ -70,7 +84,7 @@ fn lines_of(row: &Row) -> Vec<Line> {
     for name in ordered(disk, |it| it.operations > 0) {
         let DiskFigures { operations, bytes, failed, latency } = disk.get(&name).cloned().unwrap_or_default();
         lines.push(Line {
-            name: format!("disk {}", name.replace('_', " ")),
+            name: format!("disk {}", shown(&name)),
             requests: operations,
             bytes,
             failed,
@@ -78,6 +92,11 @@ fn lines_of(row: &Row) -> Vec<Line> {
         });
     }
     lines
+}
+
+/// The name of an operation in few characters.
+fn shown(name: &str) -> String {
+    name.replace("write_zeroes", "zeroes").replace('_', " ")
 }
 
 /// Reads and writes, and the others with a count.
@@ -99,7 +118,8 @@ fn operations(canvas: &mut Canvas<'_>, mut y: u16, rates: &Rates, lines: &[Line]
             canvas.right(NAMES + x * WIDTH, y, WIDTH, cell, kind);
         }
     };
-    cells(y, "last interval", &HEADS.map(str::to_owned), Kind::Strong);
+    let seconds = rates.seconds.map_or_else(unknown, |seconds| format!("last {seconds:.1}s"));
+    cells(y, &seconds, &HEADS.map(str::to_owned), Kind::Strong);
     for line in lines {
         y += 1;
         let at = |share: f64| latency(line.latency.percentile(share));
@@ -120,18 +140,18 @@ fn operations(canvas: &mut Canvas<'_>, mut y: u16, rates: &Rates, lines: &[Line]
     y + 1
 }
 
-/// Everything that is a sentence: a name, a text, and whether it needs attention.
-fn facts(state: &State, row: &Row) -> Vec<(&'static str, String, Kind)> {
+/// Everything that is a sentence.
+fn facts(state: &State, row: &Row) -> Vec<Fact> {
     let (backend, now) = (&row.backend, &row.backend.now);
     let mut facts = Vec::new();
     for trouble in &backend.troubles {
-        if !["space", "lane", "flush", "other"].contains(&trouble.word) {
-            facts.push(("ATTENTION", trouble.text.clone(), Kind::Alarm));
+        if !trouble.is_of_load() {
+            facts.push(("ATTENTION", trouble.text.clone(), Kind::Alarm, false));
         }
     }
     for (name, title) in [("read", "reads"), ("write", "writes")] {
         if let Some(text) = row.operation(name).and_then(|it| outcomes(&it)) {
-            facts.push((title, text, Kind::Plain));
+            facts.push((title, text, Kind::Plain, false));
         }
     }
     if let Some(waits) = &backend.waits {
@@ -139,7 +159,7 @@ fn facts(state: &State, row: &Row) -> Vec<(&'static str, String, Kind)> {
             Some(mean) => format!("{name} {} x {}", number(wait.count), nanoseconds(mean)),
             None => format!("{name} 0"),
         });
-        facts.push(("waits", each.collect::<Vec<_>>().join(", "), Kind::Plain));
+        facts.push(("waits", each.collect::<Vec<_>>().join(", "), Kind::Plain, false));
     }
     let time = |time: Option<u64>| time.map_or_else(unknown, seconds);
     if let Some(cache) = &now.cache {
@@ -147,27 +167,27 @@ fn facts(state: &State, row: &Row) -> Vec<(&'static str, String, Kind)> {
         let (target, size) = (bytes(cache.target_bytes), bytes(cache.size));
         let (empty, full) = (time(now.time_to_empty_s), time(now.time_to_full_s));
         let text = format!("{dirty}, target {target}, cache {size}; empty in {empty}, full in {full}");
-        facts.push(("dirty", text, Kind::Plain));
+        facts.push(("dirty", text, Kind::Plain, false));
         let permitted = cache
             .permitted_bytes_per_s
             .map_or_else(String::new, |permitted| format!(" of {}/s permitted", bytes(permitted)));
         let pace = bytes(cache.pace_bytes_per_s);
-        facts.push(("writeback", format!("{pace}/s{permitted}: {}", cache.pace_reason), Kind::Plain));
+        facts.push(("writeback", format!("{pace}/s{permitted}: {}", cache.pace_reason), Kind::Plain, false));
         let age = now.recovery_point_age_ms.map_or_else(unknown, milliseconds);
-        facts.push(("disk alone", format!("lacks the last {age}; {}", cache.recovery_point), Kind::Plain));
+        facts.push(("disk alone", format!("lacks the last {age}; {}", cache.recovery_point), Kind::Plain, false));
         let took = now.recovery_ms.map_or_else(unknown, milliseconds);
         let written = backend.region_written_bytes.and_then(|bytes| state.rates.per_second(bytes));
         let (mode, written) = (&cache.mode, byte_rate(written));
         let text = format!("{mode}; {written}/s written to the region; recovery took {took}");
-        facts.push(("cache", text, Kind::Plain));
+        facts.push(("cache", text, Kind::Plain, true));
     } else if let Some(dirty) = now.dirty_bytes.filter(|dirty| *dirty > 0) {
-        facts.push(("dirty", bytes(dirty), Kind::Plain));
+        facts.push(("dirty", bytes(dirty), Kind::Plain, false));
     }
     let name = now.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
     let text = format!("backend {}{name}: {}, {}", now.id, now.path, bytes(now.size));
-    facts.push(("disk", text, Kind::Plain));
+    facts.push(("disk", text, Kind::Plain, true));
     if let Some(error) = row.device.as_ref().and_then(|device| device.error.as_ref()) {
-        facts.push(("note", error.clone(), Kind::Plain));
+        facts.push(("note", error.clone(), Kind::Plain, false));
     }
     facts
 }

@@ -2,7 +2,7 @@
 
 use super::canvas::{Canvas, Kind};
 use super::device;
-use crate::top::rates::{Rates, Row};
+use crate::top::rates::{Rates, Row, Trouble};
 use crate::top::sample::Region;
 use crate::top::state::State;
 use crate::top::text::{byte_rate, bytes, latency, milliseconds, percent, rate, unknown};
@@ -166,18 +166,16 @@ fn draw_row(canvas: &mut Canvas<'_>, y: u16, state: &State, row: &Row, layout: &
 /// Whether a row has more than waits that come with load.
 fn needs_attention(row: &Row) -> bool {
     let is_down = row.device.as_ref().is_some_and(|device| !device.alive);
-    let of_load = ["space", "lane", "flush", "other"];
-    is_down || row.backend.troubles.iter().any(|trouble| !of_load.contains(&trouble.word))
+    is_down || row.backend.troubles.iter().any(|trouble| !trouble.is_of_load())
 }
 
-/// The state, what waits for what, and what writeback does; what is in other columns is left out.
+/// The state, what needs attention, what writeback does, and what requests waited for; what is in other columns is left out.
 pub fn situation(row: &Row, is_wide: bool) -> String {
     let backend = &row.backend.now;
     let mut parts = vec![row.state()];
-    let troubles: Vec<&str> = row.backend.troubles.iter().map(|trouble| trouble.text.as_str()).collect();
-    if !troubles.is_empty() {
-        parts.push(format!("waits: {}", troubles.join(", ")));
-    }
+    let (of_load, severe): (Vec<&Trouble>, Vec<&Trouble>) =
+        row.backend.troubles.iter().partition(|trouble| trouble.is_of_load());
+    parts.extend(severe.iter().map(|trouble| trouble.text.clone()));
     match (&backend.cache, backend.dirty_bytes) {
         (Some(cache), _) => {
             if !is_wide {
@@ -189,6 +187,10 @@ pub fn situation(row: &Row, is_wide: bool) -> String {
         (None, Some(dirty)) if !is_wide && dirty > 0 => parts.push(format!("dirty {}", bytes(dirty))),
         (None, None) if backend.alive => parts.push("no cache".to_owned()),
         _ => {}
+    }
+    if !of_load.is_empty() {
+        let waits: Vec<&str> = of_load.iter().map(|trouble| trouble.text.as_str()).collect();
+        parts.push(format!("waits: {}", waits.join(", ")));
     }
     if let Some(device) = &row.device {
         let error = device.error.as_ref().map_or_else(String::new, |error| format!(" ({error})"));
