@@ -19,6 +19,7 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Flow, Report};
+use cbd_daemon::events::Events;
 use cbd_daemon::exports::ExportChoice;
 use cbd_daemon::manager::Manager;
 use cbd_daemon::run::Options;
@@ -110,6 +111,13 @@ impl Confined {
 }
 
 impl Control for Confined {
+    fn events(&self) -> Arc<Events> {
+        let events = self.manager.events();
+        // An answer that follows ends, as at the end of the daemon.
+        events.end_followers();
+        events
+    }
+
     fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
         let size = request.size.map(|size| size.min(REGION_MAX));
         self.manager.register_transport(&RegisterTransport {

@@ -3,6 +3,7 @@
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
 mod checkpoint;
+mod events;
 mod live;
 mod settings;
 mod top;
@@ -17,6 +18,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
+pub use events::{EventArguments, Since};
 pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
 pub use top::TopArguments;
 
@@ -255,6 +257,8 @@ pub enum Command {
         #[command(flatten)]
         request: RequestTimeout,
     },
+    /// Show what happened: events, each with a stable name
+    Events(EventArguments),
     /// Watch every device, cache and disk: rates, latencies, hit ratio, dirty bytes, waits
     Top(TopArguments),
     /// Change settings of a backend, or the name of a block device, while it runs

@@ -28,6 +28,9 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     if let Command::Live(LiveCommand::Scrub(arguments)) = &command {
         return crate::scrub::run(arguments, &client, &output);
     }
+    if let Command::Events(arguments) = &command {
+        return crate::events::run(arguments, &client, &output);
+    }
     let result = execute(command, &client, &output);
     progress::end_waiting();
     match result {
@@ -243,6 +246,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::Demo(_)
         | Command::Top(_)
         | Command::Daemon(_)
+        | Command::Events(_)
         | Command::StoreProcess
         | Command::Completions { .. }
         | Command::CompleteNumbers { .. }

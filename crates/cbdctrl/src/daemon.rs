@@ -39,6 +39,7 @@ pub fn run(arguments: DaemonArguments) -> ExitCode {
         decorator,
         log_format: arguments.log_format.0,
         verbose: arguments.verbose,
+        events: Arc::default(),
     };
     match cbd_daemon::run::run(options) {
         Ok(()) => ExitCode::SUCCESS,

@@ -175,6 +175,18 @@ fn of_live(name: &str) -> &'static [Example] {
             "Behind an extension of the disk; then let the file system on it grow, for example with resize2fs /dev/cbd0:",
             "cbdctrl backend-grow -b 0",
         )],
+        "events" => &[
+            ("Show what is known of this run of the daemon:", "cbdctrl events"),
+            (
+                "Show what happens from now on, also over restarts of the daemon:",
+                "cbdctrl events --follow --since now",
+            ),
+            (
+                "What was wrong with one disk in the last hour:",
+                "cbdctrl events -b db-data --severity warning --since 1h",
+            ),
+            ("For a program:", "cbdctrl events --follow --json"),
+        ],
         "cache-attach" => {
             &[("Put a cache of 4 GiB in front of a disk in use:", "cbdctrl cache-attach -b 0 -c 4G")]
         }

@@ -10,6 +10,7 @@ pub mod cli;
 mod command;
 mod completions;
 mod daemon;
+mod events;
 mod examples;
 mod grow;
 mod live;

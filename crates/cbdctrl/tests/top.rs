@@ -95,6 +95,7 @@ fn the_page_follows_the_daemon_and_leaves_the_terminal_as_it_was() {
     let mut top = Shown::new(command(&fixture.socket(), &["-i", "0.2"]), 80, 24);
     top.has("> cbd0");
     top.has("serving");
+    top.has("daemon.started");
     assert!(!top.pty.modes().expect("modes").local_modes.contains(LocalModes::ICANON));
     // A rate of writes is shown while there are some.
     let rate = |screen: &vt100::Screen| {

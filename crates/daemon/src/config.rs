@@ -3,11 +3,14 @@
 //! Invariants: only the file at the default path may be missing; an unknown key, and a value that no command accepts,
 //! is an error that names it.
 
+mod events;
+
 use crate::api::{CacheMode, Consistency};
 use crate::exports::ExportChoice;
 use crate::size::{format_size, parse_size, typed_size};
 use cbd_engine::CACHE_SIZE_MIN;
 use cbd_types::{Context, Error, ErrorKind, Result};
+pub use events::EventsConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::fs::File;
@@ -34,6 +37,8 @@ pub struct Config {
     pub daemon: DaemonConfig,
     /// Defaults of commands.
     pub defaults: Defaults,
+    /// The command that is run for events.
+    pub events: EventsConfig,
 }
 
 /// Settings of the daemon.

@@ -12,7 +12,9 @@ use crate::api::{
     StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
     TransportRegistered, VerifyRange,
 };
+use crate::events::Events;
 use cbd_types::Result;
+use std::sync::Arc;
 
 /// Whether a long operation continues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,6 +117,8 @@ pub trait Control: Send + Sync + 'static {
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
     /// The number of the block device of this host that the user names. A number is not looked up.
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32>;
+    /// The record of events.
+    fn events(&self) -> Arc<Events>;
     /// The status of the daemon and its objects.
     fn status(&self) -> Result<Status>;
 }

@@ -13,6 +13,7 @@ pub mod client;
 pub mod config;
 pub mod connections;
 pub mod control;
+pub mod events;
 pub mod exports;
 pub mod front_ends;
 pub mod guard;

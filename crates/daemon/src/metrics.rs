@@ -5,7 +5,8 @@
 mod figures;
 
 use crate::api::{
-    BackendStatus, CacheInfo, HeldInfo, ScrubInfo, ScrubState, SharedInfo, Status, TransportStatus,
+    BackendStatus, CacheInfo, EventsInfo, HeldInfo, ScrubInfo, ScrubState, SharedInfo, Status,
+    TransportStatus,
 };
 use std::fmt::Write;
 
@@ -38,10 +39,33 @@ pub fn render(status: &Status) -> String {
     page.head("cbd_uptime_seconds", "gauge", "Time since the daemon started.");
     let _ = writeln!(page.text, "cbd_uptime_seconds {}", status.uptime_s);
     for_front_ends(&mut page, status);
+    for_events(&mut page, &status.events);
     for_transports(&mut page, status);
     for_backends(&mut page, status);
     figures::add(&mut page, status);
     page.text
+}
+
+/// The number of events by name, and what became of the command for events.
+fn for_events(page: &mut Page, events: &EventsInfo) {
+    page.head("cbd_events_total", "counter", "Events since the daemon started, by name.");
+    for (name, count) in &events.counts {
+        page.line("cbd_events_total", &[("event", name.clone())], count);
+    }
+    let Some(command) = &events.command else { return };
+    page.head(
+        "cbd_event_command_total",
+        "counter",
+        "Events for the command that the configuration names, by result.",
+    );
+    for (result, count) in [
+        ("succeeded", command.succeeded),
+        ("failed", command.failed),
+        ("timed_out", command.timed_out),
+        ("dropped", command.dropped),
+    ] {
+        page.line("cbd_event_command_total", &[("result", result.to_owned())], count);
+    }
 }
 
 fn for_front_ends(page: &mut Page, status: &Status) {

@@ -5,6 +5,8 @@
 //! regions.
 
 use crate::config::Config;
+use crate::events::command::CommandThread;
+use crate::events::{EventName, Events};
 use crate::logging::LogFormat;
 use crate::manager::Manager;
 use crate::paths::{PathChoices, Paths};
@@ -51,6 +53,8 @@ pub struct Options {
     pub log_format: LogFormat,
     /// Whether debug lines are logged, too.
     pub verbose: bool,
+    /// The record of events, which [`run`] fills from the log.
+    pub events: Arc<Events>,
 }
 
 impl Options {
@@ -73,6 +77,7 @@ impl Options {
             boot: None,
             log_format: LogFormat::Text,
             verbose: false,
+            events: Arc::default(),
         }
     }
 }
@@ -84,7 +89,7 @@ impl Options {
 /// region does not survive a power failure although persistence is required.
 pub fn run(options: Options) -> Result<()> {
     system::return_freed_memory();
-    logging::start(options.log_format, options.verbose);
+    logging::start(options.log_format, options.verbose, &options.events);
     logging::abort_on_panic();
     system::unblock_end_signals();
     system::ignore_file_size_signal();
@@ -98,6 +103,7 @@ pub fn run(options: Options) -> Result<()> {
         &format!("the state folder {}", options.paths.state_dir.display()),
         PREDECESSOR_TIMEOUT,
     )?;
+    let command = CommandThread::start(&config.events, &options.events);
     let manager = Arc::new(Manager::new(&options, config, state)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -113,13 +119,18 @@ pub fn run(options: Options) -> Result<()> {
     let syncing = Arc::new(AtomicBool::new(false));
     end_within(STOP_LIMIT, &syncing);
     notify::stopping();
-    tracing::info!("stopping: dirty data stays in the regions");
+    if result.is_err() {
+        log_stopping();
+    }
     let ended = manager.end();
     syncing.store(true, Ordering::SeqCst);
     let hung = ended.sync();
     // Operations on control threads were told to end and own no state that is needed.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(socket);
+    if let Some(command) = command {
+        command.end();
+    }
     tracing::info!("stopped");
     match hung.len() {
         0 => result,
@@ -128,6 +139,10 @@ pub fn run(options: Options) -> Result<()> {
             format!("stopped, but not everything ended in time: {}", hung.join(" | ")),
         ))),
     }
+}
+
+fn log_stopping() {
+    tracing::info!(event = EventName::DaemonStopping.name(), "stopping: dirty data stays in the regions");
 }
 
 /// Time for requests in progress to respond when the daemon ends.
@@ -164,7 +179,12 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
             result = &mut restored, if !is_restored => {
                 is_restored = true;
                 let summary = result.map_err(|_| Error::new(ErrorKind::Stopped, "the daemon is stopping"))??;
-                tracing::info!("ready: {summary}");
+                tracing::info!(
+                    event = EventName::DaemonStarted.name(),
+                    version = env!("CARGO_PKG_VERSION"),
+                    pid = std::process::id(),
+                    "ready: {summary}"
+                );
                 notify::ready(&summary);
             }
             () = &mut serving => return Ok(()),
@@ -173,6 +193,8 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
             _ = hangup.recv() => break,
         }
     }
+    // Before those that follow events are ended.
+    log_stopping();
     // New requests are refused; clients that wait for a drain get an error.
     manager.begin_stop();
     let _ = stop.send(());

@@ -7,6 +7,7 @@
 //! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client
 //! disconnects.
 
+mod events;
 mod verify;
 
 use crate::api::{
@@ -27,6 +28,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 use cbd_types::{Error, ErrorKind};
+use events::events;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -92,6 +94,7 @@ pub fn router(control: Shared, access: Access) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(metrics))
+        .route("/v1/events", get(events))
         .route("/v1/transports", get(transports).post(register_transport))
         .route("/v1/transports/{transport}", delete(unregister_transport))
         .route("/v1/transports/{transport}/grow", post(grow_transport))

@@ -252,7 +252,8 @@ fn pause(value: &str) -> Result<u32> {
 }
 
 /// Seconds of a time with a unit of s, m, h or d, from a second to a week.
-fn seconds(time: &str) -> Option<u32> {
+#[must_use]
+pub fn seconds(time: &str) -> Option<u32> {
     let (at, unit) = time.char_indices().last()?;
     let unit = match unit {
         's' => 1,

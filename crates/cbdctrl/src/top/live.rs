@@ -6,10 +6,11 @@
 //! Elsewhere: the terminal's modes ([`super::terminal`]), the state ([`super::state`]).
 
 use super::keys::action_of;
-use super::sample::Sample;
+use super::sample::{Recorded, Sample};
 use super::state::{Action, State};
 use super::terminal::{Screen, leave_at_once};
-use super::{Source, Taken};
+use super::Source;
+use super::events::Events;
 use cbd_sys::process::{Signals, exit_now};
 use cbd_types::{Error, ErrorKind, Result};
 use crossterm::event::Event;
@@ -55,18 +56,19 @@ enum Order {
 ///
 /// # Errors
 /// That of the terminal. The daemon may come and go.
-pub fn run(source: Source, first: Sample, mut state: State) -> Result<ExitCode> {
+pub fn run(source: Source, events: Events, first: Sample, mut state: State) -> Result<ExitCode> {
     // Before the first thread: each inherits it.
     let signals = Signals::of(&SIGNALS.map(Signal::as_raw));
     signals.block();
     let (sender, messages) = sync_channel(MESSAGES);
     let (orders, ordered) = sync_channel(MESSAGES);
     let (notices, noticed) = sync_channel(MESSAGES);
+    let recorded = first.events.clone();
     state.sampled(first);
     let mut screen = Screen::enter().map_err(|error| failed(&error))?;
     start("samples", {
         let (sender, interval) = (sender.clone(), state.interval);
-        move || take_samples(&source, interval, &ordered, &sender)
+        move || take_samples(&source, events, recorded, interval, &ordered, &sender)
     })?;
     start("keys", {
         let sender = sender.clone();
@@ -183,11 +185,18 @@ fn code_of(signal: i32) -> u8 {
 
 fn take_samples(
     source: &Source,
+    mut events: Events,
+    recorded: Option<Recorded>,
     mut interval: Duration,
     orders: &Receiver<Order>,
     messages: &SyncSender<Message>,
 ) {
     let (mut paused, mut is_away) = (false, false);
+    if let Some(recorded) = &recorded
+        && events.update(&source.client(interval), recorded).unwrap_or(false)
+    {
+        let _ = messages.send(Message::Events(events.lines()));
+    }
     // The first sample has been taken.
     let mut began = Instant::now();
     loop {
@@ -207,10 +216,14 @@ fn take_samples(
         }
         began = Instant::now();
         let sent = match source.take(interval) {
-            Ok(Taken { sample, events }) => {
+            Ok(sample) => {
                 is_away = false;
-                let events = events.map_or(Ok(()), |events| messages.send(Message::Events(events)));
-                events.and_then(|()| messages.send(Message::Sample(Box::new(sample))))
+                // A failure to get them is one to get the next sample, too.
+                let recorded = sample.events.as_ref();
+                if recorded.is_some_and(|it| events.update(&source.client(interval), it).unwrap_or(false)) {
+                    let _ = messages.send(Message::Events(events.lines()));
+                }
+                messages.send(Message::Sample(Box::new(sample)))
             }
             Err(error) => {
                 is_away = true;

@@ -4,6 +4,7 @@
 //!
 //! Elsewhere: the figures of the status ([`cbd_daemon::api`]).
 
+mod events;
 mod json;
 mod keys;
 mod live;
@@ -22,6 +23,7 @@ use crate::cli::TopArguments;
 use crate::command::{report, status_path, warn};
 use cbd_daemon::client::{Client, Timeout};
 use cbd_types::{Error, ErrorKind, Result};
+use events::Events;
 use rates::Rates;
 use sample::Sample;
 use serde_json::Value;
@@ -57,10 +59,11 @@ fn execute(arguments: &TopArguments, socket: &Path, json: bool) -> Result<ExitCo
     }
     let path = status_path(arguments.transport, arguments.backend.as_ref());
     let source = Source { client: Client::new(socket), path, began: Instant::now() };
-    let first = source.take(interval)?.sample;
+    let first = source.take(interval)?;
     if is_live {
         let state = State::new(interval, looks(arguments.no_colour));
-        return live::run(source, first, state);
+        let of = Events::new(arguments.transport, arguments.backend.as_ref());
+        return live::run(source, of, first, state);
     }
     in_turns(&source, first, interval, arguments.once, json).map(|()| ExitCode::SUCCESS)
 }
@@ -73,7 +76,7 @@ fn in_turns(source: &Source, first: Sample, interval: Duration, once: bool, json
     loop {
         let _ = never.recv_timeout((earlier.at + interval).saturating_sub(source.now()));
         let later = match source.take(interval) {
-            Ok(taken) => taken.sample,
+            Ok(sample) => sample,
             Err(error) if once => return Err(error),
             Err(error) => {
                 if !print(&json::failure(&error, wall_ms()))? {
@@ -117,13 +120,6 @@ fn looks(no_colour: bool) -> Looks {
     Looks { styled: !is_plain, unicode: locale.contains("utf-8") || locale.contains("utf8") }
 }
 
-/// What comes with one answer of the daemon.
-struct Taken {
-    sample: Sample,
-    /// The last events; absent if this daemon has none to show.
-    events: Option<Vec<String>>,
-}
-
 /// Where samples come from.
 struct Source {
     client: Client,
@@ -138,12 +134,14 @@ impl Source {
         self.began.elapsed()
     }
 
-    fn take(&self, interval: Duration) -> Result<Taken> {
-        let limit = interval.clamp(TIMEOUT_MIN, TIMEOUT_MAX);
-        let client = self.client.clone().with_timeout(Timeout::Limit(limit));
-        let status: Value = client.get(&self.path)?;
-        let sample = Sample::read(&status, self.now(), wall_ms());
-        Ok(Taken { sample, events: None })
+    /// The client for questions that are asked each interval.
+    fn client(&self, interval: Duration) -> Client {
+        self.client.clone().with_timeout(Timeout::Limit(interval.clamp(TIMEOUT_MIN, TIMEOUT_MAX)))
+    }
+
+    fn take(&self, interval: Duration) -> Result<Sample> {
+        let status: Value = self.client(interval).get(&self.path)?;
+        Ok(Sample::read(&status, self.now(), wall_ms()))
     }
 }
 

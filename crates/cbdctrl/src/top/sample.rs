@@ -35,6 +35,17 @@ pub struct Sample {
     pub regions: Vec<Region>,
     /// Its backends.
     pub backends: Vec<Backend>,
+    /// The state of its record of events, if it has one.
+    pub events: Option<Recorded>,
+}
+
+/// How many events a daemon has recorded.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Recorded {
+    /// The run of the daemon.
+    pub instance: String,
+    /// Their number.
+    pub count: u64,
 }
 
 /// A region.
@@ -166,6 +177,7 @@ impl Sample {
             pid: number(status, "pid"),
             uptime_s: number(status, "uptime_s"),
             warnings: texts(status, "warnings"),
+            events: recorded(&status["events"]),
             ..Self::default()
         };
         for transport in list(status, "transports") {
@@ -203,6 +215,11 @@ fn notes(status: &Value, sample: &Sample) -> Vec<String> {
         notes.push("the daemon does not count requests by device: their rates are missing".to_owned());
     }
     notes
+}
+
+fn recorded(value: &Value) -> Option<Recorded> {
+    let count = value["recorded"].as_u64()?;
+    Some(Recorded { instance: text(value, "instance"), count })
 }
 
 fn region(transport: &Value, id: u64) -> Region {

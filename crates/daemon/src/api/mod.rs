@@ -9,6 +9,7 @@
 mod classes;
 mod drain;
 mod errors;
+mod events;
 mod figures;
 mod grow;
 mod live;
@@ -22,6 +23,9 @@ mod verify;
 pub use classes::BlkdevClass;
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
+pub use events::{
+    Event, EventCommandInfo, EventLine, EventsBegin, EventsEnd, EventsGap, EventsInfo, Severity,
+};
 pub use figures::{Bucket, DiskFigures, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};

@@ -1,6 +1,6 @@
 //! The response to `status` on the control socket.
 
-use super::{BackendInfo, DiskFigures, ScrubInfo, Settings, TransportInfo, Wait};
+use super::{BackendInfo, DiskFigures, EventsInfo, ScrubInfo, Settings, TransportInfo, Wait};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -18,6 +18,9 @@ pub struct Status {
     /// Memory of clients of all devices together, and counters of refused clients.
     #[serde(default)]
     pub front_ends: FrontEndStatus,
+    /// The record of events.
+    #[serde(default)]
+    pub events: EventsInfo,
     /// Its transports.
     pub transports: Vec<TransportStatus>,
 }

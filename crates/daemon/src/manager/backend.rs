@@ -15,11 +15,12 @@ use super::tasks::Stage;
 use super::transport::{Running, running};
 use super::{Fixed, Manager, conditions};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
+use crate::events::EventName;
 use crate::exports::prepare_data_thread;
 use crate::scrub::{self, schedule};
 use crate::settings::changed_name;
 use cbd_backing::{Backing, Change};
-use cbd_engine::{BackendEntry, Pages, Settings};
+use cbd_engine::{BackendEntry, CacheMode, Pages, Settings};
 use cbd_runtime::{Count, RunOptions, RunningBackend, wall_ms};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result, uuid_text};
 use std::collections::BTreeMap;
@@ -112,7 +113,9 @@ impl BackendSlot {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
                 }
                 if let Some(found) = conditions::recovered(&run) {
-                    tracing::info!(backend = self.entry.id.0, "{}: {found}", self.path);
+                    let (event, transport) = (EventName::CacheRecovered.name(), running.id);
+                    let (ms, path) = (run.recovered().map(|it| it.elapsed.as_millis() as u64), &self.path);
+                    tracing::info!(backend = self.entry.id.0, event, transport, path, ms, "{path}: {found}");
                 }
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
                 self.conditions = SharedConditions::default();
@@ -159,7 +162,7 @@ impl BackendSlot {
     }
 
     /// Closes its exports and ends its background worker.
-    pub fn stop(mut self, id: BackendId) {
+    pub fn stop(mut self, transport: u32, id: BackendId) {
         for (_, mut blkdev) in std::mem::take(&mut self.blkdevs) {
             if let Err(error) = blkdev.close(true) {
                 tracing::warn!(backend = id.0, "{error}");
@@ -167,7 +170,8 @@ impl BackendSlot {
         }
         if let Some(run) = self.run.take() {
             run.stop();
-            tracing::info!(backend = id.0, "stopped: {}", self.path);
+            let (event, path) = (EventName::BackendStopped.name(), &self.path);
+            tracing::info!(backend = id.0, event, transport, path, "stopped: {path}");
         }
     }
 
@@ -180,12 +184,13 @@ impl BackendSlot {
         }
         if let Some(run) = self.run.take() {
             stage.set("its backing device does not complete requests; what is dirty stays in the region");
-            conditions::log_before_stop(&self.conditions, transport, id, &self.path, &run);
+            conditions::log_now(&self.conditions, transport, id, &self.path, &run);
             run.stop();
             conditions::log_after_stop(&self.conditions, transport, id, &self.path, &run);
             stage.set("its backing device does not close");
             drop(run);
-            tracing::info!(backend = id.0, "stopped: {}", self.path);
+            let (event, path) = (EventName::BackendStopped.name(), &self.path);
+            tracing::info!(backend = id.0, event, transport, path, "stopped: {path}");
         }
     }
 
@@ -258,8 +263,16 @@ impl Running {
                 slot.error = Some(error.line());
                 Err(error)
             };
-            if let Err(error) = started {
-                tracing::error!(backend = id.0, "the backend is not up: {error}");
+            let path = &slot.path;
+            match started {
+                Ok(()) => {
+                    let event = EventName::BackendStarted.name();
+                    tracing::info!(transport, backend = id.0, event, path, "restored: {path}");
+                }
+                Err(error) => {
+                    let event = EventName::BackendDown.name();
+                    tracing::error!(backend = id.0, event, transport, path, "the backend is not up: {error}");
+                }
             }
             self.backends.insert(id, slot);
         }
@@ -379,17 +392,37 @@ impl TakenSlot {
         handle.transport.check_pins(id, None, Some(new.pin_percent))?;
         handle.transport.update_settings(id, new)?;
         slot.entry.settings = new;
-        if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
+        let cache = slot.run.as_ref().and_then(|run| run.cache());
+        if let Some(cache) = &cache {
             cache.set_settings(new)?;
         }
+        let (settings_mode, mode_before) = (new.cache_mode, now.cache_mode);
         let new = new.into();
-        tracing::info!(transport = handle.id, backend = id.0, "settings: {}", crate::settings::typed(&new));
+        let typed = crate::settings::typed(&new);
+        let event = EventName::SettingsChanged.name();
+        tracing::info!(transport = handle.id, backend = id.0, event, settings = typed, "settings: {typed}");
+        if let (Some(run), Some(cache)) = (&slot.run, &cache)
+            && settings_mode != mode_before
+        {
+            // Now, since a change may be done before the next sample.
+            if cache.is_changing_mode() {
+                conditions::log_now(&slot.conditions, handle.id, id, &slot.path, run);
+            } else {
+                log_mode(handle.id, id, &slot.path, settings_mode);
+            }
+        }
         if let Some(name) = name {
             self.name_backend(name.as_ref())
                 .map_err(|error| error.while_doing("the other settings are changed"))?;
         }
         Ok(new)
     }
+}
+
+/// Logs that a mode is in force from its setting on.
+fn log_mode(transport: u32, id: BackendId, path: &str, mode: CacheMode) {
+    let (event, mode) = (EventName::ModeChanged.name(), mode.name());
+    tracing::info!(transport, backend = id.0, event, mode, path, "{path}: cache_mode={mode} is in force");
 }
 
 impl From<Settings> for api::Settings {

@@ -11,6 +11,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::events::EventName;
 use cbd_backing::Oldest;
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
@@ -57,13 +58,46 @@ pub(super) enum Topic {
     Mode,
     /// Writeback is paused.
     Paused,
+    /// The backing device alone is not crash-consistent.
+    Void,
+    /// Writes wait for space in the cache.
+    Waiting,
 }
 
 impl Topic {
     /// Whether data is lost, or will be without action by the user.
     const fn is_error(self) -> bool {
         let is_warning = matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent);
-        !(is_warning || matches!(self, Self::Mode | Self::Paused))
+        !(is_warning || matches!(self, Self::Mode | Self::Paused | Self::Void | Self::Waiting))
+    }
+
+    /// How long an error must last until it is reported. A checkpoint of many epochs is no error, and a writer that waits for a moment
+    /// neither.
+    const fn delay(self) -> Duration {
+        match self {
+            Self::Void => Duration::from_secs(10),
+            Self::Waiting => Duration::from_secs(1),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// The events of its beginning, or change, and of its end.
+    const fn events(self) -> (EventName, EventName) {
+        match self {
+            Self::Damage => (EventName::RangeQuarantined, EventName::RangeReleased),
+            Self::Healed => (EventName::CacheHealingBegan, EventName::CacheHealingEnded),
+            Self::Writeback => (EventName::DiskFailing, EventName::DiskRecovered),
+            Self::Silent => (EventName::DiskSilent, EventName::DiskAnswers),
+            Self::Stalled => (EventName::WritebackStalled, EventName::WritebackRecovered),
+            Self::Parked => (EventName::RangeParked, EventName::RangeUnparked),
+            Self::Clients => (EventName::RequestsFailing, EventName::RequestsRecovered),
+            Self::Region => (EventName::RegionFailing, EventName::RegionRecovered),
+            Self::RecoveryPoints => (EventName::RecoveryLogFailing, EventName::RecoveryLogRecovered),
+            Self::Mode => (EventName::ModeChanging, EventName::ModeChanged),
+            Self::Paused => (EventName::WritebackPaused, EventName::WritebackResumed),
+            Self::Void => (EventName::CacheVoidBegan, EventName::CacheVoidEnded),
+            Self::Waiting => (EventName::WritersWaitingBegan, EventName::WritersWaitingEnded),
+        }
     }
 
     const fn end_text(self) -> &'static str {
@@ -79,6 +113,8 @@ impl Topic {
             Self::RecoveryPoints => "recovery points are logged again",
             Self::Mode => "the cache mode is in force",
             Self::Paused => "writeback is no longer paused",
+            Self::Void => "the backing device alone is crash-consistent again",
+            Self::Waiting => "writes no longer wait for space in the cache",
         }
     }
 }
@@ -129,19 +165,26 @@ pub(super) struct Line {
     pub transport: u32,
     pub backend: Option<BackendId>,
     pub text: String,
+    /// The event that the line is; none for a condition that is in force when it is no longer observed.
+    pub event: Option<EventName>,
+    /// The path of the backing device or of the region.
+    pub path: String,
+    /// How long a condition that is over has lasted.
+    pub lasted_s: Option<u64>,
 }
 
 impl Line {
     /// Writes the line to the log.
     pub fn log(&self) {
-        let Self { is_error, is_over, transport, backend, text } = self;
-        match (backend, is_over, is_error) {
-            (Some(BackendId(backend)), true, _) => tracing::info!(transport, backend, "{text}"),
-            (Some(BackendId(backend)), false, true) => tracing::error!(transport, backend, "{text}"),
-            (Some(BackendId(backend)), false, false) => tracing::warn!(transport, backend, "{text}"),
-            (None, true, _) => tracing::info!(transport, "{text}"),
-            (None, false, true) => tracing::error!(transport, "{text}"),
-            (None, false, false) => tracing::warn!(transport, "{text}"),
+        let Self { is_error, is_over, transport, text, path, lasted_s, .. } = self;
+        let backend = self.backend.map(|BackendId(backend)| backend);
+        match (self.event.map(EventName::name), is_over, is_error) {
+            (None, true, _) => tracing::info!(transport, backend, "{text}"),
+            (None, false, true) => tracing::error!(transport, backend, "{text}"),
+            (None, false, false) => tracing::warn!(transport, backend, "{text}"),
+            (event, true, _) => tracing::info!(transport, backend, event, path, lasted_s, "{text}"),
+            (event, false, true) => tracing::error!(transport, backend, event, path, "{text}"),
+            (event, false, false) => tracing::warn!(transport, backend, event, path, "{text}"),
         }
     }
 }
@@ -153,6 +196,8 @@ struct Condition {
     logged: Option<Logged>,
     /// The counter, and when it last increased.
     counter: (u64, Option<Instant>),
+    /// Since when samples have found the error.
+    seen_since: Option<Instant>,
     /// Since when the error has not been present: the counter increased last, or a sample found it gone. None while it
     /// is present.
     gone_since: Option<Instant>,
@@ -172,7 +217,8 @@ struct Logged {
 
 impl Condition {
     const fn new(now: Instant) -> Self {
-        Self { logged: None, counter: (0, None), gone_since: None, lines: BURST, refilled: now }
+        let (counter, gone_since, seen_since) = ((0, None), None, None);
+        Self { logged: None, counter, seen_since, gone_since, lines: BURST, refilled: now }
     }
 
     /// Whether the counter has increased within [`END_DELAY`].
@@ -209,23 +255,31 @@ impl Condition {
             (false, _) => self.gone_since.or(Some(now)),
         };
         let fault = observed.fault.as_ref().filter(|_| observed.is_present || has_increased);
-        let line = |is_over: bool, text: String| Line {
+        self.seen_since = fault.and(self.seen_since.or(Some(now)));
+        let since_seen = self.seen_since.map(|since| now.saturating_duration_since(since));
+        let fault = fault.filter(|_| since_seen >= Some(observed.topic.delay()));
+        let (began, ended) = observed.topic.events();
+        let line = |lasted_s: Option<u64>, text: String| Line {
             is_error: observed.topic.is_error(),
-            is_over,
+            is_over: lasted_s.is_some(),
             transport: observed.transport,
             backend: observed.backend,
             text: format!("{}: {text}", observed.path),
+            event: Some(if lasted_s.is_some() { ended } else { began }),
+            path: observed.path.clone(),
+            lasted_s,
         };
         match (self.logged.clone(), fault) {
             (None, None) => None,
             (Some(logged), Some(fault)) if logged.key == fault.key => None,
             _ if !self.may_log(now) && limited => None,
             (before, Some(fault)) => {
-                let since =
-                    before.map_or_else(|| now.checked_sub(fault.age).unwrap_or(now), |before| before.since);
+                let begun = self.seen_since.unwrap_or(now);
+                let since = before
+                    .map_or_else(|| begun.checked_sub(fault.age).unwrap_or(begun), |before| before.since);
                 let (path, Fault { key, text, .. }) = (observed.path.clone(), fault.clone());
                 self.logged = Some(Logged { key, path, text: text.clone(), since });
-                Some(line(false, text))
+                Some(line(None, text))
             }
             (Some(logged), None) => {
                 // The time after which it counts as over is no part of its duration.
@@ -233,7 +287,8 @@ impl Condition {
                 let seconds = until.saturating_duration_since(logged.since).as_secs();
                 let counter = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
                 self.logged = None;
-                Some(line(true, format!("{} (it lasted {seconds} s{counter})", observed.topic.end_text())))
+                let text = format!("{} (it lasted {seconds} s{counter})", observed.topic.end_text());
+                Some(line(Some(seconds), text))
             }
         }
     }
@@ -244,7 +299,8 @@ impl Condition {
         let Logged { path, text, since, .. } = self.logged.take()?;
         let seconds = now.saturating_duration_since(since).as_secs();
         let text = format!("{path}: stopped {seconds} s after this began: {text}");
-        Some(Line { is_error: topic.is_error(), is_over: true, transport, backend, text })
+        let (is_error, event, lasted_s) = (topic.is_error(), None, Some(seconds));
+        Some(Line { is_error, is_over: true, transport, backend, text, event, path, lasted_s })
     }
 }
 
@@ -298,8 +354,8 @@ impl Conditions {
     }
 }
 
-/// Logs the conditions of a backend that is about to be stopped, which may take long.
-pub(super) fn log_before_stop(
+/// Logs the conditions of a backend before work that may take long, or that they may not outlast.
+pub(super) fn log_now(
     of: &SharedConditions,
     transport: u32,
     id: BackendId,
@@ -372,6 +428,8 @@ pub(super) fn of_backend(
         seen(Topic::Parked, parked(status), true, None),
         seen(Topic::Mode, mode(status), true, None),
         seen(Topic::Paused, paused(status), true, None),
+        seen(Topic::Void, void(status), true, None),
+        seen(Topic::Waiting, waiting(status), true, None),
     ]);
     observed
 }
@@ -463,6 +521,17 @@ fn mode(status: &CacheStatus) -> Option<Fault> {
 fn paused(status: &CacheStatus) -> Option<Fault> {
     (status.pace.reason == PaceReason::Paused)
         .then(|| Fault::from_text("writeback is paused; dirty data stays in the cache".to_owned()))
+}
+
+fn void(status: &CacheStatus) -> Option<Fault> {
+    let reason = status.void_reason.as_ref()?;
+    let text = format!("the backing device alone is not crash-consistent: {reason}");
+    // The number in a reason changes with every write.
+    Some(Fault::new(String::new(), text))
+}
+
+fn waiting(status: &CacheStatus) -> Option<Fault> {
+    status.writers_waiting.then(|| Fault::from_text("writes wait for space in the cache".to_owned()))
 }
 
 /// The sample of the log of recovery points of a transport.

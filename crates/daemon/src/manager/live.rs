@@ -13,6 +13,7 @@ use super::stopping;
 use super::watch::check_file;
 use crate::api::{AttachCache, DetachCache, Done, Progress, ResizeCache};
 use crate::control::{Flow, Report};
+use crate::events::EventName;
 use crate::size::format_size;
 use cbd_engine::Settings;
 use cbd_runtime::{NotDetached, RunningBackend, ShrinkProgress};
@@ -47,6 +48,8 @@ impl Manager {
             tracing::info!(
                 transport = number,
                 backend = id.0,
+                event = EventName::CacheAttached.name(),
+                bytes = size,
                 "{}: a cache of {} was attached",
                 taken.slot.path,
                 format_size(size)
@@ -92,7 +95,8 @@ impl Manager {
                 }
             })?;
             warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
-            tracing::info!(transport, backend = id.0, "{path}: its cache was detached");
+            let event = EventName::CacheDetached.name();
+            tracing::info!(transport, backend = id.0, event, written_bytes, "{path}: its cache was detached");
             Ok(Done { written_bytes, warnings, ..Done::default() })
         })
     }
@@ -156,7 +160,14 @@ impl Manager {
             })?;
             let (before, now) = (format_size(resized.before), format_size(resized.now));
             let shared = bounds.map_or("", |_| ", and shares the space of the transport");
-            tracing::info!(transport, backend = id.0, "{path}: its cache of {before} has {now} now{shared}");
+            tracing::info!(
+                transport,
+                backend = id.0,
+                event = EventName::CacheResized.name(),
+                bytes_before = resized.before,
+                bytes = resized.now,
+                "{path}: its cache of {before} has {now} now{shared}"
+            );
             Ok(Done { warnings, ..Done::default() })
         })
     }

@@ -50,6 +50,7 @@ use crate::api::{
 };
 use crate::config::Config;
 use crate::control::{Control, Report};
+use crate::events::Events;
 use crate::exports::{ExportContext, ExportFile};
 use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
@@ -95,6 +96,7 @@ struct Fixed {
     environment: Arc<ProcessEnvironment>,
     started: Instant,
     warnings: Vec<String>,
+    events: Arc<Events>,
     memory_locked: bool,
     /// See [`Options::boot`].
     boot: Option<BootId>,
@@ -196,6 +198,7 @@ impl Manager {
                 environment,
                 started: Instant::now(),
                 warnings,
+                events: Arc::clone(&options.events),
                 memory_locked: locked.is_ok(),
                 boot: options.boot,
             },
@@ -328,6 +331,7 @@ impl Manager {
     /// Ends operations that wait, and refuses new operations.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
+        self.fixed.events.end_followers();
         // Without the tables, which a command may have for long: a thread that begins to wait at this moment waits for
         // its timeout.
         self.slot_returned.notify_all();
@@ -580,6 +584,10 @@ impl Control for Manager {
         let others = if all { self.handle(transport)?.blkdevs_of_others() } else { Vec::new() };
         let tables = self.tables()?;
         Ok(transport::running(&tables, transport)?.blkdev_infos(transport, others))
+    }
+
+    fn events(&self) -> Arc<Events> {
+        Arc::clone(&self.fixed.events)
     }
 
     fn status(&self) -> Result<Status> {

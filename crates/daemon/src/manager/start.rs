@@ -14,6 +14,7 @@ use super::transport::{Running, absolute, running, running_mut};
 use super::{Fixed, Manager, Tables, stopping};
 use crate::api::{self, BackendStarted, StartBackend};
 use crate::config::HANDLERS;
+use crate::events::EventName;
 use crate::exports::ExportChoice;
 use cbd_backing::Identity;
 use cbd_engine::{BackendEntry, CacheMode, Settings};
@@ -398,7 +399,7 @@ impl Manager {
                     .as_ref()
                     .and_then(|slot| slot.run.as_ref()?.cache().map(|cache| Arc::downgrade(&cache)));
                 if let Some(slot) = slot {
-                    slot.stop(id);
+                    slot.stop(handle.id, id);
                 }
                 wait_until_unused(&cache.unwrap_or_default());
                 if let Err(left) = handle.transport.remove_backend(id) {
@@ -433,7 +434,8 @@ impl Manager {
         slot.start(&self.fixed, handle)?;
         let warnings = slot.warnings.clone();
         let name = slot.entry.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-        tracing::info!(transport = handle.id, backend = id.0, "started: {}{name}", slot.path);
+        let (event, path) = (EventName::BackendStarted.name(), &slot.path);
+        tracing::info!(transport = handle.id, backend = id.0, event, path, "started: {path}{name}");
         let blkdev = match &wanted.export {
             Some(export) => Some(self.blkdev_create(handle, slot, export, None)?),
             None => None,

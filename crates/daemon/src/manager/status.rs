@@ -24,6 +24,7 @@ pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &T
         uptime_s: fixed.started.elapsed().as_secs(),
         warnings: fixed.warnings.iter().cloned().chain(fixed.remote.warning()).collect(),
         front_ends: fixed.context.front_ends.status(),
+        events: fixed.events.info(),
         transports: tables.iter().map(|(&id, slot)| transport(id, slot, sharing, scrubs)).collect(),
     }
 }

@@ -44,6 +44,15 @@ fn a_terminal_of_80_columns_has_everything_of_each_device() {
 }
 
 #[test]
+fn the_last_events_are_shown_the_newest_first() {
+    let mut state = state();
+    state.events = Some(super::scene::events());
+    let page = page(&state, 80, 24);
+    has(&page, &["EVENTS", "15:01:12 ERROR backend.failed: /dev/sde"]);
+    assert!(page.find("15:08:40") < page.find("daemon.started"), "{page}");
+}
+
+#[test]
 fn a_small_terminal_has_rates_hit_ratio_and_dirty_bytes() {
     let page = page(&state(), 40, 12);
     has(

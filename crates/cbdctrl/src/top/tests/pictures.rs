@@ -2,7 +2,7 @@
 //!
 //! After a change of a page: `CBD_PICTURES=write cargo test -p cbdctrl pictures`.
 
-use super::scene::{buffer, state};
+use super::scene::{buffer, events, state};
 use crate::top::state::{Action, State};
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
@@ -79,7 +79,7 @@ fn add_run(text: &mut String, x: usize, y: usize, run: &[Cell]) {
 fn the_checked_in_pictures_are_what_is_drawn() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
     let mut overview: State = state();
-    overview.events = None;
+    overview.events = Some(events());
     let mut device = overview.clone();
     device.apply(Action::Enter);
     let pictures = [

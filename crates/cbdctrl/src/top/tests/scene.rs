@@ -144,6 +144,16 @@ pub fn state() -> State {
     state
 }
 
+/// The lines of some events.
+pub fn events() -> Vec<String> {
+    let lines = [
+        "15:01:12 daemon.started: ready: 1 transports, 4 backends, 3 block devices",
+        "15:01:12 ERROR backend.failed: /dev/sde: the disk does not exist any more",
+        "15:08:40 WARNING backend.full: vm-images: writes wait for space",
+    ];
+    lines.map(str::to_owned).to_vec()
+}
+
 /// The page of a state as it is on a terminal of this size.
 pub fn buffer(state: &State, width: u16, height: u16) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("memory");
