@@ -1,16 +1,17 @@
 //! The live page: threads for samples, keys and signals, and the loop that draws.
 //!
-//! Invariants: the loop waits for messages alone, a second at most, so that ages grow on the page; each signal that ends a process
-//! ends this one with the terminal restored, at the latest two seconds later, even if the terminal takes no output.
+//! Invariants: the loop waits for messages alone, a second at most, so that ages grow on the page; each signal that
+//! ends a process ends this one with the terminal restored, at the latest two seconds later, even if the terminal takes
+//! no output.
 //!
 //! Elsewhere: the terminal's modes ([`super::terminal`]), the state ([`super::state`]).
 
+use super::Source;
+use super::events::Events;
 use super::keys::action_of;
 use super::sample::{Recorded, Sample};
 use super::state::{Action, State};
 use super::terminal::{Screen, leave_at_once};
-use super::Source;
-use super::events::Events;
 use cbd_sys::process::{Signals, exit_now};
 use cbd_types::{Error, ErrorKind, Result};
 use crossterm::event::Event;
@@ -263,7 +264,8 @@ fn wait_for_signals(signals: Signals, messages: &SyncSender<Message>, notices: &
         let noticed = notices.recv_timeout(NOTICE).is_ok();
         let is_stop = signal == Signal::TSTP.as_raw();
         if is_stop && noticed {
-            // The default action stops the process, if there is a shell to continue it. Other threads have the signal blocked.
+            // The default action stops the process, if there is a shell to continue it. Other threads have the signal
+            // blocked.
             stop.unblock();
             let _ = kill_process(getpid(), Signal::TSTP);
             stop.block();

@@ -53,8 +53,8 @@ fn execute(arguments: &TopArguments, socket: &Path, json: bool) -> Result<ExitCo
     if is_live && !std::io::stdout().is_terminal() {
         return Err(Error::new(
             ErrorKind::InvalidArgument,
-            "standard output is no terminal, and top draws on one: give --once for a table of one interval, or --json for a line of \
-             JSON each interval",
+            "standard output is no terminal, and top draws on one: give --once for a table of one interval, or \
+             --json for a line of JSON each interval",
         ));
     }
     let path = status_path(arguments.transport, arguments.backend.as_ref());
@@ -100,7 +100,7 @@ fn in_turns(source: &Source, first: Sample, interval: Duration, once: bool, json
     }
 }
 
-/// Prints a text; false if nobody reads any more.
+/// Prints a text; false if it has no reader any more.
 fn print(text: &str) -> Result<bool> {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

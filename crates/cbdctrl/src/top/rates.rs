@@ -1,8 +1,8 @@
 //! What happened between two samples: counts and rates by device, disk and cache.
 //!
-//! Invariants: a count of an interval is the difference of two counters that the same daemon reported for the same object. Where
-//! there is no such pair (the first sample, an object that has come, a daemon or a backend that has begun anew) it is absent: no
-//! rate is negative, and none counts what was before.
+//! Invariants: a count of an interval is the difference of two counters that the same daemon reported for the same
+//! object. Where there is no such pair (the first sample, an object that has come, a daemon or a backend that has begun
+//! again) it is absent: no rate is negative, and none counts what was before.
 //!
 //! Elsewhere: the samples ([`super::sample`]), percentiles ([`cbd_daemon::api::Histogram`]).
 
@@ -103,7 +103,8 @@ impl Rates {
     pub fn between(earlier: Option<&Sample>, later: &Sample) -> Self {
         let restarted = earlier.is_some_and(|earlier| is_another_daemon(earlier, later));
         let passed = earlier.and_then(|earlier| later.at.checked_sub(earlier.at)).unwrap_or_default();
-        let comparable = earlier.filter(|_| !restarted && !passed.is_zero());
+        let comparable =
+            earlier.filter(|earlier| !restarted && !passed.is_zero() && earlier.counts && later.counts);
         let mut rows: Vec<Row> = Vec::new();
         for backend in &later.backends {
             let before = comparable.and_then(|earlier| same_backend(earlier, backend));
@@ -192,11 +193,11 @@ fn same_backend<'a>(earlier: &'a Sample, backend: &Backend) -> Option<&'a Backen
     let is_same = |other: &&Backend| {
         (other.transport, other.id, &other.uuid) == (backend.transport, backend.id, &backend.uuid)
     };
-    earlier.backends.iter().find(is_same).filter(|earlier| !has_begun_anew(earlier, backend))
+    earlier.backends.iter().find(is_same).filter(|earlier| !has_begun_again(earlier, backend))
 }
 
 /// Whether the counters of a backend began at 0 between two samples.
-fn has_begun_anew(earlier: &Backend, later: &Backend) -> bool {
+fn has_begun_again(earlier: &Backend, later: &Backend) -> bool {
     let disk = any_fell(&earlier.disk, &later.disk, |it| [it.operations, it.bytes, it.failed]);
     let waits = any_fell(&earlier.waits, &later.waits, |it| [it.count, it.total_ns, 0]);
     let written = |backend: &Backend| backend.cache.as_ref().map_or(0, |cache| cache.written_back_bytes);
@@ -247,10 +248,8 @@ fn rows_of(before: Option<&Backend>, backend: &Backend) -> Vec<Row> {
 fn operations_of(before: &Backend, device: &Device) -> Option<BTreeMap<String, OperationFigures>> {
     let before = before.devices.iter().find(|other| other.id == device.id)?;
     let (then, now) = (&before.operations, &device.operations);
-    if then.is_empty() || now.is_empty() || any_fell(then, now, |it| [it.requests, it.bytes, it.failed]) {
-        return None;
-    }
-    Some(differences(then, now, OperationFigures::minus))
+    let fell = any_fell(then, now, |it| [it.requests, it.bytes, it.failed]);
+    (before.alive && device.alive && !fell).then(|| differences(then, now, OperationFigures::minus))
 }
 
 fn differences<T: Default>(
@@ -306,7 +305,7 @@ fn troubles(backend: &Backend, waits: Option<&BTreeMap<String, Wait>>) -> Vec<Tr
             add("void", "VOID".to_owned());
         }
         if cache.writers_waiting {
-            add("full", "writes wait for space".to_owned());
+            add("full", "writes wait".to_owned());
         }
     }
     let mut waited: Vec<_> = waits.into_iter().flatten().filter(|(_, wait)| wait.count > 0).collect();

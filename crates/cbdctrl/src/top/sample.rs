@@ -1,7 +1,7 @@
 //! A status of the daemon, as `top` uses it.
 //!
-//! Invariants: reading never fails. What a daemon of another version does not say, or says in another form, is absent, and
-//! [`Sample::notes`] says so. No text has a character that controls a terminal.
+//! Invariants: reading never fails. What a daemon of another version does not say, or says in another form, is absent,
+//! and [`Sample::notes`] says so. No text has a character that controls a terminal.
 //!
 //! Elsewhere: the meaning of each value ([`cbd_daemon::api`]), rates ([`super::rates`]).
 
@@ -35,6 +35,8 @@ pub struct Sample {
     pub regions: Vec<Region>,
     /// Its backends.
     pub backends: Vec<Backend>,
+    /// Whether the daemon counts requests, operations of the disk and waits: what has no count did not happen then.
+    pub counts: bool,
     /// The state of its record of events, if it has one.
     pub events: Option<Recorded>,
 }
@@ -194,9 +196,22 @@ impl Sample {
                 sample.backends.push(read);
             }
         }
+        sample.counts = counts(&sample);
         sample.notes = notes(status, &sample);
         sample
     }
+}
+
+/// Whether the daemon reports counts at all: absent ones are 0 then.
+fn counts(sample: &Sample) -> bool {
+    let has_some = |backend: &Backend| {
+        let of_device = |device: &Device| !device.operations.is_empty();
+        !backend.waits.is_empty()
+            || !backend.disk.is_empty()
+            || backend.region_written_bytes.is_some()
+            || backend.devices.iter().any(of_device)
+    };
+    sample.events.is_some() || sample.backends.iter().any(has_some)
 }
 
 /// What is missing because the daemon is of another version.
@@ -210,8 +225,7 @@ fn notes(status: &Value, sample: &Sample) -> Vec<String> {
         let of = if version.is_empty() { "of an unknown version" } else { version };
         notes.push(format!("the daemon is {of}, this command {VERSION}: some figures may be missing"));
     }
-    let mut served = sample.backends.iter().filter(|backend| backend.alive).flat_map(|each| &each.devices);
-    if served.any(|device| device.alive && device.operations.is_empty()) {
+    if !sample.counts && sample.backends.iter().any(|backend| backend.alive) {
         notes.push("the daemon does not count requests by device: their rates are missing".to_owned());
     }
     notes

@@ -1,7 +1,7 @@
 //! What `top` shows, and what the user has chosen.
 //!
-//! Invariants: the state changes by [`State::apply`], by samples and by failures alone; drawing changes nothing. The selected
-//! row is one that exists, if there is any.
+//! Invariants: the state changes by [`State::apply`], by samples and by failures alone; drawing changes nothing. The
+//! selected row is one that exists, if there is any.
 //!
 //! Elsewhere: drawing ([`super::view`]), keys ([`super::keys`]), samples ([`super::live`]).
 

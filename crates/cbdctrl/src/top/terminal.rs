@@ -1,7 +1,7 @@
 //! The terminal's modes: the alternate screen, raw input and a hidden cursor, and back.
 //!
-//! Invariants: [`leave`] undoes all that [`Screen::enter`] has done, from any thread and any number of times; a panic of any thread
-//! does it before its message is printed, and ends the process.
+//! Invariants: [`leave`] undoes all that [`Screen::enter`] has done, from any thread and any number of times; a panic
+//! of any thread does it before its message is printed, and ends the process.
 //!
 //! Elsewhere: when ([`super::live`]).
 

@@ -30,7 +30,7 @@ fn a_terminal_of_80_columns_has_everything_of_each_device() {
             "94.0",
             "serving, dirty 831M of 819M, age 3.1s, writeback 47M/s: holding the target",
             "!vm-images",
-            "serving, full, disk busy for 1.7s, writes wait for space, dirty 3.8G of 410M",
+            "serving, full, disk busy for 1.7s, writes wait, dirty 3.8G of 410M",
             "logs",
             "dirty 0 of 102M, age 0",
             "!archive",
@@ -48,7 +48,7 @@ fn the_last_events_are_shown_the_newest_first() {
     let mut state = state();
     state.events = Some(super::scene::events());
     let page = page(&state, 80, 24);
-    has(&page, &["EVENTS", "15:01:12 ERROR backend.failed: /dev/sde"]);
+    has(&page, &["EVENTS", "15:01:12 ERROR backend.down: /dev/sde"]);
     assert!(page.find("15:08:40") < page.find("daemon.started"), "{page}");
 }
 
@@ -96,7 +96,7 @@ fn the_page_of_a_device_has_latencies_outcomes_waits_and_times() {
         &[
             "/dev/cbd0 db-data: ublk, serving",
             "last 2.0s",
-            "read            31k   121M   14us",
+            "read             31k   121M   14us",
             "flush",
             "disk write",
             "reads        hit 94.0 %, miss 4.0 %, past-sequential 2.0 % of the bytes",

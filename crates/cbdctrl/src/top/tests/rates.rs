@@ -41,6 +41,16 @@ fn the_first_sample_has_no_rates() {
 }
 
 #[test]
+fn an_operation_without_a_count_has_not_happened() {
+    let mut earlier = status(1);
+    of_first(&mut earlier, "blkdevs")[0].as_object_mut().expect("an object").remove("operations");
+    let rates = Rates::between(Some(&read(&earlier, 1)), &sample(2));
+    assert_eq!(requests(&rates, FIRST, "read"), Some(124_000));
+    let rates = Rates::between(Some(&read(&earlier, 1)), &read(&earlier, 2));
+    assert_eq!(requests(&rates, FIRST, "read"), Some(0));
+}
+
+#[test]
 fn an_interval_of_no_time_has_no_rates() {
     let earlier = sample(1);
     let mut later = sample(2);

@@ -53,7 +53,6 @@ fn device(id: u64, backend: u64, name: &str, operations: &Value) -> Value {
 }
 
 /// What the backends have done after `steps` intervals.
-#[expect(clippy::too_many_lines, reason = "a table of values")]
 fn backends(steps: u64) -> Vec<Value> {
     let n = steps;
     let busy = json!({
@@ -148,8 +147,8 @@ pub fn state() -> State {
 pub fn events() -> Vec<String> {
     let lines = [
         "15:01:12 daemon.started: ready: 1 transports, 4 backends, 3 block devices",
-        "15:01:12 ERROR backend.failed: /dev/sde: the disk does not exist any more",
-        "15:08:40 WARNING backend.full: vm-images: writes wait for space",
+        "15:01:12 ERROR backend.down: /dev/sde: the disk does not exist any more",
+        "15:08:40 WARNING writers.waiting.began: /dev/disk/by-id/ata-ST8000NM0055-1RM112_ZA1: writes wait for space",
     ];
     lines.map(str::to_owned).to_vec()
 }

@@ -53,7 +53,7 @@ fn a_later_daemon_with_more_or_other_fields_is_shown() {
 }
 
 #[test]
-fn an_answer_that_is_no_status_is_said_to_be_none() {
+fn an_answer_that_is_no_status_is_shown_as_not_understood() {
     for status in [
         json!(null),
         json!([1]),

@@ -1,7 +1,7 @@
 //! A part of the page to write into.
 //!
-//! Invariants: nothing is written outside of the area, whatever its size and the text's; a text that is cut ends with a sign that
-//! it is.
+//! Invariants: nothing is written outside of the area, whatever its size and the text's; a text that is cut ends with a
+//! sign that it is.
 
 use crate::top::state::Looks;
 use ratatui::buffer::Buffer;

@@ -174,7 +174,12 @@ fn facts(state: &State, row: &Row) -> Vec<Fact> {
         let pace = bytes(cache.pace_bytes_per_s);
         facts.push(("writeback", format!("{pace}/s{permitted}: {}", cache.pace_reason), Kind::Plain, false));
         let age = now.recovery_point_age_ms.map_or_else(unknown, milliseconds);
-        facts.push(("disk alone", format!("lacks the last {age}; {}", cache.recovery_point), Kind::Plain, false));
+        facts.push((
+            "disk alone",
+            format!("lacks the last {age}; {}", cache.recovery_point),
+            Kind::Plain,
+            false,
+        ));
         let took = now.recovery_ms.map_or_else(unknown, milliseconds);
         let written = backend.region_written_bytes.and_then(|bytes| state.rates.per_second(bytes));
         let (mode, written) = (&cache.mode, byte_rate(written));

@@ -1,7 +1,7 @@
 //! Drawing: what [`State`] says, as a page of any size.
 //!
-//! Invariants: drawing depends on nothing but the state and the size, changes nothing, and never fails. No meaning is in a colour
-//! alone.
+//! Invariants: drawing depends on nothing but the state and the size, changes nothing, and never fails. No meaning is
+//! in a colour alone.
 //!
 //! Elsewhere: what differs from the page before is found and sent by ratatui.
 

@@ -135,7 +135,7 @@ fn table(canvas: &mut Canvas<'_>, state: &State, rows: &[&Row], layout: &Layout)
         draw_row(canvas, y, state, row, layout);
     }
     let rest = rows.len() - (first + visible).min(rows.len());
-    if rest > 0 && canvas.width() > 20 {
+    if rest > 0 && selected + 1 != first + visible {
         // In the marks of the last row: there is no line to spare.
         let y = canvas.height().saturating_sub(1);
         canvas.left(0, y, 1, if canvas.looks().unicode { "\u{2193}" } else { "v" }, Kind::Strong);
@@ -169,7 +169,8 @@ fn needs_attention(row: &Row) -> bool {
     is_down || row.backend.troubles.iter().any(|trouble| !trouble.is_of_load())
 }
 
-/// The state, what needs attention, what writeback does, and what requests waited for; what is in other columns is left out.
+/// The state, what needs attention, what writeback does, and what requests waited for; what is in other columns is left
+/// out.
 pub fn situation(row: &Row, is_wide: bool) -> String {
     let backend = &row.backend.now;
     let mut parts = vec![row.state()];
