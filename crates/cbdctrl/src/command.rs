@@ -41,7 +41,8 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
 
 /// Prints an error; returns the exit code.
 pub(crate) fn report(error: &Error, json: bool) -> ExitCode {
-    eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
+    // The terminal may have gone.
+    let _ = writeln!(std::io::stderr(), "cbdctrl: {}", error.line().replace('\n', " "));
     if json {
         let _ = Output { json }.json(&ErrorAnswer { error: ErrorBody::from(error) });
     }

@@ -160,6 +160,22 @@ fn signals_end_it_with_the_terminal_restored() {
 }
 
 #[test]
+fn a_process_that_was_stopped_from_outside_sets_its_modes_again() {
+    let fixture = device();
+    let mut top = Shown::new(command(&fixture.socket(), &[]), 80, 24);
+    top.has("> cbd0");
+    top.pty.signal(Signal::STOP).expect("sent");
+    let mut modes = top.pty.modes().expect("modes");
+    modes.local_modes.insert(LocalModes::ICANON | LocalModes::ECHO);
+    top.pty.set_modes(&modes).expect("changed");
+    top.pty.signal(Signal::CONT).expect("sent");
+    until("raw input", || !top.pty.modes().expect("modes").local_modes.contains(LocalModes::ICANON));
+    top.has("> cbd0");
+    top.keys(b"q");
+    assert_eq!(top.pty.wait(LIMIT).expect("it is ours").expect("it ends").code(), Some(0));
+}
+
+#[test]
 fn a_shell_gets_its_terminal_back_while_it_is_suspended() {
     let fixture = device();
     let mut shell = Command::new("sh");

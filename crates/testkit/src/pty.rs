@@ -12,7 +12,7 @@ use rustix::process::{
     setsid,
 };
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
+use rustix::termios::{OptionalActions, Termios, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -88,6 +88,14 @@ impl Pty {
     /// Those of the system.
     pub fn modes(&self) -> io::Result<Termios> {
         Ok(tcgetattr(&self.controller)?)
+    }
+
+    /// Changes the modes of the terminal, as another process of it would.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn set_modes(&self, modes: &Termios) -> io::Result<()> {
+        Ok(tcsetattr(&self.controller, OptionalActions::Now, modes)?)
     }
 
     /// Sends a signal to the program.

@@ -10,10 +10,10 @@ const INTERVAL_S: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 /// Arguments of `top`.
 #[derive(Args, Debug)]
 pub struct TopArguments {
-    /// Only this transport [default: all; with --backend 0]
+    /// Number of the transport [default: all; with --backend 0]
     #[arg(short, long, value_name = "ID")]
     pub transport: Option<u32>,
-    /// Only this backend: its number or name
+    /// Number or name of the backend [default: all]
     #[arg(short, long, value_name = "ID")]
     pub backend: Option<NumberOrName>,
     /// Print the figures of one interval as a table, or with --json as a line, and end

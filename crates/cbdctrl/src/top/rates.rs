@@ -113,7 +113,7 @@ impl Rates {
         rows.sort_by_key(|row| row.key);
         Self {
             wall_ms: later.wall_ms,
-            seconds: (!passed.is_zero()).then(|| passed.as_secs_f64()),
+            seconds: (!passed.is_zero()).then_some(passed.as_secs_f64()),
             restarted,
             version: later.version.clone(),
             pid: later.pid,

@@ -23,7 +23,7 @@ const PANICKED: i32 = 101;
 
 /// Standard output without the lock and the line buffer of std: whoever restores the terminal must not wait for a lock.
 #[derive(Debug)]
-pub struct Direct;
+struct Direct;
 
 impl Write for Direct {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -35,9 +35,23 @@ impl Write for Direct {
     }
 }
 
+/// Standard output for pages: takes nothing any more once the terminal is restored, e.g. because it has gone.
+#[derive(Debug)]
+struct Pages;
+
+impl Write for Pages {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if ENTERED.load(Ordering::SeqCst) { Direct.write(bytes) } else { Ok(bytes.len()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// The terminal on standard output, in the modes for a page.
 pub struct Screen {
-    terminal: Terminal<CrosstermBackend<BufWriter<Direct>>>,
+    terminal: Terminal<CrosstermBackend<BufWriter<Pages>>>,
 }
 
 impl Screen {
@@ -48,7 +62,7 @@ impl Screen {
     pub fn enter() -> io::Result<Self> {
         restore_after_a_panic();
         set()?;
-        match Terminal::new(CrosstermBackend::new(BufWriter::with_capacity(1 << 16, Direct))) {
+        match Terminal::new(CrosstermBackend::new(BufWriter::with_capacity(1 << 16, Pages))) {
             Ok(terminal) => Ok(Self { terminal }),
             Err(error) => {
                 leave();
@@ -62,6 +76,8 @@ impl Screen {
     /// # Errors
     /// That of the terminal.
     pub fn enter_again(&mut self) -> io::Result<()> {
+        // Another process may have changed the modes: those that are set already would not be set again.
+        let _ = disable_raw_mode();
         set()?;
         self.redraw()
     }
