@@ -1,5 +1,6 @@
 //! The groups of measurements.
 
+mod cockpit;
 mod engine;
 mod export;
 mod live;
@@ -26,11 +27,16 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 9] = [
+pub const GROUPS: [Group; 10] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
         run: engine::run,
+    },
+    Group {
+        name: "cockpit",
+        what: "4 KiB writes and read hits with their requests counted, against a queue that counts none (30 s)",
+        run: cockpit::run,
     },
     Group {
         name: "export",

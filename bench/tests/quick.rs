@@ -54,6 +54,13 @@ fn the_engine_is_measured() {
 }
 
 #[test]
+fn the_cost_of_counting_is_measured() {
+    let figures = measure(&["cockpit"]);
+    assert_has_verdict(&figures, &["/cockpit/cost"]);
+    assert!(number(&figures, "/cockpit/read_4k_over_uncounted") > 0.0);
+}
+
+#[test]
 fn memory_and_recovery_are_measured() {
     let figures = measure(&["memory", "recovery"]);
     assert_has_verdict(&figures, &["/engine/index_bytes_per_block", "/recovery/records_per_core_second"]);

@@ -17,7 +17,7 @@ use cbd_engine::{
 };
 use cbd_types::{BackingOp, BackingQueue, ByteRange, Class, Completion, Operation, Request, Result};
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Flushes the cache, and the backing device if something went past the cache. Out of line: the rest needs less stack.
     #[inline(never)]
     pub(crate) fn flush(&mut self, cache: &Arc<Cache<E>>, request: Request, done: &mut Vec<Completion>) {

@@ -1,16 +1,17 @@
 //! The figures of a blkdev: requests and bytes by operation and outcome, latencies, waits.
 //!
 //! Each queue has cells of its own, which its thread alone writes, with plain stores. Two looks at the clock cost more than is
-//! permitted for a request that ends at once, so one of about 64 of them is timed, after a random number of others, and counts for
-//! those before it; the first ones are all timed. A request that waits for space or for the backing device is timed from the
-//! moment at which it begins to wait. Requests and bytes are counted exactly.
+//! permitted for a request that ends at once. So one of them is timed about every fifth of a millisecond, after a random number of
+//! others, and counts for those before it: all of a queue with few requests, one of 512 where there are millions in a second. A
+//! request that waits for space or for the backing device is timed from the moment at which it begins to wait. Requests and bytes
+//! are counted exactly.
 //!
 //! Invariants: no counter of a device ever decreases: when a queue ends, its figures stay with the device; a request is counted once,
 //! when it ends.
 //!
 //! Elsewhere: where requests end (`queue`), the queues of a device (`route`).
 
-use alloc::{borrow::Cow, boxed::Box, format, vec::Vec};
+use alloc::{borrow::Cow, format, sync::Arc, vec::Vec};
 use cbd_engine::BypassReason;
 use cbd_types::{
     Operation,
@@ -28,10 +29,12 @@ const OPERATIONS: [Operation; 5] =
 const BESIDES: usize = 3;
 /// Outcomes of an operation, and failures.
 const OUTCOMES: usize = BESIDES + BypassReason::ALL.len();
-/// Bits of the random number of requests between two that are timed: 63.5 on average.
-const GAP_BITS: u32 = 7;
-/// So many requests that end at once are all timed.
-const ALL_TIMED: u8 = 64;
+/// Bits of the random number of requests between two that are timed, at most: 511.5 on average.
+const GAP_BITS_MAX: u32 = 10;
+/// If less time than this passes between two requests that are timed, more requests pass between the next two.
+const SOON_NS: u64 = 128_000;
+/// If more time than this passes, fewer requests do.
+const LATE_NS: u64 = 512_000;
 
 /// What became of a request that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,7 +106,7 @@ impl WaitFor {
     }
 }
 
-/// A count and its sum: of bytes, or of nanoseconds. Padded to no cache line: the ones that one operation uses are adjacent.
+/// A count and its sum: of bytes, or of nanoseconds.
 #[derive(Default, Debug)]
 struct Pair {
     count: AtomicU64,
@@ -139,7 +142,7 @@ struct OfOperation {
 /// The cells of one queue.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    operations: Box<[OfOperation]>,
+    operations: Arc<[OfOperation]>,
     waits: [Pair; WaitFor::ALL.len()],
 }
 
@@ -151,7 +154,7 @@ impl Cells {
 
     /// Adds all that is counted in `other`. Called by one thread at a time, after the queue of these cells has ended.
     pub(crate) fn add(&self, other: &Self) {
-        for (cells, other) in self.operations.iter().zip(&other.operations) {
+        for (cells, other) in self.operations.iter().zip(&*other.operations) {
             let outcomes = cells.outcomes.iter().zip(&other.outcomes);
             outcomes.for_each(|(pair, other)| pair.add(other.read()));
             add(&cells.failed, other.failed.load(Ordering::Relaxed));
@@ -163,7 +166,7 @@ impl Cells {
     /// Adds what is counted to `figures`.
     pub(crate) fn read(&self, figures: &mut DeviceFigures) {
         figures.operations.resize_with(OPERATIONS.len(), OperationFigures::default);
-        for (of_operation, cells) in figures.operations.iter_mut().zip(&self.operations) {
+        for (of_operation, cells) in figures.operations.iter_mut().zip(&*self.operations) {
             of_operation.outcomes.resize(OUTCOMES, Counted::default());
             let outcomes = of_operation.outcomes.iter_mut().zip(&cells.outcomes);
             outcomes.for_each(|(counted, pair)| counted.add(pair.read()));
@@ -253,55 +256,58 @@ struct Sampling {
     left: u32,
     /// Requests between the last one that was timed and that one.
     gap: u32,
-    /// Requests that are timed before there are gaps.
-    all: u8,
+    /// Bits of the next gap.
+    bits: u32,
+    /// When the last one was timed.
+    last_ns: u64,
 }
 
-/// Counts the requests of a queue.
-pub(crate) struct Meter {
-    cells: alloc::sync::Arc<Cells>,
+/// Counts the requests of a queue, or nothing.
+pub(crate) struct Meter<const COUNTS: bool> {
+    cells: Arc<Cells>,
+    /// Those of the cells: the common path has one pointer less to follow.
+    operations: Arc<[OfOperation]>,
     clock: Option<Clock>,
     sampling: [Sampling; OPERATIONS.len()],
     random: u32,
 }
 
-impl Meter {
+impl<const COUNTS: bool> Meter<COUNTS> {
     /// A meter that counts in `cells`; without a clock nothing is timed. Of meters with different numbers different requests are
     /// timed.
-    pub(crate) const fn new(cells: alloc::sync::Arc<Cells>, clock: Option<Clock>, number: u32) -> Self {
+    pub(crate) fn new(cells: Arc<Cells>, clock: Option<Clock>, number: u32) -> Self {
         let random = number.wrapping_mul(0x9e37_79b9) | 1;
-        Self {
-            cells,
-            clock,
-            sampling: [Sampling { left: 0, gap: 0, all: ALL_TIMED }; OPERATIONS.len()],
-            random,
-        }
+        let sampling = [Sampling { left: 0, gap: 0, bits: 0, last_ns: 0 }; OPERATIONS.len()];
+        let operations = Arc::clone(&cells.operations);
+        Self { cells, operations, clock, sampling, random }
     }
 
     /// The time in nanoseconds, which is not 0; 0 without a clock.
     #[cold]
     #[inline(never)]
     pub(crate) fn now(&self) -> u64 {
-        self.clock.map_or(0, |clock| clock().max(1))
+        if COUNTS { self.clock.map_or(0, |clock| clock().max(1)) } else { 0 }
     }
 
     /// When a request begins that may end at once: the time if it is to be timed, otherwise 0.
     #[inline]
     pub(crate) fn begin(&self, operation: Operation) -> u64 {
-        if self.sampling[operation as usize].left == 0 { self.now() } else { 0 }
+        if COUNTS && self.sampling[operation as usize].left == 0 { self.now() } else { 0 }
     }
 
     /// As [`begin`](Self::begin), for `count` requests that end together.
     #[inline]
     pub(crate) fn begin_together(&self, operation: Operation, count: u32) -> u64 {
-        if self.sampling[operation as usize].left < count { self.now() } else { 0 }
+        if COUNTS && self.sampling[operation as usize].left < count { self.now() } else { 0 }
     }
 
     /// A request has succeeded at once, within the cache.
     #[inline]
     pub(crate) fn count_at_once(&mut self, operation: Operation, bytes: u64, begun: u64) {
-        let Some(cells) = self.cells.operations.get(operation as usize) else { return };
-        cells.outcomes[Outcome::Cached.cell()].count(bytes);
+        if !COUNTS {
+            return;
+        }
+        self.operations[operation as usize].outcomes[Outcome::Cached.cell()].count(bytes);
         self.pass(operation, begun, 1);
     }
 
@@ -314,22 +320,25 @@ impl Meter {
         outcome: Outcome,
         begun: u64,
     ) {
+        if !COUNTS {
+            return;
+        }
         self.count(operation, (bytes, elsewhere), outcome);
         self.pass(operation, begun, 1);
     }
 
     /// `count` requests that began together have succeeded at once.
     pub(crate) fn count_together(&mut self, operation: Operation, bytes: u64, count: u32, begun: u64) {
-        if count == 0 {
+        if !COUNTS || count == 0 {
             return;
         }
-        let pair = &self.cells.operations[operation as usize].outcomes[Outcome::Cached.cell()];
+        let pair = &self.operations[operation as usize].outcomes[Outcome::Cached.cell()];
         pair.add(Counted { count: u64::from(count), sum: bytes });
         self.pass(operation, begun, count);
     }
 
     fn count(&self, operation: Operation, (bytes, elsewhere): (u64, u64), outcome: Outcome) {
-        let cells = &self.cells.operations[operation as usize];
+        let cells = &self.operations[operation as usize];
         cells.outcomes[outcome.cell()].count(elsewhere);
         add(&cells.outcomes[Outcome::Cached.cell()].sum, bytes - elsewhere);
     }
@@ -349,32 +358,40 @@ impl Meter {
     #[inline(never)]
     fn sample(&mut self, operation: Operation, begun: u64, count: u32) {
         let sampling = &mut self.sampling[operation as usize];
-        let before = sampling.gap - sampling.left;
-        (sampling.left, sampling.gap) = (0, 0);
-        if sampling.all > 0 {
-            sampling.all -= 1;
-        } else {
-            // Xorshift.
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 17;
-            self.random ^= self.random << 5;
-            let gap = self.random >> (u32::BITS - GAP_BITS);
-            (sampling.left, sampling.gap) = (gap, gap);
+        let passed = sampling.gap - sampling.left + count;
+        let now = self.clock.map_or(0, |clock| clock());
+        match now.saturating_sub(sampling.last_ns) {
+            0..SOON_NS => sampling.bits = GAP_BITS_MAX.min(sampling.bits + 1),
+            LATE_NS.. => sampling.bits = sampling.bits.saturating_sub(1),
+            _ => {}
         }
+        sampling.last_ns = now;
+        // Xorshift.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        let gap = self.random & ((1 << sampling.bits) - 1);
+        (sampling.left, sampling.gap) = (gap, gap);
         if begun > 0 {
-            let took = self.now().saturating_sub(begun);
-            self.cells.operations[operation as usize].latency.count(took, u64::from(before + count));
+            let took = now.saturating_sub(begun);
+            self.operations[operation as usize].latency.count(took, u64::from(passed));
         }
     }
 
     /// A request has failed.
     #[cold]
     pub(crate) fn count_failed(&self, operation: Operation) {
-        add(&self.cells.operations[operation as usize].failed, 1);
+        if !COUNTS {
+            return;
+        }
+        add(&self.operations[operation as usize].failed, 1);
     }
 
     /// A request that waited has ended.
     pub(crate) fn count_parked(&self, operation: Operation, bytes: u64, mut tally: Tally, is_good: bool) {
+        if !COUNTS {
+            return;
+        }
         self.end_wait(&mut tally);
         if !is_good {
             return self.count_failed(operation);
@@ -382,13 +399,13 @@ impl Meter {
         self.count(operation, (bytes, tally.elsewhere.min(bytes)), tally.outcome);
         if tally.begun > 0 {
             let took = self.now().saturating_sub(tally.begun);
-            self.cells.operations[operation as usize].latency.count(took, 1);
+            self.operations[operation as usize].latency.count(took, 1);
         }
     }
 
     /// The request of this tally begins to wait, unless it waits already.
     pub(crate) fn begin_wait(&self, tally: &mut Tally, what: WaitFor) {
-        if tally.wait.is_none() {
+        if COUNTS && tally.wait.is_none() {
             tally.wait = Some((what, self.now()));
         }
     }

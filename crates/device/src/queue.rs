@@ -30,8 +30,9 @@ use verify::{VERIFY_TOKENS, Verifications};
 /// Bytes of buffers kept for later reads of the backing device.
 const SPARE_BYTES: usize = 16 << 20;
 
-/// A queue: used by one thread, with its own queue of the backing device.
-pub struct Queue<E: Environment, Q: BackingQueue> {
+/// A queue: used by one thread, with its own queue of the backing device. `COUNTS`: whether it counts its requests; one that does
+/// not is for the measurement of what counting costs.
+pub struct Queue<E: Environment, Q: BackingQueue, const COUNTS: bool = true> {
     pub(crate) device: Arc<Device<E>>,
     /// The cache, if requests go through one. In an `Arc` that is the queue's alone: no other thread changes its counter.
     cache: Arc<Option<Arc<Cache<E>>>>,
@@ -63,7 +64,7 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     /// A flush of the backing device failed for a cache that the route has left, and this queue has not reported it.
     owes_failure: bool,
     verifications: Verifications,
-    pub(crate) meter: Meter,
+    pub(crate) meter: Meter<COUNTS>,
     /// Declared last: it ends when the queue of the backing device is closed.
     pub(crate) membership: Membership<E>,
 }
@@ -73,6 +74,19 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// thread, when [`poll`](Self::poll) may make progress with a waiting request. No other queue has the same waker: when this
     /// queue gives up its requests, the cache removes the waker from its wait lists.
     pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
+        Self::create(device, backing, waker)
+    }
+}
+
+impl<E: Environment, Q: BackingQueue> Queue<E, Q, false> {
+    /// As [`new`](Queue::new), but the queue counts nothing.
+    pub fn uncounted(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
+        Self::create(device, backing, waker)
+    }
+}
+
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
+    fn create(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
         let cells = Arc::new(Cells::new());
         let membership = Membership::new(&device, &waker, &cells);
         let meter = Meter::new(cells, device.clock, membership.number());
@@ -464,7 +478,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     }
 }
 
-impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Drop for Queue<E, Q, COUNTS> {
     fn drop(&mut self) {
         let cache = Arc::clone(&self.cache);
         let Some(cache) = &*cache else { return };

@@ -88,7 +88,7 @@ pub struct Trouble {
 
 impl Trouble {
     /// The words of waits that come with load.
-    const OF_LOAD: [&'static str; 4] = ["space", "flush", "lane", "other"];
+    const OF_LOAD: [&'static str; 5] = ["space", "order", "flush", "lane", "other"];
 
     /// Whether it is a wait that comes with load, and needs no attention by itself.
     #[must_use]

@@ -70,7 +70,7 @@ impl Histogram {
     }
 
     /// What was counted since `earlier`, a former state of the same histogram. If it was not, because the daemon has begun
-    /// anew meanwhile, a bucket that has fewer than then is empty.
+    /// again meanwhile, a bucket that has fewer than then is empty.
     #[must_use]
     pub fn minus(&self, earlier: &Self) -> Self {
         let mut since = self.clone();
@@ -116,8 +116,8 @@ pub struct OperationFigures {
     /// Those that succeeded, by outcome: of reads `hit`, `miss` and `past-` with the reason; of changes `cached` and `past-`
     /// with the reason; of flushes `cached` and `disk`, if the disk was flushed; `uncached` without a cache.
     pub outcomes: BTreeMap<String, Outcome>,
-    /// Their latency. A request that ends at once is timed once in 64 times, and counts for those before it: the count may be
-    /// smaller than `requests` by a few for each queue.
+    /// The latency of those that succeeded. Not all that end at once are timed, and one that is counts for those before it: the
+    /// count may be smaller by up to 1023 for each queue.
     pub latency: Histogram,
 }
 
@@ -232,6 +232,6 @@ mod tests {
         later.merge(&since);
         assert_eq!(later.count, 5);
         assert_eq!(later.minus(&earlier), since);
-        assert_eq!(earlier.minus(&later), Histogram::default(), "a daemon that has begun anew");
+        assert_eq!(earlier.minus(&later), Histogram::default(), "a daemon that has begun again");
     }
 }

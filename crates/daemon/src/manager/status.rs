@@ -10,8 +10,9 @@ use crate::api::{
     BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, ScrubInfo, Status, TransportStatus,
 };
 use crate::size::format_time;
-use cbd_engine::{Bypassed, CacheStatus, PaceReason, RarePaths};
+use cbd_engine::{Bypassed, Cache, CacheStatus, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -89,63 +90,67 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         held: slot.held.as_ref().and_then(|held| held.as_ref().ok()).cloned(),
         held_error: slot.held.as_ref().and_then(|held| held.as_ref().err()).cloned(),
         scrub: None,
-        cache: cache.as_ref().map(|(status, cache)| {
-            let read = status.read_hit_bytes + status.read_missed_bytes;
-            CacheInfo {
-                size: u64::from(slot.entry.cache_segments) * segment_size,
-                shared: None,
-                free_segments: u64::from(status.free_segments),
-                lanes: status.lanes,
-                data_crc: slot.entry.data_crc,
-                settings: slot.entry.settings.into(),
-                is_changing_mode: status.is_changing_mode,
-                dirty_bytes: status.dirty_bytes,
-                pace: pace(status, slot.entry.settings.writeback_paused_until_ms),
-                read_hit_bytes: status.read_hit_bytes,
-                read_miss_bytes: status.read_missed_bytes,
-                #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-                read_hit_ratio: (read > 0).then(|| status.read_hit_bytes as f64 / read as f64),
-                bypassed_bytes: bypassed(&status.bypassed),
-                bypass_refused_bytes: status.refused_bypass_bytes,
-                written_bytes: status.written_bytes,
-                written_back_bytes: status.written_back_bytes,
-                epoch: status.epoch.0,
-                drained_epoch: status.drained_epoch.0,
-                drained_ms: status.drained_wall_ms,
-                recovery_point: recovery_point(status),
-                void: status.void_reason.clone(),
-                backing_errors: status.backing_trouble.as_ref().map_or(0, |trouble| trouble.attempts),
-                last_error: status.backing_trouble.as_ref().map(|trouble| {
-                    format!("{} (since {})", trouble.error, format_time(trouble.since_wall_ms))
-                }),
-                writers_waiting: status.writers_waiting,
-                stalled: status.is_stalled,
-                parked: status
-                    .parked
-                    .iter()
-                    .map(|range| RangeInfo { start: range.start, end: range.end })
-                    .collect(),
-                parked_bytes: status.parked_bytes,
-                parked_error: status.parked_error.clone(),
-                metadata_bytes: status.metadata_bytes,
-                pinned_bytes: cache.pinned_bytes(),
-                pin_limit_bytes: cache.pin_limit_with(slot.entry.shared),
-                index_bytes: status.index_bytes,
-                quarantined_bytes: status.quarantined_bytes,
-                damage_found: status.damage_found,
-                damage_healed: status.damage_healed,
-                rare_paths: named(&status.rare),
-                quarantined: status
-                    .damaged
-                    .iter()
-                    .map(|damaged| DamagedInfo {
-                        start: damaged.range.start,
-                        end: damaged.range.end,
-                        reason: damaged.reason.clone(),
-                    })
-                    .collect(),
-            }
-        }),
+        cache: cache.as_ref().map(|(status, cache)| cache_info(slot, status, cache, segment_size)),
+    }
+}
+
+fn cache_info(
+    slot: &BackendSlot,
+    status: &CacheStatus,
+    cache: &Cache<ProcessEnvironment>,
+    segment_size: u64,
+) -> CacheInfo {
+    let read = status.read_hit_bytes + status.read_missed_bytes;
+    CacheInfo {
+        size: u64::from(slot.entry.cache_segments) * segment_size,
+        shared: None,
+        free_segments: u64::from(status.free_segments),
+        lanes: status.lanes,
+        data_crc: slot.entry.data_crc,
+        settings: slot.entry.settings.into(),
+        is_changing_mode: status.is_changing_mode,
+        dirty_bytes: status.dirty_bytes,
+        pace: pace(status, slot.entry.settings.writeback_paused_until_ms),
+        read_hit_bytes: status.read_hit_bytes,
+        read_miss_bytes: status.read_missed_bytes,
+        #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+        read_hit_ratio: (read > 0).then(|| status.read_hit_bytes as f64 / read as f64),
+        bypassed_bytes: bypassed(&status.bypassed),
+        bypass_refused_bytes: status.refused_bypass_bytes,
+        written_bytes: status.written_bytes,
+        written_back_bytes: status.written_back_bytes,
+        epoch: status.epoch.0,
+        drained_epoch: status.drained_epoch.0,
+        drained_ms: status.drained_wall_ms,
+        recovery_point: recovery_point(status),
+        void: status.void_reason.clone(),
+        backing_errors: status.backing_trouble.as_ref().map_or(0, |trouble| trouble.attempts),
+        last_error: status
+            .backing_trouble
+            .as_ref()
+            .map(|trouble| format!("{} (since {})", trouble.error, format_time(trouble.since_wall_ms))),
+        writers_waiting: status.writers_waiting,
+        stalled: status.is_stalled,
+        parked: status.parked.iter().map(|range| RangeInfo { start: range.start, end: range.end }).collect(),
+        parked_bytes: status.parked_bytes,
+        parked_error: status.parked_error.clone(),
+        metadata_bytes: status.metadata_bytes,
+        pinned_bytes: cache.pinned_bytes(),
+        pin_limit_bytes: cache.pin_limit_with(slot.entry.shared),
+        index_bytes: status.index_bytes,
+        quarantined_bytes: status.quarantined_bytes,
+        damage_found: status.damage_found,
+        damage_healed: status.damage_healed,
+        rare_paths: named(&status.rare),
+        quarantined: status
+            .damaged
+            .iter()
+            .map(|damaged| DamagedInfo {
+                start: damaged.range.start,
+                end: damaged.range.end,
+                reason: damaged.reason.clone(),
+            })
+            .collect(),
     }
 }
 

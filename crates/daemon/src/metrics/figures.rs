@@ -91,7 +91,7 @@ fn of_blkdevs(page: &mut Page, status: &Status) {
     page.head(
         "cbd_blkdev_request_seconds",
         "histogram",
-        "Latency of the requests that have succeeded; of those that end at once one in 64 is timed.",
+        "Latency of the requests that have succeeded; of those that end at once some are timed, and count for the others.",
     );
     for (labels, of) in operations() {
         histogram(page, "cbd_blkdev_request_seconds", &labels, &of.latency);

@@ -28,7 +28,7 @@ impl<'a> Change<'a> {
     }
 }
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Submits a request to a blkdev with a cache.
     pub(super) fn submit_cached(
         &mut self,

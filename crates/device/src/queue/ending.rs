@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use cbd_engine::Environment;
 use cbd_types::{BackingQueue, Completion, Request, Result};
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Parks a request. `begun`: when it began, if that is known. `elsewhere`: the bytes that have had the outcome so far.
     pub(crate) fn park(
         &mut self,

@@ -31,7 +31,7 @@ pub(super) struct Missed {
     pub(super) outcome: Outcome,
 }
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Notes a read without a miss: the hits before a miss belong to its stream.
     #[inline]
     pub(super) const fn note_hit(&mut self, range: ByteRange) {

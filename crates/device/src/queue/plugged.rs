@@ -13,7 +13,7 @@ use cbd_types::{BackingQueue, ByteRange, Class, Completion, Error, Operation, Re
 /// The longest write that is held back for a batch: for longer writes the cost of a fence is relatively small.
 pub(super) const PLUGGED_BYTES_MAX: u64 = 16 << 10;
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
     /// until [`unplug`](Self::unplug), to be executed in a batch.
     pub fn submit_plugged(&mut self, mut request: Request, done: &mut Vec<Completion>) {

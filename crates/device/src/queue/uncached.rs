@@ -11,7 +11,7 @@ use cbd_engine::Environment;
 use cbd_types::{BackingOp, BackingQueue, Operation, Request};
 use core::sync::atomic::Ordering;
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Submits a request to the backing device.
     pub(super) fn submit_uncached(&mut self, mut request: Request) {
         self.device.uncached.fetch_add(1, Ordering::Relaxed);
