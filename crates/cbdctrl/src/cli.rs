@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod live;
+mod safe_to;
 mod settings;
 
 use cbd_backing::ThrottleParameters;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 
 pub use checkpoint::CheckpointArguments;
 pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
+pub use safe_to::{Plan, SafeToArguments};
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -28,7 +30,7 @@ pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
     after_help = EXIT_CODES
 )]
 pub struct Cli {
-    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR if not root]
+    /// Control socket of the daemon [default: the one under $XDG_RUNTIME_DIR if not root, else /run/cbd/control.sock]
     #[arg(long, global = true, value_name = "PATH", env = "CBD_SOCKET")]
     pub socket: Option<PathBuf>,
     /// Print JSON, errors too (lists are JSON in a pipe anyway)
@@ -306,6 +308,9 @@ pub enum Command {
     /// Write the dirty data of a region to its backing devices, without a daemon; a dry run unless --yes is given
     #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
     Rescue(crate::offline::RescueArguments),
+    /// Say whether the daemon can be removed, restarted, or replaced by an older version; packages ask this
+    #[command(after_help = safe_to::HELP)]
+    SafeTo(SafeToArguments),
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
     Demo(cbd_demo::Arguments),
     /// Run the daemon; the same as cbdd

@@ -242,6 +242,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::StoreProcess
         | Command::Completions { .. }
         | Command::CompleteNumbers { .. }
+        | Command::SafeTo(_)
         | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }
 }

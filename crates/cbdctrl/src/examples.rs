@@ -137,6 +137,11 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),
         ],
+        "safe-to" => &[
+            ("Before the program is removed:", "cbdctrl safe-to remove"),
+            ("Before the daemon is restarted while clients run:", "cbdctrl safe-to restart"),
+            ("Before an older version is installed:", "cbdctrl safe-to downgrade 0.1.0"),
+        ],
         "demo" => {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
         }

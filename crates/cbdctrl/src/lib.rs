@@ -17,6 +17,7 @@ pub mod offline;
 mod pages;
 mod pins;
 mod progress;
+mod safe_to;
 mod scrub;
 mod status;
 mod table;
@@ -57,6 +58,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Dump(arguments) => offline::dump(&arguments, cli.json),
         Command::Repair(arguments) => offline::repair(&arguments, cli.json),
         Command::Rescue(arguments) => offline::rescue(&arguments, cli.json),
+        Command::SafeTo(arguments) => safe_to::run(&arguments, cli.socket.as_deref(), cli.json),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { folder } => pages::man(&folder),
         command => {

@@ -7,8 +7,8 @@
 
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo, Progress,
-    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
+    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
+    Progress, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
     StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
     TransportRegistered, VerifyRange,
 };
@@ -115,6 +115,8 @@ pub trait Control: Send + Sync + 'static {
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
     /// The number of the block device of this host that the user names. A number is not looked up.
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32>;
+    /// The block devices of this host that are in use.
+    fn blkdev_users(&self) -> Result<Vec<BlkdevUser>>;
     /// The status of the daemon and its objects.
     fn status(&self) -> Result<Status>;
 }

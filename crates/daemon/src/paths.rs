@@ -2,7 +2,10 @@
 //!
 //! Elsewhere: making the folders ([`crate::state`], [`crate::socket`]).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The name of the control socket in the run folder.
+const SOCKET: &str = "control.sock";
 
 /// The folders and files of one daemon.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,17 +69,23 @@ impl Paths {
                     absolute("XDG_STATE_HOME").unwrap_or_else(|| home().join(".local/state")).join("cbd")
                 }
             }),
-            socket: choices.socket.map(whole).unwrap_or_else(|| run_dir.join("control.sock")),
+            socket: choices.socket.map(whole).unwrap_or_else(|| run_dir.join(SOCKET)),
             run_dir,
             dev_dir: choices.dev_dir.map(whole).unwrap_or_else(|| PathBuf::from("/dev")),
         }
     }
 }
 
-/// The control socket of the daemon that this user would start.
+/// The control socket of the daemon that this user would start, if it is there; otherwise that of the system's daemon, if the user
+/// may use it, as the members of a group may.
 #[must_use]
 pub fn default_socket() -> PathBuf {
-    Paths::choose(PathChoices::default()).socket
+    socket_of(Paths::choose(PathChoices::default()).socket, &default_run_dir(true, None).join(SOCKET))
+}
+
+fn socket_of(own: PathBuf, system: &Path) -> PathBuf {
+    let is_permitted = || rustix::fs::access(system, rustix::fs::Access::WRITE_OK).is_ok();
+    if !own.exists() && is_permitted() { system.to_owned() } else { own }
 }
 
 fn default_run_dir(root: bool, runtime_dir: Option<PathBuf>) -> PathBuf {
@@ -107,6 +116,17 @@ mod tests {
         });
         assert_eq!(paths.state_dir, PathBuf::from("/home/ada/.local/state/cbd"));
         assert_eq!(paths.socket, PathBuf::from("/run/user/7/cbd/control.sock"));
+    }
+
+    #[test]
+    fn the_socket_of_the_system_is_used_where_there_is_none_of_the_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, system) = (folder.path().join("own"), folder.path().join("system"));
+        assert_eq!(socket_of(own.clone(), &system), own);
+        std::fs::write(&system, "").unwrap();
+        assert_eq!(socket_of(own.clone(), &system), system);
+        std::fs::write(&own, "").unwrap();
+        assert_eq!(socket_of(own.clone(), &system), own);
     }
 
     #[test]

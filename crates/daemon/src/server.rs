@@ -92,6 +92,7 @@ pub fn router(control: Shared, access: Access) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(metrics))
+        .route("/v1/blkdev-users", get(blkdev_users))
         .route("/v1/transports", get(transports).post(register_transport))
         .route("/v1/transports/{transport}", delete(unregister_transport))
         .route("/v1/transports/{transport}/grow", post(grow_transport))
@@ -302,6 +303,10 @@ async fn metrics(State(control): State<Shared>) -> impl IntoResponse {
     run(control, |control| control.status().map(|status| crate::metrics::render(&status)))
         .await
         .map(|text| ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text))
+}
+
+async fn blkdev_users(State(control): State<Shared>) -> impl IntoResponse {
+    json(control, |control| control.blkdev_users()).await
 }
 
 async fn transports(State(control): State<Shared>) -> impl IntoResponse {

@@ -2,8 +2,8 @@
 
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo, Progress,
-    RegisterTransport, RemovePins, ResizeCache, ScrubAction, ScrubInfo, ScrubRequest, Settings,
+    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
+    Progress, RegisterTransport, RemovePins, ResizeCache, ScrubAction, ScrubInfo, ScrubRequest, Settings,
     SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
     TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
 };
@@ -167,6 +167,9 @@ impl Control for Fake {
         if request.force { Ok(BlkdevStopped::default()) } else { refused(ErrorKind::Busy, "mounted on /srv") }
     }
     fn blkdevs(&self, _: u32, _: bool) -> Result<Vec<BlkdevInfo>> {
+        Ok(vec![])
+    }
+    fn blkdev_users(&self) -> Result<Vec<BlkdevUser>> {
         Ok(vec![])
     }
     fn status(&self) -> Result<Status> {

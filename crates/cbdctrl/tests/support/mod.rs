@@ -194,6 +194,10 @@ impl Fixture {
         self.daemon = Some(command.spawn().expect("the daemon"));
     }
 
+    pub fn is_running(&self) -> bool {
+        self.daemon.is_some()
+    }
+
     pub fn pid(&self) -> u32 {
         self.daemon.as_ref().expect("a daemon").id()
     }

@@ -16,6 +16,7 @@ mod pins;
 mod scrub;
 mod settings;
 mod status;
+mod users;
 mod verify;
 
 pub use classes::BlkdevClass;
@@ -31,6 +32,7 @@ pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,
 };
+pub use users::BlkdevUser;
 pub use verify::{CopyInfo, FindingInfo, MetadataInfo, Offload, VerifiedInfo, VerifyLevel, VerifyRange};
 
 use cbd_types::{Error, ErrorKind};

@@ -60,6 +60,11 @@ impl BlkdevSlot {
         }
     }
 
+    /// Whether a worker has the device itself, and this is its placeholder.
+    pub const fn is_taken(&self) -> bool {
+        self.shown.is_some()
+    }
+
     /// The placeholder in the tables while a worker has the slot.
     pub fn shown(&self, id: BlkdevId) -> Self {
         Self {

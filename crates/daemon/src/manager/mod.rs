@@ -38,11 +38,12 @@ mod tasks;
 mod tests;
 mod together;
 mod transport;
+mod users;
 mod watch;
 
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
+    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
     RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
     StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
     TransportRegistered, VerifyRange,
@@ -579,6 +580,10 @@ impl Control for Manager {
         let others = if all { self.handle(transport)?.blkdevs_of_others() } else { Vec::new() };
         let tables = self.tables()?;
         Ok(transport::running(&tables, transport)?.blkdev_infos(transport, others))
+    }
+
+    fn blkdev_users(&self) -> Result<Vec<BlkdevUser>> {
+        self.tables().map(|tables| users::of(&tables))
     }
 
     fn status(&self) -> Result<Status> {
