@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 34] = [
+const TOOLS: [Tool; 39] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -51,6 +51,12 @@ const TOOLS: [Tool; 34] = [
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },
     Tool { program: "c++filt", package: "binutils" },
+    // Packages, and their checks.
+    Tool { program: "dpkg-buildpackage", package: "dpkg-dev" },
+    Tool { program: "dh", package: "debhelper" },
+    Tool { program: "lintian", package: "lintian" },
+    Tool { program: "rpmspec", package: "rpm" },
+    Tool { program: "rpmlint", package: "rpmlint" },
 ];
 
 /// libFuzzer is built from its C++ source.
@@ -142,7 +148,8 @@ fn missing_of(tools: &'static [Tool]) -> Vec<&'static Tool> {
     tools.iter().filter(|tool| !on_path(tool.program)).collect()
 }
 
-fn on_path(program: &str) -> bool {
+/// Whether a program of this name can be found.
+pub fn on_path(program: &str) -> bool {
     std::env::split_paths(&search_path())
         .any(|directory: std::path::PathBuf| is_executable(&directory.join(program)))
 }
@@ -222,15 +229,18 @@ mod tests {
     }
 
     /// Programs of a minimal Debian (debootstrap's minbase), and those of the compiler's package.
-    const BARE: [&str; 26] = [
+    const BARE: [&str; 29] = [
         "apt-cache",
         "apt-get",
         "bash",
         "chmod",
         "chown",
+        "chroot",
         "cmp",
         "cp",
+        "date",
         "dd",
+        "dpkg",
         "dpkg-deb",
         "dpkg-query",
         "fallocate",
