@@ -30,7 +30,7 @@ const FEATURES: [(u64, Version); 3] = [
 ];
 
 /// Timeout for the daemon to answer.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A released version, without what packages append to it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -7,7 +7,7 @@ use support::{Fixture, MIB, Ran};
 /// Asks about the files of the fixture, with or without its daemon.
 fn ask(fixture: &Fixture, arguments: &[&str]) -> Ran {
     let (state, run) = (fixture.text("state"), fixture.text("run"));
-    fixture.run(&[&["safe-to"], arguments, &["--state-dir", &state, "--run-dir", &run]].concat())
+    fixture.run(&[&["safe-to"][..], arguments, &["--state-dir", &state, "--run-dir", &run]].concat())
 }
 
 #[track_caller]
