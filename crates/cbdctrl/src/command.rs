@@ -131,8 +131,8 @@ fn limited(client: &Client, request: RequestTimeout) -> Client {
     client.clone().with_timeout(Timeout::Limit(Duration::from_secs(request.timeout)))
 }
 
+/// Executes a command. A long operation has no timeout while the daemon is alive; the terminal shows that it continues.
 fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
-    // A long operation has no timeout while the daemon is alive; the terminal shows that it continues.
     let client = &plain.clone().with_waiting_callback(progress::waiting);
     match command {
         Command::TpReg { host, path, size, segment_size, format, force } => {

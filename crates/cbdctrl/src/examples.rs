@@ -137,11 +137,6 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),
         ],
-        "safe-to" => &[
-            ("Before the program is removed:", "cbdctrl safe-to remove"),
-            ("Before the daemon is restarted while clients run:", "cbdctrl safe-to restart"),
-            ("Before an older version is installed:", "cbdctrl safe-to downgrade 0.1.0"),
-        ],
         "demo" => {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
         }
@@ -161,7 +156,7 @@ pub fn of(name: &str) -> &'static [Example] {
     }
 }
 
-/// As [`of`], for lists of backends and the commands that change one while its block devices are in use.
+/// As [`of`], for lists of backends, the commands that change one while its block devices are in use, and `safe-to`.
 fn of_live(name: &str) -> &'static [Example] {
     match name {
         "backend-list" => &[
@@ -191,6 +186,11 @@ fn of_live(name: &str) -> &'static [Example] {
             ("The first 64 MiB of the device:", "cbdctrl pin -b 0 --range 0+64M"),
             ("The metadata of the file system at /srv:", "cbdctrl pin -b 0 --metadata /srv"),
             ("Show what is pinned:", "cbdctrl pin -b 0 --list"),
+        ],
+        "safe-to" => &[
+            ("Before the program is removed:", "cbdctrl safe-to remove"),
+            ("Before the daemon is restarted while clients run:", "cbdctrl safe-to restart"),
+            ("Before an older version is installed:", "cbdctrl safe-to downgrade 0.1.0"),
         ],
         "unpin" => &[
             ("Keep a file no longer:", "cbdctrl unpin -b 0 /srv/db/index.ibd"),

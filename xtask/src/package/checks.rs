@@ -4,7 +4,7 @@
 //! another, so the first that fails is the last.
 
 use super::sandbox::{self, Sandbox};
-use super::{make, packages_in};
+use super::{Symbols, make, packages_in};
 use crate::leftovers::Scratch;
 use crate::problem::Problem;
 use crate::report::Count;
@@ -75,7 +75,7 @@ pub fn run(built: &Path) -> Count {
     let (folder, output) = (scratch.path(), scratch.path().join("packages"));
     // The headers of fio stay in cargo's folder.
     let work = built.parent().unwrap_or(built).join("package-work");
-    let made = make(built, &work, &output);
+    let made = make(built, &work, &output, Symbols::Dropped);
     if add("the packages are built", made.as_ref().map(drop).map_err(Clone::clone)) {
         let packages = made.unwrap_or_default();
         let (rules, stepped) = std::thread::scope(|scope| {
@@ -103,7 +103,6 @@ fn succeeds(command: &mut Command) -> Result<(), String> {
     if end.is_success() { Ok(()) } else { Err(format!("{said}{end}")) }
 }
 
-/// Packages of debug information hold nothing that a rule is about.
 fn lintian(packages: &[PathBuf]) -> Result<(), String> {
     let mut command = Command::new("lintian");
     command.args(["--fail-on", "error", "--allow-root", "--tag-display-limit", "0"]);
@@ -111,12 +110,7 @@ fn lintian(packages: &[PathBuf]) -> Result<(), String> {
     if std::env::var_os("DEBEMAIL").is_none() {
         command.args(["--suppress-tags", "bogus-mail-host,bogus-mail-host-in-debian-changelog"]);
     }
-    command.args(packages.iter().filter(|package| !is_debug(package)));
-    succeeds(&mut command)
-}
-
-fn is_debug(package: &Path) -> bool {
-    package.file_name().is_some_and(|name| name.to_string_lossy().contains("-dbgsym_"))
+    succeeds(command.args(packages))
 }
 
 fn spec() -> Result<(), String> {
@@ -165,10 +159,8 @@ impl Machine {
         let place = sandbox.path("/tmp/packages");
         fs::create_dir_all(&place).map_err(|error| error.to_string())?;
         for package in packages_in(packages)? {
-            let name = package.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if !is_debug(&package) {
-                fs::copy(&package, place.join(&name)).map_err(|error| format!("{name}: {error}"))?;
-            }
+            let copy = place.join(package.file_name().unwrap_or_default());
+            fs::copy(&package, &copy).map_err(|error| format!("{}: {error}", copy.display()))?;
         }
         let folder = "/tmp/unpacked";
         let own = sandbox.ok("sh", &["-c", "ls /tmp/packages/cbd_*.deb"])?;

@@ -89,17 +89,27 @@ pub fn run(plan: &Plan) -> Result<bool, Problem> {
         return Ok(true);
     }
     let output = plan.output.clone().unwrap_or_else(|| target.join("package"));
-    for package in make(&built, &target.join("package-work"), &output).map_err(Problem::Failed)? {
+    let work = target.join("package-work");
+    for package in make(&built, &work, &output, Symbols::Packaged).map_err(Problem::Failed)? {
         println!("{}", package.display());
     }
     Ok(true)
+}
+
+/// What becomes of the debug information of the programs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Symbols {
+    /// Packages of their own hold it.
+    Packaged,
+    /// Nothing: this takes half of the time.
+    Dropped,
 }
 
 /// Makes the packages of what is in the folder `built`, with intermediate files in `work`, which is emptied. Returns their paths.
 ///
 /// # Errors
 /// What is missing, or the messages of the tools.
-pub fn make(built: &Path, work: &Path, output: &Path) -> Result<Vec<PathBuf>, String> {
+pub fn make(built: &Path, work: &Path, output: &Path, symbols: Symbols) -> Result<Vec<PathBuf>, String> {
     for (program, package) in [("dpkg-buildpackage", "dpkg-dev"), ("dh", "debhelper")] {
         if !packages::on_path(program) {
             return Err(format!("{program} is not there: apt-get install {package}"));
@@ -112,10 +122,10 @@ pub fn make(built: &Path, work: &Path, output: &Path) -> Result<Vec<PathBuf>, St
     let seconds = last_change()?;
     let debian = source.join("debian");
     copy_tree(&workspace::root().join("packaging/debian"), &debian)?;
-    let (maintainer, control) = (maintainer(), debian.join("control"));
+    let (responsible, control) = (responsible(), debian.join("control"));
     let text = fs::read_to_string(&control).map_err(|error| format!("{}: {error}", control.display()))?;
-    write(&control, &text.replacen("Maintainer: ?", &format!("Maintainer: {maintainer}"), 1))?;
-    write(&debian.join("changelog"), &changelog(&debian_version()?, &maintainer, seconds)?)?;
+    write(&control, &text.replacen("RESPONSIBLE", &responsible, 1))?;
+    write(&debian.join("changelog"), &changelog(&debian_version()?, &responsible, seconds)?)?;
     stage::sources_of_debhelper(&source)?;
     let architecture = output_of("dpkg-architecture", &["--query", "DEB_HOST_MULTIARCH"])?;
     let files = source.join("stage");
@@ -137,6 +147,9 @@ pub fn make(built: &Path, work: &Path, output: &Path) -> Result<Vec<PathBuf>, St
     let mut build = Command::new("dpkg-buildpackage");
     build.args(["--build=binary", "--no-sign", "--no-check-builddeps", "--no-pre-clean"]);
     build.env("SOURCE_DATE_EPOCH", seconds.to_string()).env("CBD_FIO_VERSION", fio).current_dir(&source);
+    if symbols == Symbols::Dropped {
+        build.env("DEB_BUILD_OPTIONS", "noautodbgsym");
+    }
     if !profiles.is_empty() {
         build.arg(format!("--build-profiles={}", profiles.join(",")));
     }
@@ -220,17 +233,17 @@ fn text_of(command: &mut Command) -> Result<String, String> {
         .map_err(|end| format!("{}: {end}", command.get_program().display()))
 }
 
-/// Who makes the packages, as Debian's tools learn it.
-fn maintainer() -> String {
+/// Who is responsible for the packages, as Debian's tools learn it.
+fn responsible() -> String {
     let variable = |name: &str, otherwise: &str| std::env::var(name).unwrap_or_else(|_| otherwise.to_owned());
     format!("{} <{}>", variable("DEBFULLNAME", "The CBD authors"), variable("DEBEMAIL", "cbd@localhost"))
 }
 
 /// The changelog of the packages. CHANGELOG.md, which is in them, too, says what has changed.
-fn changelog(version: &str, maintainer: &str, seconds: u64) -> Result<String, String> {
+fn changelog(version: &str, responsible: &str, seconds: u64) -> Result<String, String> {
     let date = output_of("date", &["--utc", "--rfc-email", &format!("--date=@{seconds}")])?;
     Ok(format!(
-        "cbd ({version}) unstable; urgency=medium\n\n  * See /usr/share/doc/cbd/changelog.gz.\n\n -- {maintainer}  {date}\n"
+        "cbd ({version}) unstable; urgency=medium\n\n  * See /usr/share/doc/cbd/changelog.gz.\n\n -- {responsible}  {date}\n"
     ))
 }
 

@@ -16,8 +16,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Devices of this machine that programs need.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 
-/// What stands for systemd: it logs each call, and runs `cbdd` without any other part of its unit. A killed process that nobody has
-/// waited for has no program any more.
+/// What stands for systemd: it logs each call, and runs `cbdd` without any other part of its unit. A killed process without a
+/// parent that waits for it has no program any more.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 echo "$*" >> /var/log/systemctl
 runs() { readlink "/proc/$(cat /run/cbdd.pid 2>/dev/null)/exe" > /dev/null; }

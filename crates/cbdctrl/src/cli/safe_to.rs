@@ -13,7 +13,7 @@ It asks the daemon. If none runs, it reads the registered regions themselves, as
 
 Exit codes: 0 yes, 1 no (each line says why), 2 wrong usage";
 
-/// What somebody wants to do with the program and its daemon.
+/// A plan for the program and its daemon.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plan {
     /// Stop the daemon and remove the program.
