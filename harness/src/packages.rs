@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 34] = [
+const TOOLS: [Tool; 35] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -42,6 +42,7 @@ const TOOLS: [Tool; 34] = [
     Tool { program: "umount", package: "mount" },
     Tool { program: "losetup", package: "mount" },
     Tool { program: "dmsetup", package: "dmsetup" },
+    Tool { program: "udevadm", package: "udev" },
     Tool { program: "pg_ctlcluster", package: "postgresql" },
     Tool { program: "setpriv", package: "util-linux" },
     Tool { program: "blockdev", package: "util-linux" },

@@ -156,6 +156,10 @@ pub enum Command {
         /// then overwrites newer data
         #[arg(long)]
         older_region: bool,
+        /// Serve it although its disk was written while no daemon served it: what the cache holds counts then, where it
+        /// holds anything
+        #[arg(long)]
+        changed_disk: bool,
         /// Its name, for commands and for links
         #[arg(long, value_parser = name)]
         name: Option<String>,
@@ -306,6 +310,9 @@ pub enum Command {
     /// Write the dirty data of a region to its backing devices, without a daemon; a dry run unless --yes is given
     #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
     Rescue(crate::offline::RescueArguments),
+    /// Give the disk below a cache to other programs, in an emergency, without a daemon: what is only in the region is
+    /// lost to them
+    Unseal(crate::offline::UnsealArguments),
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
     Demo(cbd_demo::Arguments),
     /// Run the daemon; the same as cbdd
@@ -410,6 +417,10 @@ pub struct DaemonArguments {
     /// Folder of the links cbdN to block devices [default: /dev]
     #[arg(long, value_name = "DIR")]
     pub dev_dir: Option<PathBuf>,
+    /// Folder of the rules of udev that keep other programs off cached disks [default: /etc/udev/rules.d; none if
+    /// --dev-dir is given]
+    #[arg(long, value_name = "DIR")]
+    pub rules_dir: Option<PathBuf>,
     /// Serve no region that does not survive a power failure
     #[arg(long)]
     pub require_persistent: bool,

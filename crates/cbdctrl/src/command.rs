@@ -69,7 +69,7 @@ impl Output {
     }
 
     /// A list: a table for people, JSON for programs.
-    fn list<T: Serialize>(&self, list: &[T], table: impl FnOnce(&[T]) -> Table) -> Result<()> {
+    pub(crate) fn list<T: Serialize>(&self, list: &[T], table: impl FnOnce(&[T]) -> Table) -> Result<()> {
         match terminal_width() {
             Some(width) if !self.json => self.text(&table(list).render(width)),
             _ => self.json(&list),
@@ -168,6 +168,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             cache_mode,
             data_crc,
             older_region,
+            changed_disk,
             name,
         } => {
             let request = StartBackend {
@@ -183,6 +184,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
                 cache_mode,
                 data_crc,
                 older_region,
+                changed_disk,
                 name,
             };
             let started: BackendStarted =
@@ -237,6 +239,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::Dump(_)
         | Command::Repair(_)
         | Command::Rescue(_)
+        | Command::Unseal(_)
         | Command::Demo(_)
         | Command::Daemon(_)
         | Command::StoreProcess

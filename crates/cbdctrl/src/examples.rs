@@ -144,7 +144,7 @@ pub fn of(name: &str) -> &'static [Example] {
             ("As the systemd unit does:", "cbdd"),
             (
                 "Several daemons on one machine, each with folders of its own:",
-                "cbdd --state-dir /var/lib/cbd2 --run-dir /run/cbd2 --dev-dir /dev/cbd2",
+                "cbdd --state-dir /var/lib/cbd2 --run-dir /run/cbd2 --dev-dir /dev/cbd2 --rules-dir /etc/udev/rules.d",
             ),
         ],
         "completions" => &[(
@@ -159,6 +159,11 @@ pub fn of(name: &str) -> &'static [Example] {
 /// As [`of`], for lists of backends and the commands that change one while its block devices are in use.
 fn of_live(name: &str) -> &'static [Example] {
     match name {
+        "unseal" => &[
+            ("List the disks that are kept from other programs:", "cbdctrl unseal"),
+            ("See what is lost if a disk is used without its cache:", "cbdctrl unseal /dev/sdb"),
+            ("Use it all the same:", "cbdctrl unseal /dev/sdb --discard-dirty 1048576"),
+        ],
         "backend-list" => &[
             ("List the backends of this host:", "cbdctrl backend-list"),
             ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),

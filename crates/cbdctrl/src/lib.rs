@@ -62,6 +62,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         command => {
             let socket = cli.socket.unwrap_or_else(cbd_daemon::paths::default_socket);
             match command {
+                Command::Unseal(arguments) => offline::unseal(&arguments, &socket, cli.json),
                 Command::CompleteNumbers { kind, on } => pages::numbers(kind, on.transport, &socket),
                 command => command::run(command, &socket, cli.json),
             }

@@ -50,6 +50,8 @@ pub struct DaemonConfig {
     /// name.
     #[serde(alias = "keep_fuse")]
     pub preserve_fuse: Option<bool>,
+    /// Whether rules of udev keep other programs off the disks below caches; true if absent.
+    pub seal: Option<bool>,
     /// Microseconds that a vhost-user ring's thread spins for the next request, at most, before it sleeps.
     #[serde(deserialize_with = "vhost_spin_us")]
     pub vhost_spin_us: Option<u32>,

@@ -26,6 +26,7 @@ pub mod paths;
 pub mod remote;
 pub mod run;
 pub mod scrub;
+pub mod seal;
 pub mod server;
 pub mod settings;
 pub mod socket;

@@ -64,6 +64,7 @@ impl Options {
             run_dir: within("run"),
             socket: None,
             dev_dir: within("dev"),
+            rules_dir: within("rules.d"),
         });
         Self {
             paths: Paths { config_may_be_missing: true, ..paths },

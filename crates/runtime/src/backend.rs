@@ -26,6 +26,9 @@ pub struct RunOptions<'a> {
     pub offload: Offload,
     /// Wraps the backing device in decorators of a test or a demonstration.
     pub decorate: &'a dyn Fn(Arc<dyn Backing>) -> Arc<dyn Backing>,
+    /// Called when the backing device is open and held, before its cache is opened, and so before the first write to it. An error
+    /// ends the start. The notes are for the user.
+    pub prepare_disk: &'a dyn Fn(&BackingFile) -> Result<Vec<String>>,
     /// Called first on the thread of the background worker.
     pub prepare_thread: fn(),
 }
@@ -34,7 +37,13 @@ impl RunOptions<'_> {
     /// Options without decorators.
     #[must_use]
     pub const fn plain(region: &str) -> RunOptions<'_> {
-        RunOptions { region, offload: Offload::Auto, decorate: &|backing| backing, prepare_thread: || () }
+        RunOptions {
+            region,
+            offload: Offload::Auto,
+            decorate: &|backing| backing,
+            prepare_disk: &|_| Ok(Vec::new()),
+            prepare_thread: || (),
+        }
     }
 }
 
@@ -116,6 +125,7 @@ impl RunningBackend {
             ..Options::default()
         };
         let (file, mut warnings) = BackingFile::open_recorded(path, disk, &recorded)?;
+        warnings.extend((options.prepare_disk)(&file)?);
         let watch = file.watch();
         let file = Arc::new(file);
         let decorated = (options.decorate)(Arc::clone(&file) as Arc<dyn Backing>);
@@ -152,6 +162,12 @@ impl RunningBackend {
     #[must_use]
     pub fn backing(&self) -> &dyn Backing {
         &*self.backing
+    }
+
+    /// The backing device without its decorators.
+    #[must_use]
+    pub fn file(&self) -> &BackingFile {
+        &self.file
     }
 
     /// Permits other commands of the backing device, of the queues that are opened from now on.

@@ -294,6 +294,9 @@ pub struct StartBackend {
     /// Serve it although the log of recovery points shows that the disk is newer than the region.
     #[serde(default)]
     pub older_region: bool,
+    /// Serve it although its disk was written while no daemon served it.
+    #[serde(default)]
+    pub changed_disk: bool,
     /// Its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

@@ -3,6 +3,7 @@
 //!
 //! Invariants: a backing device is served only if it is the recorded disk.
 
+use super::beneath::{Accepts, Beneath, DiskTrace, with_caches};
 use super::blkdev::BlkdevSlot;
 use super::conditions::SharedConditions;
 use super::down;
@@ -51,17 +52,11 @@ pub(super) struct BackendSlot {
     /// The work of the worker that has taken the slot; this value is the placeholder in the tables then.
     pub work: Option<SlotWork>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
+    /// How the footprint of its disk is left when it ends; none before it was up.
+    pub trace: Option<DiskTrace>,
     /// The threads that did not end when its block devices were closed by force, and what they wait for; they may still
     /// use the cache.
     pub unended: Vec<String>,
-}
-
-/// The policy for a region that is older than its disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OlderRegion {
-    Refuse,
-    /// The user accepts it with `--older-region`.
-    Accept,
 }
 
 impl std::fmt::Debug for BackendSlot {
@@ -91,19 +86,25 @@ impl BackendSlot {
             ending: Count::default(),
             work: None,
             blkdevs: BTreeMap::new(),
+            trace: None,
             unended: Vec::new(),
         }
     }
 
     /// Starts the backend; on failure the slot stores the reason.
     pub fn start(&mut self, fixed: &Fixed, running: &TransportHandle) -> Result<()> {
-        self.start_if(fixed, running, OlderRegion::Refuse)
+        self.start_if(fixed, running, Accepts::default())
     }
 
-    /// As [`start`](Self::start), with a policy for a region that is older than its disk.
-    pub fn start_if(&mut self, fixed: &Fixed, running: &TransportHandle, older: OlderRegion) -> Result<()> {
-        match self.run(fixed, running, older) {
-            Ok((run, warnings)) => {
+    /// As [`start`](Self::start), with what the user accepts.
+    pub fn start_if(&mut self, fixed: &Fixed, running: &TransportHandle, accepts: Accepts) -> Result<()> {
+        match self.run(fixed, running, accepts) {
+            Ok((run, mut warnings)) => {
+                let trace = DiskTrace::of(fixed, running, &self.entry);
+                if accepts.changed_disk && self.entry.cache_segments > 0 {
+                    warnings.extend(trace.begin());
+                }
+                self.trace = Some(trace);
                 for warning in &warnings {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
                 }
@@ -128,7 +129,7 @@ impl BackendSlot {
         &self,
         fixed: &Fixed,
         running: &TransportHandle,
-        older: OlderRegion,
+        accepts: Accepts,
     ) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
@@ -137,17 +138,20 @@ impl BackendSlot {
         let pages = running.transport.pages_of(self.entry.id)?;
         let unknown = match pages {
             Pages::MixedClean | Pages::MixedDirty => None,
-            Pages::Whole | Pages::Unknown if older == OlderRegion::Accept => None,
+            Pages::Whole | Pages::Unknown if accepts.older_region => None,
             Pages::Whole | Pages::Unknown => down::refuse_older(fixed, running, &self.entry, &self.path)?,
         };
+        let beneath = Beneath::new(fixed, running, &self.entry, &self.path, accepts);
         let options = RunOptions {
             region: &running.path,
             offload: scrub::settings_of(fixed.state.path(), &uuid_text(self.entry.uuid)).offload.into(),
             decorate: &|file| fixed.decorate(file),
+            prepare_disk: &|file| beneath.prepare(file),
             prepare_thread: prepare_data_thread,
         };
-        let (run, mut warnings) =
-            RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, options)?;
+        let started =
+            RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, options);
+        let (run, mut warnings) = started.inspect_err(|_| beneath.failed())?;
         warnings.extend(unknown);
         warnings.extend(super::pins::lost_pins(&running.transport, self.entry.id));
         Ok((run, warnings))
@@ -178,6 +182,10 @@ impl BackendSlot {
             conditions::log_before_stop(&self.conditions, transport, id, &self.path, &run);
             run.stop();
             conditions::log_after_stop(&self.conditions, transport, id, &self.path, &run);
+            if let Some(trace) = &self.trace {
+                stage.set("its backing device cannot be read");
+                trace.leave(&run);
+            }
             stage.set("its backing device does not close");
             drop(run);
             tracing::info!(backend = id.0, "stopped: {}", self.path);
@@ -233,6 +241,9 @@ impl Running {
         let (entries, damaged) = handle.entries();
         for reason in &damaged {
             tracing::error!(transport, "{reason}");
+        }
+        if damaged.is_empty() {
+            fixed.seals.sweep(&uuid_text(self.transport.info().uuid), &with_caches(&entries));
         }
         self.damaged = damaged;
         let ours: Vec<BackendEntry> = entries.into_iter().filter(|entry| entry.host == self.host).collect();

@@ -5,6 +5,7 @@
 //! Elsewhere: how it is done (`cbd-runtime`), and in what order (`cbd-engine`).
 
 use super::Manager;
+use super::beneath::{Accepts, Beneath, DiskTrace, forget};
 use super::drain::{REPORT_INTERVAL, Wait};
 use super::sharing::{bounds_of, too_large};
 use super::slots::TakenSlot;
@@ -36,8 +37,15 @@ impl Manager {
             let (transport, environment) = (&taken.handle.transport, &self.fixed.environment);
             // Before the cache is there: its first write goes by its mode.
             transport.update_settings(id, settings)?;
+            let is_first = taken.slot.entry.cache_segments == 0;
+            if is_first {
+                warnings.extend(self.seal_for_cache(taken, run));
+            }
             if let Err(error) = run.attach_cache(transport, environment, request.cache_size, after, bounds) {
                 let restored = transport.update_settings(id, stored);
+                if is_first {
+                    forget(&self.fixed, &taken.slot.entry);
+                }
                 taken.read_entry()?;
                 return restored.and(Err(error));
             }
@@ -92,6 +100,7 @@ impl Manager {
                 }
             })?;
             warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
+            forget(&self.fixed, &taken.slot.entry);
             tracing::info!(transport, backend = id.0, "{path}: its cache was detached");
             Ok(Done { written_bytes, warnings, ..Done::default() })
         })
@@ -193,6 +202,15 @@ impl Manager {
         };
         self.put_back(taken);
         result
+    }
+
+    /// Seals the disk of a backend that is about to get a cache, and records that it is in use; returns warnings.
+    fn seal_for_cache(&self, taken: &TakenSlot, run: &RunningBackend) -> Vec<String> {
+        let (entry, path) = (&taken.slot.entry, taken.slot.path.as_str());
+        let mut warnings =
+            Beneath::new(&self.fixed, &taken.handle, entry, path, Accepts::default()).seal(run.file());
+        warnings.extend(DiskTrace::of(&self.fixed, &taken.handle, entry).begin());
+        warnings
     }
 
     /// The last epoch that an earlier cache of the backend is known to have drained, from the log of recovery points.

@@ -9,6 +9,7 @@
 //! caches (`cbd-runtime`), exports of devices ([`crate::exports`]).
 
 mod backend;
+mod beneath;
 mod blkdev;
 #[cfg(test)]
 mod condition_tests;
@@ -55,6 +56,7 @@ use crate::guard::Guard;
 use crate::handover::sessions::{PreservedSessions, StoreOptions};
 use crate::remote::RemotePermissions;
 use crate::run::Options;
+use crate::seal::Seals;
 use crate::state::StateDir;
 use cbd_backing::Decorator;
 use cbd_engine::Environment;
@@ -95,6 +97,7 @@ struct Fixed {
     started: Instant,
     warnings: Vec<String>,
     memory_locked: bool,
+    seals: Seals,
     /// See [`Options::boot`].
     boot: Option<BootId>,
 }
@@ -168,6 +171,8 @@ impl Manager {
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
         let state_dir = state.path().canonicalize().unwrap_or_else(|_| state.path().to_owned());
+        let seals =
+            Seals::new(options.paths.rules_dir.as_deref(), config.daemon.seal.unwrap_or(true), &state_dir);
         let guard = Guard { fuse_dir: context.fuse_dir(), ublk_dir: context.ublk_dir(), state_dir };
         guard.check(state.path(), "the state folder")?;
         let remote = RemotePermissions::open(&state);
@@ -196,6 +201,7 @@ impl Manager {
                 started: Instant::now(),
                 warnings,
                 memory_locked: locked.is_ok(),
+                seals,
                 boot: options.boot,
             },
             tables: Mutex::new(Tables::new()),

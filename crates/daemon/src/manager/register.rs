@@ -217,6 +217,7 @@ impl Manager {
         drop(tables);
         if entry.is_none_or(|entry| entry.uuid != former) && !former.is_empty() {
             self.revoke_transport(id, &former);
+            self.fixed.seals.sweep(&former, &[]);
         }
         Ok(())
     }

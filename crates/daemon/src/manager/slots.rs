@@ -118,6 +118,7 @@ impl BackendSlot {
             ending: self.ending.clone(),
             work: Some(work),
             unended: self.unended.clone(),
+            trace: self.trace.clone(),
             blkdevs: self
                 .blkdevs
                 .iter()

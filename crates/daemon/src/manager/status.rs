@@ -21,7 +21,13 @@ pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &T
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_s: fixed.started.elapsed().as_secs(),
-        warnings: fixed.warnings.iter().cloned().chain(fixed.remote.warning()).collect(),
+        warnings: fixed
+            .warnings
+            .iter()
+            .cloned()
+            .chain(fixed.remote.warning())
+            .chain(fixed.seals.warning())
+            .collect(),
         front_ends: fixed.context.front_ends.status(),
         transports: tables.iter().map(|(&id, slot)| transport(id, slot, sharing, scrubs)).collect(),
     }

@@ -5,6 +5,7 @@
 
 use super::Manager;
 use super::backend::BackendSlot;
+use super::beneath::forget;
 use super::conditions::{self, SharedConditions};
 use super::drain::Wait;
 use super::slots::TakenSlot;
@@ -260,7 +261,9 @@ impl Manager {
         for blkdev in std::mem::take(&mut taken.slot.blkdevs).into_keys() {
             taken.handle.transport.remove_blkdev(blkdev)?;
         }
-        taken.handle.transport.remove_backend(id)
+        taken.handle.transport.remove_backend(id)?;
+        forget(&self.fixed, &taken.slot.entry);
+        Ok(())
     }
 }
 

@@ -50,6 +50,7 @@ impl Manager {
         let seen = watching.probes.run(probes, BACKGROUND_TIMEOUT);
         let seen_of_exports = watching.exports.run(exports, BACKGROUND_TIMEOUT);
         self.watch_control_socket(watching);
+        self.fixed.seals.look_at_initramfs();
         let Some(mut tables) = self.tables_to_retry() else { return };
         watching.due = Some(Instant::now() + INTERVAL);
         for (&transport, slot) in tables.iter_mut() {
