@@ -19,13 +19,13 @@ mod streams;
 
 pub use queue::{Queue, VERIFY_MAX};
 pub use route::Hold;
+pub use streams::Streams;
 
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
 use cbd_types::{BackingGeometry, ByteRange, Class, Geometry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use route::Route;
-use streams::Streams;
 
 /// The cache, if there is one, and the backing device of a blkdev.
 pub struct Device<E: Environment> {
