@@ -55,7 +55,13 @@ impl Blkparse {
             }
             _ => return Some(Line::Other),
         };
-        let sector: u64 = fields.next()?.parse().ok()?;
+        let sector = fields.next()?;
+        if sector.starts_with('[') {
+            // Without bytes the process follows: a flush, maybe one that is sent as a write.
+            let line = Line::Request { device: device.to_owned(), request: flush };
+            return Some(if kind.contains('F') { line } else { Line::Other });
+        }
+        let sector: u64 = sector.parse().ok()?;
         let plus = fields.next()?;
         let count: u64 = fields.next()?.parse().ok()?;
         if plus != "+" {
@@ -63,7 +69,6 @@ impl Blkparse {
         }
         let start = sector.checked_mul(SECTOR)?;
         let range = ByteRange { start, end: start.checked_add(count.checked_mul(SECTOR)?)? };
-        // A flush that is sent with a write of no bytes.
         let request = if range.is_empty() { flush } else { Request { us, action, range } };
         Some(Line::Request { device: device.to_owned(), request })
     }
