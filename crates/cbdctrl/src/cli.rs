@@ -2,6 +2,7 @@
 //!
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
+mod advise;
 mod checkpoint;
 mod live;
 mod settings;
@@ -15,6 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+pub use advise::AdviseArguments;
 pub use checkpoint::CheckpointArguments;
 pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
 
@@ -306,6 +308,8 @@ pub enum Command {
     /// Write the dirty data of a region to its backing devices, without a daemon; a dry run unless --yes is given
     #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
     Rescue(crate::offline::RescueArguments),
+    /// Show what more or less cache would bring, from a trace of requests
+    Advise(AdviseArguments),
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
     Demo(cbd_demo::Arguments),
     /// Run the daemon; the same as cbdd

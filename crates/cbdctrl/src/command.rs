@@ -237,6 +237,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         | Command::Dump(_)
         | Command::Repair(_)
         | Command::Rescue(_)
+        | Command::Advise(_)
         | Command::Demo(_)
         | Command::Daemon(_)
         | Command::StoreProcess

@@ -27,6 +27,22 @@ const SET: &[Example] = &[
     ("Give its block device another one:", "cbdctrl set -d db-data name=db-disk"),
 ];
 
+/// The examples of `advise`.
+const ADVISE: &[Example] = &[
+    (
+        "From a trace of a disk, made with blktrace -d /dev/sdb -w 600 -o - | blkparse -i - > trace:",
+        "cbdctrl advise --trace trace",
+    ),
+    (
+        "Around the size of a cache of 4 GiB, for a disk that takes 150 MiB a second:",
+        "cbdctrl advise --trace trace --size 4G --disk-rate 150M",
+    ),
+    (
+        "From an iolog of fio, for three sizes, as JSON:",
+        "cbdctrl advise --trace iolog --sizes 1G,2G,6G --json",
+    ),
+];
+
 /// The examples of `scrub`.
 const SCRUB: &[Example] = &[
     (
@@ -137,6 +153,7 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),
         ],
+        "advise" => ADVISE,
         "demo" => {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
         }

@@ -6,6 +6,7 @@
 //!
 //! Elsewhere: the implementation of the commands (`cbd-daemon`, `cbd-inspect`, `cbd-demo`).
 
+mod advise;
 pub mod cli;
 mod command;
 mod completions;
@@ -62,6 +63,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         command => {
             let socket = cli.socket.unwrap_or_else(cbd_daemon::paths::default_socket);
             match command {
+                Command::Advise(arguments) => advise::run(&arguments, &socket, cli.json),
                 Command::CompleteNumbers { kind, on } => pages::numbers(kind, on.transport, &socket),
                 command => command::run(command, &socket, cli.json),
             }
