@@ -101,6 +101,15 @@ fn exports_are_measured_or_the_reason_is_reported() {
 }
 
 #[test]
+fn the_advice_is_compared_with_caches() {
+    let figures = measure(&["cockpit"]);
+    assert_has_verdict(&figures, &["/cockpit/advice_error"]);
+    for trace in ["uniform", "zipf", "scans", "loops", "writes", "moving", "recent", "mixed"] {
+        assert!(number(&figures, &format!("/cockpit/advice/{trace}/same/hit")) > 0.0);
+    }
+}
+
+#[test]
 fn the_policy_is_measured_and_the_same_seed_gives_the_same_figures() {
     let figures = measure(&["policy", "--seed", "7", "--write-percent", "10"]);
     assert_has_verdict(&figures, &["/policy/worst_over_lru"]);
