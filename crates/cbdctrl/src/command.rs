@@ -219,8 +219,7 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         Command::Status { transport, backend, request } => {
             let path = status_path(transport, backend.as_ref());
             let status: Status = limited(client, request).get(&path)?;
-            let page = crate::status::page(&status);
-            output.result(&status, &fit(&page))
+            output.result(&status, &fit(&crate::status::page(&status)))
         }
         Command::Set { on, backend, dev, changes, no_wait } => match (backend, dev) {
             (Some(backend), _) => {
