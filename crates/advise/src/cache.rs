@@ -26,6 +26,8 @@ const TABLES: u64 = 4 << 20;
 const PIECE_MAX: usize = 1 << 20;
 /// The longest request of a client.
 const READ_MAX: u64 = 4 << 20;
+/// The least time that the background worker waits.
+const TICK_US: u64 = 1000;
 /// Limits against an endless loop.
 const STEPS: usize = 10_000_000;
 const ATTEMPTS: usize = 100_000;
@@ -225,8 +227,10 @@ impl SimulatedCache {
                 "background work frees no space in a simulated cache",
             ));
         }
+        // A write that finds no space wakes the worker: that alone makes no progress while the disk is busy.
+        self.wanted.take();
+        self.step();
         match self.next_event_us() {
-            _ if self.wanted.take() => {}
             Some(next) => self.set_us(next),
             None => {
                 self.cache.request_drain();
@@ -240,7 +244,10 @@ impl SimulatedCache {
         self.due_us = match self.worker.step() {
             Step::Busy => Some(self.now_us()),
             Step::WaitBacking => None,
-            Step::Idle { until_ms } => until_ms.map(|until| until.saturating_mul(1000)),
+            // The worker's clock has milliseconds: at a time that has come already it would find the same again.
+            Step::Idle { until_ms } => {
+                until_ms.map(|until| until.saturating_mul(1000).max(self.now_us() + TICK_US))
+            }
         };
     }
 
