@@ -72,6 +72,14 @@ fn a_slow_disk_leaves_more_dirty() {
 }
 
 #[test]
+fn writes_into_a_cache_full_of_dirty_data_wait_for_the_disk() {
+    let requests = uniform(10_000, 1 << 20, 100);
+    let slow = Options { disk_rate: Some(4 * MIB), ..options(64 * MIB) };
+    let [full] = simulated(&requests, &[16 * MIB], &slow)[..] else { panic!() };
+    assert!((4 * MIB..16 * MIB).contains(&full.dirty_bytes_max), "{full:?}");
+}
+
+#[test]
 fn the_same_requests_give_the_same_figures_with_flushes_and_discards() {
     let mut requests = uniform(30_000, 10_000, 50);
     for number in (0..requests.len()).step_by(500) {
