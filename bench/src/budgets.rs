@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 45] = [
+pub const BUDGETS: [Budget; 47] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -74,6 +74,11 @@ pub const BUDGETS: [Budget; 45] = [
         "p99.99 of 4 KiB writes beside writeback and reclaim, over the copy's",
     ),
     reported("tail.max_ms", "the longest of these writes, ms"),
+    at_most(
+        "cockpit.cost",
+        1.01,
+        "4 KiB write or read hit with its request counted, over one that is not, the worse of both",
+    ),
     at_most("export.nbd.qd1_over_copy", 1.10, "NBD, 4 KiB write, depth 1, over the export on a bare copy"),
     at_most("export.nbd.qd16_over_copy", 1.10, "NBD, depth 16"),
     at_most("export.fuse.qd1_over_copy", 1.10, "FUSE file, depth 1"),
@@ -114,6 +119,11 @@ pub const BUDGETS: [Budget; 45] = [
         "policy.writeback_bytes",
         0.6,
         "bytes of a Zipf load on the disk, checkpoint, over the former rule's",
+    ),
+    at_most(
+        "cockpit.advice_error",
+        0.02,
+        "largest error of the hit ratio that advise foretells, on the traces of policy and a mixed one",
     ),
     at_most(
         "live.stall_ms_max",

@@ -108,6 +108,14 @@ impl Figures {
         self.add_detailed(&name, rounded(found.ratio.median, 3), detail, Some(found.certainty()));
     }
 
+    /// Adds the ratio of a comparison under a name of its own.
+    pub fn add_ratio(&mut self, name: &str, found: &Comparison) {
+        let mut detail = counts(found);
+        detail.insert("absolute".to_owned(), in_ns(found));
+        detail.insert("p10_p90".to_owned(), spread(found.ratio, 3));
+        self.add_detailed(name, rounded(found.ratio.median, 4), detail, Some(found.certainty()));
+    }
+
     /// Adds the additional time of the first contestant, in microseconds.
     pub fn add_difference(&mut self, name: &str, a: &str, b: &str, found: &Comparison) {
         let mut detail = counts(found);

@@ -1,5 +1,6 @@
 //! The groups of measurements.
 
+mod cockpit;
 mod engine;
 mod export;
 mod live;
@@ -26,7 +27,7 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 9] = [
+pub const GROUPS: [Group; 10] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
@@ -41,6 +42,11 @@ pub const GROUPS: [Group; 9] = [
         name: "policy",
         what: "hit ratio on seven kinds of trace, against LRU, ARC and S3-FIFO, and in 4 GiB against LRU; scans and readahead (4 min)",
         run: policy::run,
+    },
+    Group {
+        name: "cockpit",
+        what: "requests counted, against a queue that counts none; what advise foretells for other sizes, against such caches (4 min)",
+        run: cockpit::run,
     },
     Group {
         name: "live",

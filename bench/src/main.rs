@@ -21,7 +21,6 @@ mod rig;
 mod ring;
 mod scale;
 mod served;
-mod simulated_time;
 mod statistics;
 mod turns;
 mod window;

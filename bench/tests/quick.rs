@@ -101,6 +101,16 @@ fn exports_are_measured_or_the_reason_is_reported() {
 }
 
 #[test]
+fn the_cost_of_counting_is_measured_and_the_advice_compared_with_caches() {
+    let figures = measure(&["cockpit"]);
+    assert_has_verdict(&figures, &["/cockpit/cost", "/cockpit/advice_error"]);
+    assert!(number(&figures, "/cockpit/read_4k_over_uncounted") > 0.0);
+    for trace in ["uniform", "zipf", "scans", "loops", "writes", "moving", "recent", "mixed"] {
+        assert!(number(&figures, &format!("/cockpit/advice/{trace}/same/hit")) > 0.0);
+    }
+}
+
+#[test]
 fn the_policy_is_measured_and_the_same_seed_gives_the_same_figures() {
     let figures = measure(&["policy", "--seed", "7", "--write-percent", "10"]);
     assert_has_verdict(&figures, &["/policy/worst_over_lru"]);

@@ -12,13 +12,14 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
-    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
-    TransportRegistered, VerifyRange,
+    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo,
+    NumberOrName, PinsInfo, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    TransportInfo, TransportRegistered, VerifyRange,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Flow, Report};
+use cbd_daemon::events::Events;
 use cbd_daemon::exports::ExportChoice;
 use cbd_daemon::manager::Manager;
 use cbd_daemon::run::Options;
@@ -110,6 +111,13 @@ impl Confined {
 }
 
 impl Control for Confined {
+    fn events(&self) -> Arc<Events> {
+        let events = self.manager.events();
+        // An answer that follows ends, as at the end of the daemon.
+        events.end_followers();
+        events
+    }
+
     fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
         let size = request.size.map(|size| size.min(REGION_MAX));
         self.manager.register_transport(&RegisterTransport {
@@ -255,6 +263,10 @@ impl Control for Confined {
         // Without a wait: a pass at a low rate has no end within the time of a run.
         let request = ScrubRequest { wait: false, ..*request };
         self.manager.set_scrub(transport, backend, &request, &mut |_| Flow::Continue)
+    }
+
+    fn blkdev_users(&self) -> Result<Vec<BlkdevUser>> {
+        self.manager.blkdev_users()
     }
 
     fn status(&self) -> Result<Status> {

@@ -41,12 +41,26 @@ pub fn headers(source: Option<&Path>, target: &Path) -> Result<PathBuf, String> 
     Ok(headers)
 }
 
-/// Builds the engine in `built`, beside the library.
+/// Builds the engine in `built`, beside the library, where it also finds the library when it is loaded.
 ///
 /// # Errors
 /// The compiler's messages.
 pub fn build(headers: &Path, built: &Path) -> Result<PathBuf, String> {
     let engine = built.join(ENGINE);
+    compile(headers, built, &engine, &["-Wl,-rpath,$ORIGIN"])?;
+    Ok(engine)
+}
+
+/// Builds the engine as the file `engine`, which finds the library where the system has it.
+///
+/// # Errors
+/// The compiler's messages.
+pub fn build_for_system(headers: &Path, built: &Path, engine: &Path) -> Result<(), String> {
+    // Debian's and other systems' flags that harden a program.
+    compile(headers, built, engine, &["-Wl,-z,relro", "-Wl,-z,now", "-fstack-protector-strong"])
+}
+
+fn compile(headers: &Path, built: &Path, engine: &Path, flags: &[&str]) -> Result<(), String> {
     let mut compiler = Command::new("cc");
     compiler
         .args([
@@ -59,19 +73,30 @@ pub fn build(headers: &Path, built: &Path) -> Result<PathBuf, String> {
             "-Wno-unused-parameter",
             "-Werror",
         ])
-        .args(["-fPIC", "-shared", "-D_GNU_SOURCE", "-include", "config-host.h", "-Wl,-rpath,$ORIGIN"])
+        .args(["-fPIC", "-shared", "-D_GNU_SOURCE", "-include", "config-host.h"])
+        .args(flags)
         .arg("-isystem")
         .arg(headers)
         .arg("-I")
         .arg(workspace::root().join("crates/libcbd/include"))
         .arg("-o")
-        .arg(&engine)
+        .arg(engine)
         .arg(workspace::root().join("crates/libcbd/fio/fio_cbd.c"))
         .arg("-L")
         .arg(built)
         .arg("-lcbd");
-    run(&mut compiler, "cc")?;
-    Ok(engine)
+    run(&mut compiler, "cc")
+}
+
+/// The version of Debian's package of fio that is installed.
+///
+/// # Errors
+/// When it is not installed.
+pub fn installed_package() -> Result<String, String> {
+    output(
+        Command::new("dpkg-query").args(["--show", "--showformat=${Version}", "fio"]),
+        "dpkg-query --show fio",
+    )
 }
 
 /// The version of the fio in `PATH`, such as `fio-3.33`.

@@ -124,7 +124,7 @@ fn install(plan: &Plan) -> Result<Vec<PathBuf>, Problem> {
     cargo_build(&["--package", "libcbd", "--lib"], plan.debug)?;
     let built = target.join(profile(plan));
     let engine = headers.map(|headers| fio::build(&headers, &built)).transpose().map_err(Problem::Failed)?;
-    place_library(&built, &plan.prefix).map_err(Problem::Failed)?;
+    place_library(&built, &Place::below(&plan.prefix)).map_err(Problem::Failed)?;
     let mut places = vec![plan.prefix.join("lib").join(SONAME)];
     if let Some(engine) = engine {
         let place = plan.prefix.join("lib").join(fio::ENGINE);
@@ -134,10 +134,32 @@ fn install(plan: &Plan) -> Result<Vec<PathBuf>, Problem> {
     Ok(places)
 }
 
-/// Copies the output of cargo into `prefix`.
-fn place_library(built: &Path, prefix: &Path) -> Result<(), String> {
+/// Where the library's files go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The prefix that the pkg-config file names.
+    pub prefix: PathBuf,
+    /// The folder that stands for the prefix now.
+    pub folder: PathBuf,
+    /// The folder of libraries below the prefix.
+    pub library: String,
+}
+
+impl Place {
+    /// The usual folders below `prefix`.
+    fn below(prefix: &Path) -> Self {
+        Self { prefix: prefix.to_owned(), folder: prefix.to_owned(), library: "lib".to_owned() }
+    }
+}
+
+/// Copies the library that cargo has built in the folder `built`, its header and its pkg-config file.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn place_library(built: &Path, place: &Place) -> Result<(), String> {
     let source = workspace::root().join("crates/libcbd");
-    let library = prefix.join("lib");
+    let prefix = &place.folder;
+    let library = prefix.join(&place.library);
     let version = env!("CARGO_PKG_VERSION");
     let shared = format!("libcbd.so.{version}");
     for folder in [library.join("pkgconfig"), prefix.join("include")] {
@@ -149,15 +171,15 @@ fn place_library(built: &Path, prefix: &Path) -> Result<(), String> {
     link(&shared, &library.join(SONAME))?;
     link(SONAME, &library.join("libcbd.so"))?;
     let file = library.join("pkgconfig/cbd.pc");
-    fs::write(&file, package_description(prefix, version))
+    fs::write(&file, package_description(place, version))
         .map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
-fn package_description(prefix: &Path, version: &str) -> String {
+fn package_description(place: &Place, version: &str) -> String {
     format!(
         "prefix={}\n\
          exec_prefix=${{prefix}}\n\
-         libdir=${{exec_prefix}}/lib\n\
+         libdir=${{exec_prefix}}/{}\n\
          includedir=${{prefix}}/include\n\
          \n\
          Name: cbd\n\
@@ -166,19 +188,27 @@ fn package_description(prefix: &Path, version: &str) -> String {
          Libs: -L${{libdir}} -lcbd\n\
          Libs.private: {SYSTEM_LIBRARIES}\n\
          Cflags: -I${{includedir}}\n",
-        prefix.display()
+        place.prefix.display(),
+        place.library
     )
 }
 
 /// Copies to a new file, so that running programs keep the old one.
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
+///
+/// # Errors
+/// The paths, and the system's error.
+pub fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let _ = fs::remove_file(to);
     fs::copy(from, to)
         .map(drop)
         .map_err(|error| format!("cannot copy {} to {}: {error}", from.display(), to.display()))
 }
 
-fn link(target: &str, at: &Path) -> Result<(), String> {
+/// Makes a symbolic link, in the place of a file that is there.
+///
+/// # Errors
+/// The path, and the system's error.
+pub fn link(target: &str, at: &Path) -> Result<(), String> {
     let _ = fs::remove_file(at);
     std::os::unix::fs::symlink(target, at).map_err(|error| format!("cannot link {}: {error}", at.display()))
 }

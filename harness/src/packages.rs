@@ -10,13 +10,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// A program and the Debian package that holds it.
+/// A program, or a module of Python by its path, and the Debian package that holds it.
 struct Tool {
     program: &'static str,
     package: &'static str,
 }
 
-const TOOLS: [Tool; 34] = [
+const TOOLS: [Tool; 47] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -26,6 +26,7 @@ const TOOLS: [Tool; 34] = [
     Tool { program: "qemu-io", package: "qemu-utils" },
     Tool { program: "qemu-img", package: "qemu-utils" },
     Tool { program: "mkfs.ext4", package: "e2fsprogs" },
+    Tool { program: "tune2fs", package: "e2fsprogs" },
     Tool { program: "mke2fs", package: "e2fsprogs" },
     Tool { program: "e2fsck", package: "e2fsprogs" },
     Tool { program: "fsck.ext4", package: "e2fsprogs" },
@@ -42,6 +43,7 @@ const TOOLS: [Tool; 34] = [
     Tool { program: "umount", package: "mount" },
     Tool { program: "losetup", package: "mount" },
     Tool { program: "dmsetup", package: "dmsetup" },
+    Tool { program: "udevadm", package: "udev" },
     Tool { program: "pg_ctlcluster", package: "postgresql" },
     Tool { program: "setpriv", package: "util-linux" },
     Tool { program: "blockdev", package: "util-linux" },
@@ -51,7 +53,25 @@ const TOOLS: [Tool; 34] = [
     Tool { program: "git", package: "git" },
     Tool { program: "objdump", package: "binutils" },
     Tool { program: "c++filt", package: "binutils" },
+    Tool { program: "prometheus", package: "prometheus" },
+    Tool { program: "promtool", package: "prometheus" },
+    Tool { program: "python3", package: "python3" },
+    Tool { program: "/usr/bin/mypy", package: "mypy" },
+    Tool { program: "/usr/lib/python3/dist-packages/yaml/__init__.py", package: "python3-yaml" },
+    // Packages, and their checks.
+    Tool { program: "dpkg-buildpackage", package: "dpkg-dev" },
+    Tool { program: "dh", package: "debhelper" },
+    Tool { program: "lintian", package: "lintian" },
+    Tool { program: "rpmspec", package: "rpm" },
+    Tool { program: "rpmlint", package: "rpmlint" },
+    Tool { program: "curl", package: "curl" },
 ];
+
+/// The library that the notebook of the Python package needs. It is large, so only nightly runs install it.
+const PLOTS: [Tool; 1] = [Tool {
+    program: "/usr/lib/python3/dist-packages/matplotlib/__init__.py",
+    package: "python3-matplotlib",
+}];
 
 /// libFuzzer is built from its C++ source.
 const COMPILER: [Tool; 1] = [Tool { program: "g++", package: "g++" }];
@@ -99,6 +119,14 @@ pub fn install_compiler() -> Result<(), String> {
     install_of(&COMPILER, |_| true)
 }
 
+/// Installs what the notebook of the Python package needs.
+///
+/// # Errors
+/// What is still missing, and instructions for the user.
+pub fn install_plots() -> Result<(), String> {
+    install_of(&PLOTS, |_| true)
+}
+
 /// Installs the missing programs that the setup of the peers in guests needs.
 ///
 /// # Errors
@@ -139,10 +167,13 @@ fn install_of(tools: &'static [Tool], is_wanted: impl Fn(&Tool) -> bool) -> Resu
 }
 
 fn missing_of(tools: &'static [Tool]) -> Vec<&'static Tool> {
-    tools.iter().filter(|tool| !on_path(tool.program)).collect()
+    // A module is a file that nothing executes.
+    let is_there = |tool: &&Tool| tool.program.ends_with(".py") && Path::new(tool.program).is_file();
+    tools.iter().filter(|tool| !is_there(tool) && !on_path(tool.program)).collect()
 }
 
-fn on_path(program: &str) -> bool {
+/// Whether a program of this name can be found.
+pub fn on_path(program: &str) -> bool {
     std::env::split_paths(&search_path())
         .any(|directory: std::path::PathBuf| is_executable(&directory.join(program)))
 }
@@ -222,15 +253,18 @@ mod tests {
     }
 
     /// Programs of a minimal Debian (debootstrap's minbase), and those of the compiler's package.
-    const BARE: [&str; 26] = [
+    const BARE: [&str; 29] = [
         "apt-cache",
         "apt-get",
         "bash",
         "chmod",
         "chown",
+        "chroot",
         "cmp",
         "cp",
+        "date",
         "dd",
+        "dpkg",
         "dpkg-deb",
         "dpkg-query",
         "fallocate",

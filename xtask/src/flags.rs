@@ -3,7 +3,7 @@
 use crate::{fsstress, fsx, problem::Problem};
 
 /// The steps of `test`, in the order in which they run.
-pub const STEPS: [&str; 12] = [
+pub const STEPS: [&str; 13] = [
     "format",
     "tidy",
     "lint",
@@ -15,6 +15,7 @@ pub const STEPS: [&str; 12] = [
     "sim",
     "release",
     "demo",
+    "package",
     "vm",
 ];
 

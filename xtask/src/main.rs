@@ -14,6 +14,7 @@ mod fsstress;
 mod fsx;
 mod fuzz;
 mod mutants;
+mod package;
 mod programs;
 mod tasks;
 mod test;
@@ -53,6 +54,9 @@ Tasks:
   install --prefix DIRECTORY [--debug] [--fio | --fio-source DIRECTORY]
                      installs libcbd with its header and pkg-config file, and blkverify; also the engine for the installed fio,
                      whose headers are fetched through apt, or taken from its source
+  package [--output DIRECTORY] [--no-build]
+                     builds Debian packages (default: target/package); with --stage DIRECTORY [--library FOLDER] lays their files
+                     below it instead, as the spec file for rpm does; see docs/packaging.md
   man [DIRECTORY]    writes the man pages and shell completions (default: target/man)
   fsx FILE [--seed N] [--operations N] [--size BYTES] [--direct ALIGNMENT]
                      random operations on a file or block device, which is overwritten, compared with a model
@@ -67,7 +71,7 @@ Tasks:
                      runs programs in a guest with a kernel of its own, with ublk, persistent memory and power
                      cuts; see `vm help`
 
-Steps of `test`: format, tidy, lint, doc, freestanding, build, test, fuzz, sim, release, demo, vm
+Steps of `test`: format, tidy, lint, doc, freestanding, build, test, fuzz, sim, release, demo, package, vm
 ";
 
 fn main() -> ExitCode {
@@ -85,6 +89,8 @@ fn main() -> ExitCode {
         "fuzz" => fuzz::Plan::parse(rest).and_then(|plan| fuzz::run(&plan)),
         "mutants" => mutants::task(rest),
         "install" => install::Plan::parse(rest).and_then(|plan| install::run(&plan)),
+        "package" => package::Plan::parse(rest).and_then(|plan| package::run(&plan)),
+        package::checks::INSIDE => package::checks::inside(rest),
         "man" => tasks::man(rest),
         "fsx" => tasks::exercise(rest),
         "fsstress" => tasks::stress(rest),

@@ -20,9 +20,10 @@ use std::time::{Duration, Instant};
 const ALONE: &str = "cbd-fuse";
 
 /// Programs whose tests lock the loop devices. They run one after the other, beside the others.
-const OF_LOOP_DEVICES: [&str; 12] = [
+const OF_LOOP_DEVICES: [&str; 13] = [
     "cbd-blkverify/loop_devices",
     "cbd-cbdctrl/disks_that_fail",
+    "cbd-cbdctrl/doctor",
     "cbd-cbdctrl/file_systems",
     "cbd-cbdctrl/grows",
     "cbd-cbdctrl/pins",

@@ -11,7 +11,7 @@ use crate::programs::Limits;
 use crate::report::{Count, Report, TestFailures};
 use crate::shell::{self, Stream};
 use crate::workspace::{self, cargo, cargo_with_lock};
-use crate::{deadline, demo, freestanding, fuzz, mutants, packages, processes, programs, tidy, vm};
+use crate::{deadline, demo, freestanding, fuzz, mutants, package, packages, processes, programs, tidy, vm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -50,9 +50,14 @@ const FUZZ_SECONDS_SHORT: u64 = 10;
 /// Power cuts of a guest in a nightly run; twice as many would fill the disk of that test.
 const NIGHTLY_CUTS: usize = 30;
 
-/// Builds the program as users do, and the simulator. cargo unites the features that the packages of one command need of a crate:
+/// Builds the program and the library as users do, and the simulator. cargo unites the features that the packages of one command need of a crate:
 /// two commands would compile the engine twice. `cbdctrl` gets the features that it has alone, since `cbd-sim` needs fewer.
-const RELEASE: [&str; 6] = ["build", "--release", "--package", "cbdctrl", "--package", "cbd-sim"];
+const RELEASE: [&str; 8] =
+    ["build", "--release", "--package", "cbdctrl", "--package", "libcbd", "--package", "cbd-sim"];
+
+/// Runs the test of the notebook, which is left out otherwise because of what it needs.
+const NOTEBOOK: [&str; 8] =
+    ["test", "--package", "cbdctrl", "--test", "python", "--", "--ignored", "the_notebook_plots_a_run"];
 
 /// Cargo's progress messages, which are left out of the log.
 const PROGRESS: [&str; 10] = [
@@ -111,14 +116,7 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         report.note(problems.lines());
     }
     if length == Length::Long && flags.wants("test") && flags.filter.is_none() {
-        let plan = fuzz::Plan { seconds: FUZZ_SECONDS, ..fuzz::Plan::all() };
-        report.step("fuzz", "every target, coverage-guided", || task(fuzz::run(&plan)));
-        report.step("mutants", "each mutation point disabled, one at a time", || {
-            task(mutants::run(&mutants::Flags::thorough()))
-        });
-        report.step("mutants, generated", "each operator, condition, call and constant changed", || {
-            task(mutants::run_generated())
-        });
+        long_steps(system, &mut report);
     }
     // Without root, the step would depend on an installed C++ compiler.
     if system && length == Length::Short && flags.wants("fuzz") {
@@ -129,15 +127,19 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         report.step("sim", "cargo xtask sim: what crashes can leave", || explore(length));
     }
     let mut program = None;
-    if flags.wants("release") || flags.wants("demo") {
+    if flags.wants("release") || flags.wants("demo") || flags.wants("package") {
         report.step("release", "cbdctrl as users build it", || {
             let built = check(cargo_with_lock(RELEASE));
             program = (built.failed == 0).then(|| release_program("cbdctrl")).flatten();
             Count::one(program.is_some())
         });
     }
-    if let Some(program) = program.filter(|_| flags.wants("demo")) {
-        report.step("demo", "cbdctrl demo --json", || show(&program));
+    if let Some(program) = program.as_ref().filter(|_| flags.wants("demo")) {
+        report.step("demo", "cbdctrl demo --json", || show(program));
+    }
+    if let Some(program) = program.filter(|_| system && flags.wants("package")) {
+        report
+            .step("package", "Debian packages: rules, installation, upgrade, removal", || packaged(&program));
     }
     // The step needs Debian's packages, but not root.
     if flags.wants("vm") && !flags.no_system {
@@ -150,6 +152,21 @@ pub fn run(flags: &TestFlags, length: Length) -> Result<bool, Problem> {
         }
     }
     Ok(report.finish())
+}
+
+/// The steps of a nightly run alone.
+fn long_steps(system: bool, report: &mut Report) {
+    let plan = fuzz::Plan { seconds: FUZZ_SECONDS, ..fuzz::Plan::all() };
+    report.step("fuzz", "every target, coverage-guided", || task(fuzz::run(&plan)));
+    report.step("mutants", "each mutation point disabled, one at a time", || {
+        task(mutants::run(&mutants::Flags::thorough()))
+    });
+    report.step("mutants, generated", "each operator, condition, call and constant changed", || {
+        task(mutants::run_generated())
+    });
+    if system {
+        report.step("notebook", "the notebook of the Python package", notebook);
+    }
 }
 
 /// The steps that run no test.
@@ -183,7 +200,7 @@ fn check_source(flags: &TestFlags, report: &mut Report) {
 /// The builds of the steps that follow the tests.
 fn builds_ahead(flags: &TestFlags, length: Length, system: bool) -> Vec<Command> {
     let mut builds = Vec::new();
-    if flags.wants("release") || flags.wants("demo") || flags.wants("sim") {
+    if ["release", "demo", "package", "sim"].iter().any(|step| flags.wants(step)) {
         builds.push(cargo_with_lock(RELEASE));
     }
     if system && length == Length::Short && flags.wants("fuzz") && packages::install_compiler().is_ok() {
@@ -207,6 +224,18 @@ fn list_left_out(flags: &TestFlags) {
     if flags.no_system {
         println!("    guest/src/jobs (the step vm)");
         println!("    fuzz (the step fuzz)");
+        println!("    xtask/src/package/checks.rs (the step package)");
+    }
+}
+
+/// Runs the notebook of the Python package.
+fn notebook() -> Count {
+    match packages::install_plots() {
+        Ok(()) => check(cargo_with_lock(NOTEBOOK)),
+        Err(text) => {
+            println!("    {text}");
+            Count::one(false)
+        }
     }
 }
 
@@ -347,6 +376,15 @@ fn show(program: &Path) -> Count {
         println!("    {problem}");
     }
     Count::one(problems.is_empty())
+}
+
+/// Builds packages of the programs that the step `release` has built, and checks them.
+fn packaged(program: &Path) -> Count {
+    if let Err(text) = packages::install() {
+        println!("    {text}");
+        return Count::one(false);
+    }
+    package::checks::run(program.parent().unwrap_or(program))
 }
 
 /// Runs jobs in guests, with programs of this machine.

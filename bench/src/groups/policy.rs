@@ -8,12 +8,12 @@
 
 mod arc;
 mod least_recent;
-mod model_disk;
+pub mod model_disk;
 mod pacing;
 mod reads;
 mod rig;
 mod s3fifo;
-mod trace;
+pub mod trace;
 
 use crate::in_parallel::in_parallel;
 use crate::options::Options;

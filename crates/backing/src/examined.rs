@@ -7,7 +7,7 @@
 //! Elsewhere: what a difference means while other programs write; a difference that is not found again was a change.
 
 use crate::file::{self, Engine, Opened, Options};
-use crate::identity::Kind;
+use crate::identity::{self, Identity, Kind};
 use crate::length::Length;
 use crate::ring::RingQueue;
 use crate::sync::SyncQueue;
@@ -113,4 +113,21 @@ impl Examined {
     pub fn method(&self) -> String {
         self.target.verify_method()
     }
+}
+
+/// The identity of the block device or regular file at `path`, which others may use. A loop device has the identity of
+/// its file only as a backing device: here only that of the device.
+///
+/// # Errors
+/// As [`Examined::open`], without those of its geometry.
+pub fn identity_of(path: &Path) -> Result<Identity> {
+    let options = Options { read_only: true, ..Options::default() };
+    let status = sys::status_of(path).map_err(|error| file::open_error(path, None, &options, &error))?;
+    let opened = Opened::shared(path, &status, &options)?;
+    let (kind, size) = if opened.status.is_block() {
+        (Kind::Block, geometry::block_size(&opened.file, path)?)
+    } else {
+        (Kind::File, opened.status.size)
+    };
+    Ok(identity::of_open(&opened.file, &opened.status, kind, size))
 }

@@ -1,26 +1,33 @@
-//! The age of operations that a backing device has not completed.
+//! The operations of a backing device: the age of those that are not complete, and the figures of those that are.
 //!
 //! A disk that hangs reports no error: an operation does not complete. [`Outstanding`] is a decorator whose queues
-//! publish the age of their oldest operation, so that another thread can report how long the disk has not responded.
+//! publish the age of their oldest operation, so that another thread can report how long the disk has not responded. They
+//! count the operations that have ended, too, with their bytes and their latency.
 //!
 //! Invariants: an operation counts from before its submission until its completion is taken, also while `submit` or the
-//! end of the queue blocks; reading the age takes no lock that a queue's thread holds during an operation, and a queue
-//! takes no lock after it was opened.
+//! end of the queue blocks; reading takes no lock that a queue's thread holds during an operation, and a queue takes a lock
+//! only when it is opened and when it ends; what a queue has counted stays when it ends.
 //!
 //! Elsewhere: the limit, and the report.
 
 use crate::{Backing, Identity, PollableQueue};
 use cbd_types::backing::BackingDone;
+use cbd_types::figures::{Histogram, HistogramCounts, add};
 use cbd_types::{BackingGeometry, BackingOp, BackingQueue, OpToken, Result};
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Names of the operations in messages, by number.
-const NAMES: [&str; 7] = ["read", "write", "write-zeroes", "discard", "flush", "verify", "compare"];
+const NAMES: [&str; OPERATIONS] = ["read", "write", "write-zeroes", "discard", "flush", "verify", "compare"];
+/// Their names in figures.
+const FIGURES: [&str; OPERATIONS] =
+    ["read", "write", "write_zeroes", "discard", "flush", "verify", "compare"];
+/// Number of operations.
+const OPERATIONS: usize = 7;
 /// Bits of a published value that hold the operation's number plus one; the higher bits are milliseconds.
 const KIND_BITS: u32 = 3;
 
@@ -34,6 +41,77 @@ const fn kind_of(op: &BackingOp) -> usize {
         BackingOp::Verify { .. } => 5,
         BackingOp::Compare { .. } => 6,
     }
+}
+
+fn bytes_of(op: &BackingOp) -> u64 {
+    match op {
+        BackingOp::Read { buffer, .. } | BackingOp::Write { buffer, .. } => buffer.len() as u64,
+        BackingOp::WriteZeroes { range }
+        | BackingOp::Discard { range }
+        | BackingOp::Verify { range }
+        | BackingOp::Compare { range, .. } => range.len(),
+        BackingOp::Flush => 0,
+    }
+}
+
+/// The operations with the same name that have ended.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Ended {
+    /// Their number, failed ones included.
+    pub operations: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+    /// Those that failed.
+    pub failed: u64,
+    /// Time from the submission of each to when its completion was taken.
+    pub latency: HistogramCounts,
+}
+
+/// The cells of one operation of one queue.
+#[derive(Default, Debug)]
+struct Cells {
+    operations: AtomicU64,
+    bytes: AtomicU64,
+    failed: AtomicU64,
+    /// Few operations are of all kinds.
+    latency: OnceLock<Histogram>,
+}
+
+impl Cells {
+    fn count(&self, done: &BackingDone, took_ns: u64) {
+        add(&self.operations, 1);
+        self.latency.get_or_init(Histogram::default).count(took_ns, 1);
+        match done.result {
+            Ok(()) => add(&self.bytes, bytes_of(&done.op)),
+            Err(_) => add(&self.failed, 1),
+        }
+    }
+
+    fn add(&self, other: &Self) {
+        add(&self.operations, other.operations.load(Ordering::Relaxed));
+        add(&self.bytes, other.bytes.load(Ordering::Relaxed));
+        add(&self.failed, other.failed.load(Ordering::Relaxed));
+        if let Some(other) = other.latency.get() {
+            self.latency.get_or_init(Histogram::default).add(other);
+        }
+    }
+
+    fn read(&self, ended: &mut Ended) {
+        ended.operations += self.operations.load(Ordering::Relaxed);
+        ended.bytes += self.bytes.load(Ordering::Relaxed);
+        ended.failed += self.failed.load(Ordering::Relaxed);
+        if let Some(latency) = self.latency.get() {
+            latency.read(&mut ended.latency);
+        }
+    }
+}
+
+/// What a queue publishes.
+#[derive(Default, Debug)]
+struct Published {
+    /// Its oldest operation, or 0.
+    oldest: AtomicU64,
+    cells: [Cells; OPERATIONS],
 }
 
 /// The oldest operation that is not complete.
@@ -52,8 +130,15 @@ pub struct Outstanding(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     begun: Instant,
-    /// The value that each queue publishes, until the queue is dropped.
-    queues: Mutex<Vec<Weak<AtomicU64>>>,
+    queues: Mutex<Queues>,
+}
+
+/// What the queues publish.
+#[derive(Default, Debug)]
+struct Queues {
+    open: Vec<Arc<Published>>,
+    /// What queues have counted that have ended.
+    ended: [Cells; OPERATIONS],
 }
 
 impl Outstanding {
@@ -68,7 +153,7 @@ impl Outstanding {
     #[must_use]
     pub fn oldest(&self) -> Option<Oldest> {
         let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let published = queues.iter().filter_map(Weak::upgrade).map(|queue| queue.load(Ordering::Relaxed));
+        let published = queues.open.iter().map(|queue| queue.oldest.load(Ordering::Relaxed));
         // Milliseconds are the higher bits, so the minimum is the oldest.
         let oldest = published.filter(|value| *value != 0).min()?;
         let kind = (oldest & ((1 << KIND_BITS) - 1)) as usize - 1;
@@ -77,19 +162,45 @@ impl Outstanding {
     }
 }
 
+impl Outstanding {
+    /// The operations that have ended since the device was opened, each with its name.
+    #[must_use]
+    pub fn ended(&self) -> Vec<(&'static str, Ended)> {
+        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_kind = |(kind, name): (usize, &&'static str)| {
+            let mut ended = Ended::default();
+            let open = queues.open.iter().map(|queue| &queue.cells[kind]);
+            open.chain([&queues.ended[kind]]).for_each(|cells| cells.read(&mut ended));
+            (*name, ended)
+        };
+        FIGURES.iter().enumerate().map(of_kind).collect()
+    }
+}
+
 impl Shared {
+    fn now_ns(&self) -> u64 {
+        // 580 years fit.
+        self.begun.elapsed().as_nanos() as u64
+    }
+
     fn now_ms(&self) -> u64 {
         // 500 million years fit.
         self.begun.elapsed().as_millis() as u64
     }
 
-    /// The value in which a queue publishes its oldest operation; 0 if it has none.
-    fn publish(&self) -> Arc<AtomicU64> {
+    /// Where a queue publishes what it does, until it [ends](Self::end).
+    fn publish(&self) -> Arc<Published> {
         let published = Arc::default();
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.retain(|queue| queue.strong_count() > 0);
-        queues.push(Arc::downgrade(&published));
+        queues.open.push(Arc::clone(&published));
         published
+    }
+
+    /// A queue has ended: what it has counted stays.
+    fn end(&self, published: &Arc<Published>) {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.open.retain(|queue| !Arc::ptr_eq(queue, published));
+        queues.ended.iter().zip(&published.cells).for_each(|(ended, cells)| ended.add(cells));
     }
 }
 
@@ -110,8 +221,8 @@ impl Backing for Measured {
     fn open_queue(&self, depth: usize) -> Result<Box<dyn PollableQueue>> {
         let inner = self.inner.open_queue(depth)?;
         let shared = Arc::clone(&self.outstanding.0);
-        let published = shared.publish();
-        Ok(Box::new(MeasuredQueue { inner, shared, published, begun: VecDeque::new() }))
+        let publishes = Publishes { published: shared.publish(), shared };
+        Ok(Box::new(MeasuredQueue { inner, publishes, begun: VecDeque::new() }))
     }
 
     fn describe(&self) -> String {
@@ -126,10 +237,35 @@ impl Backing for Measured {
 struct MeasuredQueue {
     // Declared first: it may wait for its operations when it is dropped, and they count until then.
     inner: Box<dyn PollableQueue>,
+    publishes: Publishes,
+    /// Operations in flight, the oldest first.
+    begun: VecDeque<Begun>,
+}
+
+/// What a queue publishes, until it is dropped.
+struct Publishes {
     shared: Arc<Shared>,
-    published: Arc<AtomicU64>,
-    /// Operations in flight with the values to publish, the oldest first.
-    begun: VecDeque<(OpToken, u64)>,
+    published: Arc<Published>,
+}
+
+impl Drop for Publishes {
+    fn drop(&mut self) {
+        self.shared.end(&self.published);
+    }
+}
+
+/// An operation in flight.
+struct Begun {
+    token: OpToken,
+    kind: usize,
+    at_ns: u64,
+}
+
+impl Begun {
+    /// The value to publish while it is the oldest one.
+    const fn value(&self) -> u64 {
+        ((self.at_ns / 1_000_000) << KIND_BITS) | (self.kind as u64 + 1)
+    }
 }
 
 impl MeasuredQueue {
@@ -137,22 +273,26 @@ impl MeasuredQueue {
         if done.is_empty() {
             return;
         }
+        let Publishes { shared, published } = &self.publishes;
+        let now_ns = shared.now_ns();
         for one in done {
-            if let Some(index) = self.begun.iter().position(|(token, _)| *token == one.token) {
-                self.begun.remove(index);
+            let index = self.begun.iter().position(|begun| begun.token == one.token);
+            if let Some(begun) = index.and_then(|index| self.begun.remove(index)) {
+                published.cells[begun.kind].count(one, now_ns.saturating_sub(begun.at_ns));
             }
         }
-        self.published.store(self.begun.front().map_or(0, |(_, value)| *value), Ordering::Relaxed);
+        published.oldest.store(self.begun.front().map_or(0, Begun::value), Ordering::Relaxed);
     }
 }
 
 impl BackingQueue for MeasuredQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
-        let value = (self.shared.now_ms() << KIND_BITS) | (kind_of(&op) as u64 + 1);
+        let Publishes { shared, published } = &self.publishes;
+        let begun = Begun { token, kind: kind_of(&op), at_ns: shared.now_ns() };
         if self.begun.is_empty() {
-            self.published.store(value, Ordering::Relaxed);
+            published.oldest.store(begun.value(), Ordering::Relaxed);
         }
-        self.begun.push_back((token, value));
+        self.begun.push_back(begun);
         self.inner.submit(token, op);
     }
 

@@ -89,6 +89,26 @@ impl BlockDirectory {
         attribute(&self.disk.join(name))
     }
 
+    /// The bytes of an attribute of the whole disk, without line feeds and blanks at the end; `None` where it is empty.
+    pub fn disk_bytes(&self, name: &str) -> Option<Vec<u8>> {
+        let bytes = fs::read(self.disk.join(name)).ok()?;
+        let bytes = bytes.trim_ascii_end().to_vec();
+        (!bytes.trim_ascii().is_empty()).then_some(bytes)
+    }
+
+    /// The folder of the device itself.
+    pub fn folder(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the partitions of a disk begin, in bytes; of a partition none.
+    pub fn partition_starts(&self) -> Vec<u64> {
+        let start = |path: PathBuf| attribute(&path.join("start"))?.parse::<u64>().ok()?.checked_mul(SECTOR);
+        let mut starts: Vec<u64> = self.partitions().into_iter().filter_map(start).collect();
+        starts.sort_unstable();
+        starts
+    }
+
     /// A numeric attribute of the whole disk's queue.
     pub fn queue(&self, name: &str) -> Option<u64> {
         self.disk(&format!("queue/{name}"))?.parse().ok()

@@ -2,7 +2,7 @@
 
 mod common;
 
-use cbd_backing::{Backing, BackingFile, Direct, Examined, Offload, Options};
+use cbd_backing::{Backing, BackingFile, Direct, Examined, Offload, Options, identity_of};
 use cbd_types::ErrorKind;
 use common::{
     LoopDevice, MIB, directory, file, in_time, is_root, is_zero, open, read, run, run_ok, verify, write, zero,
@@ -25,6 +25,18 @@ fn a_file_is_verified_while_it_is_the_backing_device_of_another() {
         assert_eq!(examined.method(), "reads (it is a file)");
         drop(backing);
         open(&path);
+    });
+}
+
+#[test]
+fn the_identity_of_a_file_in_use_is_that_of_the_backing_device() {
+    in_time(|| {
+        let directory = directory();
+        let path = file(directory.path(), "disk", MIB);
+        let backing = open(&path);
+        assert_eq!(identity_of(&path).expect("it is known"), backing.identity());
+        let missing = identity_of(&directory.path().join("none")).expect_err("there is none");
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
     });
 }
 

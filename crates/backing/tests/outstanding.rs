@@ -46,3 +46,35 @@ fn an_operation_that_hangs_is_reported_with_its_age_while_others_complete_and_un
     assert_eq!(beside_a_newer_one.map(|oldest| oldest.name), Some("write"), "a newer operation hides it");
     assert_eq!((done.len(), outstanding.oldest()), (3, None));
 }
+
+#[test]
+fn operations_are_counted_with_their_bytes_and_their_latency_and_stay_when_their_queue_ends() {
+    let disk = tempfile::NamedTempFile::new().expect("a file");
+    disk.as_file().set_len(1 << 20).expect("it grows");
+    let file: Arc<dyn Backing> =
+        Arc::new(BackingFile::open(disk.path(), Options::default()).expect("opened"));
+    let rule = FaultRule::parse("op=write,range=65536-131072").expect("a rule");
+    let (measured, outstanding) = Outstanding::over(Arc::new(Faulty::new(file, vec![rule])));
+    let mut queues = [0, 1].map(|_| measured.open_queue(8).expect("a queue"));
+    let mut done = Vec::new();
+    for (number, offset) in [(0, 0), (1, 4096), (1, 64 << 10)] {
+        let queue = &mut queues[number];
+        queue.submit(OpToken(1), write(offset));
+        queue.submit(OpToken(2), BackingOp::Flush);
+        while queue.in_flight() > 0 {
+            queue.wait(&mut done);
+        }
+    }
+    let before = outstanding.ended();
+    let of = |name| &before.iter().find(|(of, _)| *of == name).expect("all are there").1;
+    let (written, flushed, read) = (of("write"), of("flush"), of("read"));
+    assert_eq!((written.operations, written.bytes, written.failed), (3, 2 * 4096, 1));
+    assert_eq!((flushed.operations, flushed.bytes, flushed.failed), (3, 0, 0));
+    assert_eq!((written.latency.buckets.iter().sum::<u64>(), read.operations), (3, 0));
+    assert!(written.latency.sum_ns > 0);
+    let [first, second] = queues;
+    drop(first);
+    assert_eq!(outstanding.ended(), before);
+    drop(second);
+    assert_eq!(outstanding.ended(), before);
+}

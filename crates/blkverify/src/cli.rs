@@ -47,7 +47,7 @@ pub struct Cli {
     /// Show no progress bar
     #[arg(long)]
     pub no_progress: bool,
-    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR if not root]
+    /// Control socket of the daemon [default: the one under $XDG_RUNTIME_DIR if not root, else /run/cbd/control.sock]
     #[arg(long, value_name = "PATH", env = "CBD_SOCKET")]
     pub socket: Option<PathBuf>,
 }

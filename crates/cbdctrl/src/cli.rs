@@ -2,9 +2,13 @@
 //!
 //! Invariants: commands and options of the original `cbdctrl` keep their long and short names.
 
+mod advise;
 mod checkpoint;
+mod events;
 mod live;
+mod safe_to;
 mod settings;
+mod top;
 
 use cbd_backing::ThrottleParameters;
 use cbd_daemon::api::{CacheMode, Consistency, NumberOrName};
@@ -15,8 +19,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+pub use advise::AdviseArguments;
 pub use checkpoint::CheckpointArguments;
+pub use events::{EventArguments, Since};
 pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
+pub use safe_to::{Plan, SafeToArguments};
+pub use top::TopArguments;
 
 /// Controls CBD, a persistent-memory write-back cache for block devices
 #[derive(Parser, Debug)]
@@ -28,7 +36,7 @@ pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
     after_help = EXIT_CODES
 )]
 pub struct Cli {
-    /// Control socket of the daemon [default: /run/cbd/control.sock, or under $XDG_RUNTIME_DIR if not root]
+    /// Control socket of the daemon [default: the one under $XDG_RUNTIME_DIR if not root, else /run/cbd/control.sock]
     #[arg(long, global = true, value_name = "PATH", env = "CBD_SOCKET")]
     pub socket: Option<PathBuf>,
     /// Print JSON, errors too (lists are JSON in a pipe anyway)
@@ -156,9 +164,16 @@ pub enum Command {
         /// then overwrites newer data
         #[arg(long)]
         older_region: bool,
+        /// Serve it although its disk was written while no daemon served it: what the cache holds counts then, where it
+        /// holds anything
+        #[arg(long)]
+        changed_disk: bool,
         /// Its name, for commands and for links
         #[arg(long, value_parser = name)]
         name: Option<String>,
+        /// Writeback keeps the recovery point younger than this, e.g. 30s
+        #[arg(long, value_parser = cbd_daemon::settings::parse_max_age, value_name = "TIME")]
+        recovery_point_max_age: Option<u32>,
     },
     /// Write all dirty data to the backing device and remove the backend: the device is a plain disk again
     BackendStop {
@@ -253,6 +268,10 @@ pub enum Command {
         #[command(flatten)]
         request: RequestTimeout,
     },
+    /// Show what happened: events, each with a stable name
+    Events(EventArguments),
+    /// Watch every device, cache and disk: rates, latencies, hit ratio, dirty bytes, waits
+    Top(TopArguments),
     /// Change settings of a backend, or the name of a block device, while it runs
     #[command(after_help = settings::HELP, group = clap::ArgGroup::new("object").required(true))]
     Set {
@@ -306,6 +325,26 @@ pub enum Command {
     /// Write the dirty data of a region to its backing devices, without a daemon; a dry run unless --yes is given
     #[command(after_help = crate::offline::RESCUE_EXIT_CODES)]
     Rescue(crate::offline::RescueArguments),
+    /// Show what this machine has, lacks and promises for CBD, and the command that corrects each flaw; changes nothing
+    #[command(after_help = crate::doctor::EXIT_CODES)]
+    Doctor(crate::doctor::DoctorArguments),
+    /// Look at disks or regions that may hang; doctor starts this
+    #[command(hide = true)]
+    DoctorLook {
+        /// Of what kind they are
+        kind: crate::doctor::Kind,
+        /// Their paths
+        #[arg(last = true)]
+        paths: Vec<std::ffi::OsString>,
+    },
+    /// Say whether the daemon can be removed, restarted, or replaced by an older version; packages ask this
+    #[command(after_help = safe_to::HELP)]
+    SafeTo(SafeToArguments),
+    /// Show what more or less cache would bring, from a trace of requests
+    Advise(AdviseArguments),
+    /// Give the disk below a cache to other programs, in an emergency, without a daemon: what is only in the region is
+    /// lost to them
+    Unseal(crate::offline::UnsealArguments),
     /// Show CBD at work on this machine: speed, a killed daemon, a plain disk at the end
     Demo(cbd_demo::Arguments),
     /// Run the daemon; the same as cbdd
@@ -410,6 +449,10 @@ pub struct DaemonArguments {
     /// Folder of the links cbdN to block devices [default: /dev]
     #[arg(long, value_name = "DIR")]
     pub dev_dir: Option<PathBuf>,
+    /// Folder of the rules of udev that keep other programs off cached disks [default: /etc/udev/rules.d; none if
+    /// --dev-dir is given]
+    #[arg(long, value_name = "DIR")]
+    pub rules_dir: Option<PathBuf>,
     /// Serve no region that does not survive a power failure
     #[arg(long)]
     pub require_persistent: bool,
@@ -453,134 +496,4 @@ pub fn has_own_exit_codes(arguments: &[std::ffi::OsString]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(std::iter::once("cbdctrl").chain(line.split_whitespace()))
-    }
-
-    fn wrong_usage(line: &str) {
-        let error = parse(line).expect_err(line);
-        assert_eq!(error.exit_code(), 2, "{line}");
-    }
-
-    #[test]
-    fn the_definitions_are_consistent() {
-        Cli::command().debug_assert();
-        DaemonCli::command().debug_assert();
-    }
-
-    #[test]
-    fn the_short_options_of_the_original_are_understood() {
-        for line in [
-            "tp-reg -H node0 -p /r -f -F",
-            "tp-unreg -t 0",
-            "tp-list",
-            "host-list -t 1",
-            "backend-start -t 0 -p /dev/sdb -c 4G -n 4 -D",
-            "backend-stop -t 0 -b 1 -F",
-            "backend-list -t 0 -a",
-            "dev-start -t 0 -b 1",
-            "dev-stop -t 0 -d 1",
-            "backend-grow -t 0 -b 1",
-            "dev-list -t 0 -a",
-        ] {
-            assert!(parse(line).is_ok(), "{line}");
-        }
-    }
-
-    #[test]
-    fn the_long_options_of_the_original_are_understood() {
-        for line in [
-            "tp-reg --host node0 --path /r --format --force",
-            "tp-unreg --transport 0",
-            "backend-start --path /dev/sdb --cache-size 512MiB --handlers 128 --start-dev",
-            "backend-stop --backend 1 --force",
-            "backend-list --all",
-            "dev-start --backend 1",
-            "dev-stop --dev 1",
-            "dev-list --all",
-        ] {
-            assert!(parse(line).is_ok(), "{line}");
-        }
-    }
-
-    #[test]
-    fn data_crc_accepts_every_usual_word_for_true_and_false() {
-        for (word, expected) in
-            [("on", true), ("true", true), ("1", true), ("off", false), ("false", false), ("0", false)]
-        {
-            let parsed = parse(&format!("backend-start -p /d --data-crc {word}"));
-            let Ok(Cli { command: Command::BackendStart { data_crc, .. }, .. }) = parsed else {
-                panic!("{word}")
-            };
-            assert_eq!(data_crc, Some(expected), "{word}");
-        }
-    }
-
-    #[test]
-    fn the_default_transport_is_0() {
-        let Ok(Cli { command: Command::DevStart { on, .. }, .. }) = parse("dev-start -b 3") else {
-            panic!("dev-start");
-        };
-        assert_eq!(on.transport, 0);
-    }
-
-    #[test]
-    fn wrong_usage_is_refused() {
-        for line in [
-            "",
-            "tp-reg",
-            "tp-reg -H node0",
-            "tp-reg -p /r",
-            "tp-reg -H node0 -p /r -F",
-            "tp-reg -H node0 -p /r extra",
-            "tp-unreg",
-            "tp-unreg -t x",
-            "tp-unreg -t -1",
-            "backend-start -p /d -n 0",
-            "backend-start -p /d -n 129",
-            "backend-start -p /d -c lots",
-            "backend-start -p /d -c -5",
-            "backend-start -p /d --consistency maybe",
-            "backend-start -p /d --data-crc perhaps",
-            "backend-start -p /d -p /e",
-            "backend-stop",
-            "dev-start",
-            "dev-stop -b 0",
-            "backend-grow",
-            "backend-grow -b 0 --size 8G",
-            "set -b 0",
-            "frobnicate",
-            "status --timeout 0",
-            "status --timeout soon",
-        ] {
-            wrong_usage(line);
-        }
-    }
-
-    #[test]
-    fn commands_are_matched_whole() {
-        for line in ["tp", "tp-l", "dev", "backend-st -b 0", "stat"] {
-            wrong_usage(line);
-        }
-    }
-
-    #[test]
-    fn a_value_of_set_may_begin_with_a_hyphen() {
-        let Ok(Cli { command: Command::Set { changes, .. }, .. }) = parse("set -b 0 gc_percent=-1") else {
-            panic!("set");
-        };
-        assert_eq!(changes, ["gc_percent=-1"]);
-    }
-
-    #[test]
-    fn an_option_after_the_changes_of_set_is_an_option() {
-        let cli = parse("set -b 0 gc_percent=70 --json").expect("understood");
-        assert!(
-            cli.json && matches!(cli.command, Command::Set { changes, .. } if changes == ["gc_percent=70"])
-        );
-    }
-}
+mod tests;

@@ -28,18 +28,25 @@ pub fn run(command: Command, socket: &Path, json: bool) -> ExitCode {
     if let Command::Live(LiveCommand::Scrub(arguments)) = &command {
         return crate::scrub::run(arguments, &client, &output);
     }
+    if let Command::Events(arguments) = &command {
+        return crate::events::run(arguments, &client, &output);
+    }
     let result = execute(command, &client, &output);
     progress::end_waiting();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cbdctrl: {}", error.line().replace('\n', " "));
-            if json {
-                let _ = output.json(&ErrorAnswer { error: ErrorBody::from(&error) });
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error, &output),
     }
+}
+
+/// One line on standard error and, with `--json`, the error in JSON.
+pub(crate) fn failed(error: &Error, output: &Output) -> ExitCode {
+    // The terminal may have gone.
+    let _ = writeln!(std::io::stderr(), "cbdctrl: {}", error.line().replace('\n', " "));
+    if output.json {
+        let _ = output.json(&ErrorAnswer { error: ErrorBody::from(error) });
+    }
+    ExitCode::FAILURE
 }
 
 /// The format and destination of results.
@@ -69,7 +76,7 @@ impl Output {
     }
 
     /// A list: a table for people, JSON for programs.
-    fn list<T: Serialize>(&self, list: &[T], table: impl FnOnce(&[T]) -> Table) -> Result<()> {
+    pub(crate) fn list<T: Serialize>(&self, list: &[T], table: impl FnOnce(&[T]) -> Table) -> Result<()> {
         match terminal_width() {
             Some(width) if !self.json => self.text(&table(list).render(width)),
             _ => self.json(&list),
@@ -131,8 +138,8 @@ fn limited(client: &Client, request: RequestTimeout) -> Client {
     client.clone().with_timeout(Timeout::Limit(Duration::from_secs(request.timeout)))
 }
 
+/// Executes a command. A long operation has no timeout while the daemon is alive; the terminal shows that it continues.
 fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
-    // A long operation has no timeout while the daemon is alive; the terminal shows that it continues.
     let client = &plain.clone().with_waiting_callback(progress::waiting);
     match command {
         Command::TpReg { host, path, size, segment_size, format, force } => {
@@ -168,7 +175,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             cache_mode,
             data_crc,
             older_region,
+            changed_disk,
             name,
+            recovery_point_max_age,
         } => {
             let request = StartBackend {
                 path: absolute(&path)?,
@@ -183,7 +192,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
                 cache_mode,
                 data_crc,
                 older_region,
+                changed_disk,
                 name,
+                recovery_point_max_age_s: recovery_point_max_age,
             };
             let started: BackendStarted =
                 client.post(&format!("/v1/transports/{}/backends", on.transport), &request)?;
@@ -217,10 +228,8 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             output.list(&list, blkdev_table)
         }
         Command::Status { transport, backend, request } => {
-            let path = status_path(transport, backend.as_ref());
-            let status: Status = limited(client, request).get(&path)?;
-            let page = crate::status::page(&status);
-            output.result(&status, &fit(&page))
+            let status: Status = limited(client, request).get(&status_path(transport, backend.as_ref()))?;
+            output.result(&status, &fit(&crate::status::page(&status)))
         }
         Command::Set { on, backend, dev, changes, no_wait } => match (backend, dev) {
             (Some(backend), _) => {
@@ -233,16 +242,8 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let path = format!("/v1/transports/{}/drain", on.transport);
             long(plain, output, &path, &Drain { backend, wait: true, timeout_s: timeout, verify })
         }
-        Command::Check(_)
-        | Command::Dump(_)
-        | Command::Repair(_)
-        | Command::Rescue(_)
-        | Command::Demo(_)
-        | Command::Daemon(_)
-        | Command::StoreProcess
-        | Command::Completions { .. }
-        | Command::CompleteNumbers { .. }
-        | Command::Man { .. } => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
+        // The others are executed by their own modules (lib.rs).
+        _ => Err(Error::new(ErrorKind::Unsupported, "this command asks no daemon")),
     }
 }
 
@@ -257,7 +258,7 @@ fn print_started(output: &Output, started: &BackendStarted) -> Result<()> {
 }
 
 /// The path of the part of the status that the user asks for.
-fn status_path(transport: Option<u32>, backend: Option<&NumberOrName>) -> String {
+pub(crate) fn status_path(transport: Option<u32>, backend: Option<&NumberOrName>) -> String {
     let transport = transport.map(|transport| format!("transport={transport}"));
     let backend = backend.map(|backend| format!("backend={backend}"));
     let query: Vec<String> = transport.into_iter().chain(backend).collect();

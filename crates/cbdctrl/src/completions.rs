@@ -15,7 +15,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The arguments of `set` that can be offered before the user types a value.
-pub const SETTINGS: [&str; 41] = [
+pub const SETTINGS: [&str; 43] = [
     "gc_percent=",
     "consistency=strict",
     "consistency=checkpoint",
@@ -54,6 +54,8 @@ pub const SETTINGS: [&str; 41] = [
     "offload=auto",
     "offload=on",
     "offload=never",
+    "recovery_point_max_age=",
+    "recovery_point_max_age=none",
     "class=none",
     "class=metadata",
     "name=",

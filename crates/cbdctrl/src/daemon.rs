@@ -32,6 +32,7 @@ pub fn run(arguments: DaemonArguments) -> ExitCode {
             run_dir: arguments.run_dir,
             socket: arguments.socket,
             dev_dir: arguments.dev_dir,
+            rules_dir: arguments.rules_dir,
         }),
         require_persistent: arguments.require_persistent,
         // The running executable, even if the file at its path was replaced.
@@ -39,6 +40,7 @@ pub fn run(arguments: DaemonArguments) -> ExitCode {
         decorator,
         log_format: arguments.log_format.0,
         verbose: arguments.verbose,
+        events: Arc::default(),
     };
     match cbd_daemon::run::run(options) {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,6 +27,22 @@ const SET: &[Example] = &[
     ("Give its block device another one:", "cbdctrl set -d db-data name=db-disk"),
 ];
 
+/// The examples of `advise`.
+const ADVISE: &[Example] = &[
+    (
+        "From a trace of a disk, made with blktrace -d /dev/sdb -w 600 -o - | blkparse -i - > trace:",
+        "cbdctrl advise --trace trace",
+    ),
+    (
+        "Around the size of a cache of 4 GiB, for a disk that takes 150 MiB a second:",
+        "cbdctrl advise --trace trace --size 4G --disk-rate 150M",
+    ),
+    (
+        "From an iolog of fio, for three sizes, as JSON:",
+        "cbdctrl advise --trace iolog --sizes 1G,2G,6G --json",
+    ),
+];
+
 /// The examples of `scrub`.
 const SCRUB: &[Example] = &[
     (
@@ -137,6 +153,7 @@ pub fn of(name: &str) -> &'static [Example] {
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),
         ],
+        "advise" => ADVISE,
         "demo" => {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]
         }
@@ -144,7 +161,7 @@ pub fn of(name: &str) -> &'static [Example] {
             ("As the systemd unit does:", "cbdd"),
             (
                 "Several daemons on one machine, each with folders of its own:",
-                "cbdd --state-dir /var/lib/cbd2 --run-dir /run/cbd2 --dev-dir /dev/cbd2",
+                "cbdd --state-dir /var/lib/cbd2 --run-dir /run/cbd2 --dev-dir /dev/cbd2 --rules-dir /etc/udev/rules.d",
             ),
         ],
         "completions" => &[(
@@ -156,17 +173,42 @@ pub fn of(name: &str) -> &'static [Example] {
     }
 }
 
-/// As [`of`], for lists of backends and the commands that change one while its block devices are in use.
+/// As [`of`], for lists of backends, the commands that change one while its block devices are in use, `doctor` and `safe-to`.
 fn of_live(name: &str) -> &'static [Example] {
     match name {
+        "unseal" => &[
+            ("List the disks that are kept from other programs:", "cbdctrl unseal"),
+            ("See what is lost if a disk is used without its cache:", "cbdctrl unseal /dev/sdb"),
+            ("Use it all the same:", "cbdctrl unseal /dev/sdb --discard-dirty 1048576"),
+        ],
         "backend-list" => &[
             ("List the backends of this host:", "cbdctrl backend-list"),
             ("List the backends of all hosts of transport 1:", "cbdctrl backend-list -t 1 --all"),
+        ],
+        "top" => &[
+            ("Watch all devices; q ends it, ? shows the keys:", "cbdctrl top"),
+            (
+                "The figures of the next 10 seconds of one backend as a table:",
+                "cbdctrl top -b db-data --once -i 10",
+            ),
+            ("A line of JSON each second, for a program:", "cbdctrl top --json --interval 1"),
         ],
         "backend-grow" => &[(
             "Behind an extension of the disk; then let the file system on it grow, for example with resize2fs /dev/cbd0:",
             "cbdctrl backend-grow -b 0",
         )],
+        "events" => &[
+            ("Show what is known of this run of the daemon:", "cbdctrl events"),
+            (
+                "Show what happens from now on, also over restarts of the daemon:",
+                "cbdctrl events --follow --since now",
+            ),
+            (
+                "What was wrong with one disk in the last hour:",
+                "cbdctrl events -b db-data --severity warning --since 1h",
+            ),
+            ("For a program:", "cbdctrl events --follow --json"),
+        ],
         "cache-attach" => {
             &[("Put a cache of 4 GiB in front of a disk in use:", "cbdctrl cache-attach -b 0 -c 4G")]
         }
@@ -181,11 +223,20 @@ fn of_live(name: &str) -> &'static [Example] {
             ("Let a cache grow, or shrink, to 8 GiB:", "cbdctrl cache-resize -b 0 -c 8G"),
             ("Let it share space with other such caches:", "cbdctrl cache-resize -b 0 -c 2G..16G"),
         ],
+        "doctor" => &[
+            ("Check this machine, and the disks of the daemon:", "cbdctrl doctor"),
+            ("Which durability would a region have here?", "cbdctrl doctor /mnt/pmem/cbd.region"),
+        ],
         "pin" => &[
             ("Keep an index of a data base in the cache:", "cbdctrl pin -b 0 /srv/db/index.ibd"),
             ("The first 64 MiB of the device:", "cbdctrl pin -b 0 --range 0+64M"),
             ("The metadata of the file system at /srv:", "cbdctrl pin -b 0 --metadata /srv"),
             ("Show what is pinned:", "cbdctrl pin -b 0 --list"),
+        ],
+        "safe-to" => &[
+            ("Before the program is removed:", "cbdctrl safe-to remove"),
+            ("Before the daemon is restarted while clients run:", "cbdctrl safe-to restart"),
+            ("Before an older version is installed:", "cbdctrl safe-to downgrade 0.1.0"),
         ],
         "unpin" => &[
             ("Keep a file no longer:", "cbdctrl unpin -b 0 /srv/db/index.ibd"),

@@ -6,10 +6,13 @@
 //!
 //! Elsewhere: the implementation of the commands (`cbd-daemon`, `cbd-inspect`, `cbd-demo`).
 
+mod advise;
 pub mod cli;
 mod command;
 mod completions;
 mod daemon;
+pub mod doctor;
+mod events;
 mod examples;
 mod grow;
 mod live;
@@ -17,9 +20,11 @@ pub mod offline;
 mod pages;
 mod pins;
 mod progress;
+mod safe_to;
 mod scrub;
 mod status;
 mod table;
+mod top;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use cli::{Cli, Command, DaemonCli};
@@ -57,12 +62,18 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Dump(arguments) => offline::dump(&arguments, cli.json),
         Command::Repair(arguments) => offline::repair(&arguments, cli.json),
         Command::Rescue(arguments) => offline::rescue(&arguments, cli.json),
+        Command::DoctorLook { kind, paths } => doctor::run_child(kind, &paths),
+        Command::SafeTo(arguments) => safe_to::run(&arguments, cli.socket.as_deref(), cli.json),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { folder } => pages::man(&folder),
         command => {
             let socket = cli.socket.unwrap_or_else(cbd_daemon::paths::default_socket);
             match command {
+                Command::Doctor(arguments) => doctor::run(&arguments, &socket, cli.json),
+                Command::Advise(arguments) => advise::run(&arguments, &socket, cli.json),
+                Command::Unseal(arguments) => offline::unseal(&arguments, &socket, cli.json),
                 Command::CompleteNumbers { kind, on } => pages::numbers(kind, on.transport, &socket),
+                Command::Top(arguments) => top::run(&arguments, &socket, cli.json),
                 command => command::run(command, &socket, cli.json),
             }
         }

@@ -5,6 +5,7 @@ use cbd_daemon::api::{
 };
 use cbd_daemon::size::{format_size, format_time};
 use std::fmt::Write;
+use std::time::Duration;
 
 /// The status as text.
 pub fn page(status: &Status) -> String {
@@ -132,6 +133,7 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
             ),
         );
     }
+    add_latency(page, backend);
     if let Some(scrub) = &backend.scrub {
         line(page, 4, "scrub", scrub_words(scrub));
     }
@@ -140,6 +142,52 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
         None if info.cache_segs == 0 => line(page, 4, "cache", "none"),
         None => add_held(page, backend),
     }
+}
+
+/// Adds the latency of requests and of the disk, if there were any.
+fn add_latency(page: &mut String, backend: &BackendStatus) {
+    let requests = backend.info.blkdevs.iter().flat_map(|blkdev| &blkdev.operations);
+    let requests = requests.map(|(name, of)| (name, "s", &of.latency));
+    let disk = backend.disk.iter().map(|(name, of)| (name, "s of the disk", &of.latency));
+    let shown: Vec<String> = requests
+        .chain(disk)
+        .filter(|(name, ..)| matches!(name.as_str(), "read" | "write"))
+        .filter_map(|(name, whose, latency)| {
+            let (half, most) = (latency.percentile(0.5)?, latency.percentile(0.99)?);
+            Some(format!("{name}{whose} {} ({})", short(half), short(most)))
+        })
+        .collect();
+    if !shown.is_empty() {
+        line(page, 4, "latency", format!("median (99 %): {}", shown.join(", ")));
+    }
+}
+
+/// A latency in the unit that fits it.
+fn short(ns: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "shown with three digits at most")]
+    let of = |unit: u64| ns as f64 / unit as f64;
+    match ns {
+        0..1000 => format!("{ns} ns"),
+        1000..10_000 => format!("{:.1} us", of(1000)),
+        10_000..1_000_000 => format!("{:.0} us", of(1000)),
+        1_000_000..10_000_000 => format!("{:.1} ms", of(1_000_000)),
+        10_000_000..1_000_000_000 => format!("{:.0} ms", of(1_000_000)),
+        _ => format!("{:.1} s", of(1_000_000_000)),
+    }
+}
+
+/// When nothing is dirty, and when everything is, if that is foreseeable.
+fn prospects(backend: &BackendStatus) -> String {
+    let empty = backend.time_to_empty_s.filter(|seconds| *seconds > 0);
+    let full = backend.time_to_full_s.filter(|seconds| *seconds < 3600);
+    let mut text = String::new();
+    if let Some(seconds) = empty {
+        let _ = write!(text, "; nothing is dirty in {}", duration(seconds));
+    }
+    if let Some(seconds) = full {
+        let _ = write!(text, "; all of it is dirty in {}", duration(seconds));
+    }
+    text
 }
 
 /// The state of a scrub, and what the last pass has found; `scrub --status` lists it.
@@ -236,8 +284,8 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         if cache.is_changing_mode { ", not in force until the backing device has what is dirty" } else { "" };
     line(page, 4, "mode", format!("{}{changing}", settings.cache_mode.name()));
     line(page, 4, "writeback", format!("{order}, {rate}, {on_error} after {after} s of errors"));
-    line(page, 4, "pace", pace(&cache.pace));
-    line(page, 4, "recovery point", &cache.recovery_point);
+    line(page, 4, "pace", pace(&cache.pace) + &prospects(backend));
+    add_recovery_point(page, backend, cache);
     add_metadata(page, cache);
     add_pinned(page, backend, cache);
     if cache.writers_waiting {
@@ -266,6 +314,26 @@ fn add_cache(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
         line(page, 4, "", format!("and {} more (--json shows all)", cache.parked.len() - 20));
     }
     add_damage(page, cache);
+}
+
+/// The recovery point, its age, and whether it is younger than promised.
+fn add_recovery_point(page: &mut String, backend: &BackendStatus, cache: &CacheInfo) {
+    let (age_ms, max_s) = (backend.recovery_point_age_ms.unwrap_or(0), cache.recovery_point_max_age_s);
+    let age = match age_ms / 1000 {
+        0 => String::new(),
+        seconds => format!("; the disk lacks the last {} at most", duration(seconds)),
+    };
+    line(page, 4, "recovery point", format!("{}{age}", cache.recovery_point));
+    if max_s == 0 {
+        return;
+    }
+    let seconds = Duration::from_millis(age_ms).as_secs_f64();
+    if age_ms > u64::from(max_s) * 1000 {
+        let text = format!("the recovery point is {seconds:.1} s old, and {max_s} s are promised");
+        line(page, 4, "LATE", text);
+    } else {
+        line(page, 4, "", format!("{seconds:.1} s old, at most {max_s} s as promised"));
+    }
 }
 
 /// How much metadata there is, if there is any or it has bounds.

@@ -333,5 +333,6 @@ fn the_log_status_and_metrics_say_that_the_disk_does_not_answer() {
     let name = "cbd_backend_oldest_operation_ms{";
     let line = text.lines().find(|line| line.starts_with(name)).expect("the metric");
     assert!(line.rsplit(' ').next().and_then(|ms| ms.parse::<u64>().ok()) >= Some(10_000), "{line}");
-    assert_eq!(fixture.log().matches(silent).count(), 1, "once: {}", fixture.log());
+    let condition = format!("{disk}: {silent}");
+    assert_eq!(fixture.log().matches(&condition).count(), 1, "once: {}", fixture.log());
 }

@@ -12,6 +12,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
 use std::cell::Cell;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -149,6 +150,34 @@ impl Client {
                 "the daemon ended before the operation did; dirty data is in the region",
             ))
         })
+    }
+
+    /// Gets the stream of JSON lines at `path`; `take` receives each until it breaks. The end of the stream is no error.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get), and the error of `take`.
+    pub fn lines<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        mut take: impl FnMut(T) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        self.call(async |call| {
+            let mut body = call.send(Method::GET, path, &()).await?;
+            while let Some(line) = body.line().await? {
+                let line =
+                    serde_json::from_slice(&line).map_err(|error| not_understood(&error.to_string()))?;
+                if take(line)?.is_break() {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether a daemon listens at all.
+    #[must_use]
+    pub fn has_daemon(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(&self.socket).is_ok()
     }
 
     fn json<B: Serialize, T: DeserializeOwned>(&self, method: Method, path: &str, body: &B) -> Result<T> {

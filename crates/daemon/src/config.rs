@@ -3,11 +3,15 @@
 //! Invariants: only the file at the default path may be missing; an unknown key, and a value that no command accepts,
 //! is an error that names it.
 
+mod events;
+
 use crate::api::{CacheMode, Consistency};
 use crate::exports::ExportChoice;
 use crate::size::{format_size, parse_size, typed_size};
+use crate::web::WebConfig;
 use cbd_engine::CACHE_SIZE_MIN;
 use cbd_types::{Context, Error, ErrorKind, Result};
+pub use events::EventsConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::fs::File;
@@ -34,6 +38,10 @@ pub struct Config {
     pub daemon: DaemonConfig,
     /// Defaults of commands.
     pub defaults: Defaults,
+    /// Where metrics are served.
+    pub web: WebConfig,
+    /// The command that is run for events.
+    pub events: EventsConfig,
 }
 
 /// Settings of the daemon.
@@ -50,6 +58,8 @@ pub struct DaemonConfig {
     /// name.
     #[serde(alias = "keep_fuse")]
     pub preserve_fuse: Option<bool>,
+    /// Whether rules of udev keep other programs off the disks below caches; true if absent.
+    pub seal: Option<bool>,
     /// Microseconds that a vhost-user ring's thread spins for the next request, at most, before it sleeps.
     #[serde(deserialize_with = "vhost_spin_us")]
     pub vhost_spin_us: Option<u32>,
@@ -225,6 +235,7 @@ impl Config {
             let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
             Error::new(ErrorKind::InvalidArgument, format!("line {line}: {}", error.message().trim()))
         })?;
+        config.web.check()?;
         let DaemonConfig { guest_memory_max, guest_memory_total, .. } = &config.daemon;
         match (guest_memory_max, guest_memory_total) {
             (Some(one), Some(total)) if total < one => Err(Error::new(
@@ -243,7 +254,7 @@ impl Config {
 
 /// Opens a regular file for reading; `None` for a file of another kind. Neither the open nor a read waits for another
 /// process, as those of a pipe would.
-fn open_without_waiting(path: &Path) -> std::io::Result<Option<File>> {
+pub(crate) fn open_without_waiting(path: &Path) -> std::io::Result<Option<File>> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     match File::options().read(true).custom_flags(flags).open(path) {
         Ok(file) => Ok(file.metadata()?.is_file().then_some(file)),
@@ -335,6 +346,41 @@ mod tests {
         let least = "[daemon]\nnbd_memory = \"2304K\"\n\
                      guest_memory_max = \"1M\"\nguest_memory_total = \"1M\"\nvhost_spin_us = 0\n";
         Config::parse(least).unwrap();
+    }
+
+    #[test]
+    fn addresses_for_metrics_are_checked_with_the_token() {
+        for (text, parts) in [
+            ("listen = [\"localhost:9469\"]", ["line 3", "127.0.0.1:9469"]),
+            ("listen = \"127.0.0.1:9469\"", ["line 3", "a sequence"]),
+            ("listen = [\"127.0.0.1:1\", \"127.0.0.1:1\"]", ["127.0.0.1:1 twice", "[web]"]),
+            ("listen = [\"0.0.0.0:9469\"]", ["0.0.0.0:9469, which other hosts reach", "no token_file"]),
+            ("token_file = \"token\"", ["token_file is \"token\"", "absolute"]),
+            ("port = 9469", ["line 3", "port"]),
+        ] {
+            let error = Config::parse(&format!("[web]\n\n{text}\n")).expect_err(text).line();
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+        let many: Vec<String> = (1..=9).map(|port| format!("\"127.0.0.1:{port}\"")).collect();
+        let error = Config::parse(&format!("[web]\nlisten = [{}]\n", many.join(","))).unwrap_err().line();
+        assert!(error.contains("9 addresses, and at most 8"), "{error}");
+        assert!(Config::parse("").unwrap().web.listen.is_empty(), "off by default");
+    }
+
+    #[test]
+    fn the_packaged_file_is_the_default_but_for_the_group_and_its_examples_are_valid() {
+        let text = include_str!("../../../packaging/cbd.toml");
+        // Packages make the group; no user is in it at first.
+        let daemon = DaemonConfig { group: Some("cbd".to_owned()), ..DaemonConfig::default() };
+        assert_eq!(Config::parse(text).unwrap(), Config { daemon, ..Config::default() });
+        let examples: String = text
+            .lines()
+            .map(|line| {
+                line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned() + "\n"
+            })
+            .collect();
+        let config = Config::parse(&examples).unwrap();
+        assert_eq!((config.web.listen.len(), config.daemon.group.as_deref()), (2, Some("cbd")));
     }
 
     #[test]

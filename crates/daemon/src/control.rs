@@ -7,12 +7,14 @@
 
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo, Progress,
-    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
+    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
+    Progress, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
     StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
     TransportRegistered, VerifyRange,
 };
+use crate::events::Events;
 use cbd_types::Result;
+use std::sync::Arc;
 
 /// Whether a long operation continues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,6 +117,10 @@ pub trait Control: Send + Sync + 'static {
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
     /// The number of the block device of this host that the user names. A number is not looked up.
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32>;
+    /// The record of events.
+    fn events(&self) -> Arc<Events>;
+    /// The block devices of this host that are in use.
+    fn blkdev_users(&self) -> Result<Vec<BlkdevUser>>;
     /// The status of the daemon and its objects.
     fn status(&self) -> Result<Status>;
 }

@@ -6,6 +6,7 @@
 
 use crate::api::FrontEndStatus;
 use crate::config::DaemonConfig;
+use crate::web::Problems;
 use cbd_export::budget::Budget;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +26,8 @@ pub struct FrontEnds {
     pub nbd_memory: Arc<Budget>,
     /// Counters of refused and failed clients.
     pub counters: Counters,
+    /// Why addresses for metrics are not served.
+    pub web_problems: Problems,
 }
 
 /// Counters of events since the daemon started.
@@ -44,6 +47,10 @@ pub struct Counters {
     pub control_connections: AtomicU64,
     /// Connections to the control socket that were refused.
     pub control_refused: AtomicU64,
+    /// Connections of the listener for metrics that are open.
+    pub web_connections: AtomicU64,
+    /// Requests for metrics that were refused, and connections that were closed for newer ones.
+    pub web_refused: AtomicU64,
 }
 
 impl FrontEnds {
@@ -56,6 +63,7 @@ impl FrontEnds {
             guest_memory_max: config.guest_memory_max.unwrap_or(cbd_vhost::GUEST_MEMORY_MAX).min(total),
             nbd_memory: Budget::new(config.nbd_memory.unwrap_or(cbd_nbd::MEMORY)),
             counters: Counters::default(),
+            web_problems: Problems::default(),
         }
     }
 
@@ -76,6 +84,8 @@ impl FrontEnds {
             vhost_failed: count(&self.counters.vhost_failed),
             control_connections: count(&self.counters.control_connections),
             control_refused: count(&self.counters.control_refused),
+            web_connections: count(&self.counters.web_connections),
+            web_refused: count(&self.counters.web_refused),
         }
     }
 }

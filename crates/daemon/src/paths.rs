@@ -2,7 +2,10 @@
 //!
 //! Elsewhere: making the folders ([`crate::state`], [`crate::socket`]).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The name of the control socket in the run folder.
+const SOCKET: &str = "control.sock";
 
 /// The folders and files of one daemon.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,6 +22,8 @@ pub struct Paths {
     pub socket: PathBuf,
     /// Folder of the links to block devices.
     pub dev_dir: PathBuf,
+    /// Folder of the rules of udev that seal disks; none if the daemon makes none.
+    pub rules_dir: Option<PathBuf>,
 }
 
 /// Paths from the command line; an absent one is the default for the user.
@@ -34,6 +39,8 @@ pub struct PathChoices {
     pub socket: Option<PathBuf>,
     /// See [`Paths::dev_dir`].
     pub dev_dir: Option<PathBuf>,
+    /// See [`Paths::rules_dir`].
+    pub rules_dir: Option<PathBuf>,
 }
 
 impl Paths {
@@ -50,7 +57,11 @@ impl Paths {
         let whole = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         let run_dir =
             choices.run_dir.map(whole).unwrap_or_else(|| default_run_dir(root, absolute("XDG_RUNTIME_DIR")));
+        // A daemon whose devices are not in /dev is no part of the system: a test, or a second daemon that says so.
+        let is_of_the_system = root && choices.dev_dir.is_none();
+        let system_rules = is_of_the_system.then(|| PathBuf::from("/etc/udev/rules.d"));
         Self {
+            rules_dir: choices.rules_dir.map(whole).or(system_rules),
             config_may_be_missing: choices.config.is_none(),
             config: choices.config.map(whole).unwrap_or_else(|| {
                 if root {
@@ -66,17 +77,23 @@ impl Paths {
                     absolute("XDG_STATE_HOME").unwrap_or_else(|| home().join(".local/state")).join("cbd")
                 }
             }),
-            socket: choices.socket.map(whole).unwrap_or_else(|| run_dir.join("control.sock")),
+            socket: choices.socket.map(whole).unwrap_or_else(|| run_dir.join(SOCKET)),
             run_dir,
             dev_dir: choices.dev_dir.map(whole).unwrap_or_else(|| PathBuf::from("/dev")),
         }
     }
 }
 
-/// The control socket of the daemon that this user would start.
+/// The control socket of the daemon that this user would start, if it is there; otherwise that of the system's daemon, if the user
+/// may use it, as the members of a group may.
 #[must_use]
 pub fn default_socket() -> PathBuf {
-    Paths::choose(PathChoices::default()).socket
+    socket_of(Paths::choose(PathChoices::default()).socket, &default_run_dir(true, None).join(SOCKET))
+}
+
+fn socket_of(own: PathBuf, system: &Path) -> PathBuf {
+    let is_permitted = || rustix::fs::access(system, rustix::fs::Access::WRITE_OK).is_ok();
+    if !own.exists() && is_permitted() { system.to_owned() } else { own }
 }
 
 fn default_run_dir(root: bool, runtime_dir: Option<PathBuf>) -> PathBuf {
@@ -96,6 +113,9 @@ mod tests {
         let paths = Paths::choose_for(PathChoices::default(), true, |_| Some(PathBuf::from("/elsewhere")));
         assert_eq!(paths.state_dir, PathBuf::from("/var/lib/cbd"));
         assert_eq!(paths.socket, PathBuf::from("/run/cbd/control.sock"));
+        assert_eq!(paths.rules_dir, Some(PathBuf::from("/etc/udev/rules.d")));
+        let elsewhere = PathChoices { dev_dir: Some(PathBuf::from("/x")), ..PathChoices::default() };
+        assert_eq!(Paths::choose_for(elsewhere, true, |_| None).rules_dir, None);
     }
 
     #[test]
@@ -107,6 +127,18 @@ mod tests {
         });
         assert_eq!(paths.state_dir, PathBuf::from("/home/ada/.local/state/cbd"));
         assert_eq!(paths.socket, PathBuf::from("/run/user/7/cbd/control.sock"));
+        assert_eq!(paths.rules_dir, None);
+    }
+
+    #[test]
+    fn the_socket_of_the_system_is_used_where_there_is_none_of_the_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, system) = (folder.path().join("own"), folder.path().join("system"));
+        assert_eq!(socket_of(own.clone(), &system), own);
+        std::fs::write(&system, "").unwrap();
+        assert_eq!(socket_of(own.clone(), &system), system);
+        std::fs::write(&own, "").unwrap();
+        assert_eq!(socket_of(own.clone(), &system), own);
     }
 
     #[test]
@@ -125,6 +157,7 @@ mod tests {
             run_dir: name("./run"),
             socket: name("socket"),
             dev_dir: name("dev"),
+            rules_dir: name("rules"),
         };
         let paths = Paths::choose(choices);
         let here = std::env::current_dir().unwrap();
@@ -134,6 +167,7 @@ mod tests {
             (paths.run_dir, "run"),
             (paths.socket, "socket"),
             (paths.dev_dir, "dev"),
+            (paths.rules_dir.unwrap(), "rules"),
         ] {
             assert_eq!(path, here.join(name));
         }

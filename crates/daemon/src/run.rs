@@ -5,12 +5,16 @@
 //! regions.
 
 use crate::config::Config;
+use crate::control::Control;
+use crate::events::command::CommandThread;
+use crate::events::{EventName, Events};
 use crate::logging::LogFormat;
 use crate::manager::Manager;
 use crate::paths::{PathChoices, Paths};
 use crate::server::{self, Access};
 use crate::socket::{ControlSocket, Lock, PREDECESSOR_TIMEOUT};
 use crate::state::StateDir;
+use crate::web::{Plan, Web};
 use crate::{logging, notify, system};
 use cbd_backing::Decorator;
 use cbd_types::{BootId, Error, ErrorKind, Result};
@@ -51,6 +55,8 @@ pub struct Options {
     pub log_format: LogFormat,
     /// Whether debug lines are logged, too.
     pub verbose: bool,
+    /// The record of events, which [`run`] fills from the log.
+    pub events: Arc<Events>,
 }
 
 impl Options {
@@ -64,6 +70,7 @@ impl Options {
             run_dir: within("run"),
             socket: None,
             dev_dir: within("dev"),
+            rules_dir: within("rules.d"),
         });
         Self {
             paths: Paths { config_may_be_missing: true, ..paths },
@@ -73,6 +80,7 @@ impl Options {
             boot: None,
             log_format: LogFormat::Text,
             verbose: false,
+            events: Arc::default(),
         }
     }
 }
@@ -84,13 +92,14 @@ impl Options {
 /// region does not survive a power failure although persistence is required.
 pub fn run(options: Options) -> Result<()> {
     system::return_freed_memory();
-    logging::start(options.log_format, options.verbose);
+    logging::start(options.log_format, options.verbose, &options.events);
     logging::abort_on_panic();
     system::unblock_end_signals();
     system::ignore_file_size_signal();
     system::raise_descriptor_limit();
     let config = Config::read(&options.paths.config, options.paths.config_may_be_missing)?;
     let group = config.daemon.group.as_deref().map(system::group_id).transpose()?;
+    let web = Plan::new(&config.web, group)?;
     let mut socket = ControlSocket::listen(&options.paths.socket, group)?;
     let state = StateDir::open(&options.paths.state_dir)?;
     let _lock = Lock::take(
@@ -98,6 +107,7 @@ pub fn run(options: Options) -> Result<()> {
         &format!("the state folder {}", options.paths.state_dir.display()),
         PREDECESSOR_TIMEOUT,
     )?;
+    let command = CommandThread::start(&config.events, &options.events);
     let manager = Arc::new(Manager::new(&options, config, state)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -109,17 +119,24 @@ pub fn run(options: Options) -> Result<()> {
         .map_err(|error| Error::new(ErrorKind::System, "the control plane cannot start").caused_by(error))?;
     let access = Access { user: system::user_id(), group };
     manager.set_control_socket(socket.path());
+    let web = serve_metrics(web, &manager);
     let result = runtime.block_on(serve(&mut socket, &manager, access));
+    drop(web);
     let syncing = Arc::new(AtomicBool::new(false));
     end_within(STOP_LIMIT, &syncing);
     notify::stopping();
-    tracing::info!("stopping: dirty data stays in the regions");
+    if result.is_err() {
+        log_stopping();
+    }
     let ended = manager.end();
     syncing.store(true, Ordering::SeqCst);
     let hung = ended.sync();
     // Operations on control threads were told to end and own no state that is needed.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(socket);
+    if let Some(command) = command {
+        command.end();
+    }
     tracing::info!("stopped");
     match hung.len() {
         0 => result,
@@ -128,6 +145,20 @@ pub fn run(options: Options) -> Result<()> {
             format!("stopped, but not everything ended in time: {}", hung.join(" | ")),
         ))),
     }
+}
+
+/// Serves metrics where the configuration says so. The daemon serves its devices without them, too.
+fn serve_metrics(plan: Plan, manager: &Arc<Manager>) -> Option<Web> {
+    let status_of = Arc::clone(manager);
+    let source = Arc::new(move || status_of.status());
+    Web::start(plan, source, manager.front_ends()).unwrap_or_else(|error| {
+        tracing::warn!("{}", error.line());
+        None
+    })
+}
+
+fn log_stopping() {
+    tracing::info!(event = EventName::DaemonStopping.name(), "stopping: dirty data stays in the regions");
 }
 
 /// Time for requests in progress to respond when the daemon ends.
@@ -164,7 +195,12 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
             result = &mut restored, if !is_restored => {
                 is_restored = true;
                 let summary = result.map_err(|_| Error::new(ErrorKind::Stopped, "the daemon is stopping"))??;
-                tracing::info!("ready: {summary}");
+                tracing::info!(
+                    event = EventName::DaemonStarted.name(),
+                    version = env!("CARGO_PKG_VERSION"),
+                    pid = std::process::id(),
+                    "ready: {summary}"
+                );
                 notify::ready(&summary);
             }
             () = &mut serving => return Ok(()),
@@ -173,6 +209,8 @@ async fn serve(socket: &mut ControlSocket, manager: &Arc<Manager>, access: Acces
             _ = hangup.recv() => break,
         }
     }
+    // Before those that follow events are ended.
+    log_stopping();
     // New requests are refused; clients that wait for a drain get an error.
     manager.begin_stop();
     let _ = stop.send(());

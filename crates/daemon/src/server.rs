@@ -7,6 +7,7 @@
 //! Long operations respond with a stream of JSON lines ([`ProgressLine`]); they are cancelled when the client
 //! disconnects.
 
+mod events;
 mod verify;
 
 use crate::api::{
@@ -21,12 +22,13 @@ use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::handler::Handler;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 use cbd_types::{Error, ErrorKind};
+use events::events;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -92,6 +94,8 @@ pub fn router(control: Shared, access: Access) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/metrics", get(metrics))
+        .route("/v1/events", get(events))
+        .route("/v1/blkdev-users", get(blkdev_users))
         .route("/v1/transports", get(transports).post(register_transport))
         .route("/v1/transports/{transport}", delete(unregister_transport))
         .route("/v1/transports/{transport}/grow", post(grow_transport))
@@ -298,10 +302,12 @@ fn status_of(control: &dyn Control, which: &StatusOf) -> cbd_types::Result<Statu
     Ok(status)
 }
 
-async fn metrics(State(control): State<Shared>) -> impl IntoResponse {
-    run(control, |control| control.status().map(|status| crate::metrics::render(&status)))
-        .await
-        .map(|text| ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text))
+async fn metrics(State(control): State<Shared>, headers: HeaderMap) -> Result<Response, Failure> {
+    Ok(crate::metrics::answer(move || control.status(), &headers, ()).await?)
+}
+
+async fn blkdev_users(State(control): State<Shared>) -> impl IntoResponse {
+    json(control, |control| control.blkdev_users()).await
 }
 
 async fn transports(State(control): State<Shared>) -> impl IntoResponse {

@@ -7,7 +7,7 @@ use crate::scrub::schedule;
 use crate::size::{parse_size, typed_size};
 use cbd_runtime::check_writeback_rate;
 use cbd_types::{Error, ErrorKind, Name, Result};
-pub use scrub::typed_scrub;
+pub use scrub::{parse_max_age, typed_scrub};
 
 /// The largest `gc_percent`: above it reclaim would begin too late to keep writers from waiting.
 pub const GC_PERCENT_MAX: i64 = 98;
@@ -37,7 +37,7 @@ pub const PAUSE_S_MAX: u32 = 7 * 86_400;
 pub const HOLD_S: u32 = 30;
 
 /// The names of all settings.
-pub const NAMES: [&str; 25] = [
+pub const NAMES: [&str; 26] = [
     "gc_percent",
     "consistency",
     "writeback_rate",
@@ -62,6 +62,7 @@ pub const NAMES: [&str; 25] = [
     "scrub_rate",
     "scrub_idle_only",
     "offload",
+    "recovery_point_max_age",
     "name",
 ];
 
@@ -252,7 +253,8 @@ fn pause(value: &str) -> Result<u32> {
 }
 
 /// Seconds of a time with a unit of s, m, h or d, from a second to a week.
-fn seconds(time: &str) -> Option<u32> {
+#[must_use]
+pub fn seconds(time: &str) -> Option<u32> {
     let (at, unit) = time.char_indices().last()?;
     let unit = match unit {
         's' => 1,
@@ -339,6 +341,11 @@ pub fn check(change: &SettingsChange) -> Result<()> {
     }
     if let Some(seconds) = change.writeback_pause_s.filter(|&seconds| seconds > PAUSE_S_MAX) {
         return Err(invalid(format!("writeback is paused for at most {PAUSE_S_MAX} seconds, not {seconds}")));
+    }
+    if let Some(seconds) = change.recovery_point_max_age_s.filter(|&seconds| seconds > PAUSE_S_MAX) {
+        return Err(invalid(format!(
+            "recovery_point_max_age is at most {PAUSE_S_MAX} seconds, not {seconds}"
+        )));
     }
     changed_name(change.name.as_deref())?;
     check_writeback_rate(change.writeback_rate.unwrap_or(0))

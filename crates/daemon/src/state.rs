@@ -14,7 +14,7 @@ use cbd_types::{Context, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes after which the log of recovery points is rotated; a transport has at most two logs of this size.
@@ -270,6 +270,11 @@ fn ends_within_a_line(log: &mut File) -> std::io::Result<bool> {
 
 /// Replaces a file in crash order: after a crash it holds all of the old bytes or all of the new ones.
 pub(crate) fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    replace_with_mode(file, bytes, 0o600)
+}
+
+/// As [`replace`], with another mode than that of a file for its owner alone.
+pub(crate) fn replace_with_mode(file: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let new = file.with_extension("new");
     // 1. The new bytes are durable under another name.
@@ -278,7 +283,9 @@ pub(crate) fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut out = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
+    let mut out = OpenOptions::new().create_new(true).write(true).mode(mode).open(&new)?;
+    // Whatever the umask is.
+    out.set_permissions(std::fs::Permissions::from_mode(mode))?;
     out.write_all(bytes)?;
     out.sync_all()?;
     // 2. The name changes atomically.

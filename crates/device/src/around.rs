@@ -7,8 +7,9 @@
 
 use crate::{
     Queue,
-    parked::{Around, InFlightOp, Parked, Progress},
-    queue::{complete, given_up},
+    figures::{Outcome, WaitFor},
+    parked::{Around, InFlightOp, Progress},
+    queue::given_up,
 };
 use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{
@@ -16,16 +17,17 @@ use cbd_engine::{
 };
 use cbd_types::{BackingOp, BackingQueue, ByteRange, Class, Completion, Operation, Request, Result};
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Flushes the cache, and the backing device if something went past the cache. Out of line: the rest needs less stack.
     #[inline(never)]
     pub(crate) fn flush(&mut self, cache: &Arc<Cache<E>>, request: Request, done: &mut Vec<Completion>) {
+        let begun = self.meter.begin(request.operation);
         match cache.flush_through(&mut self.reported_failures) {
-            Err(error) => complete(request, Err(error), done),
-            Ok(None) => complete(request, Ok(()), done),
+            Err(error) => self.end(request, Err(error), begun, done),
+            Ok(None) => self.end(request, Ok(()), begun, done),
             Ok(Some(ticket)) => {
                 let progress = Progress::Flushing(ticket);
-                let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+                let place = self.park(request, progress, begun, (Outcome::Disk, 0));
                 self.await_flush(cache, place, ticket, done);
             }
         }
@@ -40,7 +42,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         done: &mut Vec<Completion>,
     ) {
         let Some(result) = cache.flushed(ticket, &self.waker) else {
-            return self.waiting.push_back(place);
+            return self.wait(place, WaitFor::Flush);
         };
         if result.is_err() {
             // This request reports the failure.
@@ -49,7 +51,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if let (Some(parked), Err(error)) = (self.parked.get_mut(place), result) {
             parked.error.get_or_insert(error);
         }
-        self.complete_parked(place, done);
+        self.end_parked(place, None, done);
     }
 
     /// Why a write is to go past the cache, whatever the mode; called once for each write. What is pinned does not, and metadata
@@ -134,7 +136,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         done: &mut Vec<Completion>,
     ) {
         let progress = Progress::Around(Around::from(request.range.start, reason));
-        let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+        let place = self.park(request, progress, 0, (Outcome::Cached, 0));
         self.go_around(cache, place, done);
     }
 
@@ -152,8 +154,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 break;
             }
             match self.step_around(cache, place) {
-                Ok(true) => {}
-                Ok(false) => return self.waiting.push_back(place),
+                Ok(None) => self.wait_no_longer(place),
+                Ok(Some(what)) => return self.wait(place, what),
                 Err(error) => {
                     if let Some(parked) = self.parked.get_mut(place) {
                         parked.error.get_or_insert(error);
@@ -164,10 +166,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.end_around(cache, place, done);
     }
 
-    /// Does one step of a change. `false` if it has to wait; its waker is then registered.
-    fn step_around(&mut self, cache: &Arc<Cache<E>>, place: usize) -> Result<bool> {
-        let Some(parked) = self.parked.get_mut(place) else { return Ok(true) };
-        let Progress::Around(around) = &mut parked.progress else { return Ok(true) };
+    /// Does one step of a change. Returns what it has to wait for; its waker is then registered.
+    fn step_around(&mut self, cache: &Arc<Cache<E>>, place: usize) -> Result<Option<WaitFor>> {
+        let Some(parked) = self.parked.get_mut(place) else { return Ok(None) };
+        let Progress::Around(around) = &mut parked.progress else { return Ok(None) };
         let Request { operation, range, buffer, class, .. } = &parked.request;
         let rest = ByteRange { start: around.next, end: range.end };
         let step = match operation {
@@ -187,7 +189,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             None => Bypass::Cached,
         };
         let ticket = match bypass {
-            Bypass::Wait => return Ok(false),
+            Bypass::Wait => return Ok(Some(WaitFor::Order)),
             Bypass::Cached => {
                 let admission = match operation {
                     Operation::Write => cache.write_marked(*class, step, data, &self.waker)?,
@@ -197,14 +199,14 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                     }
                 };
                 if matches!(admission, Admission::Full) {
-                    return Ok(false);
+                    return Ok(Some(WaitFor::Space));
                 }
                 if reason.is_some() && cache.is_writeback() {
                     cache.count_refused_bypass(step.len());
                 }
                 around.cached = true;
                 (around.next, around.zeroed) = (step.end, ZeroProgress::default());
-                return Ok(true);
+                return Ok(None);
             }
             Bypass::Begun(ticket) => ticket,
         };
@@ -219,9 +221,19 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             _ => BackingOp::WriteZeroes { range: step },
         };
         around.went_past = true;
+        parked.tally.elsewhere += step.len();
+        if let Some(reason) = reason {
+            parked.tally.outcome = Outcome::Past(reason);
+        }
         (around.next, around.zeroed) = (step.end, ZeroProgress::default());
         self.send(InFlightOp { bypass: Some(ticket), ..InFlightOp::without_misses(place, step) }, op);
-        Ok(true)
+        Ok(None)
+    }
+
+    fn wait_no_longer(&mut self, place: usize) {
+        if let Some(parked) = self.parked.get_mut(place) {
+            self.meter.end_wait(&mut parked.tally);
+        }
     }
 
     /// The backing device has refused a step that went past the cache by choice: it is cached instead.
@@ -235,6 +247,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         }
         (around.next, around.reason) = (around.next.min(step.start), None);
         around.zeroed = ZeroProgress::default();
+        parked.tally.elsewhere = parked.tally.elsewhere.saturating_sub(step.len());
+        if parked.tally.elsewhere == 0 {
+            parked.tally.outcome = Outcome::Cached;
+        }
         if !self.waiting.contains(&place) {
             self.waiting.push_back(place);
             self.waker.wake_by_ref();
@@ -257,7 +273,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             parked.progress = Progress::Flushing(ticket);
             return self.await_flush(cache, place, ticket, done);
         }
-        self.complete_parked(place, done);
+        self.end_parked(place, None, done);
     }
 
     /// Waits until the backing device has returned everything that goes past the cache, before the queue is dropped: until then, no

@@ -9,23 +9,27 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 mod around;
+mod figures;
 mod parked;
 mod queue;
 mod readahead;
 mod route;
 mod streams;
 
+pub use figures::{Clock, Counted, DeviceFigures, OperationFigures, Outcome, WaitFor};
 pub use queue::{Queue, VERIFY_MAX};
 pub use route::Hold;
+pub use streams::Streams;
 
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
 use cbd_types::{BackingGeometry, ByteRange, Class, Geometry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use route::Route;
-use streams::Streams;
 
 /// The cache, if there is one, and the backing device of a blkdev.
 pub struct Device<E: Environment> {
@@ -39,6 +43,8 @@ pub struct Device<E: Environment> {
     is_metadata: AtomicBool,
     /// Requests that went to the backing device without a cache.
     uncached: AtomicU64,
+    /// The clock of latencies; without one no request is timed.
+    clock: Option<Clock>,
     /// The sequential streams of reads, over all queues.
     streams: lock_api::Mutex<E::Lock, Streams>,
     /// The same of writes.
@@ -66,9 +72,21 @@ impl<E: Environment> Device<E> {
             size: AtomicU64::new(geometry.size),
             is_metadata: AtomicBool::new(false),
             uncached: AtomicU64::new(0),
+            clock: None,
             streams: streams(),
             write_streams: streams(),
         }
+    }
+
+    /// The same with a clock, by which its requests are timed.
+    #[must_use]
+    pub fn with_clock(self, clock: Clock) -> Self {
+        Self { clock: Some(clock), ..self }
+    }
+
+    /// What its queues have counted.
+    pub fn figures(&self) -> DeviceFigures {
+        self.route.figures()
     }
 
     /// The cache, if requests go through one.

@@ -1,5 +1,6 @@
 //! Parked requests, and their operations on the backing device.
 
+use crate::figures::Tally;
 use alloc::vec::Vec;
 use cbd_engine::{BypassReason, BypassTicket, FlushTicket, Miss, ZeroProgress};
 use cbd_types::{ByteRange, Error, Request};
@@ -12,6 +13,7 @@ pub(crate) struct Parked {
     /// The first error.
     pub(crate) error: Option<Error>,
     pub(crate) progress: Progress,
+    pub(crate) tally: Tally,
 }
 
 /// The progress of a request that changes the device.

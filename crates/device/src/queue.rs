@@ -1,13 +1,16 @@
 //! One thread's queue of requests to a blkdev.
 
 mod cached;
+mod ending;
 mod held;
 mod misses;
+mod plugged;
 mod uncached;
 mod verify;
 
 use crate::{
     Device,
+    figures::{Cells, Meter, WaitFor},
     parked::{InFlightOp, Parked, Progress, Slab},
     readahead::{Fill, ReadAhead, TOKENS},
     route::Membership,
@@ -20,16 +23,16 @@ use cbd_types::{
     Operation, Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
+use ending::complete;
 pub use verify::VERIFY_MAX;
 use verify::{VERIFY_TOKENS, Verifications};
 
-/// The longest write that is held back for a batch: for longer writes the cost of a fence is relatively small.
-const PLUGGED_BYTES_MAX: u64 = 16 << 10;
 /// Bytes of buffers kept for later reads of the backing device.
 const SPARE_BYTES: usize = 16 << 20;
 
-/// A queue: used by one thread, with its own queue of the backing device.
-pub struct Queue<E: Environment, Q: BackingQueue> {
+/// A queue: used by one thread, with its own queue of the backing device. `COUNTS`: whether it counts its requests; one that does
+/// not is for the measurement of what counting costs.
+pub struct Queue<E: Environment, Q: BackingQueue, const COUNTS: bool = true> {
     pub(crate) device: Arc<Device<E>>,
     /// The cache, if requests go through one. In an `Arc` that is the queue's alone: no other thread changes its counter.
     cache: Arc<Option<Arc<Cache<E>>>>,
@@ -61,6 +64,7 @@ pub struct Queue<E: Environment, Q: BackingQueue> {
     /// A flush of the backing device failed for a cache that the route has left, and this queue has not reported it.
     owes_failure: bool,
     verifications: Verifications,
+    pub(crate) meter: Meter<COUNTS>,
     /// Declared last: it ends when the queue of the backing device is closed.
     pub(crate) membership: Membership<E>,
 }
@@ -70,7 +74,22 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// thread, when [`poll`](Self::poll) may make progress with a waiting request. No other queue has the same waker: when this
     /// queue gives up its requests, the cache removes the waker from its wait lists.
     pub fn new(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
-        let membership = Membership::new(&device, &waker);
+        Self::create(device, backing, waker)
+    }
+}
+
+impl<E: Environment, Q: BackingQueue> Queue<E, Q, false> {
+    /// As [`new`](Queue::new), but the queue counts nothing.
+    pub fn uncounted(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
+        Self::create(device, backing, waker)
+    }
+}
+
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
+    fn create(device: Arc<Device<E>>, backing: Q, waker: Waker) -> Self {
+        let cells = Arc::new(Cells::new());
+        let membership = Membership::new(&device, &waker, &cells);
+        let meter = Meter::new(cells, device.clock, membership.number());
         let mut queue = Self {
             reported_failures: 0,
             owes_failure: false,
@@ -93,6 +112,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             plugged: Vec::with_capacity(TOGETHER),
             results: Vec::with_capacity(TOGETHER),
             verifications: Verifications::default(),
+            meter,
             membership,
         };
         queue.ask_for_route(&mut Vec::new());
@@ -130,6 +150,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// still completes the operations that the backing device has.
     pub fn give_up(&mut self, done: &mut Vec<Completion>) {
         for request in self.plugged.drain(..).chain(self.held.drain(..)) {
+            self.meter.count_failed(request.operation);
             complete(request, Err(given_up()), done);
         }
         for parked in self.parked.iter_mut() {
@@ -137,7 +158,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 around.given_up = true;
             }
         }
-        for place in self.waiting.drain(..) {
+        for place in core::mem::take(&mut self.waiting) {
             match self.parked.get_mut(place) {
                 // The backing device has a part of it, and it completes when that returns.
                 Some(parked) if parked.outstanding > 0 => {
@@ -146,11 +167,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                         around.next = parked.request.range.end;
                     }
                 }
-                _ => {
-                    if let Some(parked) = self.parked.remove(place) {
-                        complete(parked.request, Err(given_up()), done);
-                    }
-                }
+                _ => self.end_parked(place, Some(Err(given_up())), done),
             }
         }
         if let Some(cache) = &*self.cache {
@@ -160,122 +177,19 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         self.give_up_verifications();
     }
 
-    /// As [`submit`](Self::submit), for a request that is followed by more requests of the client: a write may be held back
-    /// until [`unplug`](Self::unplug), to be executed in a batch.
-    pub fn submit_plugged(&mut self, mut request: Request, done: &mut Vec<Completion>) {
-        if !self.is_short(&request) {
-            self.unplug(done);
-            return self.submit(request, done);
-        }
-        if self.is_held(done) {
-            return self.hold(request);
-        }
-        request.class = self.class_of(request.class);
-        let cache = Arc::clone(&self.cache);
-        if let Some(cache) = &*cache
-            && !cache.caches_writes()
-            && let Some(reason) = self.bypass_reason(cache, &request)
-        {
-            self.unplug(done);
-            return self.submit_around(cache, request, Some(reason), done);
-        }
-        self.plugged.push(request);
-        if self.plugged.len() == TOGETHER {
-            self.unplug(done);
-        }
-    }
-
-    /// Executes the writes that were held back.
-    pub fn unplug(&mut self, done: &mut Vec<Completion>) {
-        if self.plugged.is_empty() {
-            return;
-        }
-        let mut plugged = core::mem::take(&mut self.plugged);
-        let cache = Arc::clone(&self.cache);
-        match &*cache {
-            Some(cache) if plugged.len() > 1 => self.write_together(cache, &mut plugged, done),
-            Some(cache) => plugged.drain(..).for_each(|request| self.change_cached(cache, request, done)),
-            None => plugged.drain(..).for_each(|request| self.submit(request, done)),
-        }
-        self.plugged = plugged;
-    }
-
-    /// Whether the request is a short write without a class that the engine executes as one piece.
-    fn is_short(&self, request: &Request) -> bool {
-        request.operation == Operation::Write
-            && request.class == Class::Unmarked
-            && !request.range.is_empty()
-            && request.range.len() <= PLUGGED_BYTES_MAX
-            && self.check(request.operation, request.range, request.buffer.len()).is_ok()
-            && self
-                .cache
-                .as_ref()
-                .as_ref()
-                .is_some_and(|cache| cache.is_writeback() && cache.pieces(request.range).nth(1).is_none())
-    }
-
-    // Out of line: for a single request `unplug` calls `submit`, which needs more stack.
-    #[inline(never)]
-    fn write_together(
-        &mut self,
-        cache: &Arc<Cache<E>>,
-        requests: &mut Vec<Request>,
-        done: &mut Vec<Completion>,
-    ) {
-        let mut writes: [(ByteRange, &[u8]); TOGETHER] = [(ByteRange { start: 0, end: 0 }, &[]); TOGETHER];
-        let mut results = core::mem::take(&mut self.results);
-        results.resize_with(requests.len(), || None);
-        for (write, request) in writes.iter_mut().zip(&*requests) {
-            *write = (request.range, &request.buffer);
-        }
-        let begun_us = cache.begin_measured_write();
-        let class = self.device.class();
-        cache.write_together(class, &writes[..requests.len()], &self.waker, |number, result| {
-            results[number] = Some(result);
-        });
-        cache.end_measured_write(begun_us);
-        let is_forced = |(request, result): &(&Request, &Option<Result<Admission>>)| {
-            request.fua && matches!(result, Some(Ok(Admission::Done(_))))
-        };
-        let mut ranges = [ByteRange { start: 0, end: 0 }; TOGETHER];
-        let mut count = 0;
-        for (request, _) in requests.iter().zip(&results).filter(is_forced) {
-            ranges[count] = request.range;
-            count += 1;
-        }
-        let forced = if count == 0 { Ok(()) } else { cache.force_unit_access(&ranges[..count]) };
-        for (request, result) in requests.drain(..).zip(results.drain(..)) {
-            match result {
-                Some(Ok(Admission::Done(_))) => {
-                    let forced = match &forced {
-                        Err(error) if request.fua => Err(Error::new(error.kind(), error.line())),
-                        _ => Ok(()),
-                    };
-                    complete(request, forced, done);
-                }
-                Some(Err(error)) => complete(request, Err(error), done),
-                Some(Ok(Admission::Full)) | None => {
-                    let progress = Progress::Written(request.range.start);
-                    self.wait_for_space(request, progress);
-                }
-            }
-        }
-        self.results = results;
-    }
-
     /// Submits a request. If it completes at once, its completion is in `done` when this returns.
     pub fn submit(&mut self, mut request: Request, done: &mut Vec<Completion>) {
         if let Err(error) = self.check(request.operation, request.range, request.buffer.len()) {
-            return complete(request, Err(error), done);
+            return self.end(request, Err(error), 0, done);
         }
         if request.range.is_empty() && request.operation != Operation::Flush {
-            return complete(request, Ok(()), done);
+            return self.end(request, Ok(()), 0, done);
         }
         if self.is_held(done) {
             return self.hold(request);
         }
         if request.operation == Operation::Flush && core::mem::take(&mut self.owes_failure) {
-            return complete(request, Err(flush_failed()), done);
+            return self.end(request, Err(flush_failed()), 0, done);
         }
         request.class = self.class_of(request.class);
         let cache = Arc::clone(&self.cache);
@@ -289,9 +203,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// once. Otherwise a copy of the bytes is parked as request `id`, and [`poll`](Self::poll) completes it.
     pub fn write_from(&mut self, id: u64, range: ByteRange, data: &[u8], fua: bool) -> Option<Result<()>> {
         if let Err(error) = self.check(Operation::Write, range, data.len()) {
+            self.meter.count_failed(Operation::Write);
             return Some(Err(error));
         }
         if range.is_empty() {
+            self.meter.count_at_once(Operation::Write, 0, 0);
             return Some(Ok(()));
         }
         let (operation, class) = (Operation::Write, self.device.class());
@@ -305,6 +221,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 return None;
             }
         };
+        let begun = self.meter.begin(operation);
         let mut begun_us = None;
         if !cache.caches_writes() {
             let reason = self.bypass_reason_of(cache, range, fua, class);
@@ -319,8 +236,10 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         let result =
             advance(cache, &Change { operation, range, data, fua, class }, &mut progress, &self.waker);
         cache.end_measured_write(begun_us.filter(|_| result.is_some()));
-        if result.is_none() {
-            self.wait_for_space(parked(data), progress);
+        match &result {
+            Some(Ok(())) => self.meter.count_at_once(operation, range.len(), begun),
+            Some(Err(_)) => self.meter.count_failed(operation),
+            None => self.wait_for_space(parked(data), progress, begun),
         }
         result
     }
@@ -330,9 +249,11 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     /// bytes.
     pub fn read_into(&mut self, id: u64, range: ByteRange, out: &mut [u8]) -> Option<Result<()>> {
         if let Err(error) = self.check(Operation::Read, range, out.len()) {
+            self.meter.count_failed(Operation::Read);
             return Some(Err(error));
         }
         if range.is_empty() {
+            self.meter.count_at_once(Operation::Read, 0, 0);
             return Some(Ok(()));
         }
         let operation = Operation::Read;
@@ -345,17 +266,24 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 return None;
             }
         };
+        let begun = self.meter.begin(operation);
         let begun_us = cache.begin_measured_read();
         let found = look_up(cache, range, out, &mut self.misses);
         cache.end_measured_read(begun_us);
         if found.is_err() || self.misses.is_empty() {
             self.note_hit(range);
+            match &found {
+                Ok(()) => self.meter.count_at_once(operation, range.len(), begun),
+                Err(_) => self.meter.count_failed(operation),
+            }
             return Some(found);
         }
         let missed = self.begin_misses(cache, range, out);
         let is_complete = self.misses.is_empty();
-        if !is_complete {
-            self.fetch_misses(cache, parked(AlignedBuffer::from_slice(out)), &missed);
+        if is_complete {
+            self.meter.count_partly(operation, (range.len(), missed.bytes), missed.outcome, begun);
+        } else {
+            self.fetch_misses(cache, parked(AlignedBuffer::from_slice(out)), &missed, begun);
         }
         self.read_ahead(cache, &missed);
         is_complete.then_some(Ok(()))
@@ -451,11 +379,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             _ => {}
         }
         match advance(cache, &Change::of(&parked.request), &mut parked.progress, &self.waker) {
-            Some(result) => {
-                if let Some(parked) = self.parked.remove(place) {
-                    complete(parked.request, result, done);
-                }
-            }
+            Some(result) => self.end_parked(place, Some(result), done),
             None => match self.past_instead(cache, place) {
                 Some(around) => self.continue_past(cache, place, around, done),
                 None => self.waiting.push_back(place),
@@ -464,14 +388,15 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
     }
 
     fn read(&mut self, cache: &Arc<Cache<E>>, mut request: Request, done: &mut Vec<Completion>) {
+        let begun = self.meter.begin(request.operation);
         let begun_us = cache.begin_measured_read();
         let found = look_up(cache, request.range, &mut request.buffer, &mut self.misses);
         cache.end_measured_read(begun_us);
         if found.is_err() || self.misses.is_empty() {
             self.note_hit(request.range);
-            return complete(request, found, done);
+            return self.end(request, found, begun, done);
         }
-        self.read_misses(cache, request, done);
+        self.read_misses(cache, request, begun, done);
     }
 
     pub(crate) fn send(&mut self, mut op: InFlightOp, backing_op: BackingOp) {
@@ -546,20 +471,14 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             && !matches!(parked.request.operation, Operation::Flush | Operation::Read);
         if forces {
             parked.progress = Progress::Forcing;
+            self.meter.begin_wait(&mut parked.tally, WaitFor::Flush);
             return self.send(InFlightOp::without_misses(op.parked, op.range), BackingOp::Flush);
         }
-        self.complete_parked(op.parked, done);
-    }
-
-    /// Completes a request whose operations have all returned.
-    pub(crate) fn complete_parked(&mut self, place: usize, done: &mut Vec<Completion>) {
-        if let Some(parked) = self.parked.remove(place) {
-            complete(parked.request, parked.error.map_or(Ok(()), Err), done);
-        }
+        self.end_parked(op.parked, None, done);
     }
 }
 
-impl<E: Environment, Q: BackingQueue> Drop for Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Drop for Queue<E, Q, COUNTS> {
     fn drop(&mut self) {
         let cache = Arc::clone(&self.cache);
         let Some(cache) = &*cache else { return };
@@ -590,10 +509,6 @@ fn flush_failed() -> Error {
 
 pub(crate) fn given_up() -> Error {
     Error::new(ErrorKind::Stopped, "the request was given up: its client is gone")
-}
-
-pub(crate) fn complete(request: Request, result: Result<()>, done: &mut Vec<Completion>) {
-    done.push(Completion { id: request.id, result, buffer: request.buffer });
 }
 
 #[cfg(test)]

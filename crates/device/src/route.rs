@@ -10,7 +10,7 @@
 //! Invariants: the route changes only while every queue is quiet; a queue that is quiet begins nothing before the hold has ended; a
 //! queue is forgotten only after its queue of the backing device is closed.
 
-use crate::Device;
+use crate::{Device, DeviceFigures, figures::Cells};
 use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{Cache, Environment};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +20,8 @@ use core::task::Waker;
 struct Known {
     number: u32,
     waker: Waker,
+    /// What it counts.
+    cells: Arc<Cells>,
     /// It has nothing in flight, and knows of the hold.
     is_quiet: bool,
 }
@@ -29,6 +31,8 @@ struct State<E: Environment> {
     /// The number of the last failed flush that `cache` had to report when the route changed to it.
     reported: u64,
     queues: Vec<Known>,
+    /// What queues have counted that have ended.
+    ended: Option<Arc<Cells>>,
     /// The waker of the thread that holds the route.
     holder: Option<Waker>,
     /// The number of the next queue.
@@ -54,7 +58,7 @@ pub(crate) enum Seen<E: Environment> {
 
 impl<E: Environment> Route<E> {
     pub(crate) fn new(cache: Option<Arc<Cache<E>>>) -> Self {
-        let state = State { cache, reported: 0, queues: Vec::new(), holder: None, next: 0 };
+        let state = State { cache, reported: 0, queues: Vec::new(), ended: None, holder: None, next: 0 };
         Self { number: AtomicU64::new(0), state: lock_api::Mutex::new(state) }
     }
 
@@ -71,12 +75,12 @@ impl<E: Environment> Route<E> {
     }
 
     /// Adds a queue; returns its number. It asks for the route before its first request: no route has the number `u64::MAX`.
-    fn add(&self, waker: Waker) -> u32 {
+    fn add(&self, waker: Waker, cells: Arc<Cells>) -> u32 {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         // It has nothing in flight, and finds a hold before its first request.
-        state.queues.push(Known { number, waker, is_quiet: true });
+        state.queues.push(Known { number, waker, cells, is_quiet: true });
         number
     }
 
@@ -100,10 +104,25 @@ impl<E: Environment> Route<E> {
 
     fn remove(&self, number: u32) {
         let mut state = self.state.lock();
-        state.queues.retain(|known| known.number != number);
+        if let Some(at) = state.queues.iter().position(|known| known.number == number) {
+            let Known { cells, .. } = state.queues.remove(at);
+            match &state.ended {
+                Some(ended) => ended.add(&cells),
+                None => state.ended = Some(cells),
+            }
+        }
         if let Some(holder) = &state.holder {
             holder.wake_by_ref();
         }
+    }
+
+    /// What all queues have counted, ended ones included.
+    pub(crate) fn figures(&self) -> DeviceFigures {
+        let mut figures = DeviceFigures::default();
+        let state = self.state.lock();
+        let open = state.queues.iter().map(|known| &known.cells);
+        open.chain(&state.ended).for_each(|cells| cells.read(&mut figures));
+        figures
     }
 
     /// Raises the number, so that each queue asks for the route, and wakes all queues.
@@ -120,8 +139,9 @@ pub(crate) struct Membership<E: Environment> {
 }
 
 impl<E: Environment> Membership<E> {
-    pub(crate) fn new(device: &Arc<Device<E>>, waker: &Waker) -> Self {
-        Self { device: Arc::clone(device), number: device.route.add(waker.clone()) }
+    pub(crate) fn new(device: &Arc<Device<E>>, waker: &Waker, cells: &Arc<Cells>) -> Self {
+        let number = device.route.add(waker.clone(), Arc::clone(cells));
+        Self { device: Arc::clone(device), number }
     }
 
     /// The number of the queue: one that no other queue of the device has.

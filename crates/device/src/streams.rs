@@ -86,7 +86,7 @@ pub(crate) struct Followed {
 }
 
 /// The streams of a device.
-pub(crate) struct Streams {
+pub struct Streams {
     streams: Vec<Stream>,
     candidates: Vec<Candidate>,
     /// The candidate that is replaced next.
@@ -94,15 +94,28 @@ pub(crate) struct Streams {
     lookups: u64,
 }
 
+impl Default for Streams {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Streams {
     /// No streams.
-    pub(crate) fn new() -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             streams: vec![NO_STREAM; STREAMS],
             candidates: vec![NO_CANDIDATE; CANDIDATES],
             oldest: 0,
             lookups: 0,
         }
+    }
+
+    /// Notes that a client reads `range`, and returns the bytes that the stream of this read had read before; 0 if it belongs to none.
+    /// For a simulation, which has no queues and reads nothing ahead.
+    pub fn bytes_before(&mut self, range: ByteRange) -> u64 {
+        self.follow(0, range.start, range, 0).before
     }
 
     /// Notes that `queue` reads `asked`, part of which missed, or writes it. `run_start`: where the hits began that end at its start,

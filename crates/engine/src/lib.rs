@@ -78,6 +78,11 @@ pub trait Environment: Send + Sync + 'static {
         self.monotonic_ms().saturating_mul(1000)
     }
 
+    /// The same in nanoseconds; only to measure short waits.
+    fn monotonic_ns(&self) -> u64 {
+        self.monotonic_us().saturating_mul(1000)
+    }
+
     /// Calls `work` with each number below `count` and returns when all calls have returned. Runs on several threads at once if
     /// the environment has them.
     fn each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {

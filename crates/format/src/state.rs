@@ -160,6 +160,12 @@ impl StateShape {
         [first, first + self.array()]
     }
 
+    /// The first byte of the slots of all these, and the end of the last one.
+    #[must_use]
+    pub const fn all_slots(&self) -> [u64; 2] {
+        [PAGE, Self::LANES_BEGIN + 4 * self.array()]
+    }
+
     /// The most bytes of a copy of the list of pins.
     const PINS_MAX: u64 = 1 << 20;
 

@@ -36,6 +36,8 @@ pub struct TransportSummary {
     pub uuid: String,
     /// Format version.
     pub version: u32,
+    /// Incompatible features, as bits: a program that does not know one of them refuses the region.
+    pub features: u64,
     /// Bytes that it uses.
     pub region_size: u64,
     /// Bytes of a segment.

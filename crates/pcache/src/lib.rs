@@ -20,6 +20,7 @@ mod pieces;
 pub mod report;
 mod scan;
 
+pub use format::{SUPERBLOCK_AT, SUPERBLOCK_MAGIC};
 pub use image::{Image, Unreadable};
 pub use log::{LogEnd, Survey};
 pub use open::Cache;

@@ -43,6 +43,7 @@ mod open;
 #[cfg(not(target_arch = "x86_64"))]
 mod portable;
 mod processor;
+mod promise;
 mod reader;
 #[cfg(test)]
 mod recorder;
@@ -60,5 +61,6 @@ pub use mapping::{Info, Kind, Mapping, SizeMethod};
 pub use methods::CopyMethod;
 pub use open::{MINIMUM_SIZE, OpenOptions, Opening};
 pub use processor::{Flush, Processor};
+pub use promise::{Promise, promise};
 pub use reader::Reader;
 pub use routines::processor::prefetch;

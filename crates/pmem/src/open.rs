@@ -9,13 +9,14 @@
 use crate::collapse::collapse_now;
 use crate::errors::from_io;
 use crate::file::{self, Locked};
-use crate::identity::{HUGETLBFS, TMPFS, file_system_name};
+use crate::identity::{HUGETLBFS, file_system_name};
 use crate::mapping::Kind;
 use crate::memory::{Memory, Sharing};
 use crate::methods::CopyMethod;
 use crate::processor::Flush;
+use crate::promise;
 use crate::space::Space;
-use crate::sysfs::{self, PowerFailure, SYS};
+use crate::sysfs::{self, SYS};
 use cbd_sys::DeviceNumber;
 use cbd_sys::memory::Hint;
 use cbd_types::{BootId, Durability, Error, ErrorKind, Result};
@@ -304,44 +305,20 @@ fn open_file(path: &Path, file: Locked, options: &OpenOptions, flush: Flush) -> 
     }
     let (memory, synchronous) = mapped?;
     let dax = file::is_dax(&file);
+    let kind = promise::kind_of_file(synchronous, system.magic);
+    let file_system = file_system_name(system.magic);
+    let (durability, warnings) = promise::of_file(path, kind, dax, &looked, &file_system, flush);
     let mut opened = Opened {
         opening: Opening::default(),
         memory,
-        kind: if synchronous {
-            Kind::DaxFile
-        } else if matches!(system.magic, TMPFS | HUGETLBFS) {
-            Kind::Tmpfs
-        } else {
-            Kind::File
-        },
-        durability: Durability::ProcessCrash,
-        file_system: file_system_name(system.magic),
-        warnings: Vec::new(),
+        kind,
+        durability,
+        file_system,
+        warnings,
         no_space,
         populate: options.populate,
         file: Some(file),
     };
-    match opened.kind {
-        Kind::DaxFile => {
-            let device = DeviceNumber::from_stat(looked.dev());
-            let directory = sysfs::of_block_device(Path::new(SYS), device);
-            // A synchronous mapping is only a guarantee of the file system; power-failure durability requires the platform's
-            // own statement.
-            let keeps = directory.map_or(PowerFailure::NotStated, |place| sysfs::power_failure(&place));
-            set_durability(&mut opened, keeps, flush);
-        }
-        Kind::File if dax => opened.warnings.push(format!(
-            "{region} is a DAX file, but its device needs a system call to make stores durable (as virtio-pmem \
-             does): the region survives the process, not a power failure"
-        )),
-        Kind::File => opened.warnings.push(format!(
-            "{region} lies in the page cache of {}: a power failure loses what is in it, and stores can stall \
-             while the kernel writes pages back; for a trial a file in /dev/shm is faster, for real use it has to \
-             be a DAX file or device",
-            opened.file_system
-        )),
-        _ => {}
-    }
     opened.advise();
     Ok(opened)
 }
@@ -396,18 +373,18 @@ fn open_device(
         None => Memory::of_device(file.as_fd(), size, Sharing::Shared)
             .map_err(|error| from_io(&error, format!("cannot map the device {region}")))??,
     };
+    let (durability, warnings) = promise::of_device(&directory, flush);
     let mut opened = Opened {
         opening: Opening::default(),
         memory,
         file: Some(file),
         kind: Kind::DeviceDax,
-        durability: Durability::ProcessCrash,
+        durability,
         file_system: "devdax".to_owned(),
-        warnings: Vec::new(),
+        warnings,
         no_space: None,
         populate: options.populate,
     };
-    set_durability(&mut opened, sysfs::power_failure(&directory), flush);
     opened.advise();
     Ok(opened)
 }
@@ -428,32 +405,6 @@ pub(crate) fn device_length(path: &Path, looked: &Metadata) -> Result<(PathBuf, 
             ),
         )
     })
-}
-
-/// Reports durability only if the platform ensures it.
-fn set_durability(opened: &mut Opened, keeps: PowerFailure, flush: Flush) {
-    if flush == Flush::None {
-        opened.warnings.push(
-            "the region is persistent memory, but this program knows no instruction that brings stores to it on \
-             this processor: they survive the process, not a power failure"
-                .to_owned(),
-        );
-        return;
-    }
-    match keeps {
-        PowerFailure::Kept => opened.durability = Durability::PowerFail,
-        PowerFailure::NotStated => {
-            opened.durability = Durability::PowerFail;
-            opened.warnings.push(
-                "the kernel treats the region as persistent memory, but the platform does not state that it keeps \
-                 it when the power fails (memory set aside with memmap= is plain memory)"
-                    .to_owned(),
-            );
-        }
-        PowerFailure::Lost => opened
-            .warnings
-            .push("the region's memory is volatile: it survives the process, not a power failure".to_owned()),
-    }
 }
 
 impl Opened {

@@ -5,9 +5,10 @@
 //! Elsewhere: caches that come and go while it runs (`attach`); the set of backends and the requests to start them, and the exports of their devices.
 
 use crate::drain::{DrainProgress, DrainRequest, NotDrained, until_drained};
+use crate::environment::monotonic_ns;
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
-use cbd_backing::{Backing, BackingFile, Identity, Offload, Oldest, Options, Outstanding, Watch};
+use cbd_backing::{Backing, BackingFile, Ended, Identity, Offload, Oldest, Options, Outstanding, Watch};
 use cbd_device::Device;
 use cbd_engine::{BackendEntry, Cache, CacheStatus, Pages, Transport};
 use cbd_types::{BackendId, Context, Error, Result};
@@ -26,6 +27,9 @@ pub struct RunOptions<'a> {
     pub offload: Offload,
     /// Wraps the backing device in decorators of a test or a demonstration.
     pub decorate: &'a dyn Fn(Arc<dyn Backing>) -> Arc<dyn Backing>,
+    /// Called when the backing device is open and held, before its cache is opened, and so before the first write to it. An error
+    /// ends the start. The notes are for the user.
+    pub prepare_disk: &'a dyn Fn(&BackingFile) -> Result<Vec<String>>,
     /// Called first on the thread of the background worker.
     pub prepare_thread: fn(),
 }
@@ -34,7 +38,13 @@ impl RunOptions<'_> {
     /// Options without decorators.
     #[must_use]
     pub const fn plain(region: &str) -> RunOptions<'_> {
-        RunOptions { region, offload: Offload::Auto, decorate: &|backing| backing, prepare_thread: || () }
+        RunOptions {
+            region,
+            offload: Offload::Auto,
+            decorate: &|backing| backing,
+            prepare_disk: &|_| Ok(Vec::new()),
+            prepare_thread: || (),
+        }
     }
 }
 
@@ -116,6 +126,7 @@ impl RunningBackend {
             ..Options::default()
         };
         let (file, mut warnings) = BackingFile::open_recorded(path, disk, &recorded)?;
+        warnings.extend((options.prepare_disk)(&file)?);
         let watch = file.watch();
         let file = Arc::new(file);
         let decorated = (options.decorate)(Arc::clone(&file) as Arc<dyn Backing>);
@@ -131,7 +142,8 @@ impl RunningBackend {
             warnings.extend(note_of(pages, path));
             (Device::cached(Arc::clone(&caching.cache), geometry), Some(Arc::new(caching)))
         };
-        let device = Arc::new(ServedDevice::new(Arc::new(device), Arc::clone(&backing)));
+        let device = Arc::new(device.with_clock(monotonic_ns));
+        let device = Arc::new(ServedDevice::new(device, Arc::clone(&backing)));
         let (caching, id) = (Mutex::new(caching), entry.id);
         Ok((
             Self { caching, device, backing, file, outstanding, watch, id, region, prepare_thread },
@@ -154,6 +166,12 @@ impl RunningBackend {
         &*self.backing
     }
 
+    /// The backing device without its decorators.
+    #[must_use]
+    pub fn file(&self) -> &BackingFile {
+        &self.file
+    }
+
     /// Permits other commands of the backing device, of the queues that are opened from now on.
     ///
     /// # Errors
@@ -166,6 +184,12 @@ impl RunningBackend {
     #[must_use]
     pub fn oldest_operation(&self) -> Option<Oldest> {
         self.outstanding.oldest()
+    }
+
+    /// The operations of the backing device that have ended since it was opened, each with its name.
+    #[must_use]
+    pub fn ended_operations(&self) -> Vec<(&'static str, Ended)> {
+        self.outstanding.ended()
     }
 
     /// Watches the file of the backing device for changes.

@@ -53,6 +53,10 @@ impl<P: Pmem + 'static> Environment for ProcessEnvironment<P> {
         u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
+    fn monotonic_ns(&self) -> u64 {
+        monotonic_ns()
+    }
+
     #[inline]
     fn prefetch(at: *const u8) {
         cbd_pmem::prefetch(at);
@@ -91,6 +95,14 @@ pub fn wall_ms() -> u64 {
     // A time before 1970 counts as 0.
     let (seconds, nanoseconds) = (u64::try_from(tv_sec).unwrap_or(0), u64::try_from(tv_nsec).unwrap_or(0));
     seconds.saturating_mul(1000).saturating_add(nanoseconds / 1_000_000)
+}
+
+/// Nanoseconds of the monotonic clock, by which requests are timed.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
+    // Both are never negative; 580 years fit.
+    (tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(tv_nsec as u64)
 }
 
 #[cfg(test)]

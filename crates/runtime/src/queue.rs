@@ -9,7 +9,7 @@
 
 use crate::{Count, Counted};
 use cbd_backing::{Backing, PollableQueue};
-use cbd_device::{Device, Queue};
+use cbd_device::{Device, DeviceFigures, Queue};
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
@@ -108,6 +108,12 @@ impl<E: Environment> ServedDevice<E> {
     #[must_use]
     pub fn failures(&self) -> &Failures {
         &self.failures
+    }
+
+    /// The requests of all its queues, ended ones included.
+    #[must_use]
+    pub fn figures(&self) -> DeviceFigures {
+        self.device.figures()
     }
 
     /// Number of queues. A queue with requests that wait for the backing device outlives an export that was stopped by force,

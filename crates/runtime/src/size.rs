@@ -107,9 +107,74 @@ pub fn format_time(unix_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
+/// The time that [`format_time`] writes as `text`, in milliseconds since 1970 UTC; ` UTC` may be missing, and the form of
+/// RFC 3339 in UTC is read, too.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for another text, and for a time before 1970 or after 9999.
+pub fn parse_time(text: &str) -> Result<u64> {
+    let wrong = || {
+        let text = format!("a time is written as 2026-01-31 12:00:00 UTC, not \"{text}\"");
+        Error::new(ErrorKind::InvalidArgument, text)
+    };
+    let plain = text.strip_suffix(" UTC").or_else(|| text.strip_suffix('Z')).unwrap_or(text);
+    let mut parts = [0_u64; 6];
+    let form = b"0000-00-00 00:00:00";
+    let fits = |(byte, form): (u8, &u8)| match form {
+        b'0' => byte.is_ascii_digit(),
+        b' ' => byte == b' ' || byte == b'T',
+        other => byte == *other,
+    };
+    if plain.len() != form.len() || !plain.bytes().zip(form).all(fits) {
+        return Err(wrong());
+    }
+    for (part, digits) in parts.iter_mut().zip(plain.split(['-', ' ', 'T', ':'])) {
+        *part = digits.parse().map_err(|_| wrong())?;
+    }
+    let [year, month, day, hour, minute, second] = parts;
+    if year < 1970 || !(1..=12).contains(&month) || day == 0 || hour > 23 || minute > 59 || second > 59 {
+        return Err(wrong());
+    }
+    // The same algorithms, the other way round.
+    let year_from_march = year - u64::from(month <= 2);
+    let (era, year_of_era) = (year_from_march / 400, year_from_march % 400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    let days = era * 146_097 + day_of_era - 719_468;
+    let at_ms = (days * 86_400 + hour * 3600 + minute * 60 + second) * 1000;
+    // A day that the month does not have.
+    if format_time(at_ms).get(..19) == Some(&plain.replace('T', " ")) { Ok(at_ms) } else { Err(wrong()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_is_read_as_it_is_written_and_what_is_none_is_refused() {
+        for at_ms in [0, 951_782_399_000, 951_782_400_000, 1_767_225_599_000, 4_102_444_800_000] {
+            let text = format_time(at_ms);
+            assert_eq!(parse_time(&text).map_err(|error| error.line()), Ok(at_ms), "{text}");
+        }
+        let same = ["2026-11-28 00:46:45 UTC", "2026-11-28 00:46:45", "2026-11-28T00:46:45Z"];
+        let [first, others @ ..] = same.map(|text| parse_time(text).map_err(|error| error.line()));
+        assert!(first.is_ok() && others.iter().all(|other| *other == first), "{first:?} {others:?}");
+        for text in [
+            "",
+            "2026-11-28",
+            "2026-13-01 00:00:00",
+            "2026-02-29 00:00:00",
+            "2026-11-00 00:00:00",
+            "2026-11-28 24:00:00",
+            "1969-12-31 23:59:59",
+            "2026-11-28 00:46:4",
+            "+026-11-28 00:46:45",
+            "\u{e4}026-11-28 0:46:45",
+        ] {
+            let error = parse_time(text).expect_err(text).line();
+            assert!(error.contains("2026-01-31 12:00:00 UTC"), "{text}: {error}");
+        }
+    }
 
     #[test]
     fn a_typed_size_is_read_as_the_same_number() {

@@ -87,7 +87,7 @@ fn inject(world: &mut World, random: &mut Seeded) -> Injected {
 fn all_damage_is_found_in_one_pass_and_repaired_where_a_good_copy_exists() {
     let first = from_environment("CBD_SEED", 1);
     let mut found = [0_u64; 9];
-    for seed in first..first + from_environment("CBD_ROUNDS", 60) {
+    for seed in first..first + from_environment("CBD_ROUNDS", 120) {
         let mut random = Seeded::new(seed);
         let mut world = World::new(WorldOptions {
             verifies: false,

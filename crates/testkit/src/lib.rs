@@ -5,6 +5,7 @@
 //! - [`Client`] is an NBD client, for any server. Its constants come from the protocol's specification, not from `cbd-nbd`, so
 //!   that a wrong constant of the server fails its tests.
 //! - [`loop_devices`] keeps tests that bind loop devices apart.
+//! - [`pty::Pty`] is a program on a pseudo terminal.
 //! - [`pcache::Sample`] writes images in the layout of dm-pcache, valid or not.
 //!
 //! Elsewhere: the simulated memory and disks of the engine's tests (`cbd-sim`).
@@ -15,6 +16,7 @@ pub mod loop_devices;
 pub mod nbd;
 mod ops;
 pub mod pcache;
+pub mod pty;
 pub mod trace;
 
 pub use decorate::{decorate, decorator};

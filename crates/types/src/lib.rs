@@ -15,6 +15,7 @@ extern crate std;
 pub mod backing;
 pub mod buffer;
 pub mod error;
+pub mod figures;
 pub mod ids;
 pub mod mutation;
 pub mod name;

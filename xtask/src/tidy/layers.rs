@@ -35,7 +35,7 @@ const LAYERS: [&[&str]; 13] = [
     // Tools for regions without a daemon; the daemon; proofs.
     &["cbd-inspect", "cbd-daemon", "cbd-sim"],
     // The programs and libraries that users start or link.
-    &["cbd-demo", "blkverify", "libcbd", "cbd-models"],
+    &["cbd-advise", "cbd-demo", "blkverify", "libcbd", "cbd-models"],
     &["cbdctrl"],
     // Tools.
     &["cbd-bench", "cbd-freestanding", "cbd-fuzz", "cbd-harness"],

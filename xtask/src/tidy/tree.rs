@@ -42,7 +42,7 @@ impl File {
 const PROOFS: [&str; 3] = ["crates/sim/", "crates/models/", "crates/testkit/"];
 
 /// Names of text files; all other files are data.
-const TEXTS: [&str; 7] = [".rs", ".md", ".toml", ".yaml", ".service", ".rules", ".sh"];
+const TEXTS: [&str; 8] = [".rs", ".md", ".toml", ".yaml", ".service", ".rules", ".sh", ".py"];
 
 /// The paths of all tracked and new files, from the root.
 ///

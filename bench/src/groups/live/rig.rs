@@ -5,7 +5,7 @@
 
 use super::CACHES;
 use crate::instant_disk::InstantDisk;
-use crate::simulated_time::{Surroundings, Wanted};
+use cbd_advise::simulated_time::{Surroundings, Wanted};
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{
     BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, SharedSpace, Step, Transport,

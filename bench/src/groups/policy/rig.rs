@@ -5,7 +5,7 @@
 
 use super::trace::{DEVICE, Request};
 use crate::instant_disk::InstantDisk;
-use crate::simulated_time::{Surroundings, Wanted};
+use cbd_advise::simulated_time::{Surroundings, Wanted};
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_pmem::Mapping;

@@ -26,5 +26,6 @@ Settings:
   scrub_rate=off|SIZE                   bytes a second that a scrub looks at, from 64K
   scrub_idle_only=yes|no                whether a scrub waits while clients use the cache
   offload=auto|on|never                 whether the disk verifies ranges by its own commands
+  recovery_point_max_age=none|TIME      writeback keeps the recovery point younger, e.g. 30s
   class=none|metadata                   of a block device (-d) without marked requests
   name=NAME                             the name, for -b and -d and for links; name= takes it away";

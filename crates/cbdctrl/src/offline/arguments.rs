@@ -83,6 +83,23 @@ impl From<DumpWhat> for What {
     }
 }
 
+/// Options of `unseal`.
+#[derive(Args, Debug)]
+pub struct UnsealArguments {
+    /// The disk; without a disk and -b, all sealed disks are listed
+    pub disk: Option<PathBuf>,
+    /// Number, name or UUID of its backend
+    #[arg(short, long, value_name = "ID")]
+    pub backend: Option<String>,
+    /// Give up what the disk lacks; BYTES must be exactly the number that the command prints without this option, or
+    /// "unknown" where the region cannot be read
+    #[arg(long, value_name = "BYTES")]
+    pub discard_dirty: Option<String>,
+    /// Folder of the rules
+    #[arg(long, value_name = "DIR", default_value = "/etc/udev/rules.d")]
+    pub rules_dir: PathBuf,
+}
+
 /// Options of `repair`.
 #[derive(Args, Debug)]
 pub struct RepairArguments {

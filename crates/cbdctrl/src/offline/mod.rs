@@ -11,12 +11,14 @@ mod dump;
 mod pcache;
 mod repair;
 mod rescue;
+mod unseal;
 
-pub use arguments::{CheckArguments, DumpArguments, RepairArguments, RescueArguments};
+pub use arguments::{CheckArguments, DumpArguments, RepairArguments, RescueArguments, UnsealArguments};
 pub use check::check;
 pub use dump::dump;
 pub use repair::repair;
 pub use rescue::rescue;
+pub use unseal::unseal;
 
 use crate::command::Output;
 use cbd_daemon::api::{ErrorAnswer, ErrorBody, NumberOrName};

@@ -151,6 +151,7 @@ impl Fixture {
         command.arg("daemon").env("CBD_SOCKET", self.socket()).stdin(Stdio::null());
         command.args(["--config", &self.text("cbd.toml"), "--state-dir", &self.text("state")]);
         command.args(["--run-dir", &self.text("run"), "--dev-dir", &self.text("dev")]);
+        command.args(["--rules-dir", &self.text("rules.d")]);
         if let Some(decorate) = &self.decorate {
             command.args(["--decorate", decorate]);
         }
@@ -192,6 +193,10 @@ impl Fixture {
         }
         child::dies_with_the_test(&mut command);
         self.daemon = Some(command.spawn().expect("the daemon"));
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.daemon.is_some()
     }
 
     pub fn pid(&self) -> u32 {

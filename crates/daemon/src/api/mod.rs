@@ -9,6 +9,8 @@
 mod classes;
 mod drain;
 mod errors;
+mod events;
+mod figures;
 mod grow;
 mod live;
 mod names;
@@ -16,11 +18,16 @@ mod pins;
 mod scrub;
 mod settings;
 mod status;
+mod users;
 mod verify;
 
 pub use classes::BlkdevClass;
 pub use drain::{CommonCheckpoint, Drain, StopBackend, StopBlkdev};
 pub use errors::{ErrorAnswer, ErrorBody, kind_of};
+pub use events::{
+    Event, EventCommandInfo, EventLine, EventsBegin, EventsEnd, EventsGap, EventsInfo, Severity,
+};
+pub use figures::{Bucket, DiskFigures, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
@@ -31,10 +38,12 @@ pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,
 };
+pub use users::BlkdevUser;
 pub use verify::{CopyInfo, FindingInfo, MetadataInfo, Offload, VerifiedInfo, VerifyLevel, VerifyRange};
 
 use cbd_types::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Defines the control plane's words for a choice of the engine, and converts both ways.
 macro_rules! words {
@@ -294,9 +303,15 @@ pub struct StartBackend {
     /// Serve it although the log of recovery points shows that the disk is newer than the region.
     #[serde(default)]
     pub older_region: bool,
+    /// Serve it although its disk was written while no daemon served it.
+    #[serde(default)]
+    pub changed_disk: bool,
     /// Its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Seconds that its recovery point is old at most; 0 is no promise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery_point_max_age_s: Option<u32>,
 }
 
 /// The response to the start of a backend.
@@ -436,6 +451,10 @@ pub struct BlkdevInfo {
     /// why `auto` did not choose the best export.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
+    /// The requests of its clients since its backend was opened, by operation: `read`, `write`, `flush`, `discard` and
+    /// `write_zeroes`. Only in the status, while the backend is served.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub operations: BTreeMap<String, OperationFigures>,
 }
 
 /// Progress of a long operation.

@@ -39,7 +39,7 @@ pub struct ScrubRequest {
     pub wait: bool,
 }
 
-/// The settings of scrubs. They are in the daemon's state folder, not in the region.
+/// The settings of scrubs, and others that are in the daemon's state folder, not in the region.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ScrubSettings {
@@ -53,6 +53,8 @@ pub struct ScrubSettings {
     pub scrub_idle_only: bool,
     /// Whether the backing device verifies ranges by commands of its own.
     pub offload: Offload,
+    /// Seconds that the recovery point is old at most, if writeback can keep that; 0 is no promise.
+    pub recovery_point_max_age_s: u32,
 }
 
 /// The state of a scrub.

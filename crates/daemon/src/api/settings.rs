@@ -79,6 +79,9 @@ pub struct SettingsChange {
     /// Whether the backing device verifies ranges by commands of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<Offload>,
+    /// Seconds that the recovery point is old at most, if writeback can keep that; 0 is no promise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery_point_max_age_s: Option<u32>,
     /// The name of the backend; empty: it has none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -92,7 +95,7 @@ pub struct SettingsChanged {
     /// All its settings now.
     #[serde(flatten)]
     pub settings: Settings,
-    /// The settings of its scrubs.
+    /// The settings of its scrubs, and others that the daemon stores outside the region.
     #[serde(flatten)]
     pub scrubs: ScrubSettings,
 }

@@ -1,6 +1,6 @@
 //! The response to `status` on the control socket.
 
-use super::{BackendInfo, ScrubInfo, Settings, TransportInfo};
+use super::{BackendInfo, DiskFigures, EventsInfo, ScrubInfo, Settings, TransportInfo, Wait};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -18,6 +18,9 @@ pub struct Status {
     /// Memory of clients of all devices together, and counters of refused clients.
     #[serde(default)]
     pub front_ends: FrontEndStatus,
+    /// The record of events.
+    #[serde(default)]
+    pub events: EventsInfo,
     /// Its transports.
     pub transports: Vec<TransportStatus>,
 }
@@ -49,6 +52,12 @@ pub struct FrontEndStatus {
     pub control_connections: u64,
     /// Connections to the control socket that were refused.
     pub control_refused: u64,
+    /// Connections of the listener for metrics.
+    #[serde(default)]
+    pub web_connections: u64,
+    /// Requests for metrics that were refused, and connections that were closed for newer ones.
+    #[serde(default)]
+    pub web_refused: u64,
 }
 
 /// A transport in the status.
@@ -94,6 +103,32 @@ pub struct BackendStatus {
     /// The operation that the backing device has not answered for 10 s or longer.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub silent: Option<String>,
+    /// The operations of the backing device since it was opened, by name: `read`, `write`, `flush`, `discard`,
+    /// `write_zeroes`, `verify` and `compare`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub disk: BTreeMap<String, DiskFigures>,
+    /// What requests have waited for since the backend was opened: `space`, `lane` (the lock of a part of the cache) and
+    /// `flush` (of the backing device).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub waits: BTreeMap<String, Wait>,
+    /// Seconds until nothing is dirty, if writeback goes on as at present and no client writes; absent while writeback rests.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub time_to_empty_s: Option<u64>,
+    /// Seconds until the cache is full of dirty data, if clients and writeback go on as in the last seconds; absent if it does
+    /// not fill.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub time_to_full_s: Option<u64>,
+    /// Age of the recovery point in milliseconds: the time since the oldest write that the backing device may lack. 0 if it
+    /// lacks none; absent without a cache.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub recovery_point_age_ms: Option<u64>,
+    /// Milliseconds that recovery of the cache took when it was opened; absent without a cache.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub recovery_ms: Option<u64>,
+    /// Bytes that the cache has written to the region since it was opened: data, records and their second copies; absent
+    /// without a cache.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub region_written_bytes: Option<u64>,
     /// Its scrub; absent without a pass, a result of one and a schedule.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scrub: Option<ScrubInfo>,
@@ -170,6 +205,9 @@ pub struct CacheInfo {
     pub drained_ms: u64,
     /// State of the backing device without its cache at this moment, in words.
     pub recovery_point: String,
+    /// Seconds that the recovery point is old at most by the setting `recovery_point_max_age`; 0 without one.
+    #[serde(default)]
+    pub recovery_point_max_age_s: u32,
     /// Why the backing device alone is not crash-consistent; absent if it is.
     pub void: Option<String>,
     /// Failed writeback attempts since the last success; 0 while writeback works.

@@ -404,6 +404,16 @@ impl Export {
         }
     }
 
+    /// Whether its users wait while no daemon runs; otherwise they see errors.
+    #[must_use]
+    pub fn outlives_daemon(&self) -> bool {
+        match &self.open {
+            OpenServer::Nbd(_) | OpenServer::VhostUser(_) => false,
+            OpenServer::FuseLoop(export) => export.is_preserved(),
+            OpenServer::Ublk(_) => true,
+        }
+    }
+
     /// Refuses if the device is in use.
     ///
     /// # Errors

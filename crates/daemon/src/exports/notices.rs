@@ -1,5 +1,6 @@
 //! Events at the sockets of exports, in the log and in counters.
 
+use crate::events::EventName;
 use crate::front_ends::{FrontEnds, LogRateLimit, count};
 use cbd_vhost::Notice;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd
         (Arc::clone(front_ends), LogRateLimit::default(), LogRateLimit::default());
     let (failed, rings, disconnected) =
         (LogRateLimit::default(), LogRateLimit::default(), LogRateLimit::default());
+    let event = EventName::ExportClientFailed.name();
     Arc::new(move |notice| match notice {
         Notice::Connected => {
             connected.log(|more| tracing::info!(device, "a vhost-user front end connected{more}"));
@@ -19,12 +21,13 @@ pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd
         }
         Notice::Ended { error: Some(error) } => {
             count(&front_ends.counters.vhost_failed);
-            failed.log(|more| tracing::warn!(device, "{error}{more}"));
+            failed.log(|more| tracing::warn!(device, event, "{error}{more}"));
         }
         Notice::Refused => {
             count(&front_ends.counters.vhost_refused);
             refused.log(|more| {
-                tracing::warn!(device, "a vhost-user front end was refused: another one is connected{more}");
+                let text = "a vhost-user front end was refused: another one is connected";
+                tracing::warn!(device, event, "{text}{more}");
             });
         }
         Notice::RingFailed { ring, error } => {
@@ -33,6 +36,7 @@ pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd
                 tracing::error!(
                     device,
                     ring,
+                    event,
                     "a guest's ring is not served any more, until the guest resets its device: {error}{more}"
                 );
             });
@@ -42,6 +46,7 @@ pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd
             refused.log(|more| {
                 tracing::warn!(
                     device,
+                    event,
                     "a vhost-user front end was refused: the backing device still has requests of the last one, which has disconnected; it may \
                      connect again when they are done{more}"
                 );
@@ -49,7 +54,7 @@ pub(super) fn vhost_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd
         }
         Notice::CannotAccept { error } => {
             count(&front_ends.counters.vhost_refused);
-            refused.log(|more| tracing::error!(device, "{error}{more}"));
+            refused.log(|more| tracing::error!(device, event, "{error}{more}"));
         }
         other => tracing::warn!(device, "{other:?}"),
     })
@@ -61,6 +66,7 @@ pub(super) fn nbd_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd_n
     let front_ends = Arc::clone(front_ends);
     let (refused, gave_way) = (LogRateLimit::default(), LogRateLimit::default());
     let (failed, waiting) = (LogRateLimit::default(), LogRateLimit::default());
+    let event = EventName::ExportClientFailed.name();
     Arc::new(move |notice| {
         match notice {
         Notice::Connected { connection } => tracing::debug!(device, connection, "an NBD client connected"),
@@ -70,12 +76,12 @@ pub(super) fn nbd_observer(device: String, front_ends: &Arc<FrontEnds>) -> cbd_n
         Notice::Ended { connection, error: Some(error) } => {
             count(&front_ends.counters.nbd_failed);
             failed.log(|more| {
-                tracing::warn!(device, connection, "the connection of an NBD client ended: {error}{more}");
+                tracing::warn!(device, connection, event, "the connection of an NBD client ended: {error}{more}");
             });
         }
         Notice::Refused { error } | Notice::CannotAccept { error } => {
             count(&front_ends.counters.nbd_refused);
-            refused.log(|more| tracing::warn!(device, "an NBD client was refused: {error}{more}"));
+            refused.log(|more| tracing::warn!(device, event, "an NBD client was refused: {error}{more}"));
         }
         Notice::HandshakeClosed { connection } => {
             count(&front_ends.counters.nbd_gave_way);

@@ -3,22 +3,25 @@
 //!
 //! Invariants: a backing device is served only if it is the recorded disk.
 
+use super::beneath::{Accepts, Beneath, DiskTrace, with_caches};
 use super::blkdev::BlkdevSlot;
 use super::conditions::SharedConditions;
 use super::down;
+use super::figures::SharedTrend;
 use super::probe::{Probes, StartTime, answers};
 use super::retry::Retry;
 use super::slots::{SlotWork, TakenSlot, TransportHandle};
 use super::status::state;
 use super::tasks::Stage;
 use super::transport::{Running, running};
-use super::{Fixed, Manager, conditions};
+use super::{Fixed, Manager, conditions, promise};
 use crate::api::{self, BackendInfo, HeldInfo, SettingsChange};
+use crate::events::EventName;
 use crate::exports::prepare_data_thread;
 use crate::scrub::{self, schedule};
 use crate::settings::changed_name;
 use cbd_backing::{Backing, Change};
-use cbd_engine::{BackendEntry, Pages, Settings};
+use cbd_engine::{BackendEntry, CacheMode, Pages, Settings};
 use cbd_runtime::{Count, RunOptions, RunningBackend, wall_ms};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result, uuid_text};
 use std::collections::BTreeMap;
@@ -32,6 +35,8 @@ pub(super) struct BackendSlot {
     pub run: Option<Arc<RunningBackend>>,
     /// The conditions of its present run, or of its last one.
     pub conditions: SharedConditions,
+    /// The dirty data of its present run.
+    pub trend: SharedTrend,
     pub error: Option<String>,
     pub warnings: Vec<String>,
     /// The path of its former disk, if a rescue has moved the backend.
@@ -51,17 +56,11 @@ pub(super) struct BackendSlot {
     /// The work of the worker that has taken the slot; this value is the placeholder in the tables then.
     pub work: Option<SlotWork>,
     pub blkdevs: BTreeMap<BlkdevId, BlkdevSlot>,
+    /// How the footprint of its disk is left when it ends; none before it was up.
+    pub trace: Option<DiskTrace>,
     /// The threads that did not end when its block devices were closed by force, and what they wait for; they may still
     /// use the cache.
     pub unended: Vec<String>,
-}
-
-/// The policy for a region that is older than its disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OlderRegion {
-    Refuse,
-    /// The user accepts it with `--older-region`.
-    Accept,
 }
 
 impl std::fmt::Debug for BackendSlot {
@@ -80,6 +79,7 @@ impl BackendSlot {
             entry,
             run: None,
             conditions: SharedConditions::default(),
+            trend: SharedTrend::default(),
             error: None,
             warnings: Vec::new(),
             moved_from: None,
@@ -91,27 +91,37 @@ impl BackendSlot {
             ending: Count::default(),
             work: None,
             blkdevs: BTreeMap::new(),
+            trace: None,
             unended: Vec::new(),
         }
     }
 
     /// Starts the backend; on failure the slot stores the reason.
     pub fn start(&mut self, fixed: &Fixed, running: &TransportHandle) -> Result<()> {
-        self.start_if(fixed, running, OlderRegion::Refuse)
+        self.start_if(fixed, running, Accepts::default())
     }
 
-    /// As [`start`](Self::start), with a policy for a region that is older than its disk.
-    pub fn start_if(&mut self, fixed: &Fixed, running: &TransportHandle, older: OlderRegion) -> Result<()> {
-        match self.run(fixed, running, older) {
-            Ok((run, warnings)) => {
+    /// As [`start`](Self::start), with what the user accepts.
+    pub fn start_if(&mut self, fixed: &Fixed, running: &TransportHandle, accepts: Accepts) -> Result<()> {
+        match self.run(fixed, running, accepts) {
+            Ok((run, mut warnings)) => {
+                let trace = DiskTrace::of(fixed, running, &self.entry);
+                if accepts.changed_disk && self.entry.cache_segments > 0 {
+                    warnings.extend(trace.begin());
+                }
+                self.trace = Some(trace);
                 for warning in &warnings {
                     tracing::warn!(backend = self.entry.id.0, "{warning}");
                 }
                 if let Some(found) = conditions::recovered(&run) {
-                    tracing::info!(backend = self.entry.id.0, "{}: {found}", self.path);
+                    let (event, transport) = (EventName::CacheRecovered.name(), running.id);
+                    let (ms, path) = (run.recovered().map(|it| it.elapsed.as_millis() as u64), &self.path);
+                    tracing::info!(backend = self.entry.id.0, event, transport, path, ms, "{path}: {found}");
                 }
+                promise::restore(&run, fixed.state.path(), self.entry.uuid);
                 (self.run, self.error, self.warnings) = (Some(Arc::new(run)), None, warnings);
                 self.conditions = SharedConditions::default();
+                self.trend = SharedTrend::default();
                 (self.retry, self.file_change, self.is_busy) = (None, None, false);
                 self.held = None;
                 self.unended.clear();
@@ -128,7 +138,7 @@ impl BackendSlot {
         &self,
         fixed: &Fixed,
         running: &TransportHandle,
-        older: OlderRegion,
+        accepts: Accepts,
     ) -> Result<(RunningBackend, Vec<String>)> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
@@ -137,24 +147,27 @@ impl BackendSlot {
         let pages = running.transport.pages_of(self.entry.id)?;
         let unknown = match pages {
             Pages::MixedClean | Pages::MixedDirty => None,
-            Pages::Whole | Pages::Unknown if older == OlderRegion::Accept => None,
+            Pages::Whole | Pages::Unknown if accepts.older_region => None,
             Pages::Whole | Pages::Unknown => down::refuse_older(fixed, running, &self.entry, &self.path)?,
         };
+        let beneath = Beneath::new(fixed, running, &self.entry, &self.path, accepts);
         let options = RunOptions {
             region: &running.path,
             offload: scrub::settings_of(fixed.state.path(), &uuid_text(self.entry.uuid)).offload.into(),
             decorate: &|file| fixed.decorate(file),
+            prepare_disk: &|file| beneath.prepare(file),
             prepare_thread: prepare_data_thread,
         };
-        let (run, mut warnings) =
-            RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, options)?;
+        let started =
+            RunningBackend::start(&running.transport, &fixed.environment, &self.entry, &self.path, options);
+        let (run, mut warnings) = started.inspect_err(|_| beneath.failed())?;
         warnings.extend(unknown);
         warnings.extend(super::pins::lost_pins(&running.transport, self.entry.id));
         Ok((run, warnings))
     }
 
     /// Closes its exports and ends its background worker.
-    pub fn stop(mut self, id: BackendId) {
+    pub fn stop(mut self, transport: u32, id: BackendId) {
         for (_, mut blkdev) in std::mem::take(&mut self.blkdevs) {
             if let Err(error) = blkdev.close(true) {
                 tracing::warn!(backend = id.0, "{error}");
@@ -162,7 +175,8 @@ impl BackendSlot {
         }
         if let Some(run) = self.run.take() {
             run.stop();
-            tracing::info!(backend = id.0, "stopped: {}", self.path);
+            let (event, path) = (EventName::BackendStopped.name(), &self.path);
+            tracing::info!(backend = id.0, event, transport, path, "stopped: {path}");
         }
     }
 
@@ -175,12 +189,17 @@ impl BackendSlot {
         }
         if let Some(run) = self.run.take() {
             stage.set("its backing device does not complete requests; what is dirty stays in the region");
-            conditions::log_before_stop(&self.conditions, transport, id, &self.path, &run);
+            conditions::log_now(&self.conditions, transport, id, &self.path, &run);
             run.stop();
             conditions::log_after_stop(&self.conditions, transport, id, &self.path, &run);
+            if let Some(trace) = &self.trace {
+                stage.set("its backing device cannot be read");
+                trace.leave(&run);
+            }
             stage.set("its backing device does not close");
             drop(run);
-            tracing::info!(backend = id.0, "stopped: {}", self.path);
+            let (event, path) = (EventName::BackendStopped.name(), &self.path);
+            tracing::info!(backend = id.0, event, transport, path, "stopped: {path}");
         }
     }
 
@@ -234,6 +253,9 @@ impl Running {
         for reason in &damaged {
             tracing::error!(transport, "{reason}");
         }
+        if damaged.is_empty() {
+            fixed.seals.sweep(&uuid_text(self.transport.info().uuid), &with_caches(&entries));
+        }
         self.damaged = damaged;
         let ours: Vec<BackendEntry> = entries.into_iter().filter(|entry| entry.host == self.host).collect();
         let mut probes = Probes::default();
@@ -253,8 +275,16 @@ impl Running {
                 slot.error = Some(error.line());
                 Err(error)
             };
-            if let Err(error) = started {
-                tracing::error!(backend = id.0, "the backend is not up: {error}");
+            let path = &slot.path;
+            match started {
+                Ok(()) => {
+                    let event = EventName::BackendStarted.name();
+                    tracing::info!(transport, backend = id.0, event, path, "restored: {path}");
+                }
+                Err(error) => {
+                    let event = EventName::BackendDown.name();
+                    tracing::error!(backend = id.0, event, transport, path, "the backend is not up: {error}");
+                }
             }
             self.backends.insert(id, slot);
         }
@@ -306,6 +336,7 @@ impl Manager {
         change: &SettingsChange,
     ) -> Result<api::Settings> {
         crate::settings::check(change)?;
+        self.check_promise(transport, id, change)?;
         let others = schedule::others(change);
         let has_scrubs = schedule::has_any(change);
         let settings = if has_scrubs && others == SettingsChange::default() {
@@ -374,17 +405,37 @@ impl TakenSlot {
         handle.transport.check_pins(id, None, Some(new.pin_percent))?;
         handle.transport.update_settings(id, new)?;
         slot.entry.settings = new;
-        if let Some(cache) = slot.run.as_ref().and_then(|run| run.cache()) {
+        let cache = slot.run.as_ref().and_then(|run| run.cache());
+        if let Some(cache) = &cache {
             cache.set_settings(new)?;
         }
+        let (settings_mode, mode_before) = (new.cache_mode, now.cache_mode);
         let new = new.into();
-        tracing::info!(transport = handle.id, backend = id.0, "settings: {}", crate::settings::typed(&new));
+        let typed = crate::settings::typed(&new);
+        let event = EventName::SettingsChanged.name();
+        tracing::info!(transport = handle.id, backend = id.0, event, settings = typed, "settings: {typed}");
+        if let (Some(run), Some(cache)) = (&slot.run, &cache)
+            && settings_mode != mode_before
+        {
+            // Now, since a change may be done before the next sample.
+            if cache.is_changing_mode() {
+                conditions::log_now(&slot.conditions, handle.id, id, &slot.path, run);
+            } else {
+                log_mode(handle.id, id, &slot.path, settings_mode);
+            }
+        }
         if let Some(name) = name {
             self.name_backend(name.as_ref())
                 .map_err(|error| error.while_doing("the other settings are changed"))?;
         }
         Ok(new)
     }
+}
+
+/// Logs that a mode is in force from its setting on.
+fn log_mode(transport: u32, id: BackendId, path: &str, mode: CacheMode) {
+    let (event, mode) = (EventName::ModeChanged.name(), mode.name());
+    tracing::info!(transport, backend = id.0, event, mode, path, "{path}: cache_mode={mode} is in force");
 }
 
 impl From<Settings> for api::Settings {

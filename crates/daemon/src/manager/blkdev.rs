@@ -7,11 +7,13 @@ use super::slots::{TakenSlot, TransportHandle};
 use super::transport::{Running, running};
 use super::{Fixed, Manager};
 use crate::api::{BlkdevInfo, BlkdevStopped, StartBlkdev, StopBlkdev};
+use crate::events::EventName;
 use crate::exports::{Described, DeviceToExport, Export, ExportChoice, Labels, device_name, labels};
 use crate::left::{LeftDevice, LeftDeviceByName};
 use cbd_engine::{BackendEntry, BlkdevEntry, BlkdevSpec};
 use cbd_export::BlockDevice;
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, Name, Result};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,7 +59,13 @@ impl BlkdevSlot {
             method: self.export.as_ref().map(|export| export.method()),
             error: self.error.clone().or(failure),
             note: self.note(),
+            operations: BTreeMap::new(),
         }
+    }
+
+    /// Whether a worker has the device itself, and this is its placeholder.
+    pub const fn is_taken(&self) -> bool {
+        self.shown.is_some()
     }
 
     /// The placeholder in the tables while a worker has the slot.
@@ -158,7 +166,14 @@ impl BackendSlot {
                 let line = error.line();
                 // Retries repeat the same error: only a change of it is logged.
                 if error_before.as_ref() != Some(&line) {
-                    tracing::error!(blkdev = entry.id.0, "the block device is not served: {error}");
+                    let (event, transport) = (EventName::BlkdevFailed.name(), handle.id);
+                    tracing::error!(
+                        blkdev = entry.id.0,
+                        event,
+                        transport,
+                        backend = entry.backend.0,
+                        "the block device is not served: {error}"
+                    );
                 }
                 (None, Some(line))
             }
@@ -235,7 +250,9 @@ impl BackendSlot {
             None => export,
         };
         let shown = entry.shown_name().map(|name| format!(" ({name})")).unwrap_or_default();
-        tracing::info!(transport, blkdev = entry.id.0, "serving {}{shown}", export.device_path);
+        let (event, device) = (EventName::BlkdevStarted.name(), &export.device_path);
+        let backend = self.entry.id.0;
+        tracing::info!(transport, blkdev = entry.id.0, event, backend, device, "serving {device}{shown}");
         if let Some(note) = &export.note {
             tracing::warn!(transport, blkdev = entry.id.0, "{note}");
         }
@@ -431,7 +448,8 @@ impl TakenSlot {
         let still_allowed = self.handle.revoke(fixed, &self.slot.entry);
         self.handle.transport.remove_blkdev(id)?;
         self.slot.blkdevs.remove(&id);
-        tracing::info!(transport = self.handle.id, blkdev = id.0, "stopped");
+        let (event, backend) = (EventName::BlkdevStopped.name(), self.id.0);
+        tracing::info!(transport = self.handle.id, blkdev = id.0, event, backend, "stopped");
         Ok(BlkdevStopped { warnings: unended.into_iter().chain(still_allowed).collect() })
     }
 }

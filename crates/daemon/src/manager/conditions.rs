@@ -10,7 +10,9 @@
 
 #[cfg(test)]
 mod tests;
+mod topic;
 
+use crate::events::EventName;
 use cbd_backing::Oldest;
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
@@ -19,6 +21,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub(super) use topic::Topic;
 
 /// Lines that a condition may log in a burst.
 const BURST: u32 = 6;
@@ -31,57 +34,6 @@ const NAMED_MAX: usize = 4;
 
 /// An operation of a backing device that has had no answer for so long is reported.
 const SILENT: Duration = Duration::from_secs(10);
-
-/// What a condition is about.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Topic {
-    /// Data in the cache is damaged and lost.
-    Damage,
-    /// Data in the cache is damaged and was read from the backing device.
-    Healed,
-    /// Writeback fails.
-    Writeback,
-    /// The backing device does not answer.
-    Silent,
-    /// Writeback has failed for long, and writes that find no space fail.
-    Stalled,
-    /// The backing device refuses ranges, and the cache keeps them.
-    Parked,
-    /// Requests of clients fail.
-    Clients,
-    /// The region takes no stores.
-    Region,
-    /// Recovery points are not logged outside the region.
-    RecoveryPoints,
-    /// `cache_mode` is not in force.
-    Mode,
-    /// Writeback is paused.
-    Paused,
-}
-
-impl Topic {
-    /// Whether data is lost, or will be without action by the user.
-    const fn is_error(self) -> bool {
-        let is_warning = matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent);
-        !(is_warning || matches!(self, Self::Mode | Self::Paused))
-    }
-
-    const fn end_text(self) -> &'static str {
-        match self {
-            Self::Damage => "nothing is damaged any more: all of it was overwritten",
-            Self::Healed => "no more damaged data was found in the cache",
-            Self::Writeback => "writeback works again",
-            Self::Silent => "the backing device answers again",
-            Self::Stalled => "no longer STALLED: the backing device takes writes again",
-            Self::Parked => "nothing is parked any more: the backing device has it, or it was overwritten",
-            Self::Clients => "requests of clients no longer fail",
-            Self::Region => "the region's memory takes stores again",
-            Self::RecoveryPoints => "recovery points are logged again",
-            Self::Mode => "the cache mode is in force",
-            Self::Paused => "writeback is no longer paused",
-        }
-    }
-}
 
 /// An error that was observed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -129,19 +81,26 @@ pub(super) struct Line {
     pub transport: u32,
     pub backend: Option<BackendId>,
     pub text: String,
+    /// The event that the line is; none for a condition that is in force when it is no longer observed.
+    pub event: Option<EventName>,
+    /// The path of the backing device or of the region.
+    pub path: String,
+    /// How long a condition that is over has lasted.
+    pub lasted_s: Option<u64>,
 }
 
 impl Line {
     /// Writes the line to the log.
     pub fn log(&self) {
-        let Self { is_error, is_over, transport, backend, text } = self;
-        match (backend, is_over, is_error) {
-            (Some(BackendId(backend)), true, _) => tracing::info!(transport, backend, "{text}"),
-            (Some(BackendId(backend)), false, true) => tracing::error!(transport, backend, "{text}"),
-            (Some(BackendId(backend)), false, false) => tracing::warn!(transport, backend, "{text}"),
-            (None, true, _) => tracing::info!(transport, "{text}"),
-            (None, false, true) => tracing::error!(transport, "{text}"),
-            (None, false, false) => tracing::warn!(transport, "{text}"),
+        let Self { is_error, is_over, transport, text, path, lasted_s, .. } = self;
+        let backend = self.backend.map(|BackendId(backend)| backend);
+        match (self.event.map(EventName::name), is_over, is_error) {
+            (None, true, _) => tracing::info!(transport, backend, "{text}"),
+            (None, false, true) => tracing::error!(transport, backend, "{text}"),
+            (None, false, false) => tracing::warn!(transport, backend, "{text}"),
+            (event, true, _) => tracing::info!(transport, backend, event, path, lasted_s, "{text}"),
+            (event, false, true) => tracing::error!(transport, backend, event, path, "{text}"),
+            (event, false, false) => tracing::warn!(transport, backend, event, path, "{text}"),
         }
     }
 }
@@ -153,6 +112,8 @@ struct Condition {
     logged: Option<Logged>,
     /// The counter, and when it last increased.
     counter: (u64, Option<Instant>),
+    /// Since when samples have found the error.
+    seen_since: Option<Instant>,
     /// Since when the error has not been present: the counter increased last, or a sample found it gone. None while it
     /// is present.
     gone_since: Option<Instant>,
@@ -172,7 +133,8 @@ struct Logged {
 
 impl Condition {
     const fn new(now: Instant) -> Self {
-        Self { logged: None, counter: (0, None), gone_since: None, lines: BURST, refilled: now }
+        let (counter, gone_since, seen_since) = ((0, None), None, None);
+        Self { logged: None, counter, seen_since, gone_since, lines: BURST, refilled: now }
     }
 
     /// Whether the counter has increased within [`END_DELAY`].
@@ -209,23 +171,31 @@ impl Condition {
             (false, _) => self.gone_since.or(Some(now)),
         };
         let fault = observed.fault.as_ref().filter(|_| observed.is_present || has_increased);
-        let line = |is_over: bool, text: String| Line {
+        self.seen_since = fault.and(self.seen_since.or(Some(now)));
+        let since_seen = self.seen_since.map(|since| now.saturating_duration_since(since));
+        let fault = fault.filter(|_| since_seen >= Some(observed.topic.delay()));
+        let (began, ended) = observed.topic.events();
+        let line = |lasted_s: Option<u64>, text: String| Line {
             is_error: observed.topic.is_error(),
-            is_over,
+            is_over: lasted_s.is_some(),
             transport: observed.transport,
             backend: observed.backend,
             text: format!("{}: {text}", observed.path),
+            event: Some(if lasted_s.is_some() { ended } else { began }),
+            path: observed.path.clone(),
+            lasted_s,
         };
         match (self.logged.clone(), fault) {
             (None, None) => None,
             (Some(logged), Some(fault)) if logged.key == fault.key => None,
             _ if !self.may_log(now) && limited => None,
             (before, Some(fault)) => {
-                let since =
-                    before.map_or_else(|| now.checked_sub(fault.age).unwrap_or(now), |before| before.since);
+                let begun = self.seen_since.unwrap_or(now);
+                let since = before
+                    .map_or_else(|| begun.checked_sub(fault.age).unwrap_or(begun), |before| before.since);
                 let (path, Fault { key, text, .. }) = (observed.path.clone(), fault.clone());
                 self.logged = Some(Logged { key, path, text: text.clone(), since });
-                Some(line(false, text))
+                Some(line(None, text))
             }
             (Some(logged), None) => {
                 // The time after which it counts as over is no part of its duration.
@@ -233,7 +203,8 @@ impl Condition {
                 let seconds = until.saturating_duration_since(logged.since).as_secs();
                 let counter = observed.count.map_or_else(String::new, |count| format!(", {count} in all"));
                 self.logged = None;
-                Some(line(true, format!("{} (it lasted {seconds} s{counter})", observed.topic.end_text())))
+                let text = format!("{} (it lasted {seconds} s{counter})", observed.topic.end_text());
+                Some(line(Some(seconds), text))
             }
         }
     }
@@ -244,7 +215,8 @@ impl Condition {
         let Logged { path, text, since, .. } = self.logged.take()?;
         let seconds = now.saturating_duration_since(since).as_secs();
         let text = format!("{path}: stopped {seconds} s after this began: {text}");
-        Some(Line { is_error: topic.is_error(), is_over: true, transport, backend, text })
+        let (is_error, event, lasted_s) = (topic.is_error(), None, Some(seconds));
+        Some(Line { is_error, is_over: true, transport, backend, text, event, path, lasted_s })
     }
 }
 
@@ -298,8 +270,8 @@ impl Conditions {
     }
 }
 
-/// Logs the conditions of a backend that is about to be stopped, which may take long.
-pub(super) fn log_before_stop(
+/// Logs the conditions of a backend before work that may take long, or that they may not outlast.
+pub(super) fn log_now(
     of: &SharedConditions,
     transport: u32,
     id: BackendId,
@@ -372,6 +344,9 @@ pub(super) fn of_backend(
         seen(Topic::Parked, parked(status), true, None),
         seen(Topic::Mode, mode(status), true, None),
         seen(Topic::Paused, paused(status), true, None),
+        seen(Topic::Void, void(status), true, None),
+        seen(Topic::Waiting, waiting(status), true, None),
+        seen(Topic::Late, late(status), true, None),
     ]);
     observed
 }
@@ -463,6 +438,33 @@ fn mode(status: &CacheStatus) -> Option<Fault> {
 fn paused(status: &CacheStatus) -> Option<Fault> {
     (status.pace.reason == PaceReason::Paused)
         .then(|| Fault::from_text("writeback is paused; dirty data stays in the cache".to_owned()))
+}
+
+fn void(status: &CacheStatus) -> Option<Fault> {
+    let reason = status.void_reason.as_ref()?;
+    let text = format!("the backing device alone is not crash-consistent: {reason}");
+    // The number in a reason changes with every write.
+    Some(Fault::new(String::new(), text))
+}
+
+fn waiting(status: &CacheStatus) -> Option<Fault> {
+    status.writers_waiting.then(|| Fault::from_text("writes wait for space in the cache".to_owned()))
+}
+
+fn late(status: &CacheStatus) -> Option<Fault> {
+    let (age_ms, max_ms) = (status.recovery_point_age_ms, status.recovery_point_max_ms);
+    (max_ms > 0 && age_ms > max_ms).then(|| {
+        let by = Duration::from_millis(age_ms - max_ms).as_secs_f64();
+        let text = format!(
+            "the recovery point is {:.1} s old, {by:.1} s older than recovery_point_max_age={}s; {} bytes are dirty, and the pace of \
+             writeback is: {}",
+            Duration::from_millis(age_ms).as_secs_f64(),
+            max_ms / 1000,
+            status.dirty_bytes,
+            status.pace.reason.name()
+        );
+        Fault { key: String::new(), text, age: Duration::from_millis(age_ms - max_ms) }
+    })
 }
 
 /// The sample of the log of recovery points of a transport.

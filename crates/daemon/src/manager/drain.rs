@@ -8,6 +8,7 @@ use super::watch::check_file;
 use super::{Manager, backend, stopping};
 use crate::api::{Done, Drain, Progress};
 use crate::control::{Flow, Report};
+use crate::events::EventName;
 use cbd_runtime::{DrainProgress, DrainRequest, RunningBackend};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use std::ops::ControlFlow;
@@ -30,6 +31,32 @@ pub(super) enum Goal {
     Drained,
 }
 
+impl Goal {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "checkpoint",
+            Self::Drained => "drain",
+        }
+    }
+}
+
+/// Logs the end of a drain or checkpoint of one backend, `only`, or of all of a transport.
+fn log_end(transport: u32, only: Option<u32>, goal: Goal, done: &Done, failed: &[Error]) {
+    let (what, event, written_bytes) = (goal.name(), EventName::DrainEnded.name(), done.written_bytes);
+    match failed.first() {
+        None => {
+            let text = format!("the {what} is done: {written_bytes} bytes were written");
+            tracing::info!(transport, backend = only, event, written_bytes, "{text}");
+        }
+        Some(error) => {
+            let failed = failed.len();
+            let more = if failed == 1 { String::new() } else { format!(" (and {} more)", failed - 1) };
+            let text = format!("the {what} has failed: {}{more}", error.line());
+            tracing::warn!(transport, backend = only, event, written_bytes, failed, "{text}");
+        }
+    }
+}
+
 /// Upper bound of a timeout, so that the clock can represent it.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 86_400);
 
@@ -50,6 +77,10 @@ impl Manager {
     ) -> Result<Done> {
         let Selected { runs, mut failed } = self.runs(transport, request.backend.map(BackendId))?;
         let all = runs.len() + failed.len();
+        let only = request.backend;
+        let (what, started) = (goal.name(), EventName::DrainStarted.name());
+        let of = only.map_or_else(|| format!("all {all} backends"), |id| format!("backend {id}"));
+        tracing::info!(transport, backend = only, event = started, "a {what} of {of} begins");
         let mut done = Done::default();
         let mut asked = Vec::new();
         for (id, run) in &runs {
@@ -61,7 +92,8 @@ impl Manager {
                 Err(error) => failed.push(error),
             }
         }
-        if goal == Goal::Drained || request.wait {
+        let waits = goal == Goal::Drained || request.wait;
+        if waits {
             for (id, run, asked) in asked {
                 let wait =
                     Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
@@ -77,10 +109,17 @@ impl Manager {
                         done.warnings.extend(after.filter(|warning| !done.warnings.contains(warning)));
                     }
                     // The client has disconnected, or the daemon is stopping.
-                    Err(error) if error.kind() == ErrorKind::Stopped => return Err(error),
+                    Err(error) if error.kind() == ErrorKind::Stopped => {
+                        log_end(transport, only, goal, &done, std::slice::from_ref(&error));
+                        return Err(error);
+                    }
                     Err(error) => failed.push(error),
                 }
             }
+        }
+        // A checkpoint that no client waits for goes on.
+        if waits || !failed.is_empty() {
+            log_end(transport, only, goal, &done, &failed);
         }
         match failed.len() {
             0 => Ok(done),

@@ -10,6 +10,7 @@ use super::probe::answers;
 use super::slots::TransportHandle;
 use super::transport::{leave_unlocked, running_mut, unknown};
 use crate::api::{GrowTransport, TransportGrown};
+use crate::events::EventName;
 use cbd_types::{Error, ErrorKind, Result, Size};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -81,6 +82,8 @@ impl Manager {
         grown.free_segments = transport.info().free_segments;
         tracing::info!(
             transport = id,
+            event = EventName::TransportGrown.name(),
+            bytes = grown.now,
             "its region {path} has grown from {from} to {to}: {} segments more",
             grown.new_segments
         );

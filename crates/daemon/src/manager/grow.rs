@@ -9,6 +9,7 @@ use super::Manager;
 use super::probe::answers;
 use super::slots::TakenSlot;
 use crate::api::{BackendGrown, BlkdevGrown};
+use crate::events::EventName;
 use cbd_backing::identity::HAS_GROWN;
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 
@@ -49,6 +50,8 @@ impl TakenSlot {
             tracing::info!(
                 transport = handle.id,
                 backend = id.0,
+                event = EventName::BackendGrown.name(),
+                bytes = grown.now,
                 "{} has grown from {} to {} bytes",
                 slot.path,
                 grown.before,

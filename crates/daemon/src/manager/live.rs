@@ -5,14 +5,16 @@
 //! Elsewhere: how it is done (`cbd-runtime`), and in what order (`cbd-engine`).
 
 use super::Manager;
+use super::beneath::{Accepts, Beneath, DiskTrace, forget};
 use super::drain::{REPORT_INTERVAL, Wait};
 use super::sharing::{bounds_of, too_large};
 use super::slots::TakenSlot;
 use super::start::loses_writes;
-use super::stopping;
 use super::watch::check_file;
+use super::{promise, stopping};
 use crate::api::{AttachCache, DetachCache, Done, Progress, ResizeCache};
 use crate::control::{Flow, Report};
+use crate::events::EventName;
 use crate::size::format_size;
 use cbd_engine::Settings;
 use cbd_runtime::{NotDetached, RunningBackend, ShrinkProgress};
@@ -36,17 +38,27 @@ impl Manager {
             let (transport, environment) = (&taken.handle.transport, &self.fixed.environment);
             // Before the cache is there: its first write goes by its mode.
             transport.update_settings(id, settings)?;
+            let is_first = taken.slot.entry.cache_segments == 0;
+            if is_first {
+                warnings.extend(self.seal_for_cache(taken, run));
+            }
             if let Err(error) = run.attach_cache(transport, environment, request.cache_size, after, bounds) {
                 let restored = transport.update_settings(id, stored);
+                if is_first {
+                    forget(&self.fixed, &taken.slot.entry);
+                }
                 taken.read_entry()?;
                 return restored.and(Err(error));
             }
+            promise::restore(run, self.fixed.state.path(), taken.slot.entry.uuid);
             let size = taken.read_entry()?;
             warnings.extend(too_large(&taken.handle, bounds));
             warnings.extend(loses_writes(&taken.handle, id.0, settings));
             tracing::info!(
                 transport = number,
                 backend = id.0,
+                event = EventName::CacheAttached.name(),
+                bytes = size,
                 "{}: a cache of {} was attached",
                 taken.slot.path,
                 format_size(size)
@@ -92,7 +104,9 @@ impl Manager {
                 }
             })?;
             warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
-            tracing::info!(transport, backend = id.0, "{path}: its cache was detached");
+            forget(&self.fixed, &taken.slot.entry);
+            let event = EventName::CacheDetached.name();
+            tracing::info!(transport, backend = id.0, event, written_bytes, "{path}: its cache was detached");
             Ok(Done { written_bytes, warnings, ..Done::default() })
         })
     }
@@ -156,7 +170,14 @@ impl Manager {
             })?;
             let (before, now) = (format_size(resized.before), format_size(resized.now));
             let shared = bounds.map_or("", |_| ", and shares the space of the transport");
-            tracing::info!(transport, backend = id.0, "{path}: its cache of {before} has {now} now{shared}");
+            tracing::info!(
+                transport,
+                backend = id.0,
+                event = EventName::CacheResized.name(),
+                bytes_before = resized.before,
+                bytes = resized.now,
+                "{path}: its cache of {before} has {now} now{shared}"
+            );
             Ok(Done { warnings, ..Done::default() })
         })
     }
@@ -193,6 +214,15 @@ impl Manager {
         };
         self.put_back(taken);
         result
+    }
+
+    /// Seals the disk of a backend that is about to get a cache, and records that it is in use; returns warnings.
+    fn seal_for_cache(&self, taken: &TakenSlot, run: &RunningBackend) -> Vec<String> {
+        let (entry, path) = (&taken.slot.entry, taken.slot.path.as_str());
+        let mut warnings =
+            Beneath::new(&self.fixed, &taken.handle, entry, path, Accepts::default()).seal(run.file());
+        warnings.extend(DiskTrace::of(&self.fixed, &taken.handle, entry).begin());
+        warnings
     }
 
     /// The last epoch that an earlier cache of the backend is known to have drained, from the log of recovery points.

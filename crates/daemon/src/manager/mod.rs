@@ -9,19 +9,23 @@
 //! caches (`cbd-runtime`), exports of devices ([`crate::exports`]).
 
 mod backend;
+mod beneath;
 mod blkdev;
 #[cfg(test)]
 mod condition_tests;
 mod conditions;
+mod control;
 mod down;
 mod drain;
 mod end;
 mod extend;
+mod figures;
 mod grow;
 mod live;
 mod names;
 mod pins;
 mod probe;
+mod promise;
 mod recorder;
 mod register;
 mod remote;
@@ -38,28 +42,23 @@ mod tasks;
 mod tests;
 mod together;
 mod transport;
+mod users;
 mod watch;
 
-use crate::api::{
-    AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
-    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
-    TransportRegistered, VerifyRange,
-};
 use crate::config::Config;
-use crate::control::{Control, Report};
+use crate::events::Events;
 use crate::exports::{ExportContext, ExportFile};
 use crate::front_ends::FrontEnds;
 use crate::guard::Guard;
 use crate::handover::sessions::{PreservedSessions, StoreOptions};
 use crate::remote::RemotePermissions;
 use crate::run::Options;
+use crate::seal::Seals;
 use crate::state::StateDir;
 use cbd_backing::Decorator;
 use cbd_engine::Environment;
 use cbd_runtime::{Count, Counted, ProcessEnvironment};
-use cbd_types::{BackendId, BlkdevId, BootId, Context, Error, ErrorKind, Result};
+use cbd_types::{BootId, Context, Error, ErrorKind, Result};
 use cbd_ublk::Tag;
 pub use end::Ended;
 use end::NotSynced;
@@ -94,7 +93,9 @@ struct Fixed {
     environment: Arc<ProcessEnvironment>,
     started: Instant,
     warnings: Vec<String>,
+    events: Arc<Events>,
     memory_locked: bool,
+    seals: Seals,
     /// See [`Options::boot`].
     boot: Option<BootId>,
 }
@@ -168,6 +169,8 @@ impl Manager {
             vhost_spin: config.daemon.vhost_spin_us.map(|us| Duration::from_micros(us.into())),
         };
         let state_dir = state.path().canonicalize().unwrap_or_else(|_| state.path().to_owned());
+        let seals =
+            Seals::new(options.paths.rules_dir.as_deref(), config.daemon.seal.unwrap_or(true), &state_dir);
         let guard = Guard { fuse_dir: context.fuse_dir(), ublk_dir: context.ublk_dir(), state_dir };
         guard.check(state.path(), "the state folder")?;
         let remote = RemotePermissions::open(&state);
@@ -195,7 +198,9 @@ impl Manager {
                 environment,
                 started: Instant::now(),
                 warnings,
+                events: Arc::clone(&options.events),
                 memory_locked: locked.is_ok(),
+                seals,
                 boot: options.boot,
             },
             tables: Mutex::new(Tables::new()),
@@ -327,6 +332,7 @@ impl Manager {
     /// Ends operations that wait, and refuses new operations.
     pub fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
+        self.fixed.events.end_followers();
         // Without the tables, which a command may have for long: a thread that begins to wait at this moment waits for
         // its timeout.
         self.slot_returned.notify_all();
@@ -429,160 +435,4 @@ fn summary(tables: &Tables) -> String {
     let failed =
         if failed == 0 { String::new() } else { format!(", {failed} NOT SERVED (see cbdctrl status)") };
     format!("{} transports, {backends} backends, {blkdevs} block devices{failed}", tables.len())
-}
-
-impl Control for Manager {
-    fn register_transport(&self, request: &RegisterTransport) -> Result<TransportRegistered> {
-        self.register(request)
-    }
-
-    fn unregister_transport(&self, transport: u32) -> Result<()> {
-        self.unregister(transport)
-    }
-
-    fn grow_transport(&self, transport: u32, request: GrowTransport) -> Result<TransportGrown> {
-        self.transport_grow(transport, request)
-    }
-
-    fn transports(&self) -> Result<Vec<TransportInfo>> {
-        Ok(self.tables()?.values().map(TransportSlot::info).collect())
-    }
-
-    fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>> {
-        let tables = self.tables()?;
-        let running = transport::running(&tables, transport)?;
-        let handle = running.handle(transport);
-        drop(tables);
-        Ok(handle.hosts())
-    }
-
-    fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {
-        self.backend_start(transport, request)
-    }
-
-    fn stop_backend(
-        &self,
-        transport: u32,
-        backend: u32,
-        request: &StopBackend,
-        report: Report<'_>,
-    ) -> Result<Done> {
-        self.backend_stop(transport, BackendId(backend), request, report)
-    }
-
-    fn attach_cache(&self, transport: u32, backend: u32, request: &AttachCache) -> Result<Done> {
-        self.cache_attach(transport, BackendId(backend), request)
-    }
-
-    fn detach_cache(
-        &self,
-        transport: u32,
-        backend: u32,
-        request: &DetachCache,
-        report: Report<'_>,
-    ) -> Result<Done> {
-        self.cache_detach(transport, BackendId(backend), request, report)
-    }
-
-    fn resize_cache(
-        &self,
-        transport: u32,
-        backend: u32,
-        request: &ResizeCache,
-        report: Report<'_>,
-    ) -> Result<Done> {
-        self.cache_resize(transport, BackendId(backend), request, report)
-    }
-
-    fn pins(&self, transport: u32, backend: u32) -> Result<PinsInfo> {
-        self.pins_of(transport, BackendId(backend))
-    }
-
-    fn add_pins(&self, transport: u32, backend: u32, request: AddPins) -> Result<PinsInfo> {
-        self.pins_add(transport, BackendId(backend), request)
-    }
-
-    fn remove_pins(&self, transport: u32, backend: u32, request: &RemovePins) -> Result<PinsInfo> {
-        self.pins_remove(transport, BackendId(backend), request)
-    }
-
-    fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {
-        self.backend_grow(transport, BackendId(backend))
-    }
-
-    fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
-        let others = if all { self.handle(transport)?.entries_of_others() } else { Vec::new() };
-        let tables = self.tables()?;
-        Ok(transport::running(&tables, transport)?.backend_infos(others))
-    }
-
-    fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings> {
-        self.change_settings(transport, BackendId(backend), change)
-    }
-
-    fn checkpoint(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
-        self.drain_backends(transport, request, drain::Goal::Checkpoint, report)
-    }
-
-    fn checkpoint_together(
-        &self,
-        transport: u32,
-        request: &CommonCheckpoint,
-        report: Report<'_>,
-    ) -> Result<Done> {
-        self.checkpoint_at_one_moment(transport, request, report)
-    }
-
-    fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done> {
-        self.drain_backends(transport, request, drain::Goal::Drained, report)
-    }
-
-    fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done> {
-        self.verify_once(transport, BackendId(backend), request, report)
-    }
-
-    fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo> {
-        self.scrub_info(transport, BackendId(backend))
-    }
-
-    fn set_scrub(
-        &self,
-        transport: u32,
-        backend: u32,
-        request: &ScrubRequest,
-        report: Report<'_>,
-    ) -> Result<Done> {
-        self.change_scrub(transport, BackendId(backend), request, report)
-    }
-
-    fn start_blkdev(&self, transport: u32, request: &StartBlkdev) -> Result<BlkdevInfo> {
-        self.blkdev_start(transport, request)
-    }
-
-    fn set_blkdev(&self, transport: u32, blkdev: u32, change: &BlkdevChange) -> Result<BlkdevInfo> {
-        self.blkdev_change(transport, BlkdevId(blkdev), change)
-    }
-
-    fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
-        self.number_of_backend(transport, backend)
-    }
-
-    fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32> {
-        self.number_of_blkdev(transport, blkdev)
-    }
-
-    fn stop_blkdev(&self, transport: u32, blkdev: u32, request: StopBlkdev) -> Result<BlkdevStopped> {
-        self.blkdev_stop(transport, BlkdevId(blkdev), request)
-    }
-
-    fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>> {
-        let others = if all { self.handle(transport)?.blkdevs_of_others() } else { Vec::new() };
-        let tables = self.tables()?;
-        Ok(transport::running(&tables, transport)?.blkdev_infos(transport, others))
-    }
-
-    fn status(&self) -> Result<Status> {
-        let tables = self.tables()?;
-        Ok(status::page(&self.fixed, &self.sharing, &self.scrubs, &tables))
-    }
 }

@@ -52,6 +52,7 @@ impl Manager {
                 let of_backend = conditions::of_backend(transport, id, &backend.path, run, status.as_ref());
                 lines.extend(backend.conditions.lock().sample(&of_backend, Instant::now()));
                 let Some(status) = status else { continue };
+                backend.trend.lock().sample(&(&status).into(), Instant::now());
                 let now = (status.drained_epoch.0, status.drained_wall_ms, !status.backing_is_consistent);
                 let before = recorder.logged.get(&(transport, id));
                 if (status.drained_wall_ms > 0 || before.is_some()) && before != Some(&now) {

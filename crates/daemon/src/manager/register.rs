@@ -9,6 +9,7 @@ use super::transport::{
 };
 use super::{Manager, Tables, stopping};
 use crate::api::{RegisterTransport, TransportRegistered};
+use crate::events::EventName;
 use crate::size::format_size;
 use crate::state::TransportEntry;
 use cbd_engine::FormatOptions;
@@ -180,7 +181,8 @@ impl Manager {
             Running::with_backends(&self.fixed, &entry, transport, host, mapping, &mut StartTime::new())
         };
         running.others = running.handle(id).of_others();
-        tracing::info!(transport = id, host = host.0, "registered on {path}");
+        let event = EventName::TransportRegistered.name();
+        tracing::info!(transport = id, host = host.0, event, path, "registered on {path}");
         let mut tables = self.tables.lock();
         let Some(slot) = tables.get_mut(&id) else {
             drop(tables);
@@ -217,6 +219,7 @@ impl Manager {
         drop(tables);
         if entry.is_none_or(|entry| entry.uuid != former) && !former.is_empty() {
             self.revoke_transport(id, &former);
+            self.fixed.seals.sweep(&former, &[]);
         }
         Ok(())
     }
@@ -284,7 +287,8 @@ impl Manager {
         }
         let slot = self.tables.lock().remove(&id);
         if let Some(slot) = slot {
-            tracing::info!(transport = id, "unregistered from {}", slot.entry.path);
+            let (event, path) = (EventName::TransportUnregistered.name(), &slot.entry.path);
+            tracing::info!(transport = id, event, path, "unregistered from {path}");
             drop(handle);
             if let Ok(running) = slot.running {
                 EndedTransport::new(running.path, running.transport).sync();

@@ -9,6 +9,7 @@ use super::probe::{BACKGROUND_TIMEOUT, Node, Probes, probe_path};
 use super::slots::TransportHandle;
 use super::transport::Running;
 use super::{Fixed, Tables};
+use crate::events::EventName;
 use cbd_backing::DISK_TIMEOUT;
 use cbd_runtime::Disk;
 use cbd_types::{BackendId, ErrorKind};
@@ -176,11 +177,13 @@ impl TransportHandle {
         let before = slot.error.clone();
         match slot.start(fixed, self) {
             Ok(()) => {
-                tracing::info!(transport, backend = id.0, "its disk is there now: {}", slot.path);
+                let (event, path) = (EventName::BackendUp.name(), &slot.path);
+                tracing::info!(transport, backend = id.0, event, path, "its disk is there now: {path}");
                 self.open_exports(fixed, slot);
             }
             Err(error) if before.as_deref() != Some(error.line().as_str()) => {
-                tracing::error!(transport, backend = id.0, "the backend is not up: {error}");
+                let (event, path) = (EventName::BackendDown.name(), &slot.path);
+                tracing::error!(transport, backend = id.0, event, path, "the backend is not up: {error}");
             }
             Err(_) => {}
         }

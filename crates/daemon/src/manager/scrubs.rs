@@ -7,7 +7,7 @@
 
 use super::drain::REPORT_INTERVAL;
 use super::transport::running;
-use super::{Manager, backend, stopping};
+use super::{Manager, backend, promise, stopping};
 use crate::api::{
     Done, FindingInfo, Progress, ScrubAction, ScrubInfo, ScrubRequest, SettingsChange, VerifiedInfo,
     VerifyLevel, VerifyRange,
@@ -157,6 +157,9 @@ impl Manager {
             // The next thread of a pass opens a queue for the commands that are permitted then.
             let _held = found.scrub.hold(Instant::now() + END_LIMIT);
             run.set_offload(offload.into())?;
+        }
+        if let (Some(seconds), Some(run)) = (change.recovery_point_max_age_s, &found.run) {
+            promise::set(run, seconds);
         }
         found.scrub.set(change);
         Ok(())

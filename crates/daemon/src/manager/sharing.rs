@@ -12,6 +12,7 @@
 use super::slots::{TakenSlot, TransportHandle};
 use super::{Manager, Tables};
 use crate::api::SharedInfo;
+use crate::events::EventName;
 use crate::size::format_size;
 use cbd_engine::SharedSpace;
 use cbd_runtime::RunningBackend;
@@ -339,6 +340,8 @@ impl Manager {
                     tracing::info!(
                         transport = handle.id,
                         backend = sharer.id.0,
+                        event = EventName::CacheResized.name(),
+                        bytes = u64::from(sharer.segments) * size,
                         "its share of the space was {} and is {}",
                         bytes(before),
                         bytes(sharer.segments)

@@ -7,6 +7,7 @@
 use super::backend::BackendSlot;
 use super::blkdev::BlkdevSlot;
 use super::conditions::SharedConditions;
+use super::figures::SharedTrend;
 use super::tasks::Stage;
 use super::transport::{Running, running_mut};
 use super::{Manager, Tables, stopping};
@@ -107,6 +108,7 @@ impl BackendSlot {
             entry: self.entry.clone(),
             run: self.run.clone(),
             conditions: SharedConditions::clone(&self.conditions),
+            trend: SharedTrend::clone(&self.trend),
             error: self.error.clone(),
             warnings: self.warnings.clone(),
             moved_from: self.moved_from.clone(),
@@ -118,6 +120,7 @@ impl BackendSlot {
             ending: self.ending.clone(),
             work: Some(work),
             unended: self.unended.clone(),
+            trace: self.trace.clone(),
             blkdevs: self
                 .blkdevs
                 .iter()

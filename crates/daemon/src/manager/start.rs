@@ -3,7 +3,8 @@
 //! Invariants: a disk that has a row on a transport never gets a second one, by whatever path the user names it, since
 //! the cache of the first row may hold dirty data of the disk; a start that fails leaves the transport unchanged.
 
-use super::backend::{BackendSlot, OlderRegion, unknown};
+use super::backend::{BackendSlot, unknown};
+use super::beneath::{Accepts, forget};
 use super::down::Accepted;
 use super::probe::{Node, is_same, nodes};
 use super::sharing::{bounds_of, too_large};
@@ -14,6 +15,7 @@ use super::transport::{Running, absolute, running, running_mut};
 use super::{Fixed, Manager, Tables, stopping};
 use crate::api::{self, BackendStarted, StartBackend};
 use crate::config::HANDLERS;
+use crate::events::EventName;
 use crate::exports::ExportChoice;
 use cbd_backing::Identity;
 use cbd_engine::{BackendEntry, CacheMode, Settings};
@@ -301,11 +303,11 @@ impl Manager {
         };
         let accepted =
             request.older_region.then(|| Accepted::find(&self.fixed, handle, &slot.entry)).flatten();
-        let older = if request.older_region { OlderRegion::Accept } else { OlderRegion::Refuse };
+        let accepts = Accepts { older_region: request.older_region, changed_disk: request.changed_disk };
         let result = requested
             .check(&slot.entry, handle.transport.info().layout.segment_size)
             .and_then(|()| settle(&handle.transport, &mut slot.entry, &request.path))
-            .and_then(|()| slot.start_if(&self.fixed, handle, older));
+            .and_then(|()| slot.start_if(&self.fixed, handle, accepts));
         if result.is_ok() {
             // After the start: a start that fails accepts no older region.
             if let Some(Err(error)) = accepted.map(|accepted| accepted.log(&self.fixed, handle)) {
@@ -397,11 +399,16 @@ impl Manager {
                 let cache = slot
                     .as_ref()
                     .and_then(|slot| slot.run.as_ref()?.cache().map(|cache| Arc::downgrade(&cache)));
+                let entry = slot.as_ref().map(|slot| slot.entry.clone());
                 if let Some(slot) = slot {
-                    slot.stop(id);
+                    slot.stop(handle.id, id);
                 }
                 wait_until_unused(&cache.unwrap_or_default());
-                if let Err(left) = handle.transport.remove_backend(id) {
+                let removed = handle.transport.remove_backend(id);
+                if let Some(entry) = entry.filter(|_| removed.is_ok()) {
+                    forget(&self.fixed, &entry);
+                }
+                if let Err(left) = removed {
                     tracing::error!(
                         backend = id.0,
                         "the backend that did not start cannot be removed: {left}"
@@ -433,7 +440,8 @@ impl Manager {
         slot.start(&self.fixed, handle)?;
         let warnings = slot.warnings.clone();
         let name = slot.entry.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-        tracing::info!(transport = handle.id, backend = id.0, "started: {}{name}", slot.path);
+        let (event, path) = (EventName::BackendStarted.name(), &slot.path);
+        tracing::info!(transport = handle.id, backend = id.0, event, path, "started: {path}{name}");
         let blkdev = match &wanted.export {
             Some(export) => Some(self.blkdev_create(handle, slot, export, None)?),
             None => None,

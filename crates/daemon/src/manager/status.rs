@@ -5,15 +5,17 @@ use super::conditions::silence;
 use super::scrubs::Scrubs;
 use super::sharing::Sharing;
 use super::transport::TransportSlot;
-use super::{Fixed, Tables};
+use super::{Fixed, Tables, figures};
 use crate::api::{
     BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, ScrubInfo, Status, TransportStatus,
 };
 use crate::size::format_time;
-use cbd_engine::{Bypassed, CacheStatus, PaceReason, RarePaths};
+use cbd_engine::{Bypassed, Cache, CacheStatus, DamagedRange, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
+use cbd_runtime::ProcessEnvironment;
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// The status of the daemon.
 pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &Tables) -> Status {
@@ -21,8 +23,16 @@ pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &T
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_s: fixed.started.elapsed().as_secs(),
-        warnings: fixed.warnings.iter().cloned().chain(fixed.remote.warning()).collect(),
+        warnings: fixed
+            .warnings
+            .iter()
+            .cloned()
+            .chain(fixed.remote.warning())
+            .chain(fixed.context.front_ends.web_problems.warnings())
+            .chain(fixed.seals.warning())
+            .collect(),
         front_ends: fixed.context.front_ends.status(),
+        events: fixed.events.info(),
         transports: tables.iter().map(|(&id, slot)| transport(id, slot, sharing, scrubs)).collect(),
     }
 }
@@ -53,10 +63,16 @@ fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing, scrubs: &Scru
 
 fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatus {
     let run = slot.run.as_ref();
-    let cache = run.and_then(|run| run.cache());
+    let cache = run.and_then(|run| run.cache()).map(|cache| (cache.status(), cache));
+    let of_cache = cache.as_ref().map(|(status, _)| status);
+    let trend = slot.trend.lock();
+    let mut info = slot.info(id, segment_size);
+    if let Some(run) = run {
+        info.blkdevs.iter_mut().for_each(|blkdev| blkdev.operations = figures::operations(run));
+    }
     let file_change = slot.file_change.as_ref().map(ToString::to_string);
     BackendStatus {
-        info: slot.info(id, segment_size),
+        info,
         sector: slot.entry.sector,
         handlers: slot.entry.handlers,
         backing: run.map_or_else(String::new, |run| run.backing().describe()),
@@ -68,67 +84,72 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
             .and_then(|run| run.oldest_operation())
             .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
         silent: run.and_then(|run| silence(run)),
+        disk: run.map(|run| figures::disk(run)).unwrap_or_default(),
+        waits: run.map(|run| figures::waits(run, of_cache)).unwrap_or_default(),
+        time_to_empty_s: of_cache.and_then(figures::time_to_empty_s),
+        time_to_full_s: of_cache.and_then(|status| trend.time_to_full_s(&status.into(), Instant::now())),
+        recovery_point_age_ms: of_cache.map(|status| status.recovery_point_age_ms),
+        recovery_ms: run
+            .and_then(|run| run.recovered())
+            .map(|recovered| u64::try_from(recovered.elapsed.as_millis()).unwrap_or(u64::MAX)),
+        region_written_bytes: of_cache.map(|status| status.stored_bytes),
         held: slot.held.as_ref().and_then(|held| held.as_ref().ok()).cloned(),
         held_error: slot.held.as_ref().and_then(|held| held.as_ref().err()).cloned(),
         scrub: None,
-        cache: cache.map(|cache| {
-            let status = cache.status();
-            let read = status.read_hit_bytes + status.read_missed_bytes;
-            CacheInfo {
-                size: u64::from(slot.entry.cache_segments) * segment_size,
-                shared: None,
-                free_segments: u64::from(status.free_segments),
-                lanes: status.lanes,
-                data_crc: slot.entry.data_crc,
-                settings: slot.entry.settings.into(),
-                is_changing_mode: status.is_changing_mode,
-                dirty_bytes: status.dirty_bytes,
-                pace: pace(&status, slot.entry.settings.writeback_paused_until_ms),
-                read_hit_bytes: status.read_hit_bytes,
-                read_miss_bytes: status.read_missed_bytes,
-                #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-                read_hit_ratio: (read > 0).then(|| status.read_hit_bytes as f64 / read as f64),
-                bypassed_bytes: bypassed(&status.bypassed),
-                bypass_refused_bytes: status.refused_bypass_bytes,
-                written_bytes: status.written_bytes,
-                written_back_bytes: status.written_back_bytes,
-                epoch: status.epoch.0,
-                drained_epoch: status.drained_epoch.0,
-                drained_ms: status.drained_wall_ms,
-                recovery_point: recovery_point(&status),
-                void: status.void_reason.clone(),
-                backing_errors: status.backing_trouble.as_ref().map_or(0, |trouble| trouble.attempts),
-                last_error: status.backing_trouble.as_ref().map(|trouble| {
-                    format!("{} (since {})", trouble.error, format_time(trouble.since_wall_ms))
-                }),
-                writers_waiting: status.writers_waiting,
-                stalled: status.is_stalled,
-                parked: status
-                    .parked
-                    .iter()
-                    .map(|range| RangeInfo { start: range.start, end: range.end })
-                    .collect(),
-                parked_bytes: status.parked_bytes,
-                parked_error: status.parked_error.clone(),
-                metadata_bytes: status.metadata_bytes,
-                pinned_bytes: cache.pinned_bytes(),
-                pin_limit_bytes: cache.pin_limit_with(slot.entry.shared),
-                index_bytes: status.index_bytes,
-                quarantined_bytes: status.quarantined_bytes,
-                damage_found: status.damage_found,
-                damage_healed: status.damage_healed,
-                rare_paths: named(&status.rare),
-                quarantined: status
-                    .damaged
-                    .iter()
-                    .map(|damaged| DamagedInfo {
-                        start: damaged.range.start,
-                        end: damaged.range.end,
-                        reason: damaged.reason.clone(),
-                    })
-                    .collect(),
-            }
-        }),
+        cache: cache.as_ref().map(|(status, cache)| cache_info(slot, status, cache, segment_size)),
+    }
+}
+
+fn cache_info(
+    slot: &BackendSlot,
+    status: &CacheStatus,
+    cache: &Cache<ProcessEnvironment>,
+    segment_size: u64,
+) -> CacheInfo {
+    let read = status.read_hit_bytes + status.read_missed_bytes;
+    CacheInfo {
+        size: u64::from(slot.entry.cache_segments) * segment_size,
+        shared: None,
+        free_segments: u64::from(status.free_segments),
+        lanes: status.lanes,
+        data_crc: slot.entry.data_crc,
+        settings: slot.entry.settings.into(),
+        is_changing_mode: status.is_changing_mode,
+        dirty_bytes: status.dirty_bytes,
+        pace: pace(status, slot.entry.settings.writeback_paused_until_ms),
+        read_hit_bytes: status.read_hit_bytes,
+        read_miss_bytes: status.read_missed_bytes,
+        #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+        read_hit_ratio: (read > 0).then(|| status.read_hit_bytes as f64 / read as f64),
+        bypassed_bytes: bypassed(&status.bypassed),
+        bypass_refused_bytes: status.refused_bypass_bytes,
+        written_bytes: status.written_bytes,
+        written_back_bytes: status.written_back_bytes,
+        epoch: status.epoch.0,
+        drained_epoch: status.drained_epoch.0,
+        drained_ms: status.drained_wall_ms,
+        recovery_point: recovery_point(status),
+        recovery_point_max_age_s: max_age_s(status),
+        void: status.void_reason.clone(),
+        backing_errors: status.backing_trouble.as_ref().map_or(0, |trouble| trouble.attempts),
+        last_error: status
+            .backing_trouble
+            .as_ref()
+            .map(|trouble| format!("{} (since {})", trouble.error, format_time(trouble.since_wall_ms))),
+        writers_waiting: status.writers_waiting,
+        stalled: status.is_stalled,
+        parked: status.parked.iter().map(|range| RangeInfo { start: range.start, end: range.end }).collect(),
+        parked_bytes: status.parked_bytes,
+        parked_error: status.parked_error.clone(),
+        metadata_bytes: status.metadata_bytes,
+        pinned_bytes: cache.pinned_bytes(),
+        pin_limit_bytes: cache.pin_limit_with(slot.entry.shared),
+        index_bytes: status.index_bytes,
+        quarantined_bytes: status.quarantined_bytes,
+        damage_found: status.damage_found,
+        damage_healed: status.damage_healed,
+        rare_paths: named(&status.rare),
+        quarantined: quarantined(status),
     }
 }
 
@@ -155,6 +176,20 @@ fn named(rare: &RarePaths) -> BTreeMap<String, u64> {
 
 fn bypassed(bypassed: &Bypassed) -> BTreeMap<String, u64> {
     bypassed.each().map(|(reason, bytes)| (reason.name().to_owned(), bytes)).collect()
+}
+
+fn quarantined(status: &CacheStatus) -> Vec<DamagedInfo> {
+    let info = |damaged: &DamagedRange| DamagedInfo {
+        start: damaged.range.start,
+        end: damaged.range.end,
+        reason: damaged.reason.clone(),
+    };
+    status.damaged.iter().map(info).collect()
+}
+
+/// The maximum age of the recovery point in seconds.
+fn max_age_s(status: &CacheStatus) -> u32 {
+    u32::try_from(status.recovery_point_max_ms / 1000).unwrap_or(u32::MAX)
 }
 
 /// The state of the backing device without its cache, in words.

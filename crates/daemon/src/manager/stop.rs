@@ -5,6 +5,7 @@
 
 use super::Manager;
 use super::backend::BackendSlot;
+use super::beneath::forget;
 use super::conditions::{self, SharedConditions};
 use super::drain::Wait;
 use super::slots::TakenSlot;
@@ -13,6 +14,7 @@ use super::transport::running_mut;
 use super::watch::check_file;
 use crate::api::{Done, StopBackend};
 use crate::control::Report;
+use crate::events::EventName;
 use cbd_engine::{CacheStatus, Mixed, Pages};
 use cbd_runtime::{DrainRequest, RunningBackend, lacking};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
@@ -191,11 +193,13 @@ impl Manager {
         let _held = self.scrubs.hold(transport, id);
         match self.end_and_remove(&mut taken, limit) {
             Ok(()) => {
+                let (event, path) = (EventName::BackendRemoved.name(), &taken.slot.path);
                 tracing::info!(
                     transport,
                     backend = id.0,
-                    "removed: {} is a plain disk again",
-                    taken.slot.path
+                    event,
+                    path,
+                    "removed: {path} is a plain disk again"
                 );
                 let unended = std::mem::take(&mut taken.slot.unended);
                 self.remove_backend(taken);
@@ -226,7 +230,7 @@ impl Manager {
         if let Some(run) = taken.slot.run.take() {
             let (transport, path) = (taken.handle.id, taken.slot.path.clone());
             let conditions = SharedConditions::clone(&taken.slot.conditions);
-            conditions::log_before_stop(&conditions, transport, id, &path, &run);
+            conditions::log_now(&conditions, transport, id, &path, &run);
             self.drop_run_of_placeholder(taken);
             taken.slot.error = Some("it was stopped, but not removed".to_owned());
             let cache = run.cache().map(|cache| Arc::downgrade(&cache));
@@ -239,7 +243,8 @@ impl Manager {
                 conditions::log_after_stop(&conditions, transport, id, &path, &run);
                 stage.set("its backing device does not close");
                 drop((run, ending));
-                tracing::info!(transport, backend = id.0, "stopped: {path}");
+                let event = EventName::BackendStopped.name();
+                tracing::info!(transport, backend = id.0, event, path, "stopped: {path}");
             });
             if let Some(hung) = run_until(Instant::now() + limit.max(RELEASE_LIMIT), vec![task]).pop() {
                 let text = format!(
@@ -260,7 +265,9 @@ impl Manager {
         for blkdev in std::mem::take(&mut taken.slot.blkdevs).into_keys() {
             taken.handle.transport.remove_blkdev(blkdev)?;
         }
-        taken.handle.transport.remove_backend(id)
+        taken.handle.transport.remove_backend(id)?;
+        forget(&self.fixed, &taken.slot.entry);
+        Ok(())
     }
 }
 

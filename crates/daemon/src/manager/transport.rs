@@ -8,6 +8,7 @@ use super::slots::{TablesCopy, TransportHandle};
 use super::tasks::run_until;
 use super::{Fixed, Tables};
 use crate::api::{HostInfo, TransportInfo};
+use crate::events::EventName;
 use crate::size::format_size;
 use crate::state::TransportEntry;
 use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
@@ -209,7 +210,8 @@ impl TransportSlot {
             Err(error) if fixed.require_persistent && error.kind() == ErrorKind::Unsupported => Err(error),
             Err(error) => {
                 let error = with_advice(error, &entry);
-                tracing::error!(transport = entry.transport_id, "the transport is not up: {error}");
+                let (transport, event) = (entry.transport_id, EventName::TransportFailed.name());
+                tracing::error!(transport, event, path = entry.path, "the transport is not up: {error}");
                 Ok(Self { entry, running: Err(error.line()), retry: None, is_taken: false })
             }
         }
@@ -220,11 +222,13 @@ impl TransportSlot {
         let transport = self.entry.transport_id;
         match &result {
             Ok(_) => {
-                tracing::info!(transport, "its region is there now: {}", self.entry.path);
+                let (event, path) = (EventName::TransportUp.name(), &self.entry.path);
+                tracing::info!(transport, event, path, "its region is there now: {path}");
                 self.retry = None;
             }
             Err(line) if self.running.as_ref().err() != Some(line) => {
-                tracing::error!(transport, "the transport is not up: {line}");
+                let (event, path) = (EventName::TransportFailed.name(), &self.entry.path);
+                tracing::error!(transport, event, path, "the transport is not up: {line}");
             }
             Err(_) => {}
         }

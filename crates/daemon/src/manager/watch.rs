@@ -9,6 +9,7 @@
 use super::probe::{BACKGROUND_TIMEOUT, Probe, Probes, probe_path};
 use super::transport::Running;
 use super::{Manager, Tables};
+use crate::events::EventName;
 use crate::exports::ExportFile;
 use cbd_backing::Change;
 use cbd_runtime::RunningBackend;
@@ -50,17 +51,21 @@ impl Manager {
         let seen = watching.probes.run(probes, BACKGROUND_TIMEOUT);
         let seen_of_exports = watching.exports.run(exports, BACKGROUND_TIMEOUT);
         self.watch_control_socket(watching);
+        self.fixed.seals.look_at_initramfs();
         let Some(mut tables) = self.tables_to_retry() else { return };
         watching.due = Some(Instant::now() + INTERVAL);
         for (&transport, slot) in tables.iter_mut() {
             let Ok(running) = &mut slot.running else { continue };
             if let Some(found) = seen.get(&running.path) {
                 let words = found.as_ref().map(|change| of_region(change, &running.path));
-                note(&mut running.file_change, words, &format!("region of transport {transport}"));
+                let whose = Whose { transport: Some(transport), ..Whose::default() };
+                note(&mut running.file_change, words, whose, &format!("region of transport {transport}"));
             }
             for (id, backend) in running.backends.iter_mut().filter(|(_, backend)| backend.run.is_some()) {
                 if let Some(found) = seen.get(&backend.path) {
-                    note(&mut backend.file_change, found.clone(), &format!("backing device of backend {id}"));
+                    let whose = Whose { transport: Some(transport), backend: Some(id.0), blkdev: None };
+                    let words = format!("backing device of backend {id}");
+                    note(&mut backend.file_change, found.clone(), whose, &words);
                 }
                 for (blkdev, slot) in &mut backend.blkdevs {
                     let Some(file) = slot.export.as_ref().and_then(|export| export.file.as_ref()) else {
@@ -70,7 +75,9 @@ impl Manager {
                     let found = seen_of_exports.get(&key(file)).filter(|(of, _)| Arc::ptr_eq(of, file));
                     if let Some((_, change)) = found {
                         let device = format!("block device {blkdev} of transport {transport}");
-                        note(&mut slot.file_change, change.clone(), &device);
+                        let (backend, blkdev) = (Some(id.0), Some(blkdev.0));
+                        let whose = Whose { transport: Some(transport), backend, blkdev };
+                        note(&mut slot.file_change, change.clone(), whose, &device);
                     }
                 }
             }
@@ -96,7 +103,7 @@ impl Manager {
         let words = found.map(|change| {
             format!("{change}: commands do not reach this daemon, its devices continue; restart it to create the socket again")
         });
-        note(&mut watching.control_change, words, "control socket");
+        note(&mut watching.control_change, words, Whose::default(), "control socket");
     }
 }
 
@@ -157,14 +164,29 @@ fn probe(run: &RunningBackend) -> Probe<Option<Change>> {
     Box::new(move || watch.check())
 }
 
+/// The objects to which a file belongs.
+#[derive(Clone, Copy, Default)]
+struct Whose {
+    transport: Option<u32>,
+    backend: Option<u32>,
+    blkdev: Option<u32>,
+}
+
 /// Stores the present change of a file, and logs it if it is new.
-fn note<T: Display + PartialEq>(known: &mut Option<T>, now: Option<T>, whose: &str) {
+fn note<T: Display + PartialEq>(known: &mut Option<T>, now: Option<T>, whose: Whose, words: &str) {
     if *known == now {
         return;
     }
+    let Whose { transport, backend, blkdev } = whose;
     match &now {
-        Some(change) => tracing::error!("{whose}: {change}"),
-        None => tracing::info!("{whose}: its file is restored"),
+        Some(change) => {
+            let event = EventName::FileChanged.name();
+            tracing::error!(event, transport, backend, blkdev, "{words}: {change}");
+        }
+        None => {
+            let event = EventName::FileRestored.name();
+            tracing::info!(event, transport, backend, blkdev, "{words}: its file is restored");
+        }
     }
     *known = now;
 }

@@ -19,6 +19,7 @@ mod tests;
 use crate::api::{
     ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState, SettingsChange, VerifyLevel,
 };
+use crate::events::EventName;
 use crate::size::format_time;
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -243,7 +244,9 @@ impl Scrub {
             }
             (Stop, true) => {
                 let at = state.record.pass.take().map_or(0, |pass| pass.position);
-                tracing::info!(transport = self.place.0, backend = id, "its scrub was stopped at byte {at}");
+                let event = EventName::ScrubEnded.name();
+                let transport = self.place.0;
+                tracing::info!(transport, backend = id, event, at, "its scrub was stopped at byte {at}");
                 state.record.stopped = Some(now);
             }
             (Pause | Resume, true) => {
@@ -251,7 +254,9 @@ impl Scrub {
                 if let Some(pass) = &mut state.record.pass {
                     pass.is_paused = is_paused;
                     let (words, at) = (if is_paused { "is paused" } else { "goes on" }, pass.position);
-                    tracing::info!(transport = self.place.0, backend = id, "its scrub {words} at byte {at}");
+                    let event = if is_paused { EventName::ScrubEnded } else { EventName::ScrubStarted };
+                    let (event, transport) = (event.name(), self.place.0);
+                    tracing::info!(transport, backend = id, event, at, "its scrub {words} at byte {at}");
                 }
                 // A user who resumes does not wait for the next attempt.
                 state.retry = None;
@@ -266,7 +271,8 @@ impl Scrub {
 
     fn begin(&self, state: &mut State, pass: Pass) {
         let words = if pass.is_scheduled { "by its schedule" } else { "at a user's command" };
-        tracing::info!(transport = self.place.0, backend = self.place.1, "its scrub begins {words}");
+        let ((transport, backend), event) = (self.place, EventName::ScrubStarted.name());
+        tracing::info!(transport, backend, event, "its scrub begins {words}");
         (state.failure, state.retry, state.logged) = (None, None, 0);
         state.number += 1;
         state.record.pass = Some(pass);

@@ -2,7 +2,8 @@
 
 use super::gather::{Added, words, words_of_copy};
 use super::{RETRY_AFTER, SAVE_INTERVAL, Scrub, State, Turn, now_s};
-use crate::api::{MetadataInfo, ScrubPass};
+use crate::api::{MetadataInfo, ScrubPass, VerifiedInfo};
+use crate::events::EventName;
 use cbd_runtime::verify::{Load, Sweep, VERIFY_STEP, Verifier};
 use cbd_types::{ByteRange, Error, Result, Verified, VerifiedMetadata};
 use parking_lot::MutexGuard;
@@ -84,6 +85,8 @@ impl Turn {
             tracing::warn!(
                 transport = scrub.place.0,
                 backend = scrub.place.1,
+                event = EventName::ScrubFailed.name(),
+                error = line,
                 "its scrub cannot go on, and is tried again every {} s: {line}",
                 RETRY_AFTER.as_secs()
             );
@@ -291,6 +294,27 @@ impl Scrub {
         }
     }
 
+    /// Logs the results of a pass, in `text`.
+    fn log_results(&self, results: &VerifiedInfo, text: &str, has_damaged_metadata: bool) {
+        let ((transport, backend), event) = (self.place, EventName::ScrubEnded.name());
+        let VerifiedInfo { found, repaired, verified_bytes, error, .. } = results;
+        match error {
+            Some(error) => tracing::warn!(
+                transport,
+                backend,
+                event,
+                found,
+                repaired,
+                verified_bytes,
+                "{text}; a part could not be looked at or repaired: {error}"
+            ),
+            None if *found > 0 || has_damaged_metadata => {
+                tracing::warn!(transport, backend, event, found, repaired, verified_bytes, "{text}");
+            }
+            None => tracing::info!(transport, backend, event, found, repaired, verified_bytes, "{text}"),
+        }
+    }
+
     /// Ends a pass that has looked at everything.
     fn end_pass(&self, state: &mut State, method: String) {
         let Some(mut pass) = state.record.pass.take() else { return };
@@ -310,18 +334,7 @@ impl Scrub {
              {unrepaired} damaged",
             results.verified_bytes, results.found, results.repaired
         );
-        let (transport, backend) = self.place;
-        match &results.error {
-            Some(error) => {
-                tracing::warn!(
-                    transport,
-                    backend,
-                    "{text}; a part could not be looked at or repaired: {error}"
-                )
-            }
-            None if results.found + repaired + unrepaired > 0 => tracing::warn!(transport, backend, "{text}"),
-            None => tracing::info!(transport, backend, "{text}"),
-        }
+        self.log_results(results, &text, repaired + unrepaired > 0);
         state.record.last = Some(last);
         state.last_number = Some(state.number);
         self.changed.notify_all();

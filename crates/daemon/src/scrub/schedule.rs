@@ -114,7 +114,7 @@ pub fn check(change: &SettingsChange) -> Result<()> {
     change.scrub_rate.filter(|rate| *rate > 0).map_or(Ok(()), check_rate)
 }
 
-/// Whether a change has settings of scrubs.
+/// Whether a change has settings of scrubs, or others that are stored with them.
 #[must_use]
 pub const fn has_any(change: &SettingsChange) -> bool {
     change.scrub_every_s.is_some()
@@ -122,6 +122,7 @@ pub const fn has_any(change: &SettingsChange) -> bool {
         || change.scrub_rate.is_some()
         || change.scrub_idle_only.is_some()
         || change.offload.is_some()
+        || change.recovery_point_max_age_s.is_some()
 }
 
 /// Separates the settings of scrubs from the others.
@@ -133,6 +134,7 @@ pub fn others(change: &SettingsChange) -> SettingsChange {
         scrub_rate: None,
         scrub_idle_only: None,
         offload: None,
+        recovery_point_max_age_s: None,
         ..change.clone()
     }
 }
@@ -147,6 +149,8 @@ impl ScrubSettings {
         self.scrub_rate = change.scrub_rate.unwrap_or(self.scrub_rate);
         self.scrub_idle_only = change.scrub_idle_only.unwrap_or(self.scrub_idle_only);
         self.offload = change.offload.unwrap_or(self.offload);
+        let max_age = change.recovery_point_max_age_s;
+        self.recovery_point_max_age_s = max_age.unwrap_or(self.recovery_point_max_age_s);
     }
 
     /// Whether scheduled scrubs run at `now`.

@@ -1,14 +1,14 @@
-//! The settings of scrubs as users type them.
+//! The settings of scrubs, and others that the daemon stores with them, as users type them.
 
-use super::invalid;
+use super::{PAUSE_S_MAX, invalid, seconds};
 use crate::api::{Offload, ScrubSettings, SettingsChange};
 use crate::scrub::schedule::{Window, check_rate};
 use crate::size::{parse_size, typed_size};
 use cbd_types::Result;
 
 /// Their names.
-pub(super) const NAMES: [&str; 5] =
-    ["scrub_every", "scrub_window", "scrub_rate", "scrub_idle_only", "offload"];
+pub(super) const NAMES: [&str; 6] =
+    ["scrub_every", "scrub_window", "scrub_rate", "scrub_idle_only", "offload", "recovery_point_max_age"];
 
 /// Puts a setting into a change; returns whether it was there already.
 pub(super) fn replace(change: &mut SettingsChange, name: &str, value: &str) -> Result<bool> {
@@ -37,6 +37,7 @@ pub(super) fn replace(change: &mut SettingsChange, name: &str, value: &str) -> R
             };
             change.scrub_rate.replace(rate).is_some()
         }
+        "recovery_point_max_age" => change.recovery_point_max_age_s.replace(parse_max_age(value)?).is_some(),
         "offload" => {
             let offload = match value {
                 "auto" => Offload::Auto,
@@ -72,9 +73,30 @@ pub fn typed_scrub(settings: &ScrubSettings) -> String {
         Offload::On => "on",
         Offload::Never => "never",
     };
+    let max_age = match settings.recovery_point_max_age_s {
+        0 => "none".to_owned(),
+        seconds => format!("{seconds}s"),
+    };
     format!(
-        "scrub_every={every} scrub_window={window} scrub_rate={rate} scrub_idle_only={idle_only} offload={offload}"
+        "scrub_every={every} scrub_window={window} scrub_rate={rate} scrub_idle_only={idle_only} offload={offload} \
+         recovery_point_max_age={max_age}"
     )
+}
+
+/// Seconds of the setting `recovery_point_max_age`: a time with a unit, a number of seconds, or `none`.
+///
+/// # Errors
+/// [`cbd_types::ErrorKind::InvalidArgument`] with the permitted values.
+pub fn parse_max_age(value: &str) -> Result<u32> {
+    if value == "none" || value == "0" {
+        return Ok(0);
+    }
+    let number = value.parse::<u32>().ok().filter(|seconds| (1..=PAUSE_S_MAX).contains(seconds));
+    number.or_else(|| seconds(value)).ok_or_else(|| {
+        invalid(format!(
+            "recovery_point_max_age is none, or a time from 1s to 7d (e.g. 30s or 10m), not \"{value}\""
+        ))
+    })
 }
 
 /// The seconds of a time with a unit: `14d`.
@@ -106,6 +128,10 @@ mod tests {
         let change =
             parse("scrub_every=14d scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes offload=on")
                 .unwrap();
+        for (text, seconds) in [("30s", 30), ("5", 5), ("10m", 600), ("none", 0), ("0", 0)] {
+            let change = parse(&format!("recovery_point_max_age={text}")).unwrap();
+            assert_eq!(change.recovery_point_max_age_s, Some(seconds));
+        }
         assert_eq!(change.scrub_every_s, Some(14 * 86_400));
         assert_eq!(change.scrub_window.as_deref(), Some("22:00-06:00"));
         assert_eq!((change.scrub_rate, change.scrub_idle_only), (Some(50 << 20), Some(true)));
@@ -119,8 +145,8 @@ mod tests {
     fn settings_of_scrubs_are_typed_as_they_are_understood() {
         let mut settings = crate::api::ScrubSettings::default();
         for text in [
-            "scrub_every=never scrub_window=off scrub_rate=off scrub_idle_only=no offload=auto",
-            "scrub_every=1209600s scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes offload=never",
+            "scrub_every=never scrub_window=off scrub_rate=off scrub_idle_only=no offload=auto recovery_point_max_age=none",
+            "scrub_every=1209600s scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes offload=never recovery_point_max_age=30s",
         ] {
             settings.apply(&parse(text).unwrap());
             assert_eq!(super::typed_scrub(&settings), text);
@@ -140,6 +166,10 @@ mod tests {
             ("scrub_rate=fast", "50M"),
             ("scrub_idle_only=maybe", "yes or no"),
             ("offload=yes", "auto, on or never"),
+            ("recovery_point_max_age=0.5", "1s to 7d"),
+            ("recovery_point_max_age=8d", "1s to 7d"),
+            ("recovery_point_max_age=604801", "1s to 7d"),
+            ("recovery_point_max_age=-1", "none"),
             ("scrub_rate=50M scrub_rate=60M", "twice"),
         ] {
             let line = parse(text).unwrap_err();

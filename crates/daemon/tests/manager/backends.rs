@@ -86,6 +86,7 @@ fn settings_survive_a_restart() {
         scrub_rate: Some(50 << 20),
         scrub_idle_only: Some(true),
         offload: Some(Offload::Never),
+        recovery_point_max_age_s: Some(90),
         name: Some("db-data".into()),
     };
     {
@@ -101,7 +102,7 @@ fn settings_survive_a_restart() {
     let scrub = scrub.settings;
     assert_eq!((scrub.scrub_every_s, scrub.scrub_window.as_str()), (86_400, "22:00-06:00"));
     assert_eq!((scrub.scrub_rate, scrub.scrub_idle_only), (50 << 20, true));
-    assert_eq!(scrub.offload, Offload::Never);
+    assert_eq!((scrub.offload, scrub.recovery_point_max_age_s), (Offload::Never, 90));
     assert_eq!(daemon.backends(0, false).unwrap()[0].name.as_deref(), Some("db-data"));
     assert_eq!(settings.consistency, Consistency::Checkpoint);
     assert_eq!(settings.writeback_rate, 1 << 30);

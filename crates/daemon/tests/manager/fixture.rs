@@ -137,7 +137,7 @@ impl Fixture {
 
 /// A daemon that ends with its test.
 pub(crate) struct Running {
-    manager: Arc<Manager>,
+    pub(crate) manager: Arc<Manager>,
     pub(crate) summary: String,
 }
 

@@ -2,6 +2,7 @@
 
 mod backends;
 mod changed_files;
+mod events;
 mod exchanged_disks;
 mod failing_disks;
 mod fixture;

@@ -2,8 +2,11 @@
 //!
 //! Invariants: a request that finds no space continues where it stopped.
 
-use super::{Queue, complete};
-use crate::parked::{Parked, Progress};
+use super::Queue;
+use crate::{
+    figures::{Outcome, WaitFor},
+    parked::Progress,
+};
 use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::{Admission, Cache, Environment, Miss, ZeroProgress};
 use cbd_types::{BackingQueue, ByteRange, Class, Completion, Operation, Request, Result};
@@ -25,7 +28,7 @@ impl<'a> Change<'a> {
     }
 }
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Submits a request to a blkdev with a cache.
     pub(super) fn submit_cached(
         &mut self,
@@ -59,18 +62,27 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             Operation::Discard | Operation::WriteZeroes => Progress::Zeroed(ZeroProgress::default()),
             _ => Progress::Written(request.range.start),
         };
+        let begun = self.meter.begin(request.operation);
         let begun_us = cache.begin_measured_write();
         let result = advance(cache, &Change::of(&request), &mut progress, &self.waker);
         // A wait for space or for a bypass says nothing about the cache.
         cache.end_measured_write(begun_us.filter(|_| result.is_some()));
         match result {
-            Some(result) => complete(request, result, done),
-            None => self.wait_for_space(request, progress),
+            Some(result) => self.end(request, result, begun, done),
+            None => self.wait_for_space(request, progress, begun),
         }
     }
 
-    pub(super) fn wait_for_space(&mut self, request: Request, progress: Progress) {
-        let place = self.parked.insert(Parked { request, outstanding: 0, error: None, progress });
+    pub(super) fn wait_for_space(&mut self, request: Request, progress: Progress, begun: u64) {
+        let place = self.park(request, progress, begun, (Outcome::Cached, 0));
+        self.wait(place, WaitFor::Space);
+    }
+
+    /// Lets a parked request wait until [`poll`](Self::poll) continues it.
+    pub(crate) fn wait(&mut self, place: usize, what: WaitFor) {
+        if let Some(parked) = self.parked.get_mut(place) {
+            self.meter.begin_wait(&mut parked.tally, what);
+        }
         self.waiting.push_back(place);
     }
 }

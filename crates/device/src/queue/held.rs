@@ -11,7 +11,7 @@ use alloc::{sync::Arc, vec::Vec};
 use cbd_engine::Environment;
 use cbd_types::{BackingQueue, Completion, Request};
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Whether nothing may begin, because the route of the device is being changed. If the route has changed since the queue last
     /// asked, it follows the new one, and begins with the requests that arrived meanwhile.
     #[inline]

@@ -5,9 +5,10 @@
 //!
 //! Elsewhere: streams (`streams`), the data (`readahead`), fills (`cbd-engine`).
 
-use super::{Queue, complete};
+use super::{Queue, ending::complete};
 use crate::{
-    parked::{InFlightOp, Parked, Progress},
+    figures::Outcome,
+    parked::{InFlightOp, Progress},
     readahead::{Fill, Waiting, may_read_ahead},
     streams::{Followed, STEP_MAX},
 };
@@ -25,9 +26,12 @@ pub(super) struct Missed {
     followed: Followed,
     /// The cutoff of streams; `u64::MAX` if there is none.
     cutoff: u64,
+    /// The bytes that the cache did not have, and what that counts as.
+    pub(super) bytes: u64,
+    pub(super) outcome: Outcome,
 }
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Notes a read without a miss: the hits before a miss belong to its stream.
     #[inline]
     pub(super) const fn note_hit(&mut self, range: ByteRange) {
@@ -43,13 +47,16 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         &mut self,
         cache: &Arc<Cache<E>>,
         mut request: Request,
+        begun: u64,
         done: &mut Vec<Completion>,
     ) {
         let missed = self.begin_misses(cache, request.range, &mut request.buffer);
         if self.misses.is_empty() {
+            let bytes = (request.range.len(), missed.bytes);
+            self.meter.count_partly(request.operation, bytes, missed.outcome, begun);
             complete(request, Ok(()), done);
         } else {
-            self.fetch_misses(cache, request, &missed);
+            self.fetch_misses(cache, request, &missed, begun);
         }
         self.read_ahead(cache, &missed);
     }
@@ -63,6 +70,9 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         range: ByteRange,
         into: &mut [u8],
     ) -> Missed {
+        let bytes = self.misses.iter().map(|miss| miss.range.len()).sum();
+        let is_past = cache.is_passthrough();
+        let outcome = if is_past { Outcome::Past(BypassReason::Mode) } else { Outcome::Disk };
         let settings = cache.settings();
         let is_auto = settings.readahead == Readahead::Auto;
         let cutoff = match settings.sequential_read_cutoff {
@@ -95,20 +105,25 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
         if !self.fills.is_empty() {
             self.waker.wake_by_ref();
         }
-        Missed { followed, cutoff }
+        Missed { followed, cutoff, bytes, outcome }
     }
 
     /// Reads the misses of a lookup from the backing device.
     #[inline(never)]
-    pub(super) fn fetch_misses(&mut self, cache: &Arc<Cache<E>>, request: Request, missed: &Missed) {
+    pub(super) fn fetch_misses(
+        &mut self,
+        cache: &Arc<Cache<E>>,
+        request: Request,
+        missed: &Missed,
+        begun: u64,
+    ) {
         let is_behind_cutoff = missed.followed.before >= missed.cutoff;
         let asked = request.range;
         let mut misses = core::mem::take(&mut self.misses);
         let class = self.class_of(request.class);
         misses.iter_mut().for_each(|miss| miss.set_class(class));
         heap_sort_by_key(&mut misses, |miss| miss.range.start);
-        let place =
-            self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
+        let place = self.park(request, Progress::Reading, begun, (missed.outcome, missed.bytes));
         // Adjacent misses are read in one operation.
         let mut run: Vec<Miss> = Vec::new();
         for mut miss in misses.drain(..) {
@@ -199,11 +214,8 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
                 let buffer = self.spare.take(rest.len() as usize);
                 let op = InFlightOp::without_misses(place, rest);
                 self.send(op, BackingOp::Read { offset: rest.start, buffer });
-            } else if parked.outstanding == 0
-                && let Some(parked) = self.parked.remove(place)
-            {
-                let result = parked.error.map_or(Ok(()), Err);
-                complete(parked.request, result, done);
+            } else if parked.outstanding == 0 {
+                self.end_parked(place, None, done);
             }
         }
     }

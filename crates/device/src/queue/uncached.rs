@@ -3,12 +3,15 @@
 //! Elsewhere: the flush that follows a FUA request (`queue`).
 
 use super::Queue;
-use crate::parked::{InFlightOp, Parked, Progress};
+use crate::{
+    figures::Outcome,
+    parked::{InFlightOp, Progress},
+};
 use cbd_engine::Environment;
 use cbd_types::{BackingOp, BackingQueue, Operation, Request};
 use core::sync::atomic::Ordering;
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Submits a request to the backing device.
     pub(super) fn submit_uncached(&mut self, mut request: Request) {
         self.device.uncached.fetch_add(1, Ordering::Relaxed);
@@ -21,8 +24,7 @@ impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
             Operation::Discard if self.device.geometry().discard => BackingOp::Discard { range },
             Operation::Discard | Operation::WriteZeroes => BackingOp::WriteZeroes { range },
         };
-        let place =
-            self.parked.insert(Parked { request, outstanding: 0, error: None, progress: Progress::Reading });
+        let place = self.park(request, Progress::Reading, 0, (Outcome::Uncached, range.len()));
         self.send(InFlightOp::without_misses(place, range), op);
     }
 }

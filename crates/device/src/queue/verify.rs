@@ -161,7 +161,7 @@ fn merge(findings: &mut Vec<Finding>) {
     });
 }
 
-impl<E: Environment, Q: BackingQueue> Queue<E, Q> {
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Submits a verification as request `id`. It yields to other requests, and continues in [`poll`](Self::poll), a window at a
     /// time; [`take_verified`](Self::take_verified) returns its result. [`give_up`](Self::give_up) cancels it.
     pub fn verify(&mut self, id: u64, verify: Verify) {

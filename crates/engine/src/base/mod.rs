@@ -13,6 +13,7 @@ mod pool;
 mod records;
 mod segments;
 mod space;
+mod waits;
 mod wakeups;
 
 use crate::{
@@ -34,6 +35,7 @@ pub(crate) use pool::{Lack, Pool, Requester};
 pub(crate) use records::Records;
 use segments::Segments;
 pub(crate) use segments::{Segment, claimed_generation};
+use waits::LaneWaits;
 pub(crate) use wakeups::Wakeups;
 
 /// The state that the lanes of a cache share.
@@ -57,6 +59,7 @@ pub(crate) struct Base<E: Environment> {
     /// Behind pointers, because the base is moved as a value when a cache is opened.
     rare: Box<RareCounters>,
     bypassed: Box<BypassCounters>,
+    lane_waits: Box<LaneWaits>,
     /// Bytes that are pinned, and of metadata as last counted. Only speed depends on them.
     pinned: AtomicU64,
     metadata: AtomicU64,
@@ -86,6 +89,7 @@ impl<E: Environment> Base<E> {
             settings: Mutex::<E, _>::new(settings),
             rare: Box::default(),
             bypassed: Box::default(),
+            lane_waits: Box::default(),
             pinned: AtomicU64::new(0),
             metadata: AtomicU64::new(0),
         }
@@ -161,6 +165,11 @@ impl<E: Environment> Base<E> {
     #[inline]
     pub(crate) const fn bypassed(&self) -> &BypassCounters {
         &self.bypassed
+    }
+
+    /// Waits of requests for lanes.
+    pub(crate) const fn lane_waits(&self) -> &LaneWaits {
+        &self.lane_waits
     }
 
     /// Everything up to this epoch is durable on the backing device.

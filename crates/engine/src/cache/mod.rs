@@ -242,6 +242,13 @@ impl<E: Environment> Cache<E> {
         Ok(())
     }
 
+    /// Has writeback keep the recovery point younger than `max_ms` milliseconds, if it can; 0 for no such promise. The region does
+    /// not store it.
+    pub fn set_recovery_point_max_ms(&self, max_ms: u64) {
+        self.pace.set_recovery_point_max_ms(max_ms);
+        self.base.wakeups().wake();
+    }
+
     /// Everything up to this epoch is durable on the backing device.
     pub fn drained_epoch(&self) -> Epoch {
         self.base.drained_epoch()

@@ -70,6 +70,11 @@ impl<E: Environment> Cache<E> {
         }
     }
 
+    /// Whether reads go past the cache.
+    pub fn is_passthrough(&self) -> bool {
+        self.base().mode().is_passthrough()
+    }
+
     /// Whether a change to another mode waits for writeback.
     pub fn is_changing_mode(&self) -> bool {
         self.base().mode().get().1 != Phase::Settled

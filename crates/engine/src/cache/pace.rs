@@ -24,6 +24,8 @@ pub enum PaceReason {
     Restoring,
     /// A request waits for space, or reclaim finds no clean segment.
     Full,
+    /// What is dirty is written back so early, or so fast, that the recovery point stays younger than its maximum.
+    RecoveryPoint,
     /// The setting `writeback` pauses it.
     Paused,
     /// Reads of the backing device take longer than `read_latency_target_us`.
@@ -44,6 +46,7 @@ impl PaceReason {
             Self::DrainRequested => "drain requested",
             Self::Restoring => "restoring consistency",
             Self::Full => "full",
+            Self::RecoveryPoint => "keeping the recovery point",
             Self::Paused => "paused",
             Self::YieldingToReads => "yielding to reads",
             Self::LimitedByRate => "limited by writeback_rate",
@@ -62,9 +65,13 @@ pub struct Pace {
     pub permitted: Option<u64>,
 }
 
-/// The published pace, and the latency of reads that missed.
+/// The published pace, the age of the recovery point, and the latency of reads that missed.
 pub(crate) struct PaceBoard<E: Environment> {
     pace: Mutex<E, Pace>,
+    /// Since when the backing device may lack a write, by the monotonic clock.
+    recovery_point: Mutex<E, Option<i64>>,
+    /// The maximum age of the recovery point in milliseconds; 0 for none.
+    recovery_point_max_ms: SharedU64<E>,
     reads: SharedU64<E>,
     reads_us: SharedU64<E>,
 }
@@ -73,6 +80,8 @@ impl<E: Environment> PaceBoard<E> {
     pub(crate) fn new() -> Self {
         Self {
             pace: Mutex::<E, _>::new(Pace::default()),
+            recovery_point: Mutex::<E, _>::new(None),
+            recovery_point_max_ms: SharedU64::new(0),
             reads: SharedU64::new(0),
             reads_us: SharedU64::new(0),
         }
@@ -86,6 +95,27 @@ impl<E: Environment> PaceBoard<E> {
     /// The pace as it was last published.
     pub(crate) fn pace(&self) -> Pace {
         *self.pace.lock()
+    }
+
+    /// Publishes since when the backing device may lack a write.
+    pub(crate) fn publish_recovery_point(&self, since_ms: Option<i64>) {
+        *self.recovery_point.lock() = since_ms;
+    }
+
+    /// The age of the recovery point at the monotonic time `now` in milliseconds; 0 if the backing device lacks nothing.
+    pub(crate) fn recovery_point_age_ms(&self, now: u64) -> u64 {
+        let now = i64::try_from(now).unwrap_or(i64::MAX);
+        self.recovery_point.lock().map_or(0, |since| u64::try_from(now.saturating_sub(since)).unwrap_or(0))
+    }
+
+    /// Sets the maximum age of the recovery point in milliseconds; 0 for none.
+    pub(crate) fn set_recovery_point_max_ms(&self, max_ms: u64) {
+        self.recovery_point_max_ms.store(max_ms, Ordering::Relaxed);
+    }
+
+    /// The maximum age of the recovery point in milliseconds; 0 for none.
+    pub(crate) fn recovery_point_max_ms(&self) -> u64 {
+        self.recovery_point_max_ms.load(Ordering::Relaxed)
     }
 
     /// Counts a read of the backing device that took `us` microseconds.

@@ -101,7 +101,7 @@ impl<E: Environment> Cache<E> {
         let mut pieces = Pieces::new(range);
         {
             let (base, id) = (self.base(), self.base().identity().lanes.lane_of(range.start));
-            let mut state = self.lane(id).lock_for_request();
+            let mut state = self.lane(id).lock_for_request(base);
             state.note_read(base, range);
             state.look_up(base, range, &mut |piece, source| {
                 let source = if is_past { state.past(base, source) } else { source };
@@ -168,7 +168,7 @@ impl<E: Environment> Cache<E> {
             return None;
         }
         let base = self.base();
-        let pinned = self.prefetched_lane(range).lock_for_request().pin_block(base, range);
+        let pinned = self.prefetched_lane(range).lock_for_request(base).pin_block(base, range);
         let PinnedBlock { location, at, checksum } = pinned?;
         let block = ByteRange::at(start, CHECKSUM_BLOCK);
         let is_good = base.load_verified(at, block, range, into, checksum).is_ok_and(|is_good| is_good);

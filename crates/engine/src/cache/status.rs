@@ -66,6 +66,10 @@ pub struct CacheStatus {
     pub refused_bypass_bytes: u64,
     /// Bytes stored into the region for records and data.
     pub stored_bytes: u64,
+    /// Requests that found the lock of a lane taken.
+    pub lane_waits: u64,
+    /// Nanoseconds that they waited for it.
+    pub lane_waited_ns: u64,
     /// Bytes written to the backing device.
     pub written_back_bytes: u64,
     /// Flushes sent to the backing device.
@@ -82,6 +86,11 @@ pub struct CacheStatus {
     pub backing_is_consistent: bool,
     /// The reason, if it is not.
     pub void_reason: Option<String>,
+    /// Milliseconds since the oldest write that the backing device may lack; 0 if it lacks none. What is parked or quarantined does not
+    /// count.
+    pub recovery_point_age_ms: u64,
+    /// The maximum of that age in milliseconds that writeback keeps; 0 for none.
+    pub recovery_point_max_ms: u64,
     /// The pace of writeback.
     pub pace: Pace,
     /// Bytes that writeback lets be dirty.
@@ -218,6 +227,7 @@ impl<E: Environment> Cache<E> {
             base.epochs().caught_up();
         let is_behind = void_until > drained_epoch.0;
         let void_reason = void_reason(&damaged, &parked, is_behind.then_some(void_until));
+        let (lane_waits, lane_waited_ns) = base.lane_waits().read();
         let (backing, counted) = (self.backing().report(), self.parked_counters().report());
         CacheStatus {
             segments: base.segment_count(),
@@ -234,6 +244,8 @@ impl<E: Environment> Cache<E> {
             bypassed: base.bypassed().read(),
             refused_bypass_bytes: self.refused_bypass_bytes(),
             stored_bytes: lanes.stored,
+            lane_waits,
+            lane_waited_ns,
             written_back_bytes: backing.written_back_bytes,
             backing_flushes: backing.flushes,
             epoch: Epoch(base.epochs().present()),
@@ -241,6 +253,8 @@ impl<E: Environment> Cache<E> {
             drained_wall_ms,
             backing_is_consistent: void_reason.is_none(),
             void_reason,
+            recovery_point_age_ms: self.pace.recovery_point_age_ms(base.environment().monotonic_ms()),
+            recovery_point_max_ms: self.pace.recovery_point_max_ms(),
             pace: self.pace.pace(),
             dirty_target_bytes: self.settings().dirty_target(base.capacity()),
             capacity: base.capacity(),

@@ -65,7 +65,7 @@ impl<E: Environment> Cache<E> {
         for (place, (range, _)) in held.iter_mut().zip(writes) {
             let lane = self.lane_of(range.start);
             let guard = match count {
-                0 => lane.lock_for_request(),
+                0 => lane.lock_for_request(self.base()),
                 // This also refuses a lane that this thread has locked already.
                 _ => match lane.try_lock() {
                     Some(guard) => guard,

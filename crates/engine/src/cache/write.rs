@@ -64,7 +64,7 @@ impl<E: Environment> Cache<E> {
     ) -> Result<Admission> {
         let base = self.base();
         let lane = self.prefetched_lane(range);
-        let mut state = lane.lock_for_request();
+        let mut state = lane.lock_for_request(base);
         if base.mode().refuses_dirty() {
             drop(state);
             return Self::goes_past(waker);

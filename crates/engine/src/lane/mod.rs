@@ -322,18 +322,34 @@ impl<E: Environment> Lane<E> {
     }
 
     /// Locks the lane for a client's request. Spins first: other threads hold the lock for a few microseconds, but a thread
-    /// that sleeps is woken only tens of microseconds later.
+    /// that sleeps is woken only tens of microseconds later. Waits are counted where the environment spins.
     #[inline]
-    pub(crate) fn lock_for_request(&self) -> LaneGuard<'_, E> {
-        for spin in 0..E::SPINS {
-            if (spin == 0 || !self.state.is_locked())
-                && let Some(state) = self.state.try_lock()
-            {
-                return state;
-            }
-            core::hint::spin_loop();
+    pub(crate) fn lock_for_request(&self, base: &Base<E>) -> LaneGuard<'_, E> {
+        if E::SPINS == 0 {
+            return self.state.lock();
         }
-        self.state.lock()
+        match self.state.try_lock() {
+            Some(state) => state,
+            None => self.lock_contended(base),
+        }
+    }
+
+    /// Locks the lane for a request that found it locked, and counts the wait.
+    #[cold]
+    #[inline(never)]
+    fn lock_contended(&self, base: &Base<E>) -> LaneGuard<'_, E> {
+        let begun_ns = base.environment().monotonic_ns();
+        let mut spins = 1..E::SPINS;
+        let spun = spins.find_map(|_| {
+            core::hint::spin_loop();
+            if self.state.is_locked() { None } else { self.state.try_lock() }
+        });
+        let state = spun.unwrap_or_else(|| {
+            core::hint::spin_loop();
+            self.state.lock()
+        });
+        base.lane_waits().count(base.environment().monotonic_ns().saturating_sub(begun_ns));
+        state
     }
 
     /// Locks the lane.

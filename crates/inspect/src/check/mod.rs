@@ -93,6 +93,7 @@ impl Checker<'_> {
         self.report.transport = Some(TransportSummary {
             uuid: uuid_text(info.uuid),
             version: info.version,
+            features: info.features[2],
             region_size: info.layout.region_size,
             segment_size: info.layout.segment_size,
             segments: info.layout.segment_count,

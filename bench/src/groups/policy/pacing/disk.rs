@@ -2,7 +2,7 @@
 //!
 //! Invariants: the disk works on one operation at a time and stores nothing; time passes only when the clock is set.
 
-use crate::simulated_time::Surroundings;
+use cbd_advise::simulated_time::Surroundings;
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingOp, BackingQueue, OpToken};
 use std::collections::VecDeque;

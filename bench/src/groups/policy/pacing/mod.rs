@@ -8,8 +8,8 @@ mod disk;
 use super::trace::Zipf;
 use crate::instant_disk::geometry;
 use crate::options::Options;
-use crate::simulated_time::{Surroundings, Wanted};
 use crate::{Figures, rounded};
+use cbd_advise::simulated_time::{Surroundings, Wanted};
 use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, Consistency, FormatOptions, Settings, Step, Transport,
 };

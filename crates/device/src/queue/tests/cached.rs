@@ -2,11 +2,12 @@
 
 mod ahead;
 mod around;
+mod figures;
 mod route;
 mod verify;
 
 use super::*;
-use crate::queue::misses::READ_MAX;
+use crate::queue::{misses::READ_MAX, plugged::PLUGGED_BYTES_MAX};
 use alloc::string::ToString;
 use alloc::task::Wake;
 use cbd_engine::{

@@ -4,6 +4,7 @@
 //! - a requested drain and requests that wait for space are paced by `writeback_rate` alone;
 //! - a cache to which nothing is written for [`QUIET_MS`] drains everything;
 //! - while data is written, what is dirty is written back after about [`AGE_MS`] even if it is below the target;
+//! - with a maximum for the age of the recovery point, what is dirty is written back after about half of it;
 //! - only the background worker's thread has this state: a write pays nothing for it.
 //!
 //! Elsewhere: the order of writeback and its requests (`writeback`).
@@ -76,6 +77,8 @@ pub(super) struct Pacer {
     written: u64,
     /// The backing device has taken less than the pace permitted.
     is_limited: bool,
+    /// What is dirty is written back after about this time.
+    age_ms: u64,
     /// Bytes a second that were written, smoothed.
     shown: u64,
     decision: Decision,
@@ -99,6 +102,7 @@ impl Pacer {
             arrived: 0,
             written: 0,
             is_limited: false,
+            age_ms: AGE_MS,
             shown: 0,
             decision: Decision {
                 reason: PaceReason::Idle,
@@ -143,6 +147,8 @@ impl Pacer {
         now: u64,
     ) -> Decision {
         let settings = cache.settings();
+        let max_ms = cache.pace_board().recovery_point_max_ms();
+        self.age_ms = if max_ms == 0 { AGE_MS } else { AGE_MS.min(max_ms / 2).max(1) };
         let is_due = now.saturating_sub(self.stepped_ms) >= INTERVAL_MS;
         if is_due || (counts && self.counted_ms != Some(now)) {
             self.count(cache, now);
@@ -219,7 +225,7 @@ impl Pacer {
 
     /// The lowest rate: it bounds the age of what is dirty.
     fn least(&self) -> u64 {
-        (self.dirty / (AGE_MS / 1000)).max(RATE_LEAST)
+        (self.dirty.saturating_mul(1000) / self.age_ms).max(RATE_LEAST)
     }
 
     fn decided(
@@ -280,7 +286,13 @@ impl Pacer {
 
     /// The reason of a pace that neither hurries nor rests.
     const fn steady(&self, is_above_least: bool) -> PaceReason {
-        if self.is_above || is_above_least { PaceReason::HoldingTarget } else { PaceReason::BelowTarget }
+        if self.is_above || is_above_least {
+            PaceReason::HoldingTarget
+        } else if self.age_ms < AGE_MS {
+            PaceReason::RecoveryPoint
+        } else {
+            PaceReason::BelowTarget
+        }
     }
 
     /// Whether writeback is paused.
@@ -307,7 +319,11 @@ impl Pacer {
         let is_limited = limit > 0 && (rate == 0 || limit < rate);
         let yields_to_limit = matches!(
             reason,
-            PaceReason::HoldingTarget | PaceReason::CatchingUp | PaceReason::BelowTarget | PaceReason::Idle
+            PaceReason::HoldingTarget
+                | PaceReason::CatchingUp
+                | PaceReason::BelowTarget
+                | PaceReason::RecoveryPoint
+                | PaceReason::Idle
         );
         let reason = if is_limited && yields_to_limit { PaceReason::LimitedByRate } else { reason };
         let permitted = match (reason, rate, limit) {

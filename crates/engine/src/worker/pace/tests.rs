@@ -337,3 +337,110 @@ fn an_open_epoch_is_closed_once_a_second() {
     let closed = rig.cache.status().epoch.0 - before;
     assert!((8..=21).contains(&closed), "{closed} epochs in ten seconds without a flush");
 }
+
+/// A cache with a maximum for the age of its recovery point.
+fn promising(settings: Settings, max_ms: u64) -> Rig {
+    let rig = Rig::new(large(settings));
+    rig.cache.set_recovery_point_max_ms(max_ms);
+    rig
+}
+
+/// Writes every 10 ms until `end`, and flushes each `flush_every` writes; returns the greatest age of the recovery point.
+fn oldest_under_load(rig: &mut Rig, end: u64, flush_every: u64) -> u64 {
+    let mut oldest = 0;
+    for number in 0..end / 10 {
+        set_clocks(rig, number * 10);
+        assert!(rig.write(block(number * 7 % 2000), 1), "there is space");
+        if number % flush_every == flush_every - 1 {
+            rig.cache.flush().expect("it runs");
+        }
+        rig.run();
+        oldest = oldest.max(rig.cache.status().recovery_point_age_ms);
+    }
+    oldest
+}
+
+#[test]
+fn the_recovery_point_stays_younger_than_its_maximum_whether_clients_flush_or_not() {
+    let target = Settings { dirty_target_percent: 90, ..Settings::default() };
+    for settings in [target, Settings { consistency: Consistency::Checkpoint, ..target }] {
+        for flush_every in [1, 50, u64::MAX] {
+            for max_ms in [1000, 4000, 10_000] {
+                let mut rig = promising(settings, max_ms);
+                let oldest = oldest_under_load(&mut rig, 30_000, flush_every);
+                let case = (settings.consistency, flush_every, max_ms);
+                assert!((max_ms / 8..max_ms).contains(&oldest), "{case:?}: {oldest} ms");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_maximum_the_recovery_point_of_a_checkpoint_becomes_as_old_as_before() {
+    let settings = Settings { dirty_target_percent: 90, ..checkpoint() };
+    let mut rig = promising(settings, 0);
+    let oldest = oldest_under_load(&mut rig, 20_000, 50);
+    assert!(oldest > 18_000, "{oldest} ms");
+}
+
+#[test]
+fn a_cache_with_nothing_dirty_has_a_recovery_point_of_no_age_however_long_it_rests() {
+    let mut rig = promising(Settings::default(), 2000);
+    assert!(rig.write(block(0), 1));
+    rig.cache.flush().expect("it runs");
+    for ms in (0..3000).step_by(10) {
+        set_clocks(&rig, ms);
+        rig.run();
+    }
+    set_clocks(&rig, 3_600_000);
+    assert_eq!(rig.cache.status().recovery_point_age_ms, 0);
+    // The age of the next write counts from itself, not from the last drained epoch.
+    assert!(rig.write(block(1), 1));
+    rig.run();
+    set_clocks(&rig, 3_600_500);
+    let age = rig.cache.status().recovery_point_age_ms;
+    assert!((500..=600).contains(&age), "{age} ms");
+}
+
+#[test]
+fn the_reason_says_that_writeback_runs_for_the_recovery_point() {
+    let settings = Settings { dirty_target_percent: 90, ..checkpoint() };
+    let mut rig = promising(settings, 4000);
+    load(&mut rig, 0, 1990, 10, || 0);
+    assert_eq!((writes(&rig), reason(&rig)), (alloc::vec![], PaceReason::RecoveryPoint));
+    assert!(rig.cache.status().pace.permitted.is_some(), "it is in no hurry yet");
+    set_clocks(&rig, 2010);
+    rig.disk.with(|state| state.is_slow = true);
+    while rig.worker.step() == Step::Busy {}
+    let pace = rig.cache.status().pace;
+    assert_eq!((pace.reason, pace.permitted), (PaceReason::RecoveryPoint, None), "without a limit");
+    rig.disk.with(|state| state.is_slow = false);
+    rig.run();
+    assert_eq!(writes(&rig), [block(0)]);
+}
+
+#[test]
+fn a_pause_of_writeback_is_obeyed_and_the_age_grows() {
+    let mut rig = promising(paused(60_000), 2000);
+    load(&mut rig, 0, 10_000, 100, || 0);
+    assert_eq!((writes(&rig), reason(&rig)), (alloc::vec![], PaceReason::Paused));
+    let age = rig.cache.status().recovery_point_age_ms;
+    assert!((9_900..=10_000).contains(&age), "{age} ms");
+}
+
+#[test]
+fn what_a_former_process_left_dirty_is_as_old_as_its_recovery_point_says() {
+    let mut rig = promising(Settings::default(), 0);
+    rig.write(block(0), 1);
+    rig.cache.flush().expect("it runs");
+    rig.drain();
+    set_clocks(&rig, 5000);
+    rig.write(block(1), 1);
+    rig.cache.flush().expect("it runs");
+    set_clocks(&rig, 100_000);
+    rig.disk.with(|state| state.is_slow = true);
+    let mut rig = rig.reopened();
+    rig.worker.step();
+    let age = rig.cache.status().recovery_point_age_ms;
+    assert!(age >= 95_000, "{age} ms");
+}

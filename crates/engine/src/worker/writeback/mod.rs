@@ -30,12 +30,14 @@ use cbd_types::{
     BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken, SpareBuffers,
     backing::BackingDone,
 };
+use recovery_age::RecoveryAge;
 
 mod allowance;
 mod collect;
 mod limit;
 mod newest;
 mod parked;
+mod recovery_age;
 mod requests;
 
 /// Adjacent blocks are written to the backing device in requests of at most this many bytes.
@@ -159,6 +161,7 @@ pub(crate) struct Writeback {
     limit: Allowance,
     paced: Allowance,
     pacer: Pacer,
+    recovery_age: RecoveryAge,
     /// Reclaim has found work in this step.
     is_reclaiming: bool,
     /// When a batch was last urgent.
@@ -201,6 +204,7 @@ impl Writeback {
             limit: Allowance::new(now_ms),
             paced: Allowance::smooth(now_ms),
             pacer: Pacer::new(cache, now_ms),
+            recovery_age: RecoveryAge::new(),
             is_reclaiming: false,
             urgent_ms: now_ms,
             taken: 0,
@@ -223,6 +227,7 @@ impl Writeback {
             Progress::Nothing(_) if queue.in_flight() > 0 => Progress::InFlight,
             Progress::Nothing(until) => {
                 let until = self.trim_buffers(until, now);
+                let until = self.recovery_age.look_again(cache, until, now);
                 // A failed flush for requests is repeated then.
                 let repeat = cache.wants_backing_flush().then(|| self.failing.retry_at_ms());
                 Progress::Nothing(until.into_iter().chain(repeat).min())
@@ -253,6 +258,7 @@ impl Writeback {
         }
         self.done = done;
         self.close_large_epoch(cache);
+        self.recovery_age.close_epoch(cache, now);
         if self.flush_for_requests(cache, queue, now) {
             return Progress::Busy;
         }
@@ -327,6 +333,7 @@ impl Writeback {
             return Progress::Busy;
         }
         let oldest = self.oldest_epoch(cache);
+        self.recovery_age.update(cache, oldest.is_some(), now);
         // Read behind `closed`: a limit that is claimed later does not lie below what is closed now.
         let limit = self.limit(cache, now);
         if let Some(limit) = limit.filter(|limit| oldest.is_none_or(|oldest| oldest > *limit)) {
@@ -397,14 +404,17 @@ impl Writeback {
             // A request waits for space, or nothing is clean that reclaim could free.
             Some(PaceReason::Full)
         } else {
-            let hurries = cache.wanted_order() >= oldest && !self.pacer.is_paused(cache, now);
+            let is_paused = self.pacer.is_paused(cache, now);
+            let hurries = cache.wanted_order() >= oldest && !is_paused;
             // A change to another mode, and requests that wait until they may go past the cache, want the same as a drain.
             let is_requested = base.epochs().requested() >= oldest
                 || cache.is_changing_mode()
                 || cache.has_waiting_for_drained()
                 || hurries;
             let restores = (self.restored_at >= oldest).then_some(PaceReason::Restoring);
-            is_requested.then_some(PaceReason::DrainRequested).or(restores)
+            let promised = !is_paused && self.recovery_age.is_due(cache, now);
+            let promised = promised.then_some(PaceReason::RecoveryPoint);
+            is_requested.then_some(PaceReason::DrainRequested).or(restores).or(promised)
         };
         if self.pacer.decide(cache, must, counts, now).is_urgent {
             self.urgent_ms = now;

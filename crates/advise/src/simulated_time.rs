@@ -1,4 +1,4 @@
-//! The environment of an engine whose time passes as the benchmark says, and the wakes of its background worker.
+//! The environment of an engine whose time passes as the caller says, and the wakes of its background worker.
 //!
 //! Invariants: random numbers come from the seed, and time passes only when the clock is set, so that nothing depends on the machine.
 
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Wake;
 
 /// The environment.
+#[derive(Debug)]
 pub struct Surroundings {
     now_us: AtomicU64,
     random: Mutex<SmallRng>,
@@ -19,6 +20,7 @@ pub struct Surroundings {
 
 impl Surroundings {
     /// A clock at zero, and random numbers from `seed`.
+    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { now_us: AtomicU64::new(0), random: Mutex::new(SmallRng::seed_from_u64(seed)) }
     }
@@ -56,7 +58,7 @@ impl Environment for Surroundings {
 }
 
 /// Records that the background worker was woken.
-#[derive(Default)]
+#[derive(Default, Debug)]
 pub struct Wanted(AtomicBool);
 
 impl Wanted {

@@ -1,47 +1,69 @@
-//! The status in the text format of Prometheus.
+//! The status as metrics, for Prometheus and others that read its text formats.
 //!
-//! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning.
+//! Invariants: a metric's name begins with `cbd_`, ends with its unit, and never changes its meaning, and neither do
+//! its labels. `docs/metrics.txt` lists the names, types and labels; a test compares it with a page.
+//!
+//! Elsewhere: the formats ([`text`]), the listener that serves them ([`crate::web`]).
 
-use crate::api::{
-    BackendStatus, CacheInfo, HeldInfo, ScrubInfo, ScrubState, SharedInfo, Status, TransportStatus,
-};
-use std::fmt::Write;
+mod answer;
+mod figures;
+mod scrubs;
+pub mod text;
 
-struct Page {
-    text: String,
-}
+pub(crate) use answer::answer;
 
-impl Page {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
+use crate::api::{BackendStatus, CacheInfo, EventsInfo, HeldInfo, SharedInfo, Status, TransportStatus};
+use text::{Format, Page, Sink};
 
-    fn line(&mut self, name: &str, labels: &[(&str, String)], value: impl std::fmt::Display) {
-        let labels: Vec<String> =
-            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
-        let _ = writeln!(self.text, "{name}{{{}}} {value}", labels.join(","));
-    }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-/// All metrics.
+/// All metrics in the text format of Prometheus.
 #[must_use]
 pub fn render(status: &Status) -> String {
-    let mut page = Page { text: String::new() };
+    let mut text = String::new();
+    render_to(status, Format::Prometheus, &mut |part| {
+        text.push_str(&part);
+        true
+    });
+    text
+}
+
+/// All metrics in `format`, in parts.
+pub fn render_to(status: &Status, format: Format, sink: Sink<'_>) {
+    let mut page = Page::new(format, sink);
     page.head("cbd_build_info", "gauge", "Version of the daemon.");
     page.line("cbd_build_info", &[("version", status.version.clone())], 1);
     page.head("cbd_uptime_seconds", "gauge", "Time since the daemon started.");
-    let _ = writeln!(page.text, "cbd_uptime_seconds {}", status.uptime_s);
+    page.line("cbd_uptime_seconds", &[], status.uptime_s);
     for_front_ends(&mut page, status);
+    for_events(&mut page, &status.events);
     for_transports(&mut page, status);
     for_backends(&mut page, status);
-    page.text
+    figures::add(&mut page, status);
+    page.end();
 }
 
-fn for_front_ends(page: &mut Page, status: &Status) {
+/// The number of events by name, and what became of the command for events.
+fn for_events(page: &mut Page<'_>, events: &EventsInfo) {
+    page.head("cbd_events_total", "counter", "Events since the daemon started, by name.");
+    for (name, count) in &events.counts {
+        page.line("cbd_events_total", &[("event", name.clone())], count);
+    }
+    let Some(command) = &events.command else { return };
+    page.head(
+        "cbd_event_command_total",
+        "counter",
+        "Events for the command that the configuration names, by result.",
+    );
+    for (result, count) in [
+        ("succeeded", command.succeeded),
+        ("failed", command.failed),
+        ("timed_out", command.timed_out),
+        ("dropped", command.dropped),
+    ] {
+        page.line("cbd_event_command_total", &[("result", result.to_owned())], count);
+    }
+}
+
+fn for_front_ends(page: &mut Page<'_>, status: &Status) {
     let it = &status.front_ends;
     for (name, kind, help, value) in [
         (
@@ -101,13 +123,20 @@ fn for_front_ends(page: &mut Page, status: &Status) {
             "Connections to the control socket that were refused.",
             it.control_refused,
         ),
+        ("cbd_web_connections", "gauge", "Connections of the listener for metrics.", it.web_connections),
+        (
+            "cbd_web_refused_total",
+            "counter",
+            "Requests for metrics that were refused, and connections that were closed for newer ones.",
+            it.web_refused,
+        ),
     ] {
         page.head(name, kind, help);
-        let _ = writeln!(page.text, "{name} {value}");
+        page.line(name, &[], value);
     }
 }
 
-fn for_transports(page: &mut Page, status: &Status) {
+fn for_transports(page: &mut Page<'_>, status: &Status) {
     type Value = fn(&TransportStatus) -> u64;
     let metrics: [(&str, &str, Value); 4] = [
         ("cbd_transport_up", "Whether the region is mapped.", |it| u64::from(it.info.alive)),
@@ -125,6 +154,15 @@ fn for_transports(page: &mut Page, status: &Status) {
             let labels = [("transport", transport.info.transport_id.to_string())];
             page.line(name, &labels, value(transport));
         }
+    }
+    page.head(
+        "cbd_transport_failing",
+        "gauge",
+        "Whether the region is not mapped, its memory has failed, or its file was deleted, moved or cut short.",
+    );
+    for TransportStatus { info, .. } in &status.transports {
+        let labels = [("transport", info.transport_id.to_string()), ("path", info.path.clone())];
+        page.line("cbd_transport_failing", &labels, u64::from(info.error.is_some()));
     }
 }
 
@@ -178,7 +216,7 @@ const OF_SHARERS: [OfSharer; 5] = [
 type OfCache = fn(&BackendStatus, &CacheInfo) -> u64;
 
 /// Name, kind, help and value of the metrics of caches.
-const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
+const OF_CACHES: [(&str, &str, &str, OfCache); 27] = [
     ("cbd_cache_segments", "gauge", "Segments for the log.", |backend, _| backend.info.cache_segs),
     ("cbd_cache_used_segments", "gauge", "Segments for the log that are in use.", |backend, _| {
         backend.info.cache_used_segs
@@ -207,8 +245,8 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
     ("cbd_cache_read_miss_bytes_total", "counter", "Bytes read from the backing device.", |_, cache| {
         cache.read_miss_bytes
     }),
-    ("cbd_cache_epoch", "counter", "The epoch that is open.", |_, cache| cache.epoch),
-    ("cbd_cache_drained_epoch", "counter", "All epochs up to this are on the backing device.", |_, cache| {
+    ("cbd_cache_epoch", "gauge", "The epoch that is open.", |_, cache| cache.epoch),
+    ("cbd_cache_drained_epoch", "gauge", "All epochs up to this are on the backing device.", |_, cache| {
         cache.drained_epoch
     }),
     (
@@ -216,6 +254,12 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
         "gauge",
         "All that was flushed before this time is on the backing device; ms since 1970, 0: not known.",
         |_, cache| cache.drained_ms,
+    ),
+    (
+        "cbd_cache_recovery_point_max_age_seconds",
+        "gauge",
+        "The age that the recovery point has at most, as promised; 0: no promise.",
+        |_, cache| cache.recovery_point_max_age_s.into(),
     ),
     ("cbd_cache_written_bytes_total", "counter", "Bytes that clients wrote.", |_, cache| cache.written_bytes),
     ("cbd_cache_written_back_bytes_total", "counter", "Bytes written to the backing device.", |_, cache| {
@@ -236,6 +280,12 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
         "gauge",
         "Whether the backing device has refused writes for longer than the settings allow.",
         |_, cache| u64::from(cache.stalled),
+    ),
+    (
+        "cbd_cache_void",
+        "gauge",
+        "Whether the backing device alone is not crash-consistent: status shows VOID and why.",
+        |_, cache| u64::from(cache.void.is_some()),
     ),
     (
         "cbd_cache_quarantined_bytes",
@@ -267,7 +317,7 @@ const OF_CACHES: [(&str, &str, &str, OfCache); 25] = [
 ];
 
 /// 1 for each backend and each block device, with its name: other metrics have it by a join over the numbers.
-fn for_names(page: &mut Page, status: &Status) {
+fn for_names(page: &mut Page<'_>, status: &Status) {
     let backends = || {
         status.transports.iter().flat_map(|transport| {
             let id = transport.info.transport_id.to_string();
@@ -302,7 +352,7 @@ fn for_names(page: &mut Page, status: &Status) {
     }
 }
 
-fn for_backends(page: &mut Page, status: &Status) {
+fn for_backends(page: &mut Page<'_>, status: &Status) {
     let backends = || backends_of(status);
     for (name, help, value) in GAUGES {
         page.head(name, "gauge", help);
@@ -326,7 +376,7 @@ fn for_backends(page: &mut Page, status: &Status) {
         }
     }
     for_caches(page, status);
-    for_scrubs(page, status);
+    scrubs::for_scrubs(page, status);
 }
 
 /// The labels of each backend, and the backend.
@@ -344,7 +394,7 @@ fn backends_of(status: &Status) -> impl Iterator<Item = ([(&'static str, String)
 }
 
 /// The metrics of caches.
-fn for_caches(page: &mut Page, status: &Status) {
+fn for_caches(page: &mut Page<'_>, status: &Status) {
     let backends = || backends_of(status);
     for (name, kind, help, value) in OF_CACHES {
         page.head(name, kind, help);
@@ -396,62 +446,6 @@ fn for_caches(page: &mut Page, status: &Status) {
                 &[transport, id, place, ("rare_path", path.clone())],
                 count,
             );
-        }
-    }
-}
-
-/// Name, kind, help and value of the metrics of scrubs.
-type OfScrub = (&'static str, &'static str, &'static str, fn(&ScrubInfo) -> Option<u64>);
-
-const OF_SCRUBS: [OfScrub; 7] = [
-    ("cbd_scrub_running", "gauge", "Whether a scrub is looking at the device.", |it| {
-        Some(u64::from(matches!(it.state, ScrubState::Running | ScrubState::BesideClients)))
-    }),
-    ("cbd_scrub_position_bytes", "gauge", "Bytes of the device that the scrub has looked at.", |it| {
-        it.began.map(|_| it.position)
-    }),
-    ("cbd_scrub_verified_bytes_total", "counter", "Bytes that scrubs have looked at.", |it| {
-        Some(it.verified_bytes_total)
-    }),
-    ("cbd_scrub_repaired_total", "counter", "Ranges that scrubs have repaired.", |it| {
-        Some(it.repaired_total)
-    }),
-    (
-        "cbd_scrub_metadata_repaired_total",
-        "counter",
-        "Copies of structures of the region that scrubs have repaired.",
-        |it| Some(it.metadata_repaired_total),
-    ),
-    (
-        "cbd_scrub_metadata_unrepaired",
-        "gauge",
-        "Copies of structures of the region that the last complete scrub could not repair.",
-        |it| it.last.as_ref()?.results.metadata.as_ref().map(|metadata| metadata.unrepaired),
-    ),
-    ("cbd_scrub_last_pass_timestamp_seconds", "gauge", "When the last complete scrub ended.", |it| {
-        it.last.as_ref().map(|last| last.ended)
-    }),
-];
-
-/// The metrics of scrubs.
-fn for_scrubs(page: &mut Page, status: &Status) {
-    let scrubs =
-        || backends_of(status).filter_map(|(labels, backend)| Some((labels, backend.scrub.as_ref()?)));
-    for (name, kind, help, value) in OF_SCRUBS {
-        page.head(name, kind, help);
-        for (labels, scrub) in scrubs() {
-            if let Some(value) = value(scrub) {
-                page.line(name, &labels, value);
-            }
-        }
-    }
-    page.head("cbd_scrub_findings_total", "counter", "Ranges that scrubs have found, by flaw.");
-    for (labels, scrub) in scrubs() {
-        for flaw in cbd_types::Flaw::ALL.map(cbd_types::Flaw::name) {
-            let [transport, id, place] = labels.clone();
-            let labels = [transport, id, place, ("flaw", flaw.to_owned())];
-            let count = scrub.found_total.get(flaw).copied().unwrap_or_default();
-            page.line("cbd_scrub_findings_total", &labels, count);
         }
     }
 }

@@ -1,0 +1,234 @@
+//! The disk below a cache: sealing it before the cache is opened, and noticing that it was written without its cache.
+//!
+//! Invariants: a disk that was written while no daemon served it is not served before the user has said which copy
+//! counts. Nothing that CBD writes or reads itself is mistaken for that: what is not certain counts as not known.
+//!
+//! Elsewhere: the rules, and the record of a disk ([`crate::seal`]).
+
+use super::Fixed;
+use super::slots::TransportHandle;
+use crate::seal::record::{Record, RecordFile};
+use crate::seal::rules::Subject;
+use crate::size::format_time;
+use cbd_backing::BackingFile;
+use cbd_engine::{BackendEntry, Transport};
+use cbd_runtime::{ProcessEnvironment, RunningBackend, wall_ms};
+use cbd_types::{BackendId, Error, ErrorKind, Name, Result, uuid_text};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// What the user accepts when a backend is started.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Accepts {
+    /// A region that is older than its disk (`--older-region`).
+    pub older_region: bool,
+    /// A disk that was written without its cache (`--changed-disk`).
+    pub changed_disk: bool,
+}
+
+/// How the footprint of a disk is left for the next daemon when its backend ends.
+#[derive(Clone)]
+pub(super) struct DiskTrace {
+    file: RecordFile,
+    transport: Arc<Transport<ProcessEnvironment>>,
+    id: BackendId,
+}
+
+impl DiskTrace {
+    pub fn of(fixed: &Fixed, handle: &TransportHandle, entry: &BackendEntry) -> Self {
+        let file = RecordFile::of(fixed.state.path(), &uuid_text(entry.uuid));
+        Self { file, transport: Arc::clone(&handle.transport), id: entry.id }
+    }
+
+    /// Records the footprint of the disk of a backend that was stopped and still holds its disk. A backend of which a
+    /// thread has not ended leaves none.
+    pub fn leave(&self, run: &RunningBackend) {
+        if run.cache().is_none() || run.device().queues() > 0 || run.oldest_operation().is_some() {
+            return;
+        }
+        // A file that has lost bytes is restored by its owner before the next start.
+        if run.watch().check().is_some_and(|change| change.is_loss()) {
+            return;
+        }
+        let Some(cache) = self.transport.state_sum(self.id) else { return };
+        let left = run.file().footprint(None).map_err(|error| error.line());
+        let left = left
+            .and_then(|footprint| self.file.write(Record::Left { at: wall_ms() / 1000, cache, footprint }));
+        if let Err(error) = left {
+            tracing::warn!(
+                backend = self.id.0,
+                "whether its disk is written from now on will not be noticed: {error}"
+            );
+        }
+    }
+
+    /// The disk is served, as accepted by the user or as it was found.
+    pub fn begin(&self) -> Option<String> {
+        self.file.write(Record::InUse).err()
+    }
+}
+
+/// A disk that is about to be served.
+pub(super) struct Beneath<'a> {
+    pub fixed: &'a Fixed,
+    pub handle: &'a TransportHandle,
+    pub entry: &'a BackendEntry,
+    pub path: &'a str,
+    pub accepts: Accepts,
+    /// The record that the start has replaced, to be put back if the start fails.
+    replaced: RefCell<Option<Record>>,
+}
+
+impl<'a> Beneath<'a> {
+    pub fn new(
+        fixed: &'a Fixed,
+        handle: &'a TransportHandle,
+        entry: &'a BackendEntry,
+        path: &'a str,
+        accepts: Accepts,
+    ) -> Self {
+        Self { fixed, handle, entry, path, accepts, replaced: RefCell::default() }
+    }
+
+    fn record(&self) -> RecordFile {
+        RecordFile::of(self.fixed.state.path(), &uuid_text(self.entry.uuid))
+    }
+
+    /// Seals the open disk, and refuses it if it was written without its cache. Returns warnings.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exchanged`].
+    pub fn prepare(&self, file: &BackingFile) -> Result<Vec<String>> {
+        if self.entry.cache_segments == 0 {
+            // A crash at the end of a detach may have left them.
+            forget(self.fixed, self.entry);
+            return Ok(Vec::new());
+        }
+        let mut warnings = self.seal(file);
+        let record = self.look(file, &mut warnings);
+        match &record {
+            Some(Record::Changed { what }) if !self.accepts.changed_disk => return Err(self.refused(what)),
+            // The user's decision is recorded when the start has succeeded.
+            Some(Record::Changed { .. }) => {}
+            _ => {
+                warnings.extend(self.record().write(Record::InUse).err());
+                *self.replaced.borrow_mut() = record;
+            }
+        }
+        Ok(warnings)
+    }
+
+    /// Seals the open disk; returns warnings.
+    pub fn seal(&self, file: &BackingFile) -> Vec<String> {
+        let subject = Subject {
+            backend: uuid_text(self.entry.uuid),
+            number: self.entry.id.0,
+            name: self.entry.name.as_ref().map(Name::to_string),
+            transport: uuid_text(self.handle.transport.info().uuid),
+            region: self.handle.path.clone(),
+            disk: self.path.to_owned(),
+            state_dir: String::new(),
+        };
+        self.fixed.seals.seal(file, subject)
+    }
+
+    /// The start has failed, before anything was written: what was known of the disk holds.
+    pub fn failed(&self) {
+        if let Some(record) = self.replaced.take() {
+            let _ = self.record().write(record);
+        }
+    }
+
+    /// What is known of the disk, after a look at it.
+    fn look(&self, file: &BackingFile, warnings: &mut Vec<String>) -> Option<Record> {
+        let uuid = uuid_text(self.entry.uuid);
+        let (record, id) = (self.record(), self.entry.id);
+        let known = record.read().unwrap_or_else(|why| {
+            warnings.push(format!("{why}: whether {} was written without its cache is not known", self.path));
+            None
+        });
+        if let Some(at) = self.fixed.seals.unsealed_at(&uuid) {
+            let what = vec![format!("cbdctrl unseal has given it to others at {}", format_time(at * 1000))];
+            let changed = Record::Changed { what };
+            match record.write(changed.clone()) {
+                Ok(()) => self.fixed.seals.forget_unsealed(&uuid),
+                Err(error) => warnings.push(error),
+            }
+            return Some(changed);
+        }
+        let (at, cache, before) = match &known {
+            Some(Record::Left { at, cache, footprint }) => (*at, *cache, footprint),
+            Some(Record::InUse) => {
+                tracing::info!(
+                    backend = id.0,
+                    "{}: its last daemon was not stopped, so whether the disk was written since cannot be told",
+                    self.path
+                );
+                return known;
+            }
+            _ => return known,
+        };
+        if self.handle.transport.state_sum(id) != Some(cache) {
+            tracing::info!(
+                backend = id.0,
+                "{}: another program has used its cache since {}, so whether the disk was written otherwise cannot be told",
+                self.path,
+                format_time(at * 1000)
+            );
+            return Some(Record::InUse);
+        }
+        match file.footprint(Some(&before.areas)) {
+            Err(error) => {
+                warnings.push(format!(
+                    "whether {} was written without its cache is not known: {error}",
+                    self.path
+                ));
+                known
+            }
+            Ok(now) if now.size > before.size => {
+                tracing::info!(
+                    backend = id.0,
+                    "{}: it has grown since {}, so whether it was written otherwise cannot be told",
+                    self.path,
+                    format_time(at * 1000)
+                );
+                Some(Record::InUse)
+            }
+            Ok(now) => {
+                let mut what = now.changes_since(before);
+                if what.is_empty() {
+                    return known;
+                }
+                what.push(format!("it was left at {}", format_time(at * 1000)));
+                let changed = Record::Changed { what };
+                warnings.extend(record.write(changed.clone()).err());
+                Some(changed)
+            }
+        }
+    }
+
+    fn refused(&self, what: &[String]) -> Error {
+        let (id, path) = (self.entry.id, self.path);
+        Error::new(
+            ErrorKind::Exchanged,
+            format!(
+                "{path} was written while no daemon served it: {}. Its cache does not know what was written: it would give out older data, and \
+                 write it over that. If the disk is right, drop what the cache holds with backend-stop -b {id} --discard-dirty BYTES, and start \
+                 it again; if the cache is right, serve it with backend-start -p {path} --changed-disk",
+                what.join("; ")
+            ),
+        )
+    }
+}
+
+/// Forgets a disk that has no cache any more: it is not sealed, and nothing is known of it.
+pub(super) fn forget(fixed: &Fixed, entry: &BackendEntry) {
+    let uuid = uuid_text(entry.uuid);
+    fixed.seals.unseal(&uuid);
+    RecordFile::of(fixed.state.path(), &uuid).remove();
+}
+
+/// The UUIDs of the backends with a cache.
+pub(super) fn with_caches(entries: &[BackendEntry]) -> Vec<String> {
+    entries.iter().filter(|entry| entry.cache_segments > 0).map(|entry| uuid_text(entry.uuid)).collect()
+}

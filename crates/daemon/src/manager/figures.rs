@@ -1,0 +1,129 @@
+//! The figures of backends for the status: what their queues have counted, and the times that follow from it.
+//!
+//! Invariants: a [`Trend`] holds a bounded number of samples; it is sampled once a second.
+//!
+//! Elsewhere: counting (`cbd-device`, `cbd-backing`), percentiles (`crate::api`).
+
+use crate::api::{DiskFigures, OperationFigures, Outcome, Wait};
+use cbd_engine::CacheStatus;
+use cbd_runtime::RunningBackend;
+use cbd_types::Operation;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Samples of a trend: those of some five seconds.
+const SAMPLES: usize = 6;
+/// A shorter time says nothing about a rate.
+const SHORTEST: Duration = Duration::from_millis(900);
+
+const fn name(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => "read",
+        Operation::Write => "write",
+        Operation::Flush => "flush",
+        Operation::Discard => "discard",
+        Operation::WriteZeroes => "write_zeroes",
+    }
+}
+
+/// The requests of the clients of a backend, by operation. Outcomes that have not occurred are absent.
+pub(super) fn operations(run: &RunningBackend) -> BTreeMap<String, OperationFigures> {
+    let figures = run.device().figures();
+    let of_operation = |(operation, counted): (Operation, &cbd_device::OperationFigures)| {
+        let total = counted.total();
+        let outcomes = counted.outcomes().filter(|(_, counted)| counted.count > 0 || counted.sum > 0);
+        let outcomes = outcomes.map(|(outcome, counted)| {
+            let name = outcome.name(operation).into_owned();
+            (name, Outcome { requests: counted.count, bytes: counted.sum })
+        });
+        let figures = OperationFigures {
+            requests: total.count + counted.failed,
+            bytes: total.sum,
+            failed: counted.failed,
+            outcomes: outcomes.collect(),
+            latency: (&counted.latency).into(),
+        };
+        (name(operation).to_owned(), figures)
+    };
+    figures.operations().map(of_operation).collect()
+}
+
+/// The operations of the backing device, by name.
+pub(super) fn disk(run: &RunningBackend) -> BTreeMap<String, DiskFigures> {
+    let figures = |ended: cbd_backing::Ended| DiskFigures {
+        operations: ended.operations,
+        bytes: ended.bytes,
+        failed: ended.failed,
+        latency: (&ended.latency).into(),
+    };
+    run.ended_operations().into_iter().map(|(name, ended)| (name.to_owned(), figures(ended))).collect()
+}
+
+/// What requests have waited for.
+pub(super) fn waits(run: &RunningBackend, status: Option<&CacheStatus>) -> BTreeMap<String, Wait> {
+    let figures = run.device().figures();
+    let of_queues = figures.waits().map(|(what, counted)| {
+        (what.name().to_owned(), Wait { count: counted.count, total_ns: counted.sum })
+    });
+    let of_lanes = status.map(|status| {
+        ("lane".to_owned(), Wait { count: status.lane_waits, total_ns: status.lane_waited_ns })
+    });
+    of_queues.chain(of_lanes).collect()
+}
+
+/// What a trend needs of the status of a cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    dirty_bytes: u64,
+    capacity: u64,
+}
+
+impl From<&CacheStatus> for Seen {
+    fn from(status: &CacheStatus) -> Self {
+        Self { dirty_bytes: status.dirty_bytes, capacity: status.capacity }
+    }
+}
+
+/// A trend that the placeholder of a backend shares with it.
+pub(super) type SharedTrend = Arc<Mutex<Trend>>;
+
+/// The dirty data of a cache in the last seconds.
+#[derive(Default, Debug)]
+pub(super) struct Trend {
+    dirty: VecDeque<(Instant, u64)>,
+}
+
+impl Trend {
+    /// Notes the present state.
+    pub(super) fn sample(&mut self, seen: &Seen, now: Instant) {
+        if self.dirty.len() == SAMPLES {
+            self.dirty.pop_front();
+        }
+        self.dirty.push_back((now, seen.dirty_bytes));
+    }
+
+    /// Seconds until the cache is full of dirty data, if it goes on as in the last seconds.
+    pub(super) fn time_to_full_s(&self, seen: &Seen, now: Instant) -> Option<u64> {
+        let (since, before) = self.dirty.front()?;
+        let elapsed = now.saturating_duration_since(*since);
+        let grown = seen.dirty_bytes.saturating_sub(*before);
+        if elapsed < SHORTEST || grown == 0 {
+            return None;
+        }
+        let free = u128::from(seen.capacity.saturating_sub(seen.dirty_bytes));
+        u64::try_from(free * elapsed.as_millis() / u128::from(grown) / 1000).ok()
+    }
+}
+
+/// Seconds until nothing is dirty, if writeback goes on as at present and no client writes. What is parked stays dirty.
+pub(super) fn time_to_empty_s(status: &CacheStatus) -> Option<u64> {
+    match status.dirty_bytes.saturating_sub(status.parked_bytes) {
+        0 => Some(0),
+        dirty => dirty.checked_div(status.pace.rate),
+    }
+}
+
+#[cfg(test)]
+mod tests;

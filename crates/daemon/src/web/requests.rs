@@ -1,0 +1,166 @@
+//! The requests of the listener.
+//!
+//! Invariants: only `GET` and `HEAD` are served. Each page is made by a thread of its own, which ends when its client
+//! is gone; there are at most [`CONNECTIONS_MAX`] of them. An address that other hosts reach has nothing without the
+//! token.
+
+use super::{Address, CONNECTIONS_MAX, Source, Token};
+use crate::front_ends::{FrontEnds, LogRateLimit, count};
+use crate::metrics;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Timeout for the first part of a page: commands may hold the daemon's tables, and it may be restoring.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(9);
+
+/// What requests need.
+#[derive(Clone)]
+pub(super) struct Serving {
+    source: Source,
+    token: Option<Token>,
+    front_ends: Arc<FrontEnds>,
+    pages: Arc<Semaphore>,
+    refusals: Arc<LogRateLimit>,
+}
+
+impl Serving {
+    pub(super) fn new(source: Source, token: Option<Token>, front_ends: Arc<FrontEnds>) -> Self {
+        let (pages, refusals) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), Arc::default());
+        Self { source, token, front_ends, pages, refusals }
+    }
+
+    /// Why a request is refused, if it is.
+    fn refusal(&self, address: &Address, headers: &HeaderMap) -> Option<Response> {
+        if address.needs_token() {
+            let given = headers.get(header::AUTHORIZATION);
+            let is_right =
+                given.zip(self.token.as_ref()).is_some_and(|(given, token)| token.is_in(given.as_bytes()));
+            let text = if given.is_some() { "the token is wrong" } else { "there is no token" };
+            return (!is_right).then(|| {
+                let text = format!("{text}: send the header \"Authorization: Bearer TOKEN\"");
+                let how = [(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))];
+                (StatusCode::UNAUTHORIZED, how, failure(&text)).into_response()
+            });
+        }
+        // A page of another site can make a browser send requests to this host, by a name that it lets resolve to
+        // 127.0.0.1.
+        let is_known = match address {
+            Address::Tcp(_) => headers.get(header::HOST).is_none_or(|host| is_address(host.as_bytes())),
+            Address::Unix(_) => true,
+        };
+        (!is_known).then(|| {
+            let text = "the header Host has a name other than localhost; ask by the address of this host";
+            (StatusCode::MISDIRECTED_REQUEST, failure(text)).into_response()
+        })
+    }
+}
+
+/// Whether the value of the header `Host` is an IP address or `localhost`, with or without a port.
+fn is_address(host: &[u8]) -> bool {
+    let Ok(host) = str::from_utf8(host) else { return false };
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) && !name.ends_with(':') => name,
+        _ => host,
+    };
+    let inner = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+    inner.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost")
+}
+
+/// The paths, for a client of `address`.
+pub(super) fn router(serving: &Serving, address: &Address, peer: Option<SocketAddr>) -> Router {
+    let (gate, address) = (serving.clone(), address.clone());
+    let check = move |request: Request, next: Next| {
+        let refusal = gate.refusal(&address, request.headers());
+        if let Some(refused) = &refusal {
+            count(&gate.front_ends.counters.web_refused);
+            let peer = peer.map_or_else(String::new, |peer| format!(" {peer}"));
+            let status = refused.status();
+            gate.refusals.log(|more| {
+                tracing::warn!("a client{peer} of metrics at {address} was refused: {status}{more}");
+            });
+        }
+        async move {
+            match refusal {
+                Some(refused) => refused,
+                None => next.run(request).await,
+            }
+        }
+    };
+    Router::new()
+        .route("/metrics", get(metrics_page))
+        .fallback(async || (StatusCode::NOT_FOUND, failure("there is no such path; metrics are at /metrics")))
+        .method_not_allowed_fallback(async || {
+            (StatusCode::METHOD_NOT_ALLOWED, failure("this path takes GET and HEAD only"))
+        })
+        .layer(middleware::from_fn(check))
+        .with_state(serving.clone())
+}
+
+/// An error as a body.
+fn failure(text: &str) -> ([(header::HeaderName, &'static str); 2], String) {
+    let headers =
+        [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (headers, format!("{text}\n"))
+}
+
+fn unavailable(text: &str) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, failure(text)).into_response()
+}
+
+async fn metrics_page(State(serving): State<Serving>, headers: HeaderMap) -> Response {
+    let end = tokio::time::Instant::now() + PAGE_TIMEOUT;
+    // Threads of clients that are gone wait for the status; there are not more of them than connections.
+    let Ok(Ok(permit)) = tokio::time::timeout_at(end, Arc::clone(&serving.pages).acquire_owned()).await
+    else {
+        return unavailable("too many requests wait for the daemon");
+    };
+    let source = Arc::clone(&serving.source);
+    let answer = metrics::answer(move || source(), &headers, permit);
+    match tokio::time::timeout_at(end, answer).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => unavailable(&error.line()),
+        Err(_) => {
+            unavailable("the daemon does not have its status yet: it is starting, or a command takes long")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_an_address_or_localhost() {
+        for host in [
+            "127.0.0.1",
+            "127.0.0.1:9469",
+            "[::1]:9469",
+            "[::1]",
+            "::1",
+            "localhost",
+            "LocalHost:80",
+            "192.0.2.7:1",
+        ] {
+            assert!(is_address(host.as_bytes()), "{host}");
+        }
+        for host in [
+            "",
+            "example.org",
+            "example.org:9469",
+            "localhost.example.org",
+            "127.0.0.1.example.org:80",
+            "\u{e9}",
+        ] {
+            assert!(!is_address(host.as_bytes()), "{host}");
+        }
+    }
+}
