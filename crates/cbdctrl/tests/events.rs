@@ -209,6 +209,7 @@ fn a_pause_makes_the_recovery_point_late_and_its_end_is_an_event() {
     fixture.ok(&["set", "-b", "0", "writeback=paused:1h"]);
     fixture.client().write(0, &[7; 4096], true).expect("the cache takes it");
     until("recovery_point.late", || names(&fixture, &[]).contains(&"recovery_point.late".to_owned()));
+    assert!(backend(&fixture)["time_to_empty_s"].is_null(), "nothing is written back");
     fixture.ok(&["set", "-b", "0", "writeback=on"]);
     until("recovery_point.kept", || names(&fixture, &[]).contains(&"recovery_point.kept".to_owned()));
 }

@@ -5,7 +5,7 @@
 //! Elsewhere: counting (`cbd-device`, `cbd-backing`), percentiles (`crate::api`).
 
 use crate::api::{DiskFigures, OperationFigures, Outcome, Wait};
-use cbd_engine::CacheStatus;
+use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
 use cbd_types::Operation;
 use parking_lot::Mutex;
@@ -121,6 +121,8 @@ impl Trend {
 pub(super) fn time_to_empty_s(status: &CacheStatus) -> Option<u64> {
     match status.dirty_bytes.saturating_sub(status.parked_bytes) {
         0 => Some(0),
+        // The rate is that of the last seconds.
+        _ if status.pace.reason == PaceReason::Paused => None,
         dirty => dirty.checked_div(status.pace.rate),
     }
 }

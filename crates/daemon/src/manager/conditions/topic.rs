@@ -88,7 +88,9 @@ impl Topic {
             Self::Paused => "writeback is no longer paused",
             Self::Void => "the backing device alone is crash-consistent again",
             Self::Waiting => "writes no longer wait for space in the cache",
-            Self::Late => "the recovery point is younger than recovery_point_max_age again",
+            Self::Late => {
+                "the recovery point is within recovery_point_max_age again, or that promises nothing any more"
+            }
         }
     }
 }
