@@ -360,5 +360,11 @@ fn a_disk_is_unsealed_only_with_the_number_of_bytes_that_it_lacks() {
         fixture.terminate();
         fixture.start();
         served(&fixture);
+        // A disk that has everything is unsealed without a word about bytes.
+        fixture.terminate();
+        fixture.ok(&["rescue", &fixture.region(), "--yes"]);
+        fixture.ok(&["unseal", "--rules-dir", &folder, &disk.path]);
+        let seen = udev(&fixture, &disk.path);
+        assert!(seen.contains(&format!("/dev/disk/by-uuid/{UUID}")), "{seen}");
     });
 }

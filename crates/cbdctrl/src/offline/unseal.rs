@@ -100,7 +100,11 @@ fn unseal_one(arguments: &UnsealArguments, socket: &Path, output: &Output) -> Re
             UNKNOWN.to_owned(),
         ),
     };
-    if arguments.discard_dirty.as_deref() != Some(&typed) {
+    // After a rescue.
+    let has_everything = held
+        .as_ref()
+        .is_ok_and(|held| held.error.is_none() && held.dirty_records == 0 && held.damaged.is_empty());
+    if !has_everything && arguments.discard_dirty.as_deref() != Some(&typed) {
         let id = &subject.disk;
         return Err(Error::new(
             ErrorKind::InvalidArgument,
