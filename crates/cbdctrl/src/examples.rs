@@ -149,6 +149,10 @@ pub fn of(name: &str) -> &'static [Example] {
             ("List dirty data and the disks to which it belongs:", "cbdctrl rescue /mnt/pmem/cbd.region"),
             ("Write it:", "cbdctrl rescue /mnt/pmem/cbd.region --yes"),
             (
+                "Write it over what was written to the disk without its cache:",
+                "cbdctrl rescue /mnt/pmem/cbd.region -b 0 --changed-disk --yes",
+            ),
+            (
                 "Write the dirty data of a cache of Linux's dm-pcache to its disk:",
                 "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
             ),

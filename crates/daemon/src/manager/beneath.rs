@@ -7,9 +7,9 @@
 
 use super::Fixed;
 use super::slots::TransportHandle;
+use crate::seal::look::{Disk, Seen};
 use crate::seal::record::{Record, RecordFile};
 use crate::seal::rules::Subject;
-use crate::size::format_time;
 use cbd_backing::BackingFile;
 use cbd_engine::{BackendEntry, Transport};
 use cbd_runtime::{ProcessEnvironment, RunningBackend, wall_ms};
@@ -141,67 +141,32 @@ impl<'a> Beneath<'a> {
 
     /// What is known of the disk, after a look at it.
     fn look(&self, file: &BackingFile, warnings: &mut Vec<String>) -> Option<Record> {
-        let uuid = uuid_text(self.entry.uuid);
-        let (record, id) = (self.record(), self.entry.id);
-        let known = record.read().unwrap_or_else(|why| {
-            warnings.push(format!("{why}: whether {} was written without its cache is not known", self.path));
-            None
-        });
-        if let Some(at) = self.fixed.seals.unsealed_at(&uuid) {
-            let what = vec![format!("cbdctrl unseal has given it to others at {}", format_time(at * 1000))];
-            let changed = Record::Changed { what };
-            match record.write(changed.clone()) {
-                Ok(()) => self.fixed.seals.forget_unsealed(&uuid),
-                Err(error) => warnings.push(error),
+        let (uuid, id) = (uuid_text(self.entry.uuid), self.entry.id);
+        let known = self.fixed.seals.known(&uuid);
+        let cache = self.handle.transport.state_sum(id);
+        match known.look(&Disk { file, cache, is_copy: false }) {
+            Seen::New | Seen::Unchanged => known.record.ok().flatten(),
+            Seen::Unreadable(why) => {
+                warnings
+                    .push(format!("whether {} was written without its cache is not known: {why}", self.path));
+                known.record.ok().flatten()
             }
-            return Some(changed);
-        }
-        let (at, cache, before) = match &known {
-            Some(Record::Left { at, cache, footprint }) => (*at, *cache, footprint),
-            Some(Record::InUse) => {
+            Seen::Unknown(why) => {
                 tracing::info!(
                     backend = id.0,
-                    "{}: its last daemon was not stopped, so whether the disk was written since cannot be told",
+                    "{}: {why}, so whether the disk was written without its cache cannot be told",
                     self.path
-                );
-                return known;
-            }
-            _ => return known,
-        };
-        if self.handle.transport.state_sum(id) != Some(cache) {
-            tracing::info!(
-                backend = id.0,
-                "{}: another program has used its cache since {}, so whether the disk was written otherwise cannot be told",
-                self.path,
-                format_time(at * 1000)
-            );
-            return Some(Record::InUse);
-        }
-        match file.footprint(Some(&before.areas)) {
-            Err(error) => {
-                warnings.push(format!(
-                    "whether {} was written without its cache is not known: {error}",
-                    self.path
-                ));
-                known
-            }
-            Ok(now) if now.size > before.size => {
-                tracing::info!(
-                    backend = id.0,
-                    "{}: it has grown since {}, so whether it was written otherwise cannot be told",
-                    self.path,
-                    format_time(at * 1000)
                 );
                 Some(Record::InUse)
             }
-            Ok(now) => {
-                let mut what = now.changes_since(before);
-                if what.is_empty() {
-                    return known;
-                }
-                what.push(format!("it was left at {}", format_time(at * 1000)));
+            Seen::Changed(what) => {
                 let changed = Record::Changed { what };
-                warnings.extend(record.write(changed.clone()).err());
+                if known.unsealed_at.is_some() || known.record != Ok(Some(changed.clone())) {
+                    match self.record().write(changed.clone()) {
+                        Ok(()) => self.fixed.seals.forget_unsealed(&uuid),
+                        Err(error) => warnings.push(error),
+                    }
+                }
                 Some(changed)
             }
         }
