@@ -19,6 +19,7 @@ pub use check::check;
 pub use dump::dump;
 pub use repair::repair;
 pub use rescue::rescue;
+pub(crate) use unseal::held;
 pub use unseal::unseal;
 
 use crate::command::Output;

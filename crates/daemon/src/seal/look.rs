@@ -56,6 +56,12 @@ impl Known {
         Self { record: RecordFile::of(state_dir, uuid).read(), unsealed_at }
     }
 
+    /// Whether a change was noticed already, or a user has unsealed the disk.
+    #[must_use]
+    pub fn is_changed(&self) -> bool {
+        self.unsealed_at.is_some() || matches!(self.record, Ok(Some(Record::Changed { .. })))
+    }
+
     /// Compares that with what the disk shows now, which reads about a megabyte of it and syncs it.
     #[must_use]
     pub fn look(&self, disk: &Disk<'_>) -> Seen {
