@@ -108,6 +108,9 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     if !backend.backing.is_empty() {
         line(page, 4, "backing", &backend.backing);
     }
+    if let Some(why) = &backend.unchecked {
+        line(page, 4, "UNCHECKED", why);
+    }
     if let Some(silent) = &backend.silent {
         line(page, 4, "SILENT", silent);
     }

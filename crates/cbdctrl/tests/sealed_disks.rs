@@ -136,9 +136,31 @@ fn a_daemon_that_is_killed_while_it_writes_raises_no_alarm() {
         fixture.kill();
         fixture.start();
         until("it is served", || backend(&fixture)["alive"] == true);
+        // What happened to the disk meanwhile is not known, and stays so until it was left by a stop.
+        let why = backend(&fixture)["unchecked"].to_string();
+        assert!(why.contains("was not stopped") && why.contains("cannot be told"), "{why}");
+        let page = fixture.ok(&["status"]);
+        assert!(page.contains("UNCHECKED") && page.contains("cannot be told"), "{page}");
+        let events = fixture.ok(&["events", "-b", "0", "--severity", "warning"]);
+        assert!(events.contains("disk.unchecked") && events.contains(&disk), "{events}");
     }
     let log = fixture.log();
-    assert!(log.contains("cannot be told") && !log.contains("was written while"), "{log}");
+    assert!(!log.contains("was written while"), "{log}");
+    fixture.terminate();
+    fixture.start();
+    let shown = backend(&fixture);
+    assert!(shown["alive"] == true && shown["unchecked"].is_null(), "{shown}");
+    // A record that cannot be read tells nothing, either.
+    let uuid = shown["uuid"].as_str().expect("a UUID").to_owned();
+    fixture.terminate();
+    fs::write(fixture.path(&format!("state/disks/{uuid}.json")), "{").expect("written");
+    fixture.start();
+    let shown = backend(&fixture);
+    assert!(shown["unchecked"].to_string().contains("is damaged"), "{shown}");
+    // Without a cache nothing is older than the disk.
+    fixture.ok(&["cache-detach", "-b", "0"]);
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "16M"]);
+    assert!(backend(&fixture)["unchecked"].is_null(), "{}", backend(&fixture));
 }
 
 #[test]

@@ -1463,6 +1463,9 @@ class BackendStatus(BackendInfo):
     warnings: List[str] = dataclasses.field(default_factory=list)
     #: What has become of the backing file since it was opened.
     file_change: Optional[str] = None
+    #: Why it cannot be told whether the disk was written without its cache before the backend was started; absent
+    #: once the disk was left by a stop of the daemon and found unchanged by the next.
+    unchecked: Optional[str] = None
     #: For how long the oldest operation of the backing device has had no answer; 0 where none is older than 1 ms.
     oldest_operation_ms: int = 0
     #: What the backing device has not answered for 10 s or longer.
@@ -1499,6 +1502,7 @@ class BackendStatus(BackendInfo):
         "atomic_unit": _codec.integer,
         "warnings": _codec.list_of(_codec.text),
         "file_change": _codec.text,
+        "unchecked": _codec.text,
         "oldest_operation_ms": _codec.integer,
         "silent": _codec.text,
         "disk": _codec.map_of(_codec.object_of(lambda: DiskFigures)),

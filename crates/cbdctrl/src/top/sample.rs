@@ -189,7 +189,9 @@ impl Sample {
             sample.warnings.extend(warnings.map(|warning| format!("transport {id}: {warning}")));
             for each in list(transport, "backends") {
                 let read = backend(each, id);
-                let warnings = texts(each, "warnings").into_iter().chain(optional_text(each, "file_change"));
+                let warnings = texts(each, "warnings").into_iter();
+                let warnings = warnings.chain(optional_text(each, "file_change"));
+                let warnings = warnings.chain(optional_text(each, "unchecked"));
                 let warnings: Vec<String> =
                     warnings.map(|warning| format!("backend {}: {warning}", read.id)).collect();
                 sample.warnings.extend(warnings);

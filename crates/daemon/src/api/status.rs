@@ -97,6 +97,10 @@ pub struct BackendStatus {
     /// How the file of the backing device has changed since it was opened: deleted, cut short, renamed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub file_change: Option<String>,
+    /// Why it cannot be told whether the disk was written without its cache before the backend was started. It stays until
+    /// the disk was left by a stop of the daemon and found unchanged by the next.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unchecked: Option<String>,
     /// Age in ms of the oldest operation that the backing device has not answered; 0 where none is older than 1 ms.
     #[serde(default)]
     pub oldest_operation_ms: u64,

@@ -7,6 +7,7 @@
 
 use super::Fixed;
 use super::slots::TransportHandle;
+use crate::events::EventName;
 use crate::seal::look::{Disk, Seen};
 use crate::seal::record::{Record, RecordFile};
 use crate::seal::rules::Subject;
@@ -14,7 +15,7 @@ use cbd_backing::BackingFile;
 use cbd_engine::{BackendEntry, Transport};
 use cbd_runtime::{ProcessEnvironment, RunningBackend, wall_ms};
 use cbd_types::{BackendId, Error, ErrorKind, Name, Result, uuid_text};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 /// What the user accepts when a backend is started.
@@ -32,12 +33,31 @@ pub(super) struct DiskTrace {
     file: RecordFile,
     transport: Arc<Transport<ProcessEnvironment>>,
     id: BackendId,
+    /// Why it could not be told whether the disk was written without its cache when it was opened.
+    unchecked: Option<String>,
 }
 
 impl DiskTrace {
     pub fn of(fixed: &Fixed, handle: &TransportHandle, entry: &BackendEntry) -> Self {
         let file = RecordFile::of(fixed.state.path(), &uuid_text(entry.uuid));
-        Self { file, transport: Arc::clone(&handle.transport), id: entry.id }
+        Self { file, transport: Arc::clone(&handle.transport), id: entry.id, unchecked: None }
+    }
+
+    /// Remembers, and reports as an event, why the disk could not be checked when it was opened.
+    pub fn was_unchecked(&mut self, transport: u32, path: &str, why: String) {
+        let event = EventName::DiskUnchecked.name();
+        tracing::warn!(backend = self.id.0, event, transport, path, "{path}: {why}");
+        self.unchecked = Some(why);
+    }
+
+    /// Why the disk could not be checked.
+    pub fn unchecked(&self) -> Option<String> {
+        self.unchecked.clone()
+    }
+
+    /// The disk has no cache any more that could be older than it.
+    pub fn forget_unchecked(&mut self) {
+        self.unchecked = None;
     }
 
     /// Records the footprint of the disk of a backend that was stopped and still holds its disk. A backend of which a
@@ -77,6 +97,8 @@ pub(super) struct Beneath<'a> {
     pub accepts: Accepts,
     /// The record that the start has replaced, to be put back if the start fails.
     replaced: RefCell<Option<Record>>,
+    /// Why the disk could not be checked.
+    unchecked: Cell<Option<String>>,
 }
 
 impl<'a> Beneath<'a> {
@@ -87,7 +109,7 @@ impl<'a> Beneath<'a> {
         path: &'a str,
         accepts: Accepts,
     ) -> Self {
-        Self { fixed, handle, entry, path, accepts, replaced: RefCell::default() }
+        Self { fixed, handle, entry, path, accepts, replaced: RefCell::default(), unchecked: Cell::default() }
     }
 
     fn record(&self) -> RecordFile {
@@ -147,16 +169,11 @@ impl<'a> Beneath<'a> {
         match known.look(&Disk { file, cache, is_copy: false }) {
             Seen::New | Seen::Unchanged => known.record.ok().flatten(),
             Seen::Unreadable(why) => {
-                warnings
-                    .push(format!("whether {} was written without its cache is not known: {why}", self.path));
+                self.cannot_tell(&why);
                 known.record.ok().flatten()
             }
             Seen::Unknown(why) => {
-                tracing::info!(
-                    backend = id.0,
-                    "{}: {why}, so whether the disk was written without its cache cannot be told",
-                    self.path
-                );
+                self.cannot_tell(&why);
                 Some(Record::InUse)
             }
             Seen::Changed(what) => {
@@ -170,6 +187,18 @@ impl<'a> Beneath<'a> {
                 Some(changed)
             }
         }
+    }
+
+    fn cannot_tell(&self, why: &str) {
+        let text = format!(
+            "{why}, so whether the disk was written without its cache before this start cannot be told"
+        );
+        self.unchecked.set(Some(text));
+    }
+
+    /// Why the disk that was prepared could not be checked.
+    pub fn unchecked(&self) -> Option<String> {
+        self.unchecked.take()
     }
 
     fn refused(&self, what: &[String]) -> Error {

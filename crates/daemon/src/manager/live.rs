@@ -105,6 +105,9 @@ impl Manager {
             })?;
             warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
             forget(&self.fixed, &taken.slot.entry);
+            if let Some(trace) = &mut taken.slot.trace {
+                trace.forget_unchecked();
+            }
             let event = EventName::CacheDetached.name();
             tracing::info!(transport, backend = id.0, event, written_bytes, "{path}: its cache was detached");
             Ok(Done { written_bytes, warnings, ..Done::default() })

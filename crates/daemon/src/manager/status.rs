@@ -80,6 +80,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         atomic_unit: run.map(|run| run.device().geometry().atomic_unit),
         warnings: slot.warnings.iter().cloned().chain(file_change.clone()).collect(),
         file_change,
+        unchecked: slot.trace.as_ref().and_then(|trace| trace.unchecked()),
         oldest_operation_ms: run
             .and_then(|run| run.oldest_operation())
             .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
