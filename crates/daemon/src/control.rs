@@ -117,6 +117,8 @@ pub trait Control: Send + Sync + 'static {
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
     /// The number of the block device of this host that the user names. A number is not looked up.
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32>;
+    /// Refuses a transport, or a backend of it, that is not there.
+    fn check_object(&self, transport: u32, backend: Option<u32>) -> Result<()>;
     /// The record of events.
     fn events(&self) -> Arc<Events>;
     /// The block devices of this host that are in use.

@@ -1480,7 +1480,8 @@ class BackendStatus(BackendInfo):
     time_to_empty_s: Optional[int] = None
     #: Until the cache is full of dirty data, if it goes on as in the last seconds; absent if it does not fill.
     time_to_full_s: Optional[int] = None
-    #: Milliseconds since the oldest write that the backing device may lack; 0 if it lacks none.
+    #: Age of the recovery point: milliseconds since the oldest write that the backing device may lack; 0 if it lacks
+    #: none.
     recovery_point_age_ms: Optional[int] = None
     #: How long recovery took when the cache was opened.
     recovery_ms: Optional[int] = None
@@ -1595,8 +1596,8 @@ class CacheInfo(Settings):
     bypass_refused_bytes: int = 0
     epoch: int = 0
     drained_epoch: int = 0
-    #: The recovery point, milliseconds since 1970: all that was flushed before is on the backing device; 0 if not
-    #: known.
+    #: When the drained epoch was closed, milliseconds since 1970: all that was flushed before is on the backing
+    #: device; 0 if not known. A lower bound of the recovery point, whose age is recovery_point_age_ms.
     drained_ms: int = 0
     recovery_point: str = ""
     #: Seconds that this is at most by the setting recovery_point_max_age; 0 without one.

@@ -204,8 +204,9 @@ pub struct CacheInfo {
     pub epoch: u64,
     /// All epochs up to this are on the backing device.
     pub drained_epoch: u64,
-    /// The recovery point, milliseconds since 1970: every write that completed and was flushed before this time is on
-    /// the backing device. 0 when it is not known.
+    /// When the drained epoch was closed, milliseconds since 1970: every write that completed and was flushed before this
+    /// time is on the backing device. 0 when it is not known. A lower bound of the recovery point, which is later if nothing
+    /// was written for a time after it: the age is `recovery_point_age_ms`.
     pub drained_ms: u64,
     /// State of the backing device without its cache at this moment, in words.
     pub recovery_point: String,

@@ -3,7 +3,7 @@
 //! Elsewhere: what each of them does ([`crate::control`]).
 
 use super::transport::TransportSlot;
-use super::{Manager, drain, status, transport, users};
+use super::{Manager, backend, drain, status, transport, users};
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
@@ -146,6 +146,18 @@ impl Control for Manager {
 
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
         self.number_of_backend(transport, backend)
+    }
+
+    fn check_object(&self, transport: u32, backend: Option<u32>) -> Result<()> {
+        let tables = self.tables()?;
+        let slot = tables.get(&transport).ok_or_else(|| transport::unknown(transport))?;
+        match (backend, &slot.running) {
+            (Some(backend), Ok(running)) if !running.backends.contains_key(&BackendId(backend)) => {
+                Err(backend::unknown(BackendId(backend)))
+            }
+            // Of a transport that is not up, it is not known which there are.
+            _ => Ok(()),
+        }
     }
 
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32> {
