@@ -218,9 +218,7 @@ fn add_held(page: &mut String, backend: &BackendStatus) {
     let Some(held) = &backend.held else {
         return match &backend.held_error {
             Some(why) => line(page, 4, "dirty", format!("not known: {why}")),
-            None => {
-                line(page, 4, "dirty", "not known yet: the daemon is reading its cache")
-            }
+            None => line(page, 4, "dirty", "not known yet: the daemon is reading its cache"),
         };
     };
     line(page, 4, "dirty", format!("{} ({} bytes)", format_size(held.dirty_bytes), held.dirty_bytes));
