@@ -147,20 +147,21 @@ impl Options {
         let memory = PrivateMemory::new(Arc::clone(region));
         let transport = Transport::open(environment, Region::new(memory))?;
         let entry = transport.backend(backend)?;
-        self.refuse_target(&transport, &entry, &file)?;
-        warnings.extend(self.look(&transport, &entry, &file)?);
+        warnings.extend(self.check_target(&transport, &entry, &file)?);
         Ok(warnings)
     }
 
-    /// Asks the records whether `disk` may be written; returns warnings.
-    fn look<P: Pmem + 'static>(
+    /// Refuses a disk as [`refuse_target`](Self::refuse_target) does, and one that the records refuse; returns warnings.
+    fn check_target<P: Pmem + 'static>(
         &self,
         transport: &Transport<ProcessEnvironment<P>>,
         entry: &BackendEntry,
         file: &BackingFile,
     ) -> Result<Vec<String>> {
+        self.refuse_target(transport, entry, file)?;
         let Some(records) = &self.records else { return Ok(Vec::new()) };
-        let (cache, is_copy) = (transport.state_sum(entry.id), is_other(entry, file)?);
+        let cache = transport.state_sum(entry.id);
+        let is_copy = is_other(entry, file)?;
         records.look(entry, &OpenDisk { file, cache, is_copy })
     }
 
@@ -357,8 +358,7 @@ fn rescue_backend(
     //    completed.
     let (disk, warnings) = after_predecessor(DISK_TIMEOUT, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
-    options.refuse_target(transport, entry, &disk)?;
-    rescued.warnings.extend(options.look(transport, entry, &disk)?);
+    rescued.warnings.extend(options.check_target(transport, entry, &disk)?);
     // 2. The engine's recovery.
     let mixed = if options.after_crash { Mixed::Recover } else { Mixed::Refuse };
     if transport.pages_of(entry.id)? == Pages::MixedDirty && options.after_crash {
