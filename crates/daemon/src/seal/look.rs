@@ -144,7 +144,7 @@ mod tests {
         }
 
         fn disk(&self) -> BackingFile {
-            BackingFile::open(&self.path("disk"), Options::default()).unwrap()
+            BackingFile::open(self.path("disk"), Options::default()).unwrap()
         }
 
         fn seen(&self, cache: Option<u64>, is_copy: bool) -> Seen {
