@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use support::region::RegionFile;
 use support::sandbox::in_sandbox;
 use support::{Fixture, MIB, Ran, run_for, text_of, tool, until};
 
@@ -233,6 +234,23 @@ fn a_rescue_replaces_what_was_written_without_the_cache_only_with_the_users_word
     assert_eq!(block(&disk, MIB), 7);
     fixture.start();
     served(&fixture);
+    assert!(backend(&fixture)["unchecked"].is_null(), "nothing in the cache is older than the disk");
+}
+
+#[test]
+fn the_users_word_holds_for_a_cache_that_a_rescue_could_not_empty() {
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    stopped_with_dirty_data(&mut fixture, &disk);
+    RegionFile::open(&fixture.region()).damage_data(MIB + 1000);
+    write_block(&disk, 2 * MIB, 9);
+    not_rescued(&fixture, "its content was modified at");
+    let ran = rescue(&fixture, &["--yes", "--changed-disk"]);
+    assert!(ran.code == 2 && ran.stdout.contains("except the damaged ranges"), "{ran:?}");
+    // The next daemon does not ask again, and knows nothing of what follows.
+    fixture.start();
+    served(&fixture);
+    assert!(backend(&fixture)["unchecked"].is_string(), "{}", backend(&fixture));
 }
 
 #[test]
