@@ -244,6 +244,9 @@ fn the_users_word_holds_for_a_cache_that_a_rescue_could_not_empty() {
     stopped_with_dirty_data(&mut fixture, &disk);
     RegionFile::open(&fixture.region()).damage_data(MIB + 1000);
     write_block(&disk, 2 * MIB, 9);
+    fixture.start();
+    refused(&fixture, &disk);
+    fixture.terminate();
     not_rescued(&fixture, "its content was modified at");
     let ran = rescue(&fixture, &["--yes", "--changed-disk"]);
     assert!(ran.code == 2 && ran.stdout.contains("except the damaged ranges"), "{ran:?}");
