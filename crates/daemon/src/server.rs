@@ -109,6 +109,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/cache/resize", post(resize_cache))
         .route("/v1/transports/{transport}/backends/{backend}/pins", get(pins).post(add_pins))
         .route("/v1/transports/{transport}/backends/{backend}/unpin", post(remove_pins))
+        .route("/v1/transports/{transport}/backends/{backend}/map", get(map))
         .route("/v1/transports/{transport}/backends/{backend}/verify", post(verify))
         .route("/v1/transports/{transport}/backends/{backend}/scrub", get(scrub).post(set_scrub))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
@@ -374,6 +375,26 @@ async fn pins(
     json(control, move |control| {
         let backend = control.backend_number(transport, &backend)?;
         control.pins(transport, backend)
+    })
+    .await
+}
+
+/// How fine a map is to be.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cells {
+    #[serde(default)]
+    cells: Option<usize>,
+}
+
+async fn map(
+    State(control): State<Shared>,
+    Path((transport, backend)): Path<(u32, NumberOrName)>,
+    Query(which): Query<Cells>,
+) -> impl IntoResponse {
+    json(control, move |control| {
+        let backend = control.backend_number(transport, &backend)?;
+        control.map(transport, backend, which.cells)
     })
     .await
 }

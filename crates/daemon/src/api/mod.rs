@@ -13,6 +13,7 @@ mod events;
 mod figures;
 mod grow;
 mod live;
+mod map;
 mod names;
 mod pins;
 mod scrub;
@@ -30,6 +31,7 @@ pub use events::{
 pub use figures::{Bucket, DiskFigures, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
+pub use map::{DeviceMap, MAP_CELLS_MAX, MapCell};
 pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
 pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};
