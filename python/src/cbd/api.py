@@ -473,14 +473,30 @@ class DiskFigures(Object):
     bytes: Optional[int] = None
     #: Operations that failed.
     failed: Optional[int] = None
+    #: The same operations by origin, those that have occurred: client (reads that missed, and what goes past the
+    #: cache), readahead, writeback, verify.
+    origins: Dict[str, DiskOrigin] = dataclasses.field(default_factory=dict)
     latency: Optional[Histogram] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         "operations": _codec.integer,
         "bytes": _codec.integer,
         "failed": _codec.integer,
+        "origins": _codec.map_of(_codec.object_of(lambda: DiskOrigin)),
         "latency": _codec.object_of(lambda: Histogram),
     }
+
+
+@dataclasses.dataclass
+class DiskOrigin(Object):
+    """Disk origin."""
+
+    #: Operations that have ended, failed ones included.
+    operations: Optional[int] = None
+    #: Bytes of those that succeeded.
+    bytes: Optional[int] = None
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {"operations": _codec.integer, "bytes": _codec.integer}
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use events::{
     Event, EventCommandInfo, EventLine, EventsBegin, EventsEnd, EventsGap, EventsInfo, Severity,
 };
-pub use figures::{Bucket, DiskFigures, Histogram, OperationFigures, Outcome, Wait};
+pub use figures::{Bucket, DiskFigures, DiskOrigin, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use map::{DeviceMap, MAP_CELLS_MAX, MapCell};

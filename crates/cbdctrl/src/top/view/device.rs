@@ -83,7 +83,8 @@ fn lines_of(row: &Row) -> Vec<Line> {
     let nothing = BTreeMap::new();
     let disk = row.backend.disk.as_ref().unwrap_or(&nothing);
     for name in ordered(disk, |it| it.operations > 0) {
-        let DiskFigures { operations, bytes, failed, latency } = disk.get(&name).cloned().unwrap_or_default();
+        let DiskFigures { operations, bytes, failed, latency, .. } =
+            disk.get(&name).cloned().unwrap_or_default();
         lines.push(Line {
             name: format!("disk {}", shown(&name)),
             requests: operations,
