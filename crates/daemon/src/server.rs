@@ -8,6 +8,7 @@
 //! disconnects.
 
 mod events;
+mod map;
 mod verify;
 
 use crate::api::{
@@ -17,10 +18,9 @@ use crate::api::{
 use crate::control::{Control, Flow, Report};
 use crate::front_ends::FrontEnds;
 use axum::body::{Body, Bytes};
-use axum::extract::DefaultBodyLimit;
 use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
-use axum::extract::{FromRequest, FromRequestParts, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Request, State};
 use axum::handler::Handler;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -29,14 +29,14 @@ use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 use cbd_types::{Error, ErrorKind};
 use events::events;
+use map::map;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use verify::{scrub, set_scrub, verify};
 
 /// The users that may use the control socket.
@@ -375,26 +375,6 @@ async fn pins(
     json(control, move |control| {
         let backend = control.backend_number(transport, &backend)?;
         control.pins(transport, backend)
-    })
-    .await
-}
-
-/// How fine a map is to be.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Cells {
-    #[serde(default)]
-    cells: Option<usize>,
-}
-
-async fn map(
-    State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, NumberOrName)>,
-    Query(which): Query<Cells>,
-) -> impl IntoResponse {
-    json(control, move |control| {
-        let backend = control.backend_number(transport, &backend)?;
-        control.map(transport, backend, which.cells)
     })
     .await
 }

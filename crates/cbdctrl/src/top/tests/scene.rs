@@ -177,7 +177,7 @@ pub fn map() -> (Mapped, DeviceMap) {
         let cached = match at {
             0..40 => cell_bytes / 100 * (40 - at) / 40,
             120..170 => cell_bytes / 250,
-            _ if at % 17 == 0 => cell_bytes / 5000,
+            _ if at.is_multiple_of(17) => cell_bytes / 5000,
             _ => 0,
         };
         let (dirty, read) =

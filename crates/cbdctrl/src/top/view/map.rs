@@ -11,9 +11,12 @@ const SHADES: [char; 5] = [' ', '\u{2591}', '\u{2592}', '\u{2593}', '\u{2588}'];
 /// The columns of the frame and of the largest share.
 const BESIDE: usize = 13;
 
+/// What a line shows of a part.
+type Bytes = fn(&MapCell) -> u64;
+
 /// The names and the lines, in at most `columns` columns. The line of what is read comes first.
 pub fn lines(map: &DeviceMap, columns: usize, unicode: bool) -> Vec<(&'static str, String)> {
-    let of: [(&str, fn(&MapCell) -> u64); 3] = [
+    let of: [(&str, Bytes); 3] = [
         ("map: read", |cell| cell.read_bytes),
         ("map: cached", |cell| cell.cached_bytes),
         ("map: dirty", |cell| cell.dirty_bytes),
@@ -27,7 +30,7 @@ pub fn lines(map: &DeviceMap, columns: usize, unicode: bool) -> Vec<(&'static st
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share")]
-fn line(map: &DeviceMap, bytes: fn(&MapCell) -> u64, width: usize, signs: &[char; 5]) -> String {
+fn line(map: &DeviceMap, bytes: Bytes, width: usize, signs: &[char; 5]) -> String {
     let cells = map.cells.len();
     // A column shows the largest of its cells, or a cell has several columns.
     let columns: Vec<u64> = (0..width)
