@@ -7,10 +7,10 @@
 
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    Progress, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
-    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
-    TransportRegistered, VerifyRange,
+    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
+    PinsInfo, Progress, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::events::Events;
 use cbd_types::Result;
@@ -76,6 +76,8 @@ pub trait Control: Send + Sync + 'static {
     fn add_pins(&self, transport: u32, backend: u32, request: AddPins) -> Result<PinsInfo>;
     /// Ends pins.
     fn remove_pins(&self, transport: u32, backend: u32, request: &RemovePins) -> Result<PinsInfo>;
+    /// What the cache of a backend holds of its device, in at most `cells` equal parts of it.
+    fn map(&self, transport: u32, backend: u32, cells: Option<usize>) -> Result<DeviceMap>;
     /// Uses the backing device of a backend to its present end, if it has become larger.
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown>;
     /// The backends of this host, or of all hosts.

@@ -2,9 +2,9 @@
 
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    Progress, RegisterTransport, RemovePins, ResizeCache, ScrubAction, ScrubInfo, ScrubRequest, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
+    PinsInfo, Progress, RegisterTransport, RemovePins, ResizeCache, ScrubAction, ScrubInfo, ScrubRequest,
+    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
     TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
 };
 use cbd_daemon::client::{Client, Timeout};
@@ -98,6 +98,9 @@ impl Control for Fake {
     }
     fn pins(&self, _: u32, backend: u32) -> Result<PinsInfo> {
         Ok(PinsInfo { backend_id: backend, ..PinsInfo::default() })
+    }
+    fn map(&self, _: u32, _: u32, cells: Option<usize>) -> Result<DeviceMap> {
+        Ok(DeviceMap { cell_bytes: cells.map_or(0, |cells| cells as u64), ..DeviceMap::default() })
     }
     fn add_pins(&self, _: u32, _: u32, _: AddPins) -> Result<PinsInfo> {
         refused(ErrorKind::NoSpace, "too much")

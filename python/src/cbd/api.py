@@ -473,14 +473,30 @@ class DiskFigures(Object):
     bytes: Optional[int] = None
     #: Operations that failed.
     failed: Optional[int] = None
+    #: The same operations by origin, those that have occurred: client (reads that missed, and what goes past the
+    #: cache), readahead, writeback, verify.
+    origins: Dict[str, DiskOrigin] = dataclasses.field(default_factory=dict)
     latency: Optional[Histogram] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         "operations": _codec.integer,
         "bytes": _codec.integer,
         "failed": _codec.integer,
+        "origins": _codec.map_of(_codec.object_of(lambda: DiskOrigin)),
         "latency": _codec.object_of(lambda: Histogram),
     }
+
+
+@dataclasses.dataclass
+class DiskOrigin(Object):
+    """Disk origin."""
+
+    #: Operations that have ended, failed ones included.
+    operations: Optional[int] = None
+    #: Bytes of those that succeeded.
+    bytes: Optional[int] = None
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {"operations": _codec.integer, "bytes": _codec.integer}
 
 
 @dataclasses.dataclass
@@ -1800,6 +1816,47 @@ class PinInfo(Object):
 
 
 @dataclasses.dataclass
+class DeviceMap(Object):
+    """Device map."""
+
+    backend_id: int = 0
+    #: Bytes of the device.
+    size: int = 0
+    #: Bytes of the device that a cell stands for; the last one may have fewer.
+    cell_bytes: int = 0
+    #: One block in so many was looked at and stands for the others; 1 for a map without an error.
+    sampled_one_of: int = 0
+    #: In the order of the device.
+    cells: List[MapCell] = dataclasses.field(default_factory=list)
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {
+        "backend_id": _codec.integer,
+        "size": _codec.integer,
+        "cell_bytes": _codec.integer,
+        "sampled_one_of": _codec.integer,
+        "cells": _codec.list_of(_codec.object_of(lambda: MapCell)),
+    }
+
+
+@dataclasses.dataclass
+class MapCell(Object):
+    """Map cell."""
+
+    #: Bytes in the cache.
+    cached_bytes: int = 0
+    #: Those of them that the disk does not have yet.
+    dirty_bytes: int = 0
+    #: Those of them that were read since they were written into the cache.
+    read_bytes: int = 0
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {
+        "cached_bytes": _codec.integer,
+        "dirty_bytes": _codec.integer,
+        "read_bytes": _codec.integer,
+    }
+
+
+@dataclasses.dataclass
 class RangeInfo(Object):
     """Range info."""
 
@@ -2184,6 +2241,11 @@ class Client(Connection):
         body = _codec.body_of({"pins": pins})
         answer = self.call("post", f"/v1/transports/{part(transport)}/backends/{part(backend)}/pins", {}, body)
         return PinsInfo.from_json(answer)
+
+    def map(self, backend: NumberOrName, *, transport: int = 0, cells: Optional[int] = None) -> DeviceMap:
+        """What the cache of a backend holds of each part of its device."""
+        answer = self.call("get", f"/v1/transports/{part(transport)}/backends/{part(backend)}/map", {"cells": cells}, None)
+        return DeviceMap.from_json(answer)
 
     def unpin(
         self,

@@ -5,7 +5,7 @@
 //!
 //! Elsewhere: the meaning of each value ([`cbd_daemon::api`]), rates ([`super::rates`]).
 
-use cbd_daemon::api::{DiskFigures, Histogram, OperationFigures, Outcome, Wait, printable};
+use cbd_daemon::api::{DiskFigures, DiskOrigin, Histogram, OperationFigures, Outcome, Wait, printable};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -333,6 +333,10 @@ fn disk_figures(value: &Value) -> DiskFigures {
         operations: number(value, "operations"),
         bytes: number(value, "bytes"),
         failed: number(value, "failed"),
+        origins: map(&value["origins"], |origin| DiskOrigin {
+            operations: number(origin, "operations"),
+            bytes: number(origin, "bytes"),
+        }),
         latency: histogram(value),
     }
 }

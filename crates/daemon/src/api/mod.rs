@@ -13,6 +13,7 @@ mod events;
 mod figures;
 mod grow;
 mod live;
+mod map;
 mod names;
 mod pins;
 mod scrub;
@@ -27,9 +28,10 @@ pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use events::{
     Event, EventCommandInfo, EventLine, EventsBegin, EventsEnd, EventsGap, EventsInfo, Severity,
 };
-pub use figures::{Bucket, DiskFigures, Histogram, OperationFigures, Outcome, Wait};
+pub use figures::{Bucket, DiskFigures, DiskOrigin, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
+pub use map::{DeviceMap, MAP_CELLS_MAX, MapCell};
 pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
 pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};

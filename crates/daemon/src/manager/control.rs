@@ -6,8 +6,8 @@ use super::transport::TransportSlot;
 use super::{Manager, backend, drain, status, transport, users};
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
+    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
+    PinsInfo, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
     StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
     TransportRegistered, VerifyRange,
 };
@@ -85,6 +85,10 @@ impl Control for Manager {
 
     fn remove_pins(&self, transport: u32, backend: u32, request: &RemovePins) -> Result<PinsInfo> {
         self.pins_remove(transport, BackendId(backend), request)
+    }
+
+    fn map(&self, transport: u32, backend: u32, cells: Option<usize>) -> Result<DeviceMap> {
+        self.map_of(transport, BackendId(backend), cells)
     }
 
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {

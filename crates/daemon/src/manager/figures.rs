@@ -4,7 +4,7 @@
 //!
 //! Elsewhere: counting (`cbd-device`, `cbd-backing`), percentiles (`crate::api`).
 
-use crate::api::{DiskFigures, OperationFigures, Outcome, Wait};
+use crate::api::{DiskFigures, DiskOrigin, OperationFigures, Outcome, Wait};
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
 use cbd_types::Operation;
@@ -52,11 +52,18 @@ pub(super) fn operations(run: &RunningBackend) -> BTreeMap<String, OperationFigu
 
 /// The operations of the backing device, by name.
 pub(super) fn disk(run: &RunningBackend) -> BTreeMap<String, DiskFigures> {
-    let figures = |ended: cbd_backing::Ended| DiskFigures {
-        operations: ended.operations,
-        bytes: ended.bytes,
-        failed: ended.failed,
-        latency: (&ended.latency).into(),
+    let figures = |ended: cbd_backing::Ended| {
+        let origins = ended.origins().filter(|(_, of)| of.operations > 0);
+        let origins = origins.map(|(origin, of)| {
+            (origin.name().to_owned(), DiskOrigin { operations: of.operations, bytes: of.bytes })
+        });
+        DiskFigures {
+            operations: ended.operations,
+            bytes: ended.bytes,
+            failed: ended.failed,
+            origins: origins.collect(),
+            latency: (&ended.latency).into(),
+        }
     };
     run.ended_operations().into_iter().map(|(name, ended)| (name.to_owned(), figures(ended))).collect()
 }
