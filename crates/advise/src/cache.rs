@@ -6,6 +6,7 @@
 //! Elsewhere: which requests a cache gets, and which of them belong to a stream (`simulation`).
 
 use crate::disk::{SimulatedDisk, geometry};
+use crate::memory::SimulatedMemory;
 use crate::simulated_time::{Surroundings, Wanted};
 use crate::size::CacheForm;
 use cbd_device::{Device, Queue};
@@ -13,7 +14,6 @@ use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Miss, Settings, Step, Transport,
     ZeroProgress,
 };
-use cbd_pmem::Mapping;
 use cbd_types::{
     AlignedBuffer, ByteRange, CHUNK, Class, Completion, Error, ErrorKind, Operation, Region, Request, Result,
 };
@@ -32,13 +32,17 @@ const TICK_US: u64 = 1000;
 const STEPS: usize = 10_000_000;
 const ATTEMPTS: usize = 100_000;
 
+/// What the engine has here.
+pub(crate) type Simulated = Surroundings<SimulatedMemory>;
+
 /// A cache, its background worker and its disk.
 pub struct SimulatedCache {
-    surroundings: Arc<Surroundings>,
-    cache: Arc<Cache<Surroundings>>,
-    worker: BackgroundWorker<Surroundings, SimulatedDisk>,
+    surroundings: Arc<Simulated>,
+    transport: Arc<Transport<Simulated>>,
+    cache: Arc<Cache<Simulated>>,
+    worker: BackgroundWorker<Simulated, SimulatedDisk>,
     disk: SimulatedDisk,
-    queue: Queue<Surroundings, SimulatedDisk>,
+    queue: Queue<Simulated, SimulatedDisk>,
     /// The disk as the queue reads it: without any time, so that a request ends before the next one begins.
     read_disk: SimulatedDisk,
     done: Vec<Completion>,
@@ -56,7 +60,7 @@ impl SimulatedCache {
     /// The errors of the engine, and a lack of memory.
     pub fn new(form: &CacheForm, size: u64, settings: Settings, us_per_byte: f64) -> Result<Self> {
         let surroundings = Arc::new(Surroundings::new(1));
-        let region = Region::new(Mapping::anonymous(form.bytes + form.segment + TABLES)?);
+        let region = Region::new(SimulatedMemory::new(form.bytes + form.segment + TABLES));
         let format = FormatOptions {
             segment_size: Some(form.segment),
             force: false,
@@ -88,7 +92,20 @@ impl SimulatedCache {
         let queue = Queue::new(device, read_disk.clone(), Waker::noop().clone());
         let (buffer, misses, done) = (AlignedBuffer::zeroed(PIECE_MAX), Vec::new(), Vec::new());
         let due_us = Some(0);
-        Ok(Self { surroundings, cache, worker, disk, queue, read_disk, done, wanted, due_us, buffer, misses })
+        Ok(Self {
+            surroundings,
+            transport,
+            cache,
+            worker,
+            disk,
+            queue,
+            read_disk,
+            done,
+            wanted,
+            due_us,
+            buffer,
+            misses,
+        })
     }
 
     /// Lets time pass until `us`, and the background worker work meanwhile. Time never goes back.
@@ -211,6 +228,12 @@ impl SimulatedCache {
     /// The errors of the engine.
     pub fn flush(&self) -> Result<()> {
         self.cache.flush()
+    }
+
+    /// Bytes of memory that the region and the engine's index take.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.transport.region().memory().kept_bytes() + self.cache.status().index_bytes
     }
 
     /// Bytes that the disk does not have yet.

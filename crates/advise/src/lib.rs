@@ -12,6 +12,7 @@
 mod advice;
 mod cache;
 mod disk;
+mod memory;
 mod sample;
 pub mod simulated_time;
 mod simulation;
@@ -23,7 +24,7 @@ pub use advice::{knee, sentence, sizes_around, time_to_full_s};
 pub use cache::SimulatedCache;
 pub use disk::geometry;
 pub use sample::Sample;
-pub use simulation::{Options, Outcome, Simulation};
+pub use simulation::{BLOCKS_MAX, MEMORY_MAX, Options, Outcome, Simulation};
 pub use size::CacheForm;
 pub use survey::Survey;
 pub use trace::{Action, Format, Request, Trace};

@@ -22,6 +22,10 @@ const BATCH: usize = 32 << 10;
 const DIRTY_EVERY: u64 = 256;
 /// Words of the bits that say which blocks of a sample were used: 16 MiB.
 const FIRST_WORDS_MAX: u64 = 2 << 20;
+/// Blocks that each size serves at most by default: some 20 seconds for a size.
+pub const BLOCKS_MAX: u64 = 16 << 20;
+/// Memory for each size by default.
+pub const MEMORY_MAX: u64 = 64 << 20;
 /// The time between two requests of a trace without times.
 const REQUEST_US: u64 = 20;
 
@@ -29,7 +33,9 @@ const REQUEST_US: u64 = 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Bytes of memory for each size.
-    pub bytes_max: u64,
+    pub memory_max: u64,
+    /// Blocks of requests that each size serves at most; of more it serves a sample.
+    pub blocks_max: u64,
     /// Settings of the cache.
     pub settings: Settings,
     /// Bytes a second that the disk takes; none if it takes no time.
@@ -51,8 +57,10 @@ pub struct Outcome {
     pub dirty_bytes_max: u64,
     /// See `dirty_bytes_max`.
     pub dirty_bytes_mean: u64,
-    /// One block of so many was simulated.
+    /// One block of so many was simulated: 1 if the cache was simulated whole.
     pub sampled_one_of: u64,
+    /// Bytes of memory that the simulation took at its end.
+    pub memory_bytes: u64,
 }
 
 /// A request, as the sizes get it.
@@ -152,7 +160,7 @@ impl Simulation {
 
 impl One {
     fn new(form: CacheForm, survey: &Survey, options: &Options) -> Result<Self> {
-        let sample = form.sample_for(options.bytes_max);
+        let sample = form.sample_for(options.memory_max, survey.blocks(), options.blocks_max);
         let [record, sampled] = survey.record_lengths(sample);
         let small = form.small(sample, record, sampled);
         let us_per_byte =
@@ -243,6 +251,7 @@ impl One {
             dirty_bytes_max: self.dirty_max * one_of,
             dirty_bytes_mean: (mean * one_of as f64) as u64,
             sampled_one_of: one_of,
+            memory_bytes: self.cache.memory_bytes(),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::cli::AdviseArguments;
 use crate::command::{Output, warn};
 use crate::progress::ToolBar;
 use crate::table::{Table, fit, terminal_width};
-use cbd_advise::{CacheForm, Options, Outcome, Request, Simulation, Survey, Trace};
+use cbd_advise::{BLOCKS_MAX, CacheForm, Options, Outcome, Request, Simulation, Survey, Trace};
 use cbd_daemon::api::{CacheInfo, CacheMode, ErrorAnswer, ErrorBody, Status, TransportStatus};
 use cbd_daemon::client::Client;
 use cbd_daemon::size::format_size;
@@ -111,7 +111,8 @@ fn execute(arguments: &AdviseArguments, socket: &Path, output: &Output) -> Resul
     let trace = trace.inspect_err(|_| bar.end())?;
     let forms = forms(arguments, &present, &survey).inspect_err(|_| bar.end())?;
     let options = Options {
-        bytes_max: arguments.memory,
+        memory_max: arguments.memory,
+        blocks_max: BLOCKS_MAX,
         settings: present.settings,
         disk_rate: arguments.disk_rate,
         has_times: trace.has_times(),

@@ -7,7 +7,9 @@ use super::real::Real;
 use crate::in_parallel::in_parallel;
 use crate::options::Options;
 use crate::{Figures, rounded};
-use cbd_advise::{Action, CacheForm, Options as AdviceOptions, Request, Simulation, Survey};
+use cbd_advise::{
+    Action, BLOCKS_MAX, CacheForm, MEMORY_MAX, Options as AdviceOptions, Outcome, Request, Simulation, Survey,
+};
 use cbd_engine::Settings;
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Result};
 use rand::rngs::SmallRng;
@@ -20,34 +22,46 @@ const SIZES: [(&str, f64); 3] = [("half", 0.5), ("same", 1.0), ("twice", 2.0)];
 /// Microseconds between two requests.
 const REQUEST_US: u64 = 20;
 
-/// The size of the cache for which traces are made, the memory with which the advice simulates a size, and the requests for each block of
-/// the cache.
-const fn scale(quick: bool) -> (u64, u64, u32) {
-    if quick { (64 << 20, 16 << 20, LENGTH / 2) } else { (512 << 20, 64 << 20, LENGTH) }
+/// The size of the cache for which traces are made, and the requests for each block of the cache.
+const fn scale(quick: bool) -> (u64, u32) {
+    if quick { (64 << 20, LENGTH / 2) } else { (512 << 20, LENGTH) }
 }
+
+/// The memory with which the advice simulates a size: by default, and so little that all sizes are simulated on a sample.
+const MEMORY: [(&str, u64); 2] = [("error", MEMORY_MAX), ("sampled_error", 0)];
 
 /// Measures.
 ///
 /// # Errors
 /// The errors of the engine.
 pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
-    let mut worst: f64 = 0.0;
+    let mut worst = [0.0_f64; MEMORY.len()];
     let names = || TRACES.iter().map(|trace| trace.name).chain(["mixed"]);
     let found = in_parallel(names().count(), 2, |number| compare(number, options));
     for (name, found) in names().zip(found) {
-        for ((size, _), [real, advised]) in SIZES.iter().zip(found?) {
+        for ((size, _), Compared { real, advised }) in SIZES.iter().zip(found?) {
             figures.add(format!("advice.{name}.{size}.hit"), rounded(real, 4));
-            figures.add(format!("advice.{name}.{size}.error"), rounded(advised - real, 4));
-            worst = worst.max((advised - real).abs());
+            for (((error, _), advised), worst) in MEMORY.iter().zip(advised).zip(&mut worst) {
+                figures.add(format!("advice.{name}.{size}.{error}"), rounded(advised - real, 4));
+                *worst = worst.max((advised - real).abs());
+            }
         }
     }
-    figures.add("advice_error", rounded(worst, 4));
+    let [whole, sampled] = worst;
+    figures.add("advice_error", rounded(whole, 4));
+    figures.add("advice_sampled_error", rounded(sampled, 4));
     Ok(())
 }
 
-/// For each size the hit ratio of the cache, and that of the advice.
-fn compare(trace: usize, options: &Options) -> Result<Vec<[f64; 2]>> {
-    let (bytes, bytes_max, length) = scale(options.quick);
+/// The hit ratio of a cache, and what is foretold with each amount of memory.
+struct Compared {
+    real: f64,
+    advised: [f64; MEMORY.len()],
+}
+
+/// The hit ratios of each size.
+fn compare(trace: usize, options: &Options) -> Result<Vec<Compared>> {
+    let (bytes, length) = scale(options.quick);
     let requests = requests(trace, bytes, length, options);
     let mut survey = Survey::new();
     requests.iter().for_each(|request| survey.add(request));
@@ -55,20 +69,33 @@ fn compare(trace: usize, options: &Options) -> Result<Vec<[f64; 2]>> {
         .iter()
         .map(|(_, factor)| CacheForm::new((bytes as f64 * factor) as u64, None, PROCESSORS))
         .collect::<Result<Vec<_>>>()?;
-    let settings = Settings::default();
-    let advice = AdviceOptions { bytes_max, settings, disk_rate: None, has_times: true };
-    let mut simulation = Simulation::new(&forms, &survey, &advice)?;
-    requests.iter().try_for_each(|request| simulation.feed(*request))?;
-    let outcomes = simulation.finish()?;
+    let advised = MEMORY.map(|(_, memory_max)| advise(&requests, &forms, &survey, memory_max));
+    let [whole, sampled] = advised;
+    let advised = whole?.into_iter().zip(sampled?);
     forms
         .iter()
-        .zip(outcomes)
-        .map(|(form, outcome)| {
+        .zip(advised)
+        .map(|(form, (whole, sampled))| {
             let mut real = Real::new(form, survey.end.next_multiple_of(1 << 22), options.seed)?;
             requests.iter().try_for_each(|request| real.serve(request))?;
-            Ok([real.hit(), outcome.hit])
+            Ok(Compared { real: real.hit(), advised: [whole.hit, sampled.hit] })
         })
         .collect()
+}
+
+/// What is foretold.
+fn advise(
+    requests: &[Request],
+    forms: &[CacheForm],
+    survey: &Survey,
+    memory_max: u64,
+) -> Result<Vec<Outcome>> {
+    let settings = Settings::default();
+    let options =
+        AdviceOptions { memory_max, blocks_max: BLOCKS_MAX, settings, disk_rate: None, has_times: true };
+    let mut simulation = Simulation::new(forms, survey, &options)?;
+    requests.iter().try_for_each(|request| simulation.feed(*request))?;
+    simulation.finish()
 }
 
 /// The requests of a trace of the group `policy`, or of the mixed one.
