@@ -10,6 +10,7 @@
 //! Elsewhere: the command (`cbdctrl`), how far the figures are from those of real caches (`bench`).
 
 mod advice;
+mod ahead;
 mod cache;
 mod disk;
 mod memory;

@@ -12,8 +12,8 @@ use crate::cache::SimulatedCache;
 use crate::survey::widened;
 use crate::{Action, CacheForm, Request, Sample, Survey};
 use cbd_device::Streams;
-use cbd_engine::Settings;
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Result};
+use cbd_engine::{Readahead, Settings};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Result};
 use std::thread;
 
 /// Requests that are served together.
@@ -68,6 +68,8 @@ pub struct Outcome {
 struct Fed {
     request: Request,
     is_behind_cutoff: bool,
+    /// What is read ahead behind it, and whether that is behind the cutoff.
+    ahead: Option<(ByteRange, bool)>,
 }
 
 /// One size.
@@ -92,6 +94,8 @@ pub struct Simulation {
     all: Vec<One>,
     streams: Streams,
     cutoff: u64,
+    /// The end of what may be read ahead; 0 if nothing may.
+    ahead_max: u64,
     has_times: bool,
     batch: Vec<Fed>,
     fed: u64,
@@ -108,8 +112,10 @@ impl Simulation {
             cutoff => cutoff,
         };
         let all = forms.iter().map(|form| One::new(*form, survey, options)).collect::<Result<_>>()?;
+        let is_auto = options.settings.readahead == Readahead::Auto;
+        let ahead_max = if is_auto { survey.end.next_multiple_of(CHUNK) } else { 0 };
         let (streams, has_times) = (Streams::new(), options.has_times);
-        Ok(Self { all, streams, cutoff, has_times, batch: Vec::with_capacity(BATCH), fed: 0 })
+        Ok(Self { all, streams, cutoff, ahead_max, has_times, batch: Vec::with_capacity(BATCH), fed: 0 })
     }
 
     /// Serves the next request.
@@ -121,9 +127,13 @@ impl Simulation {
             request.us = self.fed * REQUEST_US;
         }
         self.fed += 1;
-        let is_read = request.action == Action::Read;
-        let is_behind_cutoff = is_read && self.streams.bytes_before(request.range) >= self.cutoff;
-        self.batch.push(Fed { request, is_behind_cutoff });
+        let mut fed = Fed { request, is_behind_cutoff: false, ahead: None };
+        if request.action == Action::Read {
+            let (before, step) = self.streams.follow_alone(request.range, self.ahead_max);
+            fed.is_behind_cutoff = before >= self.cutoff;
+            fed.ahead = step.map(|(range, before)| (range, before >= self.cutoff));
+        }
+        self.batch.push(fed);
         if self.batch.len() == BATCH { self.serve() } else { Ok(()) }
     }
 
@@ -165,7 +175,7 @@ impl One {
         let small = form.small(sample, record, sampled);
         let us_per_byte =
             options.disk_rate.map_or(0.0, |rate| 1e6 * sample.one_of() as f64 / rate.max(1) as f64);
-        let cache = SimulatedCache::new(&small, survey.end, options.settings, us_per_byte)?;
+        let cache = SimulatedCache::new(&small, sample, survey.end, options.settings, us_per_byte)?;
         let (read, missed, served) = (0, 0, 0);
         let (first, first_bytes) = (FirstReads::new(sample, survey.end), survey.first_read_bytes());
         Ok(Self {
@@ -184,12 +194,13 @@ impl One {
     }
 
     fn serve(&mut self, fed: &Fed) -> Result<()> {
-        let Fed { request: Request { us, action, range }, is_behind_cutoff } = *fed;
+        let Fed { request: Request { us, action, range }, is_behind_cutoff, ahead } = *fed;
         if action == Action::Read {
             self.read += widened(range).len();
         }
         // Most requests of a large cache have no block in the sample.
         let Some(span) = self.sample.span(range).or((action == Action::Flush).then_some(range)) else {
+            self.read_ahead(ahead);
             return Ok(());
         };
         self.cache.pass_until(us)?;
@@ -202,6 +213,7 @@ impl One {
                 for part in self.sample.of(range) {
                     self.missed += self.cache.read(part, is_behind_cutoff)?;
                 }
+                self.read_ahead(ahead);
             }
             Action::Write => {
                 for part in self.sample.of(range) {
@@ -220,6 +232,12 @@ impl One {
             self.count_dirty();
         }
         Ok(())
+    }
+
+    /// Reads the part of a stream ahead that is in the sample. A whole cache does so by itself.
+    fn read_ahead(&mut self, ahead: Option<(ByteRange, bool)>) {
+        let Some((range, is_behind_cutoff)) = ahead.filter(|_| self.sample.shift > 0) else { return };
+        self.sample.of(range).for_each(|part| self.cache.read_ahead(part, is_behind_cutoff));
     }
 
     fn count_dirty(&mut self) {
