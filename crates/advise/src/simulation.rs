@@ -107,15 +107,40 @@ impl Simulation {
     /// # Errors
     /// The errors of the engine, and a lack of memory.
     pub fn new(forms: &[CacheForm], survey: &Survey, options: &Options) -> Result<Self> {
+        let one = |form: &CacheForm| {
+            let sample = form.sample_for(options.memory_max, survey.blocks(), options.blocks_max);
+            One::new(*form, sample, survey.record_lengths(sample), survey, options)
+        };
+        let all = forms.iter().map(one).collect::<Result<_>>()?;
+        Ok(Self::of(all, survey, options))
+    }
+
+    /// Empty caches of these forms for requests of whole groups of `sample`. `lengths`: the mean bytes of a record on the device and in
+    /// the sample.
+    ///
+    /// # Errors
+    /// The errors of the engine.
+    pub(crate) fn of_sample(
+        forms: &[CacheForm],
+        sample: Sample,
+        lengths: [u64; 2],
+        survey: &Survey,
+        options: &Options,
+    ) -> Result<Self> {
+        let one = |form: &CacheForm| One::new(*form, sample, lengths, survey, options);
+        let all = forms.iter().map(one).collect::<Result<_>>()?;
+        Ok(Self::of(all, survey, options))
+    }
+
+    fn of(all: Vec<One>, survey: &Survey, options: &Options) -> Self {
         let cutoff = match options.settings.sequential_read_cutoff {
             0 => u64::MAX,
             cutoff => cutoff,
         };
-        let all = forms.iter().map(|form| One::new(*form, survey, options)).collect::<Result<_>>()?;
         let is_auto = options.settings.readahead == Readahead::Auto;
         let ahead_max = if is_auto { survey.end.next_multiple_of(CHUNK) } else { 0 };
         let (streams, has_times) = (Streams::new(), options.has_times);
-        Ok(Self { all, streams, cutoff, ahead_max, has_times, batch: Vec::with_capacity(BATCH), fed: 0 })
+        Self { all, streams, cutoff, ahead_max, has_times, batch: Vec::with_capacity(BATCH), fed: 0 }
     }
 
     /// Serves the next request.
@@ -135,6 +160,26 @@ impl Simulation {
         }
         self.batch.push(fed);
         if self.batch.len() == BATCH { self.serve() } else { Ok(()) }
+    }
+
+    /// Forgets the hits so far, but not what the caches hold.
+    ///
+    /// # Errors
+    /// The errors of the engine.
+    pub(crate) fn begin_count(&mut self) -> Result<()> {
+        self.serve()?;
+        self.all.iter_mut().for_each(One::begin_count);
+        Ok(())
+    }
+
+    /// As [`finish`](Self::finish), of requests that have read so many bytes.
+    ///
+    /// # Errors
+    /// The errors of the engine.
+    pub(crate) fn finish_of(mut self, read_bytes: u64) -> Result<Vec<Outcome>> {
+        self.serve()?;
+        self.all.iter_mut().for_each(|one| one.read = read_bytes);
+        Ok(self.all.iter_mut().map(One::outcome).collect())
     }
 
     /// What each size did, in the order of the forms.
@@ -169,9 +214,13 @@ impl Simulation {
 }
 
 impl One {
-    fn new(form: CacheForm, survey: &Survey, options: &Options) -> Result<Self> {
-        let sample = form.sample_for(options.memory_max, survey.blocks(), options.blocks_max);
-        let [record, sampled] = survey.record_lengths(sample);
+    fn new(
+        form: CacheForm,
+        sample: Sample,
+        [record, sampled]: [u64; 2],
+        survey: &Survey,
+        options: &Options,
+    ) -> Result<Self> {
         let small = form.small(sample, record, sampled);
         let us_per_byte =
             options.disk_rate.map_or(0.0, |rate| 1e6 * sample.one_of() as f64 / rate.max(1) as f64);
@@ -191,6 +240,12 @@ impl One {
             dirty_sum: 0.0,
             dirty_count: 0,
         })
+    }
+
+    fn begin_count(&mut self) {
+        (self.read, self.missed) = (0, 0);
+        // First reads are not known here: the requests begin somewhere.
+        self.first = FirstReads { used: Vec::new(), bytes: 0 };
     }
 
     fn serve(&mut self, fed: &Fed) -> Result<()> {

@@ -5,9 +5,10 @@
 use super::super::policy::model_disk::{Model, ModelDisk};
 use cbd_advise::simulated_time::{Surroundings, Wanted};
 use cbd_advise::{Action, CacheForm, Request, geometry};
-use cbd_device::{Device, Queue};
+use cbd_device::{Device, LastSampled, Queue};
 use cbd_engine::{BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_pmem::Mapping;
+use cbd_runtime::sampled::Moment;
 use cbd_types::{
     AlignedBuffer, Class, Completion, Error, ErrorKind, Operation, Region, Request as Submitted, Result,
 };
@@ -24,6 +25,7 @@ const ATTEMPTS: usize = 1000;
 pub struct Real {
     surroundings: Arc<Surroundings>,
     cache: Arc<Cache<Surroundings>>,
+    device: Arc<Device<Surroundings>>,
     queue: Queue<Surroundings, ModelDisk>,
     worker: BackgroundWorker<Surroundings, ModelDisk>,
     wanted: Arc<Wanted>,
@@ -59,10 +61,11 @@ impl Real {
         cache.set_worker_waker(Waker::from(Arc::clone(&wanted)));
         let instant = || ModelDisk::new(Model::INSTANT);
         let worker = BackgroundWorker::new(Arc::clone(&cache), instant(), geometry(size));
-        let device = Arc::new(Device::cached(Arc::clone(&cache), geometry(size)));
-        let queue = Queue::new(device, instant(), Waker::noop().clone());
+        let device = Arc::new(Device::cached(Arc::clone(&cache), geometry(size)).with_sample());
+        device.sample_for(form.bytes);
+        let queue = Queue::new(Arc::clone(&device), instant(), Waker::noop().clone());
         let (buffer, done) = (AlignedBuffer::default(), Vec::new());
-        Ok(Self { surroundings, cache, queue, worker, wanted, buffer, done, read_bytes: 0 })
+        Ok(Self { surroundings, cache, device, queue, worker, wanted, buffer, done, read_bytes: 0 })
     }
 
     /// Serves a request that reads or writes.
@@ -95,9 +98,18 @@ impl Real {
         Err(Error::new(ErrorKind::TimedOut, "a request does not end"))
     }
 
-    /// The share of the bytes read that the cache had.
-    pub fn hit(&self) -> f64 {
-        self.cache.status().read_hit_bytes as f64 / self.read_bytes as f64
+    /// What was read so far.
+    pub fn moment(&self) -> Moment {
+        Moment {
+            sampled: self.device.sampled_count(),
+            read_bytes: self.read_bytes,
+            hit_bytes: self.cache.status().read_hit_bytes,
+        }
+    }
+
+    /// The sample of its requests.
+    pub fn last_sampled(&self) -> LastSampled {
+        self.device.last_sampled()
     }
 
     fn maintain(&mut self) -> Result<()> {
