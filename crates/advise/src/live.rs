@@ -15,6 +15,9 @@ use std::collections::HashSet;
 /// Reads of the part that counts, at least. The hit ratio is then known within a point or two, whatever the load.
 const READS_MIN: usize = 2000;
 
+/// The smallest cache that stands for a larger one: with fewer segments of 64 KiB it is too coarse.
+const SMALL_BYTES_MIN: u64 = 2 << 20;
+
 /// A request of the sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SeenRequest {
@@ -55,6 +58,12 @@ pub struct Foretold {
 }
 
 impl Seen {
+    /// The smallest cache of which the sample says enough.
+    #[must_use]
+    pub const fn least_bytes(&self) -> u64 {
+        self.one_of.saturating_mul(SMALL_BYTES_MIN)
+    }
+
     fn shift(&self) -> Result<u32> {
         if !self.one_of.is_power_of_two() {
             let text = format!("a sample of one block of {} is none of CBD", self.one_of);

@@ -4,10 +4,10 @@
 
 use cbd_engine::Environment;
 use cbd_pmem::Mapping;
+use cbd_types::pmem::Pmem;
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use cbd_types::pmem::Pmem;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -130,7 +130,7 @@ mod tests {
             let form = CacheForm::new(bytes, None, 2).expect("a size");
             let sample = form.sample_for(8 << 20, 0, 0);
             let small = form.small(sample, length, 4096);
-            assert!(small.bytes < 100 << 20, "{small:?}");
+            assert!(small.memory_bytes() < 10 << 20, "{small:?}");
             let held = |form: &CacheForm, length| held_bytes(form.segment, length) * form.log_segments();
             let ratio = held(&form, length) as f64 / held(&small, 4096) as f64 / sample.one_of() as f64;
             assert!((ratio - 1.0).abs() < 0.01, "{ratio}");

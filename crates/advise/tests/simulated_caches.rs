@@ -9,7 +9,13 @@ use rand::{Rng, SeedableRng};
 const MIB: u64 = 1 << 20;
 
 fn options(memory_max: u64) -> Options {
-    Options { memory_max, blocks_max: BLOCKS_MAX, settings: Settings::default(), disk_rate: None, has_times: true }
+    Options {
+        memory_max,
+        blocks_max: BLOCKS_MAX,
+        settings: Settings::default(),
+        disk_rate: None,
+        has_times: true,
+    }
 }
 
 fn simulated(requests: &[Request], sizes: &[u64], options: &Options) -> Vec<Outcome> {

@@ -8,6 +8,7 @@
 //! disconnects.
 
 mod events;
+mod sample;
 mod verify;
 
 use crate::api::{
@@ -35,8 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use verify::{scrub, set_scrub, verify};
 
 /// The users that may use the control socket.
@@ -110,6 +110,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/pins", get(pins).post(add_pins))
         .route("/v1/transports/{transport}/backends/{backend}/unpin", post(remove_pins))
         .route("/v1/transports/{transport}/backends/{backend}/verify", post(verify))
+        .route("/v1/transports/{transport}/backends/{backend}/sample", get(sample::sample))
         .route("/v1/transports/{transport}/backends/{backend}/scrub", get(scrub).post(set_scrub))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
         .route("/v1/transports/{transport}/checkpoint-together", post(checkpoint_together))

@@ -123,11 +123,8 @@ fn foretell(
     survey: &Survey,
     forms: &[CacheForm],
 ) -> Result<Vec<Outcome>> {
-    let request = |sampled: &Sampled| SeenRequest {
-        ms: sampled.ms,
-        is_write: sampled.is_write,
-        group: sampled.group,
-    };
+    let request =
+        |sampled: &Sampled| SeenRequest { ms: sampled.ms, is_write: sampled.is_write, group: sampled.group };
     let seen = Seen {
         one_of: last.one_of,
         period_ms: Sampled::PERIOD_MS,

@@ -15,6 +15,7 @@ mod grow;
 mod live;
 mod names;
 mod pins;
+mod sample;
 mod scrub;
 mod settings;
 mod status;
@@ -32,6 +33,7 @@ pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
+pub use sample::RequestSample;
 pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};
 pub use settings::{Settings, SettingsChange, SettingsChanged};
 pub use status::{
