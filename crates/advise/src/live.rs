@@ -15,6 +15,10 @@ use std::collections::HashSet;
 /// Reads of the part that counts, at least. The hit ratio is then known within a point or two, whatever the load.
 const READS_MIN: usize = 2000;
 
+/// No device has a byte behind this one.
+const OFFSET_MAX: u64 = 1 << 56;
+/// The longest request that adjacent groups are joined to.
+const REQUEST_MAX: u64 = 256 << 10;
 /// The smallest cache that stands for a larger one: with fewer segments of 64 KiB it is too coarse.
 const SMALL_BYTES_MIN: u64 = 2 << 20;
 
@@ -65,15 +69,44 @@ impl Seen {
     }
 
     fn shift(&self) -> Result<u32> {
-        if !self.one_of.is_power_of_two() {
-            let text = format!("a sample of one block of {} is none of CBD", self.one_of);
+        let end = |seen: &SeenRequest| {
+            seen.group
+                .checked_add(1)?
+                .checked_mul(self.one_of)?
+                .checked_mul(CHECKSUM_BLOCK)
+                .filter(|end| *end <= OFFSET_MAX)
+        };
+        let is_one = self.one_of.is_power_of_two() && self.one_of > 1;
+        if !is_one || !self.requests.iter().all(|seen| end(seen).is_some()) {
+            let text = format!(
+                "the sample of one block of {} has requests that no device has: is the daemon of another version?",
+                self.one_of
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         Ok(self.one_of.ilog2())
     }
 
-    /// The requests with times that begin at 0 and never decrease, each as one of its whole group.
-    pub fn whole_requests(&self) -> impl Iterator<Item = Request> + '_ {
+    /// The requests with times that begin at 0 and never decrease, each as one of its whole group. What has come at one time, of
+    /// adjacent groups, was one request. With each the number of its first one in the sample.
+    pub fn whole_requests(&self) -> impl Iterator<Item = (usize, Request)> + '_ {
+        let mut each = self.each_request().enumerate().peekable();
+        std::iter::from_fn(move || {
+            let (number, mut request) = each.next()?;
+            while let Some((_, next)) = each.next_if(|(number, next)| {
+                let is_same = (next.us, next.action) == (request.us, request.action);
+                is_same
+                    && next.range.start == request.range.end
+                    && next.range.end - request.range.start <= REQUEST_MAX
+                    && *number != self.counted_from
+            }) {
+                request.range.end = next.range.end;
+            }
+            Some((number, request))
+        })
+    }
+
+    fn each_request(&self) -> impl Iterator<Item = Request> + '_ {
         let group_bytes = self.one_of.saturating_mul(CHECKSUM_BLOCK);
         let period = self.period_ms.max(1);
         let (mut last, mut us) = (self.requests.first().map_or(0, |first| first.ms), 0_u64);
@@ -115,22 +148,85 @@ impl Seen {
             ));
         }
         let mut survey = Survey::new();
-        self.whole_requests().for_each(|request| survey.add(&request));
+        self.whole_requests().for_each(|(_, request)| survey.add(&request));
         let record = self.request_bytes.max(CHECKSUM_BLOCK);
         let lengths = [record, (record / self.one_of).max(CHECKSUM_BLOCK)];
         let mut simulation = Simulation::of_sample(forms, sample, lengths, &survey, options)?;
         let (mut known, mut new) = (HashSet::new(), 0_u64);
-        for (number, request) in self.whole_requests().enumerate() {
+        for (number, seen) in self.requests.iter().enumerate() {
+            let is_new = known.insert(seen.group);
+            new += u64::from(is_new && number >= self.counted_from && !seen.is_write);
+        }
+        for (number, request) in self.whole_requests() {
             if number == self.counted_from {
                 simulation.begin_count()?;
             }
-            let is_new = known.insert(request.range.start);
-            new += u64::from(is_new && number >= self.counted_from && request.action == Action::Read);
             simulation.feed(request)?;
         }
         let outcomes = simulation.finish_of(self.read_bytes)?;
         let new_bytes = new as f64 * (self.one_of * CHECKSUM_BLOCK) as f64;
         let new_reads = (new_bytes / self.read_bytes.max(1) as f64).min(1.0);
         Ok(Foretold { outcomes, survey, new_reads })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cbd_engine::Settings;
+
+    fn seen(requests: Vec<SeenRequest>) -> Seen {
+        let counted_from = requests.len() / 2;
+        Seen { one_of: 8, period_ms: 1000, requests, counted_from, read_bytes: 1 << 30, request_bytes: 4096 }
+    }
+
+    fn request(ms: u32, group: u64) -> SeenRequest {
+        SeenRequest { ms, is_write: false, group }
+    }
+
+    fn foretell(seen: &Seen) -> Result<Foretold> {
+        let form = CacheForm::new(64 << 20, None, 2).expect("a size");
+        let options = Options {
+            memory_max: crate::MEMORY_MAX,
+            blocks_max: crate::BLOCKS_MAX,
+            settings: Settings::default(),
+            disk_rate: None,
+            has_times: true,
+        };
+        seen.foretell(&[form], &options)
+    }
+
+    #[test]
+    fn requests_stand_for_whole_groups_and_adjacent_ones_at_one_time_were_one_request() {
+        let seen = seen(vec![
+            request(990, 5),
+            request(990, 6),
+            request(995, 7),
+            request(3, 8),
+            request(2, 9),
+            request(3, 10),
+        ]);
+        let whole: Vec<(usize, Request)> = seen.whole_requests().collect();
+        let found: Vec<_> = whole.iter().map(|(number, request)| (*number, request.us / 1000)).collect();
+        // The fourth begins the part that counts; the fifth was noted late.
+        assert_eq!(found, [(0, 0), (2, 5), (3, 13)]);
+        assert_eq!(whole[0].1.range, ByteRange::at(5 * 32_768, 65_536));
+        assert_eq!(whole[2].1.range, ByteRange::at(8 * 32_768, 3 * 32_768));
+    }
+
+    #[test]
+    fn nothing_is_foretold_from_a_few_requests_or_from_impossible_ones() {
+        let error =
+            foretell(&seen((0..100).map(|number| request(0, number)).collect())).expect_err("too few");
+        assert!(error.line().contains("too little was seen: 50 of 2000"), "{}", error.line());
+        let many: Vec<SeenRequest> = (0..8000).map(|number| request(0, number % 100)).collect();
+        let far = Seen { requests: [&many[..], &[request(0, u64::MAX)]].concat(), ..seen(many.clone()) };
+        assert!(foretell(&far).expect_err("too far").line().contains("no device has"));
+        for one_of in [0, 1, 7] {
+            assert!(foretell(&Seen { one_of, ..seen(many.clone()) }).is_err());
+        }
+        assert!(foretell(&Seen { counted_from: usize::MAX, ..seen(many.clone()) }).is_err());
+        let foretold = foretell(&seen(many)).expect("enough");
+        assert_eq!((foretold.new_reads, foretold.outcomes[0].hit), (0.0, 1.0));
     }
 }

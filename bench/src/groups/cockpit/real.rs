@@ -12,6 +12,7 @@ use cbd_runtime::sampled::Moment;
 use cbd_types::{
     AlignedBuffer, Class, Completion, Error, ErrorKind, Operation, Region, Request as Submitted, Result,
 };
+use std::cell::Cell;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -20,6 +21,11 @@ const TABLES: u64 = 4 << 20;
 /// Limits against an endless loop.
 const STEPS: usize = 1_000_000;
 const ATTEMPTS: usize = 1000;
+
+thread_local! {
+    /// The clock of the blkdevs that this thread serves.
+    static NOW_NS: Cell<u64> = const { Cell::new(0) };
+}
 
 /// The blkdev.
 pub struct Real {
@@ -61,7 +67,8 @@ impl Real {
         cache.set_worker_waker(Waker::from(Arc::clone(&wanted)));
         let instant = || ModelDisk::new(Model::INSTANT);
         let worker = BackgroundWorker::new(Arc::clone(&cache), instant(), geometry(size));
-        let device = Arc::new(Device::cached(Arc::clone(&cache), geometry(size)).with_sample());
+        let device = Device::cached(Arc::clone(&cache), geometry(size)).with_clock(|| NOW_NS.get());
+        let device = Arc::new(device.with_sample());
         device.sample_for(form.bytes);
         let queue = Queue::new(Arc::clone(&device), instant(), Waker::noop().clone());
         let (buffer, done) = (AlignedBuffer::default(), Vec::new());
@@ -74,6 +81,7 @@ impl Real {
     /// The errors of the engine.
     pub fn serve(&mut self, request: &Request) -> Result<()> {
         self.surroundings.set_us(request.us);
+        NOW_NS.set(request.us * 1000);
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(request.range.len() as usize);
         let operation = match request.action {
