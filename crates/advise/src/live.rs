@@ -17,6 +17,8 @@ const READS_MIN: usize = 2000;
 
 /// No device has a byte behind this one.
 const OFFSET_MAX: u64 = 1 << 56;
+/// How late a request may be noted.
+const LATE_MS: u32 = 100;
 /// The longest request that adjacent groups are joined to.
 const REQUEST_MAX: u64 = 256 << 10;
 /// The smallest cache that stands for a larger one: with fewer segments of 64 KiB it is too coarse.
@@ -111,10 +113,11 @@ impl Seen {
         let period = self.period_ms.max(1);
         let (mut last, mut us) = (self.requests.first().map_or(0, |first| first.ms), 0_u64);
         self.requests.iter().map(move |seen| {
-            let passed = seen.ms.wrapping_add(period).wrapping_sub(last) % period;
-            // Threads note their requests in any order: time does not go back by a whole period for it.
-            if passed < period / 2 {
-                us += u64::from(passed) * 1000;
+            let (ms, before) = (u64::from(seen.ms % period), u64::from(last % period));
+            let passed = (ms + u64::from(period) - before) % u64::from(period);
+            // Threads note their requests in any order: one that is a little late does not mean that a whole period has passed.
+            if passed + u64::from(LATE_MS) < u64::from(period) {
+                us += passed * 1000;
                 last = seen.ms;
             }
             let action = if seen.is_write { Action::Write } else { Action::Read };

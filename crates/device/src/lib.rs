@@ -90,10 +90,10 @@ impl<E: Environment> Device<E> {
         Self { clock: Some(clock), ..self }
     }
 
-    /// The same with memory for a sample of its requests, timed by the clock.
+    /// The same with memory for a sample of its requests.
     #[must_use]
     pub fn with_sample(self) -> Self {
-        Self { sample: Sample::new(self.clock), ..self }
+        Self { sample: Sample::new(), ..self }
     }
 
     /// Notes a sample of the requests, for a cache of `bytes`; 0: notes nothing. Called again with another size. It begins

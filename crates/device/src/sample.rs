@@ -9,7 +9,6 @@
 //!
 //! Elsewhere: what is made of the sample (`cbd-advise`).
 
-use crate::Clock;
 use alloc::{boxed::Box, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Operation};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -34,7 +33,8 @@ const WRITE: u64 = 2;
 /// A block that was read or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sampled {
-    /// Milliseconds of the device's clock, of which only the lowest 22 bits are known; 0 without a clock.
+    /// Milliseconds of the device's clock, of which only the lowest 22 bits are known, at which the queue had timed a request last; 0
+    /// without a clock.
     pub ms: u32,
     /// Whether it was written; otherwise it was read.
     pub is_write: bool,
@@ -73,24 +73,23 @@ pub(crate) struct Sample {
     shift: AtomicU32,
     /// The number of the entry with which the present sample began.
     begun: AtomicU64,
-    clock: Option<Clock>,
 }
 
 impl Sample {
     /// A sample without blocks, and without memory.
     pub(crate) fn none() -> Self {
         let (next, begun) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { entries: Box::default(), next, shift: AtomicU32::new(OFF), begun, clock: None }
+        Self { entries: Box::default(), next, shift: AtomicU32::new(OFF), begun }
     }
 
     /// A sample without blocks; [`none`](Self::none) without memory.
-    pub(crate) fn new(clock: Option<Clock>) -> Self {
+    pub(crate) fn new() -> Self {
         let mut entries = Vec::new();
         if entries.try_reserve_exact(SAMPLED_MAX).is_err() {
             return Self::none();
         }
         entries.resize_with(SAMPLED_MAX, || AtomicU64::new(0));
-        Self { entries: entries.into_boxed_slice(), clock, ..Self::none() }
+        Self { entries: entries.into_boxed_slice(), ..Self::none() }
     }
 
     /// Makes the sample one for a cache of `bytes`, 0 for none. It begins again unless it has about the right density.
@@ -107,28 +106,28 @@ impl Sample {
         }
     }
 
-    /// Notes a request.
+    /// Notes a request, at the time in nanoseconds that `now_ns` returns.
     #[inline]
-    pub(crate) fn note(&self, operation: Operation, range: ByteRange) {
+    pub(crate) fn note(&self, operation: Operation, range: ByteRange, now_ns: impl FnOnce() -> u64) {
         let shift = self.shift.load(Ordering::Relaxed);
         if shift == OFF {
             return;
         }
         let (first, last) = (range.start / CHECKSUM_BLOCK, range.end.saturating_sub(1) / CHECKSUM_BLOCK);
         if first != last || chosen(first >> shift, shift) == first {
-            self.note_blocks(operation, first, last, shift);
+            self.note_blocks(operation, first, last, shift, now_ns());
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn note_blocks(&self, operation: Operation, first: u64, last: u64, shift: u32) {
+    fn note_blocks(&self, operation: Operation, first: u64, last: u64, shift: u32, now_ns: u64) {
         let action = match operation {
             Operation::Read => READ,
             Operation::Write => WRITE,
             _ => return,
         };
-        let time = self.clock.map_or(0, |clock| clock() / 1_000_000) & u64::from(Sampled::PERIOD_MS - 1);
+        let time = now_ns / 1_000_000 & u64::from(Sampled::PERIOD_MS - 1);
         for group in (first >> shift..=last >> shift).take(GROUPS_MAX as usize) {
             if !(first..=last).contains(&chosen(group, shift)) || group >> GROUP_BITS != 0 {
                 continue;
@@ -177,9 +176,13 @@ mod tests {
     use alloc::vec;
 
     fn sample(bytes: u64) -> Sample {
-        let sample = Sample::new(Some(|| 5_000_000));
+        let sample = Sample::new();
         sample.set_cache(bytes);
         sample
+    }
+
+    fn note(sample: &Sample, operation: Operation, range: ByteRange) {
+        sample.note(operation, range, || 5_000_000);
     }
 
     fn blocks(first: u64, count: u64) -> ByteRange {
@@ -189,8 +192,8 @@ mod tests {
     #[test]
     fn one_block_of_each_group_is_in_the_sample_whatever_the_length_of_requests() {
         let (single, long) = (sample(1 << 30), sample(1 << 30));
-        (0..6400).for_each(|block| single.note(Operation::Read, blocks(block, 1)));
-        (0..100).for_each(|request| long.note(Operation::Read, blocks(request * 64, 64)));
+        (0..6400).for_each(|block| note(&single, Operation::Read, blocks(block, 1)));
+        (0..100).for_each(|request| note(&long, Operation::Read, blocks(request * 64, 64)));
         let of_single = single.last();
         assert_eq!((of_single.one_of, of_single.first, of_single.requests.len()), (64, 0, 100));
         assert_eq!(of_single, long.last());
@@ -200,10 +203,10 @@ mod tests {
     #[test]
     fn the_last_requests_are_kept_in_order() {
         let sample = sample(64 << 20);
-        sample.note(Operation::Flush, ByteRange { start: 0, end: 0 });
-        sample.note(Operation::Discard, blocks(0, 1 << 20));
+        note(&sample, Operation::Flush, ByteRange { start: 0, end: 0 });
+        note(&sample, Operation::Discard, blocks(0, 1 << 20));
         let count = SAMPLED_MAX as u64 + 1000;
-        (0..count).for_each(|group| sample.note(Operation::Write, blocks(group * 8, 8)));
+        (0..count).for_each(|group| note(&sample, Operation::Write, blocks(group * 8, 8)));
         let last = sample.last();
         assert_eq!((last.first, last.requests.len(), sample.count()), (1000, SAMPLED_MAX, count));
         let groups: Vec<u64> = last.requests.iter().map(|sampled| sampled.group).collect();
@@ -214,17 +217,17 @@ mod tests {
     #[test]
     fn a_cache_of_another_size_begins_another_sample_and_no_cache_ends_it() {
         let sample = sample(1 << 30);
-        sample.note(Operation::Read, blocks(0, 64));
+        note(&sample, Operation::Read, blocks(0, 64));
         sample.set_cache(2 << 30);
         assert_eq!(sample.last().requests.len(), 1, "a size that is little larger keeps the sample");
         sample.set_cache(8 << 30);
         assert_eq!(sample.last(), LastSampled { one_of: 512, first: 1, requests: vec![] });
         sample.set_cache(0);
-        sample.note(Operation::Read, blocks(0, 512));
+        note(&sample, Operation::Read, blocks(0, 512));
         assert_eq!(sample.last(), LastSampled::default());
         let none = Sample::none();
         none.set_cache(1 << 30);
-        none.note(Operation::Read, blocks(0, 512));
+        note(&none, Operation::Read, blocks(0, 512));
         assert_eq!(none.last(), LastSampled::default());
     }
 }
