@@ -69,11 +69,9 @@ impl Pmem for SimulatedMemory {
         let mut pages = self.pages.lock();
         for (number, within, part) in parts(at, from.len()) {
             let (place, from) = (&mut pages[number], &from[part]);
-            if place.is_none() || from.len() == PAGE {
-                if is_zero(from) {
-                    *place = None;
-                    continue;
-                }
+            if (place.is_none() || from.len() == PAGE) && is_zero(from) {
+                *place = None;
+                continue;
             }
             let page = place.get_or_insert_with(|| Box::new(ZEROES));
             page[within..within + from.len()].copy_from_slice(from);
@@ -125,10 +123,10 @@ mod tests {
         let empty = memory.kept_bytes();
         memory.store(4096, &[0; 8192]);
         assert_eq!(memory.kept_bytes(), empty);
-        let mut sums = [0; 3];
+        let mut checksums = [0; 3];
         let bytes: Vec<u8> = (0..9000).map(|number| (number % 251) as u8).collect();
-        memory.store_summed(5000, &bytes, 3192, &mut sums);
-        assert_eq!(sums, [crc32c(&bytes[..3192]), crc32c(&bytes[3192..7288]), crc32c(&bytes[7288..])]);
+        memory.store_summed(5000, &bytes, 3192, &mut checksums);
+        assert_eq!(checksums, [crc32c(&bytes[..3192]), crc32c(&bytes[3192..7288]), crc32c(&bytes[7288..])]);
         let mut read = vec![1; 9002];
         let sum = memory.load_summed(4999, &mut read).expect("inside");
         assert_eq!((read[0], &read[1..9001], read[9001], sum), (0, &*bytes, 0, crc32c(&read)));

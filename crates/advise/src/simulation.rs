@@ -22,8 +22,8 @@ const BATCH: usize = 32 << 10;
 const DIRTY_EVERY: u64 = 256;
 /// Words of the bits that say which blocks of a sample were used: 16 MiB.
 const FIRST_WORDS_MAX: u64 = 2 << 20;
-/// Blocks that each size serves at most by default: some 20 seconds for a size.
-pub const BLOCKS_MAX: u64 = 16 << 20;
+/// Blocks that each size serves at most by default: a million takes some seconds.
+pub const BLOCKS_MAX: u64 = 8 << 20;
 /// Memory for each size by default.
 pub const MEMORY_MAX: u64 = 64 << 20;
 /// The time between two requests of a trace without times.

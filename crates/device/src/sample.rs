@@ -127,7 +127,7 @@ impl Sample {
             Operation::Write => WRITE,
             _ => return,
         };
-        let time = now_ns / 1_000_000 & u64::from(Sampled::PERIOD_MS - 1);
+        let time = (now_ns / 1_000_000) & u64::from(Sampled::PERIOD_MS - 1);
         for group in (first >> shift..=last >> shift).take(GROUPS_MAX as usize) {
             if !(first..=last).contains(&chosen(group, shift)) || group >> GROUP_BITS != 0 {
                 continue;
