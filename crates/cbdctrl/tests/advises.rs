@@ -14,7 +14,7 @@ use support::{Fixture, MIB, run_for, text_of, wait};
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// The largest difference. What is served by several requests at a time is not in the order of the trace.
 const ERROR_MAX: f64 = 0.02;
-/// The same for what the daemon has noted. Some 4000 reads of the sample count, whose standard deviation is about 0.01.
+/// The same for what the daemon has noted. Some 2500 reads of the sample count, whose standard deviation is about 0.01.
 const SAMPLE_ERROR_MAX: f64 = 0.04;
 
 /// Runs `cbdctrl advise` without a daemon.
@@ -80,7 +80,7 @@ fn what_the_daemon_has_noted_foretells_the_hit_ratio_that_the_cache_has() {
             &fixture,
             folder,
             &["--rw=randrw", "--rwmixread=85", "--size=224m", "--random_distribution=zipf:0.8"],
-            &["--io_size=320m", "--rate_iops=20000,3500"],
+            &["--io_size=240m", "--rate_iops=7000,1200"],
         );
         let ran = fixture.run(&["advise", "-b", "0", "--json"]);
         assert_eq!((ran.code, &*ran.stderr), (0, ""), "{ran:?}");
