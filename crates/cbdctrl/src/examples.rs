@@ -43,6 +43,7 @@ const RESCUE: &[Example] = &[
 
 /// The examples of `advise`.
 const ADVISE: &[Example] = &[
+    ("For a cache in use, from what the daemon has noted of its last requests:", "cbdctrl advise -b 0"),
     (
         "From a trace of a disk, made with blktrace -d /dev/sdb -w 600 -o - | blkparse -i - > trace:",
         "cbdctrl advise --trace trace",

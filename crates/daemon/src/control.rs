@@ -8,8 +8,8 @@
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
-    PinsInfo, Progress, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo, ScrubRequest,
+    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
     TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::events::Events;
@@ -97,6 +97,8 @@ pub trait Control: Send + Sync + 'static {
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
     /// Verifies a range of a backend once.
     fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done>;
+    /// The sample of the requests of a backend.
+    fn sample(&self, transport: u32, backend: u32) -> Result<RequestSample>;
     /// The scrub of a backend.
     fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo>;
     /// Begins, pauses, continues or stops the scrub of a backend.

@@ -9,6 +9,8 @@
 
 mod events;
 mod map;
+mod pins;
+mod sample;
 mod verify;
 
 use crate::api::{
@@ -30,6 +32,7 @@ use axum::{Json, Router};
 use cbd_types::{Error, ErrorKind};
 use events::events;
 use map::map;
+use pins::{add_pins, pins, remove_pins};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -111,6 +114,7 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/unpin", post(remove_pins))
         .route("/v1/transports/{transport}/backends/{backend}/map", get(map))
         .route("/v1/transports/{transport}/backends/{backend}/verify", post(verify))
+        .route("/v1/transports/{transport}/backends/{backend}/sample", get(sample::sample))
         .route("/v1/transports/{transport}/backends/{backend}/scrub", get(scrub).post(set_scrub))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
         .route("/v1/transports/{transport}/checkpoint-together", post(checkpoint_together))
@@ -364,41 +368,6 @@ async fn grow_backend(
     json(control, move |control| {
         let backend = control.backend_number(transport, &backend)?;
         control.grow_backend(transport, backend)
-    })
-    .await
-}
-
-async fn pins(
-    State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, NumberOrName)>,
-) -> impl IntoResponse {
-    json(control, move |control| {
-        let backend = control.backend_number(transport, &backend)?;
-        control.pins(transport, backend)
-    })
-    .await
-}
-
-async fn add_pins(
-    State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, NumberOrName)>,
-    Input(request): Input<crate::api::AddPins>,
-) -> impl IntoResponse {
-    json(control, move |control| {
-        let backend = control.backend_number(transport, &backend)?;
-        control.add_pins(transport, backend, request)
-    })
-    .await
-}
-
-async fn remove_pins(
-    State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, NumberOrName)>,
-    Input(request): Input<crate::api::RemovePins>,
-) -> impl IntoResponse {
-    json(control, move |control| {
-        let backend = control.backend_number(transport, &backend)?;
-        control.remove_pins(transport, backend, &request)
     })
     .await
 }

@@ -3,9 +3,9 @@
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
-    PinsInfo, Progress, RegisterTransport, RemovePins, ResizeCache, ScrubAction, ScrubInfo, ScrubRequest,
-    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
-    TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
+    PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubAction, ScrubInfo,
+    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportGrown, TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -136,6 +136,9 @@ impl Control for Fake {
         let verified =
             VerifiedInfo { verified_bytes: request.length.unwrap_or(7), ..VerifiedInfo::default() };
         Ok(Done { verified: Some(verified), ..Done::default() })
+    }
+    fn sample(&self, _: u32, backend: u32) -> Result<RequestSample> {
+        Ok(RequestSample { backend_id: backend, ..RequestSample::default() })
     }
     fn scrub(&self, _: u32, backend: u32) -> Result<ScrubInfo> {
         Ok(ScrubInfo { backend_id: backend, ..ScrubInfo::default() })

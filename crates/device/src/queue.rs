@@ -222,6 +222,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
                 return None;
             }
         };
+        self.note_sample(operation, range);
         let begun = self.meter.begin(operation);
         let mut begun_us = None;
         if !cache.caches_writes() {
@@ -266,6 +267,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
                 return None;
             }
         };
+        self.note_sample(operation, range);
         let begun = self.meter.begin(operation);
         let begun_us = cache.begin_measured_read();
         let found = look_up(cache, range, out, &mut self.misses);

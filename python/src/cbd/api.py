@@ -851,6 +851,44 @@ class VerifiedInfo(Object):
 
 
 @dataclasses.dataclass
+class RequestSample(Object):
+    """Request sample."""
+
+    backend_id: int = 0
+    #: Blocks of 4 KiB of a group, of which one is in the sample; 0 while nothing is sampled.
+    one_of: int = 0
+    #: The time after which times_ms begin again at 0.
+    period_ms: int = 0
+    #: When each request came, oldest first, modulo period_ms.
+    times_ms: List[int] = dataclasses.field(default_factory=list)
+    #: Whether each request was a write; otherwise it was a read.
+    writes: List[bool] = dataclasses.field(default_factory=list)
+    #: The group of each request - the number of its first block, divided by one_of.
+    groups: List[int] = dataclasses.field(default_factory=list)
+    #: The number of the first request behind which read_bytes and hit_bytes were counted, from 0.
+    counted_from: int = 0
+    #: Bytes that clients have read since then, in the sample or not.
+    read_bytes: int = 0
+    #: Bytes of these that the cache had.
+    hit_bytes: int = 0
+    #: The mean bytes of all requests that read or write.
+    request_bytes: int = 0
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {
+        "backend_id": _codec.integer,
+        "one_of": _codec.integer,
+        "period_ms": _codec.integer,
+        "times_ms": _codec.list_of(_codec.integer),
+        "writes": _codec.list_of(_codec.boolean),
+        "groups": _codec.list_of(_codec.integer),
+        "counted_from": _codec.integer,
+        "read_bytes": _codec.integer,
+        "hit_bytes": _codec.integer,
+        "request_bytes": _codec.integer,
+    }
+
+
+@dataclasses.dataclass
 class ScrubRequest(Object):
     """Scrub request."""
 
@@ -2281,6 +2319,11 @@ class Client(Connection):
         body = _codec.body_of({"offset": offset, "length": length, "level": level, "repair": repair})
         stream = self.open_call("post", f"/v1/transports/{part(transport)}/backends/{part(backend)}/verify", {}, body)
         return Operation(stream, Progress.from_json, Done.from_json)
+
+    def sample(self, backend: NumberOrName, *, transport: int = 0) -> RequestSample:
+        """A sample of the requests of a backend, by which cbdctrl advise foretells other sizes of its cache."""
+        answer = self.call("get", f"/v1/transports/{part(transport)}/backends/{part(backend)}/sample", {}, None)
+        return RequestSample.from_json(answer)
 
     def scrub_info(self, backend: NumberOrName, *, transport: int = 0) -> ScrubInfo:
         """The scrub of a backend."""

@@ -16,6 +16,7 @@ mod live;
 mod map;
 mod names;
 mod pins;
+mod sample;
 mod scrub;
 mod settings;
 mod status;
@@ -34,6 +35,7 @@ pub use live::{AttachCache, DetachCache, ResizeCache};
 pub use map::{DeviceMap, MAP_CELLS_MAX, MapCell};
 pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
+pub use sample::RequestSample;
 pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};
 pub use settings::{Settings, SettingsChange, SettingsChanged};
 pub use status::{

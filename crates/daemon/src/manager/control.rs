@@ -7,9 +7,9 @@ use super::{Manager, backend, drain, status, transport, users};
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
-    PinsInfo, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
-    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
-    TransportRegistered, VerifyRange,
+    PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo, ScrubRequest, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::control::{Control, Report};
 use crate::events::Events;
@@ -124,6 +124,10 @@ impl Control for Manager {
 
     fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done> {
         self.verify_once(transport, BackendId(backend), request, report)
+    }
+
+    fn sample(&self, transport: u32, backend: u32) -> Result<RequestSample> {
+        self.request_sample(transport, BackendId(backend))
     }
 
     fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo> {
