@@ -12,7 +12,7 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo,
+    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, ErrorAnswer, GrowTransport, HostInfo,
     NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
     ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
     TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
@@ -253,6 +253,14 @@ impl Control for Confined {
 
     fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done> {
         self.manager.verify(transport, backend, request, report)
+    }
+
+    fn map(&self, transport: u32, backend: u32, cells: Option<usize>) -> Result<DeviceMap> {
+        self.manager.map(transport, backend, cells)
+    }
+
+    fn check_object(&self, transport: u32, backend: Option<u32>) -> Result<()> {
+        self.manager.check_object(transport, backend)
     }
 
     fn sample(&self, transport: u32, backend: u32) -> Result<RequestSample> {
