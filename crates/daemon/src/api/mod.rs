@@ -17,6 +17,7 @@ mod names;
 mod pins;
 mod scrub;
 mod settings;
+mod since;
 mod status;
 mod users;
 mod verify;
@@ -34,6 +35,7 @@ pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
 pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};
 pub use settings::{Settings, SettingsChange, SettingsChanged};
+pub use since::{Counted, have_fallen, since};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,
