@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 47] = [
+pub const BUDGETS: [Budget; 49] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -125,6 +125,11 @@ pub const BUDGETS: [Budget; 47] = [
         0.02,
         "largest error of the hit ratio that advise foretells, on the traces of policy and a mixed one",
     ),
+    reported(
+        "cockpit.advice_sampled_error",
+        "the same where caches are simulated on the sparsest sample of their blocks",
+    ),
+    reported("cockpit.advice_live_error", "the same of what it foretells by the sample that a device keeps"),
     at_most(
         "live.stall_ms_max",
         20.0,

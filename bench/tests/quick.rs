@@ -103,7 +103,13 @@ fn exports_are_measured_or_the_reason_is_reported() {
 #[test]
 fn the_cost_of_counting_is_measured_and_the_advice_compared_with_caches() {
     let figures = measure(&["cockpit"]);
-    assert_has_verdict(&figures, &["/cockpit/cost", "/cockpit/advice_error"]);
+    assert_has_verdict(&figures, &["/cockpit/cost"]);
+    assert!(number(&figures, "/cockpit/advice_error") <= 0.02);
+    // Samples are never exact, and the same seed gives the same errors on every machine.
+    for kind in ["sampled", "live"] {
+        let error = number(&figures, &format!("/cockpit/advice_{kind}_error"));
+        assert!(error > 0.0 && error < 0.04, "{kind}: {error}");
+    }
     assert!(number(&figures, "/cockpit/read_4k_over_uncounted") > 0.0);
     for trace in ["uniform", "zipf", "scans", "loops", "writes", "moving", "recent", "mixed"] {
         assert!(number(&figures, &format!("/cockpit/advice/{trace}/same/hit")) > 0.0);

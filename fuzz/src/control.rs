@@ -13,9 +13,9 @@ use axum::http::{Request, header};
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
     BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, ErrorAnswer, GrowTransport, HostInfo,
-    NumberOrName, PinsInfo, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
-    TransportInfo, TransportRegistered, VerifyRange,
+    NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
+    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
 };
 use cbd_daemon::config::Config;
 use cbd_daemon::control::{Control, Flow, Report};
@@ -253,6 +253,10 @@ impl Control for Confined {
 
     fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done> {
         self.manager.verify(transport, backend, request, report)
+    }
+
+    fn sample(&self, transport: u32, backend: u32) -> Result<RequestSample> {
+        self.manager.sample(transport, backend)
     }
 
     fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo> {

@@ -19,6 +19,7 @@ pub mod nbd;
 pub mod pcache;
 pub mod region;
 pub mod store;
+pub mod traces;
 pub mod virtqueue;
 mod wires;
 
@@ -36,7 +37,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "recovery", run: region::run, seeds: region::seeds, length_max: 400 },
     Target { name: "decoders", run: decoders::run, seeds: decoders::seeds, length_max: 1200 },
     Target { name: "nbd", run: nbd::run, seeds: nbd::seeds, length_max: 2048 },
@@ -45,6 +46,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "fuse", run: fuse::run, seeds: fuse::seeds, length_max: 2048 },
     Target { name: "pcache", run: pcache::run, seeds: pcache::seeds, length_max: 1200 },
     Target { name: "control", run: control::run, seeds: control::seeds, length_max: 1500 },
+    Target { name: "traces", run: traces::run, seeds: traces::seeds, length_max: 1000 },
 ];
 
 /// The target of this name.

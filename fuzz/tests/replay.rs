@@ -66,3 +66,8 @@ fn the_control_socket_survives_the_corpus() {
 fn the_reader_of_dm_pcache_survives_the_corpus() {
     replay("pcache");
 }
+
+#[test]
+fn traces_of_requests_survive_the_corpus() {
+    replay("traces");
+}

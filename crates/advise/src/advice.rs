@@ -97,7 +97,15 @@ mod tests {
     use cbd_types::ByteRange;
 
     fn outcome(bytes: u64, hit: f64) -> Outcome {
-        Outcome { bytes, hit, disk_read_bytes: 0, dirty_bytes_max: 0, dirty_bytes_mean: 0, sampled_one_of: 1 }
+        Outcome {
+            bytes,
+            hit,
+            disk_read_bytes: 0,
+            dirty_bytes_max: 0,
+            dirty_bytes_mean: 0,
+            sampled_one_of: 1,
+            memory_bytes: 0,
+        }
     }
 
     fn survey(writes_per_s: u64) -> Survey {

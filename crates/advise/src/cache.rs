@@ -5,7 +5,10 @@
 //!
 //! Elsewhere: which requests a cache gets, and which of them belong to a stream (`simulation`).
 
+use crate::Sample;
+use crate::ahead::{Ended, Windows};
 use crate::disk::{SimulatedDisk, geometry};
+use crate::memory::SimulatedMemory;
 use crate::simulated_time::{Surroundings, Wanted};
 use crate::size::CacheForm;
 use cbd_device::{Device, Queue};
@@ -13,7 +16,6 @@ use cbd_engine::{
     Admission, BackendSpec, BackgroundWorker, Cache, FormatOptions, Miss, Settings, Step, Transport,
     ZeroProgress,
 };
-use cbd_pmem::Mapping;
 use cbd_types::{
     AlignedBuffer, ByteRange, CHUNK, Class, Completion, Error, ErrorKind, Operation, Region, Request, Result,
 };
@@ -32,13 +34,17 @@ const TICK_US: u64 = 1000;
 const STEPS: usize = 10_000_000;
 const ATTEMPTS: usize = 100_000;
 
+/// What the engine has here.
+pub(crate) type Simulated = Surroundings<SimulatedMemory>;
+
 /// A cache, its background worker and its disk.
 pub struct SimulatedCache {
-    surroundings: Arc<Surroundings>,
-    cache: Arc<Cache<Surroundings>>,
-    worker: BackgroundWorker<Surroundings, SimulatedDisk>,
+    surroundings: Arc<Simulated>,
+    transport: Arc<Transport<Simulated>>,
+    cache: Arc<Cache<Simulated>>,
+    worker: BackgroundWorker<Simulated, SimulatedDisk>,
     disk: SimulatedDisk,
-    queue: Queue<Surroundings, SimulatedDisk>,
+    queue: Queue<Simulated, SimulatedDisk>,
     /// The disk as the queue reads it: without any time, so that a request ends before the next one begins.
     read_disk: SimulatedDisk,
     done: Vec<Completion>,
@@ -47,16 +53,25 @@ pub struct SimulatedCache {
     due_us: Option<u64>,
     buffer: AlignedBuffer,
     misses: Vec<Miss>,
+    /// What a sample reads ahead.
+    windows: Windows,
+    ended: Vec<Ended>,
 }
 
 impl SimulatedCache {
-    /// An empty cache in front of a disk of `size` bytes that transfers a byte in `us_per_byte`.
+    /// An empty cache for `sample` in front of a disk of `size` bytes that transfers a byte in `us_per_byte`.
     ///
     /// # Errors
     /// The errors of the engine, and a lack of memory.
-    pub fn new(form: &CacheForm, size: u64, settings: Settings, us_per_byte: f64) -> Result<Self> {
+    pub fn new(
+        form: &CacheForm,
+        sample: Sample,
+        size: u64,
+        settings: Settings,
+        us_per_byte: f64,
+    ) -> Result<Self> {
         let surroundings = Arc::new(Surroundings::new(1));
-        let region = Region::new(Mapping::anonymous(form.bytes + form.segment + TABLES)?);
+        let region = Region::new(SimulatedMemory::new(form.bytes + form.segment + TABLES));
         let format = FormatOptions {
             segment_size: Some(form.segment),
             force: false,
@@ -88,7 +103,22 @@ impl SimulatedCache {
         let queue = Queue::new(device, read_disk.clone(), Waker::noop().clone());
         let (buffer, misses, done) = (AlignedBuffer::zeroed(PIECE_MAX), Vec::new(), Vec::new());
         let due_us = Some(0);
-        Ok(Self { surroundings, cache, worker, disk, queue, read_disk, done, wanted, due_us, buffer, misses })
+        Ok(Self {
+            surroundings,
+            transport,
+            cache,
+            worker,
+            disk,
+            queue,
+            read_disk,
+            done,
+            wanted,
+            due_us,
+            buffer,
+            misses,
+            windows: Windows::new(sample),
+            ended: Vec::new(),
+        })
     }
 
     /// Lets time pass until `us`, and the background worker work meanwhile. Time never goes back.
@@ -111,18 +141,22 @@ impl SimulatedCache {
         Err(Error::new(ErrorKind::TimedOut, "the background work of a simulated cache does not end"))
     }
 
-    /// Reads `range`; what it misses is read from the disk and recorded as the engine decides. Returns the bytes that missed.
+    /// Reads `range`, places of a sample; what it misses is read from the disk and recorded as the engine decides, with what was read
+    /// ahead. Returns the bytes that missed.
     ///
     /// # Errors
     /// The errors of the engine.
-    pub fn read(&mut self, range: ByteRange, is_behind_cutoff: bool) -> Result<u64> {
-        let mut missed = 0;
+    pub(crate) fn read(&mut self, range: ByteRange, is_behind_cutoff: bool) -> Result<u64> {
+        let (mut missed, mut ended) = (0, std::mem::take(&mut self.ended));
         for piece in self.cache.pieces(range) {
             let into = &mut self.buffer[..piece.len() as usize];
             self.cache.read(piece, into, &mut self.misses)?;
             for miss in self.misses.drain(..) {
                 missed += miss.range.len();
-                let data = &into[..miss.range.len() as usize];
+                self.windows.end(&self.cache, miss, is_behind_cutoff, &mut ended);
+            }
+            for (miss, is_behind_cutoff) in ended.drain(..) {
+                let data = &self.buffer[..miss.range.len() as usize];
                 if is_behind_cutoff {
                     self.cache.complete_fill_behind_cutoff(miss, data);
                 } else {
@@ -130,10 +164,16 @@ impl SimulatedCache {
                 }
             }
         }
+        self.ended = ended;
         Ok(missed)
     }
 
-    /// As [`read`](Self::read), as a client of a blkdev reads: streams are recognized and read ahead.
+    /// Reads `range`, places of a sample, before it is asked for.
+    pub(crate) fn read_ahead(&mut self, range: ByteRange, is_behind_cutoff: bool) {
+        self.windows.read(&self.cache, range, is_behind_cutoff);
+    }
+
+    /// Reads `range` of a cache that is simulated whole, as a client of a blkdev reads: streams are recognized and read ahead.
     ///
     /// # Errors
     /// The errors of the engine.
@@ -211,6 +251,12 @@ impl SimulatedCache {
     /// The errors of the engine.
     pub fn flush(&self) -> Result<()> {
         self.cache.flush()
+    }
+
+    /// Bytes of memory that the region and the engine's index take.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.transport.region().memory().kept_bytes() + self.cache.status().index_bytes
     }
 
     /// Bytes that the disk does not have yet.

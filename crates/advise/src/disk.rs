@@ -2,7 +2,7 @@
 //!
 //! Invariants: operations are transferred one after the other in the order of submission, in simulated time.
 
-use crate::simulated_time::Surroundings;
+use crate::cache::Simulated;
 use cbd_types::backing::BackingDone;
 use cbd_types::{BackingGeometry, BackingOp, BackingQueue, OpToken};
 use parking_lot::Mutex;
@@ -39,14 +39,14 @@ struct State {
 /// The disk, whose clones are one disk; also its only queue.
 #[derive(Clone)]
 pub(crate) struct SimulatedDisk {
-    clock: Arc<Surroundings>,
+    clock: Arc<Simulated>,
     us_per_byte: f64,
     state: Arc<Mutex<State>>,
 }
 
 impl SimulatedDisk {
     /// A disk that transfers a byte in this time; 0 for one that needs no time.
-    pub(crate) fn new(clock: Arc<Surroundings>, us_per_byte: f64) -> Self {
+    pub(crate) fn new(clock: Arc<Simulated>, us_per_byte: f64) -> Self {
         Self { clock, us_per_byte, state: Arc::default() }
     }
 

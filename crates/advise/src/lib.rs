@@ -10,8 +10,11 @@
 //! Elsewhere: the command (`cbdctrl`), how far the figures are from those of real caches (`bench`).
 
 mod advice;
+mod ahead;
 mod cache;
 mod disk;
+mod live;
+mod memory;
 mod sample;
 pub mod simulated_time;
 mod simulation;
@@ -22,8 +25,9 @@ mod trace;
 pub use advice::{knee, sentence, sizes_around, time_to_full_s};
 pub use cache::SimulatedCache;
 pub use disk::geometry;
+pub use live::{Foretold, Seen, SeenRequest};
 pub use sample::Sample;
-pub use simulation::{Options, Outcome, Simulation};
+pub use simulation::{BLOCKS_MAX, MEMORY_MAX, Options, Outcome, Simulation};
 pub use size::CacheForm;
 pub use survey::Survey;
 pub use trace::{Action, Format, Request, Trace};

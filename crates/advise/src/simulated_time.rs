@@ -4,25 +4,29 @@
 
 use cbd_engine::Environment;
 use cbd_pmem::Mapping;
+use cbd_types::pmem::Pmem;
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Wake;
 
-/// The environment.
+/// The environment of an engine whose region is in an `M`.
 #[derive(Debug)]
-pub struct Surroundings {
+pub struct Surroundings<M = Mapping> {
     now_us: AtomicU64,
     random: Mutex<SmallRng>,
+    memory: PhantomData<fn() -> M>,
 }
 
-impl Surroundings {
+impl<M> Surroundings<M> {
     /// A clock at zero, and random numbers from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { now_us: AtomicU64::new(0), random: Mutex::new(SmallRng::seed_from_u64(seed)) }
+        let random = Mutex::new(SmallRng::seed_from_u64(seed));
+        Self { now_us: AtomicU64::new(0), random, memory: PhantomData }
     }
 
     /// The time.
@@ -36,8 +40,8 @@ impl Surroundings {
     }
 }
 
-impl Environment for Surroundings {
-    type Memory = Mapping;
+impl<M: Pmem + 'static> Environment for Surroundings<M> {
+    type Memory = M;
     type Lock = parking_lot::RawMutex;
 
     fn random(&self) -> u64 {

@@ -12,8 +12,8 @@ use crate::cache::SimulatedCache;
 use crate::survey::widened;
 use crate::{Action, CacheForm, Request, Sample, Survey};
 use cbd_device::Streams;
-use cbd_engine::Settings;
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Result};
+use cbd_engine::{Readahead, Settings};
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, CHUNK, Result};
 use std::thread;
 
 /// Requests that are served together.
@@ -22,6 +22,10 @@ const BATCH: usize = 32 << 10;
 const DIRTY_EVERY: u64 = 256;
 /// Words of the bits that say which blocks of a sample were used: 16 MiB.
 const FIRST_WORDS_MAX: u64 = 2 << 20;
+/// Blocks that each size serves at most by default: a million takes some seconds.
+pub const BLOCKS_MAX: u64 = 8 << 20;
+/// Memory for each size by default.
+pub const MEMORY_MAX: u64 = 64 << 20;
 /// The time between two requests of a trace without times.
 const REQUEST_US: u64 = 20;
 
@@ -29,7 +33,9 @@ const REQUEST_US: u64 = 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Bytes of memory for each size.
-    pub bytes_max: u64,
+    pub memory_max: u64,
+    /// Blocks of requests that each size serves at most; of more it serves a sample.
+    pub blocks_max: u64,
     /// Settings of the cache.
     pub settings: Settings,
     /// Bytes a second that the disk takes; none if it takes no time.
@@ -51,8 +57,10 @@ pub struct Outcome {
     pub dirty_bytes_max: u64,
     /// See `dirty_bytes_max`.
     pub dirty_bytes_mean: u64,
-    /// One block of so many was simulated.
+    /// One block of so many was simulated: 1 if the cache was simulated whole.
     pub sampled_one_of: u64,
+    /// Bytes of memory that the simulation took at its end.
+    pub memory_bytes: u64,
 }
 
 /// A request, as the sizes get it.
@@ -60,6 +68,8 @@ pub struct Outcome {
 struct Fed {
     request: Request,
     is_behind_cutoff: bool,
+    /// What is read ahead behind it, and whether that is behind the cutoff.
+    ahead: Option<(ByteRange, bool)>,
 }
 
 /// One size.
@@ -84,6 +94,8 @@ pub struct Simulation {
     all: Vec<One>,
     streams: Streams,
     cutoff: u64,
+    /// The end of what may be read ahead; 0 if nothing may.
+    ahead_max: u64,
     has_times: bool,
     batch: Vec<Fed>,
     fed: u64,
@@ -95,13 +107,40 @@ impl Simulation {
     /// # Errors
     /// The errors of the engine, and a lack of memory.
     pub fn new(forms: &[CacheForm], survey: &Survey, options: &Options) -> Result<Self> {
+        let one = |form: &CacheForm| {
+            let sample = form.sample_for(options.memory_max, survey.blocks(), options.blocks_max);
+            One::new(*form, sample, survey.record_lengths(sample), survey, options)
+        };
+        let all = forms.iter().map(one).collect::<Result<_>>()?;
+        Ok(Self::of(all, survey, options))
+    }
+
+    /// Empty caches of these forms for requests of whole groups of `sample`. `lengths`: the mean bytes of a record on the device and in
+    /// the sample.
+    ///
+    /// # Errors
+    /// The errors of the engine.
+    pub(crate) fn of_sample(
+        forms: &[CacheForm],
+        sample: Sample,
+        lengths: [u64; 2],
+        survey: &Survey,
+        options: &Options,
+    ) -> Result<Self> {
+        let one = |form: &CacheForm| One::new(*form, sample, lengths, survey, options);
+        let all = forms.iter().map(one).collect::<Result<_>>()?;
+        Ok(Self::of(all, survey, options))
+    }
+
+    fn of(all: Vec<One>, survey: &Survey, options: &Options) -> Self {
         let cutoff = match options.settings.sequential_read_cutoff {
             0 => u64::MAX,
             cutoff => cutoff,
         };
-        let all = forms.iter().map(|form| One::new(*form, survey, options)).collect::<Result<_>>()?;
+        let is_auto = options.settings.readahead == Readahead::Auto;
+        let ahead_max = if is_auto { survey.end.next_multiple_of(CHUNK) } else { 0 };
         let (streams, has_times) = (Streams::new(), options.has_times);
-        Ok(Self { all, streams, cutoff, has_times, batch: Vec::with_capacity(BATCH), fed: 0 })
+        Self { all, streams, cutoff, ahead_max, has_times, batch: Vec::with_capacity(BATCH), fed: 0 }
     }
 
     /// Serves the next request.
@@ -113,10 +152,34 @@ impl Simulation {
             request.us = self.fed * REQUEST_US;
         }
         self.fed += 1;
-        let is_read = request.action == Action::Read;
-        let is_behind_cutoff = is_read && self.streams.bytes_before(request.range) >= self.cutoff;
-        self.batch.push(Fed { request, is_behind_cutoff });
+        let mut fed = Fed { request, is_behind_cutoff: false, ahead: None };
+        if request.action == Action::Read {
+            let (before, step) = self.streams.follow_alone(request.range, self.ahead_max);
+            fed.is_behind_cutoff = before >= self.cutoff;
+            fed.ahead = step.map(|(range, before)| (range, before >= self.cutoff));
+        }
+        self.batch.push(fed);
         if self.batch.len() == BATCH { self.serve() } else { Ok(()) }
+    }
+
+    /// Forgets the hits so far, but not what the caches hold.
+    ///
+    /// # Errors
+    /// The errors of the engine.
+    pub(crate) fn begin_count(&mut self) -> Result<()> {
+        self.serve()?;
+        self.all.iter_mut().for_each(One::begin_count);
+        Ok(())
+    }
+
+    /// As [`finish`](Self::finish), of requests that have read so many bytes.
+    ///
+    /// # Errors
+    /// The errors of the engine.
+    pub(crate) fn finish_of(mut self, read_bytes: u64) -> Result<Vec<Outcome>> {
+        self.serve()?;
+        self.all.iter_mut().for_each(|one| one.read = read_bytes);
+        Ok(self.all.iter_mut().map(One::outcome).collect())
     }
 
     /// What each size did, in the order of the forms.
@@ -151,13 +214,17 @@ impl Simulation {
 }
 
 impl One {
-    fn new(form: CacheForm, survey: &Survey, options: &Options) -> Result<Self> {
-        let sample = form.sample_for(options.bytes_max);
-        let [record, sampled] = survey.record_lengths(sample);
+    fn new(
+        form: CacheForm,
+        sample: Sample,
+        [record, sampled]: [u64; 2],
+        survey: &Survey,
+        options: &Options,
+    ) -> Result<Self> {
         let small = form.small(sample, record, sampled);
         let us_per_byte =
             options.disk_rate.map_or(0.0, |rate| 1e6 * sample.one_of() as f64 / rate.max(1) as f64);
-        let cache = SimulatedCache::new(&small, survey.end, options.settings, us_per_byte)?;
+        let cache = SimulatedCache::new(&small, sample, survey.end, options.settings, us_per_byte)?;
         let (read, missed, served) = (0, 0, 0);
         let (first, first_bytes) = (FirstReads::new(sample, survey.end), survey.first_read_bytes());
         Ok(Self {
@@ -175,13 +242,20 @@ impl One {
         })
     }
 
+    fn begin_count(&mut self) {
+        (self.read, self.missed) = (0, 0);
+        // First reads are not known here: the requests begin somewhere.
+        self.first = FirstReads { used: Vec::new(), bytes: 0 };
+    }
+
     fn serve(&mut self, fed: &Fed) -> Result<()> {
-        let Fed { request: Request { us, action, range }, is_behind_cutoff } = *fed;
+        let Fed { request: Request { us, action, range }, is_behind_cutoff, ahead } = *fed;
         if action == Action::Read {
             self.read += widened(range).len();
         }
         // Most requests of a large cache have no block in the sample.
         let Some(span) = self.sample.span(range).or((action == Action::Flush).then_some(range)) else {
+            self.read_ahead(ahead);
             return Ok(());
         };
         self.cache.pass_until(us)?;
@@ -194,6 +268,7 @@ impl One {
                 for part in self.sample.of(range) {
                     self.missed += self.cache.read(part, is_behind_cutoff)?;
                 }
+                self.read_ahead(ahead);
             }
             Action::Write => {
                 for part in self.sample.of(range) {
@@ -212,6 +287,12 @@ impl One {
             self.count_dirty();
         }
         Ok(())
+    }
+
+    /// Reads the part of a stream ahead that is in the sample. A whole cache does so by itself.
+    fn read_ahead(&mut self, ahead: Option<(ByteRange, bool)>) {
+        let Some((range, is_behind_cutoff)) = ahead.filter(|_| self.sample.shift > 0) else { return };
+        self.sample.of(range).for_each(|part| self.cache.read_ahead(part, is_behind_cutoff));
     }
 
     fn count_dirty(&mut self) {
@@ -243,6 +324,7 @@ impl One {
             dirty_bytes_max: self.dirty_max * one_of,
             dirty_bytes_mean: (mean * one_of as f64) as u64,
             sampled_one_of: one_of,
+            memory_bytes: self.cache.memory_bytes(),
         }
     }
 }

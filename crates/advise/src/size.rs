@@ -17,6 +17,10 @@ use cbd_types::{ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, Result, Size};
 const SEGMENTS_MIN: u64 = 9;
 /// A small cache has at least this many segments, as far as the large one has them.
 const SMALL_SEGMENTS_MIN: u64 = 128;
+/// The sparsest sample.
+const SHIFT_MAX: u32 = 40;
+/// Memory of a simulated cache for each block: the index of the engine, admission, and the table of pages.
+const INDEX_BYTES: u64 = 32;
 
 /// A cache as a user creates it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,12 +79,25 @@ impl CacheForm {
         Self { bytes: (segments + 1) * segment, segment, lanes_max }
     }
 
-    /// The sample with which a cache of at most `bytes_max` stands for this one.
+    /// Bytes of memory that the simulation of this cache takes when it is full of single blocks: what is not data, and the index.
     #[must_use]
-    pub fn sample_for(&self, bytes_max: u64) -> Sample {
+    pub fn memory_bytes(&self) -> u64 {
+        let held = held_bytes(self.segment, CHECKSUM_BLOCK);
+        self.log_segments() * (self.segment - held) + self.bytes / CHECKSUM_BLOCK * INDEX_BYTES
+    }
+
+    /// The sample with which a cache that takes at most `memory_max` bytes of memory stands for this one, and serves at most
+    /// `blocks_max` of the `blocks` that a trace uses.
+    #[must_use]
+    pub fn sample_for(&self, memory_max: u64, blocks: u64, blocks_max: u64) -> Sample {
+        let is_small_enough = |shift: u32| {
+            let segment = (self.segment >> shift).max(SEGMENT_SIZE_MIN);
+            let small = Self { bytes: self.bytes >> shift, segment, ..*self };
+            small.memory_bytes() <= memory_max && (blocks >> shift) <= blocks_max
+        };
         let mut shift = 0;
-        while shift < 40
-            && (self.bytes >> shift) > bytes_max
+        while shift < SHIFT_MAX
+            && !is_small_enough(shift)
             && (self.bytes >> (shift + 1)) >= SMALL_SEGMENTS_MIN * SEGMENT_SIZE_MIN
         {
             shift += 1;
@@ -111,9 +128,9 @@ mod tests {
     fn a_small_cache_holds_its_share_of_the_data() {
         for (bytes, length) in [(1 << 30, 4096), (64 << 30, 65_536), (1 << 40, 4096)] {
             let form = CacheForm::new(bytes, None, 2).expect("a size");
-            let sample = form.sample_for(64 << 20);
+            let sample = form.sample_for(8 << 20, 0, 0);
             let small = form.small(sample, length, 4096);
-            assert!(small.bytes < 100 << 20, "{small:?}");
+            assert!(small.memory_bytes() < 10 << 20, "{small:?}");
             let held = |form: &CacheForm, length| held_bytes(form.segment, length) * form.log_segments();
             let ratio = held(&form, length) as f64 / held(&small, 4096) as f64 / sample.one_of() as f64;
             assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
@@ -123,7 +140,7 @@ mod tests {
     #[test]
     fn a_cache_that_fits_is_simulated_as_it_is() {
         let form = CacheForm::new(32 << 20, None, 2).expect("a size");
-        assert_eq!(form.sample_for(64 << 20), Sample { shift: 0 });
+        assert_eq!(form.sample_for(8 << 20, 0, 0), Sample { shift: 0 });
         assert_eq!(form.small(Sample { shift: 0 }, 4096, 4096), form);
     }
 

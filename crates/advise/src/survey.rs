@@ -90,6 +90,12 @@ impl Survey {
         self.reads + self.writes + self.discards + self.flushes
     }
 
+    /// Blocks of all requests that read or write.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.lengths.iter().map(|[_, blocks]| blocks).sum()
+    }
+
     /// Bytes of the blocks that were read or written at least once; an estimate where there are very many.
     #[must_use]
     pub fn working_set(&self) -> u64 {

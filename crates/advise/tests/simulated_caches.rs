@@ -1,6 +1,6 @@
 //! The simulated caches: what they hit, and how near a sample is to the whole.
 
-use cbd_advise::{Action, CacheForm, Options, Outcome, Request, Simulation, Survey};
+use cbd_advise::{Action, BLOCKS_MAX, CacheForm, Options, Outcome, Request, Simulation, Survey};
 use cbd_engine::Settings;
 use cbd_types::ByteRange;
 use rand::rngs::SmallRng;
@@ -8,8 +8,14 @@ use rand::{Rng, SeedableRng};
 
 const MIB: u64 = 1 << 20;
 
-fn options(bytes_max: u64) -> Options {
-    Options { bytes_max, settings: Settings::default(), disk_rate: None, has_times: true }
+fn options(memory_max: u64) -> Options {
+    Options {
+        memory_max,
+        blocks_max: BLOCKS_MAX,
+        settings: Settings::default(),
+        disk_rate: None,
+        has_times: true,
+    }
 }
 
 fn simulated(requests: &[Request], sizes: &[u64], options: &Options) -> Vec<Outcome> {
@@ -51,7 +57,7 @@ fn a_sample_is_near_to_the_whole() {
     let requests = uniform(150_000, 24_576, 10);
     let sizes = [48 * MIB, 128 * MIB];
     let whole = simulated(&requests, &sizes, &options(u64::MAX));
-    let sampled = simulated(&requests, &sizes, &options(8 * MIB));
+    let sampled = simulated(&requests, &sizes, &options(MIB));
     for (whole, sampled) in whole.iter().zip(&sampled) {
         assert!(whole.sampled_one_of == 1 && sampled.sampled_one_of > 1, "{sampled:?}");
         assert!((whole.hit - sampled.hit).abs() < 0.02, "{whole:?} {sampled:?}");

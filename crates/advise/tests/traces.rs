@@ -146,6 +146,12 @@ fn what_is_no_trace_is_refused_with_what_to_do() {
     refused(b"fio version 3 iolog\n1 /disk read x 4096\n", None, &["line 2", "/disk read x"]);
     refused(b"fio version 3 iolog\n1 /disk read 18446744073709551615 4096\n", None, &["line 2"]);
     refused(b"fio version 3 iolog\n1 /disk read 9223372036854775807 4096\n", None, &["line 2"]);
+    refused(
+        b"fio version 3 iolog\n1 /disk read 0 1000000000000000\n",
+        None,
+        &["line 2", "a read of", "4 GiB"],
+    );
+    refused(b"fio version 3 iolog\n1 /disk trim 0 1000000000000000\n", None, &["line 2", "a discard of"]);
     refused(&[b"fio version 3 iolog\n".as_slice(), &[b'x'; 100_000]].concat(), None, &["line 2"]);
     refused(b"  8,0  0  1  0.1  1  Q  R 5 - 8 [a]\n", None, &["line 1", "blkparse"]);
     let error = read_of(IOLOG.as_bytes(), Format::Blkparse, None).expect_err("another format");

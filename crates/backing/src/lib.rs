@@ -50,7 +50,7 @@ pub use footprint::{Area, Footprint, Written};
 pub use hold::{DISK_TIMEOUT, after_predecessor, refuse_file_beneath_loop_device};
 pub use identity::{Identity, Kind};
 pub use lasting::{Lasting, Partition};
-pub use outstanding::{Ended, Oldest, Outstanding};
+pub use outstanding::{Ended, OfOrigin, Oldest, Outstanding};
 pub use throttle::{Throttle, ThrottleParameters};
 pub use watch::Watch;
 

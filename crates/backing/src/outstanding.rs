@@ -11,7 +11,7 @@
 //! Elsewhere: the limit, and the report.
 
 use crate::{Backing, Identity, PollableQueue};
-use cbd_types::backing::BackingDone;
+use cbd_types::backing::{BackingDone, Origin};
 use cbd_types::figures::{Histogram, HistogramCounts, add};
 use cbd_types::{BackingGeometry, BackingOp, BackingQueue, OpToken, Result};
 use std::collections::VecDeque;
@@ -65,31 +65,58 @@ pub struct Ended {
     pub failed: u64,
     /// Time from the submission of each to when its completion was taken.
     pub latency: HistogramCounts,
+    /// The operations and the bytes by origin, in the order of [`Origin::ALL`].
+    origins: [OfOrigin; Origin::ALL.len()],
+}
+
+/// The operations with the same name and the same origin that have ended.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct OfOrigin {
+    /// Their number, failed ones included.
+    pub operations: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+}
+
+impl Ended {
+    /// The operations by origin.
+    pub fn origins(&self) -> impl Iterator<Item = (Origin, OfOrigin)> {
+        Origin::ALL.into_iter().zip(self.origins)
+    }
+}
+
+/// The cells of one origin of one operation of one queue.
+#[derive(Default, Debug)]
+struct OriginCells {
+    operations: AtomicU64,
+    bytes: AtomicU64,
 }
 
 /// The cells of one operation of one queue.
 #[derive(Default, Debug)]
 struct Cells {
-    operations: AtomicU64,
-    bytes: AtomicU64,
+    origins: [OriginCells; Origin::ALL.len()],
     failed: AtomicU64,
     /// Few operations are of all kinds.
     latency: OnceLock<Histogram>,
 }
 
 impl Cells {
-    fn count(&self, done: &BackingDone, took_ns: u64) {
-        add(&self.operations, 1);
+    fn count(&self, done: &BackingDone, origin: Origin, took_ns: u64) {
+        let of_origin = &self.origins[origin as usize];
+        add(&of_origin.operations, 1);
         self.latency.get_or_init(Histogram::default).count(took_ns, 1);
         match done.result {
-            Ok(()) => add(&self.bytes, bytes_of(&done.op)),
+            Ok(()) => add(&of_origin.bytes, bytes_of(&done.op)),
             Err(_) => add(&self.failed, 1),
         }
     }
 
     fn add(&self, other: &Self) {
-        add(&self.operations, other.operations.load(Ordering::Relaxed));
-        add(&self.bytes, other.bytes.load(Ordering::Relaxed));
+        for (cells, other) in self.origins.iter().zip(&other.origins) {
+            add(&cells.operations, other.operations.load(Ordering::Relaxed));
+            add(&cells.bytes, other.bytes.load(Ordering::Relaxed));
+        }
         add(&self.failed, other.failed.load(Ordering::Relaxed));
         if let Some(other) = other.latency.get() {
             self.latency.get_or_init(Histogram::default).add(other);
@@ -97,8 +124,14 @@ impl Cells {
     }
 
     fn read(&self, ended: &mut Ended) {
-        ended.operations += self.operations.load(Ordering::Relaxed);
-        ended.bytes += self.bytes.load(Ordering::Relaxed);
+        for (of_origin, cells) in ended.origins.iter_mut().zip(&self.origins) {
+            let operations = cells.operations.load(Ordering::Relaxed);
+            let bytes = cells.bytes.load(Ordering::Relaxed);
+            of_origin.operations += operations;
+            of_origin.bytes += bytes;
+            ended.operations += operations;
+            ended.bytes += bytes;
+        }
         ended.failed += self.failed.load(Ordering::Relaxed);
         if let Some(latency) = self.latency.get() {
             latency.read(&mut ended.latency);
@@ -222,7 +255,8 @@ impl Backing for Measured {
         let inner = self.inner.open_queue(depth)?;
         let shared = Arc::clone(&self.outstanding.0);
         let publishes = Publishes { published: shared.publish(), shared };
-        Ok(Box::new(MeasuredQueue { inner, publishes, begun: VecDeque::new() }))
+        let origin = Origin::default();
+        Ok(Box::new(MeasuredQueue { inner, publishes, origin, begun: VecDeque::new() }))
     }
 
     fn describe(&self) -> String {
@@ -238,6 +272,8 @@ struct MeasuredQueue {
     // Declared first: it may wait for its operations when it is dropped, and they count until then.
     inner: Box<dyn PollableQueue>,
     publishes: Publishes,
+    /// That of the operations that are submitted next.
+    origin: Origin,
     /// Operations in flight, the oldest first.
     begun: VecDeque<Begun>,
 }
@@ -258,6 +294,7 @@ impl Drop for Publishes {
 struct Begun {
     token: OpToken,
     kind: usize,
+    origin: Origin,
     at_ns: u64,
 }
 
@@ -278,7 +315,7 @@ impl MeasuredQueue {
         for one in done {
             let index = self.begun.iter().position(|begun| begun.token == one.token);
             if let Some(begun) = index.and_then(|index| self.begun.remove(index)) {
-                published.cells[begun.kind].count(one, now_ns.saturating_sub(begun.at_ns));
+                published.cells[begun.kind].count(one, begun.origin, now_ns.saturating_sub(begun.at_ns));
             }
         }
         published.oldest.store(self.begun.front().map_or(0, Begun::value), Ordering::Relaxed);
@@ -288,12 +325,16 @@ impl MeasuredQueue {
 impl BackingQueue for MeasuredQueue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         let Publishes { shared, published } = &self.publishes;
-        let begun = Begun { token, kind: kind_of(&op), at_ns: shared.now_ns() };
+        let begun = Begun { token, kind: kind_of(&op), origin: self.origin, at_ns: shared.now_ns() };
         if self.begun.is_empty() {
             published.oldest.store(begun.value(), Ordering::Relaxed);
         }
         self.begun.push_back(begun);
         self.inner.submit(token, op);
+    }
+
+    fn set_origin(&mut self, origin: Origin) {
+        self.origin = origin;
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {
@@ -326,5 +367,17 @@ impl PollableQueue for MeasuredQueue {
 impl fmt::Debug for Measured {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Measured({})", self.inner.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_queue_publishes_takes_a_bounded_memory() {
+        let histogram = (1 + cbd_types::figures::BUCKETS) * size_of::<u64>();
+        let bytes = size_of::<Published>() + OPERATIONS * histogram;
+        assert!(bytes <= 19 << 10, "{bytes}");
     }
 }

@@ -1,8 +1,8 @@
 //! The age of operations that a backing device has not completed.
 
-use cbd_backing::{Backing, BackingFile, Options, Outstanding};
+use cbd_backing::{Backing, BackingFile, Ended, Options, Outstanding};
 use cbd_testkit::{FaultRule, Faulty};
-use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, OpToken};
+use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, OpToken, Origin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,9 @@ fn operations_are_counted_with_their_bytes_and_their_latency_and_stay_when_their
     let mut done = Vec::new();
     for (number, offset) in [(0, 0), (1, 4096), (1, 64 << 10)] {
         let queue = &mut queues[number];
+        if number == 1 {
+            queue.set_origin(Origin::Writeback);
+        }
         queue.submit(OpToken(1), write(offset));
         queue.submit(OpToken(2), BackingOp::Flush);
         while queue.in_flight() > 0 {
@@ -72,6 +75,9 @@ fn operations_are_counted_with_their_bytes_and_their_latency_and_stay_when_their
     assert_eq!((flushed.operations, flushed.bytes, flushed.failed), (3, 0, 0));
     assert_eq!((written.latency.buckets.iter().sum::<u64>(), read.operations), (3, 0));
     assert!(written.latency.sum_ns > 0);
+    let origins = |of: &Ended| of.origins().map(|(_, of)| (of.operations, of.bytes)).collect::<Vec<_>>();
+    assert_eq!(origins(written), [(1, 4096), (0, 0), (2, 4096), (0, 0)]);
+    assert_eq!(origins(flushed), [(1, 0), (0, 0), (2, 0), (0, 0)]);
     let [first, second] = queues;
     drop(first);
     assert_eq!(outstanding.ended(), before);

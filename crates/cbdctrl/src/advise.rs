@@ -1,15 +1,17 @@
-//! `advise`: what more or less cache would bring, from a trace.
+//! `advise`: what more or less cache would bring, from a trace, or from what the daemon has noted of the requests of a backend.
 //!
 //! Invariants: the trace is read twice, as a stream, so its length does not matter to memory; nothing is written, and no daemon is
 //! asked unless a backend is named.
 //!
 //! Elsewhere: traces, and the caches that are simulated (`cbd-advise`).
 
+mod live;
+
 use crate::cli::AdviseArguments;
 use crate::command::{Output, warn};
 use crate::progress::ToolBar;
 use crate::table::{Table, fit, terminal_width};
-use cbd_advise::{CacheForm, Options, Outcome, Request, Simulation, Survey, Trace};
+use cbd_advise::{BLOCKS_MAX, CacheForm, Options, Outcome, Request, Simulation, Survey, Trace};
 use cbd_daemon::api::{CacheInfo, CacheMode, ErrorAnswer, ErrorBody, Status, TransportStatus};
 use cbd_daemon::client::Client;
 use cbd_daemon::size::format_size;
@@ -45,6 +47,7 @@ pub(crate) fn run(arguments: &AdviseArguments, socket: &Path, json: bool) -> Exi
 }
 
 /// What is known of the present cache.
+#[derive(Clone, Copy)]
 struct Present {
     size: Option<u64>,
     segment: Option<u64>,
@@ -91,7 +94,10 @@ struct SizeInfo {
     dirty_bytes_mean: Option<u64>,
     /// Absent if the disk keeps up, or if no rate of it is given.
     full_after_s: Option<f64>,
+    /// One block of so many was simulated; 1 if the cache was simulated whole.
     sampled_one_of: u64,
+    /// Bytes of memory that the simulation took.
+    memory_bytes: u64,
 }
 
 fn execute(arguments: &AdviseArguments, socket: &Path, output: &Output) -> Result<()> {
@@ -102,22 +108,25 @@ fn execute(arguments: &AdviseArguments, socket: &Path, output: &Output) -> Resul
         )));
     }
     let present = present(arguments, socket)?;
+    let Some(path) = &arguments.trace else { return live::execute(arguments, &present, socket, output) };
     let mut bar = ToolBar::default();
     let mut survey = Survey::new();
-    let trace = each_request(arguments, "reading the trace", &mut bar, &mut |request| {
+    let trace = each_request(path, arguments, "reading the trace", &mut bar, &mut |request| {
         survey.add(&request);
         Ok(())
     });
     let trace = trace.inspect_err(|_| bar.end())?;
     let forms = forms(arguments, &present, &survey).inspect_err(|_| bar.end())?;
     let options = Options {
-        bytes_max: arguments.memory,
+        memory_max: arguments.memory,
+        blocks_max: BLOCKS_MAX,
         settings: present.settings,
         disk_rate: arguments.disk_rate,
         has_times: trace.has_times(),
     };
     let mut simulation = Simulation::new(&forms, &survey, &options).inspect_err(|_| bar.end())?;
-    let simulated = each_request(arguments, "simulating", &mut bar, &mut |request| simulation.feed(request));
+    let simulated =
+        each_request(path, arguments, "simulating", &mut bar, &mut |request| simulation.feed(request));
     bar.end();
     simulated?;
     let outcomes = simulation.finish()?;
@@ -127,7 +136,7 @@ fn execute(arguments: &AdviseArguments, socket: &Path, output: &Output) -> Resul
         advice: cbd_advise::sentence(&outcomes, present.size, &survey),
         trace: trace_info(&survey, &options),
     };
-    output.result(&advice, &fit(&page(&advice, arguments.disk_rate.is_some())))
+    output.result(&advice, &fit(&page(&advice, present.size, arguments.disk_rate.is_some())))
 }
 
 fn invalid(text: impl Into<String>) -> Error {
@@ -136,12 +145,13 @@ fn invalid(text: impl Into<String>) -> Error {
 
 /// Calls `each` with every request of the trace; returns the trace at its end.
 fn each_request(
+    path: &Path,
     arguments: &AdviseArguments,
     doing: &'static str,
     bar: &mut ToolBar,
     each: &mut dyn FnMut(Request) -> Result<()>,
 ) -> Result<Trace> {
-    let mut trace = Trace::open(&arguments.trace, arguments.format, arguments.device.as_deref())?;
+    let mut trace = Trace::open(path, arguments.format, arguments.device.as_deref())?;
     let mut number = 0_u64;
     while let Some(request) = trace.next_request()? {
         each(request)?;
@@ -197,18 +207,23 @@ fn settings_of(cache: &CacheInfo) -> Result<Settings> {
 
 /// The caches to try, smallest first.
 fn forms(arguments: &AdviseArguments, present: &Present, survey: &Survey) -> Result<Vec<CacheForm>> {
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let processors = u32::try_from(processors).unwrap_or(1);
-    let form = |bytes| CacheForm::new(bytes, present.segment, processors);
-    let mut sizes = if arguments.sizes.is_empty() {
+    let sizes = if arguments.sizes.is_empty() {
         let least = present.segment.map_or(9 << 20, |segment| 9 * segment);
         if let Some(size) = present.size {
-            form(size)?;
+            forms_of(vec![size], present)?;
         }
         cbd_advise::sizes_around(present.size, survey, least)
     } else {
         arguments.sizes.clone()
     };
+    forms_of(sizes, present)
+}
+
+/// Caches of these sizes, and of the present one, smallest first.
+fn forms_of(mut sizes: Vec<u64>, present: &Present) -> Result<Vec<CacheForm>> {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let processors = u32::try_from(processors).unwrap_or(1);
+    let form = |bytes| CacheForm::new(bytes, present.segment, processors);
     sizes.extend(present.size);
     sizes.sort_unstable();
     sizes.dedup();
@@ -244,10 +259,11 @@ fn size_info(outcome: &Outcome, survey: &Survey, options: &Options) -> SizeInfo 
         dirty_bytes_mean: options.has_times.then_some(outcome.dirty_bytes_mean),
         full_after_s: options.disk_rate.and_then(full_after),
         sampled_one_of: outcome.sampled_one_of,
+        memory_bytes: outcome.memory_bytes,
     }
 }
 
-fn page(advice: &Advice, has_rate: bool) -> String {
+fn page(advice: &Advice, present: Option<u64>, has_rate: bool) -> String {
     let trace = &advice.trace;
     let time = trace.seconds.map_or_else(|| "no times".to_owned(), |seconds| format!("{seconds:.1} s"));
     let mut text = format!(
@@ -261,30 +277,38 @@ fn page(advice: &Advice, has_rate: bool) -> String {
         format_size(trace.used_bytes),
         100.0 * trace.first_read_share,
     );
-    let has_samples = advice.sizes.iter().any(|size| size.sampled_one_of > 1);
+    text.push_str(&table(&advice.sizes, present, trace.seconds.is_some(), has_rate));
+    text.push_str(&format!("\n{}\n", advice.advice));
+    text
+}
+
+/// The table of the sizes.
+fn table(sizes: &[SizeInfo], present: Option<u64>, has_times: bool, has_rate: bool) -> String {
     let columns = [
         ("CACHE", true),
         ("HITS", true),
         ("READ FROM DISK", true),
-        ("DIRTY AT MOST", trace.seconds.is_some()),
+        ("DIRTY AT MOST", has_times),
         ("FULL AFTER", has_rate),
-        ("SIMULATED", has_samples),
+        ("SIMULATED", true),
     ];
     let heads: Vec<&str> = columns.iter().filter(|(_, is_shown)| *is_shown).map(|(head, _)| *head).collect();
     let mut table = Table::new(&heads);
-    for size in &advice.sizes {
+    for size in sizes {
+        let now = if present == Some(size.size) { " (now)" } else { "" };
         let cells = [
-            format_size(size.size),
+            format!("{}{now}", format_size(size.size)),
             size.read_hit_ratio.map_or_else(|| "-".to_owned(), |hit| format!("{:.1} %", 100.0 * hit)),
             format_size(size.disk_read_bytes),
             size.dirty_bytes_max.map_or_else(|| "-".to_owned(), format_size),
             size.full_after_s.map_or_else(|| "never".to_owned(), |seconds| format!("{seconds:.0} s")),
-            format!("1 of {} blocks", size.sampled_one_of),
+            match size.sampled_one_of {
+                1 => "whole".to_owned(),
+                one_of => format!("1 of {one_of} blocks"),
+            },
         ];
         let shown = cells.into_iter().zip(columns).filter(|(_, (_, is_shown))| *is_shown);
         table.row(shown.map(|(cell, _)| cell).collect());
     }
-    text.push_str(&table.render(terminal_width().unwrap_or(WIDTH)));
-    text.push_str(&format!("\n{}\n", advice.advice));
-    text
+    table.render(terminal_width().unwrap_or(WIDTH))
 }

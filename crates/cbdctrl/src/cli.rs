@@ -340,7 +340,7 @@ pub enum Command {
     /// Say whether the daemon can be removed, restarted, or replaced by an older version; packages ask this
     #[command(after_help = safe_to::HELP)]
     SafeTo(SafeToArguments),
-    /// Show what more or less cache would bring, from a trace of requests
+    /// Show what more or less cache would bring, from a trace of requests or from the last requests of a backend
     Advise(AdviseArguments),
     /// Give the disk below a cache to other programs, in an emergency, without a daemon: what is only in the region is
     /// lost to them

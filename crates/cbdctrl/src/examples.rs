@@ -27,8 +27,23 @@ const SET: &[Example] = &[
     ("Give its block device another one:", "cbdctrl set -d db-data name=db-disk"),
 ];
 
+/// Of `rescue`.
+const RESCUE: &[Example] = &[
+    ("List dirty data and the disks to which it belongs:", "cbdctrl rescue /mnt/pmem/cbd.region"),
+    ("Write it:", "cbdctrl rescue /mnt/pmem/cbd.region --yes"),
+    (
+        "Write it over what was written to the disk without its cache:",
+        "cbdctrl rescue /mnt/pmem/cbd.region -b 0 --changed-disk --yes",
+    ),
+    (
+        "Write the dirty data of a cache of Linux's dm-pcache to its disk:",
+        "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
+    ),
+];
+
 /// The examples of `advise`.
 const ADVISE: &[Example] = &[
+    ("For a cache in use, from what the daemon has noted of its last requests:", "cbdctrl advise -b 0"),
     (
         "From a trace of a disk, made with blktrace -d /dev/sdb -w 600 -o - | blkparse -i - > trace:",
         "cbdctrl advise --trace trace",
@@ -145,14 +160,7 @@ pub fn of(name: &str) -> &'static [Example] {
             "cbdctrl dump /mnt/pmem/cbd.region records --dirty --range 1G+4K",
         )],
         "repair" => &[("Repair damaged second copies:", "cbdctrl repair /mnt/pmem/cbd.region")],
-        "rescue" => &[
-            ("List dirty data and the disks to which it belongs:", "cbdctrl rescue /mnt/pmem/cbd.region"),
-            ("Write it:", "cbdctrl rescue /mnt/pmem/cbd.region --yes"),
-            (
-                "Write the dirty data of a cache of Linux's dm-pcache to its disk:",
-                "cbdctrl rescue --from dm-pcache /dev/pmem0 --to /dev/sdb --yes",
-            ),
-        ],
+        "rescue" => RESCUE,
         "advise" => ADVISE,
         "demo" => {
             &[("Show CBD at work on this machine:", "cbdctrl demo"), ("Faster:", "cbdctrl demo --quick")]

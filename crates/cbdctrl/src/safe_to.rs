@@ -7,9 +7,12 @@
 
 use crate::cli::{Plan, SafeToArguments};
 use crate::command::Output;
+use crate::offline::held;
 use cbd_daemon::api::{BackendStatus, BlkdevUser, Status, TransportStatus};
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::paths::{PathChoices, Paths, default_socket};
+use cbd_daemon::seal::look::Known;
+use cbd_daemon::seal::rules::{self, Subject};
 use cbd_daemon::size::format_size;
 use cbd_daemon::state::{StateDir, TransportEntry};
 use cbd_format::superblock::{FEATURE_BYPASS, FEATURE_GROWN, FEATURE_USE_NOTES};
@@ -17,6 +20,7 @@ use cbd_inspect::check::DataChecked;
 use cbd_inspect::{BackendSummary, Report};
 use cbd_types::{ErrorKind, Result};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -59,9 +63,14 @@ pub fn run(arguments: &SafeToArguments, socket: Option<&Path>, json: bool) -> Ex
     let paths = Paths::choose(PathChoices {
         state_dir: arguments.state_dir.clone(),
         run_dir: arguments.run_dir.clone(),
+        rules_dir: arguments.rules_dir.clone(),
         socket: socket.map(Path::to_owned).or_else(|| arguments.run_dir.is_none().then(default_socket)),
         ..PathChoices::default()
     });
+    if arguments.plan != Plan::Downgrade && arguments.version.is_some() {
+        eprintln!("error: only downgrade has a version");
+        return ExitCode::from(2);
+    }
     let reasons = match arguments.plan {
         Plan::Remove => against_removal(&paths, arguments.stopped),
         Plan::Restart => against_restart(&paths),
@@ -117,11 +126,19 @@ fn against_removal(paths: &Paths, stopped: bool) -> Vec<String> {
                     reasons.push(format!("the users of block devices are not known: {}", error.line()))
                 }
             }
+            let backends = status.transports.iter().flat_map(|transport| &transport.backends);
+            let known = backends.map(|backend| backend.info.uuid.clone()).collect();
+            unregistered(paths, known, &mut reasons);
             reasons
         }
         Ok(None) => {
             let mut reasons = of_waiting_devices(&paths.run_dir);
-            reasons.extend(of_state(paths, of_report));
+            let mut known = BTreeSet::new();
+            reasons.extend(of_state(paths, |entry, report| {
+                known.extend(report.backends.iter().map(|backend| backend.uuid.clone()));
+                of_report(entry, report, paths)
+            }));
+            unregistered(paths, known, &mut reasons);
             reasons
         }
         Err(error) => vec![not_answered(&error)],
@@ -153,7 +170,14 @@ fn of_backend(transport: u32, backend: &BackendStatus) -> Option<String> {
         backend.info.backend_id, backend.info.backend_path
     );
     let number = backend.info.backend_id;
-    let advice = format!("cbdctrl backend-stop -t {transport} -b {number} writes it to the disk");
+    let stop = format!("cbdctrl backend-stop -t {transport} -b {number} writes it to the disk");
+    let advice = match &backend.info.error {
+        // That has the commands for a disk that was written without its cache.
+        Some(error) if !backend.info.alive => {
+            format!("it is not served, so correct that first ({error}); then {stop}")
+        }
+        _ => stop,
+    };
     let (dirty, quarantined) = match (&backend.cache, &backend.held) {
         (Some(cache), _) => (cache.dirty_bytes, cache.quarantined_bytes),
         (None, Some(held)) if held.dirty_bytes == 0 && held.dirty_records > 0 => {
@@ -182,7 +206,7 @@ fn of_bytes(name: &str, dirty: u64, quarantined: u64, advice: &str) -> Option<St
 }
 
 /// What the registered regions say while no daemon runs.
-fn of_state(paths: &Paths, look: impl Fn(&TransportEntry, &Report) -> Vec<String>) -> Vec<String> {
+fn of_state(paths: &Paths, mut look: impl FnMut(&TransportEntry, &Report) -> Vec<String>) -> Vec<String> {
     if !paths.state_dir.exists() {
         return Vec::new();
     }
@@ -204,7 +228,7 @@ fn of_state(paths: &Paths, look: impl Fn(&TransportEntry, &Report) -> Vec<String
     registered.iter().flat_map(of_entry).collect()
 }
 
-fn of_report(entry: &TransportEntry, report: &Report) -> Vec<String> {
+fn of_report(entry: &TransportEntry, report: &Report, paths: &Paths) -> Vec<String> {
     let Some(transport) = &report.transport else {
         return vec![format!("{} cannot be opened (cbdctrl check reports why)", entry.path)];
     };
@@ -214,21 +238,86 @@ fn of_report(entry: &TransportEntry, report: &Report) -> Vec<String> {
             entry.path
         )];
     }
-    report.backends.iter().filter_map(|backend| of_summary(entry, backend)).collect()
+    report.backends.iter().filter_map(|backend| of_summary(&entry.path, backend, paths)).collect()
 }
 
-fn of_summary(entry: &TransportEntry, backend: &BackendSummary) -> Option<String> {
-    let name = format!("backend {} of {} ({})", backend.backend, entry.path, backend.path);
+fn of_summary(region: &str, backend: &BackendSummary, paths: &Paths) -> Option<String> {
+    let name = format!("backend {} of {region} ({})", backend.backend, backend.path);
     if let Some(error) = &backend.error {
         return Some(format!("{name} cannot be opened: {error}"));
     }
     let quarantined = backend.damaged.iter().map(|range| range.bytes).sum();
-    let advice = "start the daemon and cbdctrl backend-stop it, or use cbdctrl rescue";
+    let known = Known::of(&paths.state_dir, paths.rules_dir.as_deref(), &backend.uuid);
+    let advice = if known.is_changed() {
+        "its disk was written without its cache: if the region is right, use cbdctrl rescue --changed-disk; if the disk is right, \
+         start the daemon and cbdctrl backend-stop --discard-dirty"
+    } else {
+        "start the daemon and cbdctrl backend-stop it, or use cbdctrl rescue"
+    };
     match of_bytes(&name, backend.dirty_bytes, quarantined, advice) {
         None if backend.dirty_records > 0 => {
             Some(format!("{name} has {} dirty records; {advice}", backend.dirty_records))
         }
         reason => reason,
+    }
+}
+
+/// Adds reasons for cached disks that are in no registered region: another daemon has them, or the list of regions was lost.
+/// `known` are the backends of registered regions.
+fn unregistered(paths: &Paths, mut known: BTreeSet<String>, reasons: &mut Vec<String>) {
+    for file in paths.rules_dir.iter().flat_map(|folder| rules::files(folder)) {
+        let Some(subject) = rules::read(&file) else {
+            reasons.push(format!(
+                "{} seals a disk and cannot be read, so its region is not known",
+                file.display()
+            ));
+            continue;
+        };
+        if known.insert(subject.backend.clone()) {
+            reasons.extend(of_sealed(&subject, paths));
+        }
+    }
+    // What cannot be read has backends that are not known here.
+    if !reasons.is_empty() {
+        return;
+    }
+    let folder = paths.state_dir.join("disks");
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+        Err(error) => {
+            reasons.push(format!(
+                "the cached disks are not known: {} cannot be read: {error}",
+                folder.display()
+            ));
+            return;
+        }
+    };
+    for file in entries.flatten().map(|entry| entry.path()) {
+        let uuid = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if file.extension().is_some_and(|extension| extension == "json") && !known.contains(&uuid) {
+            reasons.push(format!(
+                "{} is of a cached disk whose region is not registered, so what is dirty there is not known: register the region with \
+                 tp-reg; if its data is not needed, remove that file",
+                file.display()
+            ));
+        }
+    }
+}
+
+/// Why a sealed disk, whose region is not registered, is a reason; none if its region has nothing that the disk lacks.
+fn of_sealed(subject: &Subject, paths: &Paths) -> Option<String> {
+    match held(subject) {
+        Ok(backend) => of_summary(&subject.region, &backend, paths),
+        Err(error) => Some(format!(
+            "{} is sealed by a daemon with the state folder {}, and what is dirty in its region {} is not known: {}; correct that, or \
+             cbdctrl unseal {}",
+            subject.disk,
+            subject.state_dir,
+            subject.region,
+            error.line(),
+            subject.disk
+        )),
     }
 }
 

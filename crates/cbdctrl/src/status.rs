@@ -108,6 +108,9 @@ fn add_backend(page: &mut String, backend: &BackendStatus) {
     if !backend.backing.is_empty() {
         line(page, 4, "backing", &backend.backing);
     }
+    if let Some(why) = &backend.unchecked {
+        line(page, 4, "UNCHECKED", why);
+    }
     if let Some(silent) = &backend.silent {
         line(page, 4, "SILENT", silent);
     }
@@ -213,8 +216,10 @@ fn scrub_words(scrub: &ScrubInfo) -> String {
 /// Adds the contents of the cache of a backend that is not served.
 fn add_held(page: &mut String, backend: &BackendStatus) {
     let Some(held) = &backend.held else {
-        let why = backend.held_error.as_deref().unwrap_or("not examined yet");
-        return line(page, 4, "dirty", format!("not known: {why}"));
+        return match &backend.held_error {
+            Some(why) => line(page, 4, "dirty", format!("not known: {why}")),
+            None => line(page, 4, "dirty", "not known yet: the daemon is reading its cache"),
+        };
     };
     line(page, 4, "dirty", format!("{} ({} bytes)", format_size(held.dirty_bytes), held.dirty_bytes));
     if held.quarantined_bytes > 0 {

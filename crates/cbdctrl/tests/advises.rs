@@ -5,14 +5,17 @@ mod support;
 
 use serde_json::Value;
 use std::fs::File;
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::sandbox::in_sandbox;
 use support::{Fixture, MIB, run_for, text_of, wait};
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// The largest difference. What is served by several requests at a time is not in the order of the trace.
 const ERROR_MAX: f64 = 0.02;
+/// The same for what the daemon has noted. Some 2500 reads of the sample count, whose standard deviation is about 0.01.
+const SAMPLE_ERROR_MAX: f64 = 0.04;
 
 /// Runs `cbdctrl advise` without a daemon.
 fn advise(arguments: &[&str]) -> support::Ran {
@@ -31,26 +34,12 @@ fn the_hit_ratio_of_a_device_is_what_advise_says_from_the_iolog_of_fio() {
         let export = fixture.nbd();
         fixture.ok(&["backend-start", "-p", &disk, "-c", "16M", "--handlers", "1", "-D", "-e", &export]);
         let log = text_of(&fixture.path("iolog"));
-        let mut command = Command::new("fio");
-        command.args(["--name=load", "--thread", "--ioengine=nbd", &format!("--uri={}", fixture.uri())]);
-        command.args([
-            "--rw=randrw",
-            "--rwmixread=80",
-            "--bs=4k",
-            "--size=64m",
-            "--iodepth=4",
-            "--norandommap",
-        ]);
-        command.args(["--random_distribution=zipf:0.9", "--randseed=1", "--number_ios=30000"]);
-        command.arg(format!("--write_iolog={log}"));
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir(folder);
-        support::child::dies_with_the_test(&mut command);
-        let output = File::create(fixture.path("fio.out")).expect("a file");
-        let error = output.try_clone().expect("a descriptor");
-        let mut fio = command.stdin(Stdio::null()).stdout(output).stderr(error).spawn().expect("fio");
-        let ended = wait(&mut fio, Duration::from_secs(60)).expect("fio ends");
-        let said = std::fs::read_to_string(fixture.path("fio.out")).unwrap_or_default();
-        assert!(ended.success(), "{said}");
+        fio(
+            &fixture,
+            folder,
+            &["--rw=randrw", "--rwmixread=80", "--size=64m", "--random_distribution=zipf:0.9"],
+            &["--number_ios=30000", &format!("--write_iolog={log}")],
+        );
         let status: Value = serde_json::from_str(&fixture.ok(&["status", "--json"])).expect("JSON");
         let real =
             status["transports"][0]["backends"][0]["cache"]["read_hit_ratio"].as_f64().expect("a ratio");
@@ -65,6 +54,72 @@ fn the_hit_ratio_of_a_device_is_what_advise_says_from_the_iolog_of_fio() {
         assert!(larger > foretold, "{advice:#}");
         assert!(advice["advice"].as_str().is_some_and(|text| text.contains("twice the cache")), "{advice:#}");
     });
+}
+
+#[test]
+fn what_the_daemon_has_noted_foretells_the_hit_ratio_that_the_cache_has() {
+    in_sandbox("what_the_daemon_has_noted_foretells_the_hit_ratio_that_the_cache_has", TIMEOUT, |folder| {
+        let mut fixture = Fixture::under(folder);
+        fixture.start();
+        fixture.register("128M");
+        let disk = fixture.disk("disk", 256 * MIB);
+        let export = fixture.nbd();
+        fixture.ok(&["backend-start", "-p", &disk, "-c", "64M", "--handlers", "1", "-D", "-e", &export]);
+        // The daemon begins to note requests within a second; nothing is foretold from none.
+        let began = Instant::now();
+        loop {
+            let ran = fixture.run(&["advise", "-b", "0"]);
+            assert_eq!((ran.code, &*ran.stdout, ran.stderr.lines().count()), (1, "", 1), "{ran:?}");
+            if ran.stderr.contains("too little was seen: 0 of") {
+                break;
+            }
+            assert!(ran.stderr.contains("ask again later"), "{ran:?}");
+            assert!(began.elapsed() < Duration::from_secs(30), "{ran:?}");
+        }
+        fio(
+            &fixture,
+            folder,
+            &["--rw=randrw", "--rwmixread=85", "--size=224m", "--random_distribution=zipf:0.8"],
+            &["--io_size=240m", "--rate_iops=7000,1200"],
+        );
+        let ran = fixture.run(&["advise", "-b", "0", "--json"]);
+        assert_eq!((ran.code, &*ran.stderr), (0, ""), "{ran:?}");
+        let advice: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        let sizes: Vec<u64> = advice["sizes"].as_array().into_iter().flatten().filter_map(size_of).collect();
+        assert_eq!(sizes, [16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB]);
+        let ratio = |number: usize| advice["sizes"][number]["read_hit_ratio"].as_f64().expect("a ratio");
+        let real = advice["seen"]["read_hit_ratio"].as_f64().expect("a ratio");
+        println!("the cache had {real:.4}, advise says {:.4}", ratio(2));
+        assert!((ratio(2) - real).abs() <= SAMPLE_ERROR_MAX, "{advice:#}");
+        assert!(ratio(0) + 0.02 < ratio(2) && ratio(2) <= ratio(4) + 0.005, "{advice:#}");
+        let table = fixture.ok(&["advise", "-b", "0", "--disk-rate", "1M"]);
+        for part in
+            ["64 MiB (now)", "the second half counts", "FULL AFTER", "1 of 8 blocks", "twice the cache"]
+        {
+            assert!(table.contains(part), "{part} is not in:\n{table}");
+        }
+        let small = fixture.run(&["advise", "-b", "0", "--sizes", "9M"]);
+        assert!(small.code == 1 && small.stderr.contains("too small for the sample"), "{small:?}");
+    });
+}
+
+fn size_of(size: &Value) -> Option<u64> {
+    size["size"].as_u64()
+}
+
+/// Lets fio use the device, in blocks of 4 KiB.
+fn fio(fixture: &Fixture, folder: &Path, load: &[&str], more: &[&str]) {
+    let mut command = Command::new("fio");
+    command.args(["--name=load", "--thread", "--ioengine=nbd", &format!("--uri={}", fixture.uri())]);
+    command.args(["--bs=4k", "--iodepth=4", "--norandommap", "--randseed=1"]).args(load).args(more);
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir(folder);
+    support::child::dies_with_the_test(&mut command);
+    let output = File::create(fixture.path("fio.out")).expect("a file");
+    let error = output.try_clone().expect("a descriptor");
+    let mut fio = command.stdin(Stdio::null()).stdout(output).stderr(error).spawn().expect("fio");
+    let ended = wait(&mut fio, Duration::from_secs(60)).expect("fio ends");
+    let said = std::fs::read_to_string(fixture.path("fio.out")).unwrap_or_default();
+    assert!(ended.success(), "{said}");
 }
 
 #[test]

@@ -90,6 +90,17 @@ fn the_life_of_a_backend_and_the_failure_of_its_disk_are_events() {
     let refused = fixture.run(&["events", "-b", "nothing"]);
     assert!(refused.code == 1 && refused.stderr.contains("nothing"), "{refused:?}");
     assert_eq!(fixture.run(&["events", "--since", "yesterday"]).code, 2);
+    for (arguments, part) in [
+        (&["events", "-b", "99"][..], "no backend 99"),
+        (&["events", "-t", "99"], "no transport 99"),
+        (&["events", "-f", "-t", "99", "-b", "0"], "no transport 99"),
+    ] {
+        let refused = fixture.run(arguments);
+        assert!(refused.code == 1 && refused.stderr.contains(part), "{arguments:?}: {refused:?}");
+    }
+    // One that is gone has events.
+    fixture.ok(&["backend-stop", "-b", "0", "--discard-dirty", "4096"]);
+    assert!(names(&fixture, &["-b", "0"]).contains(&"backend.removed".to_owned()));
 }
 
 #[test]
@@ -184,7 +195,7 @@ fn the_recovery_point_stays_younger_than_promised_while_clients_write_and_has_no
 
 #[test]
 fn a_disk_that_fails_makes_the_recovery_point_late_and_one_that_works_again_ends_that() {
-    let mut fixture = promising(true, "1");
+    let mut fixture = promising(true, "1s");
     fixture.client().write(0, &[7; 4096], true).expect("the cache takes it");
     until("recovery_point.late", || names(&fixture, &[]).contains(&"recovery_point.late".to_owned()));
     let page = fixture.ok(&["status"]);
@@ -220,6 +231,8 @@ fn a_promise_without_a_meaning_is_refused_with_what_to_do() {
     for (changes, part) in [
         (&["recovery_point_max_age=0.5"][..], "1s to 7d"),
         (&["recovery_point_max_age=500ms"], "1s to 7d"),
+        (&["recovery_point_max_age=30"], "with its unit"),
+        (&["recovery_point_max_age=0"], "recovery_point_max_age is none"),
         (&["consistency=none"], "recovery_point_max_age=none"),
         (&["consistency=none", "recovery_point_max_age=5s"], "consistency=strict or checkpoint"),
     ] {
@@ -230,6 +243,15 @@ fn a_promise_without_a_meaning_is_refused_with_what_to_do() {
     fixture.ok(&["set", "-b", "0", "consistency=none", "recovery_point_max_age=none"]);
     assert_eq!(cache(&fixture)["recovery_point_max_age_s"], 0);
     let plain = fixture.disk("plain", 8 << 20);
+    // It ends with the cache.
+    fixture.ok(&["set", "-b", "0", "consistency=checkpoint", "recovery_point_max_age=30s"]);
+    let promised =
+        || fixture.json(&["scrub", "-b", "0", "--status", "--json"])["recovery_point_max_age_s"].clone();
+    assert_eq!(promised(), 30);
+    fixture.ok(&["cache-detach", "-b", "0"]);
+    assert_eq!(promised(), 0);
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "16M"]);
+    assert_eq!((promised(), cache(&fixture)["recovery_point_max_age_s"].clone()), (0.into(), 0.into()));
     let ran = fixture.run(&["backend-start", "-p", &plain, "-c", "0", "--recovery-point-max-age", "5s"]);
     assert!(ran.code == 1 && ran.stderr.contains("leave it out"), "{ran:?}");
 }

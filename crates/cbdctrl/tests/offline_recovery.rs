@@ -130,7 +130,7 @@ fn a_region_beneath_a_loop_device_is_read_with_a_warning_and_not_changed() {
     assert!(std::fs::read(&region).expect("the region") == before, "the region was changed");
     device.detach();
     let ran = offline(&fixture, &["rescue", &region, "--yes"]);
-    assert!(ran.code == 0 && ran.stderr.is_empty(), "{ran:?}");
+    assert!(ran.code == 0 && !ran.stderr.contains("loop device"), "{ran:?}");
 }
 
 #[test]
@@ -298,7 +298,8 @@ fn a_result_that_cannot_be_printed_is_an_error() {
         command.args(arguments).stdout(full).stdin(Stdio::null());
         let ended = command.output().expect("it runs");
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert!(said.contains("cannot be printed: No space left") && said.lines().count() == 1, "{said}");
+        let errors: Vec<&str> = said.lines().filter(|line| !line.starts_with("cbdctrl: warning: ")).collect();
+        assert!(errors.len() == 1 && errors[0].contains("cannot be printed: No space left"), "{said}");
         ended.status.code()
     };
     assert_eq!(into_full(&["check", &region]), Some(74));

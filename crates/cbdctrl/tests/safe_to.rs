@@ -6,8 +6,14 @@ use support::{Fixture, MIB, Ran};
 
 /// Asks about the files of the fixture, with or without its daemon.
 fn ask(fixture: &Fixture, arguments: &[&str]) -> Ran {
-    let (state, run) = (fixture.text("state"), fixture.text("run"));
-    fixture.run(&[&["safe-to"][..], arguments, &["--state-dir", &state, "--run-dir", &run]].concat())
+    ask_in(fixture, &fixture.text("state"), arguments)
+}
+
+/// Asks about another state folder than that of the daemon of the fixture.
+fn ask_in(fixture: &Fixture, state: &str, arguments: &[&str]) -> Ran {
+    let (run, rules) = (fixture.text("run"), fixture.text("rules.d"));
+    let folders = ["--state-dir", state, "--run-dir", &run, "--rules-dir", &rules];
+    fixture.run(&[&["safe-to"][..], arguments, &folders].concat())
 }
 
 #[track_caller]
@@ -61,6 +67,83 @@ fn dirty_data_and_clients_are_reasons_against_a_removal_with_and_without_a_daemo
     no(&fixture, &["remove"], &["transport 0", "is not up", "is not known"]);
 }
 
+/// A stopped daemon whose region has a block that the disk lacks. Returns the path of the disk and its UUID.
+fn stopped_with_dirty_data(fixture: &mut Fixture) -> (String, String) {
+    let disk = fixture.disk("disk", 32 * MIB);
+    fixture.start_backend(&disk);
+    fixture.ok(&["set", "-b", "0", "writeback=paused:1h"]);
+    fixture.client().write(0, &[7; 8192], false).expect("written");
+    let status = fixture.json(&["status", "--json"]);
+    let backend = &status["transports"][0]["backends"][0];
+    let uuid = backend["uuid"].as_str().expect("a UUID").to_owned();
+    fixture.terminate();
+    (disk, uuid)
+}
+
+#[test]
+fn a_list_of_regions_that_was_lost_is_no_empty_one() {
+    let mut fixture = Fixture::with_region();
+    let (_, uuid) = stopped_with_dirty_data(&mut fixture);
+    std::fs::remove_file(fixture.path("state/transports.json")).expect("removed");
+    let record = fixture.path(&format!("state/disks/{uuid}.json"));
+    let parts = [record.to_str().expect("a path"), "not registered", "tp-reg"];
+    no(&fixture, &["remove", "--stopped"], &parts);
+    fixture.start();
+    no(&fixture, &["remove"], &parts);
+    fixture.terminate();
+    std::fs::remove_file(record).expect("removed");
+    yes(&fixture, &["remove", "--stopped"]);
+}
+
+#[test]
+fn a_disk_that_another_daemon_has_sealed_is_looked_at() {
+    let mut fixture = Fixture::with_region();
+    let (disk, uuid) = stopped_with_dirty_data(&mut fixture);
+    let (region, none) = (fixture.region(), fixture.text("none"));
+    let report = fixture.json(&["check", &region, "--json"]);
+    let subject = serde_json::json!({
+        "backend": uuid, "number": 0, "transport": report["transport"]["uuid"], "region": region, "disk": disk,
+        "state_dir": fixture.text("state"),
+    });
+    std::fs::create_dir(fixture.path("rules.d")).expect("a folder");
+    let rule = fixture.path(&format!("rules.d/12-cbd-sealed-{uuid}.rules"));
+    let rule_of = |subject: &serde_json::Value| {
+        std::fs::write(&rule, format!("# cbd-sealed: {subject}\n")).expect("a file");
+    };
+    rule_of(&subject);
+    let ran = ask_in(&fixture, &none, &["remove"]);
+    assert!(ran.code == 1 && ran.stdout.contains("8 KiB dirty"), "{ran:?}");
+    let mut elsewhere = subject.clone();
+    elsewhere["region"] = fixture.text("none").into();
+    rule_of(&elsewhere);
+    let ran = ask_in(&fixture, &none, &["remove"]);
+    assert!(ran.code == 1 && ran.stdout.contains("is not known") && ran.stdout.contains("unseal"), "{ran:?}");
+    std::fs::write(&rule, "").expect("a file");
+    let ran = ask_in(&fixture, &none, &["remove"]);
+    assert!(ran.code == 1 && ran.stdout.contains("cannot be read"), "{ran:?}");
+    rule_of(&subject);
+    let state = fixture.text("state");
+    fixture.ok(&["rescue", &region, "--yes", "--state-dir", &state, "--rules-dir", &fixture.text("rules.d")]);
+    let ran = ask_in(&fixture, &none, &["remove"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "yes\n"), "{ran:?}");
+    yes(&fixture, &["remove"]);
+}
+
+#[test]
+fn the_advice_for_a_disk_that_was_written_without_its_cache_is_what_helps() {
+    let mut fixture = Fixture::with_region();
+    let (disk, _) = stopped_with_dirty_data(&mut fixture);
+    no(&fixture, &["remove"], &["8 KiB dirty", "start the daemon and cbdctrl backend-stop it"]);
+    std::fs::write(&disk, vec![9; 32 << 20]).expect("written");
+    fixture.start();
+    support::until("the cache was examined", || ask(&fixture, &["remove"]).stdout.contains("8 KiB dirty"));
+    let parts =
+        ["it is not served", "written while no daemon served it", "--discard-dirty", "--changed-disk"];
+    no(&fixture, &["remove"], &parts);
+    fixture.terminate();
+    no(&fixture, &["remove"], &["8 KiB dirty", "rescue --changed-disk", "backend-stop --discard-dirty"]);
+}
+
 #[test]
 fn a_daemon_that_does_not_answer_is_a_reason_against_everything() {
     let fixture = Fixture::with_region();
@@ -87,7 +170,9 @@ fn a_version_that_knows_the_features_of_the_regions_may_follow() {
             fixture.terminate();
         }
     }
-    for wrong in [&["downgrade"][..], &["downgrade", "new"], &["upgrade"]] {
+    for wrong in
+        [&["downgrade"][..], &["downgrade", "new"], &["upgrade"], &["remove", "0.1.0"], &["restart", "0.1.0"]]
+    {
         let ran = ask(&fixture, wrong);
         assert_eq!(ran.code, 2, "{wrong:?}: {ran:?}");
     }

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use support::region::RegionFile;
 use support::sandbox::in_sandbox;
 use support::{Fixture, MIB, Ran, run_for, text_of, tool, until};
 
@@ -136,9 +137,31 @@ fn a_daemon_that_is_killed_while_it_writes_raises_no_alarm() {
         fixture.kill();
         fixture.start();
         until("it is served", || backend(&fixture)["alive"] == true);
+        // What happened to the disk meanwhile is not known, and stays so until it was left by a stop.
+        let why = backend(&fixture)["unchecked"].to_string();
+        assert!(why.contains("was not stopped") && why.contains("cannot be told"), "{why}");
+        let page = fixture.ok(&["status"]);
+        assert!(page.contains("UNCHECKED") && page.contains("cannot be told"), "{page}");
+        let events = fixture.ok(&["events", "-b", "0", "--severity", "warning"]);
+        assert!(events.contains("disk.unchecked") && events.contains(&disk), "{events}");
     }
     let log = fixture.log();
-    assert!(log.contains("cannot be told") && !log.contains("was written while"), "{log}");
+    assert!(!log.contains("was written while"), "{log}");
+    fixture.terminate();
+    fixture.start();
+    let shown = backend(&fixture);
+    assert!(shown["alive"] == true && shown["unchecked"].is_null(), "{shown}");
+    // A record that cannot be read tells nothing, either.
+    let uuid = shown["uuid"].as_str().expect("a UUID").to_owned();
+    fixture.terminate();
+    fs::write(fixture.path(&format!("state/disks/{uuid}.json")), "{").expect("written");
+    fixture.start();
+    let shown = backend(&fixture);
+    assert!(shown["unchecked"].to_string().contains("is damaged"), "{shown}");
+    // Without a cache nothing is older than the disk.
+    fixture.ok(&["cache-detach", "-b", "0"]);
+    fixture.ok(&["cache-attach", "-b", "0", "-c", "16M"]);
+    assert!(backend(&fixture)["unchecked"].is_null(), "{}", backend(&fixture));
 }
 
 #[test]
@@ -154,6 +177,128 @@ fn a_rescue_between_two_daemons_raises_no_alarm() {
     assert_eq!(block(&disk, MIB), 7);
     fixture.start();
     served(&fixture);
+}
+
+/// A rescue with the state folder and the rules of the fixture.
+fn rescue(fixture: &Fixture, more: &[&str]) -> Ran {
+    let (region, state, rules) = (fixture.region(), fixture.text("state"), fixture.text("rules.d"));
+    fixture.run(&[&["rescue", &region, "--state-dir", &state, "--rules-dir", &rules][..], more].concat())
+}
+
+/// Asserts that a rescue, and its dry run, refuse the disk for a reason that contains `part`.
+#[track_caller]
+fn not_rescued(fixture: &Fixture, part: &str) {
+    let dry = rescue(fixture, &[]);
+    assert!(dry.code == 3 && dry.stdout.contains(part) && dry.stdout.contains("--changed-disk"), "{dry:?}");
+    let ran = rescue(fixture, &["--yes"]);
+    assert!(ran.code == 3 && ran.stderr.contains(part) && ran.stderr.contains("--changed-disk"), "{ran:?}");
+    assert!(ran.stdout.contains("backend 0") && ran.stdout.contains("nothing was written"), "{ran:?}");
+}
+
+/// A stopped daemon whose region alone has a block of `disk`.
+fn stopped_with_dirty_data(fixture: &mut Fixture, disk: &str) -> String {
+    caching(fixture, disk);
+    fixture.ok(&["set", "-b", "0", "writeback=paused:1h"]);
+    fixture.client().write(MIB, &[7; BLOCK], true).expect("written");
+    let uuid = backend(fixture)["uuid"].as_str().expect("a UUID").to_owned();
+    fixture.terminate();
+    uuid
+}
+
+#[test]
+fn a_rescue_replaces_what_was_written_without_the_cache_only_with_the_users_word() {
+    let mut fixture = Fixture::new();
+    let (disk, other) = (fixture.disk("disk", 8 * MIB), fixture.disk("other", 8 * MIB));
+    caching(&mut fixture, &disk);
+    fixture.ok(&["backend-start", "-p", &other, "-c", "16M"]);
+    fixture.ok(&["set", "-b", "0", "writeback=paused:1h"]);
+    fixture.client().write(MIB, &[7; BLOCK], true).expect("written");
+    fixture.terminate();
+    write_block(&disk, MIB, 9);
+    not_rescued(&fixture, "its content was modified at");
+    let ran = rescue(&fixture, &["--yes"]);
+    assert!(ran.stdout.contains("backend 1") && ran.stdout.contains("a daemon serves it again"), "{ran:?}");
+    assert_eq!(block(&disk, MIB), 9, "nothing was written over it");
+    // The change that a daemon has noticed counts as well.
+    fixture.start();
+    refused(&fixture, &disk);
+    fixture.terminate();
+    not_rescued(&fixture, "its content was modified at");
+    assert_eq!(block(&disk, MIB), 9, "nothing was written over it");
+    let ran = rescue(&fixture, &["--changed-disk"]);
+    assert!(ran.code == 1 && ran.stdout.contains("would write 4 KiB"), "{ran:?}");
+    not_rescued(&fixture, "its content was modified at");
+    let ran = rescue(&fixture, &["--yes", "--changed-disk"]);
+    assert!(ran.code == 0 && ran.stdout.contains("a daemon serves it again"), "{ran:?}");
+    assert!(ran.stderr.contains("was written while no daemon served it"), "{ran:?}");
+    assert_eq!(block(&disk, MIB), 7);
+    fixture.start();
+    served(&fixture);
+    assert!(backend(&fixture)["unchecked"].is_null(), "nothing in the cache is older than the disk");
+}
+
+#[test]
+fn the_users_word_holds_for_a_cache_that_a_rescue_could_not_empty() {
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    stopped_with_dirty_data(&mut fixture, &disk);
+    RegionFile::open(&fixture.region()).damage_data(MIB + 1000);
+    write_block(&disk, 2 * MIB, 9);
+    fixture.start();
+    refused(&fixture, &disk);
+    fixture.terminate();
+    not_rescued(&fixture, "its content was modified at");
+    let ran = rescue(&fixture, &["--yes", "--changed-disk"]);
+    assert!(ran.code == 2 && ran.stdout.contains("except the damaged ranges"), "{ran:?}");
+    // The next daemon does not ask again, and knows nothing of what follows.
+    fixture.start();
+    served(&fixture);
+    assert!(backend(&fixture)["unchecked"].is_string(), "{}", backend(&fixture));
+}
+
+#[test]
+fn a_rescue_writes_to_an_unsealed_disk_only_with_the_users_word() {
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let uuid = stopped_with_dirty_data(&mut fixture, &disk);
+    fs::create_dir_all(fixture.path("rules.d")).expect("a folder");
+    let mark = fixture.path(&format!("rules.d/12-cbd-sealed-{uuid}.rules.unsealed"));
+    fs::write(&mark, "77\n").expect("a file");
+    not_rescued(&fixture, "cbdctrl unseal has given it to others");
+    let ran = rescue(&fixture, &["--yes", "--changed-disk"]);
+    assert!(ran.code == 0 && !mark.exists(), "{ran:?}");
+    assert_eq!(block(&disk, MIB), 7);
+    fixture.start();
+    served(&fixture);
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_no_permission_to_write() {
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let uuid = stopped_with_dirty_data(&mut fixture, &disk);
+    let record = fixture.path(&format!("state/disks/{uuid}.json"));
+    let text = fs::read(&record).expect("a record");
+    for damaged in [&text[..text.len() / 2], b"", b"{\"version\": 9, \"state\": \"in_use\"}"] {
+        fs::write(&record, damaged).expect("written");
+        not_rescued(&fixture, &format!("{uuid}.json"));
+        assert_eq!(block(&disk, MIB), 0);
+    }
+    assert_eq!(rescue(&fixture, &["--yes", "--changed-disk"]).code, 0);
+    assert_eq!(block(&disk, MIB), 7);
+}
+
+#[test]
+fn a_rescue_without_the_state_of_a_daemon_says_that_it_could_not_look() {
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    stopped_with_dirty_data(&mut fixture, &disk);
+    let region = fixture.region();
+    let ran = fixture.run(&["rescue", &region, "--yes", "--state-dir", &fixture.text("none")]);
+    assert!(ran.code == 0 && ran.stderr.contains("does not exist here"), "{ran:?}");
+    assert!(!ran.stdout.contains("a daemon serves it again"), "{ran:?}");
+    assert!(!fixture.path("none").exists());
+    assert_eq!(block(&disk, MIB), 7);
 }
 
 /// What udev would make of a device: the properties of an event, with the rules of this system and of the fixture. The
@@ -290,6 +435,10 @@ fn a_disk_that_was_written_without_its_cache_is_noticed_by_counters_and_by_what_
         // Within a boot the kernel counts, wherever it was.
         fixture.terminate();
         write_block(&path, 20 * MIB, 9);
+        // The rule of the disk says where its daemon has recorded it.
+        let folder = fixture.text("rules.d");
+        let ran = fixture.run(&["rescue", &fixture.region(), "--rules-dir", &folder]);
+        assert!(ran.code == 3 && ran.stdout.contains("8 sectors"), "{ran:?}");
         fixture.start();
         let error = refused(&fixture, &path);
         assert!(error.contains("8 sectors"), "{error}");
@@ -351,6 +500,7 @@ fn a_disk_is_unsealed_only_with_the_number_of_bytes_that_it_lacks() {
         let seen = udev(&fixture, &disk.path);
         assert!(seen.contains(&format!("/dev/disk/by-uuid/{UUID}")), "{seen}");
         assert_eq!(unseal(&[&disk.path, "--discard-dirty", "4096"]).code, 1, "it is not sealed any more");
+        not_rescued(&fixture, "cbdctrl unseal has given it to others");
         // The next daemon seals it again, and waits for the user's word.
         fixture.start();
         assert!(refused(&fixture, &disk.path).contains("cbdctrl unseal"));

@@ -113,6 +113,8 @@ fn the_page_follows_the_daemon_and_leaves_the_terminal_as_it_was() {
 
     top.keys(b"\r");
     top.has("disk alone");
+    // Of the blocks that were written.
+    top.has("map: read");
     top.keys(b"\x1b");
     top.has("s order");
     top.keys(b"?");

@@ -7,10 +7,10 @@
 
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    Progress, RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
-    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
-    TransportRegistered, VerifyRange,
+    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
+    PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo, ScrubRequest,
+    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::events::Events;
 use cbd_types::Result;
@@ -76,6 +76,8 @@ pub trait Control: Send + Sync + 'static {
     fn add_pins(&self, transport: u32, backend: u32, request: AddPins) -> Result<PinsInfo>;
     /// Ends pins.
     fn remove_pins(&self, transport: u32, backend: u32, request: &RemovePins) -> Result<PinsInfo>;
+    /// What the cache of a backend holds of its device, in at most `cells` equal parts of it.
+    fn map(&self, transport: u32, backend: u32, cells: Option<usize>) -> Result<DeviceMap>;
     /// Uses the backing device of a backend to its present end, if it has become larger.
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown>;
     /// The backends of this host, or of all hosts.
@@ -95,6 +97,8 @@ pub trait Control: Send + Sync + 'static {
     fn drain(&self, transport: u32, request: &Drain, report: Report<'_>) -> Result<Done>;
     /// Verifies a range of a backend once.
     fn verify(&self, transport: u32, backend: u32, request: VerifyRange, report: Report<'_>) -> Result<Done>;
+    /// The sample of the requests of a backend.
+    fn sample(&self, transport: u32, backend: u32) -> Result<RequestSample>;
     /// The scrub of a backend.
     fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo>;
     /// Begins, pauses, continues or stops the scrub of a backend.
@@ -117,6 +121,8 @@ pub trait Control: Send + Sync + 'static {
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32>;
     /// The number of the block device of this host that the user names. A number is not looked up.
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32>;
+    /// Refuses a transport, or a backend of it, that is not there.
+    fn check_object(&self, transport: u32, backend: Option<u32>) -> Result<()>;
     /// The record of events.
     fn events(&self) -> Arc<Events>;
     /// The block devices of this host that are in use.

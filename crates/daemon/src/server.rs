@@ -8,6 +8,9 @@
 //! disconnects.
 
 mod events;
+mod map;
+mod pins;
+mod sample;
 mod verify;
 
 use crate::api::{
@@ -17,10 +20,9 @@ use crate::api::{
 use crate::control::{Control, Flow, Report};
 use crate::front_ends::FrontEnds;
 use axum::body::{Body, Bytes};
-use axum::extract::DefaultBodyLimit;
 use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
-use axum::extract::{FromRequest, FromRequestParts, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Request, State};
 use axum::handler::Handler;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -29,14 +31,15 @@ use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 use cbd_types::{Error, ErrorKind};
 use events::events;
+use map::map;
+use pins::{add_pins, pins, remove_pins};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use verify::{scrub, set_scrub, verify};
 
 /// The users that may use the control socket.
@@ -109,7 +112,9 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports/{transport}/backends/{backend}/cache/resize", post(resize_cache))
         .route("/v1/transports/{transport}/backends/{backend}/pins", get(pins).post(add_pins))
         .route("/v1/transports/{transport}/backends/{backend}/unpin", post(remove_pins))
+        .route("/v1/transports/{transport}/backends/{backend}/map", get(map))
         .route("/v1/transports/{transport}/backends/{backend}/verify", post(verify))
+        .route("/v1/transports/{transport}/backends/{backend}/sample", get(sample::sample))
         .route("/v1/transports/{transport}/backends/{backend}/scrub", get(scrub).post(set_scrub))
         .route("/v1/transports/{transport}/checkpoint", post(checkpoint))
         .route("/v1/transports/{transport}/checkpoint-together", post(checkpoint_together))
@@ -363,41 +368,6 @@ async fn grow_backend(
     json(control, move |control| {
         let backend = control.backend_number(transport, &backend)?;
         control.grow_backend(transport, backend)
-    })
-    .await
-}
-
-async fn pins(
-    State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, NumberOrName)>,
-) -> impl IntoResponse {
-    json(control, move |control| {
-        let backend = control.backend_number(transport, &backend)?;
-        control.pins(transport, backend)
-    })
-    .await
-}
-
-async fn add_pins(
-    State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, NumberOrName)>,
-    Input(request): Input<crate::api::AddPins>,
-) -> impl IntoResponse {
-    json(control, move |control| {
-        let backend = control.backend_number(transport, &backend)?;
-        control.add_pins(transport, backend, request)
-    })
-    .await
-}
-
-async fn remove_pins(
-    State(control): State<Shared>,
-    Path((transport, backend)): Path<(u32, NumberOrName)>,
-    Input(request): Input<crate::api::RemovePins>,
-) -> impl IntoResponse {
-    json(control, move |control| {
-        let backend = control.backend_number(transport, &backend)?;
-        control.remove_pins(transport, backend, &request)
     })
     .await
 }

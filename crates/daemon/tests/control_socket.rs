@@ -2,10 +2,10 @@
 
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    Progress, RegisterTransport, RemovePins, ResizeCache, ScrubAction, ScrubInfo, ScrubRequest, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
-    TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
+    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
+    PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubAction, ScrubInfo,
+    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportGrown, TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -99,6 +99,9 @@ impl Control for Fake {
     fn pins(&self, _: u32, backend: u32) -> Result<PinsInfo> {
         Ok(PinsInfo { backend_id: backend, ..PinsInfo::default() })
     }
+    fn map(&self, _: u32, _: u32, cells: Option<usize>) -> Result<DeviceMap> {
+        Ok(DeviceMap { cell_bytes: cells.map_or(0, |cells| cells as u64), ..DeviceMap::default() })
+    }
     fn add_pins(&self, _: u32, _: u32, _: AddPins) -> Result<PinsInfo> {
         refused(ErrorKind::NoSpace, "too much")
     }
@@ -134,6 +137,9 @@ impl Control for Fake {
             VerifiedInfo { verified_bytes: request.length.unwrap_or(7), ..VerifiedInfo::default() };
         Ok(Done { verified: Some(verified), ..Done::default() })
     }
+    fn sample(&self, _: u32, backend: u32) -> Result<RequestSample> {
+        Ok(RequestSample { backend_id: backend, ..RequestSample::default() })
+    }
     fn scrub(&self, _: u32, backend: u32) -> Result<ScrubInfo> {
         Ok(ScrubInfo { backend_id: backend, ..ScrubInfo::default() })
     }
@@ -164,6 +170,10 @@ impl Control for Fake {
     fn backend_number(&self, _: u32, backend: &NumberOrName) -> Result<u32> {
         number(backend)
     }
+    fn check_object(&self, _: u32, _: Option<u32>) -> Result<()> {
+        Ok(())
+    }
+
     fn blkdev_number(&self, _: u32, blkdev: &NumberOrName) -> Result<u32> {
         number(blkdev)
     }

@@ -130,13 +130,33 @@ impl Pair {
     }
 }
 
-/// The cells of one operation. Aligned, so that no other thread writes their cache lines.
-#[repr(align(64))]
+/// The cells of one operation. Aligned, so that no other thread writes their cache lines; what a request that the cache alone
+/// executes needs comes first, in one of them.
+#[repr(C, align(64))]
 #[derive(Default, Debug)]
 struct OfOperation {
-    outcomes: [Pair; OUTCOMES],
-    failed: AtomicU64,
+    /// The queue's own, here because its thread has the line: the request that is timed next, as a number of requests that the
+    /// cache alone has executed.
+    next: AtomicU64,
     latency: Histogram,
+    failed: AtomicU64,
+    outcomes: [Pair; OUTCOMES],
+}
+
+const _: () = assert!(core::mem::offset_of!(OfOperation, outcomes) + size_of::<Pair>() <= 64);
+
+impl OfOperation {
+    const fn cached(&self) -> &Pair {
+        let [cached, ..] = &self.outcomes;
+        cached
+    }
+
+    /// Whether one of the next `count` requests that end at once is timed.
+    #[inline]
+    fn is_due(&self, count: u64) -> bool {
+        let next = self.next.load(Ordering::Relaxed);
+        self.cached().count.load(Ordering::Relaxed).saturating_add(count) > next
+    }
 }
 
 /// The cells of one queue.
@@ -252,8 +272,8 @@ impl DeviceFigures {
 /// Which of the requests that end at once are timed.
 #[derive(Clone, Copy, Default)]
 struct Sampling {
-    /// Requests between the last one that was timed and that one.
-    gap: u32,
+    /// Those before this one are counted in the histogram; a number as [`OfOperation::next`].
+    counted: u64,
     /// Bits of the next gap.
     bits: u32,
     /// When the last one was timed.
@@ -266,8 +286,6 @@ pub(crate) struct Meter<const COUNTS: bool> {
     /// Those of the cells: the common path has one pointer less to follow.
     operations: Arc<[OfOperation]>,
     clock: Option<Clock>,
-    /// Requests until the next one that is timed, by operation.
-    left: [u32; OPERATIONS.len()],
     /// Behind a pointer, because a queue is moved as a value.
     sampling: Vec<Sampling>,
     random: u32,
@@ -280,7 +298,9 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         let random = number.wrapping_mul(0x9e37_79b9) | 1;
         let sampling = vec![Sampling::default(); OPERATIONS.len()];
         let operations = Arc::clone(&cells.operations);
-        Self { cells, operations, clock, left: [0; OPERATIONS.len()], sampling, random }
+        let first = if clock.is_some() { 0 } else { u64::MAX };
+        operations.iter().for_each(|operation| operation.next.store(first, Ordering::Relaxed));
+        Self { cells, operations, clock, sampling, random }
     }
 
     /// The time in nanoseconds, which is not 0; 0 without a clock.
@@ -290,26 +310,37 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         if COUNTS { self.clock.map_or(0, |clock| clock().max(1)) } else { 0 }
     }
 
+    /// The time at which a request of this operation was timed last: in a queue with many requests a fraction of a millisecond ago.
+    /// The present time before the first one.
+    pub(crate) fn coarse_now(&self, operation: Operation) -> u64 {
+        match self.sampling.get(operation as usize).map(|sampling| sampling.last_ns) {
+            None | Some(0) => self.now(),
+            Some(last_ns) => last_ns,
+        }
+    }
+
     /// When a request begins that may end at once: the time if it is to be timed, otherwise 0.
     #[inline]
     pub(crate) fn begin(&self, operation: Operation) -> u64 {
-        if COUNTS && self.left[operation as usize] == 0 { self.now() } else { 0 }
+        self.begin_together(operation, 1)
     }
 
     /// As [`begin`](Self::begin), for `count` requests that end together.
     #[inline]
     pub(crate) fn begin_together(&self, operation: Operation, count: u32) -> u64 {
-        if COUNTS && self.left[operation as usize] < count { self.now() } else { 0 }
+        if COUNTS && self.operations[operation as usize].is_due(u64::from(count)) { self.now() } else { 0 }
     }
 
-    /// A request has succeeded at once, within the cache.
+    /// A request has succeeded at once, within the cache. It is timed if it has begun with the time.
     #[inline]
     pub(crate) fn count_at_once(&mut self, operation: Operation, bytes: u64, begun: u64) {
         if !COUNTS {
             return;
         }
-        self.operations[operation as usize].outcomes[Outcome::Cached.cell()].count(bytes);
-        self.pass(operation, begun, 1);
+        self.operations[operation as usize].cached().count(bytes);
+        if begun > 0 {
+            self.sample(operation, begun);
+        }
     }
 
     /// A request has succeeded at once; `elsewhere` of its bytes had this outcome, the rest was cached.
@@ -325,41 +356,51 @@ impl<const COUNTS: bool> Meter<COUNTS> {
             return;
         }
         self.count(operation, (bytes, elsewhere), outcome);
-        self.pass(operation, begun, 1);
+        if outcome != Outcome::Cached {
+            // It ended at once, though the cache alone did not execute it.
+            self.shift(operation, u64::wrapping_sub);
+        }
+        if begun > 0 {
+            self.sample(operation, begun);
+        }
     }
 
-    /// `count` requests that began together have succeeded at once.
+    /// `count` requests that began together have succeeded at once. Times them if they have begun with the time.
     pub(crate) fn count_together(&mut self, operation: Operation, bytes: u64, count: u32, begun: u64) {
         if !COUNTS || count == 0 {
             return;
         }
-        let pair = &self.operations[operation as usize].outcomes[Outcome::Cached.cell()];
-        pair.add(Counted { count: u64::from(count), sum: bytes });
-        self.pass(operation, begun, count);
+        let cached = self.operations[operation as usize].cached();
+        cached.add(Counted { count: u64::from(count), sum: bytes });
+        if begun > 0 {
+            self.sample(operation, begun);
+        }
     }
 
     fn count(&self, operation: Operation, (bytes, elsewhere): (u64, u64), outcome: Outcome) {
         let cells = &self.operations[operation as usize];
         cells.outcomes[outcome.cell()].count(elsewhere);
-        add(&cells.outcomes[Outcome::Cached.cell()].sum, bytes - elsewhere);
+        add(&cells.cached().sum, bytes - elsewhere);
     }
 
-    /// `count` requests have ended at once. Times them if they have begun with the time.
-    #[inline]
-    fn pass(&mut self, operation: Operation, begun: u64, count: u32) {
-        let left = &mut self.left[operation as usize];
-        if *left >= count {
-            *left -= count;
-        } else {
-            self.sample(operation, begun, count);
+    /// A request has ended at once and not as one that the cache alone executed, or the other way round: the numbers of those
+    /// move by one.
+    fn shift(&mut self, operation: Operation, by: fn(u64, u64) -> u64) {
+        let next = &self.operations[operation as usize].next;
+        let number = next.load(Ordering::Relaxed);
+        if self.clock.is_some() && number > 0 {
+            next.store(by(number, 1), Ordering::Relaxed);
         }
+        let counted = &mut self.sampling[operation as usize].counted;
+        *counted = by(*counted, 1);
     }
 
+    /// A request that began at this time has ended at once: it counts for those since the last one, and the next one is chosen.
     #[cold]
     #[inline(never)]
-    fn sample(&mut self, operation: Operation, begun: u64, count: u32) {
+    fn sample(&mut self, operation: Operation, begun: u64) {
+        let cells = &self.operations[operation as usize];
         let sampling = &mut self.sampling[operation as usize];
-        let passed = sampling.gap - self.left[operation as usize] + count;
         let now = self.clock.map_or(0, |clock| clock());
         match now.saturating_sub(sampling.last_ns) {
             0..SOON_NS => sampling.bits = GAP_BITS_MAX.min(sampling.bits + 1),
@@ -372,12 +413,10 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
         let gap = self.random & ((1 << sampling.bits) - 1);
-        sampling.gap = gap;
-        self.left[operation as usize] = gap;
-        if begun > 0 {
-            let took = now.saturating_sub(begun);
-            self.operations[operation as usize].latency.count(took, u64::from(passed));
-        }
+        let ended = cells.cached().count.load(Ordering::Relaxed);
+        cells.next.store(ended + u64::from(gap), Ordering::Relaxed);
+        cells.latency.count(now.saturating_sub(begun), ended.wrapping_sub(sampling.counted));
+        sampling.counted = ended;
     }
 
     /// A request has failed.
@@ -390,7 +429,7 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     }
 
     /// A request that waited has ended.
-    pub(crate) fn count_parked(&self, operation: Operation, bytes: u64, mut tally: Tally, is_good: bool) {
+    pub(crate) fn count_parked(&mut self, operation: Operation, bytes: u64, mut tally: Tally, is_good: bool) {
         if !COUNTS {
             return;
         }
@@ -399,6 +438,10 @@ impl<const COUNTS: bool> Meter<COUNTS> {
             return self.count_failed(operation);
         }
         self.count(operation, (bytes, tally.elsewhere.min(bytes)), tally.outcome);
+        if tally.outcome == Outcome::Cached {
+            // It did not end at once, though the cache alone executed it.
+            self.shift(operation, u64::wrapping_add);
+        }
         if tally.begun > 0 {
             let took = self.now().saturating_sub(tally.begun);
             self.operations[operation as usize].latency.count(took, 1);

@@ -18,11 +18,13 @@ mod parked;
 mod queue;
 mod readahead;
 mod route;
+mod sample;
 mod streams;
 
 pub use figures::{Clock, Counted, DeviceFigures, OperationFigures, Outcome, WaitFor};
 pub use queue::{Queue, VERIFY_MAX};
 pub use route::Hold;
+pub use sample::{LastSampled, SAMPLED_MAX, Sampled};
 pub use streams::Streams;
 
 use alloc::{sync::Arc, vec, vec::Vec};
@@ -30,6 +32,7 @@ use cbd_engine::{Cache, CachedState, Environment};
 use cbd_types::{BackingGeometry, ByteRange, Class, Geometry};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use route::Route;
+use sample::Sample;
 
 /// The cache, if there is one, and the backing device of a blkdev.
 pub struct Device<E: Environment> {
@@ -45,6 +48,8 @@ pub struct Device<E: Environment> {
     uncached: AtomicU64,
     /// The clock of latencies; without one no request is timed.
     clock: Option<Clock>,
+    /// A sample of its requests.
+    sample: Sample,
     /// The sequential streams of reads, over all queues.
     streams: lock_api::Mutex<E::Lock, Streams>,
     /// The same of writes.
@@ -73,6 +78,7 @@ impl<E: Environment> Device<E> {
             is_metadata: AtomicBool::new(false),
             uncached: AtomicU64::new(0),
             clock: None,
+            sample: Sample::none(),
             streams: streams(),
             write_streams: streams(),
         }
@@ -82,6 +88,28 @@ impl<E: Environment> Device<E> {
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> Self {
         Self { clock: Some(clock), ..self }
+    }
+
+    /// The same with memory for a sample of its requests.
+    #[must_use]
+    pub fn with_sample(self) -> Self {
+        Self { sample: Sample::new(), ..self }
+    }
+
+    /// Notes a sample of the requests, for a cache of `bytes`; 0: notes nothing. Called again with another size. It begins
+    /// again when the size becomes much larger or smaller.
+    pub fn sample_for(&self, bytes: u64) {
+        self.sample.set_cache(bytes);
+    }
+
+    /// The last requests of the sample.
+    pub fn last_sampled(&self) -> LastSampled {
+        self.sample.last()
+    }
+
+    /// The number of requests that the sample has had.
+    pub fn sampled_count(&self) -> u64 {
+        self.sample.count()
     }
 
     /// What its queues have counted.

@@ -20,10 +20,11 @@ use cached::{Change, advance, look_up};
 use cbd_engine::{Admission, Cache, Environment, Miss, TOGETHER};
 use cbd_types::{
     AlignedBuffer, BackingOp, BackingQueue, ByteRange, Class, Completion, Error, ErrorKind, OpToken,
-    Operation, Request, Result, SpareBuffers, backing::BackingDone,
+    Operation, Origin, Request, Result, SpareBuffers, backing::BackingDone,
 };
 use core::task::Waker;
 use ending::complete;
+use misses::note_hit;
 pub use verify::VERIFY_MAX;
 use verify::{VERIFY_TOKENS, Verifications};
 
@@ -213,21 +214,22 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         let (operation, class) = (Operation::Write, self.device.class());
         let parked =
             |data| Request { id, operation, range, fua, class, buffer: AlignedBuffer::from_slice(data) };
-        let cache = Arc::clone(&self.cache);
-        let cache = match &*cache {
+        // Borrowed: the count of an `Arc` is an atomic operation, and would wait for the stores of this write.
+        let cache = match &*self.cache {
             Some(cache) if self.follows_route() => cache,
             _ => {
                 self.submit_to_disk(parked(data));
                 return None;
             }
         };
+        self.note_sample(operation, range);
         let begun = self.meter.begin(operation);
         let mut begun_us = None;
         if !cache.caches_writes() {
             let reason = self.bypass_reason_of(cache, range, fua, class);
             if reason.is_some() || !cache.is_writeback() {
-                let mut done = Vec::new();
-                self.submit_around(cache, parked(data), reason, &mut done);
+                let (cache, mut done) = (Arc::clone(cache), Vec::new());
+                self.submit_around(&cache, parked(data), reason, &mut done);
                 return done.pop().map(|completion| completion.result);
             }
             begun_us = cache.begin_measured_write();
@@ -258,34 +260,35 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         }
         let operation = Operation::Read;
         let parked = |buffer| Request { id, operation, range, fua: false, class: Class::Unmarked, buffer };
-        let cache = Arc::clone(&self.cache);
-        let cache = match &*cache {
+        let cache = match &*self.cache {
             Some(cache) if self.follows_route() => cache,
             _ => {
                 self.submit_to_disk(parked(AlignedBuffer::zeroed(out.len())));
                 return None;
             }
         };
+        self.note_sample(operation, range);
         let begun = self.meter.begin(operation);
         let begun_us = cache.begin_measured_read();
         let found = look_up(cache, range, out, &mut self.misses);
         cache.end_measured_read(begun_us);
         if found.is_err() || self.misses.is_empty() {
-            self.note_hit(range);
+            note_hit(&mut self.hits, range);
             match &found {
                 Ok(()) => self.meter.count_at_once(operation, range.len(), begun),
                 Err(_) => self.meter.count_failed(operation),
             }
             return Some(found);
         }
-        let missed = self.begin_misses(cache, range, out);
+        let cache = Arc::clone(cache);
+        let missed = self.begin_misses(&cache, range, out);
         let is_complete = self.misses.is_empty();
         if is_complete {
             self.meter.count_partly(operation, (range.len(), missed.bytes), missed.outcome, begun);
         } else {
-            self.fetch_misses(cache, parked(AlignedBuffer::from_slice(out)), &missed, begun);
+            self.fetch_misses(&cache, parked(AlignedBuffer::from_slice(out)), &missed, begun);
         }
-        self.read_ahead(cache, &missed);
+        self.read_ahead(&cache, &missed);
         is_complete.then_some(Ok(()))
     }
 
@@ -393,7 +396,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         let found = look_up(cache, request.range, &mut request.buffer, &mut self.misses);
         cache.end_measured_read(begun_us);
         if found.is_err() || self.misses.is_empty() {
-            self.note_hit(request.range);
+            note_hit(&mut self.hits, request.range);
             return self.end(request, found, begun, done);
         }
         self.read_misses(cache, request, begun, done);
@@ -409,6 +412,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             op.begun_us = cache.monotonic_us();
         }
         let token = self.ops.insert(op);
+        self.backing.set_origin(Origin::Client);
         self.backing.submit(OpToken(token as u64), backing_op);
     }
 

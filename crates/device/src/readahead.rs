@@ -11,7 +11,7 @@
 use crate::streams::STEP_MIN;
 use alloc::vec::Vec;
 use cbd_engine::{Cache, Environment, Miss};
-use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, ByteRange, OpToken, SpareBuffers};
+use cbd_types::{AlignedBuffer, BackingOp, BackingQueue, ByteRange, OpToken, Origin, SpareBuffers};
 
 /// Bytes of all windows of a queue.
 pub(crate) const BYTES_MAX: u64 = 4 << 20;
@@ -218,6 +218,7 @@ impl ReadAhead {
         self.submitted += 1;
         self.bytes += range.len();
         self.windows.push(window);
+        backing.set_origin(Origin::ReadAhead);
         backing.submit(OpToken(token), BackingOp::Read { offset: range.start, buffer });
     }
 

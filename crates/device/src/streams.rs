@@ -112,10 +112,12 @@ impl Streams {
         }
     }
 
-    /// Notes that a client reads `range`, and returns the bytes that the stream of this read had read before; 0 if it belongs to none.
-    /// For a simulation, which has no queues and reads nothing ahead.
-    pub fn bytes_before(&mut self, range: ByteRange) -> u64 {
-        self.follow(0, range.start, range, 0).before
+    /// Notes that a client reads `range`. Returns the bytes that the stream of this read had read before, 0 if it belongs to none, and
+    /// the range to read ahead up to `limit`, if it is time for that, with the bytes of the stream before that range. For a
+    /// simulation, which has no queues.
+    pub fn follow_alone(&mut self, range: ByteRange, limit: u64) -> (u64, Option<(ByteRange, u64)>) {
+        let followed = self.follow(0, range.start, range, limit);
+        (followed.before, followed.step)
     }
 
     /// Notes that `queue` reads `asked`, part of which missed, or writes it. `run_start`: where the hits began that end at its start,

@@ -38,9 +38,9 @@ mod worker;
 
 pub use bypass::{BypassReason, Bypassed};
 pub use cache::{
-    Admission, BYPASS_MAX, BackingTrouble, Bypass, BypassTicket, Cache, CacheStatus, CachedState,
+    Admission, BYPASS_MAX, BackingTrouble, Bypass, BypassTicket, Cache, CacheMap, CacheStatus, CachedState,
     CommonMoment, Comparison, DamagedRange, FlushTicket, Holding, IndexResize, LogEntry, LogSegmentView,
-    LogView, Miss, Pace, PaceReason, Part, Repair, Shrink, TOGETHER, ZeroProgress,
+    LogView, MAP_CELLS_MAX, MapCell, Miss, Pace, PaceReason, Part, Repair, Shrink, TOGETHER, ZeroProgress,
 };
 pub use cbd_format::{Pin, PinKind};
 pub use lane::{HitCurve, RANKS};

@@ -8,6 +8,7 @@ mod damaged;
 mod index_size;
 mod log;
 mod losses;
+mod map;
 mod metadata;
 mod mode;
 mod model;

@@ -77,6 +77,8 @@ impl RangeSummary {
 pub struct BackendSummary {
     /// Its row.
     pub backend: u32,
+    /// Its UUID; empty if its row cannot be read.
+    pub uuid: String,
     /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

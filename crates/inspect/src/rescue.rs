@@ -2,10 +2,12 @@
 //!
 //! Invariants: the engine's own recovery and writeback do the work, in the configured consistency mode of the backend,
 //! so a daemon or the next rescue can continue with the region at any moment. A disk gets no data unless it is the
-//! recorded one, or the user names it as its replacement. Before a disk other than the recorded one gets any data, the
-//! region durably records that the backend was moved to that disk. Damaged data is not written but listed.
+//! recorded one, or the user names it as its replacement, and none if the caller's [`DiskRecords`] refuse it. Before a
+//! disk other than the recorded one gets any data, the region durably records that the backend was moved to that disk.
+//! Damaged data is not written but listed.
 //!
-//! Elsewhere: previewing the result (`check` reports it); asking for confirmation (`cbdctrl`).
+//! Elsewhere: previewing the result (`check` reports it); asking for confirmation, and what a daemon has recorded of a
+//! disk outside the region (`cbdctrl`).
 
 use crate::report::RangeSummary;
 use crate::{Bytes, PrivateMemory, Progress};
@@ -22,6 +24,7 @@ use cbd_runtime::moved::refuse_target;
 use cbd_runtime::{ProcessEnvironment, region::sync_region};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Pmem, Region, Result};
 use serde::Serialize;
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +48,34 @@ pub struct Options {
     pub after_crash: bool,
     /// Timeout without progress on the disk.
     pub timeout: Duration,
+    /// What is recorded of the disks outside the region; none if that does not matter.
+    pub records: Option<Arc<dyn DiskRecords>>,
+}
+
+/// What is recorded of disks outside the region, such as that one was written without its cache.
+pub trait DiskRecords: Debug + Send + Sync {
+    /// Looks at the disk of a backend before its cache is opened, and changes nothing. Returns warnings.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exchanged`], and others, if nothing may be written to it.
+    fn look(&self, backend: &BackendEntry, disk: &OpenDisk<'_>) -> Result<Vec<String>>;
+
+    /// The first write to the disk follows. Returns warnings.
+    fn begin(&self, backend: &BackendEntry) -> Vec<String>;
+
+    /// All is on the disk, and the cache is empty. Returns warnings.
+    fn emptied(&self, backend: &BackendEntry) -> Vec<String>;
+}
+
+/// The open disk of a backend whose cache is not open.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenDisk<'a> {
+    /// The disk.
+    pub file: &'a BackingFile,
+    /// Checksum of the state of the cache in the region ([`Transport::state_sum`]).
+    pub cache: Option<u64>,
+    /// It is not the recorded disk, but a copy.
+    pub is_copy: bool,
 }
 
 impl Default for Options {
@@ -56,6 +87,7 @@ impl Default for Options {
             forget_disk: None,
             after_crash: false,
             timeout: Duration::from_secs(60),
+            records: None,
         }
     }
 }
@@ -103,19 +135,34 @@ impl Options {
     /// rescue of `region` would write to it.
     ///
     /// # Errors
-    /// As [`open_disk`](Self::open_disk) and [`refuse_target`](Self::refuse_target).
+    /// As [`open_disk`](Self::open_disk), [`refuse_target`](Self::refuse_target) and [`DiskRecords::look`].
     pub fn preview_disk(
         &self,
         region: &Arc<dyn Bytes>,
         backend: BackendId,
         disk: &RecordedDisk<'_>,
     ) -> Result<Vec<String>> {
-        let (file, warnings) = self.open_disk(disk, true)?;
+        let (file, mut warnings) = self.open_disk(disk, true)?;
         let environment = Arc::new(ProcessEnvironment::<PrivateMemory>::new());
         let memory = PrivateMemory::new(Arc::clone(region));
         let transport = Transport::open(environment, Region::new(memory))?;
-        self.refuse_target(&transport, &transport.backend(backend)?, &file)?;
+        let entry = transport.backend(backend)?;
+        warnings.extend(self.check_target(&transport, &entry, &file)?);
         Ok(warnings)
+    }
+
+    /// Refuses a disk as [`refuse_target`](Self::refuse_target) does, and one that the records refuse; returns warnings.
+    fn check_target<P: Pmem + 'static>(
+        &self,
+        transport: &Transport<ProcessEnvironment<P>>,
+        entry: &BackendEntry,
+        file: &BackingFile,
+    ) -> Result<Vec<String>> {
+        self.refuse_target(transport, entry, file)?;
+        let Some(records) = &self.records else { return Ok(Vec::new()) };
+        let cache = transport.state_sum(entry.id);
+        let is_copy = is_other(entry, file)?;
+        records.look(entry, &OpenDisk { file, cache, is_copy })
     }
 
     /// Refuses `disk`, to which `entry` would be moved, if it has data of its own or is recorded as lacking data.
@@ -132,6 +179,11 @@ impl Options {
         let forgotten = self.forget_disk.as_deref().map(|gone| forgotten_name(transport, entry.id, gone));
         refuse_target(transport, entry, &Disk::of(disk)?, &path, forgotten.transpose()?.as_deref())
     }
+}
+
+/// Whether `disk` is another one than the region records.
+fn is_other(entry: &BackendEntry, disk: &BackingFile) -> Result<bool> {
+    Ok(Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err())
 }
 
 /// A backing device as recorded in the region.
@@ -306,7 +358,7 @@ fn rescue_backend(
     //    completed.
     let (disk, warnings) = after_predecessor(DISK_TIMEOUT, || options.open_disk(&entry.into(), false))?;
     rescued.warnings = warnings;
-    options.refuse_target(transport, entry, &disk)?;
+    rescued.warnings.extend(options.check_target(transport, entry, &disk)?);
     // 2. The engine's recovery.
     let mixed = if options.after_crash { Mixed::Recover } else { Mixed::Refuse };
     if transport.pages_of(entry.id)? == Pages::MixedDirty && options.after_crash {
@@ -326,8 +378,9 @@ fn rescue_backend(
     let descriptor = queue.wait_descriptor();
     // 4. If it is not the recorded disk, the region records the move; from now on no daemon serves the
     //    recorded disk.
-    let moves = Identity::parse(&entry.identity)?.same_disk(&disk.identity()).is_err();
+    let moves = is_other(entry, &disk)?;
     rescued.moved_from = record_move(transport, entry, &disk, options, moves)?;
+    rescued.warnings.extend(options.records.iter().flat_map(|records| records.begin(entry)));
     // 5. The engine's writeback.
     let worker = BackgroundWorker::new(Arc::clone(&cache), queue, disk.geometry());
     let mut drain =
@@ -355,6 +408,7 @@ fn rescue_backend(
             drop(cache);
             transport.empty_backend(entry.id)?;
             rescued.emptied = true;
+            rescued.warnings.extend(options.records.iter().flat_map(|records| records.emptied(entry)));
         }
         return Ok(());
     }

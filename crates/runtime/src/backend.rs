@@ -142,7 +142,7 @@ impl RunningBackend {
             warnings.extend(note_of(pages, path));
             (Device::cached(Arc::clone(&caching.cache), geometry), Some(Arc::new(caching)))
         };
-        let device = Arc::new(device.with_clock(monotonic_ns));
+        let device = Arc::new(device.with_clock(monotonic_ns).with_sample());
         let device = Arc::new(ServedDevice::new(device, Arc::clone(&backing)));
         let (caching, id) = (Mutex::new(caching), entry.id);
         Ok((

@@ -20,6 +20,7 @@ pub mod moved;
 pub mod queue;
 pub mod region;
 pub mod resize;
+pub mod sampled;
 pub mod share;
 pub mod size;
 pub mod verify;

@@ -9,7 +9,7 @@
 
 use crate::{Count, Counted};
 use cbd_backing::{Backing, PollableQueue};
-use cbd_device::{Device, DeviceFigures, Queue};
+use cbd_device::{Device, DeviceFigures, LastSampled, Queue};
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
@@ -114,6 +114,23 @@ impl<E: Environment> ServedDevice<E> {
     #[must_use]
     pub fn figures(&self) -> DeviceFigures {
         self.device.figures()
+    }
+
+    /// Notes a sample of the requests, for a cache of `bytes`; 0: notes nothing.
+    pub fn sample_for(&self, bytes: u64) {
+        self.device.sample_for(bytes);
+    }
+
+    /// The last requests of the sample.
+    #[must_use]
+    pub fn last_sampled(&self) -> LastSampled {
+        self.device.last_sampled()
+    }
+
+    /// The number of requests that the sample has had.
+    #[must_use]
+    pub fn sampled_count(&self) -> u64 {
+        self.device.sampled_count()
     }
 
     /// Number of queues. A queue with requests that wait for the backing device outlives an export that was stopped by force,

@@ -10,7 +10,7 @@ use crate::queue::TaskWaker;
 use cbd_backing::{Backing, PollableQueue};
 use cbd_engine::{BackgroundWorker, Cache, Environment, Step};
 use cbd_export::wake::{Event, Interest, WaitSet, Waker};
-use cbd_types::{Epoch, Error, ErrorKind, Result};
+use cbd_types::{BackingQueue, Epoch, Error, ErrorKind, Origin, Result};
 use parking_lot::{Condvar, Mutex};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -97,7 +97,8 @@ impl Worker {
         let event = Event::new()?;
         let waker = event.waker();
         cache.set_worker_waker(Arc::new(TaskWaker(event.waker())).into());
-        let queue = backing.open_queue(DEPTH)?;
+        let mut queue = backing.open_queue(DEPTH)?;
+        queue.set_origin(Origin::Writeback);
         let descriptor = queue.wait_descriptor();
         let worker = BackgroundWorker::new(Arc::clone(cache), queue, backing.geometry());
         let stop = Arc::new(AtomicBool::new(false));
@@ -205,7 +206,7 @@ pub(crate) mod tests {
     use cbd_export::wait_any;
     use cbd_pmem::Mapping;
     use cbd_types::backing::BackingDone;
-    use cbd_types::{BackingGeometry, BackingOp, BackingQueue, ByteRange, HostId, OpToken, Region};
+    use cbd_types::{BackingGeometry, BackingOp, ByteRange, HostId, OpToken, Region};
     use std::sync::mpsc;
     use std::time::Instant;
 

@@ -140,11 +140,47 @@ pub struct BackingGeometry {
     pub discard_granularity: u32,
 }
 
+/// Why an operation is executed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Origin {
+    /// A request of a client: a read that missed, or what goes past the cache.
+    #[default]
+    Client,
+    /// A read of what a client is expected to read next.
+    ReadAhead,
+    /// Dirty data, and the flushes that make it durable.
+    Writeback,
+    /// A scrub, or a verification that a client asked for.
+    Verify,
+}
+
+impl Origin {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Client, Self::ReadAhead, Self::Writeback, Self::Verify];
+
+    /// The name in status and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::ReadAhead => "readahead",
+            Self::Writeback => "writeback",
+            Self::Verify => "verify",
+        }
+    }
+}
+
 /// A queue of operations to one backing device, used by one thread.
 pub trait BackingQueue: Send {
     /// Submits an operation. It is always accepted: operations beyond the depth wait in the queue in the
     /// order of submission; callers limit their submissions to [`depth`](Self::depth).
     fn submit(&mut self, token: OpToken, op: BackingOp);
+
+    /// The operations that are submitted from now on have this origin; [`Origin::Client`] before the first call. It is only
+    /// counted, by a queue that counts.
+    fn set_origin(&mut self, origin: Origin) {
+        let _ = origin;
+    }
 
     /// Moves completed operations to `done`; does not block.
     fn poll(&mut self, done: &mut Vec<BackingDone>);
@@ -163,6 +199,10 @@ pub trait BackingQueue: Send {
 impl<Q: BackingQueue + ?Sized> BackingQueue for alloc::boxed::Box<Q> {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         (**self).submit(token, op);
+    }
+
+    fn set_origin(&mut self, origin: Origin) {
+        (**self).set_origin(origin);
     }
 
     fn poll(&mut self, done: &mut Vec<BackingDone>) {

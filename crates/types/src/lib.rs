@@ -26,7 +26,7 @@ pub mod size;
 pub mod sort;
 pub mod verify;
 
-pub use backing::{BackingGeometry, BackingOp, BackingQueue, Expected, OpToken};
+pub use backing::{BackingGeometry, BackingOp, BackingQueue, Expected, OpToken, Origin};
 pub use buffer::{AlignedBuffer, SpareBuffers};
 pub use error::{Context, Error, ErrorKind, Result};
 pub use ids::{BackendId, BlkdevId, BootId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence, uuid_text};

@@ -473,14 +473,30 @@ class DiskFigures(Object):
     bytes: Optional[int] = None
     #: Operations that failed.
     failed: Optional[int] = None
+    #: The same operations by origin, those that have occurred: client (reads that missed, and what goes past the
+    #: cache), readahead, writeback, verify.
+    origins: Dict[str, DiskOrigin] = dataclasses.field(default_factory=dict)
     latency: Optional[Histogram] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         "operations": _codec.integer,
         "bytes": _codec.integer,
         "failed": _codec.integer,
+        "origins": _codec.map_of(_codec.object_of(lambda: DiskOrigin)),
         "latency": _codec.object_of(lambda: Histogram),
     }
+
+
+@dataclasses.dataclass
+class DiskOrigin(Object):
+    """Disk origin."""
+
+    #: Operations that have ended, failed ones included.
+    operations: Optional[int] = None
+    #: Bytes of those that succeeded.
+    bytes: Optional[int] = None
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {"operations": _codec.integer, "bytes": _codec.integer}
 
 
 @dataclasses.dataclass
@@ -831,6 +847,44 @@ class VerifiedInfo(Object):
         "metadata": _codec.object_of(lambda: MetadataInfo),
         "method": _codec.text,
         "error": _codec.text,
+    }
+
+
+@dataclasses.dataclass
+class RequestSample(Object):
+    """Request sample."""
+
+    backend_id: int = 0
+    #: Blocks of 4 KiB of a group, of which one is in the sample; 0 while nothing is sampled.
+    one_of: int = 0
+    #: The time after which times_ms begin again at 0.
+    period_ms: int = 0
+    #: When each request came, oldest first, modulo period_ms.
+    times_ms: List[int] = dataclasses.field(default_factory=list)
+    #: Whether each request was a write; otherwise it was a read.
+    writes: List[bool] = dataclasses.field(default_factory=list)
+    #: The group of each request - the number of its first block, divided by one_of.
+    groups: List[int] = dataclasses.field(default_factory=list)
+    #: The number of the first request behind which read_bytes and hit_bytes were counted, from 0.
+    counted_from: int = 0
+    #: Bytes that clients have read since then, in the sample or not.
+    read_bytes: int = 0
+    #: Bytes of these that the cache had.
+    hit_bytes: int = 0
+    #: The mean bytes of all requests that read or write.
+    request_bytes: int = 0
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {
+        "backend_id": _codec.integer,
+        "one_of": _codec.integer,
+        "period_ms": _codec.integer,
+        "times_ms": _codec.list_of(_codec.integer),
+        "writes": _codec.list_of(_codec.boolean),
+        "groups": _codec.list_of(_codec.integer),
+        "counted_from": _codec.integer,
+        "read_bytes": _codec.integer,
+        "hit_bytes": _codec.integer,
+        "request_bytes": _codec.integer,
     }
 
 
@@ -1463,6 +1517,9 @@ class BackendStatus(BackendInfo):
     warnings: List[str] = dataclasses.field(default_factory=list)
     #: What has become of the backing file since it was opened.
     file_change: Optional[str] = None
+    #: Why it cannot be told whether the disk was written without its cache before the backend was started; absent
+    #: once the disk was left by a stop of the daemon and found unchanged by the next.
+    unchecked: Optional[str] = None
     #: For how long the oldest operation of the backing device has had no answer; 0 where none is older than 1 ms.
     oldest_operation_ms: int = 0
     #: What the backing device has not answered for 10 s or longer.
@@ -1477,7 +1534,8 @@ class BackendStatus(BackendInfo):
     time_to_empty_s: Optional[int] = None
     #: Until the cache is full of dirty data, if it goes on as in the last seconds; absent if it does not fill.
     time_to_full_s: Optional[int] = None
-    #: Milliseconds since the oldest write that the backing device may lack; 0 if it lacks none.
+    #: Age of the recovery point: milliseconds since the oldest write that the backing device may lack; 0 if it lacks
+    #: none.
     recovery_point_age_ms: Optional[int] = None
     #: How long recovery took when the cache was opened.
     recovery_ms: Optional[int] = None
@@ -1499,6 +1557,7 @@ class BackendStatus(BackendInfo):
         "atomic_unit": _codec.integer,
         "warnings": _codec.list_of(_codec.text),
         "file_change": _codec.text,
+        "unchecked": _codec.text,
         "oldest_operation_ms": _codec.integer,
         "silent": _codec.text,
         "disk": _codec.map_of(_codec.object_of(lambda: DiskFigures)),
@@ -1591,8 +1650,8 @@ class CacheInfo(Settings):
     bypass_refused_bytes: int = 0
     epoch: int = 0
     drained_epoch: int = 0
-    #: The recovery point, milliseconds since 1970: all that was flushed before is on the backing device; 0 if not
-    #: known.
+    #: When the drained epoch was closed, milliseconds since 1970: all that was flushed before is on the backing
+    #: device; 0 if not known. A lower bound of the recovery point, whose age is recovery_point_age_ms.
     drained_ms: int = 0
     recovery_point: str = ""
     #: Seconds that this is at most by the setting recovery_point_max_age; 0 without one.
@@ -1791,6 +1850,47 @@ class PinInfo(Object):
         "bytes": _codec.integer,
         "ranges": _codec.integer,
         "cached_bytes": _codec.integer,
+    }
+
+
+@dataclasses.dataclass
+class DeviceMap(Object):
+    """Device map."""
+
+    backend_id: int = 0
+    #: Bytes of the device.
+    size: int = 0
+    #: Bytes of the device that a cell stands for; the last one may have fewer.
+    cell_bytes: int = 0
+    #: One block in so many was looked at and stands for the others; 1 for a map without an error.
+    sampled_one_of: int = 0
+    #: In the order of the device.
+    cells: List[MapCell] = dataclasses.field(default_factory=list)
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {
+        "backend_id": _codec.integer,
+        "size": _codec.integer,
+        "cell_bytes": _codec.integer,
+        "sampled_one_of": _codec.integer,
+        "cells": _codec.list_of(_codec.object_of(lambda: MapCell)),
+    }
+
+
+@dataclasses.dataclass
+class MapCell(Object):
+    """Map cell."""
+
+    #: Bytes in the cache.
+    cached_bytes: int = 0
+    #: Those of them that the disk does not have yet.
+    dirty_bytes: int = 0
+    #: Those of them that were read since they were written into the cache.
+    read_bytes: int = 0
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {
+        "cached_bytes": _codec.integer,
+        "dirty_bytes": _codec.integer,
+        "read_bytes": _codec.integer,
     }
 
 
@@ -2180,6 +2280,11 @@ class Client(Connection):
         answer = self.call("post", f"/v1/transports/{part(transport)}/backends/{part(backend)}/pins", {}, body)
         return PinsInfo.from_json(answer)
 
+    def map(self, backend: NumberOrName, *, transport: int = 0, cells: Optional[int] = None) -> DeviceMap:
+        """What the cache of a backend holds of each part of its device."""
+        answer = self.call("get", f"/v1/transports/{part(transport)}/backends/{part(backend)}/map", {"cells": cells}, None)
+        return DeviceMap.from_json(answer)
+
     def unpin(
         self,
         backend: NumberOrName,
@@ -2214,6 +2319,11 @@ class Client(Connection):
         body = _codec.body_of({"offset": offset, "length": length, "level": level, "repair": repair})
         stream = self.open_call("post", f"/v1/transports/{part(transport)}/backends/{part(backend)}/verify", {}, body)
         return Operation(stream, Progress.from_json, Done.from_json)
+
+    def sample(self, backend: NumberOrName, *, transport: int = 0) -> RequestSample:
+        """A sample of the requests of a backend, by which cbdctrl advise foretells other sizes of its cache."""
+        answer = self.call("get", f"/v1/transports/{part(transport)}/backends/{part(backend)}/sample", {}, None)
+        return RequestSample.from_json(answer)
 
     def scrub_info(self, backend: NumberOrName, *, transport: int = 0) -> ScrubInfo:
         """The scrub of a backend."""

@@ -40,7 +40,8 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
     let mut pair = Pair::new(&mapping, scale, MORE * options.rounds(), None)?;
     let disk = Arc::clone(pair.rig.disk());
-    let device = Device::cached(pair.rig.share(), disk.geometry()).with_clock(monotonic_ns);
+    let device = Device::cached(pair.rig.share(), disk.geometry()).with_clock(monotonic_ns).with_sample();
+    device.sample_for(scale.region);
     let device = Arc::new(device);
     let counting = Queue::new(Arc::clone(&device), disk.open_queue(DEPTH)?, Waker::noop().clone());
     let other = Queue::uncounted(device, disk.open_queue(DEPTH)?, Waker::noop().clone());

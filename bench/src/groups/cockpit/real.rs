@@ -5,12 +5,14 @@
 use super::super::policy::model_disk::{Model, ModelDisk};
 use cbd_advise::simulated_time::{Surroundings, Wanted};
 use cbd_advise::{Action, CacheForm, Request, geometry};
-use cbd_device::{Device, Queue};
+use cbd_device::{Device, LastSampled, Queue};
 use cbd_engine::{BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_pmem::Mapping;
+use cbd_runtime::sampled::Moment;
 use cbd_types::{
     AlignedBuffer, Class, Completion, Error, ErrorKind, Operation, Region, Request as Submitted, Result,
 };
+use std::cell::Cell;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -20,10 +22,16 @@ const TABLES: u64 = 4 << 20;
 const STEPS: usize = 1_000_000;
 const ATTEMPTS: usize = 1000;
 
+thread_local! {
+    /// The clock of the blkdevs that this thread serves.
+    static NOW_NS: Cell<u64> = const { Cell::new(0) };
+}
+
 /// The blkdev.
 pub struct Real {
     surroundings: Arc<Surroundings>,
     cache: Arc<Cache<Surroundings>>,
+    device: Arc<Device<Surroundings>>,
     queue: Queue<Surroundings, ModelDisk>,
     worker: BackgroundWorker<Surroundings, ModelDisk>,
     wanted: Arc<Wanted>,
@@ -59,10 +67,12 @@ impl Real {
         cache.set_worker_waker(Waker::from(Arc::clone(&wanted)));
         let instant = || ModelDisk::new(Model::INSTANT);
         let worker = BackgroundWorker::new(Arc::clone(&cache), instant(), geometry(size));
-        let device = Arc::new(Device::cached(Arc::clone(&cache), geometry(size)));
-        let queue = Queue::new(device, instant(), Waker::noop().clone());
+        let device = Device::cached(Arc::clone(&cache), geometry(size)).with_clock(|| NOW_NS.get());
+        let device = Arc::new(device.with_sample());
+        device.sample_for(form.bytes);
+        let queue = Queue::new(Arc::clone(&device), instant(), Waker::noop().clone());
         let (buffer, done) = (AlignedBuffer::default(), Vec::new());
-        Ok(Self { surroundings, cache, queue, worker, wanted, buffer, done, read_bytes: 0 })
+        Ok(Self { surroundings, cache, device, queue, worker, wanted, buffer, done, read_bytes: 0 })
     }
 
     /// Serves a request that reads or writes.
@@ -71,6 +81,7 @@ impl Real {
     /// The errors of the engine.
     pub fn serve(&mut self, request: &Request) -> Result<()> {
         self.surroundings.set_us(request.us);
+        NOW_NS.set(request.us * 1000);
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(request.range.len() as usize);
         let operation = match request.action {
@@ -95,9 +106,18 @@ impl Real {
         Err(Error::new(ErrorKind::TimedOut, "a request does not end"))
     }
 
-    /// The share of the bytes read that the cache had.
-    pub fn hit(&self) -> f64 {
-        self.cache.status().read_hit_bytes as f64 / self.read_bytes as f64
+    /// What was read so far.
+    pub fn moment(&self) -> Moment {
+        Moment {
+            sampled: self.device.sampled_count(),
+            read_bytes: self.read_bytes,
+            hit_bytes: self.cache.status().read_hit_bytes,
+        }
+    }
+
+    /// The sample of its requests.
+    pub fn last_sampled(&self) -> LastSampled {
+        self.device.last_sampled()
     }
 
     fn maintain(&mut self) -> Result<()> {

@@ -11,7 +11,7 @@ mod fio;
 use cbd_types::{ByteRange, Error, ErrorKind, Result};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek};
+use std::io::{BufRead, BufReader, Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
 /// The longest line.
@@ -20,6 +20,8 @@ const LINE_MAX: u64 = 64 << 10;
 const HEAD: u64 = 1 << 20;
 /// The devices that an error lists.
 const LISTED: usize = 16;
+/// The longest request: the kernel counts the bytes of one in 32 bits.
+const LENGTH_MAX: u64 = 4 << 30;
 /// Requests beyond this offset are no requests of a disk.
 const OFFSET_MAX: u64 = 1 << 56;
 
@@ -92,7 +94,7 @@ impl Parser {
 /// A trace that is being read.
 pub struct Trace {
     path: PathBuf,
-    file: BufReader<File>,
+    file: Box<dyn BufRead>,
     parser: Parser,
     device: Option<String>,
     /// Devices of which there are requests, as the trace names them.
@@ -125,15 +127,36 @@ impl Trace {
         let mut head = Vec::new();
         (&mut file).take(HEAD).read_to_end(&mut head).map_err(cannot)?;
         file.rewind().map_err(cannot)?;
-        refuse_binary(path, &head)?;
-        let parser = recognize(path, &String::from_utf8_lossy(&head), format)?;
+        let file = BufReader::with_capacity(1 << 20, file);
+        Self::over(path, (&head, length), Box::new(file), format, device)
+    }
+
+    /// As [`open`](Self::open), of the content of a file.
+    ///
+    /// # Errors
+    /// As those of `open`.
+    pub fn of_bytes(bytes: Vec<u8>, format: Format, device: Option<&str>) -> Result<Self> {
+        let (head, length) = (bytes[..bytes.len().min(HEAD as usize)].to_vec(), bytes.len() as u64);
+        Self::over(Path::new("the trace"), (&head, length), Box::new(Cursor::new(bytes)), format, device)
+    }
+
+    /// The trace that begins with `head`, of `length` bytes.
+    fn over(
+        path: &Path,
+        (head, length): (&[u8], u64),
+        file: Box<dyn BufRead>,
+        format: Format,
+        device: Option<&str>,
+    ) -> Result<Self> {
+        refuse_binary(path, head)?;
+        let parser = recognize(path, &String::from_utf8_lossy(head), format)?;
         let device = match &parser {
             Parser::Blkparse(_) => device.map(blkparse::device).transpose()?,
             _ => device.map(str::to_owned),
         };
         Ok(Self {
             path: path.to_owned(),
-            file: BufReader::with_capacity(1 << 20, file),
+            file,
             parser,
             device,
             devices: BTreeSet::new(),
@@ -177,6 +200,7 @@ impl Trace {
             let text = String::from_utf8_lossy(&bytes);
             match self.parser.line(text.trim_end()) {
                 Some(Line::Request { device, request }) if request.range.end <= OFFSET_MAX => {
+                    self.check_length(&request)?;
                     if let Some(request) = self.of_device(device, request)? {
                         return Ok(Some(request));
                     }
@@ -186,6 +210,25 @@ impl Trace {
                 Some(Line::Request { .. }) | None => return Err(self.malformed(&bytes)),
             }
         }
+    }
+
+    /// Refuses a request that no system sends: it would be simulated block by block.
+    fn check_length(&self, request: &Request) -> Result<()> {
+        let length = request.range.len();
+        if length <= LENGTH_MAX {
+            return Ok(());
+        }
+        let what = match request.action {
+            Action::Read => "read",
+            Action::Write => "write",
+            Action::Discard => "discard",
+            Action::Flush => "flush",
+        };
+        Err(invalid(format!(
+            "{}, line {}: a {what} of {length} bytes: a request of a block device has at most 4 GiB",
+            self.path.display(),
+            self.line
+        )))
     }
 
     /// Bytes of the file that were read, and all of them.

@@ -12,13 +12,14 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 pub struct AdviseArguments {
     /// The trace: an iolog of fio (write_iolog), a log of fio with log_offset=1, or the text of blkparse
-    #[arg(long, value_name = "FILE")]
-    pub trace: PathBuf,
+    /// [default: what the daemon has noted of the requests of the backend]
+    #[arg(long, value_name = "FILE", required_unless_present = "backend")]
+    pub trace: Option<PathBuf>,
     /// Format of the trace
-    #[arg(long, default_value = "auto", value_parser = format())]
+    #[arg(long, default_value = "auto", value_parser = format(), requires = "trace")]
     pub format: Format,
     /// Only the requests of this device: a path, or its numbers as blkparse prints them, e.g. 8,0
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", requires = "trace")]
     pub device: Option<String>,
     /// Size of the present cache, e.g. 4G: an eighth of it up to four times as much is tried [default: sizes up to one
     /// that holds all that the trace uses]
@@ -40,7 +41,7 @@ pub struct AdviseArguments {
     /// [default: a disk that takes everything at once]
     #[arg(long, value_parser = parse_size, value_name = "RATE")]
     pub disk_rate: Option<u64>,
-    /// Memory for each size; a cache that is larger is simulated on a sample of its blocks
+    /// Memory for each size: 64 MiB suffice for a cache of 1.5 GiB. A larger one is simulated on a sample of its blocks
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "64M")]
     pub memory: u64,
 }

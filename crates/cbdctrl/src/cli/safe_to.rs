@@ -9,7 +9,8 @@ remove     no data is dirty in a cache or damaged in it, and no block device is 
 restart    every block device that is in use waits for the next daemon; users of others would see errors
 downgrade  the version VERSION can open every registered region
 
-It asks the daemon. If none runs, it reads the registered regions themselves, as check does. What it cannot find out is not safe.
+It asks the daemon. If none runs, it reads the registered regions themselves, as check does. remove also looks at the disks that are sealed,
+and at those that the state folder records, whose region is not registered. What it cannot find out is not safe.
 
 Exit codes: 0 yes, 1 no (each line says why), 2 wrong usage";
 
@@ -38,6 +39,9 @@ pub struct SafeToArguments {
     /// State of the daemon [default: /var/lib/cbd]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Folder of the rules that seal disks [default: /etc/udev/rules.d]
+    #[arg(long, value_name = "DIR")]
+    pub rules_dir: Option<PathBuf>,
     /// Mounts and sockets of the daemon [default: /run/cbd]
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,

@@ -128,7 +128,10 @@ fn of_status(status: &Status, findings: &mut Vec<Finding>) {
         let subject = format!("backend {}, {}", backend.info.backend_id, backend.info.backend_path);
         let cache = backend.cache.as_ref();
         let texts = backend.warnings.iter().chain(&backend.info.error).chain(&backend.file_change);
-        let texts = texts.chain(&backend.silent).chain(cache.and_then(|cache| cache.last_error.as_ref()));
+        let texts = texts
+            .chain(&backend.unchecked)
+            .chain(&backend.silent)
+            .chain(cache.and_then(|cache| cache.last_error.as_ref()));
         findings.extend(texts.map(|text| warn(text, Some(subject.clone()))));
     }
     if findings.len() == before {

@@ -3,7 +3,7 @@
 //! Invariants: a device whose requests a program serves (ublk, a loop device over a FUSE file) is not read.
 
 use super::finding::Finding;
-use super::look::{Disk, Look};
+use super::look::{Disk, Look, for_root};
 use super::machine::Machine;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,8 +104,9 @@ fn not_seen(looks: &Looks, unseen: &mut Vec<String>) {
         let names = looks.iter().filter(|(_, look)| is(look)).map(|(name, _)| node(name));
         names.collect::<Vec<_>>().join(", ")
     };
+    let not_permitted = format!("this user may not read them; {}", for_root("cbdctrl doctor"));
     for (names, why) in [
-        (of(|look| matches!(look, Look::NotPermitted)), "this user may not read them: sudo cbdctrl doctor"),
+        (of(|look| matches!(look, Look::NotPermitted)), not_permitted.as_str()),
         (of(|look| matches!(look, Look::NotTried)), "not tried, because others took too long"),
     ] {
         if !names.is_empty() {

@@ -41,6 +41,20 @@ pub enum Look<T> {
     NotTried,
 }
 
+/// What would show what this user may not see: root, unless it is root already, whom a container or a security module
+/// refuses. `command` is the one for root.
+pub fn for_root(command: &str) -> String {
+    permission(cbd_daemon::system::is_root(), command)
+}
+
+fn permission(is_root: bool, command: &str) -> String {
+    if is_root {
+        "the system refuses root, too: outside of the container, or without the security module, that keeps it from doing so".to_owned()
+    } else {
+        format!("sudo {command}")
+    }
+}
+
 /// A disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Disk {
@@ -230,4 +244,15 @@ fn region(path: &OsStr) -> cbd_types::Result<Region> {
         file_system: promise.file_system,
         warnings: promise.warnings,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::permission;
+
+    #[test]
+    fn root_is_not_told_to_become_root() {
+        assert_eq!(permission(false, "cbdctrl doctor"), "sudo cbdctrl doctor");
+        assert!(!permission(true, "cbdctrl doctor").contains("sudo"));
+    }
 }

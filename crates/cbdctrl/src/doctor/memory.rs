@@ -2,7 +2,7 @@
 //! user names.
 
 use super::finding::Finding;
-use super::look::{Look, Region};
+use super::look::{Look, Region, for_root};
 use super::machine::Machine;
 use cbd_daemon::size::format_size;
 use cbd_types::Durability;
@@ -218,7 +218,7 @@ pub fn regions(looks: &[(String, Look<Region>)], findings: &mut Vec<Finding>) {
         let finding = match look {
             Look::Seen(region) => promise(region),
             Look::NotPermitted => Finding::warning("memory.region", "this user may not open it", PROMISE)
-                .fix(format!("sudo cbdctrl doctor {path}")),
+                .fix(for_root(&format!("cbdctrl doctor {path}"))),
             Look::Failed(why) => Finding::problem("memory.region", why.as_str(), "no region can be there"),
             Look::Silent => Finding::problem(
                 "memory.region",

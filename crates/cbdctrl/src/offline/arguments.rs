@@ -148,6 +148,17 @@ pub struct RescueArguments {
     /// old data may overwrite newer data. Compare the disk with a backup first
     #[arg(long, conflicts_with = "from")]
     pub after_crash: bool,
+    /// Write the dirty data although the disk was written without its cache, which loses what was written there since:
+    /// what the region has replaces it
+    #[arg(long, conflicts_with = "from")]
+    pub changed_disk: bool,
+    /// State of the daemon, which has the records of the disks [default: that of the rule of the sealed disk, or
+    /// /var/lib/cbd]
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    pub state_dir: Option<PathBuf>,
+    /// Folder of the rules that seal disks [default: /etc/udev/rules.d]
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    pub rules_dir: Option<PathBuf>,
     /// With --from: continue after a damaged part of the log, although the writes that it recorded are not known
     #[arg(long, requires = "from")]
     pub past_damage: bool,

@@ -9,6 +9,7 @@ mod arguments;
 mod check;
 mod dump;
 mod pcache;
+mod records;
 mod repair;
 mod rescue;
 mod unseal;
@@ -18,6 +19,7 @@ pub use check::check;
 pub use dump::dump;
 pub use repair::repair;
 pub use rescue::rescue;
+pub(crate) use unseal::held;
 pub use unseal::unseal;
 
 use crate::command::Output;
@@ -77,7 +79,8 @@ Exit codes:
    0  all is on the backing devices
    1  something is dirty: a dry run, or not all could be written (a second run continues with the rest)
    2  all is on the backing devices but for damaged ranges, which are listed; in a dry run: there are such ranges
-   3  the region or a cache in it cannot be opened; no data of it was written
+   3  the region, a cache in it or its disk cannot be opened, or the disk was written without its cache; no data of
+      it was written
       (--from: or the disk cannot be that of the cache, or is in use)
   64  wrong usage
   74  the result cannot be printed (where it would else be 0)";

@@ -1,6 +1,7 @@
 //! `cbdctrl rescue`.
 
 use super::pcache::rescue_from_pcache;
+use super::records::Records;
 use super::{
     DAMAGED, DIRTY, RescueArguments, UNOPENABLE, describe_backend, describe_ranges, ended, failed, number_of,
     of_region, opened_to_read,
@@ -9,7 +10,7 @@ use crate::command::Output;
 use crate::progress::ToolBar;
 use cbd_daemon::size::{format_size, format_time};
 use cbd_inspect::check::{DataChecked, check};
-use cbd_inspect::rescue::{Options, RecordedDisk, Rescued};
+use cbd_inspect::rescue::{DiskRecords, Options, RecordedDisk, Rescued};
 use cbd_inspect::{BackendSummary, Bytes, Report};
 use cbd_types::{BackendId, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -36,6 +37,9 @@ struct PlannedBackend<'a> {
     disk: String,
     /// Why that disk cannot be written.
     disk_error: Option<String>,
+    /// It is another disk than the cache belongs to, or was written without its cache.
+    #[serde(skip)]
+    is_exchanged: bool,
     warnings: Vec<String>,
 }
 
@@ -58,6 +62,7 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
         Ok(backend) => backend,
         Err(error) => return failed(&of_region(error, &arguments.region), &output),
     };
+    let records = Arc::new(Records::new(arguments));
     let options = Options {
         backend: backend.map(BackendId),
         to: arguments.to.clone(),
@@ -65,9 +70,10 @@ pub fn rescue(arguments: &RescueArguments, json: bool) -> ExitCode {
         forget_disk: arguments.forget_disk.clone(),
         after_crash: arguments.after_crash,
         timeout: Duration::from_secs(arguments.timeout.max(1)),
+        records: Some(Arc::clone(&records) as Arc<dyn DiskRecords>),
     };
     let result = if arguments.yes {
-        write(arguments, &options, &output)
+        write(arguments, &options, &records, &output)
     } else {
         dry_run(arguments, &options, &output)
     };
@@ -96,6 +102,8 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
             summary if summary.error.is_some() => UNOPENABLE,
             summary if summary.mixed_pages && !options.after_crash => UNOPENABLE,
             summary if summary.dirty_records > 0 && backend.disk_error.is_some() => UNOPENABLE,
+            // The cache would not be emptied, either.
+            _ if backend.is_exchanged => UNOPENABLE,
             summary if !summary.damaged.is_empty() => DAMAGED,
             summary if summary.dirty_records > 0 => DIRTY,
             _ => 0,
@@ -105,7 +113,7 @@ fn dry_run(arguments: &RescueArguments, options: &Options, output: &Output) -> R
     let printed = if output.json {
         output.json(&Planned { dry_run: true, backends, warnings })
     } else {
-        output.text(&text_of_plan(&backends))
+        output.text(&text_of_plan(&backends, options.other_disk))
     };
     Ok((printed, code))
 }
@@ -130,11 +138,13 @@ fn planned<'a>(
         } else {
             Ok(Vec::new())
         };
-        let (disk_error, warnings) = match opened {
+        let (refused, warnings) = match opened {
             Ok(warnings) => (None, warnings),
-            Err(error) => (Some(error.line()), Vec::new()),
+            Err(error) => (Some(error), Vec::new()),
         };
-        planned.push(PlannedBackend { summary, disk, disk_error, warnings });
+        let is_exchanged = refused.as_ref().is_some_and(|error| error.kind() == ErrorKind::Exchanged);
+        let disk_error = refused.map(|error| error.line());
+        planned.push(PlannedBackend { summary, disk, disk_error, is_exchanged, warnings });
     }
     match options.backend {
         Some(id) if planned.is_empty() => {
@@ -144,16 +154,18 @@ fn planned<'a>(
     }
 }
 
-fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
+fn text_of_plan(backends: &[PlannedBackend<'_>], moves: bool) -> String {
     let mut text = String::new();
     for backend in backends {
         describe_backend(backend.summary, &mut text);
         for warning in &backend.warnings {
             let _ = writeln!(text, "  warning: {warning}");
+        }
+        if moves && backend.disk_error.is_none() {
             let _ = writeln!(
                 text,
-                "  with --yes the backend is moved there, and {} is refused then",
-                backend.summary.path
+                "  with --yes the backend is moved to {}, and {} is refused then",
+                backend.disk, backend.summary.path
             );
         }
         if backend.summary.error.is_some() || backend.summary.lanes == 0 {
@@ -166,6 +178,7 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
             );
         }
         let _ = match &backend.disk_error {
+            Some(error) if backend.is_exchanged => writeln!(text, "  cannot be written: {error}"),
             Some(error) => writeln!(
                 text,
                 "  cannot be written: {error} (--backend {} --to DISK)",
@@ -191,7 +204,12 @@ fn text_of_plan(backends: &[PlannedBackend<'_>]) -> String {
     text
 }
 
-fn write(arguments: &RescueArguments, options: &Options, output: &Output) -> Result<(Result<()>, u8)> {
+fn write(
+    arguments: &RescueArguments,
+    options: &Options,
+    records: &Records,
+    output: &Output,
+) -> Result<(Result<()>, u8)> {
     let mut bar = ToolBar::default();
     let region = cbd_inspect::open::to_change(&arguments.region)?;
     let rescued = cbd_inspect::rescue::rescue(region, options, &mut |progress| bar.show(progress));
@@ -218,12 +236,14 @@ fn write(arguments: &RescueArguments, options: &Options, output: &Output) -> Res
     let printed = if output.json {
         output.json(&Done { dry_run: false, backends: &rescued })
     } else {
-        output.text(&rescued.iter().map(text_of_rescued).collect::<String>())
+        let is_known = records.were_found();
+        output.text(&rescued.iter().map(|backend| text_of_rescued(backend, is_known)).collect::<String>())
     };
     Ok((printed, code))
 }
 
-fn text_of_rescued(backend: &Rescued) -> String {
+/// `is_known` tells that the records of the daemon were found: only then is it known that it has no reason to refuse.
+fn text_of_rescued(backend: &Rescued, is_known: bool) -> String {
     let mut text = format!("backend {}: {}\n", backend.backend, backend.disk);
     if !backend.opened {
         text.push_str("  nothing was written\n");
@@ -246,7 +266,8 @@ fn text_of_rescued(backend: &Rescued) -> String {
     describe_ranges("damaged", &backend.damaged, &mut text);
     describe_ranges("parked", &backend.parked, &mut text);
     if backend.emptied {
-        let again = if backend.moved_from.is_none() { ", and a daemon serves it again" } else { "" };
+        let is_served = backend.moved_from.is_none() && is_known;
+        let again = if is_served { ", and a daemon serves it again" } else { "" };
         let _ = writeln!(
             text,
             "  all is on the disk, and the cache is empty: the disk can be used without it{again}"

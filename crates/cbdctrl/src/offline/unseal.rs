@@ -201,7 +201,10 @@ fn refuse_with_a_daemon(subject: &Subject, socket: &Path) -> Result<()> {
 }
 
 /// What the region holds for the disk.
-fn held(subject: &Subject) -> Result<BackendSummary> {
+///
+/// # Errors
+/// Of opening the region; [`ErrorKind::Foreign`] if the region does not hold the cache of the disk, or it cannot be opened.
+pub(crate) fn held(subject: &Subject) -> Result<BackendSummary> {
     let (region, warning) = cbd_inspect::open::to_read(Path::new(&subject.region))?;
     warn(&Vec::from_iter(warning));
     let report = cbd_inspect::check::check(Arc::new(region), DataChecked::None, &mut |_| ());

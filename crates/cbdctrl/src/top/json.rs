@@ -66,6 +66,7 @@ fn device(rates: &Rates, row: &Row) -> Value {
                 "operations": it.operations,
                 "bytes": it.bytes,
                 "failed": it.failed,
+                "origins": each(&it.origins, |it| json!({ "operations": it.operations, "bytes": it.bytes })),
                 "operations_per_s": rates.per_second(it.operations),
                 "bytes_per_s": rates.per_second(it.bytes),
                 "latency_ns": latency(&it.latency),

@@ -10,8 +10,9 @@ use super::Source;
 use super::events::Events;
 use super::keys::action_of;
 use super::sample::{Recorded, Sample};
-use super::state::{Action, State};
+use super::state::{Action, Mapped, State};
 use super::terminal::{Screen, leave_at_once};
+use cbd_daemon::api::DeviceMap;
 use cbd_sys::process::{Signals, exit_now};
 use cbd_types::{Error, ErrorKind, Result};
 use crossterm::event::Event;
@@ -36,6 +37,7 @@ const SIGNALS: [Signal; 6] =
 enum Message {
     Sample(Box<Sample>),
     Events(Vec<String>),
+    Map(Mapped, DeviceMap),
     Failed {
         at: Duration,
         why: String,
@@ -51,6 +53,8 @@ enum Message {
 enum Order {
     Interval(Duration),
     Pause(bool),
+    /// The page shows the map of this cache from now on, or of none.
+    Map(Option<Mapped>),
 }
 
 /// Shows the page until the user or a signal ends it.
@@ -76,7 +80,7 @@ pub fn run(source: Source, events: Events, first: Sample, mut state: State) -> R
         move || read_keys(&sender)
     })?;
     start("signals", move || wait_for_signals(signals, &sender, &noticed))?;
-    Loop { state, orders, notices, is_stopped: false }.run(&mut screen, &messages)
+    Loop { state, orders, notices, is_stopped: false, mapped: None }.run(&mut screen, &messages)
 }
 
 fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -96,6 +100,8 @@ struct Loop {
     notices: SyncSender<()>,
     /// The process is about to be stopped: the terminal is not ours.
     is_stopped: bool,
+    /// The cache of which the thread of samples fetches maps.
+    mapped: Option<Mapped>,
 }
 
 impl Loop {
@@ -119,6 +125,10 @@ impl Loop {
                 }
                 next = messages.try_recv().ok();
             }
+            let wanted = self.state.wanted_map();
+            if self.mapped != wanted && self.orders.try_send(Order::Map(wanted)).is_ok() {
+                self.mapped = wanted;
+            }
         }
     }
 
@@ -127,6 +137,7 @@ impl Loop {
         match message {
             Message::Sample(sample) => self.state.sampled(*sample),
             Message::Events(events) => self.state.events = Some(events),
+            Message::Map(of, map) => self.state.map = Some((of, map)),
             Message::Failed { at, why } => self.state.failed(at, why),
             Message::Input(event) => {
                 if let Some(action) = action_of(&event) {
@@ -192,7 +203,7 @@ fn take_samples(
     orders: &Receiver<Order>,
     messages: &SyncSender<Message>,
 ) {
-    let (mut paused, mut is_away) = (false, false);
+    let (mut paused, mut is_away, mut mapped) = (false, false, None);
     if let Some(recorded) = &recorded
         && events.update(&source.client(interval), recorded).unwrap_or(false)
     {
@@ -211,6 +222,10 @@ fn take_samples(
             match order {
                 Ok(Order::Interval(chosen)) => interval = chosen,
                 Ok(Order::Pause(chosen)) => paused = chosen,
+                Ok(Order::Map(wanted)) => {
+                    mapped = wanted;
+                    send_map(source, mapped, interval, messages);
+                }
                 Err(RecvTimeoutError::Timeout) => break,
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -224,6 +239,7 @@ fn take_samples(
                 if recorded.is_some_and(|it| events.update(&source.client(interval), it).unwrap_or(false)) {
                     let _ = messages.send(Message::Events(events.lines()));
                 }
+                send_map(source, mapped, interval, messages);
                 messages.send(Message::Sample(Box::new(sample)))
             }
             Err(error) => {
@@ -235,6 +251,15 @@ fn take_samples(
         if sent.is_err() {
             return;
         }
+    }
+}
+
+/// Fetches the map of a cache. A daemon of an earlier version has none, and the page then goes without.
+fn send_map(source: &Source, mapped: Option<Mapped>, interval: Duration, messages: &SyncSender<Message>) {
+    let Some(of) = mapped else { return };
+    if let Ok(map) = source.map(of, interval) {
+        // The loop may have ended; the next sample notices.
+        let _ = messages.send(Message::Map(of, map));
     }
 }
 

@@ -1,6 +1,6 @@
 //! `top`: every device, cache and disk, live on a terminal, once as a table, or as lines of JSON.
 //!
-//! Invariants: what is shown comes from the daemon's status alone, and every rate from two of them.
+//! Invariants: what is shown comes from the daemon's status and maps alone, and every rate from two of them.
 //!
 //! Elsewhere: the figures of the status ([`cbd_daemon::api`]).
 
@@ -21,13 +21,14 @@ mod tests;
 
 use crate::cli::TopArguments;
 use crate::command::{Output, failed, status_path, warn};
+use cbd_daemon::api::{DeviceMap, MAP_CELLS_MAX};
 use cbd_daemon::client::{Client, Timeout};
 use cbd_types::{Error, ErrorKind, Result};
 use events::Events;
 use rates::Rates;
 use sample::Sample;
 use serde_json::Value;
-use state::{Looks, State};
+use state::{Looks, Mapped, State};
 use std::io::{ErrorKind as IoErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -142,6 +143,13 @@ impl Source {
     fn take(&self, interval: Duration) -> Result<Sample> {
         let status: Value = self.client(interval).get(&self.path)?;
         Ok(Sample::read(&status, self.now(), wall_ms()))
+    }
+
+    /// The map of a cache, as fine as there is one.
+    fn map(&self, of: Mapped, interval: Duration) -> Result<DeviceMap> {
+        let Mapped { transport, backend } = of;
+        let path = format!("/v1/transports/{transport}/backends/{backend}/map?cells={MAP_CELLS_MAX}");
+        self.client(interval).get(&path)
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! Elsewhere: the meaning of each value ([`cbd_daemon::api`]), rates ([`super::rates`]).
 
-use cbd_daemon::api::{DiskFigures, Histogram, OperationFigures, Outcome, Wait, printable};
+use cbd_daemon::api::{DiskFigures, DiskOrigin, Histogram, OperationFigures, Outcome, Wait, printable};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -189,7 +189,9 @@ impl Sample {
             sample.warnings.extend(warnings.map(|warning| format!("transport {id}: {warning}")));
             for each in list(transport, "backends") {
                 let read = backend(each, id);
-                let warnings = texts(each, "warnings").into_iter().chain(optional_text(each, "file_change"));
+                let warnings = texts(each, "warnings").into_iter();
+                let warnings = warnings.chain(optional_text(each, "file_change"));
+                let warnings = warnings.chain(optional_text(each, "unchecked"));
                 let warnings: Vec<String> =
                     warnings.map(|warning| format!("backend {}: {warning}", read.id)).collect();
                 sample.warnings.extend(warnings);
@@ -331,6 +333,10 @@ fn disk_figures(value: &Value) -> DiskFigures {
         operations: number(value, "operations"),
         bytes: number(value, "bytes"),
         failed: number(value, "failed"),
+        origins: map(&value["origins"], |origin| DiskOrigin {
+            operations: number(origin, "operations"),
+            bytes: number(origin, "bytes"),
+        }),
         latency: histogram(value),
     }
 }

@@ -7,6 +7,7 @@
 
 use super::rates::{Key, Rates, Row};
 use super::sample::Sample;
+use cbd_daemon::api::DeviceMap;
 use std::cmp::Reverse;
 use std::time::Duration;
 
@@ -106,6 +107,21 @@ pub struct Away {
     pub why: String,
 }
 
+/// A cache of which there is a map: the numbers of the transport and of the backend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapped {
+    /// Number of the transport.
+    pub transport: u64,
+    /// Number of the backend.
+    pub backend: u64,
+}
+
+impl From<Key> for Mapped {
+    fn from(key: Key) -> Self {
+        Self { transport: key.transport, backend: key.backend }
+    }
+}
+
 /// The state.
 #[derive(Clone, Debug, Default)]
 pub struct State {
@@ -131,6 +147,8 @@ pub struct State {
     pub selected: Option<Key>,
     /// The last events, the newest last; absent if the daemon has none to show.
     pub events: Option<Vec<String>>,
+    /// The last map that came.
+    pub map: Option<(Mapped, DeviceMap)>,
     /// What the terminal can show.
     pub looks: Looks,
 }
@@ -182,6 +200,20 @@ impl State {
     pub fn selected_row(&self) -> Option<&Row> {
         let selected = self.selected?;
         self.rates.rows.iter().find(|row| row.key == selected)
+    }
+
+    /// The cache of which the page shows a map.
+    #[must_use]
+    pub fn wanted_map(&self) -> Option<Mapped> {
+        let row = self.selected_row().filter(|_| self.page == Page::Device)?;
+        row.backend.now.cache.as_ref().map(|_| row.key.into())
+    }
+
+    /// The map of the cache of a row, if it came.
+    #[must_use]
+    pub fn map_of(&self, row: &Row) -> Option<&DeviceMap> {
+        let (of, map) = self.map.as_ref()?;
+        (*of == Mapped::from(row.key)).then_some(map)
     }
 
     /// Does what a key asks for, as far as it concerns what is shown.

@@ -157,6 +157,15 @@ impl OperationFigures {
     }
 }
 
+/// Operations of the disk with the same name and the same origin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct DiskOrigin {
+    /// Operations that have ended, failed ones included.
+    pub operations: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+}
+
 /// The operations of the disk with the same name, those of clients, of writeback and of scrubs together.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DiskFigures {
@@ -166,6 +175,10 @@ pub struct DiskFigures {
     pub bytes: u64,
     /// Operations that failed.
     pub failed: u64,
+    /// The same operations by origin, those that have occurred: `client`, a read that missed or what went past the cache;
+    /// `readahead`; `writeback`; `verify`, a scrub or a verification.
+    #[serde(default)]
+    pub origins: BTreeMap<String, DiskOrigin>,
     /// Time from the submission of each to its end, as the submitting thread saw it.
     pub latency: Histogram,
 }
@@ -173,20 +186,27 @@ pub struct DiskFigures {
 impl DiskFigures {
     /// Adds the figures of another operation or disk.
     pub fn merge(&mut self, other: &Self) {
-        self.operations = self.operations.saturating_add(other.operations);
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.failed = self.failed.saturating_add(other.failed);
+        self.combine(other, u64::saturating_add);
         self.latency.merge(&other.latency);
     }
 
     /// What was counted since `earlier`; see [`Histogram::minus`].
     #[must_use]
     pub fn minus(&self, earlier: &Self) -> Self {
-        Self {
-            operations: self.operations.saturating_sub(earlier.operations),
-            bytes: self.bytes.saturating_sub(earlier.bytes),
-            failed: self.failed.saturating_sub(earlier.failed),
-            latency: self.latency.minus(&earlier.latency),
+        let mut since = self.clone();
+        since.combine(earlier, u64::saturating_sub);
+        since.latency = self.latency.minus(&earlier.latency);
+        since
+    }
+
+    fn combine(&mut self, other: &Self, with: fn(u64, u64) -> u64) {
+        self.operations = with(self.operations, other.operations);
+        self.bytes = with(self.bytes, other.bytes);
+        self.failed = with(self.failed, other.failed);
+        for (name, other) in &other.origins {
+            let origin = self.origins.entry(name.clone()).or_default();
+            origin.operations = with(origin.operations, other.operations);
+            origin.bytes = with(origin.bytes, other.bytes);
         }
     }
 }

@@ -13,8 +13,10 @@ mod events;
 mod figures;
 mod grow;
 mod live;
+mod map;
 mod names;
 mod pins;
+mod sample;
 mod scrub;
 mod settings;
 mod since;
@@ -28,11 +30,13 @@ pub use errors::{ErrorAnswer, ErrorBody, kind_of};
 pub use events::{
     Event, EventCommandInfo, EventLine, EventsBegin, EventsEnd, EventsGap, EventsInfo, Severity,
 };
-pub use figures::{Bucket, DiskFigures, Histogram, OperationFigures, Outcome, Wait};
+pub use figures::{Bucket, DiskFigures, DiskOrigin, Histogram, OperationFigures, Outcome, Wait};
 pub use grow::{BackendGrown, BlkdevGrown, GrowTransport, TransportGrown};
 pub use live::{AttachCache, DetachCache, ResizeCache};
+pub use map::{DeviceMap, MAP_CELLS_MAX, MapCell};
 pub use names::NumberOrName;
 pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins, printable};
+pub use sample::RequestSample;
 pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};
 pub use settings::{Settings, SettingsChange, SettingsChanged};
 pub use since::{Counted, have_fallen, since};

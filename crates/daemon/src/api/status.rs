@@ -97,6 +97,10 @@ pub struct BackendStatus {
     /// How the file of the backing device has changed since it was opened: deleted, cut short, renamed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub file_change: Option<String>,
+    /// Why it cannot be told whether the disk was written without its cache before the backend was started. It stays until
+    /// the disk was left by a stop of the daemon and found unchanged by the next.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unchecked: Option<String>,
     /// Age in ms of the oldest operation that the backing device has not answered; 0 where none is older than 1 ms.
     #[serde(default)]
     pub oldest_operation_ms: u64,
@@ -200,8 +204,9 @@ pub struct CacheInfo {
     pub epoch: u64,
     /// All epochs up to this are on the backing device.
     pub drained_epoch: u64,
-    /// The recovery point, milliseconds since 1970: every write that completed and was flushed before this time is on
-    /// the backing device. 0 when it is not known.
+    /// When the drained epoch was closed, milliseconds since 1970: every write that completed and was flushed before this
+    /// time is on the backing device. 0 when it is not known. A lower bound of the recovery point, which is later if nothing
+    /// was written for a time after it: the age is `recovery_point_age_ms`.
     pub drained_ms: u64,
     /// State of the backing device without its cache at this moment, in words.
     pub recovery_point: String,

@@ -102,6 +102,8 @@ names! {
     RangeQuarantined = "range.quarantined",
     /// No range is quarantined any more.
     RangeReleased = "range.released",
+    /// Whether the disk was written without its cache before the start cannot be told.
+    DiskUnchecked = "disk.unchecked",
     /// An operation of the backing device has had no answer for long.
     DiskSilent = "disk.silent",
     /// The backing device answers again.

@@ -184,6 +184,15 @@ impl Events {
         later.map_or(state.latest, |event| event.sequence - 1)
     }
 
+    /// Whether an event of a transport, or of one of its backends, is kept: it may not be there any more.
+    #[must_use]
+    pub fn has_of(&self, transport: u32, backend: Option<u32>) -> bool {
+        let is_of = |event: &Arc<Event>| {
+            event.transport == Some(transport) && (backend.is_none() || event.backend == backend)
+        };
+        self.state.lock().kept.iter().any(is_of)
+    }
+
     /// What is kept.
     #[must_use]
     pub fn extent(&self) -> EventsBegin {

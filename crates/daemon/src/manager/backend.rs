@@ -72,6 +72,14 @@ impl std::fmt::Debug for BackendSlot {
     }
 }
 
+/// A backend that has started.
+struct Started {
+    run: RunningBackend,
+    warnings: Vec<String>,
+    /// Why it could not be told whether its disk was written without its cache.
+    unchecked: Option<String>,
+}
+
 impl BackendSlot {
     pub fn new(entry: BackendEntry) -> Self {
         Self {
@@ -104,10 +112,13 @@ impl BackendSlot {
     /// As [`start`](Self::start), with what the user accepts.
     pub fn start_if(&mut self, fixed: &Fixed, running: &TransportHandle, accepts: Accepts) -> Result<()> {
         match self.run(fixed, running, accepts) {
-            Ok((run, mut warnings)) => {
-                let trace = DiskTrace::of(fixed, running, &self.entry);
+            Ok(Started { run, mut warnings, unchecked }) => {
+                let mut trace = DiskTrace::of(fixed, running, &self.entry);
                 if accepts.changed_disk && self.entry.cache_segments > 0 {
                     warnings.extend(trace.begin());
+                }
+                if let Some(why) = unchecked {
+                    trace.was_unchecked(running.id, &self.path, why);
                 }
                 self.trace = Some(trace);
                 for warning in &warnings {
@@ -134,12 +145,7 @@ impl BackendSlot {
         }
     }
 
-    fn run(
-        &self,
-        fixed: &Fixed,
-        running: &TransportHandle,
-        accepts: Accepts,
-    ) -> Result<(RunningBackend, Vec<String>)> {
+    fn run(&self, fixed: &Fixed, running: &TransportHandle, accepts: Accepts) -> Result<Started> {
         answers(&self.path)?;
         fixed.guard.check(Path::new(&self.path), "a backing device")?;
         // For a region with pages of mixed age after a crash of the machine, the engine's error names the user's
@@ -163,7 +169,7 @@ impl BackendSlot {
         let (run, mut warnings) = started.inspect_err(|_| beneath.failed())?;
         warnings.extend(unknown);
         warnings.extend(super::pins::lost_pins(&running.transport, self.entry.id));
-        Ok((run, warnings))
+        Ok(Started { run, warnings, unchecked: beneath.unchecked() })
     }
 
     /// Closes its exports and ends its background worker.

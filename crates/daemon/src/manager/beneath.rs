@@ -7,14 +7,15 @@
 
 use super::Fixed;
 use super::slots::TransportHandle;
+use crate::events::EventName;
+use crate::seal::look::{Disk, Seen};
 use crate::seal::record::{Record, RecordFile};
 use crate::seal::rules::Subject;
-use crate::size::format_time;
 use cbd_backing::BackingFile;
 use cbd_engine::{BackendEntry, Transport};
 use cbd_runtime::{ProcessEnvironment, RunningBackend, wall_ms};
 use cbd_types::{BackendId, Error, ErrorKind, Name, Result, uuid_text};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 /// What the user accepts when a backend is started.
@@ -32,12 +33,31 @@ pub(super) struct DiskTrace {
     file: RecordFile,
     transport: Arc<Transport<ProcessEnvironment>>,
     id: BackendId,
+    /// Why it could not be told whether the disk was written without its cache when it was opened.
+    unchecked: Option<String>,
 }
 
 impl DiskTrace {
     pub fn of(fixed: &Fixed, handle: &TransportHandle, entry: &BackendEntry) -> Self {
         let file = RecordFile::of(fixed.state.path(), &uuid_text(entry.uuid));
-        Self { file, transport: Arc::clone(&handle.transport), id: entry.id }
+        Self { file, transport: Arc::clone(&handle.transport), id: entry.id, unchecked: None }
+    }
+
+    /// Remembers, and reports as an event, why the disk could not be checked when it was opened.
+    pub fn was_unchecked(&mut self, transport: u32, path: &str, why: String) {
+        let event = EventName::DiskUnchecked.name();
+        tracing::warn!(backend = self.id.0, event, transport, path, "{path}: {why}");
+        self.unchecked = Some(why);
+    }
+
+    /// Why the disk could not be checked.
+    pub fn unchecked(&self) -> Option<String> {
+        self.unchecked.clone()
+    }
+
+    /// The disk has no cache any more that could be older than it.
+    pub fn forget_unchecked(&mut self) {
+        self.unchecked = None;
     }
 
     /// Records the footprint of the disk of a backend that was stopped and still holds its disk. A backend of which a
@@ -77,6 +97,8 @@ pub(super) struct Beneath<'a> {
     pub accepts: Accepts,
     /// The record that the start has replaced, to be put back if the start fails.
     replaced: RefCell<Option<Record>>,
+    /// Why the disk could not be checked.
+    unchecked: Cell<Option<String>>,
 }
 
 impl<'a> Beneath<'a> {
@@ -87,7 +109,7 @@ impl<'a> Beneath<'a> {
         path: &'a str,
         accepts: Accepts,
     ) -> Self {
-        Self { fixed, handle, entry, path, accepts, replaced: RefCell::default() }
+        Self { fixed, handle, entry, path, accepts, replaced: RefCell::default(), unchecked: Cell::default() }
     }
 
     fn record(&self) -> RecordFile {
@@ -141,70 +163,42 @@ impl<'a> Beneath<'a> {
 
     /// What is known of the disk, after a look at it.
     fn look(&self, file: &BackingFile, warnings: &mut Vec<String>) -> Option<Record> {
-        let uuid = uuid_text(self.entry.uuid);
-        let (record, id) = (self.record(), self.entry.id);
-        let known = record.read().unwrap_or_else(|why| {
-            warnings.push(format!("{why}: whether {} was written without its cache is not known", self.path));
-            None
-        });
-        if let Some(at) = self.fixed.seals.unsealed_at(&uuid) {
-            let what = vec![format!("cbdctrl unseal has given it to others at {}", format_time(at * 1000))];
-            let changed = Record::Changed { what };
-            match record.write(changed.clone()) {
-                Ok(()) => self.fixed.seals.forget_unsealed(&uuid),
-                Err(error) => warnings.push(error),
+        let (uuid, id) = (uuid_text(self.entry.uuid), self.entry.id);
+        let known = self.fixed.seals.known(&uuid);
+        let cache = self.handle.transport.state_sum(id);
+        match known.look(&Disk { file, cache, is_copy: false }) {
+            Seen::New | Seen::Unchanged => known.record.ok().flatten(),
+            Seen::Unreadable(why) => {
+                self.cannot_tell(&why);
+                known.record.ok().flatten()
             }
-            return Some(changed);
-        }
-        let (at, cache, before) = match &known {
-            Some(Record::Left { at, cache, footprint }) => (*at, *cache, footprint),
-            Some(Record::InUse) => {
-                tracing::info!(
-                    backend = id.0,
-                    "{}: its last daemon was not stopped, so whether the disk was written since cannot be told",
-                    self.path
-                );
-                return known;
-            }
-            _ => return known,
-        };
-        if self.handle.transport.state_sum(id) != Some(cache) {
-            tracing::info!(
-                backend = id.0,
-                "{}: another program has used its cache since {}, so whether the disk was written otherwise cannot be told",
-                self.path,
-                format_time(at * 1000)
-            );
-            return Some(Record::InUse);
-        }
-        match file.footprint(Some(&before.areas)) {
-            Err(error) => {
-                warnings.push(format!(
-                    "whether {} was written without its cache is not known: {error}",
-                    self.path
-                ));
-                known
-            }
-            Ok(now) if now.size > before.size => {
-                tracing::info!(
-                    backend = id.0,
-                    "{}: it has grown since {}, so whether it was written otherwise cannot be told",
-                    self.path,
-                    format_time(at * 1000)
-                );
+            Seen::Unknown(why) => {
+                self.cannot_tell(&why);
                 Some(Record::InUse)
             }
-            Ok(now) => {
-                let mut what = now.changes_since(before);
-                if what.is_empty() {
-                    return known;
-                }
-                what.push(format!("it was left at {}", format_time(at * 1000)));
+            Seen::Changed(what) => {
                 let changed = Record::Changed { what };
-                warnings.extend(record.write(changed.clone()).err());
+                if known.unsealed_at.is_some() || known.record != Ok(Some(changed.clone())) {
+                    match self.record().write(changed.clone()) {
+                        Ok(()) => self.fixed.seals.forget_unsealed(&uuid),
+                        Err(error) => warnings.push(error),
+                    }
+                }
                 Some(changed)
             }
         }
+    }
+
+    fn cannot_tell(&self, why: &str) {
+        let text = format!(
+            "{why}, so whether the disk was written without its cache before this start cannot be told"
+        );
+        self.unchecked.set(Some(text));
+    }
+
+    /// Why the disk that was prepared could not be checked.
+    pub fn unchecked(&self) -> Option<String> {
+        self.unchecked.take()
     }
 
     fn refused(&self, what: &[String]) -> Error {

@@ -3,13 +3,13 @@
 //! Elsewhere: what each of them does ([`crate::control`]).
 
 use super::transport::TransportSlot;
-use super::{Manager, drain, status, transport, users};
+use super::{Manager, backend, drain, status, transport, users};
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, Done, Drain, GrowTransport, HostInfo, NumberOrName, PinsInfo,
-    RegisterTransport, RemovePins, ResizeCache, ScrubInfo, ScrubRequest, Settings, SettingsChange,
-    StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown, TransportInfo,
-    TransportRegistered, VerifyRange,
+    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
+    PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo, ScrubRequest, Settings,
+    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
+    TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::control::{Control, Report};
 use crate::events::Events;
@@ -87,6 +87,10 @@ impl Control for Manager {
         self.pins_remove(transport, BackendId(backend), request)
     }
 
+    fn map(&self, transport: u32, backend: u32, cells: Option<usize>) -> Result<DeviceMap> {
+        self.map_of(transport, BackendId(backend), cells)
+    }
+
     fn grow_backend(&self, transport: u32, backend: u32) -> Result<BackendGrown> {
         self.backend_grow(transport, BackendId(backend))
     }
@@ -122,6 +126,10 @@ impl Control for Manager {
         self.verify_once(transport, BackendId(backend), request, report)
     }
 
+    fn sample(&self, transport: u32, backend: u32) -> Result<RequestSample> {
+        self.request_sample(transport, BackendId(backend))
+    }
+
     fn scrub(&self, transport: u32, backend: u32) -> Result<ScrubInfo> {
         self.scrub_info(transport, BackendId(backend))
     }
@@ -146,6 +154,18 @@ impl Control for Manager {
 
     fn backend_number(&self, transport: u32, backend: &NumberOrName) -> Result<u32> {
         self.number_of_backend(transport, backend)
+    }
+
+    fn check_object(&self, transport: u32, backend: Option<u32>) -> Result<()> {
+        let tables = self.tables()?;
+        let slot = tables.get(&transport).ok_or_else(|| transport::unknown(transport))?;
+        match (backend, &slot.running) {
+            (Some(backend), Ok(running)) if !running.backends.contains_key(&BackendId(backend)) => {
+                Err(backend::unknown(BackendId(backend)))
+            }
+            // Of a transport that is not up, it is not known which there are.
+            _ => Ok(()),
+        }
     }
 
     fn blkdev_number(&self, transport: u32, blkdev: &NumberOrName) -> Result<u32> {

@@ -4,10 +4,12 @@
 //!
 //! Elsewhere: counting (`cbd-device`, `cbd-backing`), percentiles (`crate::api`).
 
-use crate::api::{DiskFigures, OperationFigures, Outcome, Wait};
+use crate::api::{DiskFigures, DiskOrigin, OperationFigures, Outcome, RequestSample, Wait};
+use cbd_device::{Counted, Sampled};
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
-use cbd_types::Operation;
+use cbd_runtime::sampled::{Moment, Moments};
+use cbd_types::{BackendId, Operation};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -52,11 +54,18 @@ pub(super) fn operations(run: &RunningBackend) -> BTreeMap<String, OperationFigu
 
 /// The operations of the backing device, by name.
 pub(super) fn disk(run: &RunningBackend) -> BTreeMap<String, DiskFigures> {
-    let figures = |ended: cbd_backing::Ended| DiskFigures {
-        operations: ended.operations,
-        bytes: ended.bytes,
-        failed: ended.failed,
-        latency: (&ended.latency).into(),
+    let figures = |ended: cbd_backing::Ended| {
+        let origins = ended.origins().filter(|(_, of)| of.operations > 0);
+        let origins = origins.map(|(origin, of)| {
+            (origin.name().to_owned(), DiskOrigin { operations: of.operations, bytes: of.bytes })
+        });
+        DiskFigures {
+            operations: ended.operations,
+            bytes: ended.bytes,
+            failed: ended.failed,
+            origins: origins.collect(),
+            latency: (&ended.latency).into(),
+        }
     };
     run.ended_operations().into_iter().map(|(name, ended)| (name.to_owned(), figures(ended))).collect()
 }
@@ -71,6 +80,27 @@ pub(super) fn waits(run: &RunningBackend, status: Option<&CacheStatus>) -> BTree
         ("lane".to_owned(), Wait { count: status.lane_waits, total_ns: status.lane_waited_ns })
     });
     of_queues.chain(of_lanes).collect()
+}
+
+/// What clients have read by now.
+fn moment(run: &RunningBackend, status: &CacheStatus) -> Moment {
+    let sampled = run.device().sampled_count();
+    let figures = run.device().figures();
+    let read_bytes = figures.of(Operation::Read).map_or(0, |read| read.total().sum);
+    Moment { sampled, read_bytes, hit_bytes: status.read_hit_bytes }
+}
+
+/// The reads and writes of a backend.
+fn totals(run: &RunningBackend) -> Counted {
+    let figures = run.device().figures();
+    let mut both = Counted::default();
+    for counted in
+        [Operation::Read, Operation::Write].into_iter().filter_map(|operation| figures.of(operation))
+    {
+        let total = counted.total();
+        (both.count, both.sum) = (both.count + total.count, both.sum + total.sum);
+    }
+    both
 }
 
 /// What a trend needs of the status of a cache.
@@ -89,10 +119,11 @@ impl From<&CacheStatus> for Seen {
 /// A trend that the placeholder of a backend shares with it.
 pub(super) type SharedTrend = Arc<Mutex<Trend>>;
 
-/// The dirty data of a cache in the last seconds.
+/// The dirty data of a cache in the last seconds, and the moments of the sample of its requests.
 #[derive(Default, Debug)]
 pub(super) struct Trend {
     dirty: VecDeque<(Instant, u64)>,
+    moments: Moments,
 }
 
 impl Trend {
@@ -102,6 +133,39 @@ impl Trend {
             self.dirty.pop_front();
         }
         self.dirty.push_back((now, seen.dirty_bytes));
+    }
+
+    /// Notes what clients have read, and lets the device note a sample for a cache of this size.
+    pub(super) fn note_reads(&mut self, run: &RunningBackend, status: &CacheStatus) {
+        run.device().sample_for(status.capacity);
+        self.moments.note(moment(run, status));
+    }
+
+    /// The sample of the requests of a backend.
+    pub(super) fn request_sample(
+        &self,
+        id: BackendId,
+        run: &RunningBackend,
+        status: &CacheStatus,
+    ) -> RequestSample {
+        let last = run.device().last_sampled();
+        let (count, now) = (last.requests.len() as u64, moment(run, status));
+        // Without a moment in the second half nothing counts.
+        let from = self.moments.behind_middle(last.first, last.first + count);
+        let from = from.unwrap_or(Moment { sampled: last.first + count, ..now });
+        let (total, since) = (totals(run), now.since(from));
+        RequestSample {
+            backend_id: id.0,
+            one_of: last.one_of,
+            period_ms: Sampled::PERIOD_MS,
+            times_ms: last.requests.iter().map(|request| request.ms).collect(),
+            writes: last.requests.iter().map(|request| request.is_write).collect(),
+            groups: last.requests.iter().map(|request| request.group).collect(),
+            counted_from: from.sampled - last.first,
+            read_bytes: since.read_bytes,
+            hit_bytes: since.hit_bytes,
+            request_bytes: total.sum / total.count.max(1),
+        }
     }
 
     /// Seconds until the cache is full of dirty data, if it goes on as in the last seconds.

@@ -74,7 +74,7 @@ impl Manager {
         request: &DetachCache,
         report: Report<'_>,
     ) -> Result<Done> {
-        self.with_running(transport, id, "its cache is being detached", |taken, run| {
+        let done = self.with_running(transport, id, "its cache is being detached", |taken, run| {
             let mut warnings: Vec<String> = check_file(id, run)?.into_iter().collect();
             let (cache, path) = (run.cache(), taken.slot.path.clone());
             if let Some(cache) = &cache {
@@ -105,10 +105,15 @@ impl Manager {
             })?;
             warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
             forget(&self.fixed, &taken.slot.entry);
+            if let Some(trace) = &mut taken.slot.trace {
+                trace.forget_unchecked();
+            }
             let event = EventName::CacheDetached.name();
             tracing::info!(transport, backend = id.0, event, written_bytes, "{path}: its cache was detached");
             Ok(Done { written_bytes, warnings, ..Done::default() })
-        })
+        })?;
+        self.forget_promise(transport, id)?;
+        Ok(done)
     }
 
     pub(super) fn cache_resize(

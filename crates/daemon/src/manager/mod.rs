@@ -22,6 +22,7 @@ mod extend;
 mod figures;
 mod grow;
 mod live;
+mod map;
 mod names;
 mod pins;
 mod probe;

@@ -58,6 +58,23 @@ impl Manager {
         check(seconds, change.consistency.unwrap_or(consistency.into()), has_cache)
     }
 
+    /// Ends the promise of a backend whose cache was detached.
+    ///
+    /// # Errors
+    /// If the backend has gone meanwhile.
+    pub(super) fn forget_promise(&self, transport: u32, id: BackendId) -> Result<()> {
+        let uuid = {
+            let tables = self.tables()?;
+            let slots = &running(&tables, transport)?.backends;
+            uuid_text(slots.get(&id).ok_or_else(|| backend::unknown(id))?.entry.uuid)
+        };
+        if scrub::settings_of(self.fixed.state.path(), &uuid).recovery_point_max_age_s == 0 {
+            return Ok(());
+        }
+        let change = SettingsChange { recovery_point_max_age_s: Some(0), ..SettingsChange::default() };
+        self.set_scrub_settings(transport, id, &change)
+    }
+
     /// Starts a backend, with the promise that the request has.
     pub(super) fn start_with_promise(
         &self,

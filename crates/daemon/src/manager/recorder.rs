@@ -3,12 +3,16 @@
 //! Invariants: a recovery point that could not be logged is retried every second; no thread writes here while it holds
 //! the lock of the tables.
 
-use super::Manager;
 use super::conditions::{self, Conditions, Line, Observed};
+use super::figures::SharedTrend;
+use super::transport::running;
+use super::{Manager, backend};
+use crate::api::RequestSample;
 use crate::size::format_time;
 use crate::state::RecoveryPoint;
-use cbd_types::{BackendId, uuid_text};
+use cbd_types::{BackendId, Error, ErrorKind, Result, uuid_text};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The records that were written so far.
@@ -34,6 +38,22 @@ struct Moved {
 }
 
 impl Manager {
+    /// The sample of the requests of a backend.
+    pub(super) fn request_sample(&self, transport: u32, id: BackendId) -> Result<RequestSample> {
+        let tables = self.tables()?;
+        let slot = running(&tables, transport)?.backends.get(&id).ok_or_else(|| backend::unknown(id))?;
+        let run = slot.run.as_ref().and_then(|run| Some((Arc::clone(run), run.cache()?)));
+        let trend = SharedTrend::clone(&slot.trend);
+        drop(tables);
+        let (run, cache) = run.ok_or_else(|| {
+            let text =
+                format!("backend {id} has no cache that is served, so that none of its requests is noted");
+            Error::new(ErrorKind::Unsupported, text)
+        })?;
+        let sample = trend.lock().request_sample(id, &run, &cache.status());
+        Ok(sample)
+    }
+
     /// Samples all backends once; does nothing if another thread holds the lock of the tables.
     pub(super) fn record_changes(&self) {
         let mut recorder = self.recorder.lock();
@@ -51,8 +71,14 @@ impl Manager {
                 let status = run.cache().map(|cache| cache.status());
                 let of_backend = conditions::of_backend(transport, id, &backend.path, run, status.as_ref());
                 lines.extend(backend.conditions.lock().sample(&of_backend, Instant::now()));
-                let Some(status) = status else { continue };
-                backend.trend.lock().sample(&(&status).into(), Instant::now());
+                let Some(status) = status else {
+                    run.device().sample_for(0);
+                    continue;
+                };
+                let mut trend = backend.trend.lock();
+                trend.sample(&(&status).into(), Instant::now());
+                trend.note_reads(run, &status);
+                drop(trend);
                 let now = (status.drained_epoch.0, status.drained_wall_ms, !status.backing_is_consistent);
                 let before = recorder.logged.get(&(transport, id));
                 if (status.drained_wall_ms > 0 || before.is_some()) && before != Some(&now) {

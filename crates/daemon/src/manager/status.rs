@@ -12,7 +12,7 @@ use crate::api::{
 use crate::size::format_time;
 use cbd_engine::{Bypassed, Cache, CacheStatus, DamagedRange, PaceReason, RarePaths};
 use cbd_export::BlockDevice;
-use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::{ProcessEnvironment, wall_ms};
 use cbd_types::BackendId;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -80,6 +80,7 @@ fn backend(id: BackendId, slot: &BackendSlot, segment_size: u64) -> BackendStatu
         atomic_unit: run.map(|run| run.device().geometry().atomic_unit),
         warnings: slot.warnings.iter().cloned().chain(file_change.clone()).collect(),
         file_change,
+        unchecked: slot.trace.as_ref().and_then(|trace| trace.unchecked()),
         oldest_operation_ms: run
             .and_then(|run| run.oldest_operation())
             .map_or(0, |oldest| u64::try_from(oldest.age.as_millis()).unwrap_or(u64::MAX)),
@@ -192,6 +193,21 @@ fn max_age_s(status: &CacheStatus) -> u32 {
     u32::try_from(status.recovery_point_max_ms / 1000).unwrap_or(u32::MAX)
 }
 
+/// By how much the age of the recovery point can be too low: the background worker sees a write only when it runs.
+const AGE_LAG_MS: u64 = 1000;
+
+/// The recovery point in milliseconds since 1970 UTC: every write that completed and was flushed before is on the backing
+/// device. That is when the drained epoch was closed, at `drained_ms`, or later, if nothing was written for a time: just
+/// before the oldest write that may be missing, which is `age_ms` old. 0 if it is not known.
+fn complete_to_ms(drained_ms: u64, age_ms: u64, now_ms: u64) -> u64 {
+    match (drained_ms, age_ms) {
+        // What a former process left dirty is older than the age says.
+        (0, _) => 0,
+        (_, 0) => drained_ms,
+        _ => drained_ms.max(now_ms.saturating_sub(age_ms.saturating_add(AGE_LAG_MS))),
+    }
+}
+
 /// The state of the backing device without its cache, in words.
 pub(super) fn recovery_point(status: &CacheStatus) -> String {
     if !status.backing_is_consistent {
@@ -201,7 +217,7 @@ pub(super) fn recovery_point(status: &CacheStatus) -> String {
         let what = if status.has_unflushed { "everything that a flush has covered" } else { "everything" };
         return format!("the backing device alone holds {what}");
     }
-    match status.drained_wall_ms {
+    match complete_to_ms(status.drained_wall_ms, status.recovery_point_age_ms, wall_ms()) {
         0 if status.drained_epoch.0 == 0 => {
             "the backing device alone is as it was before it was cached".to_owned()
         }
@@ -241,5 +257,22 @@ pub(super) fn state(slot: &BackendSlot, status: Option<&CacheStatus>) -> String 
     match &slot.file_change {
         Some(change) => format!("{condition}, {}", change.in_short()),
         None => condition.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complete_to_ms;
+
+    #[test]
+    fn the_recovery_point_is_just_before_the_oldest_write_that_is_missing() {
+        // The last epoch was closed at 10 s, then nothing was written until 3,600 s.
+        assert_eq!(complete_to_ms(10_000, 5000, 3_605_000), 3_599_000);
+        // What is missing was written from then on.
+        assert_eq!(complete_to_ms(10_000, 5000, 15_000), 10_000);
+        // Nothing is missing but what is parked; a clock that was set back; a time that is not known.
+        assert_eq!(complete_to_ms(10_000, 0, 3_605_000), 10_000);
+        assert_eq!(complete_to_ms(10_000, 5000, 4000), 10_000);
+        assert_eq!(complete_to_ms(0, 5000, 3_605_000), 0);
     }
 }

@@ -114,6 +114,23 @@ fn of_disks(page: &mut Page<'_>, status: &Status) {
     for (labels, of) in operations() {
         page.line("cbd_disk_bytes_total", &labels, of.bytes);
     }
+    let origins = || {
+        operations().flat_map(|(labels, of)| {
+            of.origins.iter().map(move |(name, origin)| (with(&labels, "origin", name), origin))
+        })
+    };
+    page.head(
+        "cbd_disk_origin_operations_total",
+        "counter",
+        "The same operations by origin: client (misses, and what goes past the cache), readahead, writeback, verify.",
+    );
+    for (labels, origin) in origins() {
+        page.line("cbd_disk_origin_operations_total", &labels, origin.operations);
+    }
+    page.head("cbd_disk_origin_bytes_total", "counter", "Bytes of those that have succeeded, by origin.");
+    for (labels, origin) in origins() {
+        page.line("cbd_disk_origin_bytes_total", &labels, origin.bytes);
+    }
     page.head("cbd_disk_failed_total", "counter", "Operations of the backing device that have failed.");
     for (labels, of) in operations() {
         page.line("cbd_disk_failed_total", &labels, of.failed);

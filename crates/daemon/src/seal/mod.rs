@@ -7,11 +7,13 @@
 //! Elsewhere: what udev recognizes a disk by, and what a disk shows of writes (`cbd-backing`).
 
 pub mod initramfs;
+pub mod look;
 pub mod record;
 pub mod rules;
 pub mod udev;
 
 use cbd_backing::BackingFile;
+use look::Known;
 use rules::{Rule, Subject};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -102,16 +104,9 @@ impl Seals {
         let _ = std::fs::remove_file(rules::marker_of(folder, uuid));
     }
 
-    /// When a user has unsealed the disk of this backend by hand, in seconds since 1970 UTC.
-    pub(crate) fn unsealed_at(&self, uuid: &str) -> Option<u64> {
-        let marker = rules::marker_of(self.folder.as_ref()?, uuid);
-        let text = match std::fs::read_to_string(&marker) {
-            Ok(text) => text,
-            // It is there and cannot be read: the time is not known.
-            Err(_) if marker.is_file() => String::new(),
-            Err(_) => return None,
-        };
-        Some(rules::time_in_marker(&text))
+    /// What is known of the disk of this backend.
+    pub(crate) fn known(&self, uuid: &str) -> Known {
+        Known::of(&self.state_dir, self.folder.as_deref(), uuid)
     }
 
     /// Forgets that a user has unsealed the disk: that is recorded elsewhere now.

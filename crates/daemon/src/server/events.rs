@@ -70,15 +70,19 @@ impl Wanted {
 pub(super) async fn events(State(control): State<Shared>, Query(which): Query<EventsOf>) -> Response {
     let events = control.events();
     let EventsOf { since, instance, since_ms, follow, transport, backend, severity } = which;
-    let wanted = match backend {
-        None => Wanted { transport, backend: None, severity },
-        Some(backend) => {
-            let on = transport.unwrap_or(0);
-            match run(control, move |control| control.backend_number(on, &backend)).await {
-                Ok(number) => Wanted { transport: Some(on), backend: Some(number), severity },
-                Err(failure) => return failure.into_response(),
-            }
+    // A request that goes on was answered before, maybe by a daemon that had the object.
+    let goes_on = instance.is_some();
+    let found = run(control, move |control| {
+        let Some(on) = transport.or(backend.as_ref().map(|_| 0)) else { return Ok((None, None)) };
+        let number = backend.map(|backend| control.backend_number(on, &backend)).transpose()?;
+        if !goes_on && !control.events().has_of(on, number) {
+            control.check_object(on, number)?;
         }
+        Ok((Some(on), number))
+    });
+    let wanted = match found.await {
+        Ok((transport, backend)) => Wanted { transport, backend, severity },
+        Err(failure) => return failure.into_response(),
     };
     let follower = match follow.then(|| events.follow()).transpose() {
         Ok(follower) => follower,

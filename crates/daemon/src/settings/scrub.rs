@@ -1,6 +1,6 @@
 //! The settings of scrubs, and others that the daemon stores with them, as users type them.
 
-use super::{PAUSE_S_MAX, invalid, seconds};
+use super::{invalid, seconds};
 use crate::api::{Offload, ScrubSettings, SettingsChange};
 use crate::scrub::schedule::{Window, check_rate};
 use crate::size::{parse_size, typed_size};
@@ -83,18 +83,17 @@ pub fn typed_scrub(settings: &ScrubSettings) -> String {
     )
 }
 
-/// Seconds of the setting `recovery_point_max_age`: a time with a unit, a number of seconds, or `none`.
+/// Seconds of the setting `recovery_point_max_age`: a time with a unit, or `none`.
 ///
 /// # Errors
 /// [`cbd_types::ErrorKind::InvalidArgument`] with the permitted values.
 pub fn parse_max_age(value: &str) -> Result<u32> {
-    if value == "none" || value == "0" {
+    if value == "none" {
         return Ok(0);
     }
-    let number = value.parse::<u32>().ok().filter(|seconds| (1..=PAUSE_S_MAX).contains(seconds));
-    number.or_else(|| seconds(value)).ok_or_else(|| {
+    seconds(value).ok_or_else(|| {
         invalid(format!(
-            "recovery_point_max_age is none, or a time from 1s to 7d (e.g. 30s or 10m), not \"{value}\""
+            "recovery_point_max_age is none, or a time from 1s to 7d with its unit s, m, h or d (e.g. 30s or 10m), not \"{value}\""
         ))
     })
 }
@@ -128,7 +127,7 @@ mod tests {
         let change =
             parse("scrub_every=14d scrub_window=22:00-06:00 scrub_rate=50M scrub_idle_only=yes offload=on")
                 .unwrap();
-        for (text, seconds) in [("30s", 30), ("5", 5), ("10m", 600), ("none", 0), ("0", 0)] {
+        for (text, seconds) in [("1s", 1), ("30s", 30), ("10m", 600), ("7d", 604_800), ("none", 0)] {
             let change = parse(&format!("recovery_point_max_age={text}")).unwrap();
             assert_eq!(change.recovery_point_max_age_s, Some(seconds));
         }
@@ -168,7 +167,10 @@ mod tests {
             ("offload=yes", "auto, on or never"),
             ("recovery_point_max_age=0.5", "1s to 7d"),
             ("recovery_point_max_age=8d", "1s to 7d"),
-            ("recovery_point_max_age=604801", "1s to 7d"),
+            ("recovery_point_max_age=604801s", "1s to 7d"),
+            ("recovery_point_max_age=30", "with its unit"),
+            ("recovery_point_max_age=0", "none, or a time from 1s"),
+            ("recovery_point_max_age=0s", "1s to 7d"),
             ("recovery_point_max_age=-1", "none"),
             ("scrub_rate=50M scrub_rate=60M", "twice"),
         ] {

@@ -52,14 +52,19 @@ impl Serving {
         }
         // A page of another site can make a browser send requests to this host, by a name that it lets resolve to
         // 127.0.0.1.
-        let is_known = match address {
-            Address::Tcp(_) => headers.get(header::HOST).is_none_or(|host| is_address(host.as_bytes())),
-            Address::Unix(_) => true,
+        let Address::Tcp(_) = address else { return None };
+        let (code, text) = match headers.get_all(header::HOST).iter().collect::<Vec<_>>().as_slice() {
+            // HTTP/1.0 has none, and no browser sends that.
+            [] => return None,
+            [host] if is_address(host.as_bytes()) => return None,
+            [host] if host.is_empty() => (StatusCode::BAD_REQUEST, "the header Host is empty"),
+            [_] => (
+                StatusCode::MISDIRECTED_REQUEST,
+                "the header Host has a name other than localhost; ask by the address of this host",
+            ),
+            _ => (StatusCode::BAD_REQUEST, "there is more than one header Host"),
         };
-        (!is_known).then(|| {
-            let text = "the header Host has a name other than localhost; ask by the address of this host";
-            (StatusCode::MISDIRECTED_REQUEST, failure(text)).into_response()
-        })
+        Some((code, failure(text)).into_response())
     }
 }
 

@@ -101,7 +101,11 @@ fn the_kept_events_are_sent_in_order_by_number_severity_and_backend() {
     assert_eq!(served.lines("since=2").unwrap(), ["begin 1-3", "3", "end"]);
     assert_eq!(served.lines("severity=warning").unwrap(), ["begin 1-3", "2", "3", "end"]);
     assert_eq!(served.lines("backend=0").unwrap(), ["begin 1-3", "1", "3", "end"]);
-    assert_eq!(served.lines("transport=1").unwrap(), ["begin 1-3", "end"]);
+    for absent in ["transport=1", "backend=7", "backend=0&transport=1"] {
+        assert_eq!(served.lines(absent).unwrap_err().kind(), ErrorKind::NotFound, "{absent}");
+    }
+    // A request that goes on was answered before.
+    assert_eq!(served.lines("transport=1&since=2&instance=another").unwrap(), ["begin 1-3", "end"]);
     assert_eq!(served.lines("since=2&instance=another").unwrap().len(), 5, "another run of the daemon");
     assert_eq!(served.lines("since_ms=99999999999999").unwrap(), ["begin 1-3", "end"]);
     for _ in 0..5000 {

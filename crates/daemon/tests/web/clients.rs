@@ -85,6 +85,13 @@ fn a_name_that_another_site_has_is_refused_at_a_loopback_address() {
     let served = Served::start(Served::folder(), &format!("listen = [\"127.0.0.1:{port}\"]"), None, source());
     assert_eq!(ask_port(port, "GET /metrics HTTP/1.1\nHost: evil.example.org").code, 421);
     assert_eq!(served.refused(), 1);
+    for hosts in
+        ["Host: localhost\nHost: evil.example.org", "Host: localhost\nHost: localhost", "Host:", "Host: "]
+    {
+        let answer = ask_port(port, &format!("GET /metrics HTTP/1.1\n{hosts}"));
+        assert_eq!(answer.code, 400, "{hosts}: {}", answer.head);
+        assert!(!answer.body.contains("cbd_") && answer.body.contains("Host"), "{}", answer.body);
+    }
     assert_eq!(ask_port(port, &format!("GET /metrics HTTP/1.1\nHost: 127.0.0.1:{port}")).code, 200);
 }
 

@@ -129,3 +129,13 @@ fn each_outcome_has_a_cell_and_a_name_of_its_own() {
     }
     assert!(Outcome::all().map(Outcome::cell).eq(0..OUTCOMES));
 }
+
+#[test]
+fn the_cells_of_a_queue_take_a_bounded_memory() {
+    let cells = Cells::new();
+    let histogram = (1 + cbd_types::figures::BUCKETS) * size_of::<u64>();
+    let bytes = size_of_val(&cells) + cells.operations.len() * (size_of::<OfOperation>() + histogram);
+    assert!(bytes <= 14 << 10, "{bytes}");
+    let meter = Meter::<true>::new(Arc::new(cells), Some(clock), 0);
+    assert!(size_of_val(&meter) + size_of_val(&*meter.sampling) <= 256);
+}

@@ -36,6 +36,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         request: Request,
         done: &mut Vec<Completion>,
     ) {
+        self.note_sample(request.operation, request.range);
         match request.operation {
             Operation::Flush => return self.flush(cache, request, done),
             Operation::Read => return self.read(cache, request, done),
@@ -49,6 +50,14 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             }
         }
         self.change_cached(cache, request, done);
+    }
+
+    /// Notes a request of a client for the sample.
+    #[inline]
+    pub(super) fn note_sample(&self, operation: Operation, range: ByteRange) {
+        if COUNTS {
+            self.device.sample.note(operation, range, || self.meter.coarse_now(operation));
+        }
     }
 
     /// Executes a change in the cache.

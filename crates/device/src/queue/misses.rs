@@ -31,16 +31,16 @@ pub(super) struct Missed {
     pub(super) outcome: Outcome,
 }
 
-impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
-    /// Notes a read without a miss: the hits before a miss belong to its stream.
-    #[inline]
-    pub(super) const fn note_hit(&mut self, range: ByteRange) {
-        if self.hits.end != range.start {
-            self.hits.start = range.start;
-        }
-        self.hits.end = range.end;
+/// Notes a read without a miss in the adjacent `hits`: those before a miss belong to its stream.
+#[inline]
+pub(super) const fn note_hit(hits: &mut ByteRange, range: ByteRange) {
+    if hits.end != range.start {
+        hits.start = range.start;
     }
+    hits.end = range.end;
+}
 
+impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     /// Continues a read with misses. Out of line: hits need less stack.
     #[inline(never)]
     pub(super) fn read_misses(

@@ -33,6 +33,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
             self.unplug(done);
             return self.submit_around(cache, request, Some(reason), done);
         }
+        self.note_sample(request.operation, request.range);
         self.plugged.push(request);
         if self.plugged.len() == TOGETHER {
             self.unplug(done);

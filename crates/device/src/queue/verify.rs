@@ -12,8 +12,8 @@ use super::{Queue, given_up};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
 use cbd_engine::{Cache, Comparison, Environment, Holding, Miss, Part, Repair};
 use cbd_types::{
-    AlignedBuffer, BackingOp, BackingQueue, ByteRange, Error, Finding, Flaw, OpToken, Result, Verified,
-    Verify, VerifyLevel, backing::BackingDone,
+    AlignedBuffer, BackingOp, BackingQueue, ByteRange, Error, Finding, Flaw, OpToken, Origin, Result,
+    Verified, Verify, VerifyLevel, backing::BackingDone,
 };
 
 /// Bytes that are inspected at a time; a chunk has whole windows.
@@ -357,6 +357,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         let token = VERIFY_TOKENS | self.verifications.next_token;
         self.verifications.next_token = (self.verifications.next_token + 1) % VERIFY_TOKENS;
         self.verifications.in_flight.push((token, probe));
+        self.backing.set_origin(Origin::Verify);
         self.backing.submit(OpToken(token), op);
     }
 

@@ -125,6 +125,7 @@ impl Checker<'_> {
             }
         };
         summary.moved_from = entry.is_moved.then(|| self.moved(subject, &entry));
+        summary.uuid = uuid_text(entry.uuid);
         summary.name = entry.name.map(|name| name.to_string());
         summary.path = entry.path;
         summary.identity = entry.identity;

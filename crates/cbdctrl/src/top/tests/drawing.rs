@@ -152,13 +152,17 @@ fn no_size_is_too_small_to_draw() {
 fn without_colours_and_unicode_the_page_has_the_same_meaning_in_ascii() {
     let mut state = state();
     state.apply(Action::Enter);
+    state.map = Some(super::scene::map());
     let styled = page(&state, 100, 30);
     state.looks = Looks::default();
     let buffer = super::scene::buffer(&state, 100, 30);
     let plain = page(&state, 100, 30);
     assert!(plain.is_ascii(), "{plain}");
     assert!(buffer.content().iter().all(|cell| cell.style() == ratatui::buffer::Cell::EMPTY.style()));
-    assert_eq!(styled.replace('\u{2588}', "#").replace('\u{2026}', "~"), plain);
+    let signs =
+        [('\u{2588}', "#"), ('\u{2026}', "~"), ('\u{2591}', "."), ('\u{2592}', ":"), ('\u{2593}', "+")];
+    assert_eq!(signs.iter().fold(styled, |page, (sign, ascii)| page.replace(*sign, ascii)), plain);
+    has(&plain, &["map: read", "|#", "max "]);
     state.apply(Action::Back);
     has(&page(&state, 80, 24), &["> db-data", "!vm-images"]);
 }
@@ -209,4 +213,27 @@ fn names_control_no_terminal_and_move_no_column() {
     }
     let sample = read(&status, 2);
     assert_eq!(sample.backends[0].devices[0].name.as_deref(), Some("x\\n\\u{1b}[2J\\t\\u{9b}31m"));
+}
+
+#[test]
+fn the_page_of_a_device_has_the_map_of_its_own_cache_once_it_came() {
+    let mut state = state();
+    assert_eq!(state.wanted_map(), None, "the overview has none");
+    state.apply(Action::Enter);
+    let (of, map) = super::scene::map();
+    assert_eq!(state.wanted_map(), Some(of));
+    assert!(!page(&state, 80, 24).contains("map:"));
+    state.map = Some((of, map));
+    state.looks = Looks::default();
+    let small = page(&state, 80, 24);
+    has(&small, &["map: read", "latency"]);
+    let line = small.lines().find(|line| line.starts_with("map: read")).expect("it is there");
+    // 54 columns of 256 cells: the first has what is read most, the last has nothing.
+    assert_eq!(line.split('|').nth(1).map(|strip| (strip.len(), &strip[..1])), Some((54, "#")), "{small}");
+    assert!(line.ends_with("| max 0.6 %"), "{line}");
+    has(&page(&state, 120, 40), &["map: read", "map: cached", "map: dirty"]);
+    state.apply(Action::Move(1));
+    assert!(!page(&state, 120, 40).contains("map:"), "that of another cache is shown");
+    state.apply(Action::Move(2));
+    assert_eq!(state.wanted_map(), None, "it has no cache");
 }

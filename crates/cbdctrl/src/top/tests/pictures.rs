@@ -2,7 +2,7 @@
 //!
 //! After a change of a page: `CBD_PICTURES=write cargo test -p cbdctrl pictures`.
 
-use super::scene::{buffer, events, state};
+use super::scene::{buffer, events, map, state};
 use crate::top::state::{Action, State};
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
@@ -82,6 +82,7 @@ fn the_checked_in_pictures_are_what_is_drawn() {
     overview.events = Some(events());
     let mut device = overview.clone();
     device.apply(Action::Enter);
+    device.map = Some(map());
     let pictures = [
         ("top-80x24.svg", &overview, 80, 24),
         ("top-120x40.svg", &device, 120, 40),

@@ -1,8 +1,8 @@
 //! Statuses of a daemon with four backends: one under load, one that is full, one at rest, one whose disk is missing.
 
 use crate::top::sample::Sample;
-use crate::top::state::{Looks, State};
-use cbd_daemon::api::Histogram;
+use crate::top::state::{Looks, Mapped, State};
+use cbd_daemon::api::{DeviceMap, Histogram, MapCell};
 use cbd_types::figures::{Histogram as Cells, HistogramCounts};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -168,4 +168,23 @@ pub fn page(state: &State, width: u16, height: u16) -> String {
         line.trim_end().to_owned()
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The map of the first backend: a hot begin, a part that is written, and a few blocks here and there.
+pub fn map() -> (Mapped, DeviceMap) {
+    let cell_bytes = 4_000_787_030_016_u64.div_ceil(256);
+    let cell = |at: u64| {
+        let cached = match at {
+            0..40 => cell_bytes / 100 * (40 - at) / 40,
+            120..170 => cell_bytes / 250,
+            _ if at.is_multiple_of(17) => cell_bytes / 5000,
+            _ => 0,
+        };
+        let (dirty, read) =
+            if (140..170).contains(&at) { (cached / 2, cached / 8) } else { (0, cached / 3 * 2) };
+        MapCell { cached_bytes: cached, dirty_bytes: dirty, read_bytes: read }
+    };
+    let cells = (0..256).map(cell).collect();
+    let map = DeviceMap { backend_id: 0, size: 4_000_787_030_016, cell_bytes, sampled_one_of: 11, cells };
+    (Mapped { transport: 0, backend: 0 }, map)
 }

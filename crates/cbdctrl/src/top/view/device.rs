@@ -1,6 +1,7 @@
 //! A device's page: latencies, outcomes, waits, the cache and its disk, and the histogram.
 
 use super::canvas::{Canvas, Kind};
+use super::map;
 use crate::top::rates::{Rates, Row, octaves};
 use crate::top::state::State;
 use crate::top::text::{
@@ -42,7 +43,7 @@ pub fn draw(canvas: &mut Canvas<'_>, state: &State, row: &Row) {
     canvas.line(0, &format!("{what}, {}", row.state()), Kind::Strong);
     let lines = lines_of(row);
     let mut y = operations(canvas, 1, &state.rates, &lines);
-    let mut facts = facts(state, row);
+    let mut facts = facts(state, row, canvas);
     let lines_left = |facts: &[Fact]| {
         canvas.height().saturating_sub(y + 1).saturating_sub(u16::try_from(facts.len()).unwrap_or(u16::MAX))
     };
@@ -82,7 +83,8 @@ fn lines_of(row: &Row) -> Vec<Line> {
     let nothing = BTreeMap::new();
     let disk = row.backend.disk.as_ref().unwrap_or(&nothing);
     for name in ordered(disk, |it| it.operations > 0) {
-        let DiskFigures { operations, bytes, failed, latency } = disk.get(&name).cloned().unwrap_or_default();
+        let DiskFigures { operations, bytes, failed, latency, .. } =
+            disk.get(&name).cloned().unwrap_or_default();
         lines.push(Line {
             name: format!("disk {}", shown(&name)),
             requests: operations,
@@ -141,7 +143,7 @@ fn operations(canvas: &mut Canvas<'_>, mut y: u16, rates: &Rates, lines: &[Line]
 }
 
 /// Everything that is a sentence.
-fn facts(state: &State, row: &Row) -> Vec<Fact> {
+fn facts(state: &State, row: &Row, canvas: &Canvas<'_>) -> Vec<Fact> {
     let (backend, now) = (&row.backend, &row.backend.now);
     let mut facts = Vec::new();
     for trouble in &backend.troubles {
@@ -180,6 +182,11 @@ fn facts(state: &State, row: &Row) -> Vec<Fact> {
             Kind::Plain,
             false,
         ));
+        if let Some(map) = state.map_of(row) {
+            let columns = usize::from(canvas.width().saturating_sub(NAMES));
+            let lines = map::lines(map, columns, canvas.looks().unicode);
+            facts.extend((0..).zip(lines).map(|(at, (name, text))| (name, text, Kind::Plain, at > 0)));
+        }
         let took = now.recovery_ms.map_or_else(unknown, milliseconds);
         let written = backend.region_written_bytes.and_then(|bytes| state.rates.per_second(bytes));
         let (mode, written) = (&cache.mode, byte_rate(written));

@@ -7,6 +7,7 @@
 
 mod canvas;
 mod device;
+mod map;
 mod overview;
 
 use super::keys;
@@ -134,7 +135,7 @@ fn footer(canvas: &mut Canvas<'_>, state: &State) {
 
 /// What the keys do, and what the figures are.
 fn help(canvas: &mut Canvas<'_>) {
-    const FIGURES: [&str; 8] = [
+    const FIGURES: [&str; 9] = [
         "Rates and latencies are those of the last interval; - is not known.",
         "HIT%: bytes read that came from the cache; a scan past it counts.",
         "DIRTY: bytes that the disk lacks; TARGET: what writeback leaves.",
@@ -143,6 +144,7 @@ fn help(canvas: &mut Canvas<'_>) {
         "A row with ! needs attention. K, M, G of bytes are powers of 1024.",
         "PARKED: the disk refuses it. QUARANTINED: lost. STALLED: writes fail.",
         "VOID: the disk alone is not crash-consistent now.",
+        "map: from the first byte to the last; read: since it was cached.",
     ];
     let mut y = 0;
     for (key, what) in keys::HELP {

@@ -241,6 +241,17 @@ impl Index {
         self.table.iter().map(|entry| (entry.key, self.found(entry)))
     }
 
+    /// The number of its buckets, each with three blocks on average when it is full.
+    pub(crate) fn buckets(&self) -> usize {
+        self.table.buckets()
+    }
+
+    /// The blocks of a bucket and of its chain, each with whether it was read since it was written.
+    pub(crate) fn blocks_of(&self, bucket: usize) -> impl Iterator<Item = (u32, Found<'_>, bool)> {
+        let entries = self.table.entries_of(bucket);
+        entries.map(|entry| (entry.key, self.found(entry), entry.slot & WAS_READ != 0))
+    }
+
     fn found(&self, entry: &Entry) -> Found<'_> {
         if entry.is_in_parts() {
             Found::Parts(self.sides.get(entry.segment))

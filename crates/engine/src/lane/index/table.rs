@@ -414,6 +414,11 @@ impl Table {
         self.buckets.iter().flat_map(move |bucket| self.of_bucket(bucket))
     }
 
+    /// The entries of bucket `number` and of its chain.
+    pub(super) fn entries_of(&self, number: usize) -> impl Iterator<Item = &Entry> {
+        self.buckets.get(number).into_iter().flat_map(move |bucket| self.of_bucket(bucket))
+    }
+
     /// The entries of a bucket and of its chain.
     fn of_bucket<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = &'a Entry> {
         let mut at = bucket.next;

@@ -243,6 +243,18 @@ impl Tables {
         self.both().flat_map(Table::iter)
     }
 
+    /// The number of buckets.
+    pub(super) fn buckets(&self) -> usize {
+        self.both().map(Table::count).sum()
+    }
+
+    /// The entries of a bucket and of its chain. The buckets of the old table are behind those of the new one.
+    pub(super) fn entries_of(&self, bucket: usize) -> impl Iterator<Item = &Entry> {
+        let behind = bucket.checked_sub(self.table.count());
+        let old = behind.zip(self.old.as_deref()).into_iter();
+        self.table.entries_of(bucket).chain(old.flat_map(|(bucket, [old])| old.entries_of(bucket)))
+    }
+
     /// Begins a resize to the table in `memory`. `false` if one is on its way, or if there is none in `memory`; nothing has changed
     /// then.
     pub(super) fn begin_resize(&mut self, memory: &mut Memory) -> bool {
