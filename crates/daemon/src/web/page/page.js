@@ -92,13 +92,13 @@
     } },
     { id: "tile-read-p99", label: "read latency p99", of: plain("read_p99_ns", nanoseconds) },
     { id: "tile-write-p99", label: "write latency p99", of: plain("write_p99_ns", nanoseconds) },
-    { id: "tile-dirty", label: "dirty / target", of: (point) => [
-      point.dirty_bytes, `${bytes(point.dirty_bytes)} / ${bytes(point.target_bytes)}`] },
-    { id: "tile-recovery-point", label: "age of the recovery point", of: (point) => {
+    { id: "tile-dirty", label: "dirty", of: plain("dirty_bytes", bytes) },
+    { id: "tile-target", label: "target of dirty", of: plain("target_bytes", bytes) },
+    { id: "tile-recovery-point", label: "recovery point age", of: (point) => {
       const age = point.recovery_point_age_ms ?? null;
       return [age, seconds(age === null ? null : age / 1000)];
     } },
-    { id: "tile-time-to-empty", label: "time until nothing is dirty", of: (point) => {
+    { id: "tile-time-to-empty", label: "time to empty", of: (point) => {
       const time = point.dirty_bytes === 0 ? 0 : point.time_to_empty_s;
       return [time, seconds(time)];
     } },
@@ -301,8 +301,8 @@
   function showTables(status) {
     const used = (transport) => transport.segment_num - transport.free_segments;
     setRows(element("regions"), status.transports.map((transport) => [
-      transport.transport_id, transport.path, transport.alive ? "served" : ["not served", "error"], bytes(transport.size),
-      `${used(transport)} of ${transport.segment_num}`, transport.free_segments]));
+      transport.transport_id, transport.path, transport.alive ? "served" : ["not served", "error"],
+      bytes(transport.size), `${used(transport)} of ${transport.segment_num}`, transport.free_segments]));
     setRows(element("devices"), backendsOf(status).map(({ transport, backend }) => {
       const cache = backend.cache;
       return [`${transport.transport_id}/${backend.backend_id}`, backend.name ?? "", backend.backend_path,
@@ -335,6 +335,15 @@
     }
   }
 
+  // Columns of a map that has about this shape; rows are full where the number of cells allows.
+  function columnsOf(number, shape) {
+    const wanted = Math.min(number, Math.max(1, Math.ceil(Math.sqrt(number * shape))));
+    const off = (columns) => Math.abs(Math.log2(columns / wanted));
+    const fits = Array.from({ length: number }, (_, at) => at + 1).filter((columns) => number % columns === 0);
+    const best = fits.reduce((one, other) => (off(other) < off(one) ? other : one));
+    return off(best) <= 1 ? best : wanted;
+  }
+
   // The cells of the map in rows, each with the colour of the first of dirty, read, cached that it has any of.
   function drawMap() {
     const canvas = element("map");
@@ -349,7 +358,7 @@
       return;
     }
     const number = map.cells.length;
-    const columns = Math.min(number, Math.max(1, Math.ceil(Math.sqrt((number * width) / height))));
+    const columns = columnsOf(number, width / height);
     const rows = Math.ceil(number / columns);
     const [across, down] = [width / columns, height / rows];
     const names = ["dirty", "read", "cached", "empty"];
@@ -381,8 +390,8 @@
     canvas.dataset.dirty = sum.dirty;
     const sampled = map.sampled_one_of > 1 ? ` One block in ${map.sampled_one_of} was looked at.` : "";
     const cell = `Each cell is ${bytes(map.cell_bytes)} of the device, from its first byte at the top left.`;
-    setText(element("map-caption"), `${text} ${cell} A cell has the colour of the first of dirty, read and cached that ` +
-      `it has any of, the fuller the more of it.${sampled}`);
+    setText(element("map-caption"), `${text} ${cell} A cell has the colour of the first of dirty, read and cached ` +
+      `that it has any of, the fuller the more of it.${sampled}`);
   }
 
   function noMap(error) {

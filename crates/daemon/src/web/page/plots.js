@@ -105,17 +105,30 @@ const CbdPlots = (() => {
     return (_, min, max) => [0, plot.most ?? (max > 0 ? max * 1.1 : 1)];
   }
 
-  const clock = (time) => new Date(time * 1000).toLocaleTimeString();
+  const clock = (time) => new Date(time * 1000).toLocaleString();
+  // Texts of the time axis by the distance of its ticks in seconds; the date is below the first and at a new day.
+  const ofDay = (seconds, text) => [seconds, text, "\n{YYYY}-{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1];
+  const TIMES = [
+    [86400, "{MM}-{DD}", "\n{YYYY}", null, null, null, null, null, 1],
+    ofDay(60, "{HH}:{mm}"),
+    ofDay(1, "{HH}:{mm}:{ss}"),
+  ];
 
   function optionsOf(plot, width) {
     const axis = (more) => ({
       stroke: colour("faint"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
       ...more,
     });
-    const values = (_, splits) => splits.map((split) => (split === null ? "" : plot.format(split)));
+    const short = (value) => plot.format(value).replace(/\.0(?= |$)/, "");
+    const values = (_, splits) => splits.map((split) => (split === null ? "" : short(split)));
     const vertical = axis({ size: 74, values });
     if (plot.binary) {
       vertical.incrs = powersOfTwo;
+    }
+    if (plot.log) {
+      const isPower = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9;
+      const filter = (_, splits) => splits.map((split) => (isPower(split) ? split : null));
+      Object.assign(vertical, { filter, grid: { ...vertical.grid, filter }, ticks: { ...vertical.ticks, filter } });
     }
     const line = ([label, , number]) => ({
       label, stroke: colour(`c${number}`), width: 1.5, points: { size: 4 },
@@ -128,7 +141,7 @@ const CbdPlots = (() => {
         x: { time: true, range: (_, min, max) => (min === null ? [0, 60] : [Math.min(min, max - 60), max]) },
         y: { distr: plot.log ? 3 : 1, range: rangeOf(plot) },
       },
-      axes: [axis({}), vertical],
+      axes: [axis({ values: TIMES }), vertical],
       series: [{ label: "time", value: (_, value) => known(clock)(value) }, ...plot.series.map(line)],
     };
   }
@@ -168,7 +181,7 @@ const CbdPlots = (() => {
       figure.id = `plot-${plot.id}`;
       figure.tabIndex = 0;
       caption.textContent = plot.title;
-      host.className = "host";
+      host.className = plot.log ? "host tall" : "host";
       figure.append(caption, host);
       below.append(figure);
       return { plot, figure, host, chart: null };
