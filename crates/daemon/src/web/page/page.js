@@ -18,7 +18,7 @@
 
   const element = (id) => document.getElementById(id);
   const state = { instance: null, backend: null, range: "hour", store: null, map: null, awaySince: null, events: null,
-    historyAt: 0, mapAt: 0, timer: null, busy: false, again: false, generation: 0 };
+    present: {}, historyAt: 0, mapAt: 0, timer: null, busy: false, again: false, generation: 0 };
 
   // ---- elements
 
@@ -93,13 +93,16 @@
     { id: "tile-read-p99", label: "read latency p99", of: plain("read_p99_ns", nanoseconds) },
     { id: "tile-write-p99", label: "write latency p99", of: plain("write_p99_ns", nanoseconds) },
     { id: "tile-dirty", label: "dirty", of: plain("dirty_bytes", bytes) },
-    { id: "tile-target", label: "target of dirty", of: plain("target_bytes", bytes) },
+    { id: "tile-target", label: "target of dirty", of: (_, backend) => {
+      const target = backend?.cache?.pace?.target_bytes;
+      return [target, bytes(target)];
+    } },
     { id: "tile-recovery-point", label: "recovery point age", of: (point) => {
       const age = point.recovery_point_age_ms ?? null;
       return [age, seconds(age === null ? null : age / 1000)];
     } },
-    { id: "tile-time-to-empty", label: "time to empty", of: (point) => {
-      const time = point.dirty_bytes === 0 ? 0 : point.time_to_empty_s;
+    { id: "tile-time-to-empty", label: "time to empty", of: (_, backend) => {
+      const time = backend?.cache?.dirty_bytes === 0 ? 0 : backend?.time_to_empty_s;
       return [time, seconds(time)];
     } },
   ];
@@ -197,7 +200,7 @@
         break;
       }
     }
-    plots.show(state.store);
+    plots.show({ ...state.store, present: state.present });
   }
 
   async function updateMap() {
@@ -322,11 +325,12 @@
 
   function showNumbers(answer) {
     const point = answer.latest[state.backend] ?? {};
-    for (const { id, of } of TILES) {
-      setTile(id, ...of(point));
-    }
     const isChosen = ({ transport, backend }) => keyOf(transport, backend) === state.backend;
     const chosen = backendsOf(answer.status).find(isChosen);
+    for (const { id, of } of TILES) {
+      setTile(id, ...of(point, chosen?.backend));
+    }
+    state.present = { target_bytes: chosen?.backend.cache?.pace?.target_bytes };
     for (const { id, operation, name, format } of TOTALS) {
       const devices = chosen?.backend.blkdevs ?? [];
       const of = (device) => device.operations?.[operation]?.[name] ?? 0;

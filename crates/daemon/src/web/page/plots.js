@@ -37,6 +37,8 @@ const CbdPlots = (() => {
 
   // Functions of a point: they get a function that returns the value of a column.
   const plain = (name) => (get) => get(name);
+  // What a history does not have: the line of the present value.
+  const present = (name) => (_, store) => store.present?.[name] ?? null;
   const perSecond = (name) => (get) => {
     const [value, span] = [get(name), get("span_ms")];
     return value === null || !span ? null : (value * 1000) / span;
@@ -58,17 +60,14 @@ const CbdPlots = (() => {
     { id: "latency", title: "Latency of requests", format: nanoseconds, log: true, series: percentiles },
     { id: "hit-ratio", title: "Hit ratio: bytes read from the cache", format: share, most: 1,
       series: [["hit ratio", hitRatio, 1]] },
-    { id: "dirty", title: "Dirty data and its target", format: bytes, binary: true,
-      series: [["dirty", plain("dirty_bytes"), 2], ["target", plain("target_bytes"), 1]] },
+    { id: "dirty", title: "Dirty data and its present target", format: bytes, binary: true,
+      series: [["dirty", plain("dirty_bytes"), 2], ["target now", present("target_bytes"), 1]] },
     { id: "recovery-point", title: "Age of the recovery point", format: seconds,
       series: [["age", inSeconds("recovery_point_age_ms"), 2]] },
     { id: "writeback", title: "Writeback", format: rate, binary: true,
       series: [["written back", perSecond("written_back_bytes"), 2]] },
     { id: "disk", title: "Disk", format: rate, binary: true,
       series: [["read", perSecond("disk_read_bytes"), 1], ["written", perSecond("disk_written_bytes"), 2]] },
-    { id: "disk-latency", title: "Latency of the disk", format: nanoseconds, log: true,
-      series: [["read p50", plain("disk_read_p50_ns"), 3], ["read p99", plain("disk_read_p99_ns"), 1],
-        ["write p50", plain("disk_write_p50_ns"), 4], ["write p99", plain("disk_write_p99_ns"), 2]] },
   ];
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -87,7 +86,7 @@ const CbdPlots = (() => {
       last = tick;
       data[0].push(time);
       const get = (name) => store.columns[name]?.[at] ?? null;
-      plot.series.forEach(([, value], index) => data[index + 1].push(value(get)));
+      plot.series.forEach(([, value], index) => data[index + 1].push(value(get, store)));
     });
     return data;
   }
