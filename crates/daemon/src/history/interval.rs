@@ -44,22 +44,12 @@ impl Seen {
     }
 }
 
-/// The histograms of an interval: reads and writes of clients, reads and writes of the disk.
-type Histograms = [Histogram; 4];
+/// The histograms of an interval: reads and writes of clients.
+type Histograms = [Histogram; 2];
 
 /// Which histogram, and the share, of each latency of a point.
-const PERCENTILES: [(usize, f64); LATENCIES.len()] = [
-    (0, 0.5),
-    (0, 0.99),
-    (0, 0.999),
-    (1, 0.5),
-    (1, 0.99),
-    (1, 0.999),
-    (2, 0.5),
-    (2, 0.99),
-    (3, 0.5),
-    (3, 0.99),
-];
+const PERCENTILES: [(usize, f64); LATENCIES.len()] =
+    [(0, 0.5), (0, 0.99), (0, 0.999), (1, 0.5), (1, 0.99), (1, 0.999)];
 
 /// What happened in an interval, and the state at its end.
 #[derive(Clone, Debug, Default)]
@@ -84,10 +74,8 @@ impl Interval {
                 let done = since(&before.operations, &now.operations);
                 let [reads, writes] =
                     ["read", "write"].map(|name| done.get(name).cloned().unwrap_or_default());
-                let others = done.iter().filter(|(name, _)| !["read", "write"].contains(&name.as_str()));
                 set("reads", Some(reads.requests));
                 set("writes", Some(writes.requests));
-                set("others", Some(others.map(|(_, it)| it.requests).sum()));
                 set("failed", Some(done.values().map(|it| it.failed).sum()));
                 set("read_bytes", Some(reads.bytes));
                 set("written_bytes", Some(writes.bytes));
@@ -98,14 +86,11 @@ impl Interval {
             let [reads, writes] = ["read", "write"].map(|name| disk.get(name).cloned().unwrap_or_default());
             set("disk_read_bytes", Some(reads.bytes));
             set("disk_written_bytes", Some(writes.bytes));
-            (histograms[2], histograms[3]) = (reads.latency, writes.latency);
             let written_back = now.written_back_bytes.zip(before.written_back_bytes);
             set("written_back_bytes", written_back.map(|(now, before)| now - before));
         }
         set("dirty_bytes", backend.cache.as_ref().map(|cache| cache.dirty_bytes));
-        set("target_bytes", backend.cache.as_ref().map(|cache| cache.pace.target_bytes));
         set("recovery_point_age_ms", backend.recovery_point_age_ms);
-        set("time_to_empty_s", backend.time_to_empty_s);
         Self { span_ms: u64::try_from(span.as_millis()).unwrap_or(u64::MAX), numbers, histograms }
     }
 
@@ -114,7 +99,6 @@ impl Interval {
         self.span_ms = self.span_ms.saturating_add(later.span_ms);
         for ((value, later), column) in self.numbers.iter_mut().zip(&later.numbers).zip(COLUMNS) {
             *value = match (column.fold, *value, *later) {
-                (Fold::Last, _, later) => later,
                 (Fold::Sum, Some(value), Some(later)) => Some(value.saturating_add(later)),
                 (Fold::Max, Some(value), Some(later)) => Some(value.max(later)),
                 (_, value, later) => value.or(later),

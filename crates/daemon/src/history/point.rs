@@ -11,7 +11,6 @@ use cbd_types::figures::{bucket_of, shortest_of};
 pub(super) enum Fold {
     Sum,
     Max,
-    Last,
 }
 
 /// A value of a point that is a number.
@@ -31,12 +30,10 @@ const fn sum(name: &'static str, unit: u64) -> Column {
 /// What gauges of bytes count in.
 const BLOCK: u64 = 4096;
 
-/// The values that are numbers. Those of requests are of the interval; the others are states: the largest of it, for the
-/// target and the time to empty the last.
-pub const COLUMNS: [Column; 14] = [
+/// The values that are numbers: those of requests are sums over the interval, the others the largest of it.
+pub const COLUMNS: [Column; 11] = [
     sum("reads", 1),
     sum("writes", 1),
-    sum("others", 1),
     sum("failed", 1),
     sum("read_bytes", SECTOR),
     sum("written_bytes", SECTOR),
@@ -45,24 +42,12 @@ pub const COLUMNS: [Column; 14] = [
     sum("disk_written_bytes", SECTOR),
     sum("written_back_bytes", SECTOR),
     Column { name: "dirty_bytes", unit: BLOCK, fold: Fold::Max },
-    Column { name: "target_bytes", unit: BLOCK, fold: Fold::Last },
     Column { name: "recovery_point_age_ms", unit: 1, fold: Fold::Max },
-    Column { name: "time_to_empty_s", unit: 1, fold: Fold::Last },
 ];
 
 /// The values that are latencies.
-pub const LATENCIES: [&str; 10] = [
-    "read_p50_ns",
-    "read_p99_ns",
-    "read_p999_ns",
-    "write_p50_ns",
-    "write_p99_ns",
-    "write_p999_ns",
-    "disk_read_p50_ns",
-    "disk_read_p99_ns",
-    "disk_write_p50_ns",
-    "disk_write_p99_ns",
-];
+pub const LATENCIES: [&str; 6] =
+    ["read_p50_ns", "read_p99_ns", "read_p999_ns", "write_p50_ns", "write_p99_ns", "write_p999_ns"];
 
 /// The values of a point by name.
 pub type Values = std::collections::BTreeMap<&'static str, Option<u64>>;
