@@ -173,6 +173,8 @@ fn problem_of(message: &Value) -> Option<Problem> {
         "Runtime.consoleAPICalled" if is_bad(&parameters["type"]) => {
             Some(problem(&"console".into(), &parameters["args"]))
         }
+        // Advice about how the tests read pixels.
+        "Log.entryAdded" if parameters["entry"]["source"] == "rendering" => None,
         "Log.entryAdded" if is_bad(&parameters["entry"]["level"]) => {
             Some(problem(&parameters["entry"]["source"], &parameters["entry"]))
         }

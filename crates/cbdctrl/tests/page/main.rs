@@ -207,7 +207,7 @@ fn a_page_asks_for_the_token_and_shows_any_name_as_text() {
     let (mut fixture, port) = fixture(true);
     fixture.start();
     fixture.register("64M");
-    let name = format!("a\"'&<script>alert(1)<b>\n{}", "x".repeat(200));
+    let name = format!("a\"'&<script>alert(1)<b>{}", "x".repeat(200));
     let disk = fixture.disk(&name, 8 * MIB);
     fixture.start_backend(&disk);
     let mut page = Browser::start(&fixture.folders()[0]);
