@@ -245,9 +245,22 @@ fn a_page_asks_for_the_token_and_shows_any_name_as_text() {
     assert_eq!(page.text("location.href"), address);
     // Refused requests are in the log of the browser.
     assert_no_problem(&mut page, &["network"]);
+
+    // A script that got into the page all the same does not run, and would have been noticed above.
+    page.value(
+        "(() => {
+            const script = document.createElement('script');
+            script.textContent = 'window.hostile = true';
+            document.body.append(script);
+        })()",
+    );
+    assert_eq!(page.value("window.hostile === undefined"), true);
+    until("the policy has refused it", || {
+        page.problems().iter().any(|problem| problem.text.contains("Content Security Policy"))
+    });
 }
 
-/// The pictures in the documentation, anew: `CBD_SYSTEM_TESTS=1 cargo test -p cbdctrl --test page -- --ignored`.
+/// Writes the pictures in the documentation: `CBD_SYSTEM_TESTS=1 cargo test -p cbdctrl --test page -- --ignored`.
 #[test]
 #[ignore = "it writes the pictures of the documentation"]
 fn the_pictures_of_the_page() {
@@ -279,9 +292,10 @@ fn the_pictures_of_the_page() {
         std::thread::sleep(Duration::from_millis(40));
     }
     let mut page = Browser::start(&fixture.folders()[0]);
-    for (width, height, scheme) in [(400, 1200, "light"), (1600, 1200, "light"), (1600, 1200, "dark")] {
+    for (width, height, scheme) in [(400, 1200, "light"), (1600, 900, "light"), (1600, 900, "dark")] {
         page.resize(width, height);
         page.prefer(scheme);
+        page.call("Emulation.setScrollbarsHidden", serde_json::json!({ "hidden": true }));
         page.open(&format!("http://127.0.0.1:{port}/"));
         until_state(&mut page, "live");
         until("the map is drawn", || pixels_of(&mut page, "#map", "empty") > 0);
