@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 47] = [
+const TOOLS: [Tool; 48] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -55,6 +55,7 @@ const TOOLS: [Tool; 47] = [
     Tool { program: "c++filt", package: "binutils" },
     Tool { program: "prometheus", package: "prometheus" },
     Tool { program: "promtool", package: "prometheus" },
+    Tool { program: "chromium", package: "chromium" },
     Tool { program: "python3", package: "python3" },
     Tool { program: "/usr/bin/mypy", package: "mypy" },
     Tool { program: "/usr/lib/python3/dist-packages/yaml/__init__.py", package: "python3-yaml" },

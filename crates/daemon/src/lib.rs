@@ -18,6 +18,8 @@ pub mod exports;
 pub mod front_ends;
 pub mod guard;
 pub mod handover;
+#[cfg(feature = "page")]
+pub mod history;
 pub mod left;
 pub mod logging;
 pub mod manager;

@@ -14,7 +14,7 @@ use crate::paths::{PathChoices, Paths};
 use crate::server::{self, Access};
 use crate::socket::{ControlSocket, Lock, PREDECESSOR_TIMEOUT};
 use crate::state::StateDir;
-use crate::web::{Plan, Web};
+use crate::web::{PageSource, Plan, Web};
 use crate::{logging, notify, system};
 use cbd_backing::Decorator;
 use cbd_types::{BootId, Error, ErrorKind, Result};
@@ -147,11 +147,16 @@ pub fn run(options: Options) -> Result<()> {
     }
 }
 
-/// Serves metrics where the configuration says so. The daemon serves its devices without them, too.
+/// Serves metrics and the page where the configuration says so. The daemon serves its devices without them, too.
 fn serve_metrics(plan: Plan, manager: &Arc<Manager>) -> Option<Web> {
     let status_of = Arc::clone(manager);
     let source = Arc::new(move || status_of.status());
-    Web::start(plan, source, manager.front_ends()).unwrap_or_else(|error| {
+    let map_of = Arc::clone(manager);
+    let page = PageSource {
+        map: Arc::new(move |transport, backend, cells| map_of.map(transport, backend, cells)),
+        events: manager.events(),
+    };
+    Web::start(plan, source, page, manager.front_ends()).unwrap_or_else(|error| {
         tracing::warn!("{}", error.line());
         None
     })

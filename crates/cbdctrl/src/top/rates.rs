@@ -4,10 +4,10 @@
 //! object. Where there is no such pair (the first sample, an object that has come, a daemon or a backend that has begun
 //! again) it is absent: no rate is negative, and none counts what was before.
 //!
-//! Elsewhere: the samples ([`super::sample`]), percentiles ([`cbd_daemon::api::Histogram`]).
+//! Elsewhere: the samples ([`super::sample`]), percentiles and differences ([`cbd_daemon::api`]).
 
 use super::sample::{Backend, Device, Region, Sample};
-use cbd_daemon::api::{DiskFigures, Histogram, OperationFigures, Wait};
+use cbd_daemon::api::{DiskFigures, Histogram, OperationFigures, Wait, have_fallen, since};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -198,29 +198,17 @@ fn same_backend<'a>(earlier: &'a Sample, backend: &Backend) -> Option<&'a Backen
 
 /// Whether the counters of a backend began at 0 between two samples.
 fn has_begun_again(earlier: &Backend, later: &Backend) -> bool {
-    let disk = any_fell(&earlier.disk, &later.disk, |it| [it.operations, it.bytes, it.failed]);
-    let waits = any_fell(&earlier.waits, &later.waits, |it| [it.count, it.total_ns, 0]);
+    let disk = have_fallen(&earlier.disk, &later.disk);
+    let waits = have_fallen(&earlier.waits, &later.waits);
     let written = |backend: &Backend| backend.cache.as_ref().map_or(0, |cache| cache.written_back_bytes);
     disk || waits
         || written(later) < written(earlier)
         || later.region_written_bytes.unwrap_or(0) < earlier.region_written_bytes.unwrap_or(0)
 }
 
-/// Whether a counter is smaller than before, or has gone.
-fn any_fell<T>(
-    earlier: &BTreeMap<String, T>,
-    later: &BTreeMap<String, T>,
-    counters: fn(&T) -> [u64; 3],
-) -> bool {
-    earlier.iter().any(|(name, before)| {
-        let now = later.get(name).map_or([0; 3], counters);
-        counters(before).iter().zip(now).any(|(before, now)| now < *before)
-    })
-}
-
 fn rows_of(before: Option<&Backend>, backend: &Backend) -> Vec<Row> {
-    let disk = before.map(|before| differences(&before.disk, &backend.disk, DiskFigures::minus));
-    let waits = before.map(|before| differences(&before.waits, &backend.waits, minus_wait));
+    let disk = before.map(|before| since(&before.disk, &backend.disk));
+    let waits = before.map(|before| since(&before.waits, &backend.waits));
     let written_back_bytes = before.and_then(|before| {
         let (now, then) = (backend.cache.as_ref()?, before.cache.as_ref()?);
         now.written_back_bytes.checked_sub(then.written_back_bytes)
@@ -248,26 +236,8 @@ fn rows_of(before: Option<&Backend>, backend: &Backend) -> Vec<Row> {
 fn operations_of(before: &Backend, device: &Device) -> Option<BTreeMap<String, OperationFigures>> {
     let before = before.devices.iter().find(|other| other.id == device.id)?;
     let (then, now) = (&before.operations, &device.operations);
-    let fell = any_fell(then, now, |it| [it.requests, it.bytes, it.failed]);
-    (before.alive && device.alive && !fell).then(|| differences(then, now, OperationFigures::minus))
-}
-
-fn differences<T: Default>(
-    earlier: &BTreeMap<String, T>,
-    later: &BTreeMap<String, T>,
-    minus: fn(&T, &T) -> T,
-) -> BTreeMap<String, T> {
-    let nothing = T::default();
-    let since =
-        |(name, now): (&String, &T)| (name.clone(), minus(now, earlier.get(name).unwrap_or(&nothing)));
-    later.iter().map(since).collect()
-}
-
-fn minus_wait(later: &Wait, earlier: &Wait) -> Wait {
-    Wait {
-        count: later.count.saturating_sub(earlier.count),
-        total_ns: later.total_ns.saturating_sub(earlier.total_ns),
-    }
+    let fell = have_fallen(then, now);
+    (before.alive && device.alive && !fell).then(|| since(then, now))
 }
 
 /// What requests or the disk wait for now, and what they waited for in the interval.

@@ -19,6 +19,7 @@ mod pins;
 mod sample;
 mod scrub;
 mod settings;
+mod since;
 mod status;
 mod users;
 mod verify;
@@ -38,6 +39,7 @@ pub use pins::{AddPins, NewPin, PinInfo, PinKind, PinName, PinsInfo, RemovePins,
 pub use sample::RequestSample;
 pub use scrub::{ScrubAction, ScrubInfo, ScrubPass, ScrubRequest, ScrubSettings, ScrubState};
 pub use settings::{Settings, SettingsChange, SettingsChanged};
+pub use since::{Counted, have_fallen, since};
 pub use status::{
     BackendStatus, CacheInfo, DamagedInfo, FrontEndStatus, HeldInfo, PaceInfo, RangeInfo, SharedInfo, Status,
     TransportStatus,

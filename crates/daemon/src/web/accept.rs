@@ -6,7 +6,7 @@
 //! Elsewhere: the requests ([`super::requests`]).
 
 use super::requests::{Serving, router};
-use super::{Address, Plan, Problems, Source};
+use super::{Address, Plan, Problems};
 use crate::front_ends::{FrontEnds, LogRateLimit, count};
 use cbd_export::descriptors::check_reserve;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -66,11 +66,10 @@ impl Drop for Counted {
 /// Serves the addresses of `plan` until `stopped`.
 pub(super) async fn serve(
     plan: Plan,
-    source: Source,
+    serving: Serving,
     front_ends: Arc<FrontEnds>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let serving = Serving::new(source, plan.token.clone(), Arc::clone(&front_ends));
     let addresses = plan.addresses.clone();
     let (open, accept_errors) = (Mutex::default(), LogRateLimit::default());
     let shared = Arc::new(Shared { plan, serving, front_ends, open, accept_errors });

@@ -1,4 +1,4 @@
-//! The section `[web]` of the configuration: where metrics are served, and the token of clients from elsewhere.
+//! The section `[web]` of the configuration: where metrics and the page are served, and the token of clients from elsewhere.
 //!
 //! Invariants: an address that other hosts reach has a token. A token is read only from a file that no other user can
 //! read or write.
@@ -23,13 +23,21 @@ const TOKEN_FILE_MAX: usize = 4096;
 const SOCKET_PATH_MAX: usize = 107;
 
 /// Where metrics are served.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WebConfig {
     /// The addresses; nowhere if empty.
     pub listen: Vec<Address>,
     /// The file with the token that clients of an address send that is not a loopback address.
     pub token_file: Option<PathBuf>,
+    /// Whether the page with plots is served, if the program has it.
+    pub page: bool,
+}
+
+impl Default for WebConfig {
+    fn default() -> Self {
+        Self { listen: Vec::new(), token_file: None, page: true }
+    }
 }
 
 /// An address to listen on.

@@ -1,19 +1,26 @@
-//! The listener for metrics: TCP and unix sockets, off unless the configuration has addresses in `[web]`.
+//! The listener for metrics and for the page with plots: TCP and unix sockets, off unless the configuration has
+//! addresses in `[web]`.
 //!
 //! Invariants: it changes nothing, and has only what `status` has. It runs on threads of its own, and their number is
 //! bounded: whatever its clients do, the control socket and block devices are served as without them. An address that
 //! cannot be used is a warning in `status` and in the log, and is tried again; the daemon serves without it.
 //!
-//! Elsewhere: the metrics ([`crate::metrics`]), the control socket ([`crate::server`]).
+//! Elsewhere: the metrics ([`crate::metrics`]), the history that the page shows (`crate::history`), the control socket
+//! ([`crate::server`]).
 
 mod accept;
 mod config;
+#[cfg(feature = "page")]
+mod page;
 mod requests;
+#[cfg(feature = "page")]
+mod sampler;
 
 pub use accept::{CONNECTION_LIMIT, CONNECTIONS_MAX, RETRY_INTERVAL};
 pub use config::{ADDRESSES_MAX, Address, TOKEN_MIN, Token, WebConfig};
 
-use crate::api::Status;
+use crate::api::{DeviceMap, Status};
+use crate::events::Events;
 use crate::front_ends::FrontEnds;
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -25,11 +32,26 @@ use tokio::sync::watch;
 /// Gives the status that is served; it may block.
 pub type Source = Arc<dyn Fn() -> Result<Status> + Send + Sync>;
 
+/// Gives the map of a backend by the numbers of its transport and itself, in at most so many cells; it may block.
+pub type MapSource = Arc<dyn Fn(u32, u32, Option<usize>) -> Result<DeviceMap> + Send + Sync>;
+
+/// What the page shows besides the status.
+#[derive(Clone)]
+pub struct PageSource {
+    /// Maps of devices.
+    pub map: MapSource,
+    /// The record of events.
+    pub events: Arc<Events>,
+}
+
 /// What is to be served: a valid configuration with its token.
 #[derive(Clone, Debug)]
 pub struct Plan {
     addresses: Vec<Address>,
     token: Option<Token>,
+    /// Whether the page is served.
+    #[cfg_attr(not(feature = "page"), expect(dead_code, reason = "this program has no page"))]
+    page: bool,
     /// The group of unix sockets.
     group: Option<u32>,
     retry_interval: Duration,
@@ -45,7 +67,13 @@ impl Plan {
         let needs_token = config.listen.iter().any(Address::needs_token);
         let token_file = config.token_file.as_deref().filter(|_| needs_token);
         let token = token_file.map(Token::read).transpose()?;
-        Ok(Self { addresses: config.listen.clone(), token, group, retry_interval: RETRY_INTERVAL })
+        Ok(Self {
+            addresses: config.listen.clone(),
+            token,
+            page: config.page,
+            group,
+            retry_interval: RETRY_INTERVAL,
+        })
     }
 
     /// The same with another time than [`RETRY_INTERVAL`] between attempts to use an address.
@@ -81,17 +109,25 @@ impl Problems {
 pub struct Web {
     stop: watch::Sender<bool>,
     ended: std::sync::mpsc::Receiver<()>,
+    #[cfg(feature = "page")]
+    sampler: Option<sampler::Sampler>,
 }
 
 /// Time for the thread to end. A unix socket on a file system that hangs may keep it longer: it is left then.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Web {
-    /// Serves `source` by `plan`; none without addresses.
+    /// Serves `source` by `plan`, and `page` if the program has the page and `plan` does not turn it off; none without
+    /// addresses.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the thread cannot start.
-    pub fn start(plan: Plan, source: Source, front_ends: Arc<FrontEnds>) -> Result<Option<Self>> {
+    pub fn start(
+        plan: Plan,
+        source: Source,
+        page: PageSource,
+        front_ends: Arc<FrontEnds>,
+    ) -> Result<Option<Self>> {
         if plan.addresses.is_empty() {
             return Ok(None);
         }
@@ -107,12 +143,35 @@ impl Web {
             .map_err(failed)?;
         let (stop, stopped) = watch::channel(false);
         let (ending, ended) = std::sync::mpsc::channel();
+        #[cfg(feature = "page")]
+        let (page, sampler) = if plan.page {
+            let history = Arc::default();
+            let sampler =
+                sampler::Sampler::start(Arc::clone(&source), Arc::clone(&history)).map_err(failed)?;
+            (Some(requests::Page { shown: page, history }), Some(sampler))
+        } else {
+            (None, None)
+        };
+        #[cfg(not(feature = "page"))]
+        drop(page);
+        let serving = requests::Serving::new(
+            source,
+            #[cfg(feature = "page")]
+            page,
+            plan.token.clone(),
+            Arc::clone(&front_ends),
+        );
         let serve = move || {
             let _ending = ending;
-            runtime.block_on(accept::serve(plan, source, front_ends, stopped));
+            runtime.block_on(accept::serve(plan, serving, front_ends, stopped));
         };
         std::thread::Builder::new().name("cbd-web".to_owned()).spawn(serve).map_err(failed)?;
-        Ok(Some(Self { stop, ended }))
+        Ok(Some(Self {
+            stop,
+            ended,
+            #[cfg(feature = "page")]
+            sampler,
+        }))
     }
 }
 
@@ -120,5 +179,9 @@ impl Drop for Web {
     fn drop(&mut self) {
         let _ = self.stop.send(true);
         let _ = self.ended.recv_timeout(END_TIMEOUT);
+        #[cfg(feature = "page")]
+        if let Some(sampler) = &mut self.sampler {
+            sampler.end(END_TIMEOUT);
+        }
     }
 }

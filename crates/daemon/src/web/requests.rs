@@ -2,7 +2,7 @@
 //!
 //! Invariants: only `GET` and `HEAD` are served. Each page is made by a thread of its own, which ends when its client
 //! is gone; there are at most [`CONNECTIONS_MAX`] of them. An address that other hosts reach has nothing without the
-//! token.
+//! token, but for the files of the page, which have nothing of this machine.
 
 use super::{Address, CONNECTIONS_MAX, Source, Token};
 use crate::front_ends::{FrontEnds, LogRateLimit, count};
@@ -16,10 +16,21 @@ use axum::routing::get;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Timeout for the first part of a page: commands may hold the daemon's tables, and it may be restoring.
-const PAGE_TIMEOUT: Duration = Duration::from_secs(9);
+pub(super) const PAGE_TIMEOUT: Duration = Duration::from_secs(9);
+
+/// The error for a request for which no thread is free.
+pub(super) const BUSY: &str = "too many requests wait for the daemon";
+
+/// What the page shows.
+#[cfg(feature = "page")]
+#[derive(Clone)]
+pub(super) struct Page {
+    pub(super) shown: super::PageSource,
+    pub(super) history: Arc<crate::history::History>,
+}
 
 /// What requests need.
 #[derive(Clone)]
@@ -28,17 +39,46 @@ pub(super) struct Serving {
     token: Option<Token>,
     front_ends: Arc<FrontEnds>,
     pages: Arc<Semaphore>,
+    #[cfg(feature = "page")]
+    page: Option<Page>,
     refusals: Arc<LogRateLimit>,
 }
 
 impl Serving {
-    pub(super) fn new(source: Source, token: Option<Token>, front_ends: Arc<FrontEnds>) -> Self {
+    pub(super) fn new(
+        source: Source,
+        #[cfg(feature = "page")] page: Option<Page>,
+        token: Option<Token>,
+        front_ends: Arc<FrontEnds>,
+    ) -> Self {
         let (pages, refusals) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), Arc::default());
-        Self { source, token, front_ends, pages, refusals }
+        Self {
+            source,
+            token,
+            front_ends,
+            pages,
+            #[cfg(feature = "page")]
+            page,
+            refusals,
+        }
+    }
+
+    /// What the page shows; nothing where it is off.
+    #[cfg(feature = "page")]
+    pub(super) const fn page(&self) -> Option<&Page> {
+        self.page.as_ref()
+    }
+
+    /// The permission to use a thread that may block, until `end`; `None` if there is none until then.
+    pub(super) async fn permit(&self, end: tokio::time::Instant) -> Option<OwnedSemaphorePermit> {
+        tokio::time::timeout_at(end, Arc::clone(&self.pages).acquire_owned()).await.ok()?.ok()
     }
 
     /// Why a request is refused, if it is.
-    fn refusal(&self, address: &Address, headers: &HeaderMap) -> Option<Response> {
+    fn refusal(&self, address: &Address, path: &str, headers: &HeaderMap) -> Option<Response> {
+        if address.needs_token() && is_file_of_page(path) {
+            return None;
+        }
         if address.needs_token() {
             let given = headers.get(header::AUTHORIZATION);
             let is_right =
@@ -84,7 +124,7 @@ fn is_address(host: &[u8]) -> bool {
 pub(super) fn router(serving: &Serving, address: &Address, peer: Option<SocketAddr>) -> Router {
     let (gate, address) = (serving.clone(), address.clone());
     let check = move |request: Request, next: Next| {
-        let refusal = gate.refusal(&address, request.headers());
+        let refusal = gate.refusal(&address, request.uri().path(), request.headers());
         if let Some(refused) = &refusal {
             count(&gate.front_ends.counters.web_refused);
             let peer = peer.map_or_else(String::new, |peer| format!(" {peer}"));
@@ -100,8 +140,12 @@ pub(super) fn router(serving: &Serving, address: &Address, peer: Option<SocketAd
             }
         }
     };
-    Router::new()
-        .route("/metrics", get(metrics_page))
+    let router = Router::new().route("/metrics", get(metrics_page));
+    #[cfg(feature = "page")]
+    let router = super::page::routes(router);
+    #[cfg(not(feature = "page"))]
+    let router = router.route("/", get(async || (StatusCode::NOT_FOUND, failure(WITHOUT_PAGE))));
+    router
         .fallback(async || (StatusCode::NOT_FOUND, failure("there is no such path; metrics are at /metrics")))
         .method_not_allowed_fallback(async || {
             (StatusCode::METHOD_NOT_ALLOWED, failure("this path takes GET and HEAD only"))
@@ -110,23 +154,34 @@ pub(super) fn router(serving: &Serving, address: &Address, peer: Option<SocketAd
         .with_state(serving.clone())
 }
 
+/// What a client of the page is told by a program without it.
+#[cfg(not(feature = "page"))]
+const WITHOUT_PAGE: &str = "this program was built without the page (feature page); metrics are at /metrics";
+
+/// Whether a path is that of a file of the page.
+fn is_file_of_page(path: &str) -> bool {
+    #[cfg(feature = "page")]
+    return super::page::is_file(path);
+    #[cfg(not(feature = "page"))]
+    return path.len() == 1;
+}
+
 /// An error as a body.
-fn failure(text: &str) -> ([(header::HeaderName, &'static str); 2], String) {
+pub(super) fn failure(text: &str) -> ([(header::HeaderName, &'static str); 2], String) {
     let headers =
         [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (headers, format!("{text}\n"))
 }
 
-fn unavailable(text: &str) -> Response {
+pub(super) fn unavailable(text: &str) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, failure(text)).into_response()
 }
 
 async fn metrics_page(State(serving): State<Serving>, headers: HeaderMap) -> Response {
     let end = tokio::time::Instant::now() + PAGE_TIMEOUT;
     // Threads of clients that are gone wait for the status; there are not more of them than connections.
-    let Ok(Ok(permit)) = tokio::time::timeout_at(end, Arc::clone(&serving.pages).acquire_owned()).await
-    else {
-        return unavailable("too many requests wait for the daemon");
+    let Some(permit) = serving.permit(end).await else {
+        return unavailable(BUSY);
     };
     let source = Arc::clone(&serving.source);
     let answer = metrics::answer(move || source(), &headers, permit);

@@ -73,7 +73,7 @@ fn an_address_that_other_hosts_reach_has_nothing_without_the_token() {
         assert!(answer.head.contains("www-authenticate: bearer"), "{}", answer.head);
         assert!(!answer.body.contains("cbd_") && answer.body.contains("Bearer TOKEN"), "{}", answer.body);
     }
-    assert_eq!(ask_port(port, "GET / HTTP/1.1\nHost: cbd").code, 401, "nor whether there is a path");
+    assert_eq!(ask_port(port, "GET /none HTTP/1.1\nHost: cbd").code, 401, "nor whether there is a path");
     assert_eq!(served.refused(), 4);
     let right = format!("{SCRAPE}\nAuthorization: Bearer a-token-of-one-word");
     assert_eq!(ask_port(port, &right).code, 200);
@@ -195,7 +195,9 @@ fn an_error_of_the_daemon_and_a_status_that_comes_late_are_answers() {
         let _ = held.lock().unwrap().recv_timeout(TIMEOUT);
         Err(Error::new(ErrorKind::Stopped, "the daemon is stopping"))
     });
-    let served = Served::start(Served::folder(), "listen = [\"unix:DIR/metrics.sock\"]", None, source);
+    // Samples for the page would ask, too.
+    let text = "listen = [\"unix:DIR/metrics.sock\"]\npage = false";
+    let served = Served::start(Served::folder(), text, None, source);
     until("the socket is there", || UnixStream::connect(served.socket()).is_ok());
     let mut stream = UnixStream::connect(served.socket()).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: cbd\r\n\r\n").unwrap();

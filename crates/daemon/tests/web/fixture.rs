@@ -1,9 +1,9 @@
 //! A listener for a status that the test makes, and clients of it.
 
-use cbd_daemon::api::Status;
+use cbd_daemon::api::{DeviceMap, Status};
 use cbd_daemon::config::DaemonConfig;
 use cbd_daemon::front_ends::FrontEnds;
-use cbd_daemon::web::{Plan, Source, Web, WebConfig};
+use cbd_daemon::web::{PageSource, Plan, Source, Web, WebConfig};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -54,7 +54,11 @@ impl Served {
         let config: WebConfig = toml::from_str(&text).unwrap();
         let plan = Plan::new(&config, group).unwrap().with_retry_interval(Duration::from_millis(20));
         let front_ends = Arc::new(FrontEnds::new(&DaemonConfig::default()));
-        let web = Web::start(plan, source, Arc::clone(&front_ends)).unwrap();
+        let page = PageSource {
+            map: Arc::new(|_, backend_id, _| Ok(DeviceMap { backend_id, ..DeviceMap::default() })),
+            events: Arc::default(),
+        };
+        let web = Web::start(plan, source, page, Arc::clone(&front_ends)).unwrap();
         Self { web, front_ends, folder }
     }
 

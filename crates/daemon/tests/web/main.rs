@@ -3,3 +3,5 @@
 mod clients;
 mod fixture;
 mod list;
+#[cfg(feature = "page")]
+mod page;
