@@ -140,7 +140,7 @@ const CbdPlots = (() => {
         x: { time: true, range: (_, min, max) => (min === null ? [0, 60] : [Math.min(min, max - 60), max]) },
         y: { distr: plot.log ? 3 : 1, range: rangeOf(plot) },
       },
-      axes: [axis({ values: TIMES, space: 72 }), vertical],
+      axes: [axis({ values: TIMES, space: 88 }), vertical],
       series: [{ label: "time", value: (_, value) => known(clock)(value) }, ...plot.series.map(line)],
     };
   }
