@@ -120,7 +120,7 @@ fn assert_fits(page: &mut Browser) {
     assert!(widths[0].as_u64() <= widths[1].as_u64(), "wider than the window: {widths}");
 }
 
-/// A page that nobody sees asks nothing, and asks again when it is seen.
+/// A hidden page asks nothing, and asks again when it is seen.
 #[track_caller]
 fn assert_rests_while_hidden(page: &mut Browser) {
     let asked = page.value(
