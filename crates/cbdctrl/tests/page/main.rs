@@ -120,6 +120,31 @@ fn assert_fits(page: &mut Browser) {
     assert!(widths[0].as_u64() <= widths[1].as_u64(), "wider than the window: {widths}");
 }
 
+/// A hidden page asks nothing, and asks again when it is seen.
+#[track_caller]
+fn assert_rests_while_hidden(page: &mut Browser) {
+    let asked = page.value(
+        "(async () => {
+            const [ask, wait] = [fetch, (ms) => new Promise((done) => setTimeout(done, ms))];
+            window.asked = 0;
+            window.fetch = (...what) => {
+                window.asked += 1;
+                return ask(...what);
+            };
+            Object.defineProperty(document, 'hidden', { configurable: true, get: () => window.isHidden });
+            window.isHidden = true;
+            // What has begun ends.
+            await wait(1200);
+            window.asked = 0;
+            await wait(1500);
+            return window.asked;
+        })()",
+    );
+    assert_eq!(asked, 0, "a hidden page asks");
+    page.value("window.isHidden = false, document.dispatchEvent(new Event('visibilitychange'))");
+    until("the page asks again", || page.value("window.asked > 0") == true);
+}
+
 #[track_caller]
 fn assert_no_problem(page: &mut Browser, but: &[&str]) {
     let mut problems = page.problems();
@@ -179,6 +204,12 @@ fn the_page_draws_follows_live_figures_and_survives_a_restart() {
         page.text("document.getElementById('range-week').getAttribute('aria-pressed')") == "true"
     });
     page.value("document.getElementById('range-hour').click()");
+    until("a key shows a value of the plot", || {
+        let key = "new KeyboardEvent('keydown', { key: 'ArrowLeft' })";
+        page.value(&format!("document.getElementById('plot-throughput').dispatchEvent({key})"));
+        page.text("document.querySelectorAll('#plot-throughput .u-value')[2].textContent").ends_with("B/s")
+    });
+    assert_rests_while_hidden(&mut page);
     assert_no_problem(&mut page, &[]);
 
     // The daemon goes and comes back: its totals begin again, and the page follows them.
