@@ -30,7 +30,7 @@ const fn sum(name: &'static str, unit: u64) -> Column {
 /// What gauges of bytes count in.
 const BLOCK: u64 = 4096;
 
-/// The values that are numbers: those of requests are sums over the interval, the others the largest of it.
+/// The values that are numbers: those of requests are totals of the interval, the others the largest of it.
 pub const COLUMNS: [Column; 11] = [
     sum("reads", 1),
     sum("writes", 1),
