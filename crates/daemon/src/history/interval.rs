@@ -2,7 +2,7 @@
 //!
 //! Invariants: percentiles of a minute come from the durations of all its seconds, not from their percentiles.
 
-use super::point::{COLUMNS, Fold, LATENCIES, Point};
+use super::point::{COLUMNS, DURATIONS, Fold, NUMBERS, Point};
 use crate::api::{BackendStatus, DiskFigures, Histogram, OperationFigures, have_fallen, since};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,21 +48,21 @@ impl Seen {
 type Histograms = [Histogram; 2];
 
 /// Which histogram, and the share, of each latency of a point.
-const PERCENTILES: [(usize, f64); LATENCIES.len()] =
+const PERCENTILES: [(usize, f64); DURATIONS] =
     [(0, 0.5), (0, 0.99), (0, 0.999), (1, 0.5), (1, 0.99), (1, 0.999)];
 
 /// What happened in an interval, and the state at its end.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Interval {
     span_ms: u64,
-    numbers: [Option<u64>; COLUMNS.len()],
+    numbers: [Option<u64>; NUMBERS],
     histograms: Histograms,
 }
 
 impl Interval {
     /// What happened from `before` to `now`, which is that of `backend`.
     pub(super) fn between(before: &Seen, now: &Seen, backend: &BackendStatus, span: Duration) -> Self {
-        let mut numbers = [None; COLUMNS.len()];
+        let mut numbers = [None; NUMBERS];
         let mut histograms = Histograms::default();
         let mut set = |name: &str, value: Option<u64>| {
             if let Some(at) = COLUMNS.iter().position(|column| column.name == name) {

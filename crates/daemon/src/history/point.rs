@@ -30,8 +30,13 @@ const fn sum(name: &'static str, unit: u64) -> Column {
 /// What gauges of bytes count in.
 const BLOCK: u64 = 4096;
 
+/// How many values are numbers.
+pub(super) const NUMBERS: usize = 11;
+/// How many are latencies.
+pub(super) const DURATIONS: usize = 6;
+
 /// The values that are numbers: those of requests are totals of the interval, the others the largest of it.
-pub const COLUMNS: [Column; 11] = [
+pub const COLUMNS: [Column; NUMBERS] = [
     sum("reads", 1),
     sum("writes", 1),
     sum("failed", 1),
@@ -46,7 +51,7 @@ pub const COLUMNS: [Column; 11] = [
 ];
 
 /// The values that are latencies.
-pub const LATENCIES: [&str; 6] =
+pub const LATENCIES: [&str; DURATIONS] =
     ["read_p50_ns", "read_p99_ns", "read_p999_ns", "write_p50_ns", "write_p99_ns", "write_p999_ns"];
 
 /// The values of a point by name.
@@ -66,16 +71,16 @@ pub(super) struct Point {
     pub(super) tick: u32,
     /// The time that was sampled in it, in milliseconds.
     span_ms: u32,
-    numbers: [u32; COLUMNS.len()],
-    latencies: [u16; LATENCIES.len()],
+    numbers: [u32; NUMBERS],
+    latencies: [u16; DURATIONS],
 }
 
 impl Point {
     pub(super) fn new(
         tick: u32,
         span_ms: u64,
-        numbers: &[Option<u64>; COLUMNS.len()],
-        latencies_ns: &[Option<u64>; LATENCIES.len()],
+        numbers: &[Option<u64>; NUMBERS],
+        latencies_ns: &[Option<u64>; DURATIONS],
     ) -> Self {
         let number = |(value, column): (&Option<u64>, Column)| {
             // Both are below 2^32.
