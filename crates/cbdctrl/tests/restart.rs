@@ -59,8 +59,9 @@ fn all_objects_are_restored_ten_times_in_a_row() {
 #[test]
 fn sigterm_ends_it_in_seconds_while_clients_write() {
     let mut fixture = Fixture::new();
-    // The disk is so slow that the cache stays full and writers wait.
-    fixture.decorate = Some("throttle:mib_per_s=1,latency_us=20000,flush_us=300000".to_owned());
+    // The disk is so slow that the cache stays full and writers wait. All of the cache can be on its way to the disk at
+    // the signal, and what is on its way has to end: that takes up to 8 s.
+    fixture.decorate = Some("throttle:mib_per_s=4,latency_us=20000,flush_us=300000".to_owned());
     fixture.start();
     fixture.register("32M");
     let disk = fixture.disk("disk", 64 * MIB);
