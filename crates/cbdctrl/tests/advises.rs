@@ -85,6 +85,8 @@ fn what_the_daemon_has_noted_foretells_the_hit_ratio_that_the_cache_has() {
         let ran = fixture.run(&["advise", "-b", "0", "--json"]);
         assert_eq!((ran.code, &*ran.stderr), (0, ""), "{ran:?}");
         let advice: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        let seconds = advice["seen"]["seconds"].as_f64().expect("seconds");
+        assert!((1.0..began.elapsed().as_secs_f64()).contains(&seconds), "{seconds} s");
         let sizes: Vec<u64> = advice["sizes"].as_array().into_iter().flatten().filter_map(size_of).collect();
         assert_eq!(sizes, [16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB]);
         let ratio = |number: usize| advice["sizes"][number]["read_hit_ratio"].as_f64().expect("a ratio");

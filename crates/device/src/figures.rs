@@ -310,15 +310,6 @@ impl<const COUNTS: bool> Meter<COUNTS> {
         if COUNTS { self.clock.map_or(0, |clock| clock().max(1)) } else { 0 }
     }
 
-    /// The time at which a request of this operation was timed last: in a queue with many requests a fraction of a millisecond ago.
-    /// The present time before the first one.
-    pub(crate) fn coarse_now(&self, operation: Operation) -> u64 {
-        match self.sampling.get(operation as usize).map(|sampling| sampling.last_ns) {
-            None | Some(0) => self.now(),
-            Some(last_ns) => last_ns,
-        }
-    }
-
     /// When a request begins that may end at once: the time if it is to be timed, otherwise 0.
     #[inline]
     pub(crate) fn begin(&self, operation: Operation) -> u64 {

@@ -33,8 +33,7 @@ const WRITE: u64 = 2;
 /// A block that was read or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sampled {
-    /// Milliseconds of the device's clock, of which only the lowest 22 bits are known, at which the queue had timed a request last; 0
-    /// without a clock.
+    /// When it came, in milliseconds of the device's clock, of which only the lowest 22 bits are known; 0 without a clock.
     pub ms: u32,
     /// Whether it was written; otherwise it was read.
     pub is_write: bool,

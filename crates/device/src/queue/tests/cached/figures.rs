@@ -35,6 +35,28 @@ fn waits(figures: &DeviceFigures, what: WaitFor) -> Counted {
 }
 
 #[test]
+fn a_request_of_the_sample_has_the_time_at_which_it_came() {
+    let mut rig = rig_with(DEVICE, Settings::default());
+    rig.make_room();
+    let device = Device::cached(Arc::clone(&rig.cache), rig.geometry).with_clock(|| NOW.get()).with_sample();
+    device.sample_for(64 << 20);
+    rig.queue = Queue::new(Arc::new(device), disk(), Waker::from(Arc::clone(&rig.bell)));
+    // So many in a short time that only few of them are timed.
+    NOW.set(1_000_000_000);
+    for id in 0..1000 {
+        NOW.set(NOW.get() + 100);
+        rig.submit(write(id, 0, 8 * BLOCK, 1));
+    }
+    // A pause: the one behind it is not timed, either.
+    NOW.set(NOW.get() + 10_000_000_000);
+    rig.submit(write(1000, 0, 8 * BLOCK, 1));
+    let sampled: Vec<u32> = rig.queue.device.last_sampled().requests.iter().map(|seen| seen.ms).collect();
+    assert_eq!(sampled.len(), 1001, "each has the sampled block of the first group");
+    assert!(sampled[..1000].iter().all(|ms| *ms == 1000), "{sampled:?}");
+    assert_eq!(sampled[1000], 11_000);
+}
+
+#[test]
 fn reads_are_hits_or_misses_and_each_byte_is_one_of_them() {
     let mut rig = timed(Settings::default());
     rig.submit(write(0, 0, 2 * BLOCK, 1));
