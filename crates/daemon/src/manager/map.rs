@@ -28,7 +28,7 @@ impl Manager {
             let text = format!("backend {id} has no cache, or is not up: there is no map of it");
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
-        let map = cache.map(cells);
+        let map = cache.map(cells)?;
         Ok(DeviceMap {
             backend_id: id.0,
             size: cache.size(),

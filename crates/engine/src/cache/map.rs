@@ -11,8 +11,8 @@ use crate::{
     Environment,
     lane::{Lane, Sampled},
 };
-use alloc::{vec, vec::Vec};
-use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch};
+use alloc::vec::Vec;
+use cbd_types::{ByteRange, CHECKSUM_BLOCK, Epoch, Error, ErrorKind, Result};
 
 /// Most cells of a map.
 pub const MAP_CELLS_MAX: usize = 256;
@@ -44,12 +44,15 @@ pub struct CacheMap {
 }
 
 impl CacheMap {
-    /// An empty map of a device of `size` bytes.
-    fn new(size: u64, cells: usize) -> Self {
+    /// An empty map of a device of `size` bytes; `None` if there is no memory for it.
+    fn new(size: u64, cells: usize) -> Option<Self> {
         let cells = cells.clamp(1, MAP_CELLS_MAX) as u64;
         let cell_bytes = size.div_ceil(cells).next_multiple_of(CHECKSUM_BLOCK).max(CHECKSUM_BLOCK);
-        let cells = vec![MapCell::default(); size.div_ceil(cell_bytes) as usize];
-        Self { cell_bytes, sampled_one_of: 1, cells }
+        let count = size.div_ceil(cell_bytes) as usize;
+        let mut cells = Vec::new();
+        cells.try_reserve_exact(count).ok()?;
+        cells.resize(count, MapCell::default());
+        Some(Self { cell_bytes, sampled_one_of: 1, cells })
     }
 
     fn add(&mut self, block: &Sampled, is_dirty: bool) {
@@ -73,35 +76,45 @@ impl CacheMap {
 impl<E: Environment> Cache<E> {
     /// The map of the device in at most `cells` cells, of which there are at most [`MAP_CELLS_MAX`]. It takes some milliseconds.
     /// Requests change the cache meanwhile: a block may be missing or counted twice.
-    pub fn map(&self, cells: usize) -> CacheMap {
-        let mut map = CacheMap::new(self.size(), cells);
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if there is no memory for it.
+    pub fn map(&self, cells: usize) -> Result<CacheMap> {
+        let no_memory = || Error::new(ErrorKind::System, "there is no memory for the map of the device");
+        let mut map = CacheMap::new(self.size(), cells).ok_or_else(no_memory)?;
         let buckets: usize = self.lanes().iter().map(|lane| lane.lock().index_buckets()).sum();
         let step = buckets.div_ceil(BUCKETS_MAX).max(1);
         map.sampled_one_of = step as u64;
-        self.lanes().iter().for_each(|lane| self.add_lane(lane, step, &mut map));
+        let is_whole = self.lanes().iter().all(|lane| self.add_lane(lane, step, &mut map));
         map.scale(self.size());
-        map
+        is_whole.then_some(map).ok_or_else(no_memory)
     }
 
-    fn add_lane(&self, lane: &Lane<E>, step: usize, map: &mut CacheMap) {
+    /// Adds the blocks of a lane; false if there is no memory for them.
+    fn add_lane(&self, lane: &Lane<E>, step: usize, map: &mut CacheMap) -> bool {
         let base = self.base();
         let drained = self.drained_epoch();
         let (mut unwritten, mut sampled) = (Vec::new(), Vec::new());
         let count = {
             let state = lane.lock();
-            state.list_unwritten(drained.0, &mut unwritten);
+            if !state.list_unwritten(drained.0, &mut unwritten) {
+                return false;
+            }
             state.index_buckets()
         };
         let hold = step * BUCKETS_PER_HOLD;
         for first in (0..count).step_by(hold) {
             sampled.clear();
             let buckets = (first..count.min(first + hold)).step_by(step);
-            lane.lock().sample(base, buckets, &mut sampled);
+            if !lane.lock().sample(base, buckets, &mut sampled) {
+                return false;
+            }
             for block in &sampled {
                 let may_be_dirty = unwritten.binary_search(&block.location.segment).is_ok();
                 map.add(block, may_be_dirty && self.is_dirty(block, drained));
             }
         }
+        true
     }
 
     /// Whether the backing device does not have a block yet. Its segment may have been reused meanwhile: then its record is of

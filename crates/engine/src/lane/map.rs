@@ -32,16 +32,20 @@ impl LaneState {
         self.index.buckets()
     }
 
-    /// Adds the blocks of the `buckets` of the index to `sampled`.
+    /// Adds the blocks of the `buckets` of the index to `sampled`; false if there is no memory for them.
     pub(crate) fn sample<E: Environment>(
         &self,
         base: &Base<E>,
         buckets: impl Iterator<Item = usize>,
         sampled: &mut Vec<Sampled>,
-    ) {
+    ) -> bool {
         for (key, found, was_read) in buckets.flat_map(|bucket| self.index.blocks_of(bucket)) {
             let at = base.identity().lanes.offset_of(self.id, key);
             let of = |bytes, location| Sampled { at, bytes, location, was_read };
+            // A block has no more parts than sectors.
+            if sampled.try_reserve((CHECKSUM_BLOCK / SECTOR) as usize).is_err() {
+                return false;
+            }
             match found {
                 Found::Whole(location) => sampled.push(of(CHECKSUM_BLOCK, location)),
                 Found::Parts(parts) => {
@@ -53,14 +57,19 @@ impl LaneState {
                 }
             }
         }
+        true
     }
 
-    /// Sets `segments` to those that may hold dirty or parked data, in order.
-    pub(crate) fn list_unwritten(&self, drained: u64, segments: &mut Vec<u32>) {
+    /// Sets `segments` to those that may hold dirty or parked data, in order; false if there is no memory for them.
+    pub(crate) fn list_unwritten(&self, drained: u64, segments: &mut Vec<u32>) -> bool {
         let unwritten = self.segments().filter(|segment| segment.last_dirty_epoch > drained);
         segments.clear();
+        if segments.try_reserve(self.segments().count() + self.parked.iter().count()).is_err() {
+            return false;
+        }
         segments.extend(unwritten.map(|segment| segment.segment));
         segments.extend(self.parked.iter().map(|(_, parked)| parked.location.segment));
         segments.sort_unstable();
+        true
     }
 }

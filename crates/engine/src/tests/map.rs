@@ -26,13 +26,13 @@ fn each_part_of_the_device_has_what_is_cached_dirty_and_read_of_it() {
         assert!(rig.write(ByteRange::at(2 * CHUNK + 2048, 2048), 3));
         rig.read(block(0, 0));
         rig.read(block(3, 100));
-        let map = rig.cache.map(4);
+        let map = rig.cache.map(4).expect("memory");
         assert_eq!((map.cell_bytes, map.sampled_one_of), (CHUNK, 1));
         let expected =
             [cell(6 * BLOCK, BLOCK + 512, BLOCK), cell(0, 0, 0), cell(2048, 2048, 0), cell(BLOCK, 0, BLOCK)];
         assert_eq!(map.cells, expected, "{lanes} lanes");
         rig.drain();
-        assert!(rig.cache.map(4).cells.iter().all(|cell| cell.dirty_bytes == 0));
+        assert!(rig.cache.map(4).expect("memory").cells.iter().all(|cell| cell.dirty_bytes == 0));
     }
 }
 
@@ -41,13 +41,13 @@ fn the_number_of_cells_has_bounds_and_the_last_one_may_be_shorter() {
     let rig = Rig::new(Options { device: 10 * BLOCK, ..Options::default() });
     assert!(rig.write(ByteRange::at(9 * BLOCK, BLOCK), 1));
     let cells = |cells| {
-        let map = rig.cache.map(cells);
+        let map = rig.cache.map(cells).expect("memory");
         (map.cell_bytes, map.cells.len(), map.cells.last().map_or(0, |cell| cell.cached_bytes))
     };
     assert_eq!(cells(0), (10 * BLOCK, 1, BLOCK));
     assert_eq!(cells(3), (4 * BLOCK, 3, BLOCK));
     assert_eq!(cells(usize::MAX), (BLOCK, 10, BLOCK));
-    assert_eq!(Rig::new(Options::default()).cache.map(9999).cells.len(), MAP_CELLS_MAX);
+    assert_eq!(Rig::new(Options::default()).cache.map(9999).expect("memory").cells.len(), MAP_CELLS_MAX);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_large_index_is_sampled_and_what_is_not_looked_at_is_estimated() {
     for at in (0..written).step_by(16 << 10) {
         assert!(rig.write(ByteRange::at(at, 16 << 10), 1));
     }
-    let map = rig.cache.map(16);
+    let map = rig.cache.map(16).expect("memory");
     assert!(map.sampled_one_of > 1, "{map:?}");
     let cached: u64 = map.cells.iter().map(|cell| cell.cached_bytes).sum();
     assert!(cached.abs_diff(written) < written / 10, "{cached} of {written}");
