@@ -17,7 +17,7 @@ use tokio::sync::watch;
 /// Most events that are kept.
 const KEPT_MAX: usize = 4096;
 /// Most bytes of the events that are kept, about.
-const KEPT_BYTES_MAX: usize = 1 << 20;
+const KEPT_BYTES_MAX: usize = 2 << 20;
 /// Most bytes of the text of an event, and of a field that is text; more are cut off.
 const TEXT_MAX: usize = 4096;
 /// Most fields of an event.
@@ -341,7 +341,7 @@ mod tests {
         }
         let batch = events.after(0, usize::MAX);
         let bytes: usize = batch.events.iter().map(|event| serde_json::to_vec(&**event).unwrap().len()).sum();
-        assert!(bytes <= KEPT_BYTES_MAX && batch.events.len() > 5, "{bytes}");
+        assert!(bytes <= KEPT_BYTES_MAX && batch.events.len() > 10, "{bytes}");
     }
 
     #[test]
