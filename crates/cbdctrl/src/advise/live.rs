@@ -1,6 +1,7 @@
 //! What more or less cache would bring, from what the daemon has noted of the requests of a backend.
 //!
-//! Invariants: nothing is foretold from too few requests.
+//! Invariants: nothing is foretold from too few requests. Where the forecast for the present size is not what the cache had, no
+//! advice is given, and a warning says so.
 //!
 //! Elsewhere: what the daemon notes (`cbd-device`), the simulation (`cbd-advise`).
 
@@ -18,6 +19,8 @@ use std::path::Path;
 
 /// The sizes to try, over the present one.
 const FACTORS: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+/// How far the forecast for the present size may be from what the cache had.
+const MISFIT_MAX: f64 = 0.05;
 /// Sizes that are tried are multiples of this.
 const UNIT: u64 = 1 << 20;
 
@@ -26,7 +29,10 @@ const UNIT: u64 = 1 << 20;
 struct LiveAdvice {
     seen: SeenInfo,
     sizes: Vec<SizeInfo>,
-    advice: String,
+    /// Why the sizes are not to be relied on.
+    warning: Option<String>,
+    /// Absent with a warning.
+    advice: Option<String>,
 }
 
 /// What the daemon has noted. Bytes and rates of all requests are estimates.
@@ -73,12 +79,30 @@ pub(super) fn execute(
     let forms = forms_of(sizes(arguments, present, &seen)?, present)?;
     let foretold = seen.foretell(&forms, &options)?;
     let survey = &foretold.survey;
+    let info = seen_info(&seen, &sample, &foretold);
+    let now = foretold.outcomes.iter().find(|outcome| Some(outcome.bytes) == present.size);
+    let warning = now.and_then(|now| misfit(now.hit, info.read_hit_ratio, info.first_read_share));
     let advice = LiveAdvice {
         sizes: foretold.outcomes.iter().map(|outcome| size_info(outcome, survey, &options)).collect(),
-        advice: cbd_advise::sentence(&foretold.outcomes, present.size, survey),
-        seen: seen_info(&seen, &sample, &foretold),
+        advice: warning.is_none().then(|| cbd_advise::sentence(&foretold.outcomes, present.size, survey)),
+        warning,
+        seen: info,
     };
     output.result(&advice, &fit(&page(&advice, present.size, arguments.disk_rate.is_some())))
+}
+
+/// Why the forecast is not to be relied on: for the present size it is `foretold`, and the cache had `real`. What had not been seen
+/// before, the share `new` of the reads, is foretold as missed, and the cache may have had it.
+fn misfit(foretold: f64, real: f64, new: f64) -> Option<String> {
+    let fits = (foretold - MISFIT_MAX..=foretold + new + MISFIT_MAX).contains(&real);
+    (!fits).then(|| {
+        format!(
+            "for the present size {:.1} % are foretold, and the cache had {:.1} %: do not rely on the other sizes either; record a \
+             trace (--trace)",
+            100.0 * foretold,
+            100.0 * real
+        )
+    })
 }
 
 fn seen_of(sample: &RequestSample) -> Result<Seen> {
@@ -158,6 +182,28 @@ fn page(advice: &LiveAdvice, present: Option<u64>, has_rate: bool) -> String {
         100.0 * seen.first_read_share,
     );
     text.push_str(&table(&advice.sizes, present, true, has_rate));
-    text.push_str(&format!("\n{}\n", advice.advice));
+    for line in
+        advice.warning.iter().map(|warning| format!("WARNING: {warning}")).chain(advice.advice.clone())
+    {
+        text.push_str(&format!("\n{line}\n"));
+    }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::misfit;
+
+    #[test]
+    fn a_forecast_that_is_wrong_for_the_present_size_is_not_relied_on() {
+        // What no request of the sample has shown before may have been in the cache.
+        for (foretold, real, new) in [(0.5, 0.5, 0.0), (0.5, 0.46, 0.0), (0.5, 0.54, 0.0), (0.3, 0.7, 0.4)] {
+            assert_eq!(misfit(foretold, real, new), None, "{foretold} {real} {new}");
+        }
+        for (foretold, real, new) in [(0.45, 0.0, 0.0), (0.5, 0.44, 0.3), (0.3, 0.7, 0.3)] {
+            let warning = misfit(foretold, real, new).expect("it does not fit");
+            assert!(warning.contains(&format!("{:.1} % are foretold", 100.0 * foretold)), "{warning}");
+            assert!(warning.contains(&format!("had {:.1} %", 100.0 * real)), "{warning}");
+        }
+    }
 }
