@@ -6,17 +6,18 @@
 //! cannot change the requests, the target also checks (`Expected`): only the requests change the device, in their order; bytes of
 //! the guest change only in its buffers for answers and in the used ring; and each request is answered once.
 
+mod watched;
+
 use crate::input::{Input, corner};
 use crate::wires::{Model, SECTOR, SIZE, device};
-use cbd_export::{BlockDevice, RequestQueue};
-use cbd_types::{ByteRange, Completion, Geometry, Operation, Request, Result};
+use cbd_types::{ByteRange, Completion, Operation, Request};
 use cbd_vhost::{GuestPiece, GuestRing, Options, serve_ring};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use watched::{Change, Watched};
 
 /// The address and the size of the guest's memory.
 const BASE: u64 = 0x1_0000;
@@ -221,13 +222,6 @@ fn long(memory: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// A change of a device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Change {
-    Write(u64, Vec<u8>),
-    Zero(ByteRange),
-}
-
 /// A range of the guest's memory, from its beginning.
 type Run = std::ops::Range<usize>;
 
@@ -364,82 +358,6 @@ fn place(sector: u64, length: u64) -> Option<ByteRange> {
     let start = sector.checked_mul(512)?;
     let end = start.checked_add(length)?;
     (end <= SIZE && length.is_multiple_of(u64::from(SECTOR))).then_some(ByteRange { start, end })
-}
-
-/// A device that records its requests.
-struct Watched {
-    device: Arc<dyn BlockDevice>,
-    noted: Arc<Mutex<Vec<Change>>>,
-    can_flush: bool,
-}
-
-struct WatchedQueue {
-    queue: Box<dyn RequestQueue>,
-    noted: Arc<Mutex<Vec<Change>>>,
-    can_flush: bool,
-}
-
-impl BlockDevice for Watched {
-    fn geometry(&self) -> Geometry {
-        self.device.geometry()
-    }
-
-    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
-        let (queue, noted) = (self.device.open_queue()?, Arc::clone(&self.noted));
-        Ok(Box::new(WatchedQueue { queue, noted, can_flush: self.can_flush }))
-    }
-}
-
-impl WatchedQueue {
-    fn note(&self, request: &Request) {
-        let Request { operation, range, fua, ref buffer, .. } = *request;
-        let sector = u64::from(SECTOR);
-        assert!(range.start <= range.end && range.end <= SIZE, "{operation:?} of {range}");
-        assert!(range.start.is_multiple_of(sector) && range.end.is_multiple_of(sector), "{range}");
-        let change = match operation {
-            Operation::Read | Operation::Flush => None,
-            Operation::Write => {
-                assert_eq!(buffer.len() as u64, range.len());
-                Some(Change::Write(range.start, buffer.to_vec()))
-            }
-            Operation::Discard | Operation::WriteZeroes => Some(Change::Zero(range)),
-        };
-        if let Some(change) = change {
-            assert!(
-                fua || self.can_flush,
-                "{operation:?} of a guest that cannot flush is not durable at once"
-            );
-            self.noted.lock().unwrap_or_else(PoisonError::into_inner).push(change);
-        }
-    }
-}
-
-impl RequestQueue for WatchedQueue {
-    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
-        self.note(&request);
-        self.queue.submit(request, done);
-    }
-
-    fn submit_plugged(&mut self, request: Request, done: &mut Vec<Completion>) {
-        self.note(&request);
-        self.queue.submit_plugged(request, done);
-    }
-
-    fn unplug(&mut self, done: &mut Vec<Completion>) {
-        self.queue.unplug(done);
-    }
-
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        self.queue.poll(done);
-    }
-
-    fn parked(&self) -> usize {
-        self.queue.parked()
-    }
-
-    fn wait_descriptors(&self) -> Vec<RawFd> {
-        self.queue.wait_descriptors()
-    }
 }
 
 /// A file with the guest's memory and its surroundings.
