@@ -14,6 +14,7 @@
 
 extern crate alloc;
 
+mod agreement;
 mod base;
 mod bypass;
 mod cache;
@@ -21,6 +22,7 @@ mod context;
 mod epochs;
 mod lane;
 mod lane_map;
+mod members;
 mod metadata;
 mod pins;
 mod position;
@@ -44,6 +46,7 @@ pub use cache::{
 };
 pub use cbd_format::{Pin, PinKind};
 pub use lane::{HitCurve, RANKS};
+pub use members::{Beat, Host, Life, Member, Members, Proof};
 pub use metadata::MetadataPlace;
 pub use rare::RarePaths;
 pub use repair::copy_over;

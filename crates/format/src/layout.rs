@@ -5,7 +5,12 @@
 //!
 //! Invariants: nothing of a layout changes when it grows, but the number of segments and the offset of the second superblock.
 
-use crate::{PAGE, SegmentShape, slot::SlotContent, tables};
+use crate::{
+    PAGE, SegmentShape,
+    shared::{HOSTS_MAX, SharedLayout},
+    slot::SlotContent,
+    tables,
+};
 use alloc::{format, vec::Vec};
 use cbd_types::{Error, ErrorKind, Result, SegmentId, Size};
 
@@ -153,6 +158,7 @@ pub struct Layout {
     /// First byte of segment 0.
     pub segment_area: u64,
     growths: [Growth; GROWTHS_MAX],
+    shared: Option<SharedLayout>,
 }
 
 impl Layout {
@@ -212,6 +218,91 @@ impl Layout {
             segment_table,
             segment_area: segment_area(segment_table, segment_count),
             growths: [Growth::default(); GROWTHS_MAX],
+            shared: None,
+        })
+    }
+
+    /// The layout of a shared region of `region_size` bytes for `hosts` hosts, with the tables of host 0.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and for more hosts than [`HOSTS_MAX`].
+    pub fn shared(
+        region_size: u64,
+        segment_size: u64,
+        hosts: u32,
+        backend_rows: u32,
+        blkdev_rows: u32,
+    ) -> Result<Self> {
+        if hosts > HOSTS_MAX {
+            let text = format!("{hosts} hosts: a region can be shared by at most {HOSTS_MAX}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        // What does not depend on the areas of the hosts.
+        let plain = Self::new(region_size, segment_size, hosts, backend_rows, blkdev_rows)?;
+        let tables = plain.segment_table - plain.host_area;
+        let areas = PAGE + SharedLayout::claims_length(hosts);
+        let parts = |segments: u32| {
+            let group_segments = SharedLayout::group_segments_of(segments);
+            let groups = segments.div_ceil(group_segments);
+            let head = SharedLayout::head_length(backend_rows + blkdev_rows + groups);
+            let stride = head + tables + table_bytes::<tables::SegmentEntry>(segments);
+            let (backends, blkdevs) = (backend_rows, blkdev_rows);
+            let shared =
+                SharedLayout { claims: PAGE, areas, stride, host: 0, hosts, backends, blkdevs, groups, group_segments };
+            (shared, head)
+        };
+        let area_of = |segments: u32| {
+            let (shared, _) = parts(segments);
+            shared.area(hosts).next_multiple_of(SEGMENT_AREA_ALIGNMENT)
+        };
+        let fits = |segments: u32| {
+            area_of(segments) + u64::from(segments) * segment_size + PAGE <= plain.region_size
+        };
+        // Fewer segments have smaller tables: the largest number that fits.
+        let (mut least, mut most) = (0, plain.segment_count);
+        while least < most {
+            let middle = least + (most - least).div_ceil(2);
+            if fits(middle) { least = middle } else { most = middle - 1 }
+        }
+        if least == 0 {
+            let (region, areas) = (Size(plain.region_size), Size(area_of(1)));
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!("a region of {region} is too small to be shared: the tables of {hosts} hosts take {areas}"),
+            ));
+        }
+        let (shared, head) = parts(least);
+        let first = shared.area(0) + head - plain.host_area;
+        Ok(Self {
+            segment_count: least,
+            host_area: plain.host_area + first,
+            backend_area: plain.backend_area + first,
+            blkdev_area: plain.blkdev_area + first,
+            segment_table: plain.segment_table + first,
+            segment_area: area_of(least),
+            shared: Some(shared),
+            ..plain
+        })
+    }
+
+    /// Where the parts of a shared region are; `None` for one that is not shared.
+    #[must_use]
+    pub const fn shared_parts(&self) -> Option<SharedLayout> {
+        self.shared
+    }
+
+    /// The layout of a shared region with the tables of this host; `None` if the region is not shared or has no such host.
+    #[must_use]
+    pub fn for_host(&self, host: u32) -> Option<Self> {
+        let shared = self.shared.filter(|shared| host < shared.hosts)?;
+        let moved = |at: u64| at - shared.area(shared.host) + shared.area(host);
+        Some(Self {
+            host_area: moved(self.host_area),
+            backend_area: moved(self.backend_area),
+            blkdev_area: moved(self.blkdev_area),
+            segment_table: moved(self.segment_table),
+            shared: Some(SharedLayout { host, ..shared }),
+            ..*self
         })
     }
 
@@ -221,6 +312,12 @@ impl Layout {
     /// [`ErrorKind::InvalidArgument`] for a size that is not larger, or that no file has, [`ErrorKind::NoSpace`] for one that has no room for one more
     /// segment, and [`ErrorKind::Unsupported`] for a region that has grown [`GROWTHS_MAX`] times.
     pub fn grown_to(&self, region_size: u64) -> Result<Self> {
+        if self.shared.is_some() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "a region that is shared by several hosts cannot grow: format a larger one, and move the backends to it",
+            ));
+        }
         let region_size = region_size / PAGE * PAGE;
         if region_size <= self.region_size || region_size > i64::MAX as u64 {
             return Err(Error::new(

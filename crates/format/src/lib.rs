@@ -17,6 +17,7 @@ pub mod layout;
 pub mod pins;
 pub mod record;
 pub mod segment;
+pub mod shared;
 pub mod slot;
 pub mod state;
 pub mod superblock;
@@ -30,6 +31,7 @@ pub use record::{
     CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordClass, RecordKind, RecordPlace,
 };
 pub use segment::{SegmentHeader, SegmentShape};
+pub use shared::{AreaHeader, Holding, HostBeat, Object, SharedLayout, Vote};
 pub use slot::{Slot, SlotContent, zeroed};
 pub use state::{Drained, FormerDisk, LaneMark, LaneTail, StateShape};
 pub use superblock::Superblock;
@@ -52,7 +54,7 @@ pub const COUNTER_END: u64 = 1 << 62;
 
 /// The description of every structure with fields in `docs/format.md`.
 #[must_use]
-pub fn structures() -> [StructLayout; 16] {
+pub fn structures() -> [StructLayout; 20] {
     [
         Superblock::layout(),
         slot::SlotHeader::layout(),
@@ -70,5 +72,9 @@ pub fn structures() -> [StructLayout; 16] {
         pins::PinListHeader::layout(),
         pins::PinHeader::layout(),
         pins::PinnedRange::layout(),
+        Holding::layout(),
+        Vote::layout(),
+        HostBeat::layout(),
+        AreaHeader::layout(),
     ]
 }

@@ -29,9 +29,13 @@ pub const FEATURE_BYPASS: u64 = 1 << 1;
 /// Incompatible feature 2: the region has grown. A program that does not know it would compute other offsets.
 pub const FEATURE_GROWN: u64 = 1 << 2;
 
+/// Incompatible feature 3: the region is shared by several hosts ([`shared`](crate::shared)). A program that does not know it would
+/// compute other offsets, and store where other hosts do.
+pub const FEATURE_SHARED: u64 = 1 << 3;
+
 /// Incompatible features that this program supports. An unknown compatible feature is ignored, an unknown read-only
 /// compatible one forbids writing, an unknown incompatible one forbids opening.
-pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES | FEATURE_BYPASS | FEATURE_GROWN;
+pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_USE_NOTES | FEATURE_BYPASS | FEATURE_GROWN | FEATURE_SHARED;
 /// Read-only compatible features that this program supports; see [`INCOMPATIBLE_KNOWN`].
 pub const READ_ONLY_KNOWN: u64 = 0;
 
@@ -151,6 +155,9 @@ impl Superblock {
     fn layout_of_sizes(&self) -> Result<Layout> {
         let rows = [self.host_rows, self.backend_rows, self.blkdev_rows].map(U32::get);
         let region_size = self.region_size.get();
+        if self.has_incompatible(FEATURE_SHARED) {
+            return Layout::shared(region_size, self.segment_size.get(), rows[0], rows[1], rows[2]);
+        }
         let mut sizes = self.grown_from.iter().map(|from| from.get()).take_while(|from| *from != 0);
         let Some(first) = sizes.next() else {
             return Layout::new(region_size, self.segment_size.get(), rows[0], rows[1], rows[2]);

@@ -9,7 +9,7 @@ mod worlds;
 
 use crate::explorer::{Effort, Explorer, Tally, quietly};
 use crate::flips;
-use crate::group;
+use crate::{group, hosts};
 use crate::reconnect;
 use crate::sequences;
 use crate::watchdog::Watchdog;
@@ -79,7 +79,7 @@ impl Plan {
             // Histories of several connections or caches are counted in histories, not in crash states, so they have a
             // run of their own.
             None => kinds.retain(|kind| {
-                !matches!(kind.work, Work::Reconnect | Work::Group)
+                !matches!(kind.work, Work::Reconnect | Work::Group | Work::Hosts)
                     && kind.is_long.is_none_or(|is_long| is_long == self.is_long)
             }),
         }
@@ -172,6 +172,7 @@ fn explore(kind: &Kind, seed: u64, plan: &Plan) -> Tally {
         Work::Flips => flips::explore(seed, plan.point),
         Work::Reconnect => reconnect::explore(seed, plan.point),
         Work::Group => group::explore(seed, plan.point),
+        Work::Hosts => hosts::explore(seed, plan.point),
         Work::Sequences(length) => sequences::explore(kind.name, length, seed, plan.effort, plan.point),
     }
 }

@@ -17,6 +17,7 @@ pub mod environment;
 pub mod explorer;
 pub mod flips;
 pub mod group;
+pub mod hosts;
 pub mod image;
 pub mod memory;
 pub mod oracle;

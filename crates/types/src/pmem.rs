@@ -89,6 +89,22 @@ pub trait Pmem: Send + Sync {
     /// next fence.
     fn write_back(&self, at: u64, length: u64);
 
+    /// Makes what the calling thread has stored there visible to other hosts: when it returns, a load of any host that
+    /// [`observe`](Self::observe)s the bytes gets them, and no later load of this thread was executed before. For bytes that
+    /// only this host writes.
+    fn publish(&self, at: u64, length: u64) {
+        self.write_back(at, length);
+        self.fence();
+        // Orders the loads that follow, which the fence of persistent stores does not do on all processors.
+        core::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// The next loads of these bytes get what other hosts have published, not what this host's caches have of an earlier load.
+    /// For bytes that this host does not write. Memory that is coherent between its hosts needs nothing for it.
+    fn observe(&self, at: u64, length: u64) {
+        let _ = (at, length);
+    }
+
     /// A hint that the line at `at` will be used soon.
     fn prefetch(&self, at: u64) {
         let _ = at;
@@ -254,6 +270,22 @@ impl<P: Pmem> Region<P> {
             self.memory.fence();
         }
         Durable(())
+    }
+
+    /// Makes the stores in flight durable and visible to other hosts; they were to these bytes. See [`Pmem::publish`].
+    pub fn publish(&self, point: MutationPoint, stores: InFlight, at: u64, length: u64) -> Durable {
+        let InFlight(()) = stores;
+        if point.is_active() {
+            self.memory.publish(at, length);
+        }
+        Durable(())
+    }
+
+    /// Lets the next loads get what other hosts have published; see [`Pmem::observe`].
+    pub fn observe(&self, point: MutationPoint, at: u64, length: u64) {
+        if point.is_active() {
+            self.memory.observe(at, length);
+        }
     }
 
     /// The boot of the machine; see [`Pmem::boot`].

@@ -1,7 +1,7 @@
 //! The worlds to explore. They are small, so that a state costs little, and each one stresses another condition.
 
 use crate::flips;
-use crate::group;
+use crate::{group, hosts};
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
 use crate::reconnect;
@@ -33,6 +33,8 @@ pub enum Work {
     Reconnect,
     /// Two caches have common moments; a seed is a batch of histories.
     Group,
+    /// Several hosts share a region; a seed is a batch of histories.
+    Hosts,
     /// All sequences of this many acts are played; a seed is a batch of them.
     Sequences(u32),
 }
@@ -41,7 +43,7 @@ impl Work {
     /// Whether this world exists: the number of sequences is finite.
     pub(super) fn has_seed(self, seed: u64) -> bool {
         match self {
-            Self::History(_) | Self::Flips | Self::Reconnect | Self::Group => true,
+            Self::History(_) | Self::Flips | Self::Reconnect | Self::Group | Self::Hosts => true,
             Self::Sequences(length) => (1..=sequences::batches(length)).contains(&seed),
         }
     }
@@ -275,6 +277,7 @@ pub fn kinds() -> Vec<Kind> {
         Kind { name: flips::NAME, work: Work::Flips, is_long: None },
         Kind { name: reconnect::NAME, work: Work::Reconnect, is_long: None },
         Kind { name: group::NAME, work: Work::Group, is_long: None },
+        Kind { name: hosts::NAME, work: Work::Hosts, is_long: None },
         Kind { name: "sequences-1", work: Work::Sequences(1), is_long: None },
         Kind { name: "sequences-2", work: Work::Sequences(2), is_long: None },
         Kind { name: "sequences-3", work: Work::Sequences(3), is_long: None },

@@ -138,6 +138,36 @@ mutation_points! {
     /// The state block is durable before the backend's row exists.
     BackendStateFence = "backend.state.fence",
 
+    // Agreement among hosts.
+
+    /// A vote is visible to other hosts before the voter looks at theirs.
+    VotePublish = "vote.publish",
+    /// A voter looks at the votes of other hosts, not at what its caches have of them.
+    VoteObserve = "vote.observe",
+    /// A vote that is stored while it is read is read again.
+    VoteStable = "vote.stable",
+    /// A voter whose decision is outdated does not decide.
+    VoteVersion = "vote.version",
+    /// A voter does not decide in a ballot below one that another host has promised.
+    VoteBallot = "vote.ballot",
+    /// A voter proposes what another host may have decided already.
+    VoteAdopt = "vote.adopt",
+
+    /// A sign of life is visible to other hosts.
+    BeatPublish = "beat.publish",
+    /// An observer looks at the sign of life itself, not at what its caches have of it.
+    BeatObserve = "beat.observe",
+    /// The tables of a new host are blank before its area says so.
+    AreaBlankFence = "area.blank.fence",
+    /// The same on the disk of an ordinary file.
+    AreaBlankSync = "area.blank.sync",
+    /// One copy of an area's header is durable before the other one changes.
+    AreaHeaderFirstFence = "area.header.first.fence",
+    /// An area's header survives a failed page.
+    AreaHeaderSecond = "area.header.second",
+    /// An area's header is durable before its tables are used.
+    AreaHeaderFence = "area.header.fence",
+
     // Ordinary files, whose old and new pages are mixed after a crash of the machine.
 
     /// The erased superblocks of an earlier transport are on the disk before its tables are overwritten.
