@@ -44,6 +44,14 @@ pub struct HostEnvironment {
     clock_ms: AtomicU64,
 }
 
+impl HostEnvironment {
+    /// The environment of a process.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self { random: Mutex::new(Seeded::new(seed)), clock_ms: AtomicU64::new(seed % (1 << 40)) }
+    }
+}
+
 impl Environment for HostEnvironment {
     type Memory = HostMemory;
     type Lock = TurnLock;
@@ -172,10 +180,7 @@ impl Process<'_> {
         let mut random = Seeded::new(self.seed);
         for _ in 0..LIVES {
             let memory = HostMemory::new(self.medium, self.is_coherent, random.next());
-            let environment = Arc::new(HostEnvironment {
-                random: Mutex::new(Seeded::new(random.next())),
-                clock_ms: AtomicU64::new(random.below(1 << 40)),
-            });
+            let environment = Arc::new(HostEnvironment::new(random.next()));
             let region = Arc::new(Region::new(memory.clone()));
             let members = Members::new(environment, region, self.layout)
                 .unwrap_or_else(|| unreachable!("the layout is shared"));

@@ -75,7 +75,7 @@ impl<E: Environment> Transport<E> {
             let text = format!("backend {id} has a cache already");
             return Err(Error::new(ErrorKind::AlreadyExists, text));
         }
-        let plan = self.plan_cache(&tables, bytes, entry.size, lanes_max)?;
+        let plan = self.plan_cache(&mut tables, bytes, entry.size, lanes_max)?;
         self.check_shared(shared, plan.segments.len() as u32, plan.lanes)?;
         let cache_id = self.environment.random() | 1;
         let used = self.first_use(&mut tables, true)?;
@@ -120,6 +120,7 @@ impl<E: Environment> Transport<E> {
         self.update_row(tables, id, |row| write_cache(row, None))?;
         // Who still has the cache can do nothing with it.
         tables.open.retain(|(known, _)| *known != id);
+        self.give_back(tables);
         Ok(())
     }
 }

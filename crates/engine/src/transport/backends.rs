@@ -7,7 +7,8 @@ use super::{
     SharedSpace, Tables, Transport,
     attach::{Named, write_cache},
     names::name_of,
-    rows::{active_row, first_free, no_such, rows},
+    joined::RowKind,
+    rows::{active_row, no_such, rows},
     shared::read_shared,
 };
 use crate::{
@@ -231,11 +232,12 @@ impl<E: Environment> Transport<E> {
         let mut tables = self.tables.lock();
         if let Some(name) = name {
             tables.refuse_backend_name(None, name)?;
+            self.refuse_name_of_others(name)?;
         }
-        let row = first_free(&tables.backends, |row| row.state.get(), "backend")?;
+        let row = self.free_row(&mut tables, RowKind::Backend, |tables| &tables.backends, |row| row.state.get())?;
         let plan = match spec.cache_bytes {
             None => None,
-            Some(bytes) => Some(self.plan_cache(&tables, bytes, spec.size, spec.lanes_max)?),
+            Some(bytes) => Some(self.plan_cache(&mut tables, bytes, spec.size, spec.lanes_max)?),
         };
         if let Some(plan) = &plan {
             self.check_shared(shared, plan.segments.len() as u32, plan.lanes)?;
@@ -356,7 +358,9 @@ impl<E: Environment> Transport<E> {
         if tables.is_open(id) {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open")));
         }
-        self.update_row(&mut tables, id, |row| row.state = STATE_FREE.into())
+        self.update_row(&mut tables, id, |row| row.state = STATE_FREE.into())?;
+        self.give_back(&mut tables);
+        Ok(())
     }
 
     pub(super) fn update_backend(&self, id: BackendId, change: impl FnOnce(&mut BackendRow)) -> Result<()> {

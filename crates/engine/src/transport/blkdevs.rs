@@ -2,10 +2,14 @@
 
 use super::{
     Transport,
+    joined::RowKind,
     names::name_of,
-    rows::{active_row, first_free},
+    rows::active_row,
 };
-use crate::{Environment, slots::InBoth};
+use crate::{
+    Environment,
+    slots::{InBoth, TwoSlots},
+};
 use alloc::{format, string::String, vec::Vec};
 use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, FieldText, SlotContent,
@@ -92,10 +96,11 @@ impl<E: Environment> Transport<E> {
         let mut tables = self.tables.lock();
         if let Some(name) = name {
             tables.refuse_blkdev_name(None, spec.backend, name)?;
+            self.refuse_name_of_others(name)?;
         }
         let backend_uuid =
             tables.backends[spec.backend.index()].content().map_or([0; 16], |backend| backend.uuid);
-        let row = first_free(&tables.blkdevs, |row| row.state.get(), "blkdev")?;
+        let row = self.free_row(&mut tables, RowKind::Blkdev, |tables| &tables.blkdevs, |row| row.state.get())?;
         let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
         tables.blkdevs[row].keep_in_both(&self.region, ROW, |row| {
             row.clear();
@@ -116,18 +121,9 @@ impl<E: Environment> Transport<E> {
         let tables = self.tables.lock();
         tables
             .blkdev_rows()
-            .map(|(id, row)| BlkdevEntry {
-                id: BlkdevId(id),
-                backend: BackendId(row.backend.get()),
-                host: HostId(row.host.get()),
-                export: decode_text("export", row.export_length, &row.export).unwrap_or_default(),
-                name: name_of(&row.name),
-                // A class of a later version is one that this program cannot use: only speed depends on it.
-                class: if row.class.get() == CLASS_METADATA { Class::Metadata } else { Class::Unmarked },
-                backend_name: tables
-                    .backends
-                    .get(row.backend.get() as usize)
-                    .and_then(|backend| name_of(&backend.content()?.name)),
+            .map(|(id, row)| {
+                let backend = tables.backends.get(row.backend.get() as usize);
+                blkdev_entry(id, row, backend.and_then(TwoSlots::content))
             })
             .collect()
     }
@@ -159,6 +155,22 @@ impl<E: Environment> Transport<E> {
         let mut tables = self.tables.lock();
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
         row.keep_in_both(&self.region, ROW, |row| row.state = STATE_FREE.into())?;
-        self.region.check_stores(MutationPoint::TableStoreCheck)
+        self.region.check_stores(MutationPoint::TableStoreCheck)?;
+        self.give_back(&mut tables);
+        Ok(())
+    }
+}
+
+/// A blkdev from its row and that of its backend.
+pub(super) fn blkdev_entry(id: u32, row: &BlkdevRow, backend: Option<&BackendRow>) -> BlkdevEntry {
+    BlkdevEntry {
+        id: BlkdevId(id),
+        backend: BackendId(row.backend.get()),
+        host: HostId(row.host.get()),
+        export: decode_text("export", row.export_length, &row.export).unwrap_or_default(),
+        name: name_of(&row.name),
+        // A class of a later version is one that this program cannot use: only speed depends on it.
+        class: if row.class.get() == CLASS_METADATA { Class::Metadata } else { Class::Unmarked },
+        backend_name: backend.and_then(|backend| name_of(&backend.name)),
     }
 }

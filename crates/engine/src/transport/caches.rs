@@ -27,12 +27,11 @@ impl<E: Environment> Transport<E> {
     /// The plan of a cache of `bytes` with at most `lanes_max` lanes, for a backing device of `device` bytes.
     pub(super) fn plan_cache(
         &self,
-        tables: &Tables<E>,
+        tables: &mut Tables<E>,
         bytes: u64,
         device: u64,
         lanes_max: u32,
     ) -> Result<CachePlan> {
-        let free = tables.free_segments();
         let size = self.segment_size;
         let wanted = bytes / size;
         let minimum = u64::from(SEGMENTS_PER_LANE + 1);
@@ -47,7 +46,10 @@ impl<E: Environment> Transport<E> {
                 ),
             ));
         }
+        self.take_segments(tables, usize::try_from(wanted).unwrap_or(usize::MAX))?;
+        let free = tables.free_segments();
         if wanted > free.len() as u64 {
+            self.give_back(tables);
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 format!(

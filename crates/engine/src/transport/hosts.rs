@@ -45,6 +45,8 @@ impl<E: Environment> Transport<E> {
             ));
         }
         let text = FieldText::new("host name", name)?;
+        // In a shared region this process is a host already.
+        let wanted = self.members().map(|(_, member)| member.id).or(wanted);
         let mut tables = self.tables.lock();
         let named = tables.hosts.iter().position(|row| {
             row.content().is_some_and(|row| {
@@ -75,7 +77,7 @@ impl<E: Environment> Transport<E> {
                 }
                 wanted.index()
             }
-            (None, None) => first_free(&tables.hosts, |row| row.state.get(), "host")?,
+            (None, None) => first_free(&tables.hosts, |row| row.state.get(), "host", |_| true)?,
         };
         let ownership = tables.hosts[row].content().map_or(1, |old| old.ownership.get() + 1);
         let registered_ms = self.environment.wall_ms();
@@ -93,7 +95,8 @@ impl<E: Environment> Transport<E> {
     /// Removes a host.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or [`ErrorKind::Busy`] while backends or blkdevs belong to it.
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Busy`] while backends or blkdevs belong to it; in a shared region as
+    /// [`Members::leave`](crate::Members::leave).
     pub fn unregister_host(&self, host: HostId) -> Result<()> {
         if let Some(backend) = self.backends()?.iter().find(|backend| backend.host == host) {
             return Err(Error::new(
@@ -102,6 +105,9 @@ impl<E: Environment> Transport<E> {
             ));
         }
         let mut tables = self.tables.lock();
+        if let Some((members, member)) = self.members() {
+            return members.leave(member);
+        }
         let row = active_row(&mut tables.hosts, host.index(), |row| row.state.get(), "host")?;
         row.keep_in_both(&self.region, ROW, |row| row.state = STATE_FREE.into())?;
         self.region.check_stores(MutationPoint::TableStoreCheck)
@@ -109,6 +115,10 @@ impl<E: Environment> Transport<E> {
 
     /// All hosts.
     pub fn hosts(&self) -> Vec<HostEntry> {
+        if let Some((members, _)) = self.members() {
+            let all = members.all().unwrap_or_default();
+            return all.into_iter().map(|host| HostEntry { id: host.id, name: host.name }).collect();
+        }
         let tables = self.tables.lock();
         rows(&tables.hosts, |row| row.state.get())
             .map(|(id, row)| HostEntry {

@@ -11,6 +11,7 @@ mod caches;
 mod extend;
 mod grow;
 mod hosts;
+mod joined;
 mod metadata;
 mod moved;
 mod names;
@@ -45,7 +46,7 @@ use cbd_format::{
     BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, HostEntry as HostRow, Layout, PAGE, SegmentEntry,
     SegmentShape, SlotContent, Superblock,
     record::bytes_of,
-    superblock::{FEATURE_USE_NOTES, MAGIC},
+    superblock::{FEATURE_BYPASS, FEATURE_SHARED, FEATURE_USE_NOTES, MAGIC},
     tables::STATE_ACTIVE,
 };
 use cbd_types::{BackendId, Error, ErrorKind, MutationPoint, Pmem, Region, Result, SegmentId, Size};
@@ -102,6 +103,8 @@ struct Tables<E: Environment> {
     blkdevs: Vec<TwoSlots<BlkdevRow>>,
     segments: Vec<TwoSlots<SegmentEntry>>,
     open: Vec<(BackendId, User<E>)>,
+    /// What this host has; `None` in a region of one host, which has all.
+    shares: Option<joined::Shares>,
 }
 
 /// The user of a cache. An entry is removed after the referenced object was dropped.
@@ -156,10 +159,12 @@ pub struct Transport<E: Environment> {
     /// Changes while the tables are locked. Its lock is held for no other lock.
     layout: Mutex<E, Box<Layout>>,
     tables: Arc<Mutex<E, Tables<E>>>,
+    /// This process as a host of a shared region.
+    joined: Option<joined::Joined<E>>,
 }
 
 impl<E: Environment> Transport<E> {
-    /// Creates a transport in a region.
+    /// Creates a transport in a region of one host, and opens it.
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`] if the region holds a transport or the tables of one, [`ErrorKind::Foreign`] if it holds
@@ -169,10 +174,44 @@ impl<E: Environment> Transport<E> {
         region: Region<E::Memory>,
         options: &FormatOptions,
     ) -> Result<Arc<Self>> {
+        let region = Self::create(&environment, region, options, false)?;
+        // Opening also syncs the superblocks to the disk of an ordinary file.
+        Self::open(environment, region)
+    }
+
+    /// Creates a transport in a region that at most [`host_rows`](FormatOptions::host_rows) hosts share.
+    /// [`open_shared`](Self::open_shared) opens it.
+    ///
+    /// # Errors
+    /// As [`format`](Self::format), and [`ErrorKind::Unsupported`] for a region in an ordinary file.
+    pub fn format_shared(
+        environment: &Arc<E>,
+        region: Region<E::Memory>,
+        options: &FormatOptions,
+    ) -> Result<Region<E::Memory>> {
+        if region.mixes_pages() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "a region in an ordinary file cannot be shared: a crash of the machine would leave old and new pages of what its \
+                 hosts decided; use a DAX file system, a device-DAX device, or for a trial a file in /dev/shm",
+            ));
+        }
+        Self::create(environment, region, options, true)
+    }
+
+    /// Creates a transport in a region, which is then to be opened.
+    fn create(
+        environment: &Arc<E>,
+        region: Region<E::Memory>,
+        options: &FormatOptions,
+        shared: bool,
+    ) -> Result<Region<E::Memory>> {
         let size = region.size();
         let segment_size = options.segment_size.unwrap_or_else(|| Layout::default_segment_size(size));
+        let FormatOptions { host_rows, backend_rows, blkdev_rows, .. } = *options;
         let layout_of = |size| {
-            Layout::new(size, segment_size, options.host_rows, options.backend_rows, options.blkdev_rows)
+            let new = if shared { Layout::shared } else { Layout::new };
+            new(size, segment_size, host_rows, backend_rows, blkdev_rows)
         };
         let layout = match layout_of(size) {
             Ok(layout) if layout.segment_count > SEGMENTS_PER_LANE => layout,
@@ -192,25 +231,29 @@ impl<E: Environment> Transport<E> {
         // 2. Empty tables.
         let mut stored = region.nothing_in_flight();
         let blank = vec![0; 64 * PAGE as usize];
-        let mut at = layout.host_area;
+        let first = if shared { PAGE } else { layout.host_area };
+        let mut at = first;
         while at < layout.segment_area {
             let length = blank.len().min((layout.segment_area - at) as usize);
             stored = stored.and(region.store(at, &blank[..length]));
             at += length as u64;
         }
         region.fence(MutationPoint::FormatBlankFence, stored);
-        let tables = layout.segment_area - layout.host_area;
-        region.sync(MutationPoint::FormatBlankSync, layout.host_area, tables)?;
+        region.sync(MutationPoint::FormatBlankSync, first, layout.segment_area - first)?;
         // 3. Both superblocks: from now on the transport exists.
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&environment.random().to_le_bytes());
         uuid[8..].copy_from_slice(&environment.random().to_le_bytes());
-        let features = if region.mixes_pages() { FEATURE_USE_NOTES } else { 0 };
+        // The superblocks of a shared region have no writer after this, so they have every feature that a host may need.
+        let features = match (shared, region.mixes_pages()) {
+            (true, _) => FEATURE_SHARED | FEATURE_BYPASS,
+            (false, true) => FEATURE_USE_NOTES,
+            (false, false) => 0,
+        };
         let superblock = Superblock::new(&layout, uuid, environment.wall_ms()).with_incompatible(features);
         let stored = region.store(0, bytes_of(&superblock)).and(region.store(second, bytes_of(&superblock)));
         region.fence(MutationPoint::FormatSuperblockFence, stored);
-        // Opening also syncs them to the disk of an ordinary file.
-        Self::open(environment, region)
+        Ok(region)
     }
 
     /// Refuses a region that holds a transport, the tables of one, or other data in its first page.
@@ -233,6 +276,12 @@ impl<E: Environment> Transport<E> {
             _ => error,
         })?;
         let layout = Box::new(superblocks.layout());
+        if layout.shared_parts().is_some() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the region is shared by several hosts, and is opened only as one of them",
+            ));
+        }
         let tables = Tables::read(superblocks, &region)?;
         Ok(Arc::new(Self {
             environment,
@@ -240,6 +289,7 @@ impl<E: Environment> Transport<E> {
             segment_size: layout.segment_size,
             layout: Mutex::<E, _>::new(layout),
             tables,
+            joined: None,
         }))
     }
 
@@ -267,7 +317,8 @@ impl<E: Environment> Transport<E> {
 
     /// The properties of the transport.
     pub fn info(&self) -> TransportInfo {
-        let tables = self.tables.lock();
+        let mut tables = self.tables.lock();
+        let free_segments = self.free_for_this_host(&mut tables);
         let superblock = tables.superblocks.block();
         TransportInfo {
             magic: MAGIC,
@@ -286,7 +337,7 @@ impl<E: Environment> Transport<E> {
                 BlkdevRow::SLOT_SIZE as u32,
                 SegmentEntry::SLOT_SIZE as u32,
             ],
-            free_segments: tables.free_segments().len() as u32,
+            free_segments,
         }
     }
 }
@@ -303,6 +354,7 @@ impl<E: Environment> Tables<E> {
             blkdevs: read_table(region, layout.blkdev_area, layout.blkdev_rows),
             segments: read_segments(region, &layout),
             open: Vec::new(),
+            shares: None,
         }));
         let mut now = tables.lock();
         now.keep_what_was_read(region)?;
@@ -378,6 +430,9 @@ impl<E: Environment> Tables<E> {
 
     /// The owner of a segment, if its row and the backend's row agree.
     fn owner(&self, segment: usize) -> Option<BackendId> {
+        if self.shares.as_ref().is_some_and(|shares| !shares.has_segment(segment)) {
+            return None;
+        }
         let entry = self.segments[segment].content()?;
         let backend = entry.backend.get();
         let row = self.backends.get(backend as usize)?.content()?;
@@ -425,6 +480,7 @@ impl<E: Environment> Tables<E> {
     fn free_segments(&self) -> Vec<SegmentId> {
         let segments = 0..self.segments.len();
         segments
+            .filter(|segment| self.shares.as_ref().is_none_or(|shares| shares.has_segment(*segment)))
             .filter(|segment| self.owner(*segment).is_none())
             .filter(|segment| !self.may_be_of_lost_row(*segment))
             .map(|segment| SegmentId(segment as u32))

@@ -30,6 +30,7 @@ impl<E: Environment> Transport<E> {
         let mut tables = self.tables.lock();
         if let Some(name) = name {
             tables.refuse_backend_name(Some(id), name)?;
+            self.refuse_name_of_others(name)?;
         }
         let row = active_row(&mut tables.backends, id.index(), |row| row.state.get(), "backend")?;
         row.keep_in_both(&self.region, BACKEND_ROW, |row| row.name = encode_name(name))?;
@@ -47,6 +48,7 @@ impl<E: Environment> Transport<E> {
         let backend = row.content().map(|row| BackendId(row.backend.get()));
         if let (Some(name), Some(backend)) = (name, backend) {
             tables.refuse_blkdev_name(Some(id), backend, name)?;
+            self.refuse_name_of_others(name)?;
         }
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
         row.keep_in_both(&self.region, BLKDEV_ROW, |row| row.name = encode_name(name))?;

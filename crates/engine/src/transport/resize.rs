@@ -33,6 +33,7 @@ impl<E: Environment> Transport<E> {
     pub fn grow_cache(&self, id: BackendId, cache: &Arc<Cache<E>>, segments: u32) -> Result<()> {
         let mut tables = self.tables.lock();
         tables.check_is_open(id, cache)?;
+        self.take_segments(&mut tables, segments as usize)?;
         let free = tables.free_segments();
         let size = self.segment_size;
         let Some(new) = free.get(..segments as usize) else {
@@ -74,7 +75,9 @@ impl<E: Environment> Transport<E> {
         })?;
         // 2. No cache owns them.
         let given_up = shrink.take();
-        self.store_entries(&mut tables, &given_up, NO_BACKEND, 0)
+        self.store_entries(&mut tables, &given_up, NO_BACKEND, 0)?;
+        self.give_back(&mut tables);
+        Ok(())
     }
 
     /// Releases the free segments that a cache owns beyond the number in its row, because a change of its size did not end.

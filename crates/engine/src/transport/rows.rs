@@ -22,9 +22,11 @@ pub(super) fn first_free<T: SlotContent>(
     table: &[TwoSlots<T>],
     state: impl Fn(&T) -> u32 + Copy,
     what: &str,
+    may_use: impl Fn(usize) -> bool,
 ) -> Result<usize> {
     let is_free = |row: &TwoSlots<T>| !is_active(row.content(), state) && !row.is_lost();
-    table.iter().position(is_free).ok_or_else(|| {
+    let mut rows = table.iter().enumerate();
+    rows.find(|(row, slots)| may_use(*row) && is_free(slots)).map(|(row, _)| row).ok_or_else(|| {
         Error::new(
             ErrorKind::NoSpace,
             format!("the {what} table of the transport is full ({} rows)", table.len()),

@@ -100,6 +100,11 @@ impl Superblocks {
         self.layout
     }
 
+    /// Uses the tables of a host of a shared region, whose layout this is.
+    pub(super) const fn use_tables_of(&mut self, layout: Layout) {
+        self.layout = layout;
+    }
+
     /// Offset and length of the areas that have tables: all tables of the first size, and the segment table of each growth.
     pub(super) fn tables(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.layout.extents().map(|extent| {

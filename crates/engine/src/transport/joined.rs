@@ -1,0 +1,330 @@
+//! A transport whose region several hosts share: the tables of this host, and what it has of the region.
+//!
+//! Each host has tables of its own, in its area, with the numbers of rows and segments that all hosts use. A host uses a row, or a
+//! segment, of its tables only while it has that row, or the group of the segment; it takes more of them when it needs them, and
+//! gives those back that it uses no more.
+//!
+//! Invariants: a row of the tables of this host is active, and a segment in them names a cache, only while the host has the row or the
+//! group. A name belongs to one backend or blkdev of all hosts, as far as their tables were stored when it was given.
+//!
+//! Elsewhere: decisions (`members`), tables (the other modules of `transport`).
+
+use super::{Superblocks, Tables, Transport, backends::backend_entry, blkdevs::blkdev_entry, rows::first_free};
+use crate::{BackendEntry, BlkdevEntry, Environment, Member, Members, Mutex, Proof, slots::TwoSlots};
+use alloc::{boxed::Box, format, string::String, sync::Arc, vec, vec::Vec};
+use cbd_format::{
+    BackendEntry as BackendRow, BlkdevEntry as BlkdevRow, Layout, Object, SharedLayout, SlotContent,
+    tables::STATE_ACTIVE,
+};
+use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Name, Region, Result};
+
+/// How long the number of groups that nobody has is used before it is looked up again.
+const FREE_GROUPS_MS: u64 = 1000;
+
+/// This process as a host of the region.
+pub(super) struct Joined<E: Environment> {
+    pub members: Arc<Members<E>>,
+    pub member: Member,
+}
+
+/// What this host has of a shared region.
+#[derive(Debug)]
+pub(super) struct Shares {
+    parts: SharedLayout,
+    backends: Vec<bool>,
+    blkdevs: Vec<bool>,
+    groups: Vec<bool>,
+    /// Segments in groups that nobody has, and when they were counted.
+    free: Option<(u64, u32)>,
+}
+
+impl Shares {
+    fn read<E: Environment>(joined: &Joined<E>, parts: SharedLayout) -> Result<Self> {
+        let id = joined.member.id.0;
+        let has = |object: Object| Ok(joined.members.decided(object)?.holding.is_of(id));
+        Ok(Self {
+            parts,
+            backends: (0..parts.backends).map(|row| has(Object::Backend(row))).collect::<Result<_>>()?,
+            blkdevs: (0..parts.blkdevs).map(|row| has(Object::Blkdev(row))).collect::<Result<_>>()?,
+            groups: (0..parts.groups).map(|group| has(Object::Group(group))).collect::<Result<_>>()?,
+            free: None,
+        })
+    }
+
+    /// Whether the host has the group of a segment.
+    pub(super) fn has_segment(&self, segment: usize) -> bool {
+        let group = self.parts.group_of(segment as u32);
+        self.groups.get(group as usize).is_some_and(|has| *has)
+    }
+
+    fn rows(&mut self, kind: RowKind) -> &mut Vec<bool> {
+        match kind {
+            RowKind::Backend => &mut self.backends,
+            RowKind::Blkdev => &mut self.blkdevs,
+        }
+    }
+}
+
+/// A table whose rows hosts take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum RowKind {
+    Backend,
+    Blkdev,
+}
+
+impl RowKind {
+    const fn object(self, row: u32) -> Object {
+        match self {
+            Self::Backend => Object::Backend(row),
+            Self::Blkdev => Object::Blkdev(row),
+        }
+    }
+}
+
+impl<E: Environment> Transport<E> {
+    /// Whether a region is shared by several hosts, and needs [`open_shared`](Self::open_shared).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn is_shared(region: &Region<E::Memory>) -> Result<bool> {
+        Ok(Superblocks::read(region)?.layout().shared_parts().is_some())
+    }
+
+    /// Opens the transport of a shared region as the host `name`, which this process becomes as [`Members::join`] says.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`Members::join`]; [`ErrorKind::InvalidArgument`] for a region that is not shared.
+    pub fn open_shared(
+        environment: Arc<E>,
+        region: Region<E::Memory>,
+        name: &str,
+        prove: &mut Proof<'_>,
+    ) -> Result<Arc<Self>> {
+        let region = Arc::new(region);
+        let mut superblocks = Superblocks::read(&region)?;
+        let layout = superblocks.layout();
+        let not_shared = || Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts");
+        let members = Members::new(Arc::clone(&environment), Arc::clone(&region), layout).ok_or_else(not_shared)?;
+        let member = members.join(name, prove)?;
+        let own = layout.for_host(member.id.0).ok_or_else(not_shared)?;
+        superblocks.use_tables_of(own);
+        let joined = Joined { members: Arc::new(members), member };
+        let tables = Tables::read(superblocks, &region)?;
+        if let Some(parts) = own.shared_parts() {
+            tables.lock().shares = Some(Shares::read(&joined, parts)?);
+        }
+        Ok(Arc::new(Self {
+            environment,
+            region,
+            segment_size: own.segment_size,
+            layout: Mutex::<E, _>::new(Box::new(own)),
+            tables,
+            joined: Some(joined),
+        }))
+    }
+
+    /// The hosts of a shared region, and which of them this process is; `None` for a region of one host.
+    pub fn members(&self) -> Option<(&Arc<Members<E>>, &Member)> {
+        self.joined.as_ref().map(|joined| (&joined.members, &joined.member))
+    }
+
+    /// A free row: of those that this host has, or one that it gets now.
+    pub(super) fn free_row<T: SlotContent>(
+        &self,
+        tables: &mut Tables<E>,
+        kind: RowKind,
+        table: impl Fn(&Tables<E>) -> &Vec<TwoSlots<T>>,
+        state: impl Fn(&T) -> u32 + Copy,
+    ) -> Result<usize> {
+        let what = match kind {
+            RowKind::Backend => "backend",
+            RowKind::Blkdev => "blkdev",
+        };
+        let (Some(joined), Some(shares)) = (&self.joined, &tables.shares) else {
+            return first_free(table(tables), state, what, |_| true);
+        };
+        let has = match kind {
+            RowKind::Backend => &shares.backends,
+            RowKind::Blkdev => &shares.blkdevs,
+        };
+        match first_free(table(tables), state, what, |row| has.get(row).is_some_and(|has| *has)) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => {}
+            found => return found,
+        }
+        for row in 0..has.len() as u32 {
+            let is_usable = !table(tables).get(row as usize).is_none_or(TwoSlots::is_lost);
+            let is_own = tables.shares.as_mut().is_some_and(|shares| shares.rows(kind)[row as usize]);
+            if is_own || !is_usable || !joined.members.acquire(&joined.member, kind.object(row))? {
+                continue;
+            }
+            if let Some(shares) = &mut tables.shares {
+                shares.rows(kind)[row as usize] = true;
+            }
+            return Ok(row as usize);
+        }
+        Err(Error::new(
+            ErrorKind::NoSpace,
+            format!("the {what} tables of the transport are full: its hosts use all {} rows", table(tables).len()),
+        ))
+    }
+
+    /// Takes groups until this host has `wanted` free segments, as far as there are so many. Does nothing in a region of one host.
+    ///
+    /// # Errors
+    /// As [`Members::acquire`].
+    pub(super) fn take_segments(&self, tables: &mut Tables<E>, wanted: usize) -> Result<()> {
+        let Some(joined) = &self.joined else { return Ok(()) };
+        let groups = tables.shares.as_ref().map_or(0, |shares| shares.parts.groups);
+        for group in 0..groups {
+            if tables.free_segments().len() >= wanted {
+                break;
+            }
+            let is_own = tables.shares.as_ref().is_some_and(|shares| shares.groups[group as usize]);
+            if is_own || !joined.members.acquire(&joined.member, Object::Group(group))? {
+                continue;
+            }
+            if let Some(shares) = &mut tables.shares {
+                (shares.groups[group as usize], shares.free) = (true, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back rows and groups of which this host uses nothing. What cannot be given back now stays this host's.
+    pub(super) fn give_back(&self, tables: &mut Tables<E>) {
+        let Some(joined) = &self.joined else { return };
+        let Some(mut shares) = tables.shares.take() else { return };
+        shares.free = None;
+        let give = |object: Object| joined.members.release(&joined.member, object).is_ok();
+        let is_active = |row: Option<u32>, is_lost: bool| row == Some(STATE_ACTIVE) || is_lost;
+        for (row, has) in shares.backends.iter_mut().enumerate().filter(|(_, has)| **has) {
+            let slots = &tables.backends[row];
+            if !is_active(slots.content().map(|row| row.state.get()), slots.is_lost()) {
+                *has = !give(Object::Backend(row as u32));
+            }
+        }
+        for (row, has) in shares.blkdevs.iter_mut().enumerate().filter(|(_, has)| **has) {
+            let slots = &tables.blkdevs[row];
+            if !is_active(slots.content().map(|row| row.state.get()), slots.is_lost()) {
+                *has = !give(Object::Blkdev(row as u32));
+            }
+        }
+        let mut used = vec![false; shares.groups.len()];
+        for segment in 0..tables.segments.len() {
+            if tables.names_cache(segment) || tables.may_be_of_lost_row(segment) {
+                used[shares.parts.group_of(segment as u32) as usize] = true;
+            }
+        }
+        for (group, has) in shares.groups.iter_mut().enumerate().filter(|(_, has)| **has) {
+            *has = used[group] || !give(Object::Group(group as u32));
+        }
+        tables.shares = Some(shares);
+    }
+
+    /// Segments that this host can get: those that are free in its groups, and those of groups that nobody has.
+    pub(super) fn free_for_this_host(&self, tables: &mut Tables<E>) -> u32 {
+        let own = tables.free_segments().len() as u32;
+        let (Some(joined), Some(shares)) = (&self.joined, &mut tables.shares) else { return own };
+        let now = self.environment.monotonic_ms();
+        if let Some((at, free)) = shares.free
+            && now.saturating_sub(at) < FREE_GROUPS_MS
+        {
+            return own + free;
+        }
+        let segments = tables.segments.len() as u32;
+        let free = (0..shares.parts.groups)
+            .filter(|group| matches!(joined.members.owner(Object::Group(*group)), Ok(None)))
+            .map(|group| {
+                let first = group * shares.parts.group_segments;
+                shares.parts.group_segments.min(segments - first)
+            })
+            .sum();
+        shares.free = Some((now, free));
+        own + free
+    }
+
+    /// The backends of the other hosts of the region, as they have stored them.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub fn backends_of_others(&self) -> Result<Vec<BackendEntry>> {
+        let mut found = Vec::new();
+        self.rows_of_others(RowKind::Backend, &mut |id, layout| {
+            let row = self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, id);
+            // A row that is being stored, or that cannot be: it is shown the next time.
+            if let Some(row) = row.content().filter(|row| row.state.get() == STATE_ACTIVE) {
+                found.extend(backend_entry(id, row));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// The blkdevs of the other hosts of the region, as they have stored them.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub fn blkdevs_of_others(&self) -> Result<Vec<BlkdevEntry>> {
+        let mut found = Vec::new();
+        self.rows_of_others(RowKind::Blkdev, &mut |id, layout| {
+            let row = self.read_row::<BlkdevRow>(layout.blkdev_area, layout.blkdev_rows, id);
+            if let Some(row) = row.content().filter(|row| row.state.get() == STATE_ACTIVE) {
+                let backend = row.backend.get();
+                let below = (backend < layout.backend_rows)
+                    .then(|| self.read_row::<BackendRow>(layout.backend_area, layout.backend_rows, backend));
+                found.push(blkdev_entry(id, row, below.as_ref().and_then(TwoSlots::content)));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Calls `each` with the rows that other hosts have, and the layout with the tables of their host.
+    fn rows_of_others(&self, kind: RowKind, each: &mut dyn FnMut(u32, &Layout)) -> Result<()> {
+        let Some(joined) = &self.joined else { return Ok(()) };
+        let layout = self.layout();
+        let Some(parts) = layout.shared_parts() else { return Ok(()) };
+        let rows = if kind == RowKind::Backend { parts.backends } else { parts.blkdevs };
+        for row in 0..rows {
+            let owner = joined.members.owner(kind.object(row))?.filter(|owner| *owner != joined.member.id);
+            if let Some(layout) = owner.and_then(|HostId(owner)| layout.for_host(owner)) {
+                each(row, &layout);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_row<T: SlotContent>(&self, area: u64, rows: u32, row: u32) -> TwoSlots<T> {
+        let at = Layout::slots::<T>(area, rows, row);
+        for at in at {
+            self.region.observe(MutationPoint::VoteObserve, at, T::SLOT_SIZE as u64);
+        }
+        TwoSlots::read(&self.region, at, u64::from(row))
+    }
+
+    /// Refuses a name that a backend or a blkdev of another host has.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`]; errors of reading.
+    pub(super) fn refuse_name_of_others(&self, name: &Name) -> Result<()> {
+        if self.joined.is_none() {
+            return Ok(());
+        }
+        let taken = |who: String| {
+            let text = format!("{who} of another host of this transport has the name {name} already; choose another");
+            Err(Error::new(ErrorKind::AlreadyExists, text))
+        };
+        if let Some(other) = self.backends_of_others()?.iter().find(|other| other.name.as_ref() == Some(name)) {
+            return taken(format!("backend {}", other.id));
+        }
+        if let Some(other) = self.blkdevs_of_others()?.iter().find(|other| other.name.as_ref() == Some(name)) {
+            return taken(format!("blkdev {}", other.id));
+        }
+        Ok(())
+    }
+}
+
+impl<E: Environment> Tables<E> {
+    /// Whether a segment names a cache that a row of this host has.
+    fn names_cache(&self, segment: usize) -> bool {
+        self.owner(segment).is_some()
+    }
+}
