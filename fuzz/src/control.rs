@@ -12,8 +12,8 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, header};
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, ErrorAnswer, GrowTransport, HostInfo,
-    NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
+    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, ErrorAnswer, GrowTransport,
+    HostInfo, NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
     ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
     TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
 };
@@ -133,6 +133,10 @@ impl Control for Confined {
 
     fn transports(&self) -> Result<Vec<TransportInfo>> {
         self.manager.transports()
+    }
+
+    fn clear_host(&self, transport: u32, host: u32, request: &ClearHost) -> Result<()> {
+        self.manager.clear_host(transport, host, request)
     }
 
     fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>> {

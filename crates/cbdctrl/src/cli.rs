@@ -98,6 +98,9 @@ pub enum Command {
         /// With --format: even if the region holds a transport, whose data is lost then
         #[arg(short = 'F', long, requires = "format")]
         force: bool,
+        /// With --format: several hosts, each with a daemon, share the region
+        #[arg(long, requires = "format")]
+        shared: bool,
     },
     /// Unregister this host from a transport without backends
     TpUnreg {
@@ -119,6 +122,18 @@ pub enum Command {
         /// Timeout
         #[command(flatten)]
         request: RequestTimeout,
+    },
+    /// Take everything from a dead host of a transport that several hosts share
+    HostClear {
+        /// Transport
+        #[command(flatten)]
+        on: OnTransport,
+        /// Number of the host
+        #[arg(short = 'H', long, value_name = "ID")]
+        host: u32,
+        /// Drop the dirty and quarantined data of its caches; BYTES must be exactly the number of these bytes
+        #[arg(long, value_name = "BYTES")]
+        discard_dirty: Option<u64>,
     },
     /// Start a backend: serve a backing device on a transport, with or without a cache
     BackendStart {

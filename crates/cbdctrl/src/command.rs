@@ -4,8 +4,8 @@ use crate::cli::{CheckpointArguments, Command, LiveCommand, RequestTimeout};
 use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, CommonCheckpoint, Done, Drain,
-    ErrorAnswer, ErrorBody, HostInfo, NumberOrName, RegisterTransport, SettingsChanged, StartBackend,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, ClearHost, CommonCheckpoint, Done,
+    Drain, ErrorAnswer, ErrorBody, HostInfo, NumberOrName, RegisterTransport, SettingsChanged, StartBackend,
     StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
@@ -142,9 +142,9 @@ fn limited(client: &Client, request: RequestTimeout) -> Client {
 fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
     let client = &plain.clone().with_waiting_callback(progress::waiting);
     match command {
-        Command::TpReg { host, path, size, segment_size, format, force } => {
-            let request =
-                RegisterTransport { host, path: absolute(&path)?, size, segment_size, format, force };
+        Command::TpReg { host, path, size, segment_size, format, force, shared } => {
+            let path = absolute(&path)?;
+            let request = RegisterTransport { host, path, size, segment_size, format, force, shared };
             let registered: TransportRegistered = client.post("/v1/transports", &request)?;
             warn(&registered.warnings);
             output.result(&registered, "")
@@ -160,6 +160,11 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
             let path = format!("/v1/transports/{}/hosts", on.transport);
             let list: Vec<HostInfo> = limited(client, request).get(&path)?;
             output.list(&list, host_table)
+        }
+        Command::HostClear { on, host, discard_dirty } => {
+            let path = format!("/v1/transports/{}/hosts/{host}/clear", on.transport);
+            let () = client.post(&path, &ClearHost { discard_dirty })?;
+            output.result(&serde_json::json!({}), "")
         }
         Command::BackendStart {
             on,
@@ -445,9 +450,15 @@ fn transport_table(list: &[TransportInfo]) -> Table {
 }
 
 fn host_table(list: &[HostInfo]) -> Table {
-    let mut table = Table::new(&["ID", "NAME", "ALIVE"]);
+    let mut table = Table::new(&["ID", "NAME", "ALIVE", "SEEN"]);
     for it in list {
-        table.row(vec![it.host_id.to_string(), it.hostname.clone(), yes(it.alive)]);
+        let seen = match it.seen_ms {
+            _ if it.this => "this one".to_owned(),
+            _ if it.clearing => "being cleared".to_owned(),
+            Some(ms) => format!("{}.{} s ago", ms / 1000, ms % 1000 / 100),
+            None => "-".to_owned(),
+        };
+        table.row(vec![it.host_id.to_string(), it.hostname.clone(), yes(it.alive), seen]);
     }
     table
 }

@@ -93,6 +93,9 @@ pub fn of(name: &str) -> &'static [Example] {
         "tp-grow" => TP_GROW,
         "scrub" => SCRUB,
         "tp-list" => &[("List the transports:", "cbdctrl tp-list")],
+        "host-clear" => {
+            &[("Give up what host 1, which is dead, had on transport 0:", "cbdctrl host-clear --host 1")]
+        }
         "host-list" => &[("List the hosts of transport 0 as JSON:", "cbdctrl host-list --json")],
         "backend-start" => &[
             (

@@ -7,10 +7,10 @@
 
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
-    PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo, ScrubRequest,
-    Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
-    TransportInfo, TransportRegistered, VerifyRange,
+    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo,
+    NumberOrName, PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
+    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::events::Events;
 use cbd_types::Result;
@@ -37,6 +37,8 @@ pub trait Control: Send + Sync + 'static {
     fn unregister_transport(&self, transport: u32) -> Result<()>;
     /// The transports.
     fn transports(&self) -> Result<Vec<TransportInfo>>;
+    /// Takes everything from a dead host of a transport that several hosts share.
+    fn clear_host(&self, transport: u32, host: u32, request: &ClearHost) -> Result<()>;
     /// The hosts of a transport.
     fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>>;
     /// Adds a backing device to a transport, or starts one that is not up.

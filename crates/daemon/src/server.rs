@@ -8,6 +8,7 @@
 //! disconnects.
 
 mod events;
+mod hosts;
 mod map;
 mod pins;
 mod sample;
@@ -102,7 +103,8 @@ pub fn router(control: Shared, access: Access) -> Router {
         .route("/v1/transports", get(transports).post(register_transport))
         .route("/v1/transports/{transport}", delete(unregister_transport))
         .route("/v1/transports/{transport}/grow", post(grow_transport))
-        .route("/v1/transports/{transport}/hosts", get(hosts))
+        .route("/v1/transports/{transport}/hosts", get(hosts::hosts))
+        .route("/v1/transports/{transport}/hosts/{host}/clear", post(hosts::clear))
         .route("/v1/transports/{transport}/backends", get(backends).post(start_backend))
         .route("/v1/transports/{transport}/backends/{backend}/stop", post(stop_backend))
         .route("/v1/transports/{transport}/backends/{backend}/grow", post(grow_backend))
@@ -339,10 +341,6 @@ async fn grow_transport(
     Input(request): Input<crate::api::GrowTransport>,
 ) -> impl IntoResponse {
     json(control, move |control| control.grow_transport(transport, request)).await
-}
-
-async fn hosts(State(control): State<Shared>, Path(transport): Path<u32>) -> impl IntoResponse {
-    json(control, move |control| control.hosts(transport)).await
 }
 
 async fn backends(

@@ -2,10 +2,10 @@
 
 use cbd_daemon::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
-    PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubAction, ScrubInfo,
-    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
-    TransportGrown, TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
+    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo,
+    NumberOrName, PinsInfo, Progress, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubAction,
+    ScrubInfo, ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend,
+    StopBlkdev, TransportGrown, TransportInfo, TransportRegistered, VerifiedInfo, VerifyRange,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::config::DaemonConfig;
@@ -65,9 +65,20 @@ impl Control for Fake {
     fn transports(&self) -> Result<Vec<TransportInfo>> {
         Ok(vec![])
     }
+    fn clear_host(&self, _: u32, _: u32, _: &ClearHost) -> Result<()> {
+        Ok(())
+    }
+
     fn hosts(&self, _: u32) -> Result<Vec<HostInfo>> {
         drop(self.busy.lock());
-        Ok(vec![HostInfo { host_id: 0, hostname: "node0".into(), alive: true }])
+        Ok(vec![HostInfo {
+            host_id: 0,
+            hostname: "node0".into(),
+            alive: true,
+            this: true,
+            seen_ms: None,
+            clearing: false,
+        }])
     }
     fn start_backend(&self, _: u32, _: &StartBackend) -> Result<BackendStarted> {
         refused(ErrorKind::Exchanged, "another disk")

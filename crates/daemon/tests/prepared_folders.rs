@@ -147,6 +147,7 @@ fn run_all_operations(folder: &Path) {
             segment_size: None,
             format: true,
             force: false,
+            shared: false,
         };
         let _ = manager.register_transport(&region);
         for export in ["fuse-loop", "auto"] {

@@ -138,6 +138,7 @@ impl Daemon {
             segment_size: None,
             format: true,
             force: false,
+            shared: false,
         };
         self.client.post::<_, TransportRegistered>("/v1/transports", &request).map(drop)
     }

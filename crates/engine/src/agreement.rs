@@ -102,9 +102,7 @@ impl<'a, P: Pmem> Votes<'a, P> {
             ));
         }
         Ok(match Slot::newest(first, second) {
-            Some((which, slot)) => {
-                Block { vote: slot.content, newest: Some((which, slot.sequence)) }
-            }
+            Some((which, slot)) => Block { vote: slot.content, newest: Some((which, slot.sequence)) },
             None => Block { vote: Vote::BLANK, newest: None },
         })
     }
@@ -221,7 +219,13 @@ impl<'a, P: Pmem> Votes<'a, P> {
 
     /// Looks at the blocks of all others during a ballot; `note` gets those that are about the same decision. Returns why the
     /// ballot cannot go on, if so.
-    fn look(&self, own: u32, version: u64, ballot: u64, mut note: impl FnMut(&Vote)) -> Result<Option<Outcome>> {
+    fn look(
+        &self,
+        own: u32,
+        version: u64,
+        ballot: u64,
+        mut note: impl FnMut(&Vote),
+    ) -> Result<Option<Outcome>> {
         let mut again = None;
         for voter in (0..self.layout.voters(self.object)).filter(|voter| *voter != own) {
             let vote = self.block(voter)?.vote;

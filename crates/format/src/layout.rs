@@ -247,8 +247,17 @@ impl Layout {
             let head = SharedLayout::head_length(backend_rows + blkdev_rows + groups);
             let stride = head + tables + table_bytes::<tables::SegmentEntry>(segments);
             let (backends, blkdevs) = (backend_rows, blkdev_rows);
-            let shared =
-                SharedLayout { claims: PAGE, areas, stride, host: 0, hosts, backends, blkdevs, groups, group_segments };
+            let shared = SharedLayout {
+                claims: PAGE,
+                areas,
+                stride,
+                host: 0,
+                hosts,
+                backends,
+                blkdevs,
+                groups,
+                group_segments,
+            };
             (shared, head)
         };
         let area_of = |segments: u32| {
@@ -268,7 +277,9 @@ impl Layout {
             let (region, areas) = (Size(plain.region_size), Size(area_of(1)));
             return Err(Error::new(
                 ErrorKind::NoSpace,
-                format!("a region of {region} is too small to be shared: the tables of {hosts} hosts take {areas}"),
+                format!(
+                    "a region of {region} is too small to be shared: the tables of {hosts} hosts take {areas}"
+                ),
             ));
         }
         let (shared, head) = parts(least);

@@ -132,8 +132,13 @@ impl Vote {
 
 impl Holding {
     /// Nobody has it, and nobody had it.
-    pub const NONE: Self =
-        Self { state: U32::ZERO, host: U32::ZERO, incarnation: U64::ZERO, granted: U64::ZERO, name: U64::ZERO };
+    pub const NONE: Self = Self {
+        state: U32::ZERO,
+        host: U32::ZERO,
+        incarnation: U64::ZERO,
+        granted: U64::ZERO,
+        name: U64::ZERO,
+    };
 
     /// Whether a host has the object.
     #[must_use]
@@ -340,7 +345,9 @@ mod tests {
             taken.push((own.backend_area, own.blkdev_area - own.backend_area));
             taken.push((own.blkdev_area, own.segment_table - own.blkdev_area));
             taken.push((own.segment_table, u64::from(own.segment_count) * 128));
-            assert!(own.segment_table + u64::from(own.segment_count) * 128 <= shared.area(host) + shared.stride);
+            assert!(
+                own.segment_table + u64::from(own.segment_count) * 128 <= shared.area(host) + shared.stride
+            );
             assert_eq!(own.segment_area, whole.segment_area, "segments are where they are for all");
         }
         taken.push((whole.segment_area, u64::from(whole.segment_count) << 20));
@@ -355,7 +362,9 @@ mod tests {
 
     #[test]
     fn groups_cover_all_segments() {
-        for (segments, each) in [(1, 1), (9, 1), (256, 1), (257, 2), (512, 2), (513, 4), (4096, 16), (65_537, 512)] {
+        for (segments, each) in
+            [(1, 1), (9, 1), (256, 1), (257, 2), (512, 2), (513, 4), (4096, 16), (65_537, 512)]
+        {
             assert_eq!(SharedLayout::group_segments_of(segments), each, "{segments}");
         }
         let shared = layout().shared_parts().expect("it is shared");

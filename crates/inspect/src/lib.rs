@@ -13,7 +13,6 @@
 //! Elsewhere: printing (`cbdctrl`).
 #![forbid(unsafe_code)]
 
-pub mod bytes;
 pub mod check;
 pub mod dump;
 pub mod finding;
@@ -21,14 +20,12 @@ pub mod names;
 pub mod open;
 pub mod pcache;
 mod pins;
-pub mod private;
 pub mod repair;
 pub mod report;
 pub mod rescue;
 
-pub use bytes::Bytes;
+pub use cbd_runtime::{Bytes, PrivateMemory};
 pub use finding::{Finding, Location, Repair, Severity, SlotKind, Structure};
-pub use private::PrivateMemory;
 pub use report::{BackendSummary, Outcome, Report};
 
 /// The progress of a long operation.

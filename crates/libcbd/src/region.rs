@@ -13,7 +13,7 @@ use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::disk::{default_handlers, entries, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
 use cbd_runtime::region::{
-    Before, REGION_TIMEOUT, bytes_used, check_host_name, open_transport, require_persistent,
+    self, Before, REGION_TIMEOUT, bytes_used, check_host_name, open_transport, require_persistent,
     sync_region_at_end,
 };
 use cbd_runtime::{Disk, NewBackend, ProcessEnvironment, RequestedSettings, RunOptions, RunningBackend};
@@ -151,14 +151,27 @@ impl Region {
             require_persistent(path, &info)?;
         }
         let description = mapping.describe();
-        let format = options.format.map(|format| FormatOptions {
-            segment_size: format.segment_size,
-            force: format.force,
-            ..FormatOptions::default()
+        let format = options.format.map(|format| region::Format {
+            options: FormatOptions {
+                segment_size: format.segment_size,
+                force: format.force,
+                ..FormatOptions::default()
+            },
+            shared: false,
         });
         let environment = Arc::new(ProcessEnvironment::new());
         let region = Memory::new(mapping);
-        let transport = open_transport(Arc::clone(&environment), region, path, format.as_ref())?;
+        if format.is_none() && Transport::<ProcessEnvironment>::is_shared(&region).is_ok_and(|shared| shared)
+        {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the region {path} is shared by several hosts: it is reached through the daemon of one of them"
+                ),
+            ));
+        }
+        let opened = open_transport(Arc::clone(&environment), region, path, "", format.as_ref())?;
+        let transport = opened.transport;
         let host = act_as(&transport, options.host.as_deref())?;
         let path = path.to_owned();
         let open = Mutex::new(Vec::new());

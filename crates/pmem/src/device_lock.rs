@@ -36,6 +36,18 @@ impl DeviceLock {
     }
 }
 
+impl DeviceLock {
+    /// Lets other owners lock it who do the same.
+    pub(crate) fn share(&self) -> io::Result<()> {
+        let shared = if self.is_node {
+            file::lock_as(&self.file, Lock::Shared)
+        } else {
+            file::lock_all(&self.file, FlockOperation::NonBlockingLockShared)
+        };
+        shared.map(drop)
+    }
+}
+
 impl Drop for DeviceLock {
     fn drop(&mut self) {
         if self.process == std::process::id() {

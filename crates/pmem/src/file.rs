@@ -15,10 +15,13 @@ use rustix::io::{Errno, retry_on_intr};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+
+/// The first of the bytes that stand for hosts, behind the end of every file.
+const HOST_LOCKS: u64 = i64::MAX as u64 - 1024;
 
 /// A file that is completely locked while this value lives. However the process ends, the lock ends with the last descriptor
 /// of this open file description. The drop unlocks explicitly, since a child process that is being started, or was forked to
@@ -35,16 +38,29 @@ impl Locked {
     /// Locks the whole file for writing, for this open file description alone. If another owner has the lock, the inner error
     /// is the locked file: this one, or for a device another file that represents it.
     pub fn take(file: File) -> io::Result<Result<Self, File>> {
-        Self::take_as(file, Lock::Exclusive)
+        Self::take_as(file, Lock::Exclusive, 0..u64::MAX)
     }
 
     /// As [`take`](Self::take), but shared with other readers.
     pub fn take_for_reading(file: File) -> io::Result<Result<Self, File>> {
-        Self::take_as(file, Lock::Shared)
+        Self::take_as(file, Lock::Shared, 0..u64::MAX)
     }
 
-    fn take_as(file: File, kind: Lock) -> io::Result<Result<Self, File>> {
-        if !lock_as(&file, kind)? {
+    /// As [`take`](Self::take), but together with other hosts that lock it in this way. Readers and owners are kept out once a host
+    /// [has its number](HostLocks::take).
+    pub fn take_with_hosts(file: File) -> io::Result<Result<Self, File>> {
+        Self::take_as(file, Lock::Shared, 0..HOST_LOCKS)
+    }
+
+    /// Lets other hosts lock the file as [`take_with_hosts`](Self::take_with_hosts) does.
+    pub fn share_with_hosts(&self) -> io::Result<()> {
+        set_lock(self.file.as_fd(), Lock::Shared, 0..HOST_LOCKS)?;
+        set_lock(self.file.as_fd(), Lock::None, HOST_LOCKS..u64::MAX)?;
+        self._device.iter().try_for_each(DeviceLock::share)
+    }
+
+    fn take_as(file: File, kind: Lock, bytes: Range<u64>) -> io::Result<Result<Self, File>> {
+        if !lock_bytes(&file, kind, bytes)? {
             return Ok(Err(file));
         }
         let mut locked = Self { file, process: std::process::id(), _device: Vec::new() };
@@ -77,6 +93,39 @@ impl Drop for Locked {
     }
 }
 
+/// The locks of the hosts of a shared region in its file: one byte for each host. They end with the process, so on one machine they
+/// prove that no process is a host any more.
+#[derive(Debug)]
+pub struct HostLocks {
+    /// The open file description of the mapping.
+    file: File,
+}
+
+impl HostLocks {
+    pub(crate) fn of(locked: &Locked) -> io::Result<Self> {
+        Ok(Self { file: locked.file.try_clone()? })
+    }
+
+    /// Locks the number of a host for this mapping. `false` if another process of this machine has it.
+    ///
+    /// # Errors
+    /// The system error.
+    pub fn take(&self, host: u32) -> io::Result<bool> {
+        lock_bytes(&self.file, Lock::Exclusive, Self::byte(host))
+    }
+
+    /// Unlocks the number of a host.
+    pub fn release(&self, host: u32) {
+        // If it fails, the lock ends with the mapping.
+        let _ = lock_bytes(&self.file, Lock::None, Self::byte(host));
+    }
+
+    const fn byte(host: u32) -> Range<u64> {
+        let at = HOST_LOCKS + host as u64;
+        at..at + 1
+    }
+}
+
 /// Locks or unlocks a file that need not be open for writing; false if another owner has the lock.
 pub(crate) fn lock_all(file: &File, operation: FlockOperation) -> io::Result<bool> {
     match flock(file, operation) {
@@ -88,7 +137,11 @@ pub(crate) fn lock_all(file: &File, operation: FlockOperation) -> io::Result<boo
 
 /// As [`lock_all`], for this open file description alone.
 pub(crate) fn lock_as(file: &File, kind: Lock) -> io::Result<bool> {
-    match set_lock(file.as_fd(), kind, 0..u64::MAX) {
+    lock_bytes(file, kind, 0..u64::MAX)
+}
+
+fn lock_bytes(file: &File, kind: Lock, bytes: Range<u64>) -> io::Result<bool> {
+    match set_lock(file.as_fd(), kind, bytes) {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
@@ -157,6 +210,28 @@ mod tests {
         let _copy_of_a_child = second.try_clone().expect("a copy");
         Locked::take_for_reading(open()).expect("asked").expect("free for other readers");
         drop(second);
+        Locked::take(open()).expect("asked").expect("free again");
+    }
+
+    #[test]
+    fn hosts_share_a_file_and_keep_owners_and_readers_out() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let open = || File::options().read(true).write(true).open(file.path()).expect("it opens");
+        let first = Locked::take(open()).expect("asked").expect("free");
+        assert!(Locked::take_with_hosts(open()).expect("asked").is_err(), "it has an owner");
+        first.share_with_hosts().expect("it has the lock");
+        let second = Locked::take_with_hosts(open()).expect("asked").expect("it is shared");
+        assert!(Locked::take(open()).expect("asked").is_err(), "it has hosts");
+        let [of_first, of_second] = [&first, &second].map(|locked| HostLocks::of(locked).expect("a copy"));
+        assert!(of_first.take(0).expect("asked") && of_second.take(1).expect("asked"));
+        assert!(!of_second.take(0).expect("asked"), "another process is host 0");
+        assert!(of_first.take(0).expect("asked"), "it has it already");
+        assert!(Locked::take_for_reading(open()).expect("asked").is_err(), "hosts change it");
+        drop(first);
+        assert!(of_second.take(0).expect("asked"), "host 0 has ended");
+        of_second.release(0);
+        assert!(of_first.take(0).expect("asked"));
+        drop((second, of_first, of_second));
         Locked::take(open()).expect("asked").expect("free again");
     }
 

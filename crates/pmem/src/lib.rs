@@ -56,6 +56,7 @@ mod x86;
 pub use blank::Look;
 pub use boot::this_boot;
 pub use cbd_sys::DeviceNumber;
+pub use file::HostLocks;
 pub use identity::{Identity, Layer, backing_identity};
 pub use mapping::{Info, Kind, Mapping, SizeMethod};
 pub use methods::CopyMethod;

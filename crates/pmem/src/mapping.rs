@@ -12,7 +12,7 @@ use crate::collapse::Collapse;
 use crate::copy::{self, Fault};
 use crate::errors::from_io;
 use crate::extend;
-use crate::file::Locked;
+use crate::file::{HostLocks, Locked};
 use crate::memory::Memory;
 use crate::methods::{Available, CLASS_SIZES, CopyMethod, Methods};
 use crate::open::{self, OpenOptions, Opened, Opening};
@@ -22,6 +22,7 @@ use cbd_holder::Change;
 use cbd_sys::memory::Hint;
 use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, Pmem, Result};
 use core::fmt::Write;
+use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -198,6 +199,19 @@ impl Mapping {
             populate: opened.populate,
             file: opened.file,
         }
+    }
+
+    /// Lets other hosts open the region, which they share. Returns the locks of its hosts; `None` for memory that no other process can
+    /// open.
+    ///
+    /// # Errors
+    /// System errors.
+    pub fn share_with_hosts(&self) -> Result<Option<HostLocks>> {
+        let Some(file) = &self.file else { return Ok(None) };
+        let failed =
+            |error: io::Error| from_io(&error, "the lock of the region cannot be shared with other hosts");
+        file.share_with_hosts().map_err(failed)?;
+        HostLocks::of(file).map(Some).map_err(failed)
     }
 
     /// The size that the region can grow to: that of its file or device now, or `wanted`, to which a file can be extended. Nothing

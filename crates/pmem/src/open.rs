@@ -48,6 +48,8 @@ pub struct OpenOptions {
     /// whatever stores it: for tests of the behaviour after a reboot. `None`: the kernel's identifier, and the properties of
     /// the file.
     pub boot: Option<BootId>,
+    /// Lock the region together with other hosts that do the same: for one that several hosts share.
+    pub with_hosts: bool,
     /// Refuse a file if a user other than this one or root owns it or may write to it.
     pub only_own: bool,
     /// Copy with this method instead of the fastest; `CBD_COPY` in the environment overrides it.
@@ -93,7 +95,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, flush: Flush) -> Result<O
             if options.only_own {
                 refuse_foreign(path, &again)?;
             }
-            let file = hold(path, file)?;
+            let file = hold(path, file, options.with_hosts)?;
             let lock = begun.elapsed();
             let mut opened = if again.file_type().is_char_device() {
                 open_device(path, file, &again, options, flush)?
@@ -210,9 +212,9 @@ fn open_existing(path: &Path) -> Result<File> {
         .map_err(|error| from_io(&error, format!("cannot open the region {} for writing", path.display())))
 }
 
-fn hold(path: &Path, file: File) -> Result<Locked> {
+fn hold(path: &Path, file: File, with_hosts: bool) -> Result<Locked> {
     let region = path.display();
-    match Locked::take(file) {
+    match if with_hosts { Locked::take_with_hosts(file) } else { Locked::take(file) } {
         Ok(Ok(locked)) => Ok(locked),
         Ok(Err(file)) => {
             let who = cbd_holder::of_lock(file.as_fd()).unwrap_or_else(|| {
@@ -246,7 +248,7 @@ fn create(path: &Path, options: &OpenOptions, flush: Flush) -> Result<Opened> {
         .mode(0o600)
         .open(path)
         .map_err(|error| from_io(&error, format!("cannot make the region {region}")))?;
-    let file = hold(path, file)?;
+    let file = hold(path, file, false)?;
     let opened = open_file(path, file, options, flush);
     if opened.is_err() {
         // This open created the file, and no other process can use it. If the removal fails, an empty file remains.

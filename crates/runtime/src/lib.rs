@@ -11,12 +11,15 @@
 
 pub mod attach;
 pub mod backend;
+pub mod bytes;
 pub mod count;
 pub mod disk;
 pub mod drain;
 pub mod environment;
 pub mod grow;
+pub mod hosts;
 pub mod moved;
+pub mod private;
 pub mod queue;
 pub mod region;
 pub mod resize;
@@ -28,6 +31,7 @@ pub mod worker;
 
 pub use attach::NotDetached;
 pub use backend::{RunOptions, RunningBackend};
+pub use bytes::Bytes;
 pub use count::{Count, Counted};
 pub use disk::{Disk, NewBackend, RequestedSettings};
 pub use drain::{
@@ -35,6 +39,7 @@ pub use drain::{
 };
 pub use environment::{ProcessEnvironment, wall_ms};
 pub use grow::Grown;
+pub use private::PrivateMemory;
 pub use queue::{DeviceQueue, ServedDevice, TaskWaker};
 pub use resize::{Resized, ShrinkProgress};
 pub use verify::{Sweep, Verifier};

@@ -5,6 +5,7 @@
 //! Elsewhere: locks and durability of a region (`cbd-pmem`); its tables (`cbd-engine`).
 
 use crate::ProcessEnvironment;
+use crate::hosts::{self, Living};
 use cbd_engine::{Environment, FormatOptions, Transport};
 use cbd_format::Superblock;
 use cbd_pmem::{Info, Look, Mapping};
@@ -30,27 +31,63 @@ pub fn bytes_used(path: &Path) -> Option<u64> {
     Some(block.region_size.get())
 }
 
-/// Formats the region at `path` if `format` is given, else opens the transport in it.
+/// How a region is formatted.
+#[derive(Clone, Copy, Debug)]
+pub struct Format {
+    /// The sizes of its parts.
+    pub options: FormatOptions,
+    /// Whether several hosts share it.
+    pub shared: bool,
+}
+
+/// An open transport.
+pub struct OpenTransport {
+    /// Keeps this process a host of a region that several share; `None` for a region of one host.
+    pub living: Option<Living>,
+    /// The transport.
+    pub transport: Arc<Transport<ProcessEnvironment>>,
+}
+
+impl std::fmt::Debug for OpenTransport {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "OpenTransport({:?})", self.living)
+    }
+}
+
+/// Formats the region at `path` if `format` is given, else opens the transport in it; a region that several hosts share as the host
+/// `host`.
 ///
 /// # Errors
-/// Those of [`Transport::format`] and [`Transport::open`], with the region's path.
+/// Those of [`Transport::format`], [`Transport::format_shared`], [`Transport::open`] and [`hosts::join`], with the region's path.
 pub fn open_transport(
     environment: Arc<ProcessEnvironment>,
     region: Region<Mapping>,
     path: &str,
-    format: Option<&FormatOptions>,
-) -> Result<Arc<Transport<ProcessEnvironment>>> {
-    match format {
+    host: &str,
+    format: Option<&Format>,
+) -> Result<OpenTransport> {
+    let formatting = || format!("formatting {path}");
+    let alone = |transport| OpenTransport { living: None, transport };
+    let region = match format {
         Some(format) => {
-            if !format.force {
-                refuse_used(&region).context(|| format!("formatting {path}"))?;
+            if !format.options.force {
+                refuse_used(&region).context(formatting)?;
             }
-            Transport::format(environment, region, format).context(|| format!("formatting {path}"))
+            if !format.shared {
+                return Transport::format(environment, region, &format.options)
+                    .context(formatting)
+                    .map(alone);
+            }
+            Transport::format_shared(&environment, region, &format.options).context(formatting)?
         }
-        None => Transport::open(environment, region)
-            .map_err(|error| with_tools(error, path))
-            .context(|| format!("opening {path}")),
+        None => region,
+    };
+    let opening = || format!("opening {path}");
+    let advised = |error| with_tools(error, path);
+    if Transport::<ProcessEnvironment>::is_shared(&region).is_ok_and(|is_shared| is_shared) {
+        return hosts::join(environment, region, host).map_err(advised).context(opening);
     }
+    Transport::open(environment, region).map_err(advised).context(opening).map(alone)
 }
 
 /// Refuses a region that holds any data.

@@ -9,11 +9,11 @@ mod worlds;
 
 use crate::explorer::{Effort, Explorer, Tally, quietly};
 use crate::flips;
-use crate::{group, hosts};
 use crate::reconnect;
 use crate::sequences;
 use crate::watchdog::Watchdog;
 use crate::world::{World, WorldOptions};
+use crate::{group, hosts};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -207,7 +207,7 @@ impl Process<'_> {
     /// One process. `joined` is its incarnation once it has one.
     fn run(&self, members: &Members<HostEnvironment>, joined: &mut Option<u64>, random: &mut Seeded) {
         let name = format!("host{}", self.number);
-        let member = match members.join(&name, &mut |id, host| self.prove(id, host)) {
+        let member = match members.join(&name, &mut |id, host, _| self.prove(id, host)) {
             Ok(member) => member,
             Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::NoSpace) => {
                 self.truth.lock().count("join_refused");
@@ -278,12 +278,7 @@ impl Process<'_> {
     }
 
     /// One act. `false` if the process has ended.
-    fn act(
-        &self,
-        members: &Members<HostEnvironment>,
-        member: &Member,
-        random: &mut Seeded,
-    ) -> Result<bool> {
+    fn act(&self, members: &Members<HostEnvironment>, member: &Member, random: &mut Seeded) -> Result<bool> {
         let objects: Vec<Object> = self.objects().collect();
         let object = *random.pick(&objects);
         match random.below(100) {
@@ -323,7 +318,7 @@ impl Process<'_> {
     fn clear_one(&self, members: &Members<HostEnvironment>, member: &Member) -> Result<()> {
         let dead = |host: &Host| !self.truth.lock().living.contains_key(&host.incarnation);
         let Some(host) = members.all()?.into_iter().find(dead) else { return Ok(()) };
-        let cleared = members.clear(host.id, member, &mut |id, host| self.prove(id, host));
+        let cleared = members.clear(host.id, member, &mut |id, host, _| self.prove(id, host));
         let thread = u64::MAX - self.number;
         self.truth.lock().locks.retain(|_, holder| *holder != thread);
         match cleared {

@@ -1,6 +1,6 @@
 //! The tables of hosts that share a region: each has rows and segments of its own, and sees those of the others.
 
-use cbd_engine::{BackendSpec, BlkdevSpec, FormatOptions, Host, Settings, Transport};
+use cbd_engine::{BackendSpec, Beat, BlkdevSpec, FormatOptions, Host, Settings, Transport};
 use cbd_sim::hosts::{HostEnvironment, HostMemory, Medium};
 use cbd_types::{BackendId, ErrorKind, HostId, Name, Region, Result};
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ fn format(medium: &Medium) {
 /// The host `name` on a machine of its own; `dead`: nobody who has been that host lives.
 fn open_if(medium: &Medium, name: &str, seed: u64, dead: bool) -> Result<Shared> {
     let memory = HostMemory::new(medium, false, seed);
-    let mut prove = |_: HostId, host: Option<&Host>| match host {
+    let mut prove = |_: HostId, host: Option<&Host>, _: &dyn Fn() -> Option<Beat>| match host {
         Some(_) if !dead => Err(cbd_types::Error::new(ErrorKind::Busy, "it lives")),
         _ => Ok(()),
     };
@@ -138,18 +138,17 @@ fn a_host_that_was_cleared_has_nothing_and_its_place_is_free() {
     a.create_backend(&spec(&a, "/a", all - 9)).expect("there is room");
     drop(a);
     let (members, member) = b.members().expect("it is shared");
-    let lives = members.clear(HostId(0), member, &mut |_, _| {
-        Err(cbd_types::Error::new(ErrorKind::Busy, "it lives"))
-    });
+    let lives = members
+        .clear(HostId(0), member, &mut |_, _, _| Err(cbd_types::Error::new(ErrorKind::Busy, "it lives")));
     assert_eq!(lives.expect_err("it lives").kind(), ErrorKind::Busy);
     assert_eq!(b.backends_of_others().expect("they can be read").len(), 1);
-    members.clear(HostId(0), member, &mut |_, _| Ok(())).expect("it is dead");
+    members.clear(HostId(0), member, &mut |_, _, _| Ok(())).expect("it is dead");
     assert!(b.backends_of_others().expect("they can be read").is_empty());
     b.create_backend(&spec(&b, "/b", all)).expect("all is free");
     let new = open(&medium, "c", 4);
     assert_eq!(new.members().expect("it is shared").1.id, HostId(0));
     assert!(new.backends().expect("there are none").is_empty(), "its tables are blank");
-    let missing = members.clear(HostId(2), member, &mut |_, _| Ok(())).expect_err("there is no such host");
+    let missing = members.clear(HostId(2), member, &mut |_, _, _| Ok(())).expect_err("there is no such host");
     assert_eq!(missing.kind(), ErrorKind::NotFound);
 }
 
@@ -157,7 +156,8 @@ fn a_host_that_was_cleared_has_nothing_and_its_place_is_free() {
 fn a_host_that_leaves_makes_room_and_one_too_many_is_refused() {
     let medium = Medium::new(SIZE);
     format(&medium);
-    let hosts: Vec<Shared> = ["a", "b", "c"].iter().zip(2..).map(|(name, seed)| open(&medium, name, seed)).collect();
+    let hosts: Vec<Shared> =
+        ["a", "b", "c"].iter().zip(2..).map(|(name, seed)| open(&medium, name, seed)).collect();
     let refused = open_if(&medium, "d", 9, true).err().expect("there are three");
     assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
     let id = hosts[1].create_backend(&spec(&hosts[1], "/b", 9)).expect("there is room");
@@ -189,6 +189,10 @@ fn a_shared_region_is_opened_only_as_a_host() {
     let refused = Transport::open(Arc::new(HostEnvironment::new(7)), region()).err().expect("it has hosts");
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     let environment = Arc::new(HostEnvironment::new(8));
-    let again = Transport::format_shared(&environment, region(), &FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() });
+    let again = Transport::format_shared(
+        &environment,
+        region(),
+        &FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() },
+    );
     assert_eq!(again.err().expect("it holds a transport").kind(), ErrorKind::AlreadyExists);
 }

@@ -196,6 +196,11 @@ impl<P: Pmem> Region<P> {
         Self { memory, has_sync_failed: AtomicBool::new(false) }
     }
 
+    /// The underlying memory, for another use.
+    pub fn into_memory(self) -> P {
+        self.memory
+    }
+
     /// The underlying memory.
     pub const fn memory(&self) -> &P {
         &self.memory

@@ -183,6 +183,9 @@ pub struct RegisterTransport {
     /// With `format`: even if the region holds a transport, whose data is lost then.
     #[serde(default)]
     pub force: bool,
+    /// With `format`: several hosts share the region.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 /// The response to a registration.
@@ -267,6 +270,24 @@ pub struct HostInfo {
     pub hostname: String,
     /// Whether it is known to be running.
     pub alive: bool,
+    /// Whether it is the host of this daemon.
+    #[serde(default)]
+    pub this: bool,
+    /// Milliseconds since its last sign of life that this daemon has seen come; absent if it has seen none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub seen_ms: Option<u64>,
+    /// Whether what it had is being taken from it.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub clearing: bool,
+}
+
+/// Takes everything from a dead host of a transport that several share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClearHost {
+    /// Bytes of dirty and quarantined data that its caches hold, which are lost then; must be exactly that number.
+    #[serde(default)]
+    pub discard_dirty: Option<u64>,
 }
 
 /// Adds a backing device to a transport, or starts one that is not up.

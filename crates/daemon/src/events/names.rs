@@ -40,6 +40,8 @@ names! {
     TransportFailed = "transport.failed",
     /// A region that was not served is served again.
     TransportUp = "transport.up",
+    /// What a dead host had on a transport that several hosts share was taken from it.
+    HostCleared = "host.cleared",
     /// A region has grown.
     TransportGrown = "transport.grown",
     /// The memory of a region takes no stores.

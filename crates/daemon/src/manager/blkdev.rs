@@ -284,6 +284,9 @@ fn blkdev_identity(backend: &[u8; 16], id: BlkdevId) -> Vec<u8> {
 impl TransportHandle {
     /// The block devices of other hosts.
     pub(super) fn blkdevs_of_others(&self) -> Vec<BlkdevEntry> {
+        if self.living.is_some() {
+            return self.transport.blkdevs_of_others().unwrap_or_default();
+        }
         self.transport.blkdevs().into_iter().filter(|entry| entry.host != self.host).collect()
     }
 

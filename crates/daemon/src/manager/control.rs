@@ -6,10 +6,10 @@ use super::transport::TransportSlot;
 use super::{Manager, backend, drain, status, transport, users};
 use crate::api::{
     AddPins, AttachCache, BackendGrown, BackendInfo, BackendStarted, BlkdevChange, BlkdevInfo, BlkdevStopped,
-    BlkdevUser, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo, NumberOrName,
-    PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo, ScrubRequest, Settings,
-    SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev, TransportGrown,
-    TransportInfo, TransportRegistered, VerifyRange,
+    BlkdevUser, ClearHost, CommonCheckpoint, DetachCache, DeviceMap, Done, Drain, GrowTransport, HostInfo,
+    NumberOrName, PinsInfo, RegisterTransport, RemovePins, RequestSample, ResizeCache, ScrubInfo,
+    ScrubRequest, Settings, SettingsChange, StartBackend, StartBlkdev, Status, StopBackend, StopBlkdev,
+    TransportGrown, TransportInfo, TransportRegistered, VerifyRange,
 };
 use crate::control::{Control, Report};
 use crate::events::Events;
@@ -34,7 +34,11 @@ impl Control for Manager {
     }
 
     fn hosts(&self, transport: u32) -> Result<Vec<HostInfo>> {
-        Ok(self.handle(transport)?.hosts())
+        self.handle(transport)?.hosts()
+    }
+
+    fn clear_host(&self, transport: u32, host: u32, request: &ClearHost) -> Result<()> {
+        self.host_clear(transport, host, request)
     }
 
     fn start_backend(&self, transport: u32, request: &StartBackend) -> Result<BackendStarted> {

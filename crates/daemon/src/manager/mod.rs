@@ -21,6 +21,7 @@ mod end;
 mod extend;
 mod figures;
 mod grow;
+mod hosts;
 mod live;
 mod map;
 mod names;

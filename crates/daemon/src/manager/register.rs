@@ -14,7 +14,7 @@ use crate::size::format_size;
 use crate::state::TransportEntry;
 use cbd_engine::FormatOptions;
 use cbd_pmem::OpenOptions;
-use cbd_runtime::region::{Before, check_host_name, open_transport};
+use cbd_runtime::region::{Before, Format, check_host_name, open_transport};
 use cbd_types::{Error, ErrorKind, Result, uuid_text};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -73,8 +73,11 @@ impl Manager {
                 format!("a region of size 0 holds nothing: give {path} another size"),
             ));
         }
-        if !request.format && (request.force || request.segment_size.is_some()) {
-            return Err(Error::new(ErrorKind::InvalidArgument, "force and segment-size go with format only"));
+        if !request.format && (request.force || request.segment_size.is_some() || request.shared) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "force, shared and segment-size go with format only",
+            ));
         }
         // Without the lock of the tables, so that no other command waits for this file system.
         let others = self.tables()?.values().flat_map(paths_of).collect();
@@ -155,17 +158,22 @@ impl Manager {
                 ),
                 _ => error,
             })?;
-        let format = request.format.then(|| FormatOptions {
-            segment_size: request.segment_size,
-            force: request.force,
-            ..FormatOptions::default()
+        let format = request.format.then(|| Format {
+            options: FormatOptions {
+                segment_size: request.segment_size,
+                force: request.force,
+                ..FormatOptions::default()
+            },
+            shared: request.shared,
         });
         let environment = Arc::clone(&self.fixed.environment);
-        let transport = match &remembered {
+        let (info, line) = (opened.info, opened.line);
+        let opened = match &remembered {
             Some(entry) => open_remembered(&self.fixed, entry, opened.region)
                 .map_err(|error| with_advice(error, entry))?,
-            None => open_transport(environment, opened.region, path, format.as_ref())?,
+            None => open_transport(environment, opened.region, path, &request.host, format.as_ref())?,
         };
+        let transport = &opened.transport;
         let host = transport.register_host(&request.host, None)?;
         let entry = TransportEntry {
             transport_id: id,
@@ -175,10 +183,10 @@ impl Manager {
             host: request.host.clone(),
         };
         self.record(id, Some(&entry))?;
-        let mapping = (opened.info, opened.line);
+        let mapping = (info, line);
         let mut running = {
             let _opening = self.opening.read();
-            Running::with_backends(&self.fixed, &entry, transport, host, mapping, &mut StartTime::new())
+            Running::with_backends(&self.fixed, &entry, opened, host, mapping, &mut StartTime::new())
         };
         running.others = running.handle(id).of_others();
         let event = EventName::TransportRegistered.name();
@@ -280,7 +288,10 @@ impl Manager {
             slot.is_taken = true;
             slot.running.as_ref().ok().map(|running| running.handle(id))
         };
-        let left = handle.as_ref().map_or(Ok(()), |handle| handle.transport.unregister_host(handle.host));
+        let left = handle.as_ref().map_or(Ok(()), |handle| {
+            let leave = || handle.transport.unregister_host(handle.host);
+            handle.living.as_ref().map_or_else(leave, |living| living.leave(leave))
+        });
         if let Err(error) = left.and_then(|()| self.record(id, None)) {
             self.unreserve(id);
             return Err(error);

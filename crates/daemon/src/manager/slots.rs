@@ -12,6 +12,7 @@ use super::tasks::Stage;
 use super::transport::{Running, running_mut};
 use super::{Manager, Tables, stopping};
 use cbd_engine::{BackendEntry, Transport, TransportInfo};
+use cbd_runtime::hosts::Living;
 use cbd_runtime::{Count, Counted, ProcessEnvironment, disk};
 use cbd_types::{BackendId, BlkdevId, Error, ErrorKind, HostId, Result};
 use parking_lot::Mutex;
@@ -32,6 +33,8 @@ pub(super) struct TransportHandle {
     pub path: String,
     pub host: HostId,
     pub transport: Arc<Transport<ProcessEnvironment>>,
+    /// This daemon as a host of a region that several share.
+    pub living: Option<Arc<Living>>,
     /// Held from reading the region's tables to storing the result in `Running::tables_copy`.
     reading: Arc<Mutex<()>>,
 }
@@ -83,6 +86,7 @@ impl Running {
             path: self.path.clone(),
             host: self.host,
             transport: Arc::clone(&self.transport),
+            living: self.living.clone(),
             reading: Arc::clone(&self.reading),
         }
     }
@@ -96,6 +100,10 @@ impl TransportHandle {
 
     /// The readable rows of other hosts.
     pub fn entries_of_others(&self) -> Vec<BackendEntry> {
+        if self.living.is_some() {
+            // What cannot be read now is shown the next time.
+            return self.transport.backends_of_others().unwrap_or_default();
+        }
         self.entries().0.into_iter().filter(|entry| entry.host != self.host).collect()
     }
 }

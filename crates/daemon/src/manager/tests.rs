@@ -52,6 +52,7 @@ fn register(manager: &Manager, folder: &Path) {
         segment_size: None,
         format: true,
         force: false,
+        shared: false,
     };
     manager.register_transport(&region).expect("a region");
 }

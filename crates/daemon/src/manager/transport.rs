@@ -7,7 +7,7 @@ use super::retry::Retry;
 use super::slots::{TablesCopy, TransportHandle};
 use super::tasks::run_until;
 use super::{Fixed, Tables};
-use crate::api::{HostInfo, TransportInfo};
+use crate::api::TransportInfo;
 use crate::events::EventName;
 use crate::size::format_size;
 use crate::state::TransportEntry;
@@ -15,8 +15,10 @@ use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::hosts::Living;
 use cbd_runtime::region::{
-    REGION_TIMEOUT, bytes_used, require_persistent, sync_region, sync_region_at_end, with_tools,
+    OpenTransport, REGION_TIMEOUT, bytes_used, open_transport, require_persistent, sync_region,
+    sync_region_at_end, with_tools,
 };
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
 use parking_lot::Mutex;
@@ -39,6 +41,8 @@ pub(super) struct TransportSlot {
 
 /// A transport that is up.
 pub(super) struct Running {
+    /// This daemon as a host of a region that several share. Dropped first: it uses the transport.
+    pub living: Option<Arc<Living>>,
     /// Path of the region.
     pub path: String,
     pub transport: Arc<Transport<ProcessEnvironment>>,
@@ -110,7 +114,8 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     let only_own = !fixed.config.daemon.allow_shared_regions;
     let needed = bytes_used(Path::new(path));
     let options = OpenOptions { boot: fixed.boot, only_own, needed, ..options.clone() };
-    let mapping = Mapping::open(path, &options).map_err(|error| match error.kind() {
+    let opened = Mapping::open(path, &options).or_else(|error| open_with_hosts(path, &options, error));
+    let mapping = opened.map_err(|error| match error.kind() {
         ErrorKind::Permission if only_own => Error::new(
             ErrorKind::Permission,
             format!("{}, or set allow_shared_regions = true in the configuration", error.line()),
@@ -126,6 +131,22 @@ pub(super) fn open_region(fixed: &Fixed, path: &str, options: &OpenOptions) -> R
     }
     let line = mapping.describe();
     Ok(Opened { region: Region::new(mapping), info, line })
+}
+
+/// Opens a region that other hosts have open, if they share it; else this is the `error` of opening it alone.
+fn open_with_hosts(path: &str, options: &OpenOptions, error: Error) -> Result<Mapping> {
+    // A format needs the region alone.
+    if error.kind() != ErrorKind::Busy || options.create {
+        return Err(error);
+    }
+    let Ok(mapping) = Mapping::open(path, &OpenOptions { with_hosts: true, ..options.clone() }) else {
+        return Err(error);
+    };
+    let region = Region::new(mapping);
+    match Transport::<ProcessEnvironment>::is_shared(&region) {
+        Ok(true) => Ok(region.into_memory()),
+        _ => Err(error),
+    }
 }
 
 /// Adds advice to the error of the region of a registered transport. It must not be formatted where it is missing, and
@@ -165,11 +186,12 @@ pub(super) fn open_remembered(
     fixed: &Fixed,
     entry: &TransportEntry,
     region: Region<Mapping>,
-) -> Result<Arc<Transport<ProcessEnvironment>>> {
-    let transport = Transport::open(Arc::clone(&fixed.environment), region)?;
+) -> Result<OpenTransport> {
+    let opened = open_transport(Arc::clone(&fixed.environment), region, &entry.path, &entry.host, None)?;
+    let transport = &opened.transport;
     let uuid = uuid_text(transport.info().uuid);
     if uuid == entry.uuid {
-        return Ok(transport);
+        return Ok(opened);
     }
     Err(Error::new(
         ErrorKind::Exchanged,
@@ -292,15 +314,16 @@ impl Running {
         opened: Opened,
         time: &mut StartTime,
     ) -> Result<Self> {
-        let transport = open_remembered(fixed, entry, opened.region)?;
-        let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
-        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line), time))
+        let (info, line) = (opened.info, opened.line);
+        let opened = open_remembered(fixed, entry, opened.region)?;
+        let host = opened.transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
+        Ok(Self::with_backends(fixed, entry, opened, host, (info, line), time))
     }
 
     pub fn with_backends(
         fixed: &Fixed,
         entry: &TransportEntry,
-        transport: Arc<Transport<ProcessEnvironment>>,
+        OpenTransport { transport, living }: OpenTransport,
         host: HostId,
         (mapping, mapping_line): (Info, String),
         time: &mut StartTime,
@@ -308,6 +331,7 @@ impl Running {
         let path = entry.path.clone();
         let tables_copy = TablesCopy::of(&transport);
         let mut running = Self {
+            living: living.map(Arc::new),
             path,
             transport,
             host,
@@ -339,17 +363,12 @@ impl Running {
 }
 
 impl TransportHandle {
-    /// The hosts of the transport. Whether other hosts run is not known: they are shown as not alive.
-    pub fn hosts(&self) -> Vec<HostInfo> {
-        self.transport
-            .hosts()
-            .into_iter()
-            .map(|host| HostInfo { host_id: host.id.0, alive: host.id == self.host, hostname: host.name })
-            .collect()
-    }
-
     /// Describes the caches of other hosts in the region: no process serves them while this host has the region locked.
     pub fn of_others(&self) -> Vec<String> {
+        if self.living.is_some() {
+            // Other hosts serve what they have.
+            return Vec::new();
+        }
         let hosts = self.transport.hosts();
         let others = self.entries_of_others().into_iter();
         let say = |entry: BackendEntry| {
@@ -380,6 +399,9 @@ impl TransportHandle {
 impl Running {
     /// The failure of the region's memory, if any.
     pub(super) fn failed(&self) -> Option<String> {
+        if let Some(lost) = self.living.as_ref().and_then(|living| living.lost()) {
+            return Some(lost);
+        }
         self.transport.region().memory().failed().map(|at| {
             format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
         })
@@ -453,6 +475,7 @@ impl Running {
             alive: true,
             uuid: uuid_text(info.uuid),
             free_segments: u64::from(info.free_segments),
+            host_id: self.host.0,
             error: self.failed().or_else(|| self.file_change.clone()),
             durability: self.mapping.durability.name().to_owned(),
             copy: self.mapping_line.clone(),

@@ -113,6 +113,7 @@ impl Fixture {
             segment_size: None,
             format: true,
             force: false,
+            shared: false,
         }
     }
 

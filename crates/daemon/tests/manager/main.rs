@@ -7,6 +7,7 @@ mod exchanged_disks;
 mod failing_disks;
 mod fixture;
 mod grow;
+mod hosts;
 mod map;
 mod modes;
 mod names;

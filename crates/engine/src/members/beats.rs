@@ -59,6 +59,9 @@ impl Life {
 impl<E: Environment> Members<E> {
     /// The last sign of life in an area. `None` if there is none, or while it is stored.
     pub fn beat_of(&self, id: HostId) -> Option<Beat> {
+        if id.0 >= self.parts.hosts {
+            return None;
+        }
         let at = self.parts.beat(id.0);
         let mut bytes = [0; 64];
         self.region.observe(MutationPoint::BeatObserve, at, 64);

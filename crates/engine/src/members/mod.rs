@@ -57,11 +57,11 @@ pub struct Host {
     pub is_being_cleared: bool,
 }
 
-/// Proves that no process acts as a host any more, and keeps others from beginning to. The argument is the area, and the host that
-/// has it now; `None` for an area that nobody has.
+/// Proves that no process acts as a host any more, and keeps others from beginning to. The arguments are the area; the host that
+/// has it now, `None` for an area that nobody has; and a function that looks for the host's last sign of life.
 ///
 /// It returns [`ErrorKind::Busy`] if the host lives, or another process is about to be this host.
-pub type Proof<'a> = dyn FnMut(HostId, Option<&Host>) -> Result<()> + 'a;
+pub type Proof<'a> = dyn FnMut(HostId, Option<&Host>, &dyn Fn() -> Option<Beat>) -> Result<()> + 'a;
 
 /// This process as a host of a shared region.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,7 +130,8 @@ impl<E: Environment> Members<E> {
     /// As [`all`](Self::all); [`ErrorKind::OutOfRange`] for an area that is not there.
     pub fn host(&self, id: HostId) -> Result<Option<Host>> {
         if id.0 >= self.parts.hosts {
-            let text = format!("there is no host {id}: a shared region has hosts 0 to {}", self.parts.hosts - 1);
+            let text =
+                format!("there is no host {id}: a shared region has hosts 0 to {}", self.parts.hosts - 1);
             return Err(Error::new(ErrorKind::OutOfRange, text));
         }
         let Holding { state, incarnation, granted, .. } = self.votes(Object::Area(id.0)).known()?.holding;
@@ -173,7 +174,7 @@ impl<E: Environment> Members<E> {
             let last = self.votes(Object::Area(id.0)).known()?.holding;
             if last.is_held() && last.name.get() == number {
                 let host = known.iter().find(|host| host.id == id);
-                prove(id, host)?;
+                prove(id, host, &|| self.beat_of(id))?;
                 joined = Some(self.come_back(id, incarnation, &last)?);
                 break;
             }
@@ -220,7 +221,7 @@ impl<E: Environment> Members<E> {
             if votes.known()?.holding.state.get() != 0 {
                 continue;
             }
-            match prove(id, None) {
+            match prove(id, None, &|| self.beat_of(id)) {
                 // Another process on this machine is about to have it.
                 Err(error) if error.kind() == ErrorKind::Busy => continue,
                 proved => proved?,
@@ -340,13 +341,17 @@ impl<E: Environment> Members<E> {
     /// and storing. It can be repeated, by any host: until it has succeeded, nobody has what the host had.
     pub fn clear(&self, id: HostId, by: &Member, prove: &mut Proof<'_>) -> Result<()> {
         let host = self.host(id)?.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, format!("the region has no host {id}; host-list shows which there are"))
+            Error::new(
+                ErrorKind::NotFound,
+                format!("the region has no host {id}; host-list shows which there are"),
+            )
         })?;
-        prove(id, Some(&host))?;
+        prove(id, Some(&host), &|| self.beat_of(id))?;
         let votes = self.votes(Object::Area(id.0));
         let incarnation = self.environment.random() | 1;
         let claim = votes.take_claim(self.environment.random(), incarnation, None)?;
-        let came_back = || Error::new(ErrorKind::Busy, format!("host {id} came back, or is being cleared elsewhere"));
+        let came_back =
+            || Error::new(ErrorKind::Busy, format!("host {id} came back, or is being cleared elsewhere"));
         // 1. The host has nothing any more, and nobody else has it yet.
         votes.decide(&*self.environment, (claim, incarnation), |last| {
             if last.holding.incarnation.get() == incarnation {

@@ -6,8 +6,8 @@
 use super::{
     SharedSpace, Tables, Transport,
     attach::{Named, write_cache},
-    names::name_of,
     joined::RowKind,
+    names::name_of,
     rows::{active_row, no_such, rows},
     shared::read_shared,
 };
@@ -234,7 +234,8 @@ impl<E: Environment> Transport<E> {
             tables.refuse_backend_name(None, name)?;
             self.refuse_name_of_others(name)?;
         }
-        let row = self.free_row(&mut tables, RowKind::Backend, |tables| &tables.backends, |row| row.state.get())?;
+        let row =
+            self.free_row(&mut tables, RowKind::Backend, |tables| &tables.backends, |row| row.state.get())?;
         let plan = match spec.cache_bytes {
             None => None,
             Some(bytes) => Some(self.plan_cache(&mut tables, bytes, spec.size, spec.lanes_max)?),

@@ -1,11 +1,6 @@
 //! Blkdevs of a transport.
 
-use super::{
-    Transport,
-    joined::RowKind,
-    names::name_of,
-    rows::active_row,
-};
+use super::{Transport, joined::RowKind, names::name_of, rows::active_row};
 use crate::{
     Environment,
     slots::{InBoth, TwoSlots},
@@ -100,7 +95,8 @@ impl<E: Environment> Transport<E> {
         }
         let backend_uuid =
             tables.backends[spec.backend.index()].content().map_or([0; 16], |backend| backend.uuid);
-        let row = self.free_row(&mut tables, RowKind::Blkdev, |tables| &tables.blkdevs, |row| row.state.get())?;
+        let row =
+            self.free_row(&mut tables, RowKind::Blkdev, |tables| &tables.blkdevs, |row| row.state.get())?;
         let ownership = tables.blkdevs[row].content().map_or(1, |old| old.ownership.get() + 1);
         tables.blkdevs[row].keep_in_both(&self.region, ROW, |row| {
             row.clear();

@@ -9,7 +9,9 @@
 //!
 //! Elsewhere: decisions (`members`), tables (the other modules of `transport`).
 
-use super::{Superblocks, Tables, Transport, backends::backend_entry, blkdevs::blkdev_entry, rows::first_free};
+use super::{
+    Superblocks, Tables, Transport, backends::backend_entry, blkdevs::blkdev_entry, rows::first_free,
+};
 use crate::{BackendEntry, BlkdevEntry, Environment, Member, Members, Mutex, Proof, slots::TwoSlots};
 use alloc::{boxed::Box, format, string::String, sync::Arc, vec, vec::Vec};
 use cbd_format::{
@@ -39,9 +41,8 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    fn read<E: Environment>(joined: &Joined<E>, parts: SharedLayout) -> Result<Self> {
-        let id = joined.member.id.0;
-        let has = |object: Object| Ok(joined.members.decided(object)?.holding.is_of(id));
+    fn read<E: Environment>(members: &Members<E>, host: HostId, parts: SharedLayout) -> Result<Self> {
+        let has = |object: Object| Ok(members.decided(object)?.holding.is_of(host.0));
         Ok(Self {
             parts,
             backends: (0..parts.backends).map(|row| has(Object::Backend(row))).collect::<Result<_>>()?,
@@ -103,15 +104,17 @@ impl<E: Environment> Transport<E> {
         let region = Arc::new(region);
         let mut superblocks = Superblocks::read(&region)?;
         let layout = superblocks.layout();
-        let not_shared = || Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts");
-        let members = Members::new(Arc::clone(&environment), Arc::clone(&region), layout).ok_or_else(not_shared)?;
+        let not_shared =
+            || Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts");
+        let members =
+            Members::new(Arc::clone(&environment), Arc::clone(&region), layout).ok_or_else(not_shared)?;
         let member = members.join(name, prove)?;
         let own = layout.for_host(member.id.0).ok_or_else(not_shared)?;
         superblocks.use_tables_of(own);
         let joined = Joined { members: Arc::new(members), member };
         let tables = Tables::read(superblocks, &region)?;
         if let Some(parts) = own.shared_parts() {
-            tables.lock().shares = Some(Shares::read(&joined, parts)?);
+            tables.lock().shares = Some(Shares::read(&joined.members, joined.member.id, parts)?);
         }
         Ok(Arc::new(Self {
             environment,
@@ -123,9 +126,55 @@ impl<E: Environment> Transport<E> {
         }))
     }
 
+    /// Opens the tables of a host of a shared region without being that host: for tools, while no process is that host. What is
+    /// stored is that host's.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`ErrorKind::NotFound`] if there is no such host; [`ErrorKind::InvalidArgument`] for a region that is
+    /// not shared.
+    pub fn open_of_host(
+        environment: Arc<E>,
+        region: Arc<Region<E::Memory>>,
+        host: HostId,
+    ) -> Result<Arc<Self>> {
+        let mut superblocks = Superblocks::read(&region)?;
+        let layout = superblocks.layout();
+        let not_shared =
+            || Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts");
+        let members =
+            Members::new(Arc::clone(&environment), Arc::clone(&region), layout).ok_or_else(not_shared)?;
+        if members.host(host)?.is_none() {
+            return Err(Error::new(ErrorKind::NotFound, format!("the region has no host {host}")));
+        }
+        let own = layout.for_host(host.0).ok_or_else(not_shared)?;
+        superblocks.use_tables_of(own);
+        let tables = Tables::read(superblocks, &region)?;
+        if let Some(parts) = own.shared_parts() {
+            tables.lock().shares = Some(Shares::read(&members, host, parts)?);
+        }
+        Ok(Arc::new(Self {
+            environment,
+            region,
+            segment_size: own.segment_size,
+            layout: Mutex::<E, _>::new(Box::new(own)),
+            tables,
+            joined: None,
+        }))
+    }
+
     /// The hosts of a shared region, and which of them this process is; `None` for a region of one host.
     pub fn members(&self) -> Option<(&Arc<Members<E>>, &Member)> {
         self.joined.as_ref().map(|joined| (&joined.members, &joined.member))
+    }
+
+    /// Abandons all open caches: requests fail, and nothing is stored or written back any more. For a process to which the region
+    /// does not belong any more.
+    pub fn abandon(&self) {
+        let open: Vec<_> = {
+            let tables = self.tables.lock();
+            tables.open.iter().flat_map(|(id, _)| tables.open_caches(*id)).collect()
+        };
+        open.iter().for_each(|cache| cache.abandon());
     }
 
     /// A free row: of those that this host has, or one that it gets now.
@@ -164,7 +213,10 @@ impl<E: Environment> Transport<E> {
         }
         Err(Error::new(
             ErrorKind::NoSpace,
-            format!("the {what} tables of the transport are full: its hosts use all {} rows", table(tables).len()),
+            format!(
+                "the {what} tables of the transport are full: its hosts use all {} rows",
+                table(tables).len()
+            ),
         ))
     }
 
@@ -309,13 +361,17 @@ impl<E: Environment> Transport<E> {
             return Ok(());
         }
         let taken = |who: String| {
-            let text = format!("{who} of another host of this transport has the name {name} already; choose another");
+            let text = format!(
+                "{who} of another host of this transport has the name {name} already; choose another"
+            );
             Err(Error::new(ErrorKind::AlreadyExists, text))
         };
-        if let Some(other) = self.backends_of_others()?.iter().find(|other| other.name.as_ref() == Some(name)) {
+        if let Some(other) = self.backends_of_others()?.iter().find(|other| other.name.as_ref() == Some(name))
+        {
             return taken(format!("backend {}", other.id));
         }
-        if let Some(other) = self.blkdevs_of_others()?.iter().find(|other| other.name.as_ref() == Some(name)) {
+        if let Some(other) = self.blkdevs_of_others()?.iter().find(|other| other.name.as_ref() == Some(name))
+        {
             return taken(format!("blkdev {}", other.id));
         }
         Ok(())

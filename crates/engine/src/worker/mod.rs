@@ -80,6 +80,11 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
             cache.wake_waiting_for_drained();
             return Step::Idle { until_ms: None };
         }
+        if cache.is_abandoned() {
+            // The process that opens it next may do so while this one still runs.
+            cache.wake_waiting_for_drained();
+            return Step::Idle { until_ms: None };
+        }
         let covered = cache.base().epochs().covered();
         let mut reclaimed = false;
         for _ in 0..RECLAIM_PER_STEP {

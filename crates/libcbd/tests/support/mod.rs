@@ -90,6 +90,7 @@ impl Place {
             segment_size: format.then_some(MIB),
             format,
             force: false,
+            shared: false,
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The worlds to explore. They are small, so that a state costs little, and each one stresses another condition.
 
 use crate::flips;
-use crate::{group, hosts};
 use crate::memory::MemoryKind;
 use crate::random::Seeded;
 use crate::reconnect;
 use crate::sequences;
 use crate::workload::Mix;
 use crate::world::WorldOptions;
+use crate::{group, hosts};
 use cbd_engine::{CacheMode, Consistency, OnWriteError};
 use cbd_types::{ByteRange, CHUNK};
 

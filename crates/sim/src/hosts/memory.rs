@@ -183,12 +183,12 @@ impl Pmem for HostMemory {
         let mut caches = self.caches.lock();
         for line_at in Self::lines_of(at, from.len() as u64) {
             let fresh = self.medium.line(line_at);
-            let line = caches
-                .lines
-                .entry(line_at)
-                .or_insert(Cached { bytes: fresh, dirty: [false; LINE as usize] });
+            let line =
+                caches.lines.entry(line_at).or_insert(Cached { bytes: fresh, dirty: [false; LINE as usize] });
             for byte in 0..LINE {
-                if let Some(from) = (line_at + byte).checked_sub(at).and_then(|index| from.get(index as usize)) {
+                if let Some(from) =
+                    (line_at + byte).checked_sub(at).and_then(|index| from.get(index as usize))
+                {
                     line.bytes[byte as usize] = *from;
                     line.dirty[byte as usize] = true;
                 }

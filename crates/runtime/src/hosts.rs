@@ -1,0 +1,309 @@
+//! This process as a host of a shared region: the proof that a former process of it has ended, and its signs of life.
+//!
+//! On one machine the kernel's locks prove that a process has ended. Of a host on another machine only its signs of life are seen:
+//! if it gives none for [`SILENT`], it counts as dead for a process that comes back under its name. A paused virtual machine gives
+//! none either; so a name belongs to one machine, and operators clear the hosts of others.
+//!
+//! Invariants: while a [`Living`] lives, its process has the lock of its host, and gives a sign of life each [`BEAT`]; once another
+//! process is that host, or it was cleared, its caches are abandoned: nothing is served or written back any more.
+//!
+//! Elsewhere: decisions (`cbd-engine`, `members`), locks (`cbd-pmem`).
+
+use crate::ProcessEnvironment;
+use crate::region::OpenTransport;
+use cbd_engine::{Beat, Host, Life, Member, Members, Transport};
+use cbd_pmem::{HostLocks, Mapping};
+use cbd_types::{BootId, Context, Error, ErrorKind, HostId, Region, Result};
+use parking_lot::{Condvar, Mutex};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Time between two signs of life.
+pub const BEAT: Duration = Duration::from_millis(500);
+
+/// How long a host on another machine gives no sign of life before it counts as dead for its successor.
+pub const SILENT: Duration = Duration::from_secs(4);
+
+/// How often an observer looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A host that was seen to live within this time is alive.
+pub const ALIVE: Duration = Duration::from_secs(3);
+
+/// The members of a shared region.
+pub type ProcessMembers = Members<ProcessEnvironment>;
+
+/// Opens the transport of a shared region as the host `name`. Waits up to [`SILENT`] for signs of life of a host of this name on
+/// another machine.
+///
+/// # Errors
+/// Those of [`Transport::open_shared`]; [`ErrorKind::Busy`] with what is known of the process if that host lives.
+pub fn join(
+    environment: Arc<ProcessEnvironment>,
+    region: Region<Mapping>,
+    name: &str,
+) -> Result<OpenTransport> {
+    let locks = region.memory().share_with_hosts()?.ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "memory that no other process can open has no other hosts")
+    })?;
+    let boot = region.boot();
+    let transport = Transport::open_shared(environment, region, name, &mut |id, host, look| {
+        prove_ended(&locks, boot, id, host, look).context(|| format!("becoming host {name}"))
+    })?;
+    let living = Living::begin(&transport, locks)?;
+    Ok(OpenTransport { living: Some(living), transport })
+}
+
+/// Proves that no process is the host `id` any more: by the kernel's lock, which it takes, and for another boot of a machine by the
+/// absence of signs of life.
+fn prove_ended(
+    locks: &HostLocks,
+    boot: BootId,
+    id: HostId,
+    host: Option<&Host>,
+    look: &dyn Fn() -> Option<Beat>,
+) -> Result<()> {
+    let busy = |text: String| Err(Error::new(ErrorKind::Busy, text));
+    let named =
+        |host: &Host| if host.name.is_empty() { "of this name".to_owned() } else { host.name.clone() };
+    let lock = locks.take(id.0).map_err(|error| {
+        Error::new(ErrorKind::System, format!("the lock of host {id} cannot be taken: {error}"))
+    })?;
+    if !lock {
+        return busy(match host {
+            Some(host) => format!(
+                "host {} is alive on this machine{}: a host is one process; register under another name, or end that one",
+                named(host),
+                host.beat.map_or_else(String::new, |beat| format!(", process {}", beat.process))
+            ),
+            None => format!("another process of this machine is becoming host {id}"),
+        });
+    }
+    let Some(host) = host else { return Ok(()) };
+    if host.beat.is_some_and(|beat| beat.is_of_boot(boot)) {
+        // Its process would have the lock.
+        return Ok(());
+    }
+    tracing::info!(
+        "host {} was last seen on another machine, or before a restart of this one: waiting {} s for a sign of life",
+        named(host),
+        SILENT.as_secs()
+    );
+    let (begun, mut life) = (Instant::now(), Life::default());
+    while begun.elapsed() < SILENT {
+        let now = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        life.note(look().as_ref(), now);
+        if life.since_ms(now).is_some() {
+            locks.release(id.0);
+            return busy(format!(
+                "host {} is alive on another machine: a name belongs to one machine; register under another one, or end the \
+                 daemon there",
+                named(host)
+            ));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// What was seen of the hosts of a region.
+#[derive(Debug, Default)]
+struct Seen {
+    lives: Vec<Life>,
+    /// Why this process is the host no more.
+    lost: Option<String>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    seen: Mutex<Seen>,
+    stop: Mutex<bool>,
+    stopped: Condvar,
+    begun: Instant,
+}
+
+impl Shared {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Keeps this process the host that it has become: a thread gives signs of life and looks for those of others. The drop ends it; the
+/// host stays, and is not alive.
+pub struct Living {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    members: Arc<ProcessMembers>,
+    member: Member,
+    locks: Arc<HostLocks>,
+}
+
+impl std::fmt::Debug for Living {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Living({:?})", self.member)
+    }
+}
+
+/// A host, as this process sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SeenHost {
+    /// The host.
+    pub host: Host,
+    /// Whether it is this process.
+    pub is_self: bool,
+    /// Time since its last sign of life that this process has seen come; `None` if it has seen none.
+    pub since: Option<Duration>,
+}
+
+impl SeenHost {
+    /// Whether it is alive, as far as this process knows.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.is_self || self.since.is_some_and(|since| since < ALIVE)
+    }
+}
+
+impl Living {
+    fn begin(transport: &Arc<Transport<ProcessEnvironment>>, locks: HostLocks) -> Result<Self> {
+        let Some((members, member)) = transport.members().map(|(all, own)| (Arc::clone(all), own.clone()))
+        else {
+            return Err(Error::new(ErrorKind::InvalidArgument, "the region is not shared"));
+        };
+        members.beat(&member, 1, std::process::id());
+        let shared = Arc::new(Shared {
+            seen: Mutex::default(),
+            stop: Mutex::new(false),
+            stopped: Condvar::new(),
+            begun: Instant::now(),
+        });
+        let beating = Beating {
+            shared: Arc::clone(&shared),
+            transport: Arc::downgrade(transport),
+            members: Arc::clone(&members),
+            member: member.clone(),
+        };
+        let thread =
+            std::thread::Builder::new().name("cbd-host".to_owned()).spawn(move || beating.run()).map_err(
+                |error| Error::new(ErrorKind::System, format!("no thread for signs of life: {error}")),
+            )?;
+        Ok(Self { shared, thread: Some(thread), members, member, locks: Arc::new(locks) })
+    }
+
+    /// The hosts of the region, and when this process has last seen them live.
+    ///
+    /// # Errors
+    /// Those of [`Members::all`].
+    pub fn hosts(&self) -> Result<Vec<SeenHost>> {
+        let hosts = self.members.all()?;
+        let now = self.shared.now_ms();
+        let seen = self.shared.seen.lock();
+        Ok(hosts
+            .into_iter()
+            .map(|host| {
+                let life = seen.lives.get(host.id.0 as usize);
+                let since = life.and_then(|life| life.since_ms(now)).map(Duration::from_millis);
+                SeenHost { is_self: host.id == self.member.id, host, since }
+            })
+            .collect())
+    }
+
+    /// Why this process is the host no more; `None` while it is.
+    #[must_use]
+    pub fn lost(&self) -> Option<String> {
+        self.shared.seen.lock().lost.clone()
+    }
+
+    /// Leaves the region by `leave`: no sign of life is given meanwhile, nor afterwards if it succeeds.
+    ///
+    /// # Errors
+    /// That of `leave`.
+    pub fn leave(&self, leave: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut stop = self.shared.stop.lock();
+        leave()?;
+        *stop = true;
+        Ok(())
+    }
+
+    /// Takes everything from a host that is dead: waits up to [`SILENT`] for a sign of life, and refuses if there is one.
+    ///
+    /// # Errors
+    /// Those of [`Members::clear`].
+    pub fn clear(&self, id: HostId) -> Result<()> {
+        if id == self.member.id {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("host {id} is this daemon itself; tp-unreg lets it leave"),
+            ));
+        }
+        let boot = self.members.region().boot();
+        let cleared = self.members.clear(id, &self.member, &mut |id, host, look| {
+            prove_ended(&self.locks, boot, id, host, look).context(|| format!("clearing host {id}"))
+        });
+        self.locks.release(id.0);
+        cleared
+    }
+}
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        *self.shared.stop.lock() = true;
+        self.shared.stopped.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported by its hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread of a [`Living`].
+struct Beating {
+    shared: Arc<Shared>,
+    transport: Weak<Transport<ProcessEnvironment>>,
+    members: Arc<ProcessMembers>,
+    member: Member,
+}
+
+impl Beating {
+    fn run(self) {
+        let mut number = 1;
+        loop {
+            self.look();
+            // Locked while the sign of life is stored: none comes after the host has left.
+            let mut stop = self.shared.stop.lock();
+            if !*stop {
+                self.shared.stopped.wait_for(&mut stop, BEAT);
+            }
+            if *stop {
+                return;
+            }
+            match self.members.check_member(&self.member) {
+                Err(error) if error.kind() == ErrorKind::Stopped => return self.lose(&error),
+                // Memory that fails is reported by those who use it.
+                _ => {}
+            }
+            number += 1;
+            self.members.beat(&self.member, number, std::process::id());
+        }
+    }
+
+    /// Notes the signs of life of all hosts.
+    fn look(&self) {
+        let beats: Vec<Option<Beat>> =
+            (0..cbd_format::shared::HOSTS_MAX).map(|id| self.members.beat_of(HostId(id))).collect();
+        let now = self.shared.now_ms();
+        let mut seen = self.shared.seen.lock();
+        seen.lives.resize_with(beats.len(), Life::default);
+        for (life, beat) in seen.lives.iter_mut().zip(&beats) {
+            life.note(beat.as_ref(), now);
+        }
+    }
+
+    fn lose(&self, error: &Error) {
+        tracing::error!("{}: its caches are served no more", error.line());
+        if let Some(transport) = self.transport.upgrade() {
+            transport.abandon();
+        }
+        self.shared.seen.lock().lost = Some(error.line());
+    }
+}
