@@ -11,8 +11,9 @@ use std::sync::Arc;
 /// [`ErrorKind::NotFound`] with the names that exist, or [`ErrorKind::Damaged`] if several have it; when the transport cannot
 /// be opened, its error.
 pub fn backend_of_name(bytes: &Arc<dyn Bytes>, name: &Name) -> Result<u32> {
-    let transport = open_private(bytes)?;
-    let (entries, _) = cbd_runtime::disk::entries(&transport);
+    let transports = open_private(bytes)?;
+    let entries: Vec<_> =
+        transports.iter().flat_map(|transport| cbd_runtime::disk::entries(transport).0).collect();
     let found: Vec<u32> =
         entries.iter().filter(|entry| entry.name.as_ref() == Some(name)).map(|entry| entry.id.0).collect();
     match found.as_slice() {

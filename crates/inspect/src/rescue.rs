@@ -145,9 +145,13 @@ impl Options {
         let (file, mut warnings) = self.open_disk(disk, true)?;
         let environment = Arc::new(ProcessEnvironment::<PrivateMemory>::new());
         let memory = PrivateMemory::new(Arc::clone(region));
-        let transport = Transport::open(environment, Region::new(memory))?;
+        let transports = Transport::open_each(&environment, Arc::new(Region::new(memory)))?;
+        let owner = transports.iter().find(|transport| transport.backend(backend).is_ok());
+        let Some(transport) = owner.or(transports.first()) else {
+            return Err(Error::new(ErrorKind::NotFound, "the region has no host, and no backend"));
+        };
         let entry = transport.backend(backend)?;
-        warnings.extend(self.check_target(&transport, &entry, &file)?);
+        warnings.extend(self.check_target(transport, &entry, &file)?);
         Ok(warnings)
     }
 
@@ -265,9 +269,31 @@ pub fn rescue(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<Rescued>> {
     let environment = Arc::new(ProcessEnvironment::<Mapping>::new());
-    let transport = Transport::open(Arc::clone(&environment), Region::new(region))?;
-    let rows = transport.info().layout.backend_rows;
     let mut done = Vec::new();
+    for transport in Transport::open_each(&environment, Arc::new(Region::new(region)))? {
+        let from = done.len();
+        rescue_all(&transport, &environment, options, &mut done, progress);
+        if let Err(error) = sync_region(&transport, "of this rescue") {
+            done[from..].iter_mut().for_each(|rescued| rescued.warnings.push(error.line()));
+        }
+    }
+    match options.backend {
+        Some(id) if done.is_empty() => {
+            Err(Error::new(ErrorKind::NotFound, format!("the region has no backend {id}")))
+        }
+        _ => Ok(done),
+    }
+}
+
+/// Rescues the selected backends of one host.
+fn rescue_all(
+    transport: &Arc<Transport<ProcessEnvironment>>,
+    environment: &Arc<ProcessEnvironment>,
+    options: &Options,
+    done: &mut Vec<Rescued>,
+    progress: &mut dyn FnMut(Progress),
+) {
+    let rows = transport.info().layout.backend_rows;
     for id in (0..rows).map(BackendId).filter(|id| options.concerns(id.0)) {
         let entry = match transport.backend(id) {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -277,22 +303,13 @@ pub fn rescue(
         let result = entry.and_then(|entry| {
             rescued.disk =
                 options.to.as_ref().map_or_else(|| entry.path.clone(), |to| to.display().to_string());
-            rescue_backend(&transport, &entry, &environment, options, &mut rescued, progress)
+            rescue_backend(transport, &entry, environment, options, &mut rescued, progress)
         });
         match result {
             Ok(()) => rescued.complete = true,
             Err(error) => rescued.error = Some(error.line()),
         }
         done.push(rescued);
-    }
-    if let Err(error) = sync_region(&transport, "of this rescue") {
-        done.iter_mut().for_each(|rescued| rescued.warnings.push(error.line()));
-    }
-    match options.backend {
-        Some(id) if done.is_empty() => {
-            Err(Error::new(ErrorKind::NotFound, format!("the region has no backend {id}")))
-        }
-        _ => Ok(done),
     }
 }
 

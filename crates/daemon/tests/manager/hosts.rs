@@ -49,7 +49,7 @@ impl Host {
     /// Starts a backend of 8 MiB with a cache of 16 MiB; returns its number.
     fn start(&self) -> u32 {
         let disk = self.fixture.disk("disk", 8 * MIB);
-        self.daemon.start_backend(0, &self.fixture.backend(&disk)).unwrap().backend.backend_id
+        self.daemon.start_backend(0, &self.fixture.backend(&disk)).unwrap().backend_id
     }
 
     fn hosts(&self) -> Vec<HostInfo> {

@@ -126,6 +126,21 @@ impl<E: Environment> Transport<E> {
         }))
     }
 
+    /// Opens all tables of a region, for tools, while no process uses it: those of each host of a shared one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`open_of_host`](Self::open_of_host).
+    pub fn open_each(environment: &Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Vec<Arc<Self>>> {
+        let layout = Superblocks::read(&region).ok().map(|found| found.layout());
+        let members = layout
+            .and_then(|layout| Members::new(Arc::clone(environment), Arc::clone(&region), layout));
+        let Some(members) = members else {
+            return Self::open_in(Arc::clone(environment), region).map(|transport| vec![transport]);
+        };
+        let hosts = members.all()?.into_iter();
+        hosts.map(|host| Self::open_of_host(Arc::clone(environment), Arc::clone(&region), host.id)).collect()
+    }
+
     /// Opens the tables of a host of a shared region without being that host: for tools, while no process is that host. What is
     /// stored is that host's.
     ///

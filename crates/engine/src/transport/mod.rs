@@ -271,6 +271,10 @@ impl<E: Environment> Transport<E> {
     /// region without a superblock that has the tables of a transport is damaged. A system error if a crash of the machine
     /// mixes pages and the superblocks and tables cannot be synced.
     pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
+        Self::open_in(environment, Arc::new(region))
+    }
+
+    fn open_in(environment: Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Arc<Self>> {
         let superblocks = Superblocks::read(&region).map_err(|error| match error.kind() {
             ErrorKind::Foreign => remnants::without_superblock(&region),
             _ => error,
@@ -285,7 +289,7 @@ impl<E: Environment> Transport<E> {
         let tables = Tables::read(superblocks, &region)?;
         Ok(Arc::new(Self {
             environment,
-            region: Arc::new(region),
+            region,
             segment_size: layout.segment_size,
             layout: Mutex::<E, _>::new(layout),
             tables,

@@ -83,30 +83,38 @@ impl Checker<'_> {
         if !self.superblocks() {
             return;
         }
-        let transport = match open_private(&self.bytes) {
-            Ok(transport) => transport,
+        let transports = match open_private(&self.bytes) {
+            Ok(transports) => transports,
             Err(error) => {
                 return self.fatal(Structure::Superblock, Location::default(), &error, "no transport of it");
             }
         };
+        transports.iter().for_each(|transport| self.transport(transport));
+    }
+
+    /// Checks what the tables of the region, or of one of its hosts, describe.
+    fn transport(&mut self, transport: &Arc<PrivateTransport>) {
         let info = transport.info();
-        self.report.transport = Some(TransportSummary {
+        let hosts = transport.hosts().into_iter().map(|host| host.name);
+        let summary = self.report.transport.get_or_insert_with(|| TransportSummary {
             uuid: uuid_text(info.uuid),
             version: info.version,
             features: info.features[2],
             region_size: info.layout.region_size,
             segment_size: info.layout.segment_size,
             segments: info.layout.segment_count,
-            free_segments: info.free_segments,
-            hosts: transport.hosts().into_iter().map(|host| host.name).collect(),
+            free_segments: 0,
+            hosts: Vec::new(),
         });
+        summary.free_segments += info.free_segments;
+        summary.hosts.extend(hosts);
         self.tables(&info.layout);
         self.names(&info.layout);
         for id in (0..info.layout.backend_rows).map(BackendId) {
             let Some(row) = transport.backend_row(id).filter(|row| row.state.get() == STATE_ACTIVE) else {
                 continue;
             };
-            let subject = Subject { id, row: &row, layout: &info.layout, transport: &transport };
+            let subject = Subject { id, row: &row, layout: &info.layout, transport };
             let summary = self.backend(&subject);
             self.report.backends.push(summary);
         }
@@ -287,10 +295,10 @@ fn covered(mut ranges: Vec<(u64, u64)>) -> u64 {
     sum
 }
 
-/// Opens the transport of a private copy of a region.
-pub(crate) fn open_private(bytes: &Arc<dyn Bytes>) -> Result<Arc<PrivateTransport>> {
+/// Opens the transport of a private copy of a region: the tables of each host, if several share it.
+pub(crate) fn open_private(bytes: &Arc<dyn Bytes>) -> Result<Vec<Arc<PrivateTransport>>> {
     let memory = PrivateMemory::new(Arc::clone(bytes));
-    Transport::open(Arc::new(ProcessEnvironment::new()), Region::new(memory))
+    Transport::open_each(&Arc::new(ProcessEnvironment::new()), Arc::new(Region::new(memory)))
 }
 
 #[cfg(test)]

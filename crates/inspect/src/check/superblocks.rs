@@ -23,7 +23,8 @@ impl Checker<'_> {
         let mut read = [first, self.superblock(offsets[1])];
         if let [Err(first), Err(second)] = &read
             && [first, second].iter().all(|error| error.kind() != ErrorKind::Unsupported)
-            && let Ok(transport) = open_private(&self.bytes)
+            && let Ok(transports) = open_private(&self.bytes)
+            && let Some(transport) = transports.first()
         {
             // Before the zeroes by which the file of a region was extended.
             used = transport.info().layout.region_size;

@@ -77,23 +77,30 @@ pub fn dump(bytes: &Arc<dyn Bytes>, what: What, filter: &Filter, sink: &mut Sink
         let _ = structures::superblocks(&**bytes, sink);
         return Ok(());
     }
-    let transport = open_private(bytes)?;
+    let transports = open_private(bytes)?;
+    let has = |transport: &Arc<crate::check::PrivateTransport>, id| {
+        !transport.backend(BackendId(id)).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
     if let (What::Lanes | What::Pins | What::Records, Some(id)) = (what, filter.backend)
-        && let Err(error) = transport.backend(BackendId(id))
-        && error.kind() == ErrorKind::NotFound
+        && !transports.iter().any(|transport| has(transport, id))
     {
         return Err(Error::new(ErrorKind::NotFound, format!("the region has no backend {id}")));
     }
-    let layout = transport.info().layout;
-    let dump = Dump { bytes: &**bytes, transport: &transport, layout: &layout, filter };
-    let _ = match what {
-        What::Superblock => ControlFlow::Continue(()),
-        What::Tables => dump.tables(sink),
-        What::Segments => dump.segments(sink),
-        What::Lanes => dump.lanes(sink),
-        What::Pins => dump.pins(sink),
-        What::Records => dump.records(sink)?,
-    };
+    for transport in &transports {
+        let layout = transport.info().layout;
+        let dump = Dump { bytes: &**bytes, transport, layout: &layout, filter };
+        let next = match what {
+            What::Superblock => ControlFlow::Continue(()),
+            What::Tables => dump.tables(sink),
+            What::Segments => dump.segments(sink),
+            What::Lanes => dump.lanes(sink),
+            What::Pins => dump.pins(sink),
+            What::Records => dump.records(sink)?,
+        };
+        if next.is_break() {
+            break;
+        }
+    }
     Ok(())
 }
 
