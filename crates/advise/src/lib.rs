@@ -24,6 +24,7 @@ mod trace;
 
 pub use advice::{knee, sentence, sizes_around, time_to_full_s};
 pub use cache::SimulatedCache;
+pub use cbd_runtime::sampled::earlier::EarlierRequest;
 pub use disk::geometry;
 pub use live::{Foretold, Seen, SeenRequest};
 pub use sample::Sample;

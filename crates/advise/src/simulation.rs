@@ -162,6 +162,16 @@ impl Simulation {
         if self.batch.len() == BATCH { self.serve() } else { Ok(()) }
     }
 
+    /// Forgets the dirty bytes so far.
+    ///
+    /// # Errors
+    /// The errors of the engine.
+    pub(crate) fn forget_dirty(&mut self) -> Result<()> {
+        self.serve()?;
+        self.all.iter_mut().for_each(One::forget_dirty);
+        Ok(())
+    }
+
     /// Forgets the hits so far, but not what the caches hold.
     ///
     /// # Errors
@@ -240,6 +250,10 @@ impl One {
             dirty_sum: 0.0,
             dirty_count: 0,
         })
+    }
+
+    fn forget_dirty(&mut self) {
+        (self.dirty_max, self.dirty_sum, self.dirty_count) = (0, 0.0, 0);
     }
 
     fn begin_count(&mut self) {

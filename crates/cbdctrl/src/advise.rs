@@ -86,9 +86,10 @@ struct TraceInfo {
 #[derive(Serialize)]
 struct SizeInfo {
     size: u64,
-    /// Absent if nothing was read.
+    /// Absent if nothing was read, or too little is known of a cache of this size.
     read_hit_ratio: Option<f64>,
-    disk_read_bytes: u64,
+    /// Absent if too little is known of a cache of this size.
+    disk_read_bytes: Option<u64>,
     /// Absent if the trace has no times.
     dirty_bytes_max: Option<u64>,
     dirty_bytes_mean: Option<u64>,
@@ -254,7 +255,7 @@ fn size_info(outcome: &Outcome, survey: &Survey, options: &Options) -> SizeInfo 
     SizeInfo {
         size: outcome.bytes,
         read_hit_ratio: (survey.reads > 0).then_some(outcome.hit),
-        disk_read_bytes: outcome.disk_read_bytes,
+        disk_read_bytes: Some(outcome.disk_read_bytes),
         dirty_bytes_max: options.has_times.then_some(outcome.dirty_bytes_max),
         dirty_bytes_mean: options.has_times.then_some(outcome.dirty_bytes_mean),
         full_after_s: options.disk_rate.and_then(full_after),
@@ -299,7 +300,7 @@ fn table(sizes: &[SizeInfo], present: Option<u64>, has_times: bool, has_rate: bo
         let cells = [
             format!("{}{now}", format_size(size.size)),
             size.read_hit_ratio.map_or_else(|| "-".to_owned(), |hit| format!("{:.1} %", 100.0 * hit)),
-            format_size(size.disk_read_bytes),
+            size.disk_read_bytes.map_or_else(|| "-".to_owned(), format_size),
             size.dirty_bytes_max.map_or_else(|| "-".to_owned(), format_size),
             size.full_after_s.map_or_else(|| "never".to_owned(), |seconds| format!("{seconds:.0} s")),
             match size.sampled_one_of {

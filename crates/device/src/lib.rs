@@ -24,12 +24,13 @@ mod streams;
 pub use figures::{Clock, Counted, DeviceFigures, OperationFigures, Outcome, WaitFor};
 pub use queue::{Queue, VERIFY_MAX};
 pub use route::Hold;
-pub use sample::{LastSampled, SAMPLED_MAX, Sampled};
+pub use sample::{LastSampled, SAMPLE_BYTES, SAMPLED_MAX, Sampled};
 pub use streams::Streams;
 
 use alloc::{sync::Arc, vec, vec::Vec};
 use cbd_engine::{Cache, CachedState, Environment};
 use cbd_types::{BackingGeometry, ByteRange, Class, Geometry};
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use route::Route;
 use sample::Sample;
@@ -102,9 +103,15 @@ impl<E: Environment> Device<E> {
         self.sample.set_cache(bytes);
     }
 
-    /// The last requests of the sample.
-    pub fn last_sampled(&self) -> LastSampled {
-        self.sample.last()
+    /// The last requests of the sample, from number `from` on: at most [`SAMPLED_MAX`].
+    pub fn last_sampled(&self, from: u64) -> LastSampled {
+        self.sample.last(from)
+    }
+
+    /// Calls `visit` with the requests of the sample of these numbers, as far as they are kept, in order. Returns the blocks of a
+    /// group; 0 if nothing is noted.
+    pub fn visit_sampled(&self, numbers: Range<u64>, visit: &mut dyn FnMut(Sampled)) -> u64 {
+        self.sample.visit(numbers, visit)
     }
 
     /// The number of requests that the sample has had.

@@ -7,14 +7,17 @@
 //! only the advice depends on it. A reader may see requests of different threads in another order, and one that is being replaced
 //! twice or not at all.
 //!
-//! Elsewhere: what is made of the sample (`cbd-advise`).
+//! Elsewhere: what is kept of the requests before (`cbd-runtime`), what is made of the sample (`cbd-advise`).
 
 use alloc::{boxed::Box, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Operation};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Requests that are kept: 512 KiB.
-pub const SAMPLED_MAX: usize = 64 << 10;
+/// Requests that are kept: 224 KiB.
+pub const SAMPLED_MAX: usize = 28 << 10;
+/// Bytes of memory that they take.
+pub const SAMPLE_BYTES: usize = SAMPLED_MAX * size_of::<AtomicU64>();
 /// The part of the cache that the sample stands for.
 const PART_BYTES: u64 = 16 << 20;
 /// The densest and the sparsest sample: one block of 2^`shift`.
@@ -139,23 +142,43 @@ impl Sample {
         }
     }
 
-    /// The last requests of the sample.
-    pub(crate) fn last(&self) -> LastSampled {
+    /// The last requests of the sample, from number `from` on.
+    pub(crate) fn last(&self, from: u64) -> LastSampled {
         let shift = self.shift.load(Ordering::Relaxed);
         if shift == OFF {
             return LastSampled::default();
         }
-        let (next, begun) = (self.next.load(Ordering::Relaxed), self.begun.load(Ordering::Relaxed));
-        let first = next.saturating_sub(SAMPLED_MAX as u64).max(begun);
-        let entry = |number: u64| {
-            let entry = self.entries.get(number as usize % SAMPLED_MAX)?;
-            Sampled::of(entry.load(Ordering::Relaxed))
-        };
+        let kept = self.kept();
+        let first = kept.start.max(from).min(kept.end);
         let mut requests = Vec::new();
-        if requests.try_reserve_exact((next - first) as usize).is_ok() {
-            requests.extend((first..next).filter_map(entry));
+        if requests.try_reserve_exact((kept.end - first) as usize).is_ok() {
+            requests.extend((first..kept.end).filter_map(|number| self.entry(number)));
         }
-        LastSampled { one_of: 1 << shift, first: next - requests.len() as u64, requests }
+        LastSampled { one_of: 1 << shift, first: kept.end - requests.len() as u64, requests }
+    }
+
+    /// Calls `visit` with the requests of these numbers, as far as they are kept, in order. Returns the blocks of a group; 0 if nothing
+    /// is noted.
+    pub(crate) fn visit(&self, numbers: Range<u64>, visit: &mut dyn FnMut(Sampled)) -> u64 {
+        let shift = self.shift.load(Ordering::Relaxed);
+        if shift == OFF {
+            return 0;
+        }
+        let kept = self.kept();
+        let numbers = numbers.start.max(kept.start)..numbers.end.min(kept.end);
+        numbers.filter_map(|number| self.entry(number)).for_each(visit);
+        1 << shift
+    }
+
+    /// The numbers of the requests that are kept.
+    fn kept(&self) -> Range<u64> {
+        let (next, begun) = (self.next.load(Ordering::Relaxed), self.begun.load(Ordering::Relaxed));
+        next.saturating_sub(SAMPLED_MAX as u64).max(begun.min(next))..next
+    }
+
+    fn entry(&self, number: u64) -> Option<Sampled> {
+        let entry = self.entries.get(number as usize % SAMPLED_MAX)?;
+        Sampled::of(entry.load(Ordering::Relaxed))
     }
 
     /// The number of requests that the sample has had.
@@ -193,9 +216,9 @@ mod tests {
         let (single, long) = (sample(1 << 30), sample(1 << 30));
         (0..6400).for_each(|block| note(&single, Operation::Read, blocks(block, 1)));
         (0..100).for_each(|request| note(&long, Operation::Read, blocks(request * 64, 64)));
-        let of_single = single.last();
+        let of_single = single.last(0);
         assert_eq!((of_single.one_of, of_single.first, of_single.requests.len()), (64, 0, 100));
-        assert_eq!(of_single, long.last());
+        assert_eq!(of_single, long.last(0));
         assert_eq!(of_single.requests[7], Sampled { ms: 5, is_write: false, group: 7 });
     }
 
@@ -206,11 +229,20 @@ mod tests {
         note(&sample, Operation::Discard, blocks(0, 1 << 20));
         let count = SAMPLED_MAX as u64 + 1000;
         (0..count).for_each(|group| note(&sample, Operation::Write, blocks(group * 8, 8)));
-        let last = sample.last();
+        let last = sample.last(0);
         assert_eq!((last.first, last.requests.len(), sample.count()), (1000, SAMPLED_MAX, count));
         let groups: Vec<u64> = last.requests.iter().map(|sampled| sampled.group).collect();
         assert_eq!(groups, (1000..count).collect::<Vec<_>>());
         assert!(last.requests.iter().all(|sampled| sampled.is_write));
+        let tail = sample.last(count - 5);
+        assert_eq!((tail.first, &tail.requests[..]), (count - 5, &last.requests[SAMPLED_MAX - 5..]));
+        let visited = |numbers| {
+            let mut groups = Vec::new();
+            assert_eq!(sample.visit(numbers, &mut |sampled| groups.push(sampled.group)), 8);
+            groups
+        };
+        assert_eq!(visited(0..1003), [1000, 1001, 1002]);
+        assert_eq!(visited(count - 2..u64::MAX), [count - 2, count - 1]);
     }
 
     #[test]
@@ -218,15 +250,15 @@ mod tests {
         let sample = sample(1 << 30);
         note(&sample, Operation::Read, blocks(0, 64));
         sample.set_cache(2 << 30);
-        assert_eq!(sample.last().requests.len(), 1, "a size that is little larger keeps the sample");
+        assert_eq!(sample.last(0).requests.len(), 1, "a size that is little larger keeps the sample");
         sample.set_cache(8 << 30);
-        assert_eq!(sample.last(), LastSampled { one_of: 512, first: 1, requests: vec![] });
+        assert_eq!(sample.last(0), LastSampled { one_of: 512, first: 1, requests: vec![] });
         sample.set_cache(0);
         note(&sample, Operation::Read, blocks(0, 512));
-        assert_eq!(sample.last(), LastSampled::default());
+        assert_eq!(sample.last(0), LastSampled::default());
         let none = Sample::none();
         none.set_cache(1 << 30);
         note(&none, Operation::Read, blocks(0, 512));
-        assert_eq!(none.last(), LastSampled::default());
+        assert_eq!(none.last(0), LastSampled::default());
     }
 }

@@ -9,12 +9,13 @@
 
 use crate::{Count, Counted};
 use cbd_backing::{Backing, PollableQueue};
-use cbd_device::{Device, DeviceFigures, LastSampled, Queue};
+use cbd_device::{Device, DeviceFigures, LastSampled, Queue, Sampled};
 use cbd_engine::Environment;
 use cbd_export::wake::{self, Event};
 use cbd_export::{BlockDevice, Extent, ExtentState, RequestQueue};
 use cbd_types::{ByteRange, Class, Completion, ErrorKind, Geometry, Request, Result, Verified, Verify};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,10 +122,16 @@ impl<E: Environment> ServedDevice<E> {
         self.device.sample_for(bytes);
     }
 
-    /// The last requests of the sample.
+    /// The last requests of the sample, from number `from` on.
     #[must_use]
-    pub fn last_sampled(&self) -> LastSampled {
-        self.device.last_sampled()
+    pub fn last_sampled(&self, from: u64) -> LastSampled {
+        self.device.last_sampled(from)
+    }
+
+    /// Calls `visit` with the requests of the sample of these numbers, as far as they are kept, in order. Returns the blocks of a
+    /// group; 0 if nothing is noted.
+    pub fn visit_sampled(&self, numbers: Range<u64>, visit: &mut dyn FnMut(Sampled)) -> u64 {
+        self.device.visit_sampled(numbers, visit)
     }
 
     /// The number of requests that the sample has had.

@@ -1,17 +1,21 @@
 //! The moments of a device's sample of requests: what clients had read when the sample had so many requests.
 //!
-//! What the sample has kept begins with a cache that is not known. So its first half only fills the simulated caches, and the hits
-//! count from its middle on; how much clients have read since then is in no sample, and comes from here.
+//! What the sample has kept begins with a cache that is not known. So what came before ([`earlier`]) and its first half only fill the
+//! simulated caches, and the hits count from its middle on; how much clients have read since then is in no sample, and comes from here.
 //!
-//! Invariants: the number of moments is bounded; they are as far apart as the sample is old.
+//! Invariants: the number of moments is bounded; they are about equally far apart.
 //!
 //! Elsewhere: the sample (`cbd-device`), who notes moments (`cbd-daemon`).
+
+pub mod earlier;
 
 use cbd_device::SAMPLED_MAX;
 use std::collections::VecDeque;
 
 /// Moments that are kept.
 const MOMENTS: usize = 256;
+/// Bytes of memory that they take at most.
+pub const MOMENTS_BYTES: usize = MOMENTS * size_of::<Moment>();
 
 /// A moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -56,11 +60,11 @@ impl Moments {
             self.0.pop_front();
         }
         if self.0.len() == MOMENTS {
-            let mut is_kept = false;
-            self.0.retain(|_| {
-                is_kept = !is_kept;
-                is_kept
-            });
+            // The one whose neighbours are the nearest to each other is missed least.
+            let between = |place: &usize| self.0[place + 1].sampled - self.0[place - 1].sampled;
+            if let Some(place) = (1..MOMENTS - 1).min_by_key(between) {
+                self.0.remove(place);
+            }
         }
         self.0.push_back(now);
     }
@@ -86,8 +90,8 @@ mod tests {
         let mut moments = Moments::default();
         (0..200_000).step_by(10).for_each(|sampled| moments.note(moment(sampled)));
         assert!(moments.0.len() <= MOMENTS);
-        let found = moments.behind_middle(134_464, 200_000).expect("a moment");
-        assert!((167_232..180_000).contains(&found.sampled), "{found:?}");
+        let found = moments.behind_middle(167_232, 200_000).expect("a moment");
+        assert!((183_616..184_200).contains(&found.sampled), "{found:?}");
         let since = moment(200_000).since(found);
         assert_eq!((since.read_bytes, since.hit_bytes), (since.sampled * 100, since.sampled * 50));
         assert_eq!(moments.behind_middle(300_000, 400_000), None);

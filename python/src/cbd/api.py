@@ -857,6 +857,12 @@ class RequestSample(Object):
     backend_id: int = 0
     #: Blocks of 4 KiB of a group, of which one is in the sample; 0 while nothing is sampled.
     one_of: int = 0
+    #: The groups of requests before the others, oldest first - of older ones only the first of each group.
+    earlier_groups: List[int] = dataclasses.field(default_factory=list)
+    #: Whether each of them was a write.
+    earlier_writes: List[bool] = dataclasses.field(default_factory=list)
+    #: Whether no group is missing there, and the cache held hardly anything before.
+    earlier_is_all: bool = False
     #: The time after which times_ms begin again at 0.
     period_ms: int = 0
     #: When each request came, oldest first, modulo period_ms.
@@ -877,6 +883,9 @@ class RequestSample(Object):
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         "backend_id": _codec.integer,
         "one_of": _codec.integer,
+        "earlier_groups": _codec.list_of(_codec.integer),
+        "earlier_writes": _codec.list_of(_codec.boolean),
+        "earlier_is_all": _codec.boolean,
         "period_ms": _codec.integer,
         "times_ms": _codec.list_of(_codec.integer),
         "writes": _codec.list_of(_codec.boolean),

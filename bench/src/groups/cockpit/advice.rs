@@ -13,7 +13,7 @@ use cbd_advise::{
 };
 use cbd_device::{LastSampled, Sampled};
 use cbd_engine::Settings;
-use cbd_runtime::sampled::{Moment, Moments};
+use cbd_runtime::sampled::{Moment, Moments, earlier::Earlier};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Result};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -87,15 +87,15 @@ fn compare(trace: usize, options: &Options) -> Result<Vec<Compared>> {
     let served = served.collect::<Result<Vec<_>>>()?;
     // The present size is that in the middle.
     let present = &served[PRESENT];
-    let last = present.0.last_sampled();
+    let (last, earlier) = (present.0.last_sampled(present.2.end()), &present.2);
     let mut moments = Moments::default();
     present.1.iter().for_each(|moment| moments.note(*moment));
     let end = last.first + last.requests.len() as u64;
     let found = moments.behind_middle(last.first, end).unwrap_or_default();
     let late = present.1.iter().position(|moment| *moment == found).unwrap_or_default();
-    let live = foretell(&last, found, &present.0.moment(), &survey, &forms)?;
+    let live = foretell((earlier, &last), found, &present.0.moment(), &survey, &forms)?;
     let compared = |number: usize| {
-        let (real, moments) = &served[number];
+        let (real, moments, _) = &served[number];
         let hit = |read: Moment| read.hit_bytes as f64 / read.read_bytes as f64;
         let (hit, late_hit) = (hit(real.moment()), hit(real.moment().since(moments[late])));
         let errors = [whole[number].hit - hit, sampled[number].hit - hit, live[number].hit - late_hit];
@@ -104,20 +104,23 @@ fn compare(trace: usize, options: &Options) -> Result<Vec<Compared>> {
     Ok((0..forms.len()).map(compared).collect())
 }
 
-/// A cache that has served the requests, and what was read at moments on the way.
-fn serve(form: &CacheForm, size: u64, requests: &[Request], seed: u64) -> Result<(Real, Vec<Moment>)> {
+/// A cache that has served the requests, what was read at moments on the way, and what its sample no longer has.
+type Served = (Real, Vec<Moment>, Earlier);
+
+fn serve(form: &CacheForm, size: u64, requests: &[Request], seed: u64) -> Result<Served> {
     let mut real = Real::new(form, size, seed)?;
-    let mut moments = vec![real.moment()];
+    let (mut moments, mut earlier) = (vec![real.moment()], Earlier::default());
     for part in requests.chunks(requests.len().div_ceil(MOMENTS)) {
         part.iter().try_for_each(|request| real.serve(request))?;
         moments.push(real.moment());
+        real.take_earlier(&mut earlier);
     }
-    Ok((real, moments))
+    Ok((real, moments, earlier))
 }
 
 /// What is foretold by the sample that a device keeps.
 fn foretell(
-    last: &LastSampled,
+    (earlier, last): (&Earlier, &LastSampled),
     from: Moment,
     end: &Moment,
     survey: &Survey,
@@ -127,6 +130,8 @@ fn foretell(
         |sampled: &Sampled| SeenRequest { ms: sampled.ms, is_write: sampled.is_write, group: sampled.group };
     let seen = Seen {
         one_of: last.one_of,
+        earlier: earlier.requests().collect(),
+        earlier_is_all: earlier.is_all(),
         period_ms: Sampled::PERIOD_MS,
         requests: last.requests.iter().map(request).collect(),
         counted_from: from.sampled.saturating_sub(last.first) as usize,

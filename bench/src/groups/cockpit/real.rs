@@ -5,10 +5,10 @@
 use super::super::policy::model_disk::{Model, ModelDisk};
 use cbd_advise::simulated_time::{Surroundings, Wanted};
 use cbd_advise::{Action, CacheForm, Request, geometry};
-use cbd_device::{Device, LastSampled, Queue};
+use cbd_device::{Device, LastSampled, Queue, Sampled};
 use cbd_engine::{BackendSpec, BackgroundWorker, Cache, FormatOptions, Settings, Step, Transport};
 use cbd_pmem::Mapping;
-use cbd_runtime::sampled::Moment;
+use cbd_runtime::sampled::{Moment, earlier::Earlier};
 use cbd_types::{
     AlignedBuffer, Class, Completion, Error, ErrorKind, Operation, Region, Request as Submitted, Result,
 };
@@ -115,9 +115,15 @@ impl Real {
         }
     }
 
-    /// The sample of its requests.
-    pub fn last_sampled(&self) -> LastSampled {
-        self.device.last_sampled()
+    /// The sample of its requests, from number `from` on.
+    pub fn last_sampled(&self, from: u64) -> LastSampled {
+        self.device.last_sampled(from)
+    }
+
+    /// Takes what the sample will not keep much longer, as the daemon does.
+    pub fn take_earlier(&self, earlier: &mut Earlier) {
+        let visit = |numbers, each: &mut dyn FnMut(Sampled)| self.device.visit_sampled(numbers, each);
+        earlier.take(self.device.sampled_count(), true, visit);
     }
 
     fn maintain(&mut self) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What more or less cache would bring, from what the daemon has noted of the requests of a backend.
 //!
-//! Invariants: nothing is foretold from too few requests. Where the forecast for the present size is not what the cache had, no
-//! advice is given, and a warning says so.
+//! Invariants: nothing is foretold from too few requests, or for a size of which the sample says too little. Where the forecast for
+//! the present size is not what the cache had, no advice is given, and a warning says so.
 //!
 //! Elsewhere: what the daemon notes (`cbd-device`), the simulation (`cbd-advise`).
 
@@ -9,7 +9,7 @@ use super::{Present, SizeInfo, forms_of, invalid, size_info, table};
 use crate::cli::AdviseArguments;
 use crate::command::Output;
 use crate::table::fit;
-use cbd_advise::{BLOCKS_MAX, Foretold, Options, Seen, SeenRequest};
+use cbd_advise::{BLOCKS_MAX, EarlierRequest, Foretold, Options, Outcome, Seen, SeenRequest};
 use cbd_daemon::api::RequestSample;
 use cbd_daemon::client::Client;
 use cbd_daemon::size::format_size;
@@ -29,9 +29,9 @@ const UNIT: u64 = 1 << 20;
 struct LiveAdvice {
     seen: SeenInfo,
     sizes: Vec<SizeInfo>,
-    /// Why the sizes are not to be relied on.
+    /// Why the sizes, or some of them, are not to be relied on.
     warning: Option<String>,
-    /// Absent with a warning.
+    /// Absent if the present size is not to be relied on.
     advice: Option<String>,
 }
 
@@ -80,12 +80,23 @@ pub(super) fn execute(
     let foretold = seen.foretell(&forms, &options)?;
     let survey = &foretold.survey;
     let info = seen_info(&seen, &sample, &foretold);
-    let now = foretold.outcomes.iter().find(|outcome| Some(outcome.bytes) == present.size);
-    let warning = now.and_then(|now| misfit(now.hit, info.read_hit_ratio, info.first_read_share));
+    let known: Vec<Outcome> =
+        foretold.outcomes.iter().filter(|outcome| outcome.bytes <= foretold.known_bytes).copied().collect();
+    let now = known.iter().find(|outcome| Some(outcome.bytes) == present.size);
+    let misfit = now.and_then(|now| misfit(now.hit, info.read_hit_ratio, info.first_read_share));
+    let sizes = foretold.outcomes.iter().map(|outcome| {
+        let info = size_info(outcome, survey, &options);
+        if outcome.bytes <= foretold.known_bytes {
+            return info;
+        }
+        SizeInfo { read_hit_ratio: None, disk_read_bytes: None, ..info }
+    });
+    let is_known = known.len() == foretold.outcomes.len();
+    let is_reliable = misfit.is_none() && (is_known || now.is_some());
     let advice = LiveAdvice {
-        sizes: foretold.outcomes.iter().map(|outcome| size_info(outcome, survey, &options)).collect(),
-        advice: warning.is_none().then(|| cbd_advise::sentence(&foretold.outcomes, present.size, survey)),
-        warning,
+        sizes: sizes.collect(),
+        advice: is_reliable.then(|| cbd_advise::sentence(&known, present.size, survey)),
+        warning: misfit.or_else(|| (!is_known).then(|| unknown(foretold.known_bytes))),
         seen: info,
     };
     output.result(&advice, &fit(&page(&advice, present.size, arguments.disk_rate.is_some())))
@@ -105,9 +116,19 @@ fn misfit(foretold: f64, real: f64, new: f64) -> Option<String> {
     })
 }
 
+/// Why nothing is said about caches of more than `bytes`.
+fn unknown(bytes: u64) -> String {
+    format!(
+        "what was used while the daemon has watched fills a cache of {}: what a larger one would have held from before is not known; ask \
+         again later, or record a trace (--trace)",
+        format_size(bytes)
+    )
+}
+
 fn seen_of(sample: &RequestSample) -> Result<Seen> {
-    let count = sample.groups.len();
-    if [sample.times_ms.len(), sample.writes.len()] != [count; 2] {
+    let (count, earlier) = (sample.groups.len(), sample.earlier_groups.len());
+    let are_equal = [sample.times_ms.len(), sample.writes.len()] == [count; 2];
+    if !are_equal || sample.earlier_writes.len() != earlier {
         return Err(invalid(
             "the sample of the daemon has lists of different lengths: is it another version?",
         ));
@@ -118,8 +139,11 @@ fn seen_of(sample: &RequestSample) -> Result<Seen> {
         is_write: *is_write,
         group: *group,
     };
+    let earlier = sample.earlier_groups.iter().zip(&sample.earlier_writes);
     Ok(Seen {
         one_of: sample.one_of,
+        earlier: earlier.map(|(&group, &is_write)| EarlierRequest { group, is_write }).collect(),
+        earlier_is_all: sample.earlier_is_all,
         period_ms: sample.period_ms,
         requests: requests.map(request).collect(),
         counted_from: usize::try_from(sample.counted_from).unwrap_or(usize::MAX),

@@ -11,6 +11,12 @@ pub struct RequestSample {
     pub backend_id: u32,
     /// Blocks of 4 KiB of a group; 0 while nothing is sampled.
     pub one_of: u64,
+    /// The groups of requests before the others, oldest first: of older ones only the first of each group.
+    pub earlier_groups: Vec<u64>,
+    /// Whether each of them was a write.
+    pub earlier_writes: Vec<bool>,
+    /// Whether no group is missing there, and the cache held hardly anything before.
+    pub earlier_is_all: bool,
     /// The time after which `times_ms` begin again at 0.
     pub period_ms: u32,
     /// When each request came, in milliseconds, modulo `period_ms`.

@@ -15,4 +15,4 @@ mod record;
 pub(crate) use layer::EVENT;
 pub use layer::EventLayer;
 pub use names::EventName;
-pub use record::{Batch, Events, Follower, NewEvent};
+pub use record::{Batch, Events, Follower, KEPT_BYTES_MAX, NewEvent};

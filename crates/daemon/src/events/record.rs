@@ -17,7 +17,7 @@ use tokio::sync::watch;
 /// Most events that are kept.
 const KEPT_MAX: usize = 4096;
 /// Most bytes of the events that are kept, about.
-const KEPT_BYTES_MAX: usize = 2 << 20;
+pub const KEPT_BYTES_MAX: usize = 2 << 20;
 /// Most bytes of the text of an event, and of a field that is text; more are cut off.
 const TEXT_MAX: usize = 4096;
 /// Most fields of an event.

@@ -107,7 +107,23 @@ fn a_week_is_kept_by_minutes_in_bounded_memory() {
     assert!(history.bytes() <= BYTES_PER_SERIES, "{}", history.bytes());
 }
 
-/// The limit of a daemon with ten devices is 16 MiB for figures and history.
+/// All that figures, events, samples and history take in a daemon with ten devices and a client each, behind a week with the page.
+#[test]
+fn a_daemon_with_ten_devices_keeps_within_16_mib() {
+    const DEVICES: usize = 10;
+    // What the tests of the counters allow, in cbd-device and cbd-backing: a queue of the client, two of the disk, and the totals of
+    // those that have ended.
+    const COUNTERS: usize = 2 * (14 << 10) + 3 * (19 << 10);
+    const SAMPLE: usize = cbd_device::SAMPLE_BYTES
+        + cbd_runtime::sampled::earlier::BYTES_MAX
+        + cbd_runtime::sampled::MOMENTS_BYTES;
+    // What tests/figures_memory.rs of cbdctrl allows whoever watches.
+    const WATCHED: usize = 1 << 20;
+    const ALL: usize =
+        DEVICES * (BYTES_PER_SERIES + COUNTERS + SAMPLE) + crate::events::KEPT_BYTES_MAX + WATCHED;
+    const { assert!(ALL <= 16 << 20) };
+}
+
 #[test]
 fn ten_backends_stay_within_their_memory() {
     let history = History::default();

@@ -8,7 +8,7 @@ use crate::api::{DiskFigures, DiskOrigin, OperationFigures, Outcome, RequestSamp
 use cbd_device::{Counted, Sampled};
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
-use cbd_runtime::sampled::{Moment, Moments};
+use cbd_runtime::sampled::{Moment, Moments, earlier::Earlier};
 use cbd_types::{BackendId, Operation};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Samples of a trend: those of some five seconds.
 const SAMPLES: usize = 6;
+/// A cache that holds less than this part of its size has begun empty, as far as advice is concerned.
+const EMPTY_PART: u32 = 8;
 /// A shorter time says nothing about a rate.
 const SHORTEST: Duration = Duration::from_millis(900);
 
@@ -119,11 +121,12 @@ impl From<&CacheStatus> for Seen {
 /// A trend that the placeholder of a backend shares with it.
 pub(super) type SharedTrend = Arc<Mutex<Trend>>;
 
-/// The dirty data of a cache in the last seconds, and the moments of the sample of its requests.
+/// The dirty data of a cache in the last seconds, and what the sample of its requests does not keep.
 #[derive(Default, Debug)]
 pub(super) struct Trend {
     dirty: VecDeque<(Instant, u64)>,
     moments: Moments,
+    earlier: Earlier,
 }
 
 impl Trend {
@@ -137,8 +140,14 @@ impl Trend {
 
     /// Notes what clients have read, and lets the device note a sample for a cache of this size.
     pub(super) fn note_reads(&mut self, run: &RunningBackend, status: &CacheStatus) {
-        run.device().sample_for(status.capacity);
-        self.moments.note(moment(run, status));
+        let device = run.device();
+        device.sample_for(status.capacity);
+        let now = moment(run, status);
+        self.moments.note(now);
+        // Each lane has a segment to write to from the beginning.
+        let used = status.segments.saturating_sub(status.free_segments);
+        let is_empty = used <= status.lanes + status.segments / EMPTY_PART;
+        self.earlier.take(now.sampled, is_empty, |numbers, each| device.visit_sampled(numbers, each));
     }
 
     /// The sample of the requests of a backend.
@@ -148,7 +157,7 @@ impl Trend {
         run: &RunningBackend,
         status: &CacheStatus,
     ) -> RequestSample {
-        let last = run.device().last_sampled();
+        let last = run.device().last_sampled(self.earlier.end());
         let (count, now) = (last.requests.len() as u64, moment(run, status));
         // Without a moment in the second half nothing counts.
         let from = self.moments.behind_middle(last.first, last.first + count);
@@ -157,6 +166,9 @@ impl Trend {
         RequestSample {
             backend_id: id.0,
             one_of: last.one_of,
+            earlier_groups: self.earlier.requests().map(|request| request.group).collect(),
+            earlier_writes: self.earlier.requests().map(|request| request.is_write).collect(),
+            earlier_is_all: self.earlier.is_all(),
             period_ms: Sampled::PERIOD_MS,
             times_ms: last.requests.iter().map(|request| request.ms).collect(),
             writes: last.requests.iter().map(|request| request.is_write).collect(),

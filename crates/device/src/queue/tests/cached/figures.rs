@@ -50,7 +50,7 @@ fn a_request_of_the_sample_has_the_time_at_which_it_came() {
     // A pause: the one behind it is not timed, either.
     NOW.set(NOW.get() + 10_000_000_000);
     rig.submit(write(1000, 0, 8 * BLOCK, 1));
-    let sampled: Vec<u32> = rig.queue.device.last_sampled().requests.iter().map(|seen| seen.ms).collect();
+    let sampled: Vec<u32> = rig.queue.device.last_sampled(0).requests.iter().map(|seen| seen.ms).collect();
     assert_eq!(sampled.len(), 1001, "each has the sampled block of the first group");
     assert!(sampled[..1000].iter().all(|ms| *ms == 1000), "{sampled:?}");
     assert_eq!(sampled[1000], 11_000);
