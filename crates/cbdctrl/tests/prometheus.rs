@@ -3,27 +3,16 @@
 mod support;
 
 use serde_json::Value;
-use std::fs::{File, Permissions};
-use std::io::{Read, Write};
+use std::fs::Permissions;
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use support::{Fixture, MIB, child, system_tests, tool, try_tool, until};
+use support::prometheus::{Prometheus, ask, free_port, packaged};
+use support::{Fixture, MIB, system_tests, tool, try_tool, until};
 
 const TOKEN: &str = "a-token-of-the-test";
-
-fn packaged(name: &str) -> String {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../packaging/prometheus");
-    folder.join(name).to_str().expect("UTF-8").to_owned()
-}
-
-/// A port that nothing uses.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
-}
 
 /// A daemon that serves metrics at a unix socket, and with a token at `port` of all addresses, before it is started.
 fn fixture(port: u16) -> Fixture {
@@ -36,14 +25,6 @@ fn fixture(port: u16) -> Fixture {
     std::fs::write(fixture.path("cbd.toml"), format!("[daemon]\npreserve_fuse = false\n{web}"))
         .expect("a file");
     fixture
-}
-
-/// The answer to a request of these lines.
-fn ask(mut stream: impl Read + Write, lines: &str) -> String {
-    stream.write_all(format!("{}\r\n\r\n", lines.replace('\n', "\r\n")).as_bytes()).expect("asked");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("answered");
-    text
 }
 
 /// The page at the unix socket, once it is served.
@@ -100,86 +81,6 @@ fn the_page_of_a_daemon_follows_the_conventions_of_prometheus() {
     assert!(answer.contains("cbd_backend_up{") && answer.ends_with("# EOF\n"), "{answer}");
 }
 
-/// The expressions of the board, with values instead of its variables.
-#[test]
-fn prometheus_understands_the_queries_of_the_board() {
-    if !system_tests("prometheus_understands_the_queries_of_the_board") {
-        return;
-    }
-    let board = std::fs::read_to_string(packaged("../grafana/cbd.json")).expect("a file");
-    let board: Value = serde_json::from_str(&board).expect("JSON");
-    let panels = board["panels"].as_array().expect("panels").iter();
-    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
-    let rules = targets.enumerate().map(|(number, target)| {
-        let text = target["expr"].as_str().expect("an expression");
-        let text = text.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$path", ".*");
-        serde_json::json!({ "record": format!("board:{number}"), "expr": text })
-    });
-    let rules: Vec<Value> = rules.collect();
-    assert!(rules.len() > 20);
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    let groups = serde_json::json!({ "groups": [{ "name": "board", "rules": rules }] });
-    std::fs::write(file.path(), groups.to_string()).expect("written");
-    tool("promtool", &["check", "rules", support::text_of(file.path()).as_str()]);
-}
-
-/// A Prometheus that ends with its test.
-struct Prometheus {
-    process: Child,
-    port: u16,
-    log: PathBuf,
-}
-
-impl Prometheus {
-    /// Reads the metrics at `port` every 200 ms.
-    fn start(fixture: &Fixture, port: u16) -> Self {
-        let config = format!(
-            "global: {{ scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms }}\n\
-             rule_files: ['{}']\n\
-             scrape_configs:\n  - job_name: cbd\n    authorization: {{ credentials_file: '{}' }}\n    \
-             static_configs: [{{ targets: ['127.0.0.1:{port}'] }}]\n",
-            packaged("cbd.rules.yml"),
-            fixture.text("token"),
-        );
-        std::fs::write(fixture.path("prometheus.yml"), config).expect("a file");
-        let (own, log) = (free_port(), fixture.path("prometheus.log"));
-        let mut command = Command::new("prometheus");
-        command.arg(format!("--config.file={}", fixture.text("prometheus.yml")));
-        command.arg(format!("--storage.tsdb.path={}", fixture.text("series")));
-        command.arg(format!("--web.listen-address=127.0.0.1:{own}"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).expect("a log"));
-        child::dies_with_the_test(&mut command);
-        Self { process: command.spawn().expect("prometheus"), port: own, log }
-    }
-
-    /// The data of the answer to a request; `None` while it does not answer.
-    fn get(&self, path: &str) -> Option<Value> {
-        let stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket");
-        let text = ask(stream, &format!("GET {path} HTTP/1.0"));
-        let answer: Value = serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()?;
-        Some(answer["data"].clone())
-    }
-
-    /// The states of the alerts with this name.
-    fn alerts(&self, name: &str) -> Vec<Value> {
-        let Some(data) = self.get("/api/v1/alerts") else { return Vec::new() };
-        let alerts = data["alerts"].as_array().cloned().unwrap_or_default();
-        alerts.into_iter().filter(|alert| alert["labels"]["alertname"] == name).collect()
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        if std::thread::panicking() {
-            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-            eprintln!("the log of Prometheus ended with:\n{}", support::tail(&log, 20));
-        }
-    }
-}
-
 #[test]
 fn prometheus_reads_a_daemon_whose_disk_fails_and_the_alert_fires() {
     if !system_tests("prometheus_reads_a_daemon_whose_disk_fails_and_the_alert_fires") {
@@ -193,7 +94,7 @@ fn prometheus_reads_a_daemon_whose_disk_fails_and_the_alert_fires() {
     let disk = fixture.disk("disk", 8 * MIB);
     fixture.start_backend(&disk);
     fixture.ok(&["set", "-b", "0", "write_error_after_s=0"]);
-    let prometheus = Prometheus::start(&fixture, port);
+    let prometheus = Prometheus::start(&fixture, port, "200ms");
     let target = || Some(prometheus.get("/api/v1/targets")?["activeTargets"][0].clone());
     until("the daemon is read", || target().is_some_and(|target| target["health"] == "up"));
     assert!(prometheus.alerts("CbdStalled").is_empty());

@@ -107,7 +107,7 @@ impl Browser {
         let answer = self.call("Page.navigate", json!({ "url": address }));
         assert!(answer["errorText"].is_null(), "{address}: {answer}");
         super::support::until("the page is loaded", || {
-            self.value("document.readyState === 'complete' && location.protocol === 'http:'") == true
+            self.value("document.readyState === 'complete' && location.protocol !== 'about:'") == true
         });
     }
 
@@ -132,6 +132,11 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", size);
     }
 
+    /// Moves the mouse to this place of the window, in pixels.
+    pub fn point_at(&mut self, x: f64, y: f64) {
+        self.call("Input.dispatchMouseEvent", json!({ "type": "mouseMoved", "x": x, "y": y }));
+    }
+
     /// Prefers `light` or `dark`.
     pub fn prefer(&mut self, scheme: &str) {
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
@@ -145,7 +150,7 @@ impl Browser {
         self.problems.clone()
     }
 
-    /// A picture of the whole page, as a file of PNG.
+    /// A picture of the window, as a file of PNG.
     pub fn picture(&mut self) -> Vec<u8> {
         let answer = self.call("Page.captureScreenshot", json!({ "format": "png" }));
         let text = answer["data"].as_str().expect("a picture");

@@ -1,6 +1,10 @@
 //! The page of the daemon in a real browser: it draws, follows live figures, and survives a restart.
 
+mod board;
 mod browser;
+mod choice;
+#[cfg(feature = "page")]
+mod past;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -8,18 +12,28 @@ use browser::Browser;
 use std::fmt::Write as _;
 use std::fs::Permissions;
 use std::io::{Read, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use support::prometheus::free_port;
 use support::{Fixture, MIB, system_tests, until};
 
 const TOKEN: &str = "a+token/of=the-test";
 
+/// Tells the threads of a load to end, also when the test panics.
+struct StopsAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopsAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A daemon that will serve its page, and the port.
 fn fixture(with_token: bool) -> (Fixture, u16) {
-    let port =
-        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+    let port = free_port();
     let fixture = Fixture::new();
     let mut config = "[daemon]\npreserve_fuse = false\n[web]\n".to_owned();
     if with_token {
@@ -33,17 +47,19 @@ fn fixture(with_token: bool) -> (Fixture, u16) {
     (fixture, port)
 }
 
-/// Requests and bytes of an operation as the metrics have them.
-fn metric(port: u16, name: &str, operation: &str) -> u64 {
+/// The sum of a metric over the series with all of these labels.
+fn metric(port: u16, name: &str, labels: &[&str]) -> u64 {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("asked");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("answered");
-    let operation = format!("operation=\"{operation}\"");
-    let lines =
-        text.lines().filter(|line| line.starts_with(&format!("{name}{{")) && line.contains(&operation));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+    let is_wanted = |line: &&str| {
+        line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))
+    };
+    let values =
+        text.lines().filter(is_wanted).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    values.sum::<f64>() as u64
 }
 
 /// The totals of the page: reads, bytes read, writes, bytes written.
@@ -54,10 +70,13 @@ fn totals(page: &mut Browser) -> Vec<u64> {
     values.as_array().expect("values").iter().map(|value| value.as_u64().unwrap_or(u64::MAX)).collect()
 }
 
-/// Waits until the totals of the page are those of the metrics; returns them.
-fn agreed(page: &mut Browser, port: u16) -> Vec<u64> {
-    let (requests, bytes) = ("cbd_blkdev_requests_total", "cbd_blkdev_bytes_total");
-    let of = |operation| [metric(port, requests, operation), metric(port, bytes, operation)];
+/// Waits until the totals of the page are those of the metrics with this label; returns them.
+#[track_caller]
+fn agreed(page: &mut Browser, port: u16, label: &str) -> Vec<u64> {
+    let of = |operation: &str| {
+        ["cbd_blkdev_requests_total", "cbd_blkdev_bytes_total"]
+            .map(|name| metric(port, name, &[&format!("operation=\"{operation}\""), label]))
+    };
     let told = [of("read"), of("write")].concat();
     let mut seen = Vec::new();
     let end = Instant::now() + Duration::from_secs(15);
@@ -97,13 +116,15 @@ fn pixels_of(page: &mut Browser, canvas: &str, colour: &str) -> u64 {
     page.value(&count).as_u64().expect("a number")
 }
 
-/// The least number of colours of a plot's canvas.
-fn fewest_colours(page: &mut Browser) -> u64 {
-    let count = "Math.min(...[...document.querySelectorAll('#plots canvas')].map((canvas) => {
-        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-        return new Set(new Uint32Array(data.buffer)).size;
-    }))";
-    page.value(count).as_u64().expect("a number")
+/// The least number of colours of a canvas among these.
+fn fewest_colours(page: &mut Browser, canvases: &str) -> u64 {
+    let count = format!(
+        "Math.min(...[...document.querySelectorAll('{canvases}')].map((canvas) => {{
+            const {{ data }} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            return new Set(new Uint32Array(data.buffer)).size;
+        }}))"
+    );
+    page.value(&count).as_u64().expect("a number")
 }
 
 #[track_caller]
@@ -168,21 +189,21 @@ fn the_page_draws_follows_live_figures_and_survives_a_restart() {
     page.open(&format!("http://127.0.0.1:{port}/"));
     until_state(&mut page, "live");
     let mut client = fixture.client();
-    assert_eq!(agreed(&mut page, port)[2..], [0, 0]);
+    assert_eq!(agreed(&mut page, port, "")[2..], [0, 0]);
 
     // It follows what is written and read, and draws it.
     for block in 0..64 {
         client.write(block * 4096, &[7; 4096], true).expect("written");
     }
     client.read(0, &mut [0; 8192]).expect("read");
-    let seen = agreed(&mut page, port);
+    let seen = agreed(&mut page, port, "");
     assert!(seen[0] >= 1 && seen[1] >= 8192 && seen[2..] == [64, 64 * 4096], "{seen:?}");
     until("the writes are drawn", || pixels_of(&mut page, "#plot-throughput canvas", "c2") > 0);
     until("the map has what is cached", || pixels_of(&mut page, "#map", "empty") > 0);
     until("the map has it", || {
         page.value("Number(document.getElementById('map').dataset.cached) > 0") == true
     });
-    assert!(fewest_colours(&mut page) >= 3, "a plot is empty");
+    assert!(fewest_colours(&mut page, "#plots canvas") >= 3, "a plot is empty");
     assert!(page.text("document.getElementById('regions').textContent").contains(&fixture.region()));
     assert!(page.text("document.getElementById('events').textContent").contains("backend.started"));
 
@@ -223,9 +244,9 @@ fn the_page_draws_follows_live_figures_and_survives_a_restart() {
     let mut client = fixture.client();
     until("it is another daemon", || page.text("document.body.dataset.instance") != instance);
     until_state(&mut page, "live");
-    assert_eq!(agreed(&mut page, port)[2..], [0, 0]);
+    assert_eq!(agreed(&mut page, port, "")[2..], [0, 0]);
     client.write(MIB, &[7; 4096], true).expect("written");
-    assert_eq!(agreed(&mut page, port)[2..], [1, 4096]);
+    assert_eq!(agreed(&mut page, port, "")[2..], [1, 4096]);
     until("it is drawn", || pixels_of(&mut page, "#plot-throughput canvas", "c2") > 0);
     assert_no_problem(&mut page, &["network"]);
 }
@@ -304,11 +325,30 @@ fn the_pictures_of_the_page() {
     let disk = fixture.disk("disk", 256 * MIB);
     fixture.start_backend(&disk);
     fixture.ok(&["set", "-b", "0", "writeback_percent=10"]);
-    let mut client = fixture.client();
+    let (client, stop) = (fixture.client(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let _stops = StopsAtEnd(&stop);
+        scope.spawn(|| load(client, &stop));
+        let begin = Instant::now();
+        support::until_within(Duration::from_secs(90), "the plots are long", || {
+            begin.elapsed().as_secs() >= 70
+        });
+        let mut page = Browser::start(&fixture.folders()[0]);
+        for (width, height, scheme) in
+            [(400, 1200, "light"), (400, 1200, "dark"), (1600, 900, "light"), (1600, 900, "dark")]
+        {
+            let picture = picture_of(&mut page, port, (width, height), scheme);
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
+            std::fs::write(folder.join(format!("page-{width}-{scheme}.png")), picture).expect("written");
+        }
+    });
+}
+
+/// A load that comes and goes, over a working set that nearly fits.
+fn load(mut client: cbd_testkit::Client, stop: &AtomicBool) {
     let (mut random, mut block) = (support::pattern::Random(1), vec![0; 64 << 10]);
-    // A load that comes and goes, over a working set that nearly fits.
-    let (begin, length) = (Instant::now(), Duration::from_secs(75));
-    while begin.elapsed() < length {
+    let begin = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
         let second = begin.elapsed().as_secs();
         for _ in 0..20 + 12 * (second % 9) {
             let blocks = if random.percent(80) { 192 } else { 4096 };
@@ -322,22 +362,22 @@ fn the_pictures_of_the_page() {
         client.flush().expect("flushed");
         std::thread::sleep(Duration::from_millis(40));
     }
-    let mut page = Browser::start(&fixture.folders()[0]);
-    for (width, height, scheme) in [(400, 1200, "light"), (1600, 900, "light"), (1600, 900, "dark")] {
-        page.resize(width, height);
-        page.prefer(scheme);
-        page.call("Emulation.setScrollbarsHidden", serde_json::json!({ "hidden": true }));
-        page.open(&format!("http://127.0.0.1:{port}/"));
-        until_state(&mut page, "live");
-        until("the map is drawn", || pixels_of(&mut page, "#map", "empty") > 0);
-        assert_fits(&mut page);
-        if scheme == "dark" {
-            // This one has the lower part.
-            page.value("scrollTo(0, document.body.scrollHeight)");
-        }
-        let picture = page.picture();
-        assert!(picture.len() < 200_000, "{width} {scheme}: {} bytes", picture.len());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
-        std::fs::write(folder.join(format!("page-{width}-{scheme}.png")), picture).expect("written");
+}
+
+/// A picture of the page while a device is used.
+fn picture_of(page: &mut Browser, port: u16, (width, height): (u32, u32), scheme: &str) -> Vec<u8> {
+    page.resize(width, height);
+    page.prefer(scheme);
+    page.call("Emulation.setScrollbarsHidden", serde_json::json!({ "hidden": true }));
+    page.open(&format!("http://127.0.0.1:{port}/"));
+    until_state(page, "live");
+    until("the map is drawn", || pixels_of(page, "#map", "empty") > 0);
+    assert_fits(page);
+    if (width, scheme) == (1600, "dark") {
+        // This one has the lower part.
+        page.value("scrollTo(0, document.body.scrollHeight)");
     }
+    let picture = page.picture();
+    assert!(picture.len() < 200_000, "{width} {scheme}: {} bytes", picture.len());
+    picture
 }

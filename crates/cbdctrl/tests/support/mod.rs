@@ -7,6 +7,7 @@
 pub mod child;
 pub mod manager;
 pub mod pattern;
+pub mod prometheus;
 pub mod region;
 pub mod sandbox;
 
@@ -417,8 +418,14 @@ pub fn store_process_at(socket: &Path) -> Option<String> {
 
 /// Waits until `reached`, or panics with `what` at the timeout.
 #[track_caller]
-pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let end = Instant::now() + TIMEOUT;
+pub fn until(what: &str, reached: impl FnMut() -> bool) {
+    until_within(TIMEOUT, what, reached);
+}
+
+/// As [`until`], with another timeout.
+#[track_caller]
+pub fn until_within(timeout: Duration, what: &str, mut reached: impl FnMut() -> bool) {
+    let end = Instant::now() + timeout;
     while !reached() {
         assert!(Instant::now() < end, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(10));

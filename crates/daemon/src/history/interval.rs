@@ -11,7 +11,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     is_served: bool,
-    operations: BTreeMap<String, OperationFigures>,
+    /// Empty until a client has opened the block device; `None` without one.
+    operations: Option<BTreeMap<String, OperationFigures>>,
     disk: BTreeMap<String, DiskFigures>,
     written_back_bytes: Option<u64>,
 }
@@ -21,12 +22,7 @@ impl From<&BackendStatus> for Seen {
         Self {
             is_served: backend.info.alive,
             // Its block devices share the counters of the backend.
-            operations: backend
-                .info
-                .blkdevs
-                .first()
-                .map(|blkdev| blkdev.operations.clone())
-                .unwrap_or_default(),
+            operations: backend.info.blkdevs.first().map(|blkdev| blkdev.operations.clone()),
             disk: backend.disk.clone(),
             written_back_bytes: backend.cache.as_ref().map(|cache| cache.written_back_bytes),
         }
@@ -36,9 +32,10 @@ impl From<&BackendStatus> for Seen {
 impl Seen {
     /// Whether the counters go on from those of `earlier`.
     fn follows(&self, earlier: &Self) -> bool {
+        let operations = earlier.operations.as_ref().zip(self.operations.as_ref());
         self.is_served
             && earlier.is_served
-            && !have_fallen(&earlier.operations, &self.operations)
+            && !operations.is_some_and(|(earlier, now)| have_fallen(earlier, now))
             && !have_fallen(&earlier.disk, &self.disk)
             && earlier.written_back_bytes.unwrap_or(0) <= self.written_back_bytes.unwrap_or(0)
     }
@@ -70,8 +67,8 @@ impl Interval {
             }
         };
         if now.follows(before) {
-            if !before.operations.is_empty() {
-                let done = since(&before.operations, &now.operations);
+            if let (Some(before), Some(now)) = (&before.operations, &now.operations) {
+                let done = since(before, now);
                 let [reads, writes] =
                     ["read", "write"].map(|name| done.get(name).cloned().unwrap_or_default());
                 set("reads", Some(reads.requests));

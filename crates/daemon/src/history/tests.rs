@@ -69,6 +69,23 @@ fn the_sum_of_a_history_is_what_the_status_counted() {
     assert_eq!(hour.columns["write_p99_ns"][100], None, "nothing was written");
 }
 
+/// A status has the operations of a device from the moment on when a client opens it.
+#[test]
+fn the_first_requests_of_a_device_are_counted() {
+    let history = History::default();
+    let mut quiet = Status::clone(&status_of(1, 0));
+    quiet.transports[0].backends[0].info.blkdevs[0].operations.clear();
+    let mut without_device = quiet.clone();
+    without_device.transports[0].backends[0].info.blkdevs.clear();
+    history.sample(Arc::new(without_device), second(0));
+    history.sample(Arc::new(quiet), second(1));
+    history.sample(status_of(1, 40), second(2));
+    let answer = history.answer(0, UUID, Range::Hour, 0).unwrap();
+    assert_eq!(answer.columns["reads"], [None, None, Some(40)]);
+    assert_eq!(answer.columns["read_bytes"], [None, None, Some(40 * 4096)]);
+    assert_eq!(answer.columns["writes"], [None, None, Some(0)]);
+}
+
 #[test]
 fn an_answer_continues_behind_a_tick_and_is_bounded() {
     let history = History::default();

@@ -22,6 +22,8 @@ pub use config::{ADDRESSES_MAX, Address, TOKEN_MIN, Token, WebConfig};
 use crate::api::{DeviceMap, Status};
 use crate::events::Events;
 use crate::front_ends::FrontEnds;
+#[cfg(feature = "page")]
+use crate::history::History;
 use cbd_types::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -55,6 +57,9 @@ pub struct Plan {
     /// The group of unix sockets.
     group: Option<u32>,
     retry_interval: Duration,
+    /// What the page shows of the time before.
+    #[cfg(feature = "page")]
+    history: Arc<History>,
 }
 
 impl Plan {
@@ -73,6 +78,8 @@ impl Plan {
             page: config.page,
             group,
             retry_interval: RETRY_INTERVAL,
+            #[cfg(feature = "page")]
+            history: Arc::default(),
         })
     }
 
@@ -80,6 +87,13 @@ impl Plan {
     #[must_use]
     pub fn with_retry_interval(self, retry_interval: Duration) -> Self {
         Self { retry_interval, ..self }
+    }
+
+    /// The same with a history that the samples of this run continue, instead of an empty one.
+    #[cfg(feature = "page")]
+    #[must_use]
+    pub fn with_history(self, history: Arc<History>) -> Self {
+        Self { history, ..self }
     }
 }
 
@@ -145,7 +159,7 @@ impl Web {
         let (ending, ended) = std::sync::mpsc::channel();
         #[cfg(feature = "page")]
         let (page, sampler) = if plan.page {
-            let history = Arc::default();
+            let history = Arc::clone(&plan.history);
             let sampler =
                 sampler::Sampler::start(Arc::clone(&source), Arc::clone(&history)).map_err(failed)?;
             (Some(requests::Page { shown: page, history }), Some(sampler))

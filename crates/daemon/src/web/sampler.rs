@@ -1,7 +1,7 @@
 //! The thread that takes a sample of the status every second, for the history of the page.
 //!
 //! Invariants: it runs only while the page is served; a status that comes late makes a gap in the history and delays
-//! nothing else.
+//! nothing else. A history that has samples is continued where it ended.
 //!
 //! Elsewhere: what is kept of a sample ([`crate::history`]).
 
@@ -47,12 +47,12 @@ impl Sampler {
 
 /// Takes samples until the other end of `stopped` is dropped.
 fn sample(source: &Source, history: &History, stopped: &Receiver<()>) {
-    let began = Instant::now();
+    let (began, before) = (Instant::now(), history.now());
     let mut due = Duration::ZERO;
     loop {
         // A daemon that is starting has no status yet.
         if let Ok(status) = source() {
-            history.sample(Arc::new(status), began.elapsed());
+            history.sample(Arc::new(status), before + began.elapsed());
         }
         // What was missed is not made up for.
         let now = began.elapsed();

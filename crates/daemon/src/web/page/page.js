@@ -2,7 +2,8 @@
 //
 // Invariants: data becomes text and numbers of elements, never markup. There is at most one request at a time, and each
 // has a time limit. What is kept is bounded by the length of a history. `data-state` of the body is `live`, `away` (it
-// does not answer), `token` (it wants one) or `starting`; `data-value` of an element is its exact number.
+// does not answer), `token` (it wants one) or `starting`; `data-value` of an element is its exact number. A device or a
+// range that was chosen stays chosen in its tab, also when the page is loaded again or the device was gone meanwhile.
 "use strict";
 
 (() => {
@@ -15,10 +16,12 @@
   const WEEK_EVERY_MS = 10000;
   const MAP_EVERY_MS = 4000;
   const TOKEN = "cbd-token";
+  const DEVICE = "cbd-device";
+  const RANGE = "cbd-range";
 
   const element = (id) => document.getElementById(id);
   const state = { instance: null, backend: null, range: "hour", store: null, map: null, awaySince: null, events: null,
-    present: {}, historyAt: 0, mapAt: 0, timer: null, busy: false, again: false, generation: 0 };
+    answer: null, present: {}, historyAt: 0, mapAt: 0, timer: null, busy: false, again: false, generation: 0 };
 
   // ---- elements
 
@@ -280,7 +283,7 @@
     }
   }
 
-  // The devices to choose from; the first one if the chosen one is gone.
+  // The devices to choose from; the first one while the chosen one is gone, as during a restart.
   function showChoice(status) {
     const all = backendsOf(status);
     const select = element("backend");
@@ -294,10 +297,18 @@
         return option;
       }));
     }
-    if (!labels.some(([value]) => value === state.backend)) {
-      choose(labels[0]?.[0] ?? null);
+    const wanted = sessionStorage.getItem(DEVICE) ?? state.backend;
+    const shown = labels.some(([value]) => value === wanted) ? wanted : labels[0]?.[0] ?? null;
+    if (shown !== null && sessionStorage.getItem(DEVICE) === null) {
+      sessionStorage.setItem(DEVICE, shown);
     }
-    select.value = state.backend ?? "";
+    if (shown !== state.backend) {
+      choose(shown);
+    }
+    // An open list keeps the place of its cursor.
+    if (select.value !== (state.backend ?? "")) {
+      select.value = state.backend ?? "";
+    }
     element("backend-choice").hidden = all.length < 2;
   }
 
@@ -417,6 +428,10 @@
     forget();
     noHistory();
     noMap({ message: key === null ? "There is no device." : "" });
+    if (state.answer) {
+      // Otherwise the numbers would be those of the former device for as long as the daemon is away.
+      showNumbers(state.answer);
+    }
   }
 
   async function update() {
@@ -426,6 +441,7 @@
       forget();
     }
     const { status } = answer;
+    state.answer = answer;
     showChoice(status);
     setText(element("version"), answer.version);
     setText(element("uptime"), seconds(answer.uptime_s));
@@ -514,11 +530,16 @@
 
   function setRange(range) {
     state.range = range;
+    sessionStorage.setItem(RANGE, range);
     for (const name of ["hour", "week"]) {
       element(`range-${name}`).setAttribute("aria-pressed", String(name === range));
     }
     forget();
     noHistory();
+  }
+
+  function chooseRange(range) {
+    setRange(range);
     poll();
   }
 
@@ -526,9 +547,11 @@
   addTiles(element("totals"), TOTALS);
   const plots = CbdPlots.create(element("plots"));
   takeToken();
-  element("range-hour").onclick = () => setRange("hour");
-  element("range-week").onclick = () => setRange("week");
+  setRange(sessionStorage.getItem(RANGE) === "week" ? "week" : "hour");
+  element("range-hour").onclick = () => chooseRange("hour");
+  element("range-week").onclick = () => chooseRange("week");
   element("backend").onchange = (event) => {
+    sessionStorage.setItem(DEVICE, event.target.value);
     choose(event.target.value);
     poll();
   };
