@@ -132,8 +132,8 @@ impl<E: Environment> Transport<E> {
     /// As [`open`](Self::open) and [`open_of_host`](Self::open_of_host).
     pub fn open_each(environment: &Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Vec<Arc<Self>>> {
         let layout = Superblocks::read(&region).ok().map(|found| found.layout());
-        let members = layout
-            .and_then(|layout| Members::new(Arc::clone(environment), Arc::clone(&region), layout));
+        let members =
+            layout.and_then(|layout| Members::new(Arc::clone(environment), Arc::clone(&region), layout));
         let Some(members) = members else {
             return Self::open_in(Arc::clone(environment), region).map(|transport| vec![transport]);
         };
