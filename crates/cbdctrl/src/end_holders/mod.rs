@@ -115,3 +115,63 @@ fn wait_for_other_units(own: &str) {
         std::thread::sleep(QUIET_INTERVAL);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    const HOLDERS: &str = include_str!("../../../../packaging/cbd-holders.service");
+    const DAEMON: &str = include_str!("../../../../packaging/cbdd.service");
+
+    fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
+        unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).collect()
+    }
+
+    fn arguments(unit: &str, key: &str) -> EndHoldersArguments {
+        let line = values(unit, key)[0].trim_start_matches('-');
+        match Cli::try_parse_from(line.split(' ')).expect("the command of a unit is valid").command {
+            Command::EndHolders(arguments) => arguments,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_units_run_this_before_and_after_the_end_of_the_daemon() {
+        let before = arguments(HOLDERS, "ExecStop");
+        assert!(!before.after_daemon && !before.always && before.unit.as_deref() == Some("%n"));
+        let after = arguments(DAEMON, "ExecStopPost");
+        assert!(after.after_daemon && !after.always);
+        assert_eq!(values(HOLDERS, "After"), ["cbdd.service"]);
+        assert!(values(DAEMON, "Wants").contains(&"cbd-holders.service"));
+        for unit in [HOLDERS, DAEMON] {
+            assert_eq!(values(unit, "Before"), ["remote-fs-pre.target", "blk-availability.service"]);
+        }
+    }
+
+    #[test]
+    fn the_unit_has_time_for_all_limits() {
+        let minutes = values(HOLDERS, "TimeoutStopSec")[0].strip_suffix("min").expect("minutes");
+        let limit = Duration::from_secs(60 * minutes.parse::<u64>().expect("a number"));
+        assert!(limit > QUIET_LIMIT + LIMITS.whole + 2 * SYNC_LIMIT);
+    }
+
+    #[test]
+    fn nothing_is_removed_without_devices() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let within = |name: &str| Some(folder.path().join(name));
+        let arguments = EndHoldersArguments {
+            after_daemon: false,
+            always: true,
+            dry_run: false,
+            unit: None,
+            state_dir: within("state"),
+            run_dir: within("run"),
+        };
+        assert_eq!(run(&arguments), ExitCode::SUCCESS);
+        let after = EndHoldersArguments { after_daemon: true, ..arguments };
+        assert_eq!(run(&after), ExitCode::SUCCESS);
+        assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 0);
+    }
+}
