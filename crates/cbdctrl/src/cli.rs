@@ -4,6 +4,7 @@
 
 mod advise;
 mod checkpoint;
+mod end_holders;
 mod events;
 mod live;
 mod safe_to;
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 
 pub use advise::AdviseArguments;
 pub use checkpoint::CheckpointArguments;
+pub use end_holders::EndHoldersArguments;
 pub use events::{EventArguments, Since};
 pub use live::{LiveCommand, OfBackend, PinCommand, Pinned, ScrubArguments};
 pub use safe_to::{Plan, SafeToArguments};
@@ -355,6 +357,9 @@ pub enum Command {
     /// Say whether the daemon can be removed, restarted, or replaced by an older version; packages ask this
     #[command(after_help = safe_to::HELP)]
     SafeTo(SafeToArguments),
+    /// End what stands on the block devices, when the machine stops; units start this
+    #[command(hide = true)]
+    EndHolders(EndHoldersArguments),
     /// Show what more or less cache would bring, from a trace of requests or from the last requests of a backend
     Advise(AdviseArguments),
     /// Give the disk below a cache to other programs, in an emergency, without a daemon: what is only in the region is

@@ -12,6 +12,7 @@ mod command;
 mod completions;
 mod daemon;
 pub mod doctor;
+mod end_holders;
 mod events;
 mod examples;
 mod grow;
@@ -64,6 +65,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Command::Rescue(arguments) => offline::rescue(&arguments, cli.json),
         Command::DoctorLook { kind, paths } => doctor::run_child(kind, &paths),
         Command::SafeTo(arguments) => safe_to::run(&arguments, cli.socket.as_deref(), cli.json),
+        Command::EndHolders(arguments) => end_holders::run(&arguments),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { folder } => pages::man(&folder),
         command => {

@@ -271,6 +271,9 @@ fn fresh_install(machine: &Machine) -> Result<(), String> {
     let conffiles = machine.sandbox.ok("dpkg-query", &["--show", "--showformat=${Conffiles}", "cbd"])?;
     contains(&conffiles, "/etc/cbd/cbd.toml")?;
     contains(&machine.cbdctrl(&["status"])?, "cbdd ")?;
+    for unit in ["cbdd.service", "cbd-holders.service"] {
+        machine.sandbox.ok("test", &["-f", &format!("/usr/lib/systemd/system/{unit}")])?;
+    }
     for file in ["man/man1/cbdctrl-status.1.gz", "man/man8/cbdd.8.gz", "bash-completion/completions/cbdctrl"]
     {
         demand(machine.exists(&format!("/usr/share/{file}")), || format!("{file} is missing"))?;
@@ -400,6 +403,7 @@ fn removal(machine: &Machine) -> Result<(), String> {
     machine.cbdctrl(&["drain"])?;
     machine.calls()?;
     machine.sandbox.ok("dpkg", &["--remove", "cbd"])?;
+    contains(&machine.sandbox.read("/var/log/systemctl")?, "stop cbd-holders.service")?;
     machine.demand_calls(&["stop"])?;
     contains(&machine.version()?, "config-files ")?;
     demand(machine.disk_has_it()?, || "the disk lacks what was drained".to_owned())?;

@@ -34,6 +34,8 @@ stop() {
 	for _ in $(seq 400); do runs || return 0; sleep 0.05; done
 	return 1
 }
+# The other unit has nothing to do here.
+case " $* " in *" cbd-holders.service "*) exit 0 ;; esac
 case " $* " in
 *" is-enabled "*) echo enabled ;;
 *" is-active "*) runs ;;

@@ -18,8 +18,9 @@ const COMPLETIONS: [(&str, &str); 3] = [
 ];
 
 /// Files of the system's parts, with their places.
-const SYSTEM_FILES: [(&str, &str); 3] = [
+const SYSTEM_FILES: [(&str, &str); 4] = [
     ("cbdd.service", "usr/lib/systemd/system/cbdd.service"),
+    ("cbd-holders.service", "usr/lib/systemd/system/cbd-holders.service"),
     ("60-cbd.rules", "usr/lib/udev/rules.d/60-cbd.rules"),
     ("cbd.sysusers", "usr/lib/sysusers.d/cbd.conf"),
 ];
@@ -75,7 +76,7 @@ pub fn system_files(root: &Path) -> Result<(), String> {
 /// What cannot be written.
 pub fn sources_of_debhelper(source: &Path) -> Result<(), String> {
     let (root, debian) = (workspace::root(), source.join("debian"));
-    let names = ["cbd.cbdd.service", "cbd.udev", "cbd.sysusers"];
+    let names = ["cbd.cbdd.service", "cbd.cbd-holders.service", "cbd.udev", "cbd.sysusers"];
     for ((file, _), name) in SYSTEM_FILES.iter().zip(names) {
         copy(&root.join("packaging").join(file), &debian.join(name))?;
     }

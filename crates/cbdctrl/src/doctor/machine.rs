@@ -4,6 +4,7 @@
 //! another user; each is read up to a limit. A file that is missing or unreadable is `None` or empty. Links are followed
 //! by their text, inside the root.
 
+use cbd_sys::mounts::Mount;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -80,6 +81,11 @@ impl Machine {
             .collect();
         names.sort();
         names
+    }
+
+    /// The mounts in the namespace of this process.
+    pub fn mounts(&self) -> Vec<Mount> {
+        cbd_sys::mounts::of(&self.place("/proc/self")).unwrap_or_default()
     }
 
     /// The last name of the target of a link.

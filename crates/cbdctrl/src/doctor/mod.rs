@@ -13,7 +13,7 @@ mod finding;
 mod kernel;
 mod limits;
 mod look;
-mod machine;
+pub(crate) mod machine;
 mod memory;
 mod signature;
 
