@@ -96,7 +96,9 @@ fn a_slow_disk_has_no_more_in_flight_than_it_completes_in_some_seconds() {
 #[test]
 fn the_bound_does_not_slow_a_disk() {
     // The most that the model can do with requests of this size.
-    for (bytes_per_s, operations_per_s) in [(MIB, 1000), (20 * MIB, 20), (150 * MIB, 80), (2000 * MIB, 100_000)] {
+    for (bytes_per_s, operations_per_s) in
+        [(MIB, 1000), (20 * MIB, 20), (150 * MIB, 80), (2000 * MIB, 100_000)]
+    {
         for wanted in [4 * KIB, MIB] {
             let (mut window, mut disk) = (InFlight::new(), Disk::new(bytes_per_s, operations_per_s));
             let seen = run(&mut window, &mut disk, wanted, 0, 30);
@@ -186,7 +188,8 @@ fn zeroes_and_discards_have_a_bound_of_their_own() {
     let mut in_flight = 0;
     while window.has_room(Some(&Content::Discard)) {
         let range = ByteRange::at(0, 128 * KIB);
-        let op = if in_flight % 2 == 0 { BackingOp::Discard { range } } else { BackingOp::WriteZeroes { range } };
+        let op =
+            if in_flight % 2 == 0 { BackingOp::Discard { range } } else { BackingOp::WriteZeroes { range } };
         window.begin(&op, NO_CLIENTS, 0);
         in_flight += 1;
     }
