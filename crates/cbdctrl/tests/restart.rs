@@ -58,10 +58,18 @@ fn all_objects_are_restored_ten_times_in_a_row() {
 
 #[test]
 fn sigterm_ends_it_in_seconds_while_clients_write() {
+    ends_while_clients_write("throttle:mib_per_s=1,latency_us=20000,flush_us=300000");
+}
+
+#[test]
+fn sigterm_ends_it_in_seconds_however_slow_the_disk_is() {
+    ends_while_clients_write("throttle:mib_per_s=0.25,flush_us=300000");
+}
+
+/// The disk is so slow that the cache stays full and writers wait. What is on its way to the disk at the signal has to end.
+fn ends_while_clients_write(disk_model: &str) {
     let mut fixture = Fixture::new();
-    // The disk is so slow that the cache stays full and writers wait. All of the cache can be on its way to the disk at
-    // the signal, and what is on its way has to end: that takes up to 8 s.
-    fixture.decorate = Some("throttle:mib_per_s=4,latency_us=20000,flush_us=300000".to_owned());
+    fixture.decorate = Some(disk_model.to_owned());
     fixture.start();
     fixture.register("32M");
     let disk = fixture.disk("disk", 64 * MIB);

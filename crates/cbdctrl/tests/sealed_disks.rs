@@ -151,16 +151,47 @@ fn a_daemon_that_is_killed_while_it_writes_raises_no_alarm() {
     fixture.start();
     let shown = backend(&fixture);
     assert!(shown["alive"] == true && shown["unchecked"].is_null(), "{shown}");
-    // A record that cannot be read tells nothing, either.
-    let uuid = shown["uuid"].as_str().expect("a UUID").to_owned();
-    fixture.terminate();
-    fs::write(fixture.path(&format!("state/disks/{uuid}.json")), "{").expect("written");
-    fixture.start();
-    let shown = backend(&fixture);
-    assert!(shown["unchecked"].to_string().contains("is damaged"), "{shown}");
     // Without a cache nothing is older than the disk.
+    fixture.kill();
+    fixture.start();
+    until("it is served", || backend(&fixture)["alive"] == true);
+    assert!(backend(&fixture)["unchecked"].is_string(), "{}", backend(&fixture));
     fixture.ok(&["cache-detach", "-b", "0"]);
     fixture.ok(&["cache-attach", "-b", "0", "-c", "16M"]);
+    assert!(backend(&fixture)["unchecked"].is_null(), "{}", backend(&fixture));
+}
+
+#[test]
+fn a_disk_whose_record_is_damaged_is_neither_served_nor_rescued_without_the_users_word() {
+    let mut fixture = Fixture::new();
+    let disk = fixture.disk("disk", 8 * MIB);
+    let uuid = stopped_with_dirty_data(&mut fixture, &disk);
+    let record = fixture.path(&format!("state/disks/{uuid}.json"));
+    fs::write(&record, "{").expect("written");
+    write_block(&disk, MIB, 9);
+    not_rescued(&fixture, "is damaged");
+    for _ in 0..2 {
+        fixture.start();
+        let shown = backend(&fixture);
+        let error = shown["error"].as_str().unwrap_or_default();
+        assert!(error.contains("is not known") && error.contains("is damaged"), "{shown}");
+        let again = fixture.run(&["backend-start", "-p", &disk]);
+        assert!(again.code == 1 && again.stderr.contains("--changed-disk"), "{again:?}");
+        let events = fixture.ok(&["events", "-b", "0", "--severity", "error"]);
+        assert!(events.contains("backend.down") && events.contains("is damaged"), "{events}");
+        fixture.terminate();
+    }
+    assert_eq!(block(&disk, MIB), 9, "nothing was written over it");
+    fixture.start();
+    fixture.ok(&["backend-start", "-p", &disk, "--changed-disk"]);
+    served(&fixture);
+    fixture.ok(&["set", "-b", "0", "writeback=on"]);
+    fixture.ok(&["drain"]);
+    assert_eq!(block(&disk, MIB), 7);
+    // The record is good again.
+    fixture.terminate();
+    fixture.start();
+    served(&fixture);
     assert!(backend(&fixture)["unchecked"].is_null(), "{}", backend(&fixture));
 }
 

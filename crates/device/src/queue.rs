@@ -441,7 +441,8 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
         match finished.op {
             BackingOp::Read { buffer, .. } if cache.is_some() => {
                 if is_good {
-                    cache.into_iter().for_each(|cache| cache.note_backing_read(op.begun_us));
+                    let bytes = buffer.len() as u64;
+                    cache.into_iter().for_each(|cache| cache.note_backing_read(bytes, op.begun_us));
                     // Misses are whole blocks, which may begin before the request and end behind it.
                     if let Some(asked) = op.range.intersection(&parked.request.range) {
                         let (from, to) =

@@ -1,7 +1,9 @@
 //! The disk below a cache: sealing it before the cache is opened, and noticing that it was written without its cache.
 //!
 //! Invariants: a disk that was written while no daemon served it is not served before the user has said which copy
-//! counts. Nothing that CBD writes or reads itself is mistaken for that: what is not certain counts as not known.
+//! counts. Nor is one whose record, or what would show it, cannot be read: records are replaced atomically, so no crash
+//! leaves a damaged one. Nothing that CBD writes or reads itself is mistaken for a change: what a crash leaves counts as
+//! not known.
 //!
 //! Elsewhere: the rules, and the record of a disk ([`crate::seal`]).
 
@@ -23,7 +25,7 @@ use std::sync::Arc;
 pub(super) struct Accepts {
     /// A region that is older than its disk (`--older-region`).
     pub older_region: bool,
-    /// A disk that was written without its cache (`--changed-disk`).
+    /// A disk that was written without its cache, or of which that cannot be read (`--changed-disk`).
     pub changed_disk: bool,
 }
 
@@ -119,7 +121,7 @@ impl<'a> Beneath<'a> {
     /// Seals the open disk, and refuses it if it was written without its cache. Returns warnings.
     ///
     /// # Errors
-    /// [`ErrorKind::Exchanged`].
+    /// [`ErrorKind::Exchanged`], and [`ErrorKind::Damaged`] if that cannot be read.
     pub fn prepare(&self, file: &BackingFile) -> Result<Vec<String>> {
         if self.entry.cache_segments == 0 {
             // A crash at the end of a detach may have left them.
@@ -127,12 +129,12 @@ impl<'a> Beneath<'a> {
             return Ok(Vec::new());
         }
         let mut warnings = self.seal(file);
-        let record = self.look(file, &mut warnings);
-        match &record {
-            Some(Record::Changed { what }) if !self.accepts.changed_disk => return Err(self.refused(what)),
+        match self.look(file, &mut warnings) {
             // The user's decision is recorded when the start has succeeded.
-            Some(Record::Changed { .. }) => {}
-            _ => {
+            Found::Changed(_) | Found::Unreadable(_) if self.accepts.changed_disk => {}
+            Found::Changed(what) => return Err(self.refused(&what)),
+            Found::Unreadable(why) => return Err(self.not_readable(&why)),
+            Found::Served(record) => {
                 warnings.extend(self.record().write(Record::InUse).err());
                 *self.replaced.borrow_mut() = record;
             }
@@ -162,29 +164,26 @@ impl<'a> Beneath<'a> {
     }
 
     /// What is known of the disk, after a look at it.
-    fn look(&self, file: &BackingFile, warnings: &mut Vec<String>) -> Option<Record> {
+    fn look(&self, file: &BackingFile, warnings: &mut Vec<String>) -> Found {
         let (uuid, id) = (uuid_text(self.entry.uuid), self.entry.id);
         let known = self.fixed.seals.known(&uuid);
         let cache = self.handle.transport.state_sum(id);
         match known.look(&Disk { file, cache, is_copy: false }) {
-            Seen::New | Seen::Unchanged => known.record.ok().flatten(),
-            Seen::Unreadable(why) => {
-                self.cannot_tell(&why);
-                known.record.ok().flatten()
-            }
+            Seen::New | Seen::Unchanged => Found::Served(known.record.ok().flatten()),
+            Seen::Unreadable(why) => Found::Unreadable(why),
             Seen::Unknown(why) => {
                 self.cannot_tell(&why);
-                Some(Record::InUse)
+                Found::Served(Some(Record::InUse))
             }
             Seen::Changed(what) => {
-                let changed = Record::Changed { what };
+                let changed = Record::Changed { what: what.clone() };
                 if known.unsealed_at.is_some() || known.record != Ok(Some(changed.clone())) {
-                    match self.record().write(changed.clone()) {
+                    match self.record().write(changed) {
                         Ok(()) => self.fixed.seals.forget_unsealed(&uuid),
                         Err(error) => warnings.push(error),
                     }
                 }
-                Some(changed)
+                Found::Changed(what)
             }
         }
     }
@@ -201,6 +200,19 @@ impl<'a> Beneath<'a> {
         self.unchecked.take()
     }
 
+    fn not_readable(&self, why: &str) -> Error {
+        let (id, path) = (self.entry.id, self.path);
+        Error::new(
+            ErrorKind::Damaged,
+            format!(
+                "whether {path} was written while no daemon served it is not known: {why}. If it was, its cache would give out older data, and \
+                 write it over that. If nothing else has written to the disk, or the cache is right, serve it with backend-start -p {path} \
+                 --changed-disk; if the disk is right, drop what the cache holds with backend-stop -b {id} --discard-dirty BYTES, and start \
+                 it again"
+            ),
+        )
+    }
+
     fn refused(&self, what: &[String]) -> Error {
         let (id, path) = (self.entry.id, self.path);
         Error::new(
@@ -213,6 +225,16 @@ impl<'a> Beneath<'a> {
             ),
         )
     }
+}
+
+/// What a look at a disk has found.
+enum Found {
+    /// It may be served; this was recorded of it.
+    Served(Option<Record>),
+    /// It was written without its cache: what was seen.
+    Changed(Vec<String>),
+    /// Whether it was cannot be read, for this reason.
+    Unreadable(String),
 }
 
 /// Forgets a disk that has no cache any more: it is not sealed, and nothing is known of it.

@@ -1,6 +1,7 @@
 //! Caches that come, go and change their size while their block devices are in use.
 //!
-//! Invariants: a command that fails leaves the backend as it was; other commands that change the backend are refused meanwhile.
+//! Invariants: a command that fails leaves the backend as it was, and what fails after its point of no return is a warning; other
+//! commands that change the backend are refused meanwhile.
 //!
 //! Elsewhere: how it is done (`cbd-runtime`), and in what order (`cbd-engine`).
 
@@ -10,14 +11,14 @@ use super::drain::{REPORT_INTERVAL, Wait};
 use super::sharing::{bounds_of, too_large};
 use super::slots::TakenSlot;
 use super::start::loses_writes;
+use super::stopping;
 use super::watch::check_file;
-use super::{promise, stopping};
 use crate::api::{AttachCache, DetachCache, Done, Progress, ResizeCache};
 use crate::control::{Flow, Report};
 use crate::events::EventName;
 use crate::size::format_size;
 use cbd_engine::Settings;
-use cbd_runtime::{NotDetached, RunningBackend, ShrinkProgress};
+use cbd_runtime::{DrainProgress, NotDetached, RunningBackend, ShrinkProgress};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Result, uuid_text};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ impl Manager {
                 taken.read_entry()?;
                 return restored.and(Err(error));
             }
-            promise::restore(run, self.fixed.state.path(), taken.slot.entry.uuid);
+            self.restore_promise(number, &taken.slot.entry, run);
             let size = taken.read_entry()?;
             warnings.extend(too_large(&taken.handle, bounds));
             warnings.extend(loses_writes(&taken.handle, id.0, settings));
@@ -74,7 +75,7 @@ impl Manager {
         request: &DetachCache,
         report: Report<'_>,
     ) -> Result<Done> {
-        let done = self.with_running(transport, id, "its cache is being detached", |taken, run| {
+        self.with_running(transport, id, "its cache is being detached", |taken, run| {
             let mut warnings: Vec<String> = check_file(id, run)?.into_iter().collect();
             let (cache, path) = (run.cache(), taken.slot.path.clone());
             if let Some(cache) = &cache {
@@ -87,7 +88,12 @@ impl Manager {
             }
             let wait = Wait { id, run, timeout: self.timeout(request.timeout_s), stopping: &self.stopping };
             let (transport_of, environment) = (&taken.handle.transport, &self.fixed.environment);
-            let mut look = wait.watch(report);
+            let mut watch = wait.watch(report);
+            // The cache stays if the file has lost bytes or its last name: the disk would be all that is left.
+            let mut look = |now: &DrainProgress| match check_file(id, run) {
+                Err(error) => ControlFlow::Break(error),
+                Ok(_) => watch(now),
+            };
             let written = run.detach_cache(transport_of, environment, wait.timeout, &mut look);
             let written_bytes = written.map_err(|why| match why {
                 NotDetached::NotDrained(why) => {
@@ -97,23 +103,28 @@ impl Manager {
                 NotDetached::Other(error) => error,
             });
             // Read in any case: after an error of the region the row decides.
-            taken.read_entry()?;
+            let read = taken.read_entry();
             let written_bytes = written_bytes.inspect_err(|error| {
                 if cache.is_some() {
                     tracing::warn!(transport, backend = id.0, "{path}: its cache stays: {error}");
                 }
             })?;
-            warnings.extend(check_file(id, run)?.filter(|warning| !warnings.contains(warning)));
+            // The cache is gone. What fails from here on is a warning.
+            if let Err(error) = read {
+                taken.slot.entry.cache_segments = 0;
+                warnings.push(error.line());
+            }
+            let after = check_file(id, run).unwrap_or_else(|error| Some(error.line()));
+            warnings.extend(after.filter(|warning| !warnings.contains(warning)));
             forget(&self.fixed, &taken.slot.entry);
             if let Some(trace) = &mut taken.slot.trace {
                 trace.forget_unchecked();
             }
+            warnings.extend(self.forget_promise(transport, &taken.slot.entry));
             let event = EventName::CacheDetached.name();
             tracing::info!(transport, backend = id.0, event, written_bytes, "{path}: its cache was detached");
             Ok(Done { written_bytes, warnings, ..Done::default() })
-        })?;
-        self.forget_promise(transport, id)?;
-        Ok(done)
+        })
     }
 
     pub(super) fn cache_resize(

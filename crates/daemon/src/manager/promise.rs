@@ -9,6 +9,7 @@ use super::transport::running;
 use super::{Manager, backend};
 use crate::api::{BackendStarted, Consistency, SettingsChange, StartBackend};
 use crate::scrub;
+use cbd_engine::BackendEntry;
 use cbd_runtime::RunningBackend;
 use cbd_types::{BackendId, Error, ErrorKind, Result, uuid_text};
 use std::path::Path;
@@ -58,21 +59,27 @@ impl Manager {
         check(seconds, change.consistency.unwrap_or(consistency.into()), has_cache)
     }
 
-    /// Ends the promise of a backend whose cache was detached.
-    ///
-    /// # Errors
-    /// If the backend has gone meanwhile.
-    pub(super) fn forget_promise(&self, transport: u32, id: BackendId) -> Result<()> {
-        let uuid = {
-            let tables = self.tables()?;
-            let slots = &running(&tables, transport)?.backends;
-            uuid_text(slots.get(&id).ok_or_else(|| backend::unknown(id))?.entry.uuid)
-        };
-        if scrub::settings_of(self.fixed.state.path(), &uuid).recovery_point_max_age_s == 0 {
-            return Ok(());
+    /// Has a cache that was attached keep the promise of its backend.
+    pub(super) fn restore_promise(&self, transport: u32, entry: &BackendEntry, run: &RunningBackend) {
+        let place = (transport, entry.id.0);
+        let scrub = self.scrubs.of(self.fixed.state.path(), place, uuid_text(entry.uuid));
+        set(run, scrub.settings().recovery_point_max_age_s);
+    }
+
+    /// Ends the promise of a backend whose cache was detached. Returns a warning if that could not be stored.
+    pub(super) fn forget_promise(&self, transport: u32, entry: &BackendEntry) -> Option<String> {
+        let id = entry.id;
+        let scrub = self.scrubs.of(self.fixed.state.path(), (transport, id.0), uuid_text(entry.uuid));
+        if scrub.settings().recovery_point_max_age_s == 0 {
+            return None;
         }
         let change = SettingsChange { recovery_point_max_age_s: Some(0), ..SettingsChange::default() };
-        self.set_scrub_settings(transport, id, &change)
+        scrub.set(&change);
+        scrub.file_error().map(|why| {
+            format!(
+                "recovery_point_max_age of backend {id} has ended with its cache, and that could not be stored ({why}): a cache that is                  attached after a restart of the daemon has it again"
+            )
+        })
     }
 
     /// Starts a backend, with the promise that the request has.

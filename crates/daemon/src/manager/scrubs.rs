@@ -37,7 +37,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const NAMED_MAX: usize = 8;
 
 /// A transport and one of its backends.
-type Place = (u32, u32);
+pub(super) type Place = (u32, u32);
 
 /// The scrubs of all backends.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ pub(super) struct Scrubs(Mutex<BTreeMap<Place, Arc<Scrub>>>);
 
 impl Scrubs {
     /// The scrub of the backend `uuid`; a backend that has the number of a former one has none of its scrub.
-    fn of(&self, state_dir: &Path, place: Place, uuid: String) -> Arc<Scrub> {
+    pub(super) fn of(&self, state_dir: &Path, place: Place, uuid: String) -> Arc<Scrub> {
         let mut scrubs = self.0.lock();
         if let Some(known) = scrubs.get(&place).filter(|known| known.uuid() == uuid) {
             return Arc::clone(known);

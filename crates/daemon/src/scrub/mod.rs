@@ -166,6 +166,18 @@ impl Scrub {
         }
     }
 
+    /// Its settings.
+    #[must_use]
+    pub fn settings(&self) -> ScrubSettings {
+        self.state.lock().record.settings.clone()
+    }
+
+    /// Why its file could not be written, the last time.
+    #[must_use]
+    pub fn file_error(&self) -> Option<String> {
+        self.state.lock().file_error.clone()
+    }
+
     /// Its state, for a device of `size` bytes.
     #[must_use]
     pub fn info(&self, size: u64, now: u64) -> ScrubInfo {

@@ -42,7 +42,7 @@ pub enum Seen {
     Unchanged,
     /// Whether it was written cannot be told, for this reason.
     Unknown(String),
-    /// What would tell cannot be read, for this reason.
+    /// What would tell cannot be read, for this reason: the disk is refused as a changed one is.
     Unreadable(String),
     /// It was written without its cache: what was seen.
     Changed(Vec<String>),

@@ -4,7 +4,8 @@
 //! Invariants: a footprint is in the file only from a stop, after the last operation of this daemon, until the next
 //! start, before its first: then no write of CBD can be mistaken for one of another program. It counts only while the
 //! cache in the region is as it was left, since a rescue or another program of CBD writes to the disk, too. A change that
-//! was noticed stays in the file until the user has decided.
+//! was noticed stays in the file until the user has decided. A file is replaced atomically and is durable then, so no
+//! crash leaves a damaged one.
 //!
 //! Elsewhere: footprints (`cbd-backing`), and who asks (`manager`).
 
@@ -12,6 +13,7 @@ use crate::state::{read_own, replace};
 use cbd_backing::{Area, Footprint, Written};
 use cbd_export::folders::own_folder;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The version of the file.
@@ -138,7 +140,11 @@ impl RecordFile {
     pub fn write(&self, record: Record) -> Result<(), String> {
         let replaced = || -> Result<(), String> {
             let folder = self.0.parent().unwrap_or(Path::new("."));
+            let is_new = !folder.exists();
             own_folder(folder, 0o700).map_err(|error| error.line())?;
+            if is_new && let Some(parent) = folder.parent() {
+                File::open(parent).and_then(|parent| parent.sync_all()).map_err(|error| error.to_string())?;
+            }
             let document = Document { version: VERSION, record };
             let text = serde_json::to_string_pretty(&document).map_err(|error| error.to_string())?;
             replace(&self.0, text.as_bytes()).map_err(|error| error.to_string())

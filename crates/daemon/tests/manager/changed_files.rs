@@ -1,7 +1,7 @@
 //! Files that are deleted, replaced or cut short while a daemon uses them.
 
 use crate::fixture::{Fixture, MIB, cache_of, dirty, refused, stop};
-use cbd_daemon::api::{Drain, StartBlkdev, StopBackend, StopBlkdev};
+use cbd_daemon::api::{AttachCache, Drain, SettingsChange, StartBlkdev, StopBackend, StopBlkdev};
 use cbd_daemon::control::{Control, Flow};
 use cbd_daemon::manager::Manager;
 use cbd_types::{ErrorKind, Result};
@@ -174,6 +174,58 @@ fn a_disk_that_is_renamed_and_replaced_during_a_drain_is_reported() {
     let now = now.to_str().unwrap();
     let done = done.unwrap();
     assert!(done.warnings.iter().any(|line| line.contains(now)), "{done:?}");
+}
+
+/// Whether the first backend has a cache.
+fn has_cache(daemon: &Manager) -> bool {
+    daemon.status().unwrap().transports[0].backends[0].cache.is_some()
+}
+
+#[test]
+fn a_cache_whose_disk_is_deleted_while_it_is_detached_stays_and_a_warning_says_it_of_one_that_is_gone() {
+    for reports in [1, usize::MAX] {
+        let mut fixture = Fixture::new();
+        fixture.decorate = Some("throttle:latency_us=300000".into());
+        let (disk, daemon) = fixture.disk_and_daemon();
+        fixture.write_block();
+        let mut seen = 0;
+        let result = daemon.detach_cache(0, 0, &Default::default(), &mut |_| {
+            seen += 1;
+            // At the first report, or at the last one that may come.
+            if seen == 1 && reports == 1 || seen > 1 && reports > 1 {
+                let _ = std::fs::remove_file(&disk);
+            }
+            Flow::Continue
+        });
+        match result {
+            Ok(done) if std::path::Path::new(&disk).exists() => assert_eq!(done.warnings, [""; 0]),
+            Ok(done) => assert!(done.warnings.iter().any(|line| line.contains("was deleted")), "{done:?}"),
+            Err(error) => {
+                refused::<()>(Err(error), ErrorKind::Backing, "the cache was not detached");
+                assert!(has_cache(&daemon), "an error says that it stays");
+                continue;
+            }
+        }
+        assert!(!has_cache(&daemon), "a success says that it is gone");
+    }
+}
+
+#[test]
+fn a_detach_whose_record_cannot_be_stored_has_succeeded_with_a_warning() {
+    let fixture = Fixture::new();
+    let (_disk, daemon) = fixture.disk_and_daemon();
+    let promise = SettingsChange { recovery_point_max_age_s: Some(60), ..SettingsChange::default() };
+    daemon.set(0, 0, &promise).unwrap();
+    let stored = std::fs::read_dir(fixture.path("state/scrub")).unwrap().flatten().next().unwrap().path();
+    // A folder is at the path of the new file.
+    std::fs::create_dir(stored.with_extension("new")).unwrap();
+    let done = daemon.detach_cache(0, 0, &Default::default(), &mut |_| Flow::Continue).unwrap();
+    let part = "recovery_point_max_age of backend 0 has ended";
+    assert!(done.warnings.iter().any(|line| line.contains(part)), "{done:?}");
+    assert!(!has_cache(&daemon));
+    std::fs::remove_dir(stored.with_extension("new")).unwrap();
+    daemon.attach_cache(0, 0, &AttachCache { cache_size: 16 * MIB, ..AttachCache::default() }).unwrap();
+    assert_eq!(cache_of(&daemon).recovery_point_max_age_s, 0);
 }
 
 /// Waits until `dev-list` shows a note on the first block device that contains `part`.

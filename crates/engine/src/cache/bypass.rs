@@ -382,6 +382,7 @@ impl<E: Environment> Cache<E> {
         if accepted {
             self.base().bypassed().count(ticket.reason, ticket.range.len());
         }
+        data.into_iter().for_each(|data| self.pace_board().count_moved(data.len() as u64));
         let is_of_mode = ticket.reason == BypassReason::Mode;
         let records = accepted && is_of_mode && self.base().mode().get().0 == CacheMode::Writethrough;
         if let (true, Some(data), [(lane, id)]) = (records, data, &*ticket.lanes) {

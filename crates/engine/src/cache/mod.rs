@@ -60,7 +60,7 @@ pub use index_size::IndexResize;
 pub(crate) use index_size::index_blocks_per_lane;
 pub use map::{CacheMap, MAP_CELLS_MAX, MapCell};
 pub use moment::CommonMoment;
-pub(crate) use pace::PaceBoard;
+pub(crate) use pace::{Moved, PaceBoard};
 pub use pace::{Pace, PaceReason};
 pub use resize::Shrink;
 pub use status::{BackingTrouble, CacheStatus, CachedState, DamagedRange};
@@ -155,10 +155,10 @@ impl<E: Environment> Cache<E> {
         &self.pace
     }
 
-    /// Counts a read of the backing device for a miss, which began at `begun_us` of [`Environment::monotonic_us`]. Writeback
+    /// Counts a read of `bytes` of the backing device for a miss, which began at `begun_us` of [`Environment::monotonic_us`]. Writeback
     /// yields to such reads while they take longer than `read_latency_target_us`.
-    pub fn note_backing_read(&self, begun_us: u64) {
-        self.pace.count_read(self.monotonic_us().saturating_sub(begun_us));
+    pub fn note_backing_read(&self, bytes: u64, begun_us: u64) {
+        self.pace.count_read(bytes, self.monotonic_us().saturating_sub(begun_us));
     }
 
     /// [`Environment::monotonic_us`].

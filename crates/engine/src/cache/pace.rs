@@ -65,6 +65,15 @@ pub struct Pace {
     pub permitted: Option<u64>,
 }
 
+/// What requests of clients have moved to and from the backing device.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Moved {
+    /// Operations of the backing device.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
 /// The published pace, the age of the recovery point, and the latency of reads that missed.
 pub(crate) struct PaceBoard<E: Environment> {
     pace: Mutex<E, Pace>,
@@ -74,6 +83,8 @@ pub(crate) struct PaceBoard<E: Environment> {
     recovery_point_max_ms: SharedU64<E>,
     reads: SharedU64<E>,
     reads_us: SharedU64<E>,
+    moved: SharedU64<E>,
+    moved_bytes: SharedU64<E>,
 }
 
 impl<E: Environment> PaceBoard<E> {
@@ -84,6 +95,8 @@ impl<E: Environment> PaceBoard<E> {
             recovery_point_max_ms: SharedU64::new(0),
             reads: SharedU64::new(0),
             reads_us: SharedU64::new(0),
+            moved: SharedU64::new(0),
+            moved_bytes: SharedU64::new(0),
         }
     }
 
@@ -118,8 +131,9 @@ impl<E: Environment> PaceBoard<E> {
         self.recovery_point_max_ms.load(Ordering::Relaxed)
     }
 
-    /// Counts a read of the backing device that took `us` microseconds.
-    pub(crate) fn count_read(&self, us: u64) {
+    /// Counts a read of the backing device of `bytes` that took `us` microseconds.
+    pub(crate) fn count_read(&self, bytes: u64, us: u64) {
+        self.count_moved(bytes);
         self.reads_us.fetch_add(us, Ordering::Relaxed);
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
@@ -127,5 +141,19 @@ impl<E: Environment> PaceBoard<E> {
     /// The number of reads, and the sum of their microseconds.
     pub(crate) fn reads(&self) -> (u64, u64) {
         (self.reads.load(Ordering::Relaxed), self.reads_us.load(Ordering::Relaxed))
+    }
+
+    /// Counts an operation of the backing device that moved `bytes` for a client.
+    pub(crate) fn count_moved(&self, bytes: u64) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.moved.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What clients have moved.
+    pub(crate) fn moved(&self) -> Moved {
+        Moved {
+            requests: self.moved.load(Ordering::Relaxed),
+            bytes: self.moved_bytes.load(Ordering::Relaxed),
+        }
     }
 }

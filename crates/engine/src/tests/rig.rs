@@ -115,6 +115,17 @@ pub(crate) struct Queue {
     depth: usize,
 }
 
+impl Queue {
+    /// Bytes of the writes in flight.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes = |op: &BackingOp| match op {
+            BackingOp::Write { buffer, .. } => buffer.len() as u64,
+            _ => 0,
+        };
+        self.submitted.iter().map(|(_, op)| bytes(op)).sum()
+    }
+}
+
 impl BackingQueue for Queue {
     fn submit(&mut self, token: OpToken, op: BackingOp) {
         self.submitted.push_back((token, op));

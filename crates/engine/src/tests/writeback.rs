@@ -3,7 +3,7 @@
 use super::rig::{Asked, Options, Rig, SECTOR};
 use crate::{OnWriteError, Settings, Step};
 use alloc::{vec, vec::Vec};
-use cbd_types::ByteRange;
+use cbd_types::{BackingQueue, ByteRange};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1 << 20;
@@ -35,6 +35,7 @@ fn until(ms: u64) -> Step {
 #[test]
 fn neighbours_go_in_requests_of_at_most_a_mebibyte_and_a_flush_ends_the_batch() {
     let mut rig = Rig::new(large());
+    rig.worker.assume_a_fast_disk();
     write(&rig, 4096, MIB + 3 * 4096, 1);
     write(&rig, 2 * MIB, 4096, 2);
     rig.cache.flush().expect("it runs");
@@ -49,6 +50,57 @@ fn neighbours_go_in_requests_of_at_most_a_mebibyte_and_a_flush_ends_the_batch() 
     let status = rig.cache.status();
     assert_eq!((status.written_back_bytes, status.backing_flushes), (MIB + 4 * 4096, 1));
     assert_eq!((status.dirty_bytes, status.backing_failures), (0, 0));
+}
+
+#[test]
+fn requests_are_small_until_the_disk_has_shown_that_it_is_fast() {
+    let mut rig = Rig::new(large());
+    write(&rig, 0, 2 * MIB, 1);
+    rig.disk.with(|state| state.is_slow = true);
+    rig.cache.request_drain();
+    run_until_it_waits_for_the_disk(&mut rig);
+    let in_flight = |rig: &Rig| rig.worker.queue().in_flight();
+    assert_eq!(in_flight(&rig), 2, "256 KiB in requests of half as much");
+    rig.disk.with(|state| state.is_slow = false);
+    rig.drain();
+    let asked = rig.disk.take_asked();
+    let mut end = 0;
+    for asked in &asked[..asked.len() - 1] {
+        let Asked::Write(range) = asked else { panic!("{asked:?}") };
+        assert!(range.start == end && range.len() >= 128 * KIB && range.len() <= MIB, "{asked:?}");
+        end = range.end;
+    }
+    assert_eq!((end, asked[asked.len() - 1]), (2 * MIB, Asked::Flush));
+    assert!(rig.disk.with(|state| (0..2 * MIB as usize).all(|at| state.bytes[at] == 1)));
+}
+
+#[test]
+fn a_slow_disk_gets_no_more_than_it_completes_in_some_seconds() {
+    let mut rig = Rig::new(Options { device: 32 * MIB, segments: 700, ..Options::default() });
+    rig.worker.assume_a_fast_disk();
+    write(&rig, 0, 24 * MIB, 1);
+    let epoch = rig.cache.request_drain();
+    let (mut now, mut most) = (0, 0);
+    while !rig.cache.is_drained(epoch) {
+        rig.disk.with(|state| state.is_slow = true);
+        run_until_it_waits_for_the_disk(&mut rig);
+        let bytes = rig.worker.queue().bytes();
+        if now > 20_000 {
+            most = most.max(bytes);
+        }
+        // 512 KiB a second.
+        now += bytes * 1000 / (512 * KIB);
+        rig.environment.set_monotonic(now);
+        rig.disk.with(|state| state.is_slow = false);
+        rig.worker.step();
+    }
+    assert!((512 * KIB..=2 * MIB).contains(&most), "{most} bytes in flight");
+    assert!((48_000..50_000).contains(&now), "it took {now} ms");
+}
+
+/// Runs the background worker until it waits for a completion.
+fn run_until_it_waits_for_the_disk(rig: &mut Rig) {
+    while rig.worker.step() == Step::Busy {}
 }
 
 #[test]
@@ -160,6 +212,7 @@ fn in_a_checkpoint_only_the_newest_of_all_epochs_is_written() {
 fn the_rate_limits_data_and_nothing_else() {
     let settings = Settings { writeback_rate: MIB, ..Settings::default() };
     let mut rig = Rig::new(Options { settings, ..large() });
+    rig.worker.assume_a_fast_disk();
     write(&rig, 0, 2 * MIB, 1);
     rig.cache.request_drain();
     assert_eq!(run(&mut rig), until(1), "nothing is earned yet");
@@ -203,6 +256,7 @@ fn a_refused_flush_makes_all_dirty_again() {
 #[test]
 fn zeroes_go_in_longer_requests_than_data() {
     let mut rig = Rig::new(large());
+    rig.worker.assume_a_fast_disk();
     for number in 0..3 {
         assert!(rig.zero(ByteRange::at(number * MIB, MIB), false));
     }

@@ -71,6 +71,12 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
         &self.queue
     }
 
+    /// As if the backing device had shown that it is fast.
+    #[cfg(test)]
+    pub(crate) fn assume_a_fast_disk(&mut self) {
+        self.writeback.assume_a_fast_disk();
+    }
+
     /// Does the work that is due, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;

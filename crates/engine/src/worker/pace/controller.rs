@@ -85,7 +85,7 @@ impl Controller {
 }
 
 /// `average`, in bytes a second, after `ms` milliseconds in which there were `bytes`; earlier ones fade in `fade_ms`.
-pub(super) fn averaged(average: u64, bytes: u64, ms: u64, fade_ms: u64) -> u64 {
+pub(in crate::worker) fn averaged(average: u64, bytes: u64, ms: u64, fade_ms: u64) -> u64 {
     if ms == 0 {
         return average;
     }

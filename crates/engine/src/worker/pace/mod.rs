@@ -17,7 +17,8 @@ use crate::{
     Cache, Consistency, Environment, Settings,
     cache::{Pace, PaceReason},
 };
-use controller::{Controller, Interval, averaged};
+pub(super) use controller::averaged;
+use controller::{Controller, Interval};
 use pause::Pause;
 use reads::ReadLimit;
 

@@ -254,7 +254,7 @@ fn writeback_yields_while_reads_of_the_disk_are_slow() {
     for tenth in 300..310 {
         rig.environment.set_monotonic(tenth * 100);
         // It took 9 ms.
-        rig.cache.note_backing_read(tenth * 100_000 - 9000);
+        rig.cache.note_backing_read(BLOCK, tenth * 100_000 - 9000);
         load(&mut rig, tenth * 100, (tenth + 1) * 100, 5, &mut next);
     }
     let pace = rig.cache.status().pace;

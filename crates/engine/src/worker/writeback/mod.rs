@@ -30,10 +30,12 @@ use cbd_types::{
     BackingGeometry, BackingOp, BackingQueue, ByteRange, Error, ErrorKind, LaneId, OpToken, SpareBuffers,
     backing::BackingDone,
 };
+use in_flight::InFlight;
 use recovery_age::RecoveryAge;
 
 mod allowance;
 mod collect;
+mod in_flight;
 mod limit;
 mod newest;
 mod parked;
@@ -150,6 +152,7 @@ pub(crate) struct Writeback {
     /// Everything up to this epoch is to be drained at once: until then the backing device is not crash-consistent, for damage that
     /// was healed, or for a batch that the last process had begun.
     restored_at: u64,
+    in_flight: InFlight,
     buffers: SpareBuffers,
     done: Vec<BackingDone>,
     next_token: u64,
@@ -195,6 +198,7 @@ impl Writeback {
             has_lost,
             lacked_something: was_void,
             restored_at: if was_void { cache.base().epochs().void_until() } else { 0 },
+            in_flight: InFlight::new(),
             buffers: SpareBuffers::new(SPARE_BYTES),
             done: Vec::new(),
             next_token: 0,
@@ -257,6 +261,7 @@ impl Writeback {
             self.complete(cache, finished, now);
         }
         self.done = done;
+        self.in_flight.measure(cache.pace_board().moved(), now);
         self.close_large_epoch(cache);
         self.recovery_age.close_epoch(cache, now);
         if self.flush_for_requests(cache, queue, now) {

@@ -1,21 +1,27 @@
 //! Turns the pieces of a batch into requests to the backing device, and handles their completions.
 //!
 //! Invariants:
-//! - at most as many requests are in flight as the queue is deep;
+//! - at most as many requests are in flight as the queue is deep, and about as much as the backing device completes in two seconds;
 //! - data is verified when it is loaded; damaged data is quarantined, durably, and not written;
 //! - a failed flush makes everything dirty again that was written since the last successful one.
 //!
 //! Elsewhere: retries of refused requests (`failing`).
 
-use super::{Batch, Content, NO_SPACE_TO_NOTE, REQUEST_MAX, Writeback};
+use super::{Batch, Content, NO_SPACE_TO_NOTE, Writeback};
 use crate::{Cache, Environment, base::Requester, position::Location, worker::failing::Flight};
 use cbd_format::{Record, RecordKind};
-use cbd_types::{BackingOp, BackingQueue, ByteRange, LaneId, OpToken, backing::BackingDone};
+use cbd_types::{BackingOp, BackingQueue, ByteRange, CHECKSUM_BLOCK, LaneId, OpToken, backing::BackingDone};
 
 /// Zeroes are written, and space is discarded, in requests of at most this many bytes.
 pub(super) const ZERO_MAX: u64 = 64 << 20;
 
 impl Writeback {
+    /// As if the backing device had shown that it is fast.
+    #[cfg(test)]
+    pub(crate) fn assume_a_fast_disk(&mut self) {
+        self.in_flight.assume_a_fast_disk();
+    }
+
     /// Submits requests as far as the queue depth and the rate allow. Returns the time at which a request that waits may be
     /// submitted, if any.
     pub(super) fn submit<E: Environment, Q: BackingQueue>(
@@ -30,17 +36,21 @@ impl Writeback {
         self.limit.earn(limit_rate, now);
         self.paced.earn(paced_rate, now);
         while queue.in_flight() < depth
+            && self.in_flight.has_room(None)
             && let Some(mut flight) = self.failing.next(&settings, now)
         {
             if let Some(op) = self.load(cache, &mut flight) {
-                self.send(queue, op, flight);
+                self.send(cache, queue, op, flight, now);
             }
         }
         // When this many requests fail, the others would fail too.
         while queue.in_flight() < depth
             && self.failing.waiting() < queue.depth()
-            && self.batch.as_ref().is_some_and(|batch| !batch.pieces.is_empty())
+            && let Some((_, next)) = self.batch.as_ref().and_then(|batch| batch.pieces.front())
         {
+            if !self.in_flight.has_room(Some(next)) {
+                break;
+            }
             let due =
                 self.limit.due_ms(limit_rate, now).max(self.paced.due_ms(paced_rate, now)).max(paused_until);
             if due.is_some() {
@@ -52,9 +62,10 @@ impl Writeback {
                 self.limit.spend(buffer.len() as u64);
                 self.paced.spend(buffer.len() as u64);
             }
-            self.send(queue, op, flight);
+            self.send(cache, queue, op, flight, now);
         }
-        if self.paced.is_saved_up(paced_rate) && queue.in_flight() >= depth {
+        let is_full = queue.in_flight() >= depth || !self.in_flight.has_room(None);
+        if self.paced.is_saved_up(paced_rate) && is_full {
             self.pacer.note_limited();
         }
         self.failing.due_ms()
@@ -74,7 +85,15 @@ impl Writeback {
         }
     }
 
-    fn send<Q: BackingQueue>(&mut self, queue: &mut Q, op: BackingOp, flight: Flight) {
+    fn send<E: Environment, Q: BackingQueue>(
+        &mut self,
+        cache: &Cache<E>,
+        queue: &mut Q,
+        op: BackingOp,
+        flight: Flight,
+        now: u64,
+    ) {
+        self.in_flight.begin(&op, cache.pace_board().moved(), now);
         if let Some(batch) = &mut self.batch {
             batch.needs_flush = true;
         }
@@ -95,10 +114,15 @@ impl Writeback {
             let is_newest = cache.is_still_parked(first, content.refused());
             return is_newest.then(|| Flight::new(alloc::vec![(first, content)]));
         }
-        let limit = if matches!(content, Content::Data { .. }) { REQUEST_MAX } else { ZERO_MAX };
+        let limit = self.in_flight.request_max(&content);
         let is_known = self.failing.is_known(first);
-        let mut pieces = alloc::vec![(first, content)];
         let mut end = first.end;
+        if first.len() > limit {
+            // A piece that is too long for the device is cut where a block ends.
+            end = (first.start + limit) / CHECKSUM_BLOCK * CHECKSUM_BLOCK;
+            batch.pieces.push_front((ByteRange { start: end, ..first }, content));
+        }
+        let mut pieces = alloc::vec![(ByteRange { end, ..first }, content)];
         while let Some((next, next_content)) = batch.pieces.front().copied()
             && next.start == end
             && content.joins(&next_content)
@@ -164,6 +188,7 @@ impl Writeback {
     }
 
     pub(super) fn complete<E: Environment>(&mut self, cache: &Cache<E>, done: BackingDone, now: u64) {
+        self.in_flight.end(&done.op);
         let flight = self.failing.returned(done.token);
         match (done.result, done.op) {
             (Ok(()), BackingOp::Flush) => {

@@ -151,6 +151,7 @@ fn when_as_many_requests_fail_as_the_queue_is_deep_no_more_are_tried() {
 fn zeroes_go_in_requests_of_at_most_64_mebibytes() {
     let (device, limit) = (17 * CHUNK, 64 * MIB);
     let mut rig = Rig::new(Options { device, volatile_cache: false, ..Options::default() });
+    rig.worker.assume_a_fast_disk();
     // One record of all, then one of each half of the limit, which are joined again.
     assert!(rig.zero(ByteRange { start: 0, end: device }, false));
     for half in [0, limit / 2] {
