@@ -353,6 +353,17 @@ mod tests {
     }
 
     #[test]
+    fn whoever_follows_is_told_of_each_event_and_of_the_end() {
+        let events = Events::default();
+        let mut latest = events.subscribe();
+        assert!(!latest.has_changed().unwrap());
+        events.record(event("1"));
+        assert!(latest.has_changed().unwrap() && *latest.borrow_and_update() == 1);
+        events.end_followers();
+        assert!(latest.has_changed().unwrap() && events.is_ending());
+    }
+
+    #[test]
     fn a_follower_too_many_is_refused_until_another_one_ends() {
         let events = Arc::new(Events::default());
         let mut followers: Vec<_> = (0..FOLLOWERS_MAX).map(|_| events.follow().unwrap()).collect();
