@@ -17,6 +17,7 @@ pub mod drain;
 pub mod environment;
 pub mod grow;
 pub mod moved;
+pub mod presence;
 pub mod queue;
 pub mod region;
 pub mod resize;
