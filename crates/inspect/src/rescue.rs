@@ -21,6 +21,7 @@ use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
 use cbd_runtime::disk::Disk;
 use cbd_runtime::moved::refuse_target;
+use cbd_runtime::presence::{self, Timing, machine_name};
 use cbd_runtime::{ProcessEnvironment, region::sync_region};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Pmem, Region, Result};
 use serde::Serialize;
@@ -258,14 +259,22 @@ impl Rescued {
 /// Writes the dirty data of `region` to the backing devices.
 ///
 /// # Errors
-/// When the transport cannot be opened, or lacks the selected backend. An error of one backend is in its [`Rescued`].
+/// When the transport cannot be opened, a host of another machine has the region, or it lacks the selected backend. An error of one backend is in its [`Rescued`].
 pub fn rescue(
     region: Mapping,
     options: &Options,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<Rescued>> {
     let environment = Arc::new(ProcessEnvironment::<Mapping>::new());
-    let transport = Transport::open(Arc::clone(&environment), Region::new(region))?;
+    // Dropped in the opposite order.
+    let names = ("of this rescue", machine_name());
+    let (transport, _presence) = presence::open(
+        Arc::clone(&environment),
+        Region::new(region),
+        (names.0, &names.1),
+        &Timing::default(),
+        None,
+    )?;
     let rows = transport.info().layout.backend_rows;
     let mut done = Vec::new();
     for id in (0..rows).map(BackendId).filter(|id| options.concerns(id.0)) {

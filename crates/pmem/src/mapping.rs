@@ -546,8 +546,15 @@ mod tests {
         mapping.prefetch(0);
         assert!(mapping.load(4096, &mut [0; 64]).is_err() && mapping.load_summed(0, &mut [0; 64]).is_err());
         let error = mapping.grow(file.path(), 2 << 20).expect_err("it is not this host's any more");
-        assert_eq!((error.kind(), file.as_file().metadata().expect("it is there").len()), (ErrorKind::Media, 1 << 20));
+        assert_eq!(
+            (error.kind(), file.as_file().metadata().expect("it is there").len()),
+            (ErrorKind::Media, 1 << 20)
+        );
         let bytes = std::fs::read(file.path()).expect("it is there");
-        assert!(bytes[4096..8192] == [1; 4096] && bytes[8192..].iter().all(|byte| *byte == 0) && bytes[..64] == [0; 64]);
+        assert!(
+            bytes[4096..8192] == [1; 4096]
+                && bytes[8192..].iter().all(|byte| *byte == 0)
+                && bytes[..64] == [0; 64]
+        );
     }
 }

@@ -85,7 +85,10 @@ pub fn refuse_living(region: &str, timing: &Timing, see: &dyn Fn() -> Seen) -> R
             Seen::Nobody | Seen::SameBoot => return Ok(true),
         }
     }
-    tracing::warn!("{region}: {} gives no sign of life: it is gone, and this host takes the region", host(&first));
+    tracing::warn!(
+        "{region}: {} gives no sign of life: it is gone, and this host takes the region",
+        host(&first)
+    );
     Ok(true)
 }
 

@@ -5,6 +5,7 @@
 //! Elsewhere: locks and durability of a region (`cbd-pmem`); its tables (`cbd-engine`).
 
 use crate::ProcessEnvironment;
+use crate::presence::{self, Presence, Timing};
 use cbd_engine::{Environment, FormatOptions, Transport};
 use cbd_format::Superblock;
 use cbd_pmem::{Info, Look, Mapping};
@@ -30,27 +31,31 @@ pub fn bytes_used(path: &Path) -> Option<u64> {
     Some(block.region_size.get())
 }
 
-/// Formats the region at `path` if `format` is given, else opens the transport in it.
+/// Formats the region at `path` if `format` is given, else opens the transport in it, as the host `name`. The [`Presence`] is to be
+/// dropped before the transport.
 ///
 /// # Errors
-/// Those of [`Transport::format`] and [`Transport::open`], with the region's path.
+/// Those of [`Transport::format`] and [`presence::open`], with the region's path.
 pub fn open_transport(
     environment: Arc<ProcessEnvironment>,
     region: Region<Mapping>,
-    path: &str,
+    (path, name): (&str, &str),
     format: Option<&FormatOptions>,
-) -> Result<Arc<Transport<ProcessEnvironment>>> {
-    match format {
-        Some(format) => {
-            if !format.force {
-                refuse_used(&region).context(|| format!("formatting {path}"))?;
-            }
-            Transport::format(environment, region, format).context(|| format!("formatting {path}"))
-        }
-        None => Transport::open(environment, region)
+) -> Result<(Arc<Transport<ProcessEnvironment>>, Presence)> {
+    let timing = Timing::default();
+    let Some(options) = format else {
+        return presence::open(environment, region, (path, name), &timing, None)
             .map_err(|error| with_tools(error, path))
-            .context(|| format!("opening {path}")),
-    }
+            .context(|| format!("opening {path}"));
+    };
+    let format = Box::new(|environment, region| {
+        if !options.force {
+            refuse_used(&region)?;
+        }
+        Transport::format(environment, region, options)
+    });
+    presence::open(environment, region, (path, name), &timing, Some(format))
+        .context(|| format!("formatting {path}"))
 }
 
 /// Refuses a region that holds any data.

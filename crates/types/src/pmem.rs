@@ -252,7 +252,11 @@ impl Taker {
             format!(
                 "another machine has taken the region: {} (process {process} there) opened it while this host gave no sign of life; \
                  nothing is read from it or stored in it any more: end the other one, or use another region, and restart this one",
-                if name.is_empty() { "a host".into() } else { format!("host {}", String::from_utf8_lossy(&name)) }
+                if name.is_empty() {
+                    "a host".into()
+                } else {
+                    format!("host {}", String::from_utf8_lossy(&name))
+                }
             ),
         ))
     }
@@ -454,7 +458,9 @@ impl<P: Pmem> Region<P> {
             self.taken().unwrap_or_else(|| {
                 Error::new(
                     ErrorKind::Media,
-                    format!("the region's memory failed under a store at byte {at}: it accepts no more writes"),
+                    format!(
+                        "the region's memory failed under a store at byte {at}: it accepts no more writes"
+                    ),
                 )
             })
         })

@@ -161,16 +161,16 @@ impl Manager {
             ..FormatOptions::default()
         });
         let environment = Arc::clone(&self.fixed.environment);
-        let transport = match &remembered {
+        let hosted = match &remembered {
             Some(entry) => open_remembered(&self.fixed, entry, opened.region)
                 .map_err(|error| with_advice(error, entry))?,
-            None => open_transport(environment, opened.region, path, format.as_ref())?,
+            None => open_transport(environment, opened.region, (path, &request.host), format.as_ref())?,
         };
-        let host = transport.register_host(&request.host, None)?;
+        let host = hosted.0.register_host(&request.host, None)?;
         let entry = TransportEntry {
             transport_id: id,
             path: path.clone(),
-            uuid: uuid_text(transport.info().uuid),
+            uuid: uuid_text(hosted.0.info().uuid),
             host_id: host.0,
             host: request.host.clone(),
         };
@@ -178,7 +178,7 @@ impl Manager {
         let mapping = (opened.info, opened.line);
         let mut running = {
             let _opening = self.opening.read();
-            Running::with_backends(&self.fixed, &entry, transport, host, mapping, &mut StartTime::new())
+            Running::with_backends(&self.fixed, &entry, hosted, host, mapping, &mut StartTime::new())
         };
         running.others = running.handle(id).of_others();
         let event = EventName::TransportRegistered.name();
@@ -291,7 +291,7 @@ impl Manager {
             tracing::info!(transport = id, event, path, "unregistered from {path}");
             drop(handle);
             if let Ok(running) = slot.running {
-                EndedTransport::new(running.path, running.transport).sync();
+                EndedTransport::new(running.path, (running.transport, running.presence)).sync();
             }
         }
         Ok(())

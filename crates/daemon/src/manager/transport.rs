@@ -15,6 +15,7 @@ use cbd_backing::{Identity, after_predecessor, refuse_file_beneath_loop_device};
 use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
+use cbd_runtime::presence::{self, Presence, Timing};
 use cbd_runtime::region::{
     REGION_TIMEOUT, bytes_used, require_persistent, sync_region, sync_region_at_end, with_tools,
 };
@@ -41,7 +42,6 @@ pub(super) struct TransportSlot {
 pub(super) struct Running {
     /// Path of the region.
     pub path: String,
-    pub transport: Arc<Transport<ProcessEnvironment>>,
     pub host: HostId,
     pub mapping: Info,
     pub mapping_line: String,
@@ -60,7 +60,13 @@ pub(super) struct Running {
     /// The contents of the caches of other hosts, read when this host was registered.
     pub others: Vec<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
+    /// Dropped before the transport, and after what stores into it.
+    pub presence: Presence,
+    pub transport: Arc<Transport<ProcessEnvironment>>,
 }
+
+/// A transport in a region that this process has.
+pub(super) type Hosted = (Arc<Transport<ProcessEnvironment>>, Presence);
 
 impl std::fmt::Debug for Running {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -160,16 +166,18 @@ fn missing(entry: &TransportEntry) -> String {
 /// Opens the transport in the region of the registered transport `entry`.
 ///
 /// # Errors
-/// [`ErrorKind::Exchanged`] for another transport, and those of [`Transport::open`].
+/// [`ErrorKind::Exchanged`] for another transport, and those of [`presence::open`].
 pub(super) fn open_remembered(
     fixed: &Fixed,
     entry: &TransportEntry,
     region: Region<Mapping>,
-) -> Result<Arc<Transport<ProcessEnvironment>>> {
-    let transport = Transport::open(Arc::clone(&fixed.environment), region)?;
+) -> Result<Hosted> {
+    let names = (entry.path.as_str(), entry.host.as_str());
+    let environment = Arc::clone(&fixed.environment);
+    let (transport, presence) = presence::open(environment, region, names, &Timing::default(), None)?;
     let uuid = uuid_text(transport.info().uuid);
     if uuid == entry.uuid {
-        return Ok(transport);
+        return Ok((transport, presence));
     }
     Err(Error::new(
         ErrorKind::Exchanged,
@@ -258,12 +266,14 @@ impl TransportSlot {
 /// A transport that has ended and still has its region locked.
 pub(super) struct EndedTransport {
     path: String,
+    /// Dropped first: the region is released after the last store.
+    _presence: Presence,
     transport: Arc<Transport<ProcessEnvironment>>,
 }
 
 impl EndedTransport {
-    pub const fn new(path: String, transport: Arc<Transport<ProcessEnvironment>>) -> Self {
-        Self { path, transport }
+    pub fn new(path: String, (transport, presence): Hosted) -> Self {
+        Self { path, _presence: presence, transport }
     }
 
     /// Path of the region.
@@ -292,15 +302,15 @@ impl Running {
         opened: Opened,
         time: &mut StartTime,
     ) -> Result<Self> {
-        let transport = open_remembered(fixed, entry, opened.region)?;
-        let host = transport.register_host(&entry.host, Some(HostId(entry.host_id)))?;
-        Ok(Self::with_backends(fixed, entry, transport, host, (opened.info, opened.line), time))
+        let hosted = open_remembered(fixed, entry, opened.region)?;
+        let host = hosted.0.register_host(&entry.host, Some(HostId(entry.host_id)))?;
+        Ok(Self::with_backends(fixed, entry, hosted, host, (opened.info, opened.line), time))
     }
 
     pub fn with_backends(
         fixed: &Fixed,
         entry: &TransportEntry,
-        transport: Arc<Transport<ProcessEnvironment>>,
+        (transport, presence): Hosted,
         host: HostId,
         (mapping, mapping_line): (Info, String),
         time: &mut StartTime,
@@ -309,7 +319,6 @@ impl Running {
         let tables_copy = TablesCopy::of(&transport);
         let mut running = Self {
             path,
-            transport,
             host,
             mapping,
             mapping_line,
@@ -321,6 +330,8 @@ impl Running {
             size_seen: Arc::default(),
             others: Vec::new(),
             backends: BTreeMap::new(),
+            presence,
+            transport,
         };
         running.restore_backends(fixed, entry.transport_id, time);
         running
@@ -334,7 +345,7 @@ impl Running {
             tracing::error!("not ended in time: {what}");
             not_synced.lock().push(what);
         }
-        EndedTransport::new(self.path, self.transport).sync_at_end(not_synced);
+        EndedTransport::new(self.path, (self.transport, self.presence)).sync_at_end(not_synced);
     }
 }
 
@@ -378,10 +389,14 @@ impl TransportHandle {
 }
 
 impl Running {
-    /// The failure of the region's memory, if any.
+    /// The failure of the region's memory, or the loss of the region to another host, if any.
     pub(super) fn failed(&self) -> Option<String> {
-        self.transport.region().memory().failed().map(|at| {
-            format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
+        let region = self.transport.region();
+        region.memory().failed().map(|at| match region.taken() {
+            Some(taken) => taken.line(),
+            None => format!(
+                "the region's memory failed at byte {at}: what is written from now on may not be durable; replace it"
+            ),
         })
     }
 

@@ -10,6 +10,7 @@ mod grow;
 mod map;
 mod modes;
 mod names;
+mod other_machines;
 mod pins;
 mod quarantined;
 mod reconnecting_clients;

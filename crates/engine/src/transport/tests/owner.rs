@@ -25,8 +25,6 @@ struct OfMachine {
     gone: AtomicBool,
 }
 
-
-
 impl OfMachine {
     fn region(medium: &Medium, boot: BootId) -> Region<Self> {
         let (unreadable, gone) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -74,7 +72,9 @@ impl Pmem for OfMachine {
     }
 
     fn fence(&self) {
-        for (at, (bytes, is_dirty)) in self.lines.lock().expect("no panic").iter_mut().filter(|(_, line)| line.1) {
+        for (at, (bytes, is_dirty)) in
+            self.lines.lock().expect("no panic").iter_mut().filter(|(_, line)| line.1)
+        {
             self.medium.lock().expect("no panic")[*at as usize..][..64].copy_from_slice(bytes);
             *is_dirty = false;
         }
@@ -181,7 +181,10 @@ fn a_host_whose_region_was_taken_meanwhile_notices_it_and_stores_nothing() {
     let failure = first.store_failure().expect("nothing is stored any more");
     assert_eq!(failure.kind(), ErrorKind::Stopped);
     assert!(failure.line().contains("host node-b (process 88 there)"), "{failure}");
-    assert_eq!(first.check_stores(MutationPoint::OwnerStoreCheck).expect_err("no store").kind(), ErrorKind::Stopped);
+    assert_eq!(
+        first.check_stores(MutationPoint::OwnerStoreCheck).expect_err("no store").kind(),
+        ErrorKind::Stopped
+    );
     assert_eq!(paused.beat(&first), Beat::Failed);
     assert_eq!(paused.announce(&first).expect_err("it failed").kind(), ErrorKind::Stopped);
     paused.release(&first);
