@@ -17,6 +17,7 @@ use cbd_device::{Device, Queue};
 use cbd_engine::{
     BackendSpec, BackgroundWorker, Cache, CacheStatus, Environment, FormatOptions, MetadataPlace, Settings,
     Step, Transport,
+    owner::{self, Beat, Ownership, Seen},
 };
 use cbd_types::backing::BackingDone;
 use cbd_types::{
@@ -314,6 +315,38 @@ pub mod background {
     #[inline(never)]
     pub fn open_cache(transport: &Arc<Transport<Kernel>>, id: BackendId) -> Result<Arc<Cache<Kernel>>> {
         transport.open_cache(id)
+    }
+
+    /// What the note in a region says of the host that has it, if it may be stored.
+    #[inline(never)]
+    pub fn look_at_owner(region: &Region<Memory>) -> Option<Seen> {
+        owner::may_announce(region).then(|| owner::look(region))
+    }
+
+    /// Announces a host in the note of a region.
+    ///
+    /// # Errors
+    /// The errors of [`Ownership::announce`] and [`Ownership::confirm`].
+    #[inline(never)]
+    pub fn announce(ownership: &Ownership, region: &Region<Memory>) -> Result<()> {
+        ownership.announce(region)?;
+        ownership.confirm(region)
+    }
+
+    /// Renews the note of a host, and gives the region up if another one has taken it.
+    #[inline(never)]
+    pub fn beat(ownership: &mut Ownership, transport: &Transport<Kernel>) {
+        let region = transport.region();
+        if let Beat::Taken(by) = ownership.beat(region) {
+            region.give_up_to("another host", by.process.get());
+            transport.abandon();
+        }
+    }
+
+    /// Notes that a host has closed a region.
+    #[inline(never)]
+    pub fn release(ownership: Ownership, region: &Region<Memory>) {
+        ownership.release(region);
     }
 
     /// One step of a verification of the metadata of a region in use.

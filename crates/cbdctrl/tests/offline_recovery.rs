@@ -3,6 +3,7 @@
 mod support;
 
 use cbd_testkit::loop_devices::LoopDevice;
+use cbd_testkit::other_machine::OtherMachine;
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -93,6 +94,31 @@ fn a_region_that_a_daemon_serves_is_refused_by_every_tool() {
         assert_eq!(answer["error"]["kind"], "busy", "{arguments:?}");
     }
     fixture.client().write(0, &[1; BLOCK], false).expect("the daemon continues");
+}
+
+#[test]
+fn a_region_that_a_living_machine_elsewhere_has_is_refused_by_every_tool() {
+    let (fixture, ..) = killed(1, true);
+    let file = tempfile::Builder::new().prefix("cbd-test-").tempfile_in("/dev/shm").expect("a file");
+    std::fs::copy(fixture.region(), file.path()).expect("a copy of the region");
+    let region = file.path().to_str().expect("a text");
+    let other = OtherMachine::take(file.path()).expect("it takes the region");
+    let all = [
+        &["check", region][..],
+        &["dump", region, "tables"],
+        &["repair", region],
+        &["repair", region, "--yes"],
+        &["rescue", region],
+        &["rescue", region, "--yes"],
+    ];
+    for arguments in all {
+        let ran = offline(&fixture, arguments);
+        assert_eq!(ran.code, 3, "{arguments:?}: {ran:?}");
+        let who = "host node-elsewhere (process 4242 there) on another machine";
+        assert!(ran.stderr.contains(who), "{arguments:?}: {ran:?}");
+    }
+    other.release().expect("it is released");
+    assert_eq!(offline(&fixture, &["rescue", region, "--yes"]).code, 0);
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub use settings::{CacheMode, Consistency, OnWriteError, ReadFill, Readahead, Se
 pub use slots::TwoSlots;
 pub use transport::{
     BackendEntry, BackendSpec, BlkdevEntry, BlkdevSpec, CACHE_SIZE_MIN, FormatOptions, FormerDisk, HostEntry,
-    Mixed, Pages, SharedSpace, StoredPins, Transport, TransportInfo,
+    Mixed, Pages, SharedSpace, StoredPins, Transport, TransportInfo, owner,
 };
 pub use worker::{BackgroundWorker, REQUEST_MAX, Step};
 

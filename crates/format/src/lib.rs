@@ -14,6 +14,7 @@ extern crate alloc;
 
 pub mod checksum;
 pub mod layout;
+pub mod owner;
 pub mod pins;
 pub mod record;
 pub mod segment;
@@ -26,6 +27,7 @@ mod unverified;
 
 pub use checksum::{crc32c, crc32c_joined};
 pub use layout::{Layout, StructLayout};
+pub use owner::OwnerNote;
 pub use pins::{Pin, PinKind};
 pub use record::{
     CHECKSUMS_PER_LINE, ChecksumLine, MAX_CHECKSUM_LINES, Record, RecordClass, RecordKind, RecordPlace,
@@ -54,9 +56,10 @@ pub const COUNTER_END: u64 = 1 << 62;
 
 /// The description of every structure with fields in `docs/format.md`.
 #[must_use]
-pub fn structures() -> [StructLayout; 20] {
+pub fn structures() -> [StructLayout; 21] {
     [
         Superblock::layout(),
+        OwnerNote::layout(),
         slot::SlotHeader::layout(),
         HostEntry::layout(),
         BackendEntry::layout(),

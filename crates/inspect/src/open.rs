@@ -4,14 +4,19 @@
 //! that device would overwrite the region, and a store into the region would change the device. If such a region is
 //! opened for reading, the caller gets a warning.
 //!
+//! A region that a living host of another machine has is opened for nothing: no lock of this kernel excludes that host.
+//!
 //! Elsewhere: locks and permitted types (`cbd-pmem`), finding loop devices (`cbd-backing`).
 
 use cbd_backing::refuse_file_beneath_loop_device;
+use cbd_engine::owner::{NOTE_AT, NOTE_BYTES, Seen, may_announce, seen};
 use cbd_pmem::{Mapping, OpenOptions, Reader};
-use cbd_types::Result;
+use cbd_runtime::presence::{Presence, Timing, machine_name, refuse_living, refuse_living_in};
+use cbd_types::{Reach, Region, Result};
 use std::path::Path;
+use std::sync::Arc;
 
-/// Opens a region that is to be changed.
+/// Opens a region that is to be changed, after [`announce`] or through [`rescue`](crate::rescue::rescue).
 ///
 /// # Errors
 /// [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) while its file is the backing file of a loop device or a daemon has
@@ -21,12 +26,36 @@ pub fn to_change(region: &Path) -> Result<Mapping> {
     Mapping::open(region, &OpenOptions::default())
 }
 
+/// Announces this process as the host of a region that is open [to be changed](to_change): other machines leave the region alone
+/// while the result lives. `None` if its first page has no valid superblock, beside which nothing is stored.
+///
+/// # Errors
+/// [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) while a host of another machine has it, and as [`Presence::begin`].
+pub fn announce(region: &Arc<Region<Mapping>>, path: &Path) -> Result<Option<Presence>> {
+    let (path, timing) = (path.display().to_string(), Timing::default());
+    let was_taken = refuse_living_in(region, &path, &timing)?;
+    if !may_announce(region) {
+        return Ok(None);
+    }
+    Presence::begin(region, (&path, &machine_name()), &timing, was_taken).map(Some)
+}
+
+/// What the note in a region says of a host that has it.
+fn look(region: &Reader) -> Seen {
+    let mut note = [0; NOTE_BYTES];
+    region.observe(NOTE_AT, NOTE_BYTES);
+    region.load(NOTE_AT, &mut note).map_or(Seen::Nobody, |()| seen(&note, region.boot()))
+}
+
 /// Opens a region that is only read. Returns a warning if its file is the backing file of a loop device.
 ///
 /// # Errors
-/// The errors of [`Reader::open`].
+/// The errors of [`Reader::open`]; [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) also while a host of another machine has it.
 pub fn to_read(region: &Path) -> Result<(Reader, Option<String>)> {
     let reader = Reader::open(region)?;
+    if reader.reach() != Reach::Kernel {
+        refuse_living(&region.display().to_string(), &Timing::default(), &|| look(&reader))?;
+    }
     let warning = refuse_file_beneath_loop_device(region).err().map(|error| {
         format!(
             "{}; writes through it change the region, so this result may be wrong, and neither the daemon nor repair \

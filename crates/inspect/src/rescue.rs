@@ -21,6 +21,7 @@ use cbd_export::wake::{Interest, WaitSet};
 use cbd_pmem::Mapping;
 use cbd_runtime::disk::Disk;
 use cbd_runtime::moved::refuse_target;
+use cbd_runtime::presence::{self, Timing, machine_name};
 use cbd_runtime::{ProcessEnvironment, region::sync_region};
 use cbd_types::{BackendId, Epoch, Error, ErrorKind, Pmem, Region, Result};
 use serde::Serialize;
@@ -262,18 +263,39 @@ impl Rescued {
 /// Writes the dirty data of `region` to the backing devices.
 ///
 /// # Errors
-/// When the transport cannot be opened, or lacks the selected backend. An error of one backend is in its [`Rescued`].
+/// When the transport cannot be opened, a host of another machine has the region, or it lacks the selected backend. An error of one backend is in its [`Rescued`].
 pub fn rescue(
     region: Mapping,
     options: &Options,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<Rescued>> {
     let environment = Arc::new(ProcessEnvironment::<Mapping>::new());
+    let region = Region::new(region);
+    if !Transport::<ProcessEnvironment>::is_shared(&region).is_ok_and(|is_shared| is_shared) {
+        // Dropped in the opposite order.
+        let names = ("of this rescue", machine_name());
+        let (transport, _presence) =
+            presence::open(Arc::clone(&environment), region, (names.0, &names.1), &Timing::default(), None)?;
+        return rescue_each(&[transport], &environment, options, progress);
+    }
+    let region = Arc::new(region);
+    cbd_runtime::hosts::refuse_living(&environment, &region)?;
+    let transports = Transport::open_each(&environment, region)?;
+    rescue_each(&transports, &environment, options, progress)
+}
+
+/// Rescues the selected backends of these hosts of a region.
+fn rescue_each(
+    transports: &[Arc<Transport<ProcessEnvironment>>],
+    environment: &Arc<ProcessEnvironment>,
+    options: &Options,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Vec<Rescued>> {
     let mut done = Vec::new();
-    for transport in Transport::open_each(&environment, Arc::new(Region::new(region)))? {
+    for transport in transports {
         let from = done.len();
-        rescue_all(&transport, &environment, options, &mut done, progress);
-        if let Err(error) = sync_region(&transport, "of this rescue") {
+        rescue_all(transport, environment, options, &mut done, progress);
+        if let Err(error) = sync_region(transport, "of this rescue") {
             done[from..].iter_mut().for_each(|rescued| rescued.warnings.push(error.line()));
         }
     }

@@ -138,7 +138,7 @@ impl Device {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.clone();
-        warnings.extend(self.running.held.failed());
+        warnings.extend(self.running.held.failed().map(|error| error.line()));
         warnings.extend(self.running.check().err().map(|error| error.line()));
         let Some(status) = self.status() else { return warnings };
         if let Some(trouble) = &status.backing_trouble {
@@ -307,13 +307,13 @@ impl Device {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while queues of the device are open: it is closed with the last of them. [`ErrorKind::Media`] when the
-    /// region's memory fails.
+    /// region's memory fails; [`ErrorKind::Stopped`] when another machine has taken the region.
     pub fn close(self) -> Result<()> {
         let held = Arc::clone(&self.running.held);
         match self.queues_open() {
             0 => {
                 drop(self);
-                held.failed().map_or(Ok(()), |text| Err(Error::new(ErrorKind::Media, text)))
+                held.failed().map_or(Ok(()), Err)
             }
             queues => Err(Error::new(
                 ErrorKind::Busy,

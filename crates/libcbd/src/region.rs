@@ -12,6 +12,7 @@ use cbd_engine::{BackendEntry, Consistency, FormatOptions, Settings, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::disk::{default_handlers, entries, refuse_overlap};
 use cbd_runtime::moved::{refuse_former, settle};
+use cbd_runtime::presence::{Presence, machine_name};
 use cbd_runtime::region::{
     self, Before, REGION_TIMEOUT, bytes_used, check_host_name, open_transport, require_persistent,
     sync_region_at_end,
@@ -93,6 +94,8 @@ pub(crate) type OpenDevices = Vec<(BackendId, Weak<Running>)>;
 
 /// The state that a region, its devices and its queues share.
 pub(crate) struct Held {
+    /// Dropped before the transport.
+    _presence: Option<Presence>,
     pub(crate) transport: Arc<Transport<ProcessEnvironment>>,
     environment: Arc<ProcessEnvironment>,
     path: String,
@@ -120,7 +123,7 @@ impl Region {
     /// Opens, locks and maps the region at `path`, and formats it on request.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] with the present owner, or the loop device that uses the file as its backing file;
+    /// [`ErrorKind::Busy`] with the present owner, also on another machine, or the loop device that uses the file as its backing file;
     /// [`ErrorKind::NotFound`]; [`ErrorKind::AlreadyExists`] or [`ErrorKind::Foreign`] when the region to be formatted holds
     /// data; [`ErrorKind::Damaged`]; [`ErrorKind::Unsupported`] for a region that does not survive a power failure although the
     /// options require it; [`ErrorKind::InvalidArgument`].
@@ -170,13 +173,24 @@ impl Region {
                 ),
             ));
         }
-        let opened = open_transport(Arc::clone(&environment), region, path, "", format.as_ref())?;
-        let transport = opened.transport;
+        let name = options.host.clone().unwrap_or_else(machine_name);
+        let region::OpenTransport { transport, presence, .. } =
+            open_transport(Arc::clone(&environment), region, path, &name, format.as_ref())?;
         let host = act_as(&transport, options.host.as_deref())?;
         let path = path.to_owned();
         let open = Mutex::new(Vec::new());
         let process = std::process::id();
-        let held = Held { transport, environment, path, process, host, mapping: info, description, open };
+        let held = Held {
+            _presence: presence,
+            transport,
+            environment,
+            path,
+            process,
+            host,
+            mapping: info,
+            description,
+            open,
+        };
         Ok(Self { held: Arc::new(held) })
     }
 
@@ -351,11 +365,16 @@ impl Held {
         RunningBackend::start(&self.transport, &self.environment, entry, path, RunOptions::plain(&self.path))
     }
 
-    /// The failure of the region's memory, if it has failed.
-    pub(crate) fn failed(&self) -> Option<String> {
-        self.transport.region().memory().failed().map(|at| {
-            format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
-        })
+    /// The failure of the region's memory, or the loss of the region to another host, if any.
+    pub(crate) fn failed(&self) -> Option<Error> {
+        let region = self.transport.region();
+        let failed = |at| {
+            let text = format!(
+                "the region's memory failed at byte {at}: what is written from now on may not be durable; replace it"
+            );
+            Error::new(ErrorKind::Media, text)
+        };
+        region.memory().failed().map(|at| region.taken().unwrap_or_else(|| failed(at)))
     }
 
     /// Removes a backend whose cache is closed from the region, with the block devices that a daemon created
@@ -384,14 +403,6 @@ fn act_as(transport: &Transport<ProcessEnvironment>, wanted: Option<&str>) -> Re
             ))
         }
     }
-}
-
-/// The machine's name, as a valid host name.
-fn machine_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let allowed = |letter: &char| letter.is_ascii_alphanumeric() || ".-_".contains(*letter);
-    let name: String = name.trim().chars().filter(allowed).take(63).collect();
-    if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
 /// A path as the tables store it: absolute, UTF-8, without control characters.

@@ -20,7 +20,7 @@ use crate::processor::Flush;
 use crate::routines::processor as routines;
 use cbd_holder::Change;
 use cbd_sys::memory::Hint;
-use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, Pmem, Result};
+use cbd_types::{BootId, Durability, Error, ErrorKind, MediaError, Pmem, Reach, Result};
 use core::fmt::Write;
 use std::io;
 use std::ops::Range;
@@ -238,6 +238,12 @@ impl Mapping {
     /// [`ErrorKind::NoSpace`] if its file system has too little; system errors. The file is unchanged then.
     pub fn grow(&self, path: &Path, size: u64) -> Result<()> {
         let mut collapses = self.collapses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = self.failed() {
+            return Err(Error::new(
+                ErrorKind::Media,
+                format!("a store into the region failed at byte {at}: it does not grow any more"),
+            ));
+        }
         let from = self.memory.len();
         let Some(file) = self.file.as_ref().filter(|_| size > from as u64) else { return Ok(()) };
         extend::extend(file, &self.memory, path, size)?;
@@ -436,6 +442,34 @@ impl Pmem for Mapping {
         self.check(copy::write_back(&self.memory, &self.methods, at, length), at, length);
     }
 
+    fn observe(&self, at: u64, length: u64) {
+        // What was stored before reaches the memory first; the eviction is complete before any later load.
+        routines::fence();
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        // A line that cannot be evicted cannot be loaded either, which the load reports.
+        let _ = copy::evict(&self.memory, available(), at, length);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    fn reach(&self) -> Reach {
+        match self.kind {
+            // Without DAX the pages are in this kernel's cache, which no other one shares.
+            _ if self.mixes_pages => Reach::Kernel,
+            Kind::DaxFile | Kind::DeviceDax => Reach::Machines,
+            Kind::Tmpfs => Reach::Guests,
+            Kind::File | Kind::Memfd => Reach::Kernel,
+        }
+    }
+
+    fn give_up(&self) {
+        let _growing = self.collapses.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.failed().is_none() {
+            self.failed.store(0, Ordering::Relaxed);
+        }
+        // If the system refuses, the failure stays recorded, so that nothing is acknowledged.
+        let _ = self.memory.give_up();
+    }
+
     #[inline]
     fn prefetch(&self, at: u64) {
         if let Some(line) = self.memory.pointer(at, 1) {
@@ -490,5 +524,51 @@ mod tests {
         recorder::take();
         mapping.fence();
         assert_eq!(recorder::take().fences, 1);
+    }
+
+    #[test]
+    fn memory_that_another_kernel_can_have_is_known() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
+        file.as_file().set_len(1 << 20).expect("its size");
+        let open = |options: &OpenOptions| Mapping::open(file.path(), options).expect("a region");
+        assert_eq!(open(&OpenOptions::default()).reach(), Reach::Guests);
+        let boot = Some(BootId([9; 16]));
+        assert_eq!(open(&OpenOptions { boot, ..OpenOptions::default() }).reach(), Reach::Kernel);
+        assert_eq!(Mapping::anonymous(1 << 20).expect("memory").reach(), Reach::Kernel);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn no_store_reaches_memory_that_was_given_up() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
+        file.as_file().set_len(1 << 20).expect("its size");
+        let mapping = Mapping::open(file.path(), &OpenOptions::default()).expect("a region");
+        mapping.store(4096, &[1; 4096]);
+        mapping.fence();
+        mapping.observe(0, 1 << 20);
+        assert_eq!(mapping.failed_at(), None);
+        mapping.give_up();
+        assert_eq!(mapping.failed_at(), Some(0));
+        for length in [1, 64, 4096, 300 << 10] {
+            mapping.store(4096, &vec![2; length]);
+            mapping.store_summed(4096, &vec![3; length], 4096, &mut vec![0; length.div_ceil(4096)]);
+        }
+        mapping.store_line(0, &[4; 64]);
+        mapping.write_back(0, 1 << 20);
+        mapping.observe(0, 1 << 20);
+        mapping.publish(0, 64);
+        mapping.prefetch(0);
+        assert!(mapping.load(4096, &mut [0; 64]).is_err() && mapping.load_summed(0, &mut [0; 64]).is_err());
+        let error = mapping.grow(file.path(), 2 << 20).expect_err("it is not this host's any more");
+        assert_eq!(
+            (error.kind(), file.as_file().metadata().expect("it is there").len()),
+            (ErrorKind::Media, 1 << 20)
+        );
+        let bytes = std::fs::read(file.path()).expect("it is there");
+        assert!(
+            bytes[4096..8192] == [1; 4096]
+                && bytes[8192..].iter().all(|byte| *byte == 0)
+                && bytes[..64] == [0; 64]
+        );
     }
 }

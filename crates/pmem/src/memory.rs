@@ -10,7 +10,7 @@ use cbd_sys::memory::{Hint, Mapped};
 use cbd_types::Result;
 use rustix::process::{Resource, getrlimit};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 pub(crate) use cbd_sys::memory::Sharing;
 
@@ -70,6 +70,11 @@ impl Memory {
     /// Maps the file that it was made of, which has at least `length` bytes now, up to there.
     pub fn extend(&self, file: BorrowedFd<'_>, length: usize) -> io::Result<()> {
         self.mapped.extend(file, length, self.sharing)
+    }
+
+    /// Replaces the memory with nothing: each later access fails, and none reaches what was mapped.
+    pub fn give_up(&self) -> io::Result<()> {
+        self.mapped.give_up(crate::file::unnamed(c"cbd-given-up")?.as_fd())
     }
 
     /// Bytes that it can have.

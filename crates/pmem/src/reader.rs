@@ -9,12 +9,13 @@ use crate::boot::this_boot;
 use crate::copy::{self, Fault};
 use crate::errors::from_io;
 use crate::file::{self, Locked};
+use crate::identity::TMPFS;
 use crate::mapping::available;
 use crate::memory::{Memory, Sharing};
 use crate::methods::{CopyMethod, Methods};
 use crate::open::{address_space, check_minimum, check_type, device_length};
 use cbd_sys::memory::Hint;
-use cbd_types::{BootId, Error, ErrorKind, MediaError, Result};
+use cbd_types::{BootId, Error, ErrorKind, MediaError, Reach, Result};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -26,6 +27,7 @@ use std::path::Path;
 pub struct Reader {
     memory: Memory,
     methods: Methods,
+    reach: Reach,
     /// Holds the lock of the region.
     _file: Locked,
 }
@@ -73,15 +75,37 @@ impl Reader {
         let memory = Memory::of_file(file.as_fd(), address_space(path, length)?, Sharing::ReadOnly)
             .map_err(|error| from_io(&error, format!("cannot map the region {region}")))??;
         let _ = memory.advise(Hint::DontDump);
+        let is_tmpfs = || file::file_system(&file).is_ok_and(|system| system.magic == TMPFS);
+        let reach = if looked.file_type().is_char_device() || file::is_dax(&file) {
+            Reach::Machines
+        } else if is_tmpfs() {
+            Reach::Guests
+        } else {
+            Reach::Kernel
+        };
         // Only loads are used, and all store methods share them: nothing is measured.
         let first = available().stores.first().map_or(CopyMethod::Portable, |store| store.method);
-        Ok(Self { memory, methods: available().forced(first)?, _file: file })
+        let methods = available().forced(first)?;
+        Ok(Self { memory, methods, reach, _file: file })
     }
 
     /// The boot identifier of the machine that reads the region.
     #[must_use]
     pub fn boot(&self) -> BootId {
         this_boot()
+    }
+
+    /// Who may have the same memory, as in [`Pmem`](cbd_types::Pmem).
+    #[must_use]
+    pub const fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    /// The next loads of these bytes get what other machines have stored, as in [`Pmem`](cbd_types::Pmem).
+    pub fn observe(&self, at: u64, length: usize) {
+        // A line that cannot be evicted cannot be loaded either, which the load reports.
+        let _ = copy::evict(&self.memory, available(), at, length);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
     /// Bytes of the region.

@@ -13,7 +13,7 @@ use crate::ProcessEnvironment;
 use crate::region::OpenTransport;
 use cbd_engine::{Beat, Host, Life, Member, Members, Transport};
 use cbd_pmem::{HostLocks, Mapping};
-use cbd_types::{BootId, Context, Error, ErrorKind, HostId, Region, Result};
+use cbd_types::{BootId, Context, Error, ErrorKind, HostId, Pmem, Region, Result};
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -52,7 +52,56 @@ pub fn join(
         prove_ended(&locks, boot, id, host, look).context(|| format!("becoming host {name}"))
     })?;
     let living = Living::begin(&transport, locks)?;
-    Ok(OpenTransport { living: Some(living), transport })
+    Ok(OpenTransport { living: Some(living), presence: None, transport })
+}
+
+/// Refuses a shared region of which a host on another machine lives: waits up to [`SILENT`] for signs of life, if a host gave one
+/// last. Any other region is accepted.
+///
+/// # Errors
+/// [`ErrorKind::Busy`] with the host's name.
+pub fn refuse_living<P: Pmem + 'static>(
+    environment: &Arc<ProcessEnvironment<P>>,
+    region: &Arc<Region<P>>,
+) -> Result<()> {
+    let Ok(Some(members)) = Members::of_region(Arc::clone(environment), Arc::clone(region)) else {
+        return Ok(());
+    };
+    // What cannot be read is not known to live.
+    let hosts: Vec<Host> = members.all().unwrap_or_default();
+    let boot = region.boot();
+    // A process of this boot would have the region locked.
+    let others: Vec<Host> =
+        hosts.into_iter().filter(|host| host.beat.is_some_and(|beat| !beat.is_of_boot(boot))).collect();
+    let begun = Instant::now();
+    let mut lives = vec![Life::default(); others.len()];
+    while !others.is_empty() && begun.elapsed() < SILENT {
+        let now = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        for (host, life) in others.iter().zip(&mut lives) {
+            life.note(members.beat_of(host.id).as_ref(), now);
+            if life.since_ms(now).is_some() {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    format!(
+                        "host {} of the region is alive on another machine: end its daemon first",
+                        host.name
+                    ),
+                ));
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// As [`refuse_living`], for a region that is to be formatted.
+pub(crate) fn refuse_living_owned(
+    environment: &Arc<ProcessEnvironment>,
+    region: Region<Mapping>,
+) -> Result<Region<Mapping>> {
+    let region = Arc::new(region);
+    refuse_living(environment, &region)?;
+    Arc::into_inner(region).ok_or_else(|| Error::new(ErrorKind::Busy, "the region is in use in this process"))
 }
 
 /// Proves that no process is the host `id` any more: by the kernel's lock, which it takes, and for another boot of a machine by the

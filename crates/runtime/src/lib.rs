@@ -19,6 +19,7 @@ pub mod environment;
 pub mod grow;
 pub mod hosts;
 pub mod moved;
+pub mod presence;
 pub mod private;
 pub mod queue;
 pub mod region;

@@ -6,6 +6,7 @@
 
 use crate::ProcessEnvironment;
 use crate::hosts::{self, Living};
+use crate::presence::{self, Presence, Timing, refuse_living_in};
 use cbd_engine::{Environment, FormatOptions, Transport};
 use cbd_format::Superblock;
 use cbd_pmem::{Info, Look, Mapping};
@@ -40,25 +41,26 @@ pub struct Format {
     pub shared: bool,
 }
 
-/// An open transport.
+/// An open transport, and what keeps its region this process's: drop that before the transport.
 pub struct OpenTransport {
-    /// Keeps this process a host of a region that several share; `None` for a region of one host.
+    /// This process as a host of a region that several share; `None` for a region of one host.
     pub living: Option<Living>,
+    /// This process as the host of a region of one host.
+    pub presence: Option<Presence>,
     /// The transport.
     pub transport: Arc<Transport<ProcessEnvironment>>,
 }
 
 impl std::fmt::Debug for OpenTransport {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "OpenTransport({:?})", self.living)
+        write!(out, "OpenTransport({:?}, {:?})", self.living, self.presence)
     }
 }
 
-/// Formats the region at `path` if `format` is given, else opens the transport in it; a region that several hosts share as the host
-/// `host`.
+/// Formats the region at `path` if `format` is given, else opens the transport in it, as the host `host`.
 ///
 /// # Errors
-/// Those of [`Transport::format`], [`Transport::format_shared`], [`Transport::open`] and [`hosts::join`], with the region's path.
+/// Those of [`Transport::format`], [`Transport::format_shared`], [`presence::open`] and [`hosts::join`], with the region's path.
 pub fn open_transport(
     environment: Arc<ProcessEnvironment>,
     region: Region<Mapping>,
@@ -67,27 +69,34 @@ pub fn open_transport(
     format: Option<&Format>,
 ) -> Result<OpenTransport> {
     let formatting = || format!("formatting {path}");
-    let alone = |transport| OpenTransport { living: None, transport };
-    let region = match format {
-        Some(format) => {
-            if !format.options.force {
-                refuse_used(&region).context(formatting)?;
-            }
-            if !format.shared {
-                return Transport::format(environment, region, &format.options)
-                    .context(formatting)
-                    .map(alone);
-            }
-            Transport::format_shared(&environment, region, &format.options).context(formatting)?
-        }
-        None => region,
-    };
     let opening = || format!("opening {path}");
     let advised = |error| with_tools(error, path);
+    let timing = Timing::default();
+    let alone = |(transport, presence)| OpenTransport { living: None, presence: Some(presence), transport };
+    let mut region = region;
+    if let Some(format) = format {
+        region = hosts::refuse_living_owned(&environment, region).context(formatting)?;
+        let make = |region: &Region<Mapping>| if format.options.force { Ok(()) } else { refuse_used(region) };
+        if !format.shared {
+            let format = Box::new(|environment, region| {
+                make(&region)?;
+                Transport::format(environment, region, &format.options)
+            });
+            return presence::open(environment, region, (path, host), &timing, Some(format))
+                .context(formatting)
+                .map(alone);
+        }
+        refuse_living_in(&region, path, &timing).context(formatting)?;
+        make(&region).context(formatting)?;
+        region = Transport::format_shared(&environment, region, &format.options).context(formatting)?;
+    }
     if Transport::<ProcessEnvironment>::is_shared(&region).is_ok_and(|is_shared| is_shared) {
         return hosts::join(environment, region, host).map_err(advised).context(opening);
     }
-    Transport::open(environment, region).map_err(advised).context(opening).map(alone)
+    presence::open(environment, region, (path, host), &timing, None)
+        .map_err(advised)
+        .context(opening)
+        .map(alone)
 }
 
 /// Refuses a region that holds any data.

@@ -176,6 +176,20 @@ impl Mapped {
         Ok(())
     }
 
+    /// Replaces the memory with that of `empty`, a file without a byte: from now on each access raises SIGBUS, and none reaches what
+    /// was mapped.
+    ///
+    /// # Errors
+    /// The system error; it is then not known which part was replaced.
+    pub fn give_up(&self, empty: BorrowedFd<'_>) -> io::Result<()> {
+        let _extending = self.extending.lock().unwrap_or_else(PoisonError::into_inner);
+        let (protection, flags) = Sharing::Shared.flags();
+        let length = self.reserved.load(Ordering::Relaxed);
+        // SAFETY: the range belongs to this value, and no Rust reference to its bytes exists.
+        unsafe { mmap(self.base.as_ptr().cast(), length, protection, flags | MapFlags::FIXED, empty, 0) }?;
+        Ok(())
+    }
+
     /// Bytes up to which it can grow.
     #[must_use]
     pub fn length_max(&self) -> usize {

@@ -6,6 +6,7 @@
 //!   that a wrong constant of the server fails its tests.
 //! - [`loop_devices`] keeps tests that bind loop devices apart.
 //! - [`pty::Pty`] is a program on a pseudo terminal.
+//! - [`other_machine::OtherMachine`] is a host of another machine that has a region.
 //! - [`pcache::Sample`] writes images in the layout of dm-pcache, valid or not.
 //!
 //! Elsewhere: the simulated memory and disks of the engine's tests (`cbd-sim`).
@@ -15,6 +16,7 @@ pub mod fault;
 pub mod loop_devices;
 pub mod nbd;
 mod ops;
+pub mod other_machine;
 pub mod pcache;
 pub mod pty;
 pub mod trace;

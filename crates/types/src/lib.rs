@@ -32,7 +32,7 @@ pub use error::{Context, Error, ErrorKind, Result};
 pub use ids::{BackendId, BlkdevId, BootId, Epoch, HostId, LaneId, Ordinal, SegmentId, Sequence, uuid_text};
 pub use mutation::MutationPoint;
 pub use name::Name;
-pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Region};
+pub use pmem::{Durability, Durable, InFlight, MediaError, Pmem, Reach, Region};
 pub use range::ByteRange;
 pub use request::{Class, Completion, Geometry, Operation, Request};
 pub use size::Size;

@@ -7,7 +7,7 @@
 
 use crate::{BootId, ByteRange, CHECKSUM_BLOCK, Error, ErrorKind, MutationPoint, Result};
 use alloc::{format, string::String};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The failures that the bytes of a region survive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -27,6 +27,17 @@ impl Durability {
             Self::ProcessCrash => "process-crash",
         }
     }
+}
+
+/// Who may have the same memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reach {
+    /// Processes of this kernel alone.
+    Kernel,
+    /// Guests of this machine, too: their memory may be such a file.
+    Guests,
+    /// Other machines, or other guests.
+    Machines,
 }
 
 /// Memory that could not be read: poison, or a mapping that lost its medium.
@@ -104,6 +115,15 @@ pub trait Pmem: Send + Sync {
     fn observe(&self, at: u64, length: u64) {
         let _ = (at, length);
     }
+
+    /// Who may have the same memory, which no lock of this kernel tells.
+    fn reach(&self) -> Reach {
+        Reach::Kernel
+    }
+
+    /// Gives the memory up: from now on no store of this process reaches it, [`failed_at`](Self::failed_at) is not `None`, and loads
+    /// fail. Memory that others than this kernel reach must implement it.
+    fn give_up(&self) {}
 
     /// A hint that the line at `at` will be used soon.
     fn prefetch(&self, at: u64) {
@@ -188,12 +208,64 @@ const PAGE: u64 = 4096;
 pub struct Region<P> {
     memory: P,
     has_sync_failed: AtomicBool,
+    taker: Taker,
+}
+
+/// Bytes of the name of a host.
+const NAME_BYTES: usize = 64;
+
+/// The host that has taken the region; written once.
+#[derive(Debug)]
+struct Taker {
+    is_known: AtomicBool,
+    process: AtomicU32,
+    name: [AtomicU64; NAME_BYTES / 8],
+}
+
+impl Taker {
+    const NONE: Self = Self {
+        is_known: AtomicBool::new(false),
+        process: AtomicU32::new(0),
+        name: [const { AtomicU64::new(0) }; NAME_BYTES / 8],
+    };
+
+    fn store(&self, name: &str, process: u32) {
+        let mut bytes = [0; NAME_BYTES];
+        bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+        for (word, bytes) in self.name.iter().zip(bytes.as_chunks().0) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+        self.process.store(process, Ordering::Relaxed);
+        self.is_known.store(true, Ordering::Release);
+    }
+
+    #[cold]
+    fn error(&self) -> Option<Error> {
+        if !self.is_known.load(Ordering::Acquire) {
+            return None;
+        }
+        let bytes = self.name.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        let name: alloc::vec::Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+        let process = self.process.load(Ordering::Relaxed);
+        Some(Error::new(
+            ErrorKind::Stopped,
+            format!(
+                "another machine has taken the region: {} (process {process} there) opened it while this host gave no sign of life; \
+                 nothing is read from it or stored in it any more: end the other one, or use another region, and restart this one",
+                if name.is_empty() {
+                    "a host".into()
+                } else {
+                    format!("host {}", String::from_utf8_lossy(&name))
+                }
+            ),
+        ))
+    }
 }
 
 impl<P: Pmem> Region<P> {
     /// The region in `memory`.
     pub const fn new(memory: P) -> Self {
-        Self { memory, has_sync_failed: AtomicBool::new(false) }
+        Self { memory, has_sync_failed: AtomicBool::new(false), taker: Taker::NONE }
     }
 
     /// The underlying memory, for another use.
@@ -345,7 +417,7 @@ impl<P: Pmem> Region<P> {
     /// # Errors
     /// [`ErrorKind::Media`] if the memory fails.
     pub fn load(&self, at: u64, into: &mut [u8]) -> Result<()> {
-        Ok(self.memory.load(at, into)?)
+        self.memory.load(at, into).map_err(|error| self.load_error(error))
     }
 
     /// Reads bytes with a checksum; see [`Pmem::load_summed`].
@@ -353,11 +425,34 @@ impl<P: Pmem> Region<P> {
     /// # Errors
     /// [`ErrorKind::Media`] if the memory fails.
     pub fn load_summed(&self, at: u64, into: &mut [u8]) -> Result<u32> {
-        Ok(self.memory.load_summed(at, into)?)
+        self.memory.load_summed(at, into).map_err(|error| self.load_error(error))
+    }
+
+    #[cold]
+    fn load_error(&self, error: MediaError) -> Error {
+        self.taken().unwrap_or_else(|| error.into())
+    }
+
+    /// Who may have the same memory; see [`Pmem::reach`].
+    pub fn reach(&self) -> Reach {
+        self.memory.reach()
+    }
+
+    /// Gives the region up to another host, which has taken it: from now on no store reaches the memory, and all checks of stores
+    /// fail.
+    pub fn give_up_to(&self, name: &str, process: u32) {
+        self.taker.store(name, process);
+        self.memory.give_up();
+    }
+
+    /// The error of a region that another host has taken, which it names.
+    pub fn taken(&self) -> Option<Error> {
+        self.taker.error()
     }
 
     /// # Errors
-    /// [`ErrorKind::Media`] once a store to the region has failed: from then on nothing may be acknowledged.
+    /// [`ErrorKind::Media`] once a store to the region has failed: from then on nothing may be acknowledged;
+    /// [`ErrorKind::Stopped`] once another host has taken the region.
     pub fn check_stores(&self, point: MutationPoint) -> Result<()> {
         if point.is_active() { self.store_failure().map_or(Ok(()), Err) } else { Ok(()) }
     }
@@ -365,10 +460,14 @@ impl<P: Pmem> Region<P> {
     /// The first failed store, if any, for status.
     pub fn store_failure(&self) -> Option<Error> {
         self.memory.failed_at().map(|at| {
-            Error::new(
-                ErrorKind::Media,
-                format!("the region's memory failed under a store at byte {at}: it accepts no more writes"),
-            )
+            self.taken().unwrap_or_else(|| {
+                Error::new(
+                    ErrorKind::Media,
+                    format!(
+                        "the region's memory failed under a store at byte {at}: it accepts no more writes"
+                    ),
+                )
+            })
         })
     }
 

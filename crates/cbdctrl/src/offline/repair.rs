@@ -3,7 +3,7 @@
 use super::{RepairArguments, describe_finding, ended, failed, of_region, opened_to_read};
 use crate::command::Output;
 use crate::progress::ToolBar;
-use cbd_inspect::open::to_change;
+use cbd_inspect::open::{announce, to_change};
 use cbd_inspect::repair::{Plan, apply, plan};
 use cbd_inspect::{Bytes, Finding, Outcome};
 use cbd_types::{Error, ErrorKind, MutationPoint, Region, Result};
@@ -54,6 +54,7 @@ fn run(arguments: &RepairArguments, output: &Output) -> Result<(Result<()>, u8)>
     // A plan only reads the region; it does not even fill holes of the file.
     let may_change = !arguments.dry_run && (arguments.yes || (!output.json && io::stdin().is_terminal()));
     let region = if may_change { Some(Arc::new(Region::new(to_change(&arguments.region)?))) } else { None };
+    let _presence = region.as_ref().map(|region| announce(region, &arguments.region)).transpose()?;
     let (bytes, warnings): (Arc<dyn Bytes>, _) = match &region {
         Some(region) => (Arc::clone(region) as Arc<dyn Bytes>, Vec::new()),
         None => {

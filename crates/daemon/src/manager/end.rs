@@ -91,8 +91,8 @@ impl Manager {
                 for (transport, running) in
                     taken.into_iter().filter_map(|(id, slot)| Some((id, slot.running.ok()?)))
                 {
-                    let Running { path, transport: engine, backends, .. } = running;
-                    left.push(EndedTransport::new(path, engine));
+                    let Running { path, transport: engine, presence, backends, .. } = running;
+                    left.push(EndedTransport::new(path, engine, presence));
                     conditions
                         .extend(backends.values().map(|slot| SharedConditions::clone(&slot.conditions)));
                     tasks.extend(backends.into_iter().map(|(id, slot)| end_of(transport, id, slot)));

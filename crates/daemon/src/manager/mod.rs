@@ -376,6 +376,7 @@ impl Background {
                 match manager.upgrade() {
                     Some(manager) => {
                         manager.record_changes();
+                        manager.refresh_shared();
                         manager.retry_down(&mut probes);
                         manager.examine_one_that_is_down();
                         manager.reopen_exports();

@@ -178,7 +178,7 @@ impl Manager {
         let entry = TransportEntry {
             transport_id: id,
             path: path.clone(),
-            uuid: uuid_text(transport.info().uuid),
+            uuid: uuid_text(hosted.0.info().uuid),
             host_id: host.0,
             host: request.host.clone(),
         };
@@ -302,7 +302,7 @@ impl Manager {
             tracing::info!(transport = id, event, path, "unregistered from {path}");
             drop(handle);
             if let Ok(running) = slot.running {
-                EndedTransport::new(running.path, running.transport).sync();
+                EndedTransport::new(running.path, running.transport, running.presence).sync();
             }
         }
         Ok(())

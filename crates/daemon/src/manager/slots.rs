@@ -228,6 +228,19 @@ impl Manager {
         self.refresh_tables_copy(&handle);
     }
 
+    /// Reads again how much space is free where other hosts take and give back some.
+    pub(super) fn refresh_shared(&self) {
+        let shared: Vec<TransportHandle> = {
+            let Some(tables) = self.tables.try_lock() else { return };
+            let running = tables.iter().filter_map(|(id, slot)| Some((*id, slot.running.as_ref().ok()?)));
+            running
+                .filter(|(_, running)| running.living.is_some())
+                .map(|(id, running)| running.handle(id))
+                .collect()
+        };
+        shared.iter().for_each(|handle| self.refresh_tables_copy(handle));
+    }
+
     /// Updates the cached copy of the region's tables.
     pub(super) fn refresh_tables_copy(&self, handle: &TransportHandle) {
         // Held until the copy is stored: otherwise an older copy could replace a newer one.

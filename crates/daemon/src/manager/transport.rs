@@ -16,6 +16,7 @@ use cbd_engine::{BackendEntry, Mixed, Transport};
 use cbd_pmem::{Info, Mapping, OpenOptions};
 use cbd_runtime::ProcessEnvironment;
 use cbd_runtime::hosts::Living;
+use cbd_runtime::presence::Presence;
 use cbd_runtime::region::{
     OpenTransport, REGION_TIMEOUT, bytes_used, open_transport, require_persistent, sync_region,
     sync_region_at_end, with_tools,
@@ -45,7 +46,6 @@ pub(super) struct Running {
     pub living: Option<Arc<Living>>,
     /// Path of the region.
     pub path: String,
-    pub transport: Arc<Transport<ProcessEnvironment>>,
     pub host: HostId,
     pub mapping: Info,
     pub mapping_line: String,
@@ -64,6 +64,9 @@ pub(super) struct Running {
     /// The contents of the caches of other hosts, read when this host was registered.
     pub others: Vec<String>,
     pub backends: BTreeMap<BackendId, BackendSlot>,
+    /// Dropped before the transport, and after what stores into it.
+    pub presence: Option<Presence>,
+    pub transport: Arc<Transport<ProcessEnvironment>>,
 }
 
 impl std::fmt::Debug for Running {
@@ -181,7 +184,7 @@ fn missing(entry: &TransportEntry) -> String {
 /// Opens the transport in the region of the registered transport `entry`.
 ///
 /// # Errors
-/// [`ErrorKind::Exchanged`] for another transport, and those of [`Transport::open`].
+/// [`ErrorKind::Exchanged`] for another transport, and those of [`open_transport`].
 pub(super) fn open_remembered(
     fixed: &Fixed,
     entry: &TransportEntry,
@@ -280,12 +283,18 @@ impl TransportSlot {
 /// A transport that has ended and still has its region locked.
 pub(super) struct EndedTransport {
     path: String,
+    /// Dropped first: the region is released after the last store.
+    _presence: Option<Presence>,
     transport: Arc<Transport<ProcessEnvironment>>,
 }
 
 impl EndedTransport {
-    pub const fn new(path: String, transport: Arc<Transport<ProcessEnvironment>>) -> Self {
-        Self { path, transport }
+    pub fn new(
+        path: String,
+        transport: Arc<Transport<ProcessEnvironment>>,
+        presence: Option<Presence>,
+    ) -> Self {
+        Self { path, _presence: presence, transport }
     }
 
     /// Path of the region.
@@ -323,7 +332,7 @@ impl Running {
     pub fn with_backends(
         fixed: &Fixed,
         entry: &TransportEntry,
-        OpenTransport { transport, living }: OpenTransport,
+        OpenTransport { transport, living, presence }: OpenTransport,
         host: HostId,
         (mapping, mapping_line): (Info, String),
         time: &mut StartTime,
@@ -333,7 +342,6 @@ impl Running {
         let mut running = Self {
             living: living.map(Arc::new),
             path,
-            transport,
             host,
             mapping,
             mapping_line,
@@ -345,6 +353,8 @@ impl Running {
             size_seen: Arc::default(),
             others: Vec::new(),
             backends: BTreeMap::new(),
+            presence,
+            transport,
         };
         running.restore_backends(fixed, entry.transport_id, time);
         running
@@ -358,7 +368,7 @@ impl Running {
             tracing::error!("not ended in time: {what}");
             not_synced.lock().push(what);
         }
-        EndedTransport::new(self.path, self.transport).sync_at_end(not_synced);
+        EndedTransport::new(self.path, self.transport, self.presence).sync_at_end(not_synced);
     }
 }
 
@@ -397,13 +407,17 @@ impl TransportHandle {
 }
 
 impl Running {
-    /// The failure of the region's memory, if any.
+    /// The failure of the region's memory, or the loss of the region to another host, if any.
     pub(super) fn failed(&self) -> Option<String> {
         if let Some(lost) = self.living.as_ref().and_then(|living| living.lost()) {
             return Some(lost);
         }
-        self.transport.region().memory().failed().map(|at| {
-            format!("the region's memory failed at byte {at}: what is written from now on may not be durable; replace it")
+        let region = self.transport.region();
+        region.memory().failed().map(|at| match region.taken() {
+            Some(taken) => taken.line(),
+            None => format!(
+                "the region's memory failed at byte {at}: what is written from now on may not be durable; replace it"
+            ),
         })
     }
 

@@ -11,6 +11,7 @@ mod hosts;
 mod map;
 mod modes;
 mod names;
+mod other_machines;
 mod pins;
 mod quarantined;
 mod reconnecting_clients;

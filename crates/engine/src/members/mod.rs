@@ -97,6 +97,15 @@ impl<E: Environment> Members<E> {
         Some(Self { environment, region, layout, parts })
     }
 
+    /// The hosts of a region, if it is shared.
+    ///
+    /// # Errors
+    /// As [`Transport::open`](crate::Transport::open).
+    pub fn of_region(environment: Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Option<Self>> {
+        let layout = crate::transport::layout_of(&region)?;
+        Ok(Self::new(environment, region, layout))
+    }
+
     fn votes(&self, object: Object) -> Votes<'_, E::Memory> {
         Votes::new(&self.region, self.parts, object)
     }

@@ -135,7 +135,7 @@ impl<E: Environment> Transport<E> {
         let members =
             layout.and_then(|layout| Members::new(Arc::clone(environment), Arc::clone(&region), layout));
         let Some(members) = members else {
-            return Self::open_in(Arc::clone(environment), region).map(|transport| vec![transport]);
+            return Self::open_held(Arc::clone(environment), region).map(|transport| vec![transport]);
         };
         let hosts = members.all()?.into_iter();
         hosts.map(|host| Self::open_of_host(Arc::clone(environment), Arc::clone(&region), host.id)).collect()
@@ -180,16 +180,6 @@ impl<E: Environment> Transport<E> {
     /// The hosts of a shared region, and which of them this process is; `None` for a region of one host.
     pub fn members(&self) -> Option<(&Arc<Members<E>>, &Member)> {
         self.joined.as_ref().map(|joined| (&joined.members, &joined.member))
-    }
-
-    /// Abandons all open caches: requests fail, and nothing is stored or written back any more. For a process to which the region
-    /// does not belong any more.
-    pub fn abandon(&self) {
-        let open: Vec<_> = {
-            let tables = self.tables.lock();
-            tables.open.iter().flat_map(|(id, _)| tables.open_caches(*id)).collect()
-        };
-        open.iter().for_each(|cache| cache.abandon());
     }
 
     /// A free row: of those that this host has, or one that it gets now.

@@ -15,6 +15,7 @@ mod joined;
 mod metadata;
 mod moved;
 mod names;
+pub mod owner;
 mod pins;
 mod remnants;
 mod resize;
@@ -271,10 +272,14 @@ impl<E: Environment> Transport<E> {
     /// region without a superblock that has the tables of a transport is damaged. A system error if a crash of the machine
     /// mixes pages and the superblocks and tables cannot be synced.
     pub fn open(environment: Arc<E>, region: Region<E::Memory>) -> Result<Arc<Self>> {
-        Self::open_in(environment, Arc::new(region))
+        Self::open_held(environment, Arc::new(region))
     }
 
-    fn open_in(environment: Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Arc<Self>> {
+    /// As [`open`](Self::open), for a region that its caller goes on to use.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_held(environment: Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Arc<Self>> {
         let superblocks = Superblocks::read(&region).map_err(|error| match error.kind() {
             ErrorKind::Foreign => remnants::without_superblock(&region),
             _ => error,
@@ -312,6 +317,24 @@ impl<E: Environment> Transport<E> {
 
     const fn segment_shape(&self) -> SegmentShape {
         SegmentShape { size: self.segment_size }
+    }
+
+    /// Abandons all open caches ([`Cache::abandon`]): another host has taken the region.
+    pub fn abandon(&self) {
+        let tables = self.tables.lock();
+        let caches = tables.open.iter().filter_map(|(_, user)| match user {
+            User::Open(cache) => cache.upgrade(),
+            User::Opening(_) => None,
+        });
+        let caches: Vec<_> = caches.collect();
+        // The last reference to a cache is not dropped under the lock.
+        drop(tables);
+        caches.iter().for_each(|cache| cache.abandon());
+    }
+
+    /// The region, for a caller that needs it beside the transport.
+    pub fn shared_region(&self) -> Arc<Region<E::Memory>> {
+        Arc::clone(&self.region)
     }
 
     /// The region.
@@ -527,6 +550,11 @@ fn refuse_used<P: Pmem>(region: &Region<P>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The layout that the superblocks of a region describe.
+pub(crate) fn layout_of<P: Pmem>(region: &Region<P>) -> Result<Layout> {
+    Ok(Superblocks::read(region)?.layout())
 }
 
 fn any_behind<T: SlotContent>(table: &[TwoSlots<T>]) -> bool {

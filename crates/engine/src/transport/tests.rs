@@ -8,6 +8,7 @@ mod limits;
 mod metadata;
 mod moved;
 mod names;
+mod owner;
 mod resize;
 mod settings;
 mod shared;

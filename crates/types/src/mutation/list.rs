@@ -37,6 +37,19 @@ mutation_points! {
     /// A superblock with a flipped bit does not determine the layout.
     SuperblockChecksum = "superblock.checksum",
 
+    // The owner note.
+
+    /// Other bytes are not taken for the note of a host.
+    OwnerMagic = "owner.magic",
+    /// A note with a flipped bit is that of no host.
+    OwnerChecksum = "owner.checksum",
+    /// What another machine has stored in the note is seen.
+    OwnerObserve = "owner.observe",
+    /// A host's note is where another machine sees it before the host continues.
+    OwnerPublish = "owner.publish",
+    /// A host whose note could not be stored does not use the region.
+    OwnerStoreCheck = "owner.store-check",
+
     // Creation of a transport.
 
     /// The erased superblocks are durable before the tables are blanked.

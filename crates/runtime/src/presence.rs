@@ -1,0 +1,309 @@
+//! The presence of this process as the host of a region, for other machines that have the same memory.
+//!
+//! The lock of a region's file excludes processes of one kernel. Machines that share a CXL device, and guests with one file as their
+//! NVDIMM, lock nothing between them. So a host looks at the note in the region before it uses the region, waits for a sign of life
+//! where another boot has it, and renews its own note from then on.
+//!
+//! Invariants: no byte of a region is stored while a host that gives signs of life has it. Once another host has taken the region, no
+//! store of this process reaches it. The thread of a [`Presence`] holds the region only for the time of a renewal, and has ended when
+//! the presence is dropped; all waits are bounded. Memory that only this kernel reaches has no note, thread or wait.
+//!
+//! Elsewhere: the note (`cbd-format`), the single steps (`cbd-engine`, `transport::owner`).
+
+use crate::ProcessEnvironment;
+use cbd_engine::{
+    Environment, Transport,
+    owner::{Beat, Ownership, Seen, host, living, look, may_announce},
+};
+use cbd_types::{Error, ErrorKind, Pmem, Reach, Region, Result};
+use parking_lot::Mutex;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The times of a presence. All hosts of a region use the same ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Between two renewals of the note.
+    pub beat: Duration,
+    /// How long a host that opens a region waits for a sign of life of another one.
+    pub patience: Duration,
+    /// Between two looks meanwhile.
+    pub poll: Duration,
+    /// How long a host that has announced itself waits for another one that does the same at once.
+    pub settle: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            beat: Duration::from_millis(500),
+            patience: Duration::from_secs(4),
+            poll: Duration::from_millis(100),
+            settle: Duration::from_millis(100),
+        }
+    }
+}
+
+/// How often bytes that are no whole note are looked at again: they may be those of a note that is just being stored.
+const TORN_LOOKS: usize = 3;
+
+/// Waits without a wake-up.
+fn pause(time: Duration) {
+    let (_kept, never) = channel::<()>();
+    let _ = never.recv_timeout(time);
+}
+
+/// Waits until it is known that no other machine has the region, at most [`Timing::patience`]. `see` looks at the note. Returns whether
+/// a host of another boot had the region and is gone.
+///
+/// # Errors
+/// [`ErrorKind::Busy`] for a region that a living host of another machine has.
+pub fn refuse_living(region: &str, timing: &Timing, see: &dyn Fn() -> Seen) -> Result<bool> {
+    let mut first = see();
+    for _ in 0..TORN_LOOKS {
+        if first != Seen::Torn {
+            break;
+        }
+        pause(timing.poll);
+        first = see();
+    }
+    let Seen::Other(first) = first else { return Ok(false) };
+    tracing::info!(
+        "{region}: {} of another boot had it last and did not close it: waiting up to {:.1} s for a sign of life",
+        host(&first),
+        timing.patience.as_secs_f64()
+    );
+    let end = Instant::now() + timing.patience;
+    while Instant::now() < end {
+        pause(timing.poll);
+        match see() {
+            Seen::Other(now) if now.first_line() != first.first_line() => return Err(living(&now, region)),
+            // It may be about to be stored; the next look tells.
+            Seen::Other(_) | Seen::Torn => {}
+            Seen::Nobody | Seen::SameBoot => return Ok(true),
+        }
+    }
+    tracing::warn!(
+        "{region}: {} gives no sign of life: it is gone, and this host takes the region",
+        host(&first)
+    );
+    Ok(true)
+}
+
+/// As [`refuse_living`], for a region that is open for changes.
+///
+/// # Errors
+/// As [`refuse_living`].
+pub fn refuse_living_in<P: Pmem>(region: &Region<P>, path: &str, timing: &Timing) -> Result<bool> {
+    match region.reach() {
+        Reach::Kernel => Ok(false),
+        Reach::Guests | Reach::Machines => refuse_living(path, timing, &|| look(region)),
+    }
+}
+
+/// What is to be abandoned when the region was taken, and the number of its users.
+type Guarded = Box<dyn Fn(Ask) -> usize + Send>;
+
+#[derive(Clone, Copy)]
+enum Ask {
+    Abandon,
+    Users,
+}
+
+/// This process as the host of a region. Dropping it releases the region, if nobody in this process uses it any more: drop it before
+/// the transport, and after everything else that stores into the region.
+#[derive(Debug)]
+pub struct Presence {
+    /// The process that has the thread: a forked child has none.
+    process: u32,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    guarded: Arc<Mutex<Option<GuardedTransport>>>,
+}
+
+struct GuardedTransport(Guarded);
+
+impl std::fmt::Debug for GuardedTransport {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("GuardedTransport")
+    }
+}
+
+impl Presence {
+    /// Announces this process, the host `name`, in a region in which no other host [lives](refuse_living_in); `was_taken` tells that
+    /// one was there and is gone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if another machine announces itself at once; [`ErrorKind::Media`] if a store fails, and
+    /// [`ErrorKind::System`] without a thread.
+    pub fn begin<P: Pmem + 'static>(
+        region: &Arc<Region<P>>,
+        (path, name): (&str, &str),
+        timing: &Timing,
+        was_taken: bool,
+    ) -> Result<Self> {
+        let mut presence =
+            Self { process: std::process::id(), stop: None, thread: None, guarded: Arc::default() };
+        let reach = region.reach();
+        if reach == Reach::Kernel {
+            return Ok(presence);
+        }
+        if !Ownership::is_possible(&**region) {
+            tracing::warn!(
+                "{path}: the memory of the note that says who has the region cannot be read: another machine that opens it is not noticed"
+            );
+            return Ok(presence);
+        }
+        let ownership = Ownership::new(&**region, rand::random(), presence.process, name);
+        ownership.announce(region)?;
+        if was_taken || reach == Reach::Machines {
+            pause(timing.settle);
+            ownership.confirm(region).map_err(|error| error.while_doing(format!("opening {path}")))?;
+        }
+        let (stop, stopped) = channel();
+        let beats = Beats {
+            ownership,
+            region: Arc::downgrade(region),
+            stopped,
+            every: timing.beat,
+            path: path.to_owned(),
+            guarded: Arc::clone(&presence.guarded),
+        };
+        let thread = std::thread::Builder::new().name("cbd-presence".to_owned()).spawn(move || beats.run());
+        let no_thread = |error| {
+            Error::new(ErrorKind::System, format!("no thread to renew the note in {path}")).caused_by(error)
+        };
+        presence.thread = Some(thread.map_err(no_thread)?);
+        presence.stop = Some(stop);
+        Ok(presence)
+    }
+
+    /// Abandons the caches of `transport` when another host has taken its region.
+    pub fn guard<E: Environment>(&self, transport: &Arc<Transport<E>>) {
+        if self.thread.is_none() {
+            return;
+        }
+        let guarded = Arc::downgrade(transport);
+        *self.guarded.lock() = Some(GuardedTransport(Box::new(move |ask| match ask {
+            Ask::Users => guarded.strong_count(),
+            Ask::Abandon => guarded.upgrade().map_or(0, |transport| {
+                transport.abandon();
+                0
+            }),
+        })));
+        // It may have been taken before.
+        if transport.region().taken().is_some() {
+            transport.abandon();
+        }
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        let (stop, thread) = (self.stop.take(), self.thread.take());
+        if self.process != std::process::id() {
+            // The thread is the parent's.
+            std::mem::forget((stop, thread));
+            return;
+        }
+        drop(stop);
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread of a presence.
+struct Beats<P> {
+    ownership: Ownership,
+    region: Weak<Region<P>>,
+    stopped: Receiver<()>,
+    every: Duration,
+    path: String,
+    guarded: Arc<Mutex<Option<GuardedTransport>>>,
+}
+
+impl<P: Pmem> Beats<P> {
+    fn run(mut self) {
+        let mut has_warned = false;
+        while self.stopped.recv_timeout(self.every) == Err(RecvTimeoutError::Timeout) {
+            let Some(region) = self.region.upgrade() else { return };
+            match self.ownership.beat(&region) {
+                // Failing memory is reported by those who store data.
+                Beat::Renewed | Beat::Failed => {}
+                Beat::Restored if has_warned => {}
+                Beat::Restored => {
+                    has_warned = true;
+                    tracing::warn!(
+                        "{}: the note that says who has the region was gone, and was stored again: something else writes to its \
+                         first page",
+                        self.path
+                    );
+                }
+                Beat::Taken(by) => {
+                    region.give_up_to(&by.host_name().unwrap_or_default(), by.process.get());
+                    let error = region.taken().map(|error| error.line()).unwrap_or_default();
+                    tracing::error!("{}: {error}", self.path);
+                    if let Some(GuardedTransport(guarded)) = &*self.guarded.lock() {
+                        guarded(Ask::Abandon);
+                    }
+                    return;
+                }
+            }
+        }
+        let Some(region) = self.region.upgrade() else { return };
+        let transports = self.guarded.lock().as_ref().map_or(0, |guarded| (guarded.0)(Ask::Users));
+        // The caller's, and this one: others may still store. A host that did not release the region is waited for by the next one.
+        if transports <= 1 && Arc::strong_count(&region) <= 2 {
+            self.ownership.release(&region);
+        }
+    }
+}
+
+/// Opens the transport in a region as its host `name`, or makes it with `format`, which is called when no living host has the region.
+///
+/// # Errors
+/// [`ErrorKind::Busy`] if another machine has the region; as [`Presence::begin`], and the errors of [`Transport::open`] and `format`.
+pub fn open<P: Pmem + 'static>(
+    environment: Arc<ProcessEnvironment<P>>,
+    region: Region<P>,
+    (path, name): (&str, &str),
+    timing: &Timing,
+    format: Option<Format<'_, P>>,
+) -> Result<(Arc<Transport<ProcessEnvironment<P>>>, Presence)> {
+    let was_taken = refuse_living_in(&region, path, timing)?;
+    let (transport, presence) = if let Some(format) = format {
+        let transport = format(environment, region)?;
+        let presence = Presence::begin(&transport.shared_region(), (path, name), timing, was_taken)?;
+        (transport, presence)
+    } else {
+        let region = Arc::new(region);
+        let begin = || Presence::begin(&region, (path, name), timing, was_taken);
+        // Opening stores into the region. Where it is not known to be one, this comes first.
+        let early = if may_announce(&region) { Some(begin()?) } else { None };
+        let transport = Transport::open_held(environment, Arc::clone(&region))?;
+        let presence = early.map_or_else(begin, Ok)?;
+        (transport, presence)
+    };
+    presence.guard(&transport);
+    Ok((transport, presence))
+}
+
+/// Makes a transport in a region.
+pub type Format<'a, P> = Box<
+    dyn FnOnce(Arc<ProcessEnvironment<P>>, Region<P>) -> Result<Arc<Transport<ProcessEnvironment<P>>>> + 'a,
+>;
+
+/// The machine's name, as a valid host name.
+#[must_use]
+pub fn machine_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let allowed = |letter: &char| letter.is_ascii_alphanumeric() || ".-_".contains(*letter);
+    let name: String = name.trim().chars().filter(allowed).take(63).collect();
+    if name.is_empty() { "localhost".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests;
