@@ -178,7 +178,7 @@ impl Manager {
         let entry = TransportEntry {
             transport_id: id,
             path: path.clone(),
-            uuid: uuid_text(hosted.0.info().uuid),
+            uuid: uuid_text(transport.info().uuid),
             host_id: host.0,
             host: request.host.clone(),
         };
