@@ -44,7 +44,7 @@ pub fn announce(region: &Arc<Region<Mapping>>, path: &Path) -> Result<Option<Pre
 fn look(region: &Reader) -> Seen {
     let mut note = [0; NOTE_BYTES];
     region.observe(NOTE_AT, NOTE_BYTES);
-    region.load(NOTE_AT, &mut note).map_or(Seen::Nobody, |()| seen(&note, region.boot()))
+    region.load(NOTE_AT, &mut note).map_or(Seen::Free, |()| seen(&note, region.boot()))
 }
 
 /// Opens a region that is only read. Returns a warning if its file is the backing file of a loop device.

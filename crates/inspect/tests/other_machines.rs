@@ -30,11 +30,11 @@ fn no_tool_opens_a_region_that_a_living_host_elsewhere_has() {
     refused(announce(&region, path).err());
     other.release().expect("it is released");
     // A repair is the host meanwhile, and releases the region at its end.
-    let presence = announce(&region, path).expect("nobody has it");
+    let presence = announce(&region, path).expect("no host has it");
     let held = std::fs::read(path).expect("it is there");
     assert!(presence.is_some() && held[2048..2056] == *b"CBDowner" && held[2060] == 1);
     drop(presence);
     assert_eq!(std::fs::read(path).expect("it is there")[2060], 2, "it is released");
     drop(region);
-    to_read(path).expect("nobody has it");
+    to_read(path).expect("no host has it");
 }

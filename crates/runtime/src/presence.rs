@@ -28,7 +28,7 @@ pub struct Timing {
     /// Between two renewals of the note.
     pub beat: Duration,
     /// How long a host that opens a region waits for a sign of life of another one.
-    pub patience: Duration,
+    pub limit: Duration,
     /// Between two looks meanwhile.
     pub poll: Duration,
     /// How long a host that has announced itself waits for another one that does the same at once.
@@ -39,7 +39,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             beat: Duration::from_millis(500),
-            patience: Duration::from_secs(4),
+            limit: Duration::from_secs(4),
             poll: Duration::from_millis(100),
             settle: Duration::from_millis(100),
         }
@@ -55,7 +55,7 @@ fn pause(time: Duration) {
     let _ = never.recv_timeout(time);
 }
 
-/// Waits until it is known that no other machine has the region, at most [`Timing::patience`]. `see` looks at the note. Returns whether
+/// Waits until it is known that no other machine has the region, at most [`Timing::limit`]. `see` looks at the note. Returns whether
 /// a host of another boot had the region and is gone.
 ///
 /// # Errors
@@ -73,16 +73,16 @@ pub fn refuse_living(region: &str, timing: &Timing, see: &dyn Fn() -> Seen) -> R
     tracing::info!(
         "{region}: {} of another boot had it last and did not close it: waiting up to {:.1} s for a sign of life",
         host(&first),
-        timing.patience.as_secs_f64()
+        timing.limit.as_secs_f64()
     );
-    let end = Instant::now() + timing.patience;
+    let end = Instant::now() + timing.limit;
     while Instant::now() < end {
         pause(timing.poll);
         match see() {
             Seen::Other(now) if now.first_line() != first.first_line() => return Err(living(&now, region)),
             // It may be about to be stored; the next look tells.
             Seen::Other(_) | Seen::Torn => {}
-            Seen::Nobody | Seen::SameBoot => return Ok(true),
+            Seen::Free | Seen::SameBoot => return Ok(true),
         }
     }
     tracing::warn!(
@@ -112,7 +112,7 @@ enum Ask {
     Users,
 }
 
-/// This process as the host of a region. Dropping it releases the region, if nobody in this process uses it any more: drop it before
+/// This process as the host of a region. Dropping it releases the region, if no thread of this process uses it any more: drop it before
 /// the transport, and after everything else that stores into the region.
 #[derive(Debug)]
 pub struct Presence {

@@ -22,8 +22,8 @@ pub const NOTE_AT: u64 = OWNER_AT;
 /// What the note of a region says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seen {
-    /// Nobody has the region: there is no note, or its host has released the region.
-    Nobody,
+    /// No host has the region: there is no note, or its host has released the region.
+    Free,
     /// Bytes that begin as a note and are none: one that is being stored, or a damaged one.
     Torn,
     /// A host of this boot, against which the lock of the file protects.
@@ -35,11 +35,11 @@ pub enum Seen {
 /// What these bytes of a region say to a process of the boot `boot`.
 #[must_use]
 pub fn seen(bytes: &[u8; NOTE_BYTES], boot: BootId) -> Seen {
-    let Some(read) = OwnerNote::decode(bytes) else { return Seen::Nobody };
+    let Some(read) = OwnerNote::decode(bytes) else { return Seen::Free };
     match read.verify() {
         None if read.begins_as_one() => Seen::Torn,
-        None => Seen::Nobody,
-        Some(note) if !note.is_held() => Seen::Nobody,
+        None => Seen::Free,
+        Some(note) if !note.is_held() => Seen::Free,
         Some(note) if BootId(note.boot).is_same_known(boot) => Seen::SameBoot,
         Some(note) => Seen::Other(note),
     }
@@ -49,7 +49,7 @@ pub fn seen(bytes: &[u8; NOTE_BYTES], boot: BootId) -> Seen {
 #[inline(never)]
 pub fn look<P: Pmem>(region: &Region<P>) -> Seen {
     let bytes = load(region);
-    bytes.map_or(Seen::Nobody, |bytes| seen(&bytes, region.boot()))
+    bytes.map_or(Seen::Free, |bytes| seen(&bytes, region.boot()))
 }
 
 /// Whether a note may be stored before the region is opened: the first page has a valid superblock of a region with one host.

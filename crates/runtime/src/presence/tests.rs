@@ -9,14 +9,14 @@ use std::task::Waker;
 /// Short enough for a test, and long enough for a machine with other load.
 const TIMING: Timing = Timing {
     beat: Duration::from_millis(20),
-    patience: Duration::from_millis(2000),
+    limit: Duration::from_millis(2000),
     poll: Duration::from_millis(5),
     settle: Duration::from_millis(5),
 };
 /// A host that is paused: it renews nothing during the test.
 const PAUSED: Timing = Timing { beat: Duration::from_secs(3600), ..TIMING };
 /// One that opens a region whose host is known to be gone.
-const IMPATIENT: Timing = Timing { patience: Duration::from_millis(50), ..TIMING };
+const SHORT_LIMIT: Timing = Timing { limit: Duration::from_millis(50), ..TIMING };
 
 const SIZE: usize = 8 << 20;
 
@@ -110,7 +110,7 @@ fn formatted(bytes: &Bytes, boot: u8, timing: &Timing) -> Result<Opened> {
 /// The memory of a region that was formatted and released.
 fn memory() -> Bytes {
     let bytes = Bytes::new(Mutex::new(vec![0; SIZE]));
-    let (transport, presence) = formatted(&bytes, 9, &TIMING).expect("nobody has it");
+    let (transport, presence) = formatted(&bytes, 9, &TIMING).expect("no host has it");
     drop(presence);
     drop(transport);
     bytes
@@ -141,7 +141,7 @@ fn close((transport, presence): Opened) {
 #[test]
 fn a_second_machine_is_refused_while_the_first_lives_and_opens_when_it_has_closed_the_region() {
     let memory = memory();
-    let first = opened(&memory, 1, &TIMING).expect("nobody has it");
+    let first = opened(&memory, 1, &TIMING).expect("no host has it");
     let before = Instant::now();
     for refused in [opened(&memory, 2, &TIMING), formatted(&memory, 2, &TIMING)] {
         let error = refused.err().expect("the first one lives");
@@ -149,32 +149,32 @@ fn a_second_machine_is_refused_while_the_first_lives_and_opens_when_it_has_close
         let who = format!("host node-1 (process {} there) on another machine", std::process::id());
         assert!(error.line().contains(&who), "{error}");
     }
-    assert!(before.elapsed() < 2 * TIMING.patience, "it knows that when the note is renewed");
+    assert!(before.elapsed() < 2 * TIMING.limit, "it knows that when the note is renewed");
     assert!(first.0.region().store_failure().is_none());
     close(first);
     let begun = Instant::now();
     close(opened(&memory, 2, &PAUSED).expect("it was released"));
-    assert!(begun.elapsed() < PAUSED.patience, "there is nobody to wait for");
+    assert!(begun.elapsed() < PAUSED.limit, "there is no host to wait for");
 }
 
 #[test]
 fn a_host_that_is_gone_is_waited_for_and_then_the_region_is_taken() {
     let memory = memory();
-    let gone = opened(&memory, 1, &PAUSED).expect("nobody has it");
+    let gone = opened(&memory, 1, &PAUSED).expect("no host has it");
     let begun = Instant::now();
-    let timing = Timing { patience: Duration::from_millis(300), ..TIMING };
+    let timing = Timing { limit: Duration::from_millis(300), ..TIMING };
     close(opened(&memory, 2, &timing).expect("the first one gives no sign of life"));
-    assert!(begun.elapsed() >= timing.patience);
+    assert!(begun.elapsed() >= timing.limit);
     close(gone);
 }
 
 #[test]
 fn a_restart_of_the_same_machine_waits_for_nothing() {
     let memory = memory();
-    let killed = opened(&memory, 1, &PAUSED).expect("nobody has it");
+    let killed = opened(&memory, 1, &PAUSED).expect("no host has it");
     let begun = Instant::now();
     close(opened(&memory, 1, &PAUSED).expect("the lock of the file protects against a living one"));
-    assert!(begun.elapsed() < PAUSED.patience);
+    assert!(begun.elapsed() < PAUSED.limit);
     close(killed);
 }
 
@@ -182,11 +182,11 @@ fn a_restart_of_the_same_machine_waits_for_nothing() {
 fn a_host_that_was_paused_while_another_took_the_region_neither_reads_nor_stores() {
     let memory = memory();
     let timing = Timing { beat: Duration::from_millis(400), ..TIMING };
-    let (transport, presence) = opened(&memory, 1, &timing).expect("nobody has it");
+    let (transport, presence) = opened(&memory, 1, &timing).expect("no host has it");
     let cache = cache(&transport);
     let written = cache.write(ByteRange::at(0, 4096), &[7; 4096], Waker::noop());
     assert!(matches!(written, Ok(Admission::Done(_))), "{written:?}");
-    let other = opened(&memory, 2, &IMPATIENT).expect("the first one gives no sign of life in this time");
+    let other = opened(&memory, 2, &SHORT_LIMIT).expect("the first one gives no sign of life in this time");
     let end = Instant::now() + Duration::from_secs(20);
     while cache.is_running() {
         assert!(Instant::now() < end, "it does not notice that the region was taken");
@@ -210,7 +210,7 @@ fn a_host_that_was_paused_while_another_took_the_region_neither_reads_nor_stores
 #[test]
 fn a_region_that_is_still_in_use_in_this_process_is_not_released() {
     let memory = memory();
-    let (transport, presence) = opened(&memory, 1, &TIMING).expect("nobody has it");
+    let (transport, presence) = opened(&memory, 1, &TIMING).expect("no host has it");
     let user = Arc::clone(&transport);
     drop(presence);
     assert!(matches!(look(&region(&memory, 2)), Seen::Other(_)));
@@ -235,7 +235,7 @@ fn a_region_that_does_not_open_is_released_and_foreign_data_stays() {
 #[test]
 fn a_note_that_is_torn_is_looked_at_again() {
     let memory = memory();
-    let first = opened(&memory, 1, &TIMING).expect("nobody has it");
+    let first = opened(&memory, 1, &TIMING).expect("no host has it");
     let whole = look(&region(&memory, 2));
     let looks = Mutex::new(0);
     let see = || {
@@ -244,6 +244,6 @@ fn a_note_that_is_torn_is_looked_at_again() {
     };
     assert!(matches!(whole, Seen::Other(_)));
     assert_eq!(refuse_living("r", &TIMING, &see).expect_err("it lives").kind(), ErrorKind::Busy);
-    assert!(!refuse_living("r", &IMPATIENT, &|| Seen::Torn).expect("it is no note"));
+    assert!(!refuse_living("r", &SHORT_LIMIT, &|| Seen::Torn).expect("it is no note"));
     close(first);
 }

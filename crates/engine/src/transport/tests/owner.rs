@@ -137,10 +137,10 @@ fn ownership(region: &Region<OfMachine>, incarnation: u64) -> Ownership {
 #[test]
 fn another_machine_sees_a_host_that_has_announced_itself_and_each_renewal() {
     let (_, first, second) = machines();
-    assert_eq!((look(&first), look(&second)), (Seen::Nobody, Seen::Nobody));
+    assert_eq!((look(&first), look(&second)), (Seen::Free, Seen::Free));
     let mut owner = ownership(&first, 1);
     owner.announce(&first).expect("it is stored");
-    owner.confirm(&first).expect("nobody else is there");
+    owner.confirm(&first).expect("no other host is there");
     let Seen::Other(before) = look(&second) else { panic!("{:?}", look(&second)) };
     assert_eq!(look(&first), Seen::SameBoot);
     assert_eq!(owner.beat(&first), Beat::Renewed);
@@ -150,14 +150,14 @@ fn another_machine_sees_a_host_that_has_announced_itself_and_each_renewal() {
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(error.line().contains("host node-a (process 77 there) on another machine"), "{error}");
     owner.release(&first);
-    assert_eq!((look(&first), look(&second)), (Seen::Nobody, Seen::Nobody));
+    assert_eq!((look(&first), look(&second)), (Seen::Free, Seen::Free));
 }
 
 #[test]
 fn of_two_hosts_that_announce_themselves_at_once_one_is_refused() {
     let (_, first, second) = machines();
     let (one, other) = (ownership(&first, 1), ownership(&second, 2));
-    assert!(matches!((look(&first), look(&second)), (Seen::Nobody, Seen::Nobody)));
+    assert!(matches!((look(&first), look(&second)), (Seen::Free, Seen::Free)));
     one.announce(&first).expect("it is stored");
     other.announce(&second).expect("it is stored");
     assert_eq!(one.confirm(&first).expect_err("the other one was later").kind(), ErrorKind::Busy);
@@ -192,15 +192,15 @@ fn a_host_whose_region_was_taken_meanwhile_notices_it_and_stores_nothing() {
 }
 
 #[test]
-fn a_note_that_somebody_erased_is_stored_again() {
+fn a_note_that_was_erased_is_stored_again() {
     let (medium, first, second) = machines();
     let mut owner = ownership(&first, 1);
     owner.announce(&first).expect("it is stored");
     medium.lock().expect("no panic")[NOTE_AT as usize..][..NOTE_BYTES].fill(0);
-    assert_eq!(look(&second), Seen::Nobody);
+    assert_eq!(look(&second), Seen::Free);
     assert_eq!((owner.beat(&first), owner.beat(&first)), (Beat::Restored, Beat::Renewed));
     assert!(matches!(look(&second), Seen::Other(note) if note.host_name().as_deref() == Some("node-a")));
-    // One byte of it: nobody else's note is valid there.
+    // One byte of it: no note of another host is valid there.
     medium.lock().expect("no panic")[NOTE_AT as usize + 40] ^= 1;
     assert_eq!((look(&second), owner.beat(&first)), (Seen::Torn, Beat::Restored));
 }
@@ -213,7 +213,7 @@ fn a_note_that_cannot_be_read_is_left_alone() {
     first.memory().unreadable.store(true, Ordering::Relaxed);
     let before = medium.lock().expect("no panic").clone();
     assert!(!Ownership::is_possible(&first));
-    assert_eq!((look(&first), owner.beat(&first)), (Seen::Nobody, Beat::Failed));
+    assert_eq!((look(&first), owner.beat(&first)), (Seen::Free, Beat::Failed));
     owner.release(&first);
     assert!(*medium.lock().expect("no panic") == before && first.store_failure().is_none());
 }
