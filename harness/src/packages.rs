@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 48] = [
+const TOOLS: [Tool; 50] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -28,6 +28,7 @@ const TOOLS: [Tool; 48] = [
     Tool { program: "mkfs.ext4", package: "e2fsprogs" },
     Tool { program: "tune2fs", package: "e2fsprogs" },
     Tool { program: "mke2fs", package: "e2fsprogs" },
+    Tool { program: "debugfs", package: "e2fsprogs" },
     Tool { program: "e2fsck", package: "e2fsprogs" },
     Tool { program: "fsck.ext4", package: "e2fsprogs" },
     Tool { program: "mkfs.xfs", package: "xfsprogs" },
@@ -66,6 +67,8 @@ const TOOLS: [Tool; 48] = [
     Tool { program: "rpmspec", package: "rpm" },
     Tool { program: "rpmlint", package: "rpmlint" },
     Tool { program: "curl", package: "curl" },
+    // Guests with a Debian of their own.
+    Tool { program: "mmdebstrap", package: "mmdebstrap" },
 ];
 
 /// The library that the notebook of the Python package needs. It is large, so only nightly runs install it.

@@ -4,6 +4,7 @@
 //! output of the guest is shown for a job that fails.
 
 mod cuts;
+mod debian;
 mod dm_pcache;
 mod file_systems;
 mod harness;
@@ -71,6 +72,7 @@ const JOBS: &[(&str, Job)] = &[
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
     ("a_log_of_dm_pcache_in_two_segments_is_rescued", dm_pcache::long_log),
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
+    ("the_package_installs_on_a_fresh_debian", debian::install),
     ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
 ];
 
@@ -94,6 +96,7 @@ const LONG: &[&str] = &[
     "writes_to_a_cxl_device_outlive_power_cuts",
     "what_dm_pcache_left_is_rescued_in_its_own_guest",
     "a_log_of_dm_pcache_in_two_segments_is_rescued",
+    "the_package_installs_on_a_fresh_debian",
     "the_peers_are_measured",
 ];
 
