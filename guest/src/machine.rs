@@ -291,7 +291,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{MIB, Nvme, SharedFile};
+    use crate::plan::{MIB, Nvme, SharedFile, System};
 
     fn line(plan: &Plan, kvm: bool) -> String {
         let words = arguments(plan, &Paths::new(Path::new("/tmp/a,b")), Path::new("/k"), kvm);
@@ -376,5 +376,16 @@ mod tests {
         assert_eq!((first, again), (Ok(()), Ok(())));
         assert!(other.is_err());
         assert_eq!(labelled.ok(), Some(LABELS));
+    }
+
+    #[test]
+    fn a_system_boots_its_own_initramfs_and_its_disk_comes_behind_the_others() {
+        let system = System { disk: "/s/root".into(), initramfs: "/s/initramfs".into() };
+        let plan =
+            Plan { system: Some(system), disks: vec![Disk::File("/d".into())], ..Plan::of_script("true") };
+        let line = line(&plan, false);
+        assert!(line.contains("-initrd /s/initramfs") && line.contains("root=LABEL=root"), "{line}");
+        let at = |part: &str| line.find(part).unwrap_or_else(|| panic!("{part}: {line}"));
+        assert!(at("serial=disk0") < at("serial=root") && at("serial=root") < at("serial=job"), "{line}");
     }
 }

@@ -362,8 +362,13 @@ pub fn apt_settings() -> Result<Vec<String>, String> {
     command.args(["dump", "--no-empty"]);
     let all = shell::output_of(&mut command, Duration::from_secs(60))
         .map_err(|end| format!("apt-config dump: {end}: guests are made of Debian's packages"))?;
+    Ok(settings_of_transport(&all))
+}
+
+fn settings_of_transport(all: &str) -> Vec<String> {
     let begins = ["Acquire::http", "Acquire::Check-", "Acquire::ForceIPv", "Acquire::Retries"];
-    Ok(all.lines().filter(|line| begins.iter().any(|begin| line.starts_with(begin))).map(str::to_owned).collect())
+    let is_one = |line: &&str| begins.iter().any(|begin| line.starts_with(begin));
+    all.lines().filter(is_one).map(str::to_owned).collect()
 }
 
 /// The mirror: the one that is named, or that of this machine, or Debian's own.
@@ -450,6 +455,14 @@ mod tests {
                        bookworm-updates http://c/debian/\nbookworm http://d/debian/\n";
         assert_eq!(mirror_of(targets, "bookworm").as_deref(), Some("http://d/debian/"));
         assert_eq!(mirror_of(targets, "trixie"), None);
+    }
+
+    #[test]
+    fn settings_of_the_transport_are_taken_and_no_others() {
+        let dump = "APT::Architecture \"amd64\";\nAcquire::https::Proxy \"http://p:1\";\nAcquire::Languages:: \"none\";\n\
+                    Acquire::Check-Date \"false\";\n";
+        let taken = ["Acquire::https::Proxy \"http://p:1\";", "Acquire::Check-Date \"false\";"];
+        assert_eq!(settings_of_transport(dump), taken);
     }
 
     #[test]

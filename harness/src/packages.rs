@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 50] = [
+const TOOLS: [Tool; 49] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -28,7 +28,6 @@ const TOOLS: [Tool; 50] = [
     Tool { program: "mkfs.ext4", package: "e2fsprogs" },
     Tool { program: "tune2fs", package: "e2fsprogs" },
     Tool { program: "mke2fs", package: "e2fsprogs" },
-    Tool { program: "debugfs", package: "e2fsprogs" },
     Tool { program: "e2fsck", package: "e2fsprogs" },
     Tool { program: "fsck.ext4", package: "e2fsprogs" },
     Tool { program: "mkfs.xfs", package: "xfsprogs" },

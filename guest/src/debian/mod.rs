@@ -19,7 +19,8 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The packages beside the smallest Debian.
-const PACKAGES: &str = "systemd-sysv,udev,dbus,libpam-systemd,kmod,initramfs-tools,zstd,e2fsprogs,lvm2,mdadm,ndctl,fio";
+const PACKAGES: &str =
+    "systemd-sysv,udev,dbus,libpam-systemd,kmod,initramfs-tools,zstd,e2fsprogs,lvm2,mdadm,ndctl,fio";
 /// Makes it a guest.
 const BASE: &str = include_str!("base.sh");
 /// Runs the job of a boot.
@@ -110,7 +111,11 @@ fn make(store: &Store, release: &str, folder: &Path) -> Result<(), String> {
         .env_remove("TMPDIR");
     run(&mut bootstrap)?;
     let mke2fs = programs::find("mke2fs")?;
-    run(Command::new(mke2fs).args(["-q", "-t", "ext4", "-L", "root", "-d"]).arg(&tree).arg(&system.disk).arg(SIZE))?;
+    run(Command::new(mke2fs)
+        .args(["-q", "-t", "ext4", "-L", "root", "-d"])
+        .arg(&tree)
+        .arg(&system.disk)
+        .arg(SIZE))?;
     store::remove(&tree)
 }
 
@@ -129,7 +134,8 @@ pub fn write_job(plan: &Plan, paths: &Paths) -> Result<(), String> {
         if let Some(parent) = place.parent() {
             store::make(parent)?;
         }
-        fs::copy(&file.from, &place).map_err(|error| format!("cannot copy {}: {error}", file.from.display()))?;
+        fs::copy(&file.from, &place)
+            .map_err(|error| format!("cannot copy {}: {error}", file.from.display()))?;
     }
     // The folders of the archive are the guest's own: their owners and modes stay.
     run(Command::new("tar")

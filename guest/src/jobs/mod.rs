@@ -10,6 +10,7 @@ mod file_systems;
 mod harness;
 mod machines;
 mod memory;
+mod sealed;
 mod ublk;
 mod verifies;
 mod volumes;
@@ -73,6 +74,10 @@ const JOBS: &[(&str, Job)] = &[
     ("a_log_of_dm_pcache_in_two_segments_is_rescued", dm_pcache::long_log),
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
     ("the_package_installs_on_a_fresh_debian", debian::install),
+    ("the_package_is_upgraded_and_removed_under_load", debian::upgrade_and_removal),
+    ("a_machine_with_cached_disks_comes_back_after_power_cuts", sealed::comes_back),
+    ("without_its_region_a_machine_leaves_cached_disks_alone", sealed::without_its_region),
+    ("without_the_seal_a_machine_damages_cached_disks", sealed::without_the_seal),
     ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
 ];
 
@@ -97,6 +102,10 @@ const LONG: &[&str] = &[
     "what_dm_pcache_left_is_rescued_in_its_own_guest",
     "a_log_of_dm_pcache_in_two_segments_is_rescued",
     "the_package_installs_on_a_fresh_debian",
+    "the_package_is_upgraded_and_removed_under_load",
+    "a_machine_with_cached_disks_comes_back_after_power_cuts",
+    "without_its_region_a_machine_leaves_cached_disks_alone",
+    "without_the_seal_a_machine_damages_cached_disks",
     "the_peers_are_measured",
 ];
 
@@ -158,6 +167,8 @@ fn all(wanted: impl Fn(&str) -> bool, cuts: usize) -> Count {
         let ended = std::fs::create_dir_all(&given.folder)
             .map_err(|error| format!("cannot make {}: {error}", given.folder.display()))
             .and_then(|()| job(&host, &given));
+        // A disk with a Debian takes some hundred MiB. What cannot be removed is removed with its parent.
+        let _ = std::fs::remove_dir_all(&given.folder);
         let word = if ended.is_ok() { "ok" } else { "FAILED" };
         println!("    {name}: {word}, {:.1} s", begun.elapsed().as_secs_f64());
         for line in ended.as_ref().err().into_iter().flat_map(|text| text.lines()) {
