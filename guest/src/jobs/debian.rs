@@ -32,7 +32,7 @@ pub const REGION: &str = "
     ndctl create-namespace -f -e namespace0.0 -m fsdax >/dev/null
     mkfs.ext4 -q -b 4096 /dev/pmem0
     mkdir -p /mnt/pmem
-    echo '/dev/pmem0 /mnt/pmem ext4 dax,nofail,x-systemd.before=cbdd.service,x-systemd.device-timeout=120 0 0' >>/etc/fstab
+    echo '/dev/pmem0 /mnt/pmem ext4 dax,nofail,x-systemd.before=cbdd.service,x-systemd.device-timeout=600 0 0' >>/etc/fstab
     mount /mnt/pmem
     cbdctrl tp-reg --path /mnt/pmem/region --size 256M --host guest --format
 ";
@@ -74,7 +74,7 @@ fn new_disk(path: &Path) -> Result<Disk, String> {
     Ok(Disk::File(path.to_owned()))
 }
 
-/// The package starts its daemon, lets members of its group control it and nobody else, brings its documents, and keeps a disk off
+/// The package starts its daemon, lets members of its group control it and no other user, brings its documents, and keeps a disk off
 /// limits from the initramfs on.
 pub fn install(host: &Host, given: &Given) -> Result<(), String> {
     let script = format!(
@@ -214,7 +214,7 @@ const REMOVED: &str = "
     cbdctrl drain
     cbdctrl set --backend 0 writeback=paused:1h
     head -c 4M /dev/urandom >/srv/fs/data
-    (cd /srv/fs && md5sum verify* data) >/tmp/sums
+    (cd /srv/fs && md5sum verify* data) >/tmp/checksums
     umount /srv/fs
     cbdctrl dev-stop --dev 0
     refused dirty
@@ -228,7 +228,7 @@ const REMOVED: &str = "
     echo the disk: $(lsblk --nodeps --noheadings --output FSTYPE $disk)
     e2fsck -f -n $disk >/dev/null 2>&1
     mount -o ro $disk /srv/fs
-    (cd /srv/fs && md5sum --quiet --check /tmp/sums && test $(wc -l </tmp/sums) = 2) && echo the disk has everything
+    (cd /srv/fs && md5sum --quiet --check /tmp/checksums && test $(wc -l </tmp/checksums) = 2) && echo the disk has everything
     apt-get purge --yes cbd >/tmp/apt.log 2>&1 || { cat /tmp/apt.log; exit 1; }
     echo purged: $(ls -d /etc/cbd /var/lib/cbd 2>/dev/null || echo none)
 ";

@@ -21,7 +21,7 @@ const DISKS: usize = 4;
 
 /// The mounts, which the machine makes itself at each boot.
 const FSTAB: &str = "
-    options=_netdev,nofail,x-systemd.after=cbdd.service,x-systemd.device-timeout=120
+    options=_netdev,nofail,x-systemd.after=cbdd.service,x-systemd.device-timeout=600
     mkdir -p /srv/plain /srv/volume /srv/array
     echo \"UUID=$(blkid -o value -s UUID /dev/cbd0) /srv/plain ext4 $options 0 0
         /dev/group/volume /srv/volume ext4 $options 0 0
@@ -37,7 +37,7 @@ const LOOK: &str = "
         source=$(findmnt --noheadings --output SOURCE /srv/$name || echo none)
         below=$(lsblk --inverse --list --noheadings --output NAME $source 2>/dev/null | tr -d '[0-9]' | sort -u)
         echo below $name: $below
-        echo sum $name: $(cd /srv/$name && find . -type f | sort | xargs cat 2>/dev/null | md5sum)
+        echo checksum $name: $(cd /srv/$name && find . -type f | sort | xargs cat 2>/dev/null | md5sum)
         echo content $name: $(cat /srv/$name/content 2>/dev/null)
     done
     for number in 0 1 2 3; do
@@ -59,7 +59,7 @@ struct Machine {
     /// An initramfs from before the installation.
     unsealed: PathBuf,
     /// The lines about the content of its files.
-    sums: Vec<String>,
+    checksums: Vec<String>,
 }
 
 impl Machine {
@@ -70,7 +70,7 @@ impl Machine {
     /// A copy of the machine after its power was cut, which happens once for all jobs of a host.
     fn cut(host: &Host, given: &Given) -> Result<Self, String> {
         let kept = host.folder().join("sealed");
-        if !kept.join("sums").exists() {
+        if !kept.join("checksums").exists() {
             store::remove(&kept)?;
             store::make(&kept)?;
             set_up(host, &Given { folder: kept.clone(), cuts: given.cuts })?;
@@ -81,11 +81,11 @@ impl Machine {
         }
         let initramfs = kept.join("out/initramfs");
         let system = System { disk: kept.join("system/root"), initramfs }.copy(&folder)?;
-        let sums = kept.join("sums");
-        let sums =
-            fs::read_to_string(&sums).map_err(|error| format!("cannot read {}: {error}", sums.display()))?;
-        let sums = sums.lines().map(|line| format!("{line}\n")).collect();
-        Ok(Self { system, unsealed: kept.join("system/initramfs"), sums, folder })
+        let file = kept.join("checksums");
+        let text =
+            fs::read_to_string(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        let checksums = text.lines().map(|line| format!("{line}\n")).collect();
+        Ok(Self { system, unsealed: kept.join("system/initramfs"), checksums, folder })
     }
 
     /// A boot of it.
@@ -142,9 +142,11 @@ fn set_up(host: &Host, given: &Given) -> Result<(), String> {
             mount /srv/$name
             echo old >/srv/$name/content
         done
-        # Removes the seal before the system starts.
-        printf '#!/bin/sh\\nrm -f /etc/udev/rules.d/*cbd-sealed*\\nexec /sbin/init\\n' >/usr/local/sbin/without-seal
-        chmod 755 /usr/local/sbin/without-seal
+        # Before the system starts, these remove the seal, and wait no longer for devices that will not come.
+        echo 'rm -f /etc/udev/rules.d/*cbd-sealed*; exec /sbin/init' >/srv/without-seal
+        echo 'sed -i s/device-timeout=600/device-timeout=60/ /etc/fstab; exec /sbin/init' >/srv/without-region
+        sed -i '1i #!/bin/sh' /srv/without-seal /srv/without-region
+        chmod 755 /srv/without-seal /srv/without-region
         update-initramfs -u
         cp /boot/initrd.img-$(uname -r) /out/initramfs
         sync
@@ -175,18 +177,19 @@ fn set_up(host: &Host, given: &Given) -> Result<(), String> {
             "dirty: 4\n",
         ],
     )?;
-    let sums: Vec<_> = ran.output.lines().filter(|line| line.starts_with("sum ")).collect();
-    let file = given.folder.join("sums");
-    fs::write(&file, sums.join("\n")).map_err(|error| format!("cannot write {}: {error}", file.display()))
+    let checksums: Vec<_> = ran.output.lines().filter(|line| line.starts_with("checksum ")).collect();
+    let file = given.folder.join("checksums");
+    fs::write(&file, checksums.join("\n"))
+        .map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
 /// The machine comes back with its mounts on the cached devices, and nothing touches a disk. After another power cut, the same.
 /// Then the caches are ended, and the disks alone are mounted with the same content.
 pub fn comes_back(host: &Host, given: &Given) -> Result<(), String> {
     let machine = Machine::cut(host, given)?;
-    let sums: Vec<_> = machine.sums.iter().map(String::as_str).collect();
+    let checksums: Vec<_> = machine.checksums.iter().map(String::as_str).collect();
     let ran = Ran::of(host, &machine.plan(&format!("{LOOK}\necho now; sleep 1000")), Some("now"))?;
-    for parts in [&CACHED[..], &sums, &UNTOUCHED] {
+    for parts in [&CACHED[..], &checksums, &UNTOUCHED] {
         ran.expect(Ended::Cut, parts)?;
     }
     machine.expect_unchanged(host, &ran)?;
@@ -207,14 +210,14 @@ pub fn comes_back(host: &Host, given: &Given) -> Result<(), String> {
         {LOOK}"
     );
     let ran = Ran::of(host, &machine.plan(&script), None)?;
-    for parts in [&CACHED[..], &sums, &UNTOUCHED] {
+    for parts in [&CACHED[..], &checksums, &UNTOUCHED] {
         ran.expect(Ended::Exited(0), parts)?;
     }
     let Some((_, after)) = ran.output.split_once("ended\n") else {
         return Err(ran.complaint("the caches were not ended"));
     };
     let plain = ["below plain: vda\n", "below volume: group-volume vdb\n", "below array: md vdc vdd\n"];
-    match plain.iter().chain(&sums).find(|part| !after.contains(**part)) {
+    match plain.iter().chain(&checksums).find(|part| !after.contains(**part)) {
         Some(part) => Err(ran.complaint(&format!("it did not print '{part}' behind 'ended'"))),
         None => Ok(()),
     }
@@ -224,12 +227,14 @@ pub fn comes_back(host: &Host, given: &Given) -> Result<(), String> {
 pub fn without_its_region(host: &Host, given: &Given) -> Result<(), String> {
     let machine = Machine::cut(host, given)?;
     let script = format!(
-        "{LOOK}
+        "udevadm settle
+        {LOOK}
         echo volumes: $(ls /dev/mapper | grep -v control)
         echo arrays: $(grep -c ^md /proc/mdstat)
         cbdctrl status || true"
     );
-    let plan = Plan { nvdimm: None, ..machine.plan(&script) };
+    let append = vec!["init=/srv/without-region".to_owned()];
+    let plan = Plan { nvdimm: None, append, ..machine.plan(&script) };
     let ran = Ran::of(host, &plan, None)?;
     ran.expect(
         Ended::Exited(0),
@@ -253,7 +258,7 @@ pub fn without_its_region(host: &Host, given: &Given) -> Result<(), String> {
 pub fn without_the_seal(host: &Host, given: &Given) -> Result<(), String> {
     let mut machine = Machine::cut(host, given)?;
     machine.system.initramfs = machine.unsealed.clone();
-    let append = ["init=/usr/local/sbin/without-seal", "systemd.mask=cbdd.service"];
+    let append = ["init=/srv/without-seal", "systemd.mask=cbdd.service"];
     let plan = Plan { append: append.map(str::to_owned).to_vec(), ..machine.plan(LOOK) };
     let ran = Ran::of(host, &plan, None)?;
     ran.expect(
