@@ -200,6 +200,8 @@ fn fill(cache: &Path, kernel: Option<&str>) -> Result<(), String> {
     let root = cache.join("root");
     remove(&root)?;
     fs::rename(&fresh, &root).map_err(|error| format!("cannot make {}: {error}", root.display()))?;
+    // Its packages may be older than those that were fetched now.
+    remove(&cache.join("debian"))?;
     // The packages are not needed again; a later fetch may bring other versions.
     remove(&archives)
 }
