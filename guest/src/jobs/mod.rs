@@ -76,6 +76,7 @@ const JOBS: &[(&str, Job)] = &[
     ("the_package_installs_on_a_fresh_debian", debian::install),
     ("the_package_is_upgraded_and_removed_under_load", debian::upgrade_and_removal),
     ("a_machine_with_cached_disks_comes_back_after_power_cuts", sealed::comes_back),
+    ("a_machine_with_cached_disks_shuts_down_in_time", sealed::shuts_down),
     ("without_its_region_a_machine_leaves_cached_disks_alone", sealed::without_its_region),
     ("without_the_seal_a_machine_damages_cached_disks", sealed::without_the_seal),
     ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
@@ -104,6 +105,7 @@ const LONG: &[&str] = &[
     "the_package_installs_on_a_fresh_debian",
     "the_package_is_upgraded_and_removed_under_load",
     "a_machine_with_cached_disks_comes_back_after_power_cuts",
+    "a_machine_with_cached_disks_shuts_down_in_time",
     "without_its_region_a_machine_leaves_cached_disks_alone",
     "without_the_seal_a_machine_damages_cached_disks",
     "the_peers_are_measured",
@@ -242,6 +244,12 @@ impl Ran {
             Some(part) => Err(self.complaint(&format!("it did not print '{part}'"))),
             None => Ok(()),
         }
+    }
+
+    /// The time from the end of its job until the guest was off, by this machine's clock.
+    fn after_its_job(&self) -> Duration {
+        let Outcome { all, booted, ran, .. } = self.outcome;
+        all.saturating_sub(booted.unwrap_or_default()).saturating_sub(ran.unwrap_or_default())
     }
 
     /// `what`, with all the output of the guest.

@@ -15,6 +15,7 @@ use crate::store;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The disks: of a file system, of a volume, and two of an array.
 const DISKS: usize = 4;
@@ -50,6 +51,9 @@ const LOOK: &str = "
 const CACHED: [&str; 3] =
     ["below plain: ublkb\n", "below volume: group-volume ublkb\n", "below array: md ublkb\n"];
 const UNTOUCHED: [&str; 4] = ["written 0: 0 ", "written 1: 0 ", "written 2: 0 ", "written 3: 0 "];
+
+/// The longest that the machine may take to shut down. A device in use whose daemon has ended delays it by minutes.
+const SHUTDOWN: Duration = Duration::from_secs(90);
 
 /// The state of a machine whose power was cut.
 struct Machine {
@@ -221,6 +225,36 @@ pub fn comes_back(host: &Host, given: &Given) -> Result<(), String> {
         Some(part) => Err(ran.complaint(&format!("it did not print '{part}' behind 'ended'"))),
         None => Ok(()),
     }
+}
+
+/// The machine shuts down in time while everything is mounted, and comes back with all that was written; the daemon has found the
+/// disks as it left them.
+pub fn shuts_down(host: &Host, given: &Given) -> Result<(), String> {
+    let machine = Machine::cut(host, given)?;
+    let script = format!(
+        "systemctl is-system-running --wait >/dev/null || true
+        for name in plain volume array; do
+            echo newest >/srv/$name/content
+            head -c 2M /dev/urandom >/srv/$name/more
+        done
+        {LOOK}
+        touch /run/guest-shuts-down"
+    );
+    let before = Ran::of(host, &machine.plan(&script), None)?;
+    before.expect(Ended::Exited(0), &CACHED)?;
+    before.expect(Ended::Exited(0), &UNTOUCHED)?;
+    let took = before.after_its_job();
+    println!("    the machine shut down in {:.0} s", took.as_secs_f64());
+    if took > SHUTDOWN {
+        return Err(before.complaint(&format!("it shut down in {} s", took.as_secs())));
+    }
+    let script = format!("{LOOK}\necho flaws: $(cbdctrl status | grep -c -e ERROR -e UNCHECKED)");
+    let ran = Ran::of(host, &machine.plan(&script), None)?;
+    let checksums: Vec<_> = before.output.lines().filter(|line| line.starts_with("checksum ")).collect();
+    for parts in [&CACHED[..], &checksums, &UNTOUCHED, &["content array: newest\n", "flaws: 0\n"]] {
+        ran.expect(Ended::Exited(0), parts)?;
+    }
+    machine.expect_unchanged(host, &ran)
 }
 
 /// Without its region the machine starts, too; then nothing is mounted, activated or assembled, and nothing touches a disk.
