@@ -3,6 +3,7 @@
 //! Invariants: a guest ends at its time limit or at the line that its host waits for; for a guest that ends
 //! without a result, the last messages of its kernel are shown.
 
+use super::debian;
 use super::image::{self, Content};
 use super::machine::{self, Paths};
 use super::modules;
@@ -75,6 +76,16 @@ impl Host {
         Ok(Self { store: Store::open()?, folder: folder.to_owned(), boots: Cell::new(0) })
     }
 
+    /// The folder for the files of its boots.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The cache.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// The release of the guests' kernel.
     pub fn kernel_release(&self) -> &str {
         self.store.kernel_release()
@@ -124,7 +135,9 @@ impl Host {
             (End::Exited(_), Some(code)) => Ended::Exited(code),
             (End::Exited(_), None) => Ended::Died,
         };
-        if let (Some(out), Ended::Exited(_)) = (&plan.out, ended) {
+        // A guest whose power was cut may have sent its files before.
+        let sent = fs::metadata(paths.files()).is_ok_and(|file| file.len() > 0);
+        if let (Some(out), true) = (&plan.out, matches!(ended, Ended::Exited(_)) || sent) {
             self.unpack(&paths.files(), out)?;
         }
         let outcome = Outcome {
@@ -148,6 +161,19 @@ impl Host {
         let folder = self.folder.join(format!("guest{number}"));
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         let paths = Paths::new(&folder);
+        if plan.system.is_some() {
+            debian::write_job(plan, &paths)?;
+        } else {
+            self.write_root(plan, &paths)?;
+        }
+        machine::prepare(plan, &paths)?;
+        let mut qemu = self.store.qemu();
+        qemu.args(machine::arguments(plan, &paths, &self.store.kernel(), kvm));
+        Ok((paths, qemu))
+    }
+
+    /// The root that the guest's kernel unpacks.
+    fn write_root(&self, plan: &Plan, paths: &Paths) -> Result<(), String> {
         let modules = modules::collect(&self.store, machine::modules(plan))?;
         let mut files = Files::new();
         for file in &plan.files {
@@ -155,7 +181,7 @@ impl Host {
         }
         let mut links = Vec::new();
         if plan.cbd {
-            programs::add(&mut files, &small(&cbdctrl()?, &folder), Path::new("/usr/bin/cbdctrl"))?;
+            programs::add(&mut files, &small(&cbdctrl()?, paths.folder()), Path::new("/usr/bin/cbdctrl"))?;
             links
                 .extend(["/usr/bin/cbdd", "/usr/bin/blkverify"].map(|name| (PathBuf::from(name), "cbdctrl")));
         }
@@ -167,11 +193,7 @@ impl Host {
             links: &links,
             command: &command,
         };
-        image::write(&content, &paths.image())?;
-        machine::prepare(plan, &paths)?;
-        let mut qemu = self.store.qemu();
-        qemu.args(machine::arguments(plan, &paths, &self.store.kernel(), kvm));
-        Ok((paths, qemu))
+        image::write(&content, &paths.image())
     }
 
     /// The command, with the program shipped if it is one of this machine; a shell without a command.

@@ -115,13 +115,13 @@ impl Image {
 }
 
 /// The command as a script that executes it.
-fn job(command: &[String]) -> String {
+pub fn job(command: &[String]) -> String {
     let words: Vec<_> = command.iter().map(|word| quoted(word)).collect();
     format!("#!/bin/sh\nexec {}\n", words.join(" "))
 }
 
 /// A word, quoted so that a shell reads it back unchanged.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod built;
+mod debian;
 mod guest;
 mod image;
 mod jobs;

@@ -25,7 +25,7 @@ impl Paths {
         Self { folder: folder.to_owned() }
     }
 
-    /// The guest's root.
+    /// The guest's root, or an archive with the job of a system.
     pub fn image(&self) -> PathBuf {
         self.folder.join("image")
     }
@@ -79,7 +79,8 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
     let mut line = Line::default();
     line.words("-no-user-config -nodefaults -display none -no-reboot -monitor none");
     machine(plan, kvm, &mut line);
-    line.word("-kernel").word(kernel).word("-initrd").word(paths.image());
+    let initramfs = plan.system.as_ref().map_or_else(|| paths.image(), |system| system.initramfs.clone());
+    line.word("-kernel").word(kernel).word("-initrd").word(initramfs);
     line.word("-append").word(parameters(plan));
     if plan.command.is_empty() {
         line.words("-serial mon:stdio");
@@ -111,6 +112,12 @@ pub fn arguments(plan: &Plan, paths: &Paths, kernel: &Path, kvm: bool) -> Vec<Os
         let behind = format!(",id=vhost{number},reconnect-ms=100");
         line.word("-chardev").value("socket,path=", socket, &behind);
         line.word("-device").word(format!("vhost-user-blk-pci,chardev=vhost{number},num-queues=2"));
+    }
+    if let Some(system) = &plan.system {
+        for (name, path) in [("root", &system.disk), ("job", &paths.image())] {
+            line.word("-drive").value("if=none,format=raw,file=", path, &format!(",id={name}"));
+            line.word("-device").word(format!("virtio-blk-pci,drive={name},serial={name}"));
+        }
     }
     nvme(plan, paths, &mut line);
     devices(plan, &mut line);
@@ -201,6 +208,9 @@ fn parameters(plan: &Plan) -> String {
     if plan.command.is_empty() {
         text.push_str(" cbd.interactive");
     }
+    if plan.system.is_some() {
+        text.push_str(" root=LABEL=root rw systemd.firstboot=off");
+    }
     for more in &plan.append {
         text.push(' ');
         text.push_str(more);
@@ -281,7 +291,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{MIB, Nvme, SharedFile};
+    use crate::plan::{MIB, Nvme, SharedFile, System};
 
     fn line(plan: &Plan, kvm: bool) -> String {
         let words = arguments(plan, &Paths::new(Path::new("/tmp/a,b")), Path::new("/k"), kvm);
@@ -366,5 +376,16 @@ mod tests {
         assert_eq!((first, again), (Ok(()), Ok(())));
         assert!(other.is_err());
         assert_eq!(labelled.ok(), Some(LABELS));
+    }
+
+    #[test]
+    fn a_system_boots_its_own_initramfs_and_its_disk_comes_behind_the_others() {
+        let system = System { disk: "/s/root".into(), initramfs: "/s/initramfs".into() };
+        let plan =
+            Plan { system: Some(system), disks: vec![Disk::File("/d".into())], ..Plan::of_script("true") };
+        let line = line(&plan, false);
+        assert!(line.contains("-initrd /s/initramfs") && line.contains("root=LABEL=root"), "{line}");
+        let at = |part: &str| line.find(part).unwrap_or_else(|| panic!("{part}: {line}"));
+        assert!(at("serial=disk0") < at("serial=root") && at("serial=root") < at("serial=job"), "{line}");
     }
 }

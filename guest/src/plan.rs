@@ -71,6 +71,15 @@ pub struct Shipped {
     pub to: PathBuf,
 }
 
+/// A system on a disk, and the initramfs with which it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct System {
+    /// The disk with its root, which has the label `root`.
+    pub disk: PathBuf,
+    /// Its initramfs.
+    pub initramfs: PathBuf,
+}
+
 /// A guest and its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -93,6 +102,9 @@ pub struct Plan {
     pub vhost_user: Vec<PathBuf>,
     /// NVMe disks, in the order in which the guest sees them: /dev/nvme0n1, /dev/nvme1n1.
     pub nvme: Vec<Nvme>,
+    /// A system with an init of its own, instead of the root that is generated; its disk comes behind the others. It loads
+    /// modules itself, and files come without the libraries that they need.
+    pub system: Option<System>,
     /// Files and folders, and programs with the libraries that they need.
     pub files: Vec<Shipped>,
     /// Kernel modules beside those that the devices need.
@@ -121,6 +133,7 @@ impl Default for Plan {
             disks: Vec::new(),
             vhost_user: Vec::new(),
             nvme: Vec::new(),
+            system: None,
             files: Vec::new(),
             modules: Vec::new(),
             cbd: false,

@@ -200,6 +200,8 @@ fn fill(cache: &Path, kernel: Option<&str>) -> Result<(), String> {
     let root = cache.join("root");
     remove(&root)?;
     fs::rename(&fresh, &root).map_err(|error| format!("cannot make {}: {error}", root.display()))?;
+    // Its packages may be older than those that were fetched now.
+    remove(&cache.join("debian"))?;
     // The packages are not needed again; a later fetch may bring other versions.
     remove(&archives)
 }
@@ -243,14 +245,8 @@ impl Apt {
             make(&apt.folder.join(inner))?;
         }
         make(&apt.archives().join("partial"))?;
-        let mirror = mirror()?;
-        let signed =
-            if Path::new(KEYRING).is_file() { format!(" signed-by={KEYRING}") } else { String::new() };
-        let sources: String = [RELEASE, KERNELS]
-            .iter()
-            .map(|release| format!("deb [arch=amd64{signed}] {mirror} {release} main\n"))
-            .collect();
-        apt.write("sources.list", &sources)?;
+        let sources = [source(RELEASE)?, source(KERNELS)?];
+        apt.write("sources.list", &format!("{}\n", sources.join("\n")))?;
         // No package counts as installed, so that everything that QEMU needs is fetched.
         apt.write("status", "")?;
         apt.write("apt.conf", &configuration(&apt.folder))?;
@@ -350,6 +346,33 @@ fn configuration(folder: &Path) -> String {
     )
 }
 
+/// A release as a source of packages.
+///
+/// # Errors
+/// Why no mirror is known.
+pub fn source(release: &str) -> Result<String, String> {
+    let signed = if Path::new(KEYRING).is_file() { format!(" signed-by={KEYRING}") } else { String::new() };
+    Ok(format!("deb [arch=amd64{signed}] {} {release} main", mirror()?))
+}
+
+/// How this machine's apt reaches mirrors, as lines of its configuration: proxies, certificates, checks of dates.
+///
+/// # Errors
+/// The error of apt.
+pub fn apt_settings() -> Result<Vec<String>, String> {
+    let mut command = Command::new("apt-config");
+    command.args(["dump", "--no-empty"]);
+    let all = shell::output_of(&mut command, Duration::from_secs(60))
+        .map_err(|end| format!("apt-config dump: {end}: guests are made of Debian's packages"))?;
+    Ok(settings_of_transport(&all))
+}
+
+fn settings_of_transport(all: &str) -> Vec<String> {
+    let begins = ["Acquire::http", "Acquire::Check-", "Acquire::ForceIPv", "Acquire::Retries"];
+    let is_one = |line: &&str| begins.iter().any(|begin| line.starts_with(begin));
+    all.lines().filter(is_one).map(str::to_owned).collect()
+}
+
 /// The mirror: the one that is named, or that of this machine, or Debian's own.
 fn mirror() -> Result<String, String> {
     if let Ok(named) = std::env::var(MIRROR)
@@ -357,8 +380,7 @@ fn mirror() -> Result<String, String> {
     {
         return Ok(named);
     }
-    let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let Some(codename) = codename_of_debian(&system) else { return Ok(DEBIAN.to_owned()) };
+    let Some(codename) = codename() else { return Ok(DEBIAN.to_owned()) };
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Identifier: Packages"]);
     let targets = shell::output_of(&mut command, Duration::from_secs(60))
@@ -368,6 +390,11 @@ fn mirror() -> Result<String, String> {
             "apt has no source for {codename}, which this machine runs; name a mirror of Debian in {MIRROR}"
         )
     })
+}
+
+/// The codename of this machine's release, if it runs Debian.
+pub fn codename() -> Option<String> {
+    codename_of_debian(&fs::read_to_string("/etc/os-release").unwrap_or_default())
 }
 
 /// The codename of the release, if the system is Debian.
@@ -430,6 +457,14 @@ mod tests {
                        bookworm-updates http://c/debian/\nbookworm http://d/debian/\n";
         assert_eq!(mirror_of(targets, "bookworm").as_deref(), Some("http://d/debian/"));
         assert_eq!(mirror_of(targets, "trixie"), None);
+    }
+
+    #[test]
+    fn settings_of_the_transport_are_taken_and_no_others() {
+        let dump = "APT::Architecture \"amd64\";\nAcquire::https::Proxy \"http://p:1\";\nAcquire::Languages:: \"none\";\n\
+                    Acquire::Check-Date \"false\";\n";
+        let taken = ["Acquire::https::Proxy \"http://p:1\";", "Acquire::Check-Date \"false\";"];
+        assert_eq!(settings_of_transport(dump), taken);
     }
 
     #[test]

@@ -16,7 +16,7 @@ struct Tool {
     package: &'static str,
 }
 
-const TOOLS: [Tool; 48] = [
+const TOOLS: [Tool; 49] = [
     Tool { program: "fio", package: "fio" },
     Tool { program: "gcc", package: "gcc" },
     Tool { program: "pkg-config", package: "pkg-config" },
@@ -66,6 +66,8 @@ const TOOLS: [Tool; 48] = [
     Tool { program: "rpmspec", package: "rpm" },
     Tool { program: "rpmlint", package: "rpmlint" },
     Tool { program: "curl", package: "curl" },
+    // Guests with a Debian of their own.
+    Tool { program: "mmdebstrap", package: "mmdebstrap" },
 ];
 
 /// The library that the notebook of the Python package needs. It is large, so only nightly runs install it.

@@ -4,11 +4,13 @@
 //! output of the guest is shown for a job that fails.
 
 mod cuts;
+mod debian;
 mod dm_pcache;
 mod file_systems;
 mod harness;
 mod machines;
 mod memory;
+mod sealed;
 mod ublk;
 mod verifies;
 mod volumes;
@@ -71,6 +73,12 @@ const JOBS: &[(&str, Job)] = &[
     ("what_dm_pcache_left_is_rescued_in_its_own_guest", dm_pcache::at_home),
     ("a_log_of_dm_pcache_in_two_segments_is_rescued", dm_pcache::long_log),
     ("what_was_flushed_to_dm_pcache_is_rescued_after_power_cuts", dm_pcache::after_cuts),
+    ("the_package_installs_on_a_fresh_debian", debian::install),
+    ("the_package_is_upgraded_and_removed_under_load", debian::upgrade_and_removal),
+    ("a_machine_with_cached_disks_comes_back_after_power_cuts", sealed::comes_back),
+    ("a_machine_with_cached_disks_shuts_down_in_time", sealed::shuts_down),
+    ("without_its_region_a_machine_leaves_cached_disks_alone", sealed::without_its_region),
+    ("without_the_seal_a_machine_damages_cached_disks", sealed::without_the_seal),
     ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
 ];
 
@@ -94,6 +102,12 @@ const LONG: &[&str] = &[
     "writes_to_a_cxl_device_outlive_power_cuts",
     "what_dm_pcache_left_is_rescued_in_its_own_guest",
     "a_log_of_dm_pcache_in_two_segments_is_rescued",
+    "the_package_installs_on_a_fresh_debian",
+    "the_package_is_upgraded_and_removed_under_load",
+    "a_machine_with_cached_disks_comes_back_after_power_cuts",
+    "a_machine_with_cached_disks_shuts_down_in_time",
+    "without_its_region_a_machine_leaves_cached_disks_alone",
+    "without_the_seal_a_machine_damages_cached_disks",
     "the_peers_are_measured",
 ];
 
@@ -155,6 +169,8 @@ fn all(wanted: impl Fn(&str) -> bool, cuts: usize) -> Count {
         let ended = std::fs::create_dir_all(&given.folder)
             .map_err(|error| format!("cannot make {}: {error}", given.folder.display()))
             .and_then(|()| job(&host, &given));
+        // A disk with a Debian takes some hundred MiB. What cannot be removed is removed with its parent.
+        let _ = std::fs::remove_dir_all(&given.folder);
         let word = if ended.is_ok() { "ok" } else { "FAILED" };
         println!("    {name}: {word}, {:.1} s", begun.elapsed().as_secs_f64());
         for line in ended.as_ref().err().into_iter().flat_map(|text| text.lines()) {
@@ -228,6 +244,12 @@ impl Ran {
             Some(part) => Err(self.complaint(&format!("it did not print '{part}'"))),
             None => Ok(()),
         }
+    }
+
+    /// The time from the end of its job until the guest was off, by this machine's clock.
+    fn after_its_job(&self) -> Duration {
+        let Outcome { all, booted, ran, .. } = self.outcome;
+        all.saturating_sub(booted.unwrap_or_default()).saturating_sub(ran.unwrap_or_default())
     }
 
     /// `what`, with all the output of the guest.
