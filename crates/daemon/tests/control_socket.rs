@@ -269,6 +269,7 @@ fn a_result_is_returned() {
         segment_size: None,
         format: false,
         force: false,
+        shared: false,
     };
     let answer: TransportRegistered = served.client().post("/v1/transports", &request).unwrap();
     assert_eq!(answer.transport_id, 7);
