@@ -156,15 +156,9 @@ fn execute(command: Command, plain: &Client, output: &Output) -> Result<()> {
         Command::TpList { request } => {
             output.list(&limited(client, request).get::<Vec<_>>("/v1/transports")?, transport_table)
         }
-        Command::HostList { on, request } => {
-            let path = format!("/v1/transports/{}/hosts", on.transport);
-            let list: Vec<HostInfo> = limited(client, request).get(&path)?;
-            output.list(&list, host_table)
-        }
+        Command::HostList { on, request } => hosts::list(&limited(client, request), on.transport, output),
         Command::HostClear { on, host, discard_dirty } => {
-            let path = format!("/v1/transports/{}/hosts/{host}/clear", on.transport);
-            let () = client.post(&path, &ClearHost { discard_dirty })?;
-            output.result(&serde_json::json!({}), "")
+            hosts::clear(client, (on.transport, host), discard_dirty, output)
         }
         Command::BackendStart {
             on,
@@ -427,7 +421,7 @@ fn wait_for_mode(client: &Client, transport: u32, backend: u32, mode: CacheMode)
     }
 }
 
-fn yes(value: bool) -> String {
+pub(crate) fn yes(value: bool) -> String {
     if value { "yes" } else { "no" }.to_owned()
 }
 
@@ -445,20 +439,6 @@ fn transport_table(list: &[TransportInfo]) -> Table {
             it.durability.clone(),
             it.error.as_ref().map_or_else(|| it.path.clone(), |error| format!("{} ({error})", it.path)),
         ]);
-    }
-    table
-}
-
-fn host_table(list: &[HostInfo]) -> Table {
-    let mut table = Table::new(&["ID", "NAME", "ALIVE", "SEEN"]);
-    for it in list {
-        let seen = match it.seen_ms {
-            _ if it.this => "this one".to_owned(),
-            _ if it.clearing => "being cleared".to_owned(),
-            Some(ms) => format!("{}.{} s ago", ms / 1000, ms % 1000 / 100),
-            None => "-".to_owned(),
-        };
-        table.row(vec![it.host_id.to_string(), it.hostname.clone(), yes(it.alive), seen]);
     }
     table
 }

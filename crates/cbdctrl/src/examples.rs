@@ -74,28 +74,37 @@ const TP_GROW: &[Example] = &[
     ("Use all of a file or device that has become larger already:", "cbdctrl tp-grow"),
 ];
 
+/// The examples of `tp-reg`.
+const TP_REG: &[Example] = &[
+    (
+        "Create a region of 8 GiB on a DAX file system, and a transport on it:",
+        "cbdctrl tp-reg --path /mnt/pmem/cbd.region --size 8G --host node0 --format",
+    ),
+    (
+        "Register on a region with a transport, and restore its backends and devices:",
+        "cbdctrl tp-reg --path /mnt/pmem/cbd.region --host node0",
+    ),
+    (
+        "Create a transport that several hosts share, on memory that all of them have mapped:",
+        "cbdctrl tp-reg --path /dev/dax0.0 --host a --format --shared",
+    ),
+];
+
+/// The examples of `host-clear`.
+const HOST_CLEAR: &[Example] =
+    &[("Take everything from host 1, which is dead, of transport 0:", "cbdctrl host-clear --host 1")];
+
 /// The examples of the command `name`.
 pub fn of(name: &str) -> &'static [Example] {
     match name {
-        "tp-reg" => &[
-            (
-                "Create a region of 8 GiB on a DAX file system, and a transport on it:",
-                "cbdctrl tp-reg --path /mnt/pmem/cbd.region --size 8G --host node0 --format",
-            ),
-            (
-                "Register on a region with a transport, and restore its backends and devices:",
-                "cbdctrl tp-reg --path /mnt/pmem/cbd.region --host node0",
-            ),
-        ],
+        "tp-reg" => TP_REG,
         "tp-unreg" => {
             &[("Unregister from transport 1, whose backends were stopped:", "cbdctrl tp-unreg -t 1")]
         }
         "tp-grow" => TP_GROW,
         "scrub" => SCRUB,
         "tp-list" => &[("List the transports:", "cbdctrl tp-list")],
-        "host-clear" => {
-            &[("Give up what host 1, which is dead, had on transport 0:", "cbdctrl host-clear --host 1")]
-        }
+        "host-clear" => HOST_CLEAR,
         "host-list" => &[("List the hosts of transport 0 as JSON:", "cbdctrl host-list --json")],
         "backend-start" => &[
             (

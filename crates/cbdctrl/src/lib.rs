@@ -16,6 +16,7 @@ mod end_holders;
 mod events;
 mod examples;
 mod grow;
+mod hosts;
 mod live;
 pub mod offline;
 mod pages;

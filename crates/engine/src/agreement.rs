@@ -138,7 +138,7 @@ impl<'a, P: Pmem> Votes<'a, P> {
     /// Decides what `wanted` makes of the last decision, unless it makes nothing of it; `wanted` is asked again whenever another
     /// host has decided something meanwhile. Returns the last decision.
     ///
-    /// `own` is the voter whose block nobody but the caller writes, as `incarnation`, which no other voter has.
+    /// `own` is the voter whose block the caller alone writes, as `incarnation`, which no other voter has.
     ///
     /// # Errors
     /// Those of `wanted` and [`known`](Self::known); [`ErrorKind::Busy`] if other hosts never let it come to a decision;
@@ -307,7 +307,7 @@ pub(crate) fn held(host: u32) -> Holding {
     Holding { state: HOLDING_HELD.into(), host: host.into(), ..Holding::NONE }
 }
 
-/// Nobody has an object any more; `host` had it last.
+/// No host has an object any more; `host` had it last.
 pub(crate) fn freed(host: u32) -> Holding {
     Holding { host: host.into(), ..Holding::NONE }
 }

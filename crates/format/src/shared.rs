@@ -21,7 +21,7 @@ const CLAIMS_PER_HOST: u32 = 4;
 /// Groups of segments of a shared region, at most.
 pub const GROUPS_MAX: u32 = 256;
 
-/// [`Holding::state`]: nobody has the object.
+/// [`Holding::state`]: no host has the object.
 pub const HOLDING_FREE: u32 = 0;
 /// [`Holding::state`]: a host has the object.
 pub const HOLDING_HELD: u32 = 1;
@@ -131,7 +131,7 @@ impl Vote {
 }
 
 impl Holding {
-    /// Nobody has it, and nobody had it.
+    /// No host has it, and none had it.
     pub const NONE: Self = Self {
         state: U32::ZERO,
         host: U32::ZERO,

@@ -10,6 +10,7 @@
 //! Elsewhere: decisions (`cbd-engine`, `members`), locks (`cbd-pmem`).
 
 use crate::ProcessEnvironment;
+use crate::presence::pause;
 use crate::region::OpenTransport;
 use cbd_engine::{Beat, Host, Life, Member, Members, Transport};
 use cbd_pmem::{HostLocks, Mapping};
@@ -64,7 +65,7 @@ pub fn refuse_living<P: Pmem + 'static>(
     environment: &Arc<ProcessEnvironment<P>>,
     region: &Arc<Region<P>>,
 ) -> Result<()> {
-    let Ok(Some(members)) = Members::of_region(Arc::clone(environment), Arc::clone(region)) else {
+    let Ok(Some(members)) = Transport::members_of(Arc::clone(environment), Arc::clone(region)) else {
         return Ok(());
     };
     // What cannot be read is not known to live.
@@ -89,7 +90,7 @@ pub fn refuse_living<P: Pmem + 'static>(
                 ));
             }
         }
-        std::thread::sleep(LOOK);
+        pause(LOOK);
     }
     Ok(())
 }
@@ -151,7 +152,7 @@ fn prove_ended(
                 named(host)
             ));
         }
-        std::thread::sleep(LOOK);
+        pause(LOOK);
     }
     Ok(())
 }

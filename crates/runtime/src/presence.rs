@@ -50,7 +50,7 @@ impl Default for Timing {
 const TORN_LOOKS: usize = 3;
 
 /// Waits without a wake-up.
-fn pause(time: Duration) {
+pub(crate) fn pause(time: Duration) {
     let (_kept, never) = channel::<()>();
     let _ = never.recv_timeout(time);
 }

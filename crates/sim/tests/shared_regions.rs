@@ -24,7 +24,7 @@ fn format(medium: &Medium) {
     drop(Transport::format_shared(&environment, Region::new(memory), &options).expect("it fits"));
 }
 
-/// The host `name` on a machine of its own; `dead`: nobody who has been that host lives.
+/// The host `name` on a machine of its own; `dead`: no process that has been that host lives.
 fn open_if(medium: &Medium, name: &str, seed: u64, dead: bool) -> Result<Shared> {
     let memory = HostMemory::new(medium, false, seed);
     let mut prove = |_: HostId, host: Option<&Host>, _: &dyn Fn() -> Option<Beat>| match host {

@@ -86,6 +86,8 @@ class RegisterTransport(Object):
     format: Optional[bool] = None
     #: With format - even over an existing transport.
     force: Optional[bool] = None
+    #: With format - several hosts share the region.
+    shared: Optional[bool] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         "host": _codec.text,
@@ -94,6 +96,7 @@ class RegisterTransport(Object):
         "segment_size": _codec.integer,
         "format": _codec.boolean,
         "force": _codec.boolean,
+        "shared": _codec.boolean,
     }
 
 
@@ -189,12 +192,31 @@ class HostInfo(Object):
     host_id: int = 0
     hostname: str = ""
     alive: bool = False
+    #: Whether it is the host of this daemon.
+    this: Optional[bool] = None
+    #: Milliseconds since its last sign of life that this daemon has seen come.
+    seen_ms: Optional[int] = None
+    #: Whether what it had is being taken from it.
+    clearing: Optional[bool] = None
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         "host_id": _codec.integer,
         "hostname": _codec.text,
         "alive": _codec.boolean,
+        "this": _codec.boolean,
+        "seen_ms": _codec.integer,
+        "clearing": _codec.boolean,
     }
+
+
+@dataclasses.dataclass
+class ClearHost(Object):
+    """Clear host."""
+
+    #: Bytes of dirty and quarantined data that its caches hold, which are lost then.
+    discard_dirty: Optional[int] = None
+
+    _decoders: ClassVar[Mapping[str, Decoder]] = {"discard_dirty": _codec.integer}
 
 
 @dataclasses.dataclass
@@ -223,7 +245,7 @@ class StartBackend(Object):
     data_crc: Optional[bool] = None
     #: Serve it although the log of recovery points says that the disk is newer than the region.
     older_region: Optional[bool] = None
-    #: Serve it although its disk was written while no daemon served it.
+    #: Serve it although its disk was written while no daemon served it, or whether it was cannot be read.
     changed_disk: Optional[bool] = None
     name: Optional[str] = None
     #: Seconds that its recovery point is old at most, if writeback can keep that; 0 - no promise.
@@ -1985,6 +2007,7 @@ class Client(Connection):
         segment_size: Optional[int] = None,
         format: Optional[bool] = None,
         force: Optional[bool] = None,
+        shared: Optional[bool] = None,
     ) -> TransportRegistered:
         """Register this host on a region.
 
@@ -1994,6 +2017,7 @@ class Client(Connection):
         :param segment_size: Bytes of a segment of a region that is formatted.
         :param format: Make a transport on the region.
         :param force: With format - even over an existing transport.
+        :param shared: With format - several hosts share the region.
         """
         body = _codec.body_of({
             "host": host,
@@ -2002,6 +2026,7 @@ class Client(Connection):
             "segment_size": segment_size,
             "format": format,
             "force": force,
+            "shared": shared,
         })
         answer = self.call("post", "/v1/transports", {}, body)
         return TransportRegistered.from_json(answer)
@@ -2026,6 +2051,14 @@ class Client(Connection):
         answer = self.call("get", f"/v1/transports/{part(transport)}/hosts", {}, None)
         decoded: List[HostInfo] = _codec.list_of(_codec.object_of(lambda: HostInfo))(answer)
         return decoded
+
+    def clear_host(self, host: int, *, transport: int = 0, discard_dirty: Optional[int] = None) -> None:
+        """Take everything from a dead host of a transport that several hosts share.
+
+        :param discard_dirty: Bytes of dirty and quarantined data that its caches hold, which are lost then.
+        """
+        body = _codec.body_of({"discard_dirty": discard_dirty})
+        self.call("post", f"/v1/transports/{part(transport)}/hosts/{part(host)}/clear", {}, body)
 
     def list_backends(self, *, transport: int = 0, all: bool = False) -> List[BackendInfo]:
         """The backends of this host."""
@@ -2068,7 +2101,8 @@ class Client(Connection):
         :param cache_mode: writeback where absent.
         :param older_region: Serve it although the log of recovery points says that the disk is newer than the
             region.
-        :param changed_disk: Serve it although its disk was written while no daemon served it.
+        :param changed_disk: Serve it although its disk was written while no daemon served it, or whether it was
+            cannot be read.
         :param recovery_point_max_age_s: Seconds that its recovery point is old at most, if writeback can keep
             that; 0 - no promise.
         """

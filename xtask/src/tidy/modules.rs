@@ -13,8 +13,8 @@ const ENGINE: &str = "crates/engine/src/";
 /// The modules of the engine from the lowest layer to the highest. A module uses only modules of lower layers, and itself.
 const LAYERS: [&[&str]; 9] = [
     &["bypass", "pins", "rangemap", "rare", "repair", "settings", "slots", "sync", "position", "lane_map"],
-    &["context", "metadata"],
-    &["epochs"],
+    &["context", "metadata", "agreement"],
+    &["epochs", "members"],
     &["base"],
     &["lane"],
     &["cache"],

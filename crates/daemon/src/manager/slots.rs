@@ -228,7 +228,7 @@ impl Manager {
         self.refresh_tables_copy(&handle);
     }
 
-    /// Reads again how much space is free where other hosts take and give back some.
+    /// Reads again how much space is free where other hosts take and release some.
     pub(super) fn refresh_shared(&self) {
         let shared: Vec<TransportHandle> = {
             let Some(tables) = self.tables.try_lock() else { return };

@@ -58,7 +58,7 @@ pub struct Host {
 }
 
 /// Proves that no process acts as a host any more, and keeps others from beginning to. The arguments are the area; the host that
-/// has it now, `None` for an area that nobody has; and a function that looks for the host's last sign of life.
+/// has it now, `None` for an area that no host has; and a function that looks for the host's last sign of life.
 ///
 /// It returns [`ErrorKind::Busy`] if the host lives, or another process is about to be this host.
 pub type Proof<'a> = dyn FnMut(HostId, Option<&Host>, &dyn Fn() -> Option<Beat>) -> Result<()> + 'a;
@@ -97,15 +97,6 @@ impl<E: Environment> Members<E> {
         Some(Self { environment, region, layout, parts })
     }
 
-    /// The hosts of a region, if it is shared.
-    ///
-    /// # Errors
-    /// As [`Transport::open`](crate::Transport::open).
-    pub fn of_region(environment: Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Option<Self>> {
-        let layout = crate::transport::layout_of(&region)?;
-        Ok(Self::new(environment, region, layout))
-    }
-
     fn votes(&self, object: Object) -> Votes<'_, E::Memory> {
         Votes::new(&self.region, self.parts, object)
     }
@@ -133,7 +124,7 @@ impl<E: Environment> Members<E> {
         Ok(hosts)
     }
 
-    /// The host that has an area; `None` if nobody has it.
+    /// The host that has an area; `None` if no host has it.
     ///
     /// # Errors
     /// As [`all`](Self::all); [`ErrorKind::OutOfRange`] for an area that is not there.
@@ -190,7 +181,7 @@ impl<E: Environment> Members<E> {
         }
         let (id, granted) = match joined {
             Some(joined) => joined,
-            None => self.join_anew(name, number, incarnation, prove)?,
+            None => self.join_new(name, number, incarnation, prove)?,
         };
         let member = Member { id, name: name.into(), incarnation, granted };
         self.prepare_area(&member, text)?;
@@ -217,8 +208,8 @@ impl<E: Environment> Members<E> {
         Ok((id, decided.holding.granted.get()))
     }
 
-    /// Gets the first area that nobody has.
-    fn join_anew(
+    /// Gets the first area that no host has.
+    fn join_new(
         &self,
         name: &str,
         number: u64,
@@ -347,7 +338,7 @@ impl<E: Environment> Members<E> {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if there is no such host; [`ErrorKind::Busy`] if it lives or comes back meanwhile; errors of reading
-    /// and storing. It can be repeated, by any host: until it has succeeded, nobody has what the host had.
+    /// and storing. It can be repeated, by any host: until it has succeeded, no host has what the host had.
     pub fn clear(&self, id: HostId, by: &Member, prove: &mut Proof<'_>) -> Result<()> {
         let host = self.host(id)?.ok_or_else(|| {
             Error::new(
@@ -361,7 +352,7 @@ impl<E: Environment> Members<E> {
         let claim = votes.take_claim(self.environment.random(), incarnation, None)?;
         let came_back =
             || Error::new(ErrorKind::Busy, format!("host {id} came back, or is being cleared elsewhere"));
-        // 1. The host has nothing any more, and nobody else has it yet.
+        // 1. The host has nothing any more, and no other host has it yet.
         votes.decide(&*self.environment, (claim, incarnation), |last| {
             if last.holding.incarnation.get() == incarnation {
                 return Ok(None);
@@ -371,7 +362,7 @@ impl<E: Environment> Members<E> {
             }
             Ok(Some(Holding { state: HOLDING_CLEARED.into(), ..last.holding }))
         })?;
-        // 2. What it had is nobody's.
+        // 2. What it had is no host's.
         for object in self.objects() {
             self.vote_as(by, object, |last| Ok(last.holding.is_of(id.0).then(|| freed(id.0))))?;
         }
@@ -423,7 +414,7 @@ impl<E: Environment> Members<E> {
         if !decided.holding.is_of(id) {
             return Ok(false);
         }
-        // A host that was paused and cleared meanwhile has it for nobody: the next host with its area gets it.
+        // A host that was paused and cleared meanwhile does not use it: the next host with its area gets it.
         self.check_member(member)?;
         Ok(true)
     }

@@ -120,7 +120,7 @@ impl<E: Environment> Transport<E> {
         self.update_row(tables, id, |row| write_cache(row, None))?;
         // Who still has the cache can do nothing with it.
         tables.open.retain(|(known, _)| *known != id);
-        self.give_back(tables);
+        self.release_unused(tables);
         Ok(())
     }
 }

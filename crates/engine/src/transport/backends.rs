@@ -360,7 +360,7 @@ impl<E: Environment> Transport<E> {
             return Err(Error::new(ErrorKind::Busy, format!("the cache of backend {id} is open")));
         }
         self.update_row(&mut tables, id, |row| row.state = STATE_FREE.into())?;
-        self.give_back(&mut tables);
+        self.release_unused(&mut tables);
         Ok(())
     }
 

@@ -152,7 +152,7 @@ impl<E: Environment> Transport<E> {
         let row = active_row(&mut tables.blkdevs, id.index(), |row| row.state.get(), "blkdev")?;
         row.keep_in_both(&self.region, ROW, |row| row.state = STATE_FREE.into())?;
         self.region.check_stores(MutationPoint::TableStoreCheck)?;
-        self.give_back(&mut tables);
+        self.release_unused(&mut tables);
         Ok(())
     }
 }

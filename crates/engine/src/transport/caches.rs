@@ -49,7 +49,7 @@ impl<E: Environment> Transport<E> {
         self.take_segments(tables, usize::try_from(wanted).unwrap_or(usize::MAX))?;
         let free = tables.free_segments();
         if wanted > free.len() as u64 {
-            self.give_back(tables);
+            self.release_unused(tables);
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 format!(

@@ -2,7 +2,7 @@
 //!
 //! Each host has tables of its own, in its area, with the numbers of rows and segments that all hosts use. A host uses a row, or a
 //! segment, of its tables only while it has that row, or the group of the segment; it takes more of them when it needs them, and
-//! gives those back that it uses no more.
+//! releases those that it uses no more.
 //!
 //! Invariants: a row of the tables of this host is active, and a segment in them names a cache, only while the host has the row or the
 //! group. A name belongs to one backend or blkdev of all hosts, as far as their tables were stored when it was given.
@@ -20,7 +20,7 @@ use cbd_format::{
 };
 use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Name, Region, Result};
 
-/// How long the number of groups that nobody has is used before it is looked up again.
+/// How long the number of groups that no host has is used before it is looked up again.
 const FREE_GROUPS_MS: u64 = 1000;
 
 /// This process as a host of the region.
@@ -36,7 +36,7 @@ pub(super) struct Shares {
     backends: Vec<bool>,
     blkdevs: Vec<bool>,
     groups: Vec<bool>,
-    /// Segments in groups that nobody has, and when they were counted.
+    /// Segments in groups that no host has, and when they were counted.
     free: Option<(u64, u32)>,
 }
 
@@ -124,6 +124,15 @@ impl<E: Environment> Transport<E> {
             tables,
             joined: Some(joined),
         }))
+    }
+
+    /// The hosts of a region, if several share it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn members_of(environment: Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Option<Members<E>>> {
+        let layout = Superblocks::read(&region)?.layout();
+        Ok(Members::new(environment, region, layout))
     }
 
     /// Opens all tables of a region, for tools, while no process uses it: those of each host of a shared one.
@@ -247,8 +256,8 @@ impl<E: Environment> Transport<E> {
         Ok(())
     }
 
-    /// Gives back rows and groups of which this host uses nothing. What cannot be given back now stays this host's.
-    pub(super) fn give_back(&self, tables: &mut Tables<E>) {
+    /// Releases rows and groups of which this host uses nothing. What cannot be released now stays this host's.
+    pub(super) fn release_unused(&self, tables: &mut Tables<E>) {
         let Some(joined) = &self.joined else { return };
         let Some(mut shares) = tables.shares.take() else { return };
         shares.free = None;
@@ -278,7 +287,7 @@ impl<E: Environment> Transport<E> {
         tables.shares = Some(shares);
     }
 
-    /// Segments that this host can get: those that are free in its groups, and those of groups that nobody has.
+    /// Segments that this host can get: those that are free in its groups, and those of groups that no host has.
     pub(super) fn free_for_this_host(&self, tables: &mut Tables<E>) -> u32 {
         let own = tables.free_segments().len() as u32;
         let (Some(joined), Some(shares)) = (&self.joined, &mut tables.shares) else { return own };

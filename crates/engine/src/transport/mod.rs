@@ -552,11 +552,6 @@ fn refuse_used<P: Pmem>(region: &Region<P>) -> Result<()> {
     Ok(())
 }
 
-/// The layout that the superblocks of a region describe.
-pub(crate) fn layout_of<P: Pmem>(region: &Region<P>) -> Result<Layout> {
-    Ok(Superblocks::read(region)?.layout())
-}
-
 fn any_behind<T: SlotContent>(table: &[TwoSlots<T>]) -> bool {
     table.iter().any(TwoSlots::is_behind)
 }

@@ -76,7 +76,7 @@ impl<E: Environment> Transport<E> {
         // 2. No cache owns them.
         let given_up = shrink.take();
         self.store_entries(&mut tables, &given_up, NO_BACKEND, 0)?;
-        self.give_back(&mut tables);
+        self.release_unused(&mut tables);
         Ok(())
     }
 
