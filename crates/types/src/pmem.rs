@@ -223,11 +223,13 @@ struct Taker {
 }
 
 impl Taker {
-    const NONE: Self = Self {
-        is_known: AtomicBool::new(false),
-        process: AtomicU32::new(0),
-        name: [const { AtomicU64::new(0) }; NAME_BYTES / 8],
-    };
+    const fn none() -> Self {
+        Self {
+            is_known: AtomicBool::new(false),
+            process: AtomicU32::new(0),
+            name: [const { AtomicU64::new(0) }; NAME_BYTES / 8],
+        }
+    }
 
     fn store(&self, name: &str, process: u32) {
         let mut bytes = [0; NAME_BYTES];
@@ -265,7 +267,7 @@ impl Taker {
 impl<P: Pmem> Region<P> {
     /// The region in `memory`.
     pub const fn new(memory: P) -> Self {
-        Self { memory, has_sync_failed: AtomicBool::new(false), taker: Taker::NONE }
+        Self { memory, has_sync_failed: AtomicBool::new(false), taker: Taker::none() }
     }
 
     /// The underlying memory, for another use.
