@@ -1,12 +1,13 @@
 //! The commands that send requests to a daemon.
 
 use crate::cli::{CheckpointArguments, Command, LiveCommand, RequestTimeout};
+use crate::hosts;
 use crate::progress::{self, DrainBar};
 use crate::table::{Table, fit, terminal_width};
 use cbd_daemon::api::{
-    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, ClearHost, CommonCheckpoint, Done,
-    Drain, ErrorAnswer, ErrorBody, HostInfo, NumberOrName, RegisterTransport, SettingsChanged, StartBackend,
-    StartBlkdev, Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
+    BackendInfo, BackendStarted, BlkdevInfo, BlkdevStopped, CacheMode, CommonCheckpoint, Done, Drain,
+    ErrorAnswer, ErrorBody, NumberOrName, RegisterTransport, SettingsChanged, StartBackend, StartBlkdev,
+    Status, StopBackend, StopBlkdev, TransportInfo, TransportRegistered,
 };
 use cbd_daemon::client::{Client, Timeout};
 use cbd_daemon::settings::{parse_blkdev_changes, parse_changes};

@@ -41,4 +41,3 @@ fn host_table(list: &[HostInfo]) -> Table {
     }
     table
 }
-

@@ -87,7 +87,7 @@ fn hosts_use_rows_and_segments_of_their_own() {
 }
 
 #[test]
-fn space_that_one_host_gives_back_is_another_ones() {
+fn space_that_one_host_releases_is_another_ones() {
     let medium = Medium::new(SIZE);
     format(&medium);
     let (a, b) = (open(&medium, "a", 2), open(&medium, "b", 3));

@@ -216,6 +216,17 @@ fn after_a_failed_store_the_worker_does_nothing() {
 }
 
 #[test]
+fn of_an_abandoned_cache_nothing_is_written_back() {
+    let mut rig = Rig::new(Options::default());
+    assert!(rig.write(block(0), 1));
+    rig.cache.request_drain();
+    rig.cache.abandon();
+    rig.transport.region().memory().take_ops();
+    assert_eq!(rig.worker.step(), Step::Idle { until_ms: None });
+    assert_eq!((rig.disk.take_asked(), rig.transport.region().memory().take_ops()), (vec![], vec![]));
+}
+
+#[test]
 fn a_segment_whose_parked_data_finds_no_room_is_left_until_there_is_some_or_a_range_is_unparked() {
     for gets_room in [true, false] {
         reclaim_beside_parked_data_without_room(gets_room);

@@ -79,16 +79,8 @@ fn a_region_holds_as_many_segments_as_fit() {
 
 #[test]
 fn a_region_that_grows_keeps_its_segments_and_gets_new_ones_behind_them() {
-    let sizes = [
-        8 << 20,
-        9 << 20,
-        (20 << 20) + 4096,
-        1 << 30,
-        (1 << 30) + (192 << 10),
-        2 << 30,
-        3 << 30,
-        1 << 40,
-    ];
+    let sizes =
+        [8 << 20, 9 << 20, (20 << 20) + 4096, 1 << 30, (1 << 30) + (192 << 10), 2 << 30, 3 << 30, 1 << 40];
     let mut layout = Layout::new(sizes[0], SEGMENT_SIZE_MIN, 4, 4, 4).expect("it fits");
     assert_eq!(layout.grown_from().count(), 0);
     for (growth, size) in sizes.into_iter().enumerate().skip(1) {
@@ -107,10 +99,7 @@ fn a_region_that_grows_keeps_its_segments_and_gets_new_ones_behind_them() {
         let end = |segments: u32| {
             segment_area(new.segment_table, segments) + u64::from(segments) * SEGMENT_SIZE_MIN
         };
-        assert!(
-            end(new.segments) <= size - PAGE && end(new.segments + 1) > size - PAGE,
-            "as many as fit"
-        );
+        assert!(end(new.segments) <= size - PAGE && end(new.segments + 1) > size - PAGE, "as many as fit");
         for segment in [0, layout.segment_count - 1].map(SegmentId) {
             assert_eq!(grown.segment_base(segment), layout.segment_base(segment));
             assert_eq!(grown.segment_slots(segment), layout.segment_slots(segment));
