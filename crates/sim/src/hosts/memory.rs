@@ -36,6 +36,18 @@ impl Medium {
         Self(Arc::new(Mutex::new(vec![0; bytes as usize])))
     }
 
+    /// Memory with these bytes.
+    #[must_use]
+    pub fn with_bytes(bytes: Vec<u8>) -> Self {
+        Self(Arc::new(Mutex::new(bytes)))
+    }
+
+    /// A copy of the bytes.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.lock().clone()
+    }
+
     fn line(&self, at: u64) -> [u8; LINE as usize] {
         let mut line = [0; LINE as usize];
         line.copy_from_slice(&self.0.lock()[at as usize..][..LINE as usize]);
