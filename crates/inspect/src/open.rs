@@ -33,11 +33,11 @@ pub fn to_change(region: &Path) -> Result<Mapping> {
 /// [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) while a host of another machine has it, and as [`Presence::begin`].
 pub fn announce(region: &Arc<Region<Mapping>>, path: &Path) -> Result<Option<Presence>> {
     let (path, timing) = (path.display().to_string(), Timing::default());
-    let was_taken = refuse_living_in(region, &path, &timing)?;
+    let gone = refuse_living_in(region, &path, &timing)?;
     if !may_announce(region) {
         return Ok(None);
     }
-    Presence::begin(region, (&path, &machine_name()), &timing, was_taken).map(Some)
+    Presence::begin(region, (&path, &machine_name()), &timing, gone).map(Some)
 }
 
 /// What the note in a region says of a host that has it.

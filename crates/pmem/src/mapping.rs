@@ -443,6 +443,10 @@ impl Pmem for Mapping {
     }
 
     fn observe(&self, at: u64, length: u64) {
+        // The caches of one machine are coherent, also between its guests.
+        if self.reach() != Reach::Machines {
+            return;
+        }
         // What was stored before reaches the memory first; the eviction is complete before any later load.
         routines::fence();
         let length = usize::try_from(length).unwrap_or(usize::MAX);

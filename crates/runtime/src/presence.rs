@@ -15,6 +15,7 @@ use cbd_engine::{
     Environment, Transport,
     owner::{Beat, Ownership, Seen, host, living, look, may_announce},
 };
+use cbd_format::OwnerNote;
 use cbd_types::{Error, ErrorKind, Pmem, Reach, Region, Result};
 use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -55,12 +56,12 @@ pub(crate) fn pause(time: Duration) {
     let _ = never.recv_timeout(time);
 }
 
-/// Waits until it is known that no other machine has the region, at most [`Timing::limit`]. `see` looks at the note. Returns whether
-/// a host of another boot had the region and is gone.
+/// Waits until it is known that no other machine has the region, at most [`Timing::limit`]. `see` looks at the note. Returns the note
+/// of a host of another boot that had the region and is gone.
 ///
 /// # Errors
 /// [`ErrorKind::Busy`] for a region that a living host of another machine has.
-pub fn refuse_living(region: &str, timing: &Timing, see: &dyn Fn() -> Seen) -> Result<bool> {
+pub fn refuse_living(region: &str, timing: &Timing, see: &dyn Fn() -> Seen) -> Result<Option<OwnerNote>> {
     let mut first = see();
     for _ in 0..TORN_LOOKS {
         if first != Seen::Torn {
@@ -69,7 +70,7 @@ pub fn refuse_living(region: &str, timing: &Timing, see: &dyn Fn() -> Seen) -> R
         pause(timing.poll);
         first = see();
     }
-    let Seen::Other(first) = first else { return Ok(false) };
+    let Seen::Other(first) = first else { return Ok(None) };
     tracing::info!(
         "{region}: {} of another boot had it last and did not close it: waiting up to {:.1} s for a sign of life",
         host(&first),
@@ -82,23 +83,27 @@ pub fn refuse_living(region: &str, timing: &Timing, see: &dyn Fn() -> Seen) -> R
             Seen::Other(now) if now.first_line() != first.first_line() => return Err(living(&now, region)),
             // It may be about to be stored; the next look tells.
             Seen::Other(_) | Seen::Torn => {}
-            Seen::Free | Seen::SameBoot => return Ok(true),
+            Seen::Free | Seen::SameBoot => return Ok(Some(first)),
         }
     }
     tracing::warn!(
         "{region}: {} gives no sign of life: it is gone, and this host takes the region",
         host(&first)
     );
-    Ok(true)
+    Ok(Some(first))
 }
 
 /// As [`refuse_living`], for a region that is open for changes.
 ///
 /// # Errors
 /// As [`refuse_living`].
-pub fn refuse_living_in<P: Pmem>(region: &Region<P>, path: &str, timing: &Timing) -> Result<bool> {
+pub fn refuse_living_in<P: Pmem>(
+    region: &Region<P>,
+    path: &str,
+    timing: &Timing,
+) -> Result<Option<OwnerNote>> {
     match region.reach() {
-        Reach::Kernel => Ok(false),
+        Reach::Kernel => Ok(None),
         Reach::Guests | Reach::Machines => refuse_living(path, timing, &|| look(region)),
     }
 }
@@ -132,8 +137,8 @@ impl std::fmt::Debug for GuardedTransport {
 }
 
 impl Presence {
-    /// Announces this process, the host `name`, in a region in which no other host [lives](refuse_living_in); `was_taken` tells that
-    /// one was there and is gone.
+    /// Announces this process, the host `name`, in a region in which no other host [lives](refuse_living_in); `gone` is the note
+    /// of one that was there.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if another machine announces itself at once; [`ErrorKind::Media`] if a store fails, and
@@ -142,7 +147,7 @@ impl Presence {
         region: &Arc<Region<P>>,
         (path, name): (&str, &str),
         timing: &Timing,
-        was_taken: bool,
+        gone: Option<OwnerNote>,
     ) -> Result<Self> {
         let mut presence =
             Self { process: std::process::id(), stop: None, thread: None, guarded: Arc::default() };
@@ -156,9 +161,9 @@ impl Presence {
             );
             return Ok(presence);
         }
-        let ownership = Ownership::new(&**region, rand::random(), presence.process, name);
+        let ownership = Ownership::new(&**region, rand::random(), presence.process, name).after(gone);
         ownership.announce(region)?;
-        if was_taken || reach == Reach::Machines {
+        if gone.is_some() || reach == Reach::Machines {
             pause(timing.settle);
             ownership.confirm(region).map_err(|error| error.while_doing(format!("opening {path}")))?;
         }
@@ -242,6 +247,12 @@ impl<P: Pmem> Beats<P> {
                         self.path
                     );
                 }
+                Beat::Replaced(by) => tracing::warn!(
+                    "{}: {} was taken for gone and has continued: it notices now that this host has the region, and could store into \
+                     the region until then",
+                    self.path,
+                    host(&by)
+                ),
                 Beat::Taken(by) => {
                     region.give_up_to(&by.host_name().unwrap_or_default(), by.process.get());
                     let error = region.taken().map(|error| error.line()).unwrap_or_default();
@@ -273,14 +284,14 @@ pub fn open<P: Pmem + 'static>(
     timing: &Timing,
     format: Option<Format<'_, P>>,
 ) -> Result<(Arc<Transport<ProcessEnvironment<P>>>, Presence)> {
-    let was_taken = refuse_living_in(&region, path, timing)?;
+    let gone = refuse_living_in(&region, path, timing)?;
     let (transport, presence) = if let Some(format) = format {
         let transport = format(environment, region)?;
-        let presence = Presence::begin(&transport.shared_region(), (path, name), timing, was_taken)?;
+        let presence = Presence::begin(&transport.shared_region(), (path, name), timing, gone)?;
         (transport, presence)
     } else {
         let region = Arc::new(region);
-        let begin = || Presence::begin(&region, (path, name), timing, was_taken);
+        let begin = || Presence::begin(&region, (path, name), timing, gone);
         // Opening stores into the region. Where it is not known to be one, this comes first.
         let early = if may_announce(&region) { Some(begin()?) } else { None };
         let transport = Transport::open_held(environment, Arc::clone(&region))?;

@@ -80,6 +80,9 @@ pub enum Beat {
     Restored,
     /// Another host has opened the region: the caller stores nothing into it any more.
     Taken(OwnerNote),
+    /// The host that was gone when this one opened the region has continued, and stored its note over this one's before it looked. This
+    /// one's is stored again, so that the other one finds it.
+    Replaced(OwnerNote),
     /// Memory failed; nothing was stored.
     Failed,
 }
@@ -88,13 +91,21 @@ pub enum Beat {
 #[derive(Debug)]
 pub struct Ownership {
     note: OwnerNote,
+    /// The note of the host that was gone when this one opened the region.
+    gone: Option<OwnerNote>,
 }
 
 impl Ownership {
     /// The note of the host `name`, a process of this machine, with a random `incarnation`.
     #[must_use]
     pub fn new<P: Pmem>(region: &Region<P>, incarnation: u64, process: u32, name: &str) -> Self {
-        Self { note: OwnerNote::new(region.boot(), incarnation, process, name) }
+        Self { note: OwnerNote::new(region.boot(), incarnation, process, name), gone: None }
+    }
+
+    /// As this one, which takes the region of a host that is gone, with the last note of that host.
+    #[must_use]
+    pub const fn after(self, gone: Option<OwnerNote>) -> Self {
+        Self { gone, ..self }
     }
 
     /// Whether the note can be read, and so stored: a store into memory that fails would count as a failed store of the region.
@@ -136,26 +147,29 @@ impl Ownership {
     }
 
     /// Renews the note, unless another host has stored its own.
+    ///
+    /// A host that is paused between the look and the store, and then taken for gone, stores its note over that of the host that has
+    /// the region now. If that host gave up, the one would remain that does not know what the region has become.
     #[inline(never)]
     pub fn beat<P: Pmem>(&mut self, region: &Region<P>) -> Beat {
         if region.store_failure().is_some() {
             return Beat::Failed;
         }
-        let is_there = match Self::found(region) {
+        let is_gone = |note: &OwnerNote| self.gone.is_some_and(|gone| gone.is_of_same_open(note));
+        let result = match Self::found(region) {
             None => return Beat::Failed,
-            Some(Some(note)) if !note.is_of_same_open(&self.note) => return Beat::Taken(note),
-            Some(note) => note.is_some(),
+            Some(None) => Beat::Restored,
+            Some(Some(note)) if note.is_of_same_open(&self.note) => Beat::Renewed,
+            Some(Some(note)) if is_gone(&note) => Beat::Replaced(note),
+            Some(Some(note)) => return Beat::Taken(note),
         };
         self.note = self.note.renewed();
-        if is_there {
+        if result == Beat::Renewed {
             let stored = region.store_line(NOTE_AT, &self.note.first_line());
             let _ = region.publish(MutationPoint::OwnerPublish, stored, NOTE_AT, cbd_format::LINE);
-            return Beat::Renewed;
+            return result;
         }
-        match self.announce(region) {
-            Ok(()) => Beat::Restored,
-            Err(_) => Beat::Failed,
-        }
+        self.announce(region).map_or(Beat::Failed, |()| result)
     }
 
     /// Notes that the host has closed the region, after its last store, if the note is still its own.

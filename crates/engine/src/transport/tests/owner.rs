@@ -192,6 +192,26 @@ fn a_host_whose_region_was_taken_meanwhile_notices_it_and_stores_nothing() {
 }
 
 #[test]
+fn a_host_that_stores_its_note_late_over_that_of_its_successor_finds_it_again() {
+    let (_, first, second) = machines();
+    let mut paused = ownership(&first, 1);
+    paused.announce(&first).expect("it is stored");
+    let Seen::Other(gone) = look(&second) else { panic!("{:?}", look(&second)) };
+    let mut successor = Ownership::new(&second, 2, 88, "node-b").after(Some(gone));
+    successor.announce(&second).expect("it is stored");
+    successor.confirm(&second).expect("no other host is there");
+    // It has looked at the note before the pause, and stores it now.
+    paused.announce(&first).expect("it is stored");
+    assert!(matches!(successor.beat(&second), Beat::Replaced(by) if by.is_of_same_open(&gone)));
+    assert!(matches!(paused.beat(&first), Beat::Taken(by) if by.host_name().as_deref() == Some("node-b")));
+    assert_eq!(successor.beat(&second), Beat::Renewed);
+    // Only that open of the region was gone.
+    let again = ownership(&first, 3);
+    again.announce(&first).expect("it is stored");
+    assert!(matches!(successor.beat(&second), Beat::Taken(_)));
+}
+
+#[test]
 fn a_note_that_was_erased_is_stored_again() {
     let (medium, first, second) = machines();
     let mut owner = ownership(&first, 1);
