@@ -69,45 +69,67 @@ impl<'a, P: Pmem> Votes<'a, P> {
         Self { region, layout, object }
     }
 
-    /// Both slots of a block. They are read until two reads agree: of a block that is stored meanwhile, a single read might have
-    /// an old slot and not the one that was published before.
-    fn bytes_of(&self, voter: u32) -> Result<[[u8; SLOT]; 2]> {
-        let at = self.layout.vote(self.object, voter);
-        let mut before = None;
+    /// Reads both slots of a block, until two reads agree: of a block that is stored meanwhile, a single read might have an old slot
+    /// and not the one that was published before.
+    #[inline(never)]
+    fn read_slots(&self, voter: u32, into: &mut [[u8; SLOT]; 2]) -> Result<()> {
+        self.load_slots(voter, into)?;
+        if !MutationPoint::VoteStable.is_active() {
+            return Ok(());
+        }
+        let mut again = [[0; SLOT]; 2];
         for _ in 0..READS {
-            let mut bytes = [[0; SLOT]; 2];
-            for (at, bytes) in at.into_iter().zip(&mut bytes) {
-                self.region.observe(MutationPoint::VoteObserve, at, SLOT as u64);
-                self.region.load(at, bytes)?;
+            self.load_slots(voter, &mut again)?;
+            if again == *into {
+                return Ok(());
             }
-            if !MutationPoint::VoteStable.is_active() || before.replace(bytes) == Some(bytes) {
-                return Ok(bytes);
-            }
+            *into = again;
         }
         Err(busy("another host changes it without an end"))
     }
 
-    /// The block of a voter.
-    fn block(&self, voter: u32) -> Result<Block> {
-        let bytes = self.bytes_of(voter)?;
-        let place = self.layout.place(self.object, voter);
-        let [first, second] =
-            bytes.each_ref().map(|bytes| Slot::<Vote>::decode_in_place(place, bytes).map(copied));
-        let is_lost = first.is_none() && second.is_none() && bytes.iter().all(|bytes| *bytes != [0; SLOT]);
-        if is_lost {
-            // A crash in the first store of all leaves the other slot blank.
-            return Err(Error::new(
-                ErrorKind::Damaged,
-                format!("both copies of the vote of host or claim {voter} on {:?} are damaged", self.object),
-            ));
+    #[inline(never)]
+    fn load_slots(&self, voter: u32, into: &mut [[u8; SLOT]; 2]) -> Result<()> {
+        for (at, bytes) in self.layout.vote(self.object, voter).into_iter().zip(into) {
+            self.region.observe(MutationPoint::VoteObserve, at, SLOT as u64);
+            self.region.load(at, bytes)?;
         }
-        Ok(match Slot::newest(first, second) {
-            Some((which, slot)) => Block { vote: slot.content, newest: Some((which, slot.sequence)) },
-            None => Block { vote: Vote::BLANK, newest: None },
-        })
+        Ok(())
+    }
+
+    /// The block of a voter.
+    #[inline(never)]
+    fn block(&self, voter: u32) -> Result<Block> {
+        let mut bytes = [[0; SLOT]; 2];
+        self.read_slots(voter, &mut bytes)?;
+        let place = self.layout.place(self.object, voter);
+        let mut found: Option<(usize, Slot<&Vote>)> = None;
+        for (which, bytes) in bytes.iter().enumerate() {
+            if let Some(slot) = Slot::<Vote>::decode_in_place(place, bytes)
+                && found.as_ref().is_none_or(|(_, newest)| slot.sequence > newest.sequence)
+            {
+                found = Some((which, slot));
+            }
+        }
+        match found {
+            Some((which, slot)) => Ok(Block { vote: *slot.content, newest: Some((which, slot.sequence)) }),
+            // A crash in the first store of all leaves the other slot blank.
+            None if bytes.contains(&[0; SLOT]) => Ok(Block { vote: Vote::BLANK, newest: None }),
+            None => Err(self.lost(voter)),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lost(&self, voter: u32) -> Error {
+        Error::new(
+            ErrorKind::Damaged,
+            format!("both copies of the vote of host or claim {voter} on {:?} are damaged", self.object),
+        )
     }
 
     /// Stores a block, and makes it visible to other hosts.
+    #[inline(never)]
     fn store(&self, voter: u32, block: &mut Block) -> Result<()> {
         let (which, sequence) = block.newest.map_or((0, 1), |(which, sequence)| (1 - which, sequence + 1));
         let at = self.layout.vote(self.object, voter)[which];
@@ -316,10 +338,6 @@ pub(crate) fn freed(host: u32) -> Holding {
 const fn next_ballot(above: u64, incarnation: u64) -> u64 {
     let round = (above >> 32) + 1;
     round << 32 | (incarnation as u32 as u64)
-}
-
-fn copied(slot: Slot<&Vote>) -> Slot<Vote> {
-    Slot { sequence: slot.sequence, content: *slot.content }
 }
 
 fn busy(why: &str) -> Error {

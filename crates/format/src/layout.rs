@@ -90,6 +90,8 @@ pub const TABLE_ROWS_MAX: u32 = 4096;
 pub const GROWTHS_MAX: usize = 7;
 /// The segment area begins at a multiple of this.
 const SEGMENT_AREA_ALIGNMENT: u64 = 64 << 10;
+/// [`Layout::shared_host`] of a region of one host.
+const NOT_SHARED: u32 = u32::MAX;
 /// Most segments of a region: the others have no number.
 const SEGMENTS_MAX: u32 = u32::MAX - 1;
 
@@ -158,7 +160,8 @@ pub struct Layout {
     /// First byte of segment 0.
     pub segment_area: u64,
     growths: [Growth; GROWTHS_MAX],
-    shared: Option<SharedLayout>,
+    /// The host of a shared region whose tables these are; [`NOT_SHARED`] for a region of one host.
+    shared_host: u32,
 }
 
 impl Layout {
@@ -218,7 +221,7 @@ impl Layout {
             segment_table,
             segment_area: segment_area(segment_table, segment_count),
             growths: [Growth::default(); GROWTHS_MAX],
-            shared: None,
+            shared_host: NOT_SHARED,
         })
     }
 
@@ -240,30 +243,9 @@ impl Layout {
         // What does not depend on the areas of the hosts.
         let plain = Self::new(region_size, segment_size, hosts, backend_rows, blkdev_rows)?;
         let tables = plain.segment_table - plain.host_area;
-        let areas = PAGE + SharedLayout::claims_length(hosts);
-        let parts = |segments: u32| {
-            let group_segments = SharedLayout::group_segments_of(segments);
-            let groups = segments.div_ceil(group_segments);
-            let head = SharedLayout::head_length(backend_rows + blkdev_rows + groups);
-            let stride = head + tables + table_bytes::<tables::SegmentEntry>(segments);
-            let (backends, blkdevs) = (backend_rows, blkdev_rows);
-            let shared = SharedLayout {
-                claims: PAGE,
-                areas,
-                stride,
-                host: 0,
-                hosts,
-                backends,
-                blkdevs,
-                groups,
-                group_segments,
-            };
-            (shared, head)
-        };
-        let area_of = |segments: u32| {
-            let (shared, _) = parts(segments);
-            shared.area(hosts).next_multiple_of(SEGMENT_AREA_ALIGNMENT)
-        };
+        let parts =
+            |segments: u32| SharedLayout::new([hosts, backend_rows, blkdev_rows, segments], tables, 0);
+        let area_of = |segments: u32| parts(segments).area(hosts).next_multiple_of(SEGMENT_AREA_ALIGNMENT);
         let fits = |segments: u32| {
             area_of(segments) + u64::from(segments) * segment_size + PAGE <= plain.region_size
         };
@@ -282,8 +264,8 @@ impl Layout {
                 ),
             ));
         }
-        let (shared, head) = parts(least);
-        let first = shared.area(0) + head - plain.host_area;
+        let shared = parts(least);
+        let first = shared.area(0) + shared.head_length() - plain.host_area;
         Ok(Self {
             segment_count: least,
             host_area: plain.host_area + first,
@@ -291,7 +273,7 @@ impl Layout {
             blkdev_area: plain.blkdev_area + first,
             segment_table: plain.segment_table + first,
             segment_area: area_of(least),
-            shared: Some(shared),
+            shared_host: 0,
             ..plain
         })
     }
@@ -299,20 +281,24 @@ impl Layout {
     /// Where the parts of a shared region are; `None` for one that is not shared.
     #[must_use]
     pub const fn shared_parts(&self) -> Option<SharedLayout> {
-        self.shared
+        if self.shared_host == NOT_SHARED {
+            return None;
+        }
+        let rows = [self.host_rows, self.backend_rows, self.blkdev_rows, self.segment_count];
+        Some(SharedLayout::new(rows, self.segment_table - self.host_area, self.shared_host))
     }
 
     /// The layout of a shared region with the tables of this host; `None` if the region is not shared or has no such host.
     #[must_use]
     pub fn for_host(&self, host: u32) -> Option<Self> {
-        let shared = self.shared.filter(|shared| host < shared.hosts)?;
+        let shared = self.shared_parts().filter(|shared| host < shared.hosts)?;
         let moved = |at: u64| at - shared.area(shared.host) + shared.area(host);
         Some(Self {
             host_area: moved(self.host_area),
             backend_area: moved(self.backend_area),
             blkdev_area: moved(self.blkdev_area),
             segment_table: moved(self.segment_table),
-            shared: Some(SharedLayout { host, ..shared }),
+            shared_host: host,
             ..*self
         })
     }
@@ -323,7 +309,7 @@ impl Layout {
     /// [`ErrorKind::InvalidArgument`] for a size that is not larger, or that no file has, [`ErrorKind::NoSpace`] for one that has no room for one more
     /// segment, and [`ErrorKind::Unsupported`] for a region that has grown [`GROWTHS_MAX`] times.
     pub fn grown_to(&self, region_size: u64) -> Result<Self> {
-        if self.shared.is_some() {
+        if self.shared_host != NOT_SHARED {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "a region that is shared by several hosts cannot grow: format a larger one, and move the backends to it",
@@ -483,7 +469,7 @@ fn segments_between(table: u64, end: u64, segment_size: u64, limit: u32) -> Opti
 }
 
 /// Bytes of a table: all first slots, then all second slots from a page boundary on.
-const fn table_bytes<T: SlotContent>(rows: u32) -> u64 {
+pub(crate) const fn table_bytes<T: SlotContent>(rows: u32) -> u64 {
     2 * (rows as u64 * T::SLOT_SIZE as u64).next_multiple_of(PAGE)
 }
 

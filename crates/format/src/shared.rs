@@ -9,7 +9,10 @@
 //!
 //! Elsewhere: how hosts decide with these blocks (`cbd-engine`, `agreement`), where they are (`layout`).
 
-use crate::{layout::on_media, slot::SlotContent};
+use crate::{
+    layout::{on_media, table_bytes},
+    slot::SlotContent,
+};
 use zerocopy::little_endian::{U32, U64};
 
 /// Hosts of a shared region, at most.
@@ -202,12 +205,7 @@ pub struct SharedLayout {
     pub group_segments: u32,
 }
 
-/// Bytes of two tables of `rows` slots of `T`, each table in pages of its own.
-const fn two_tables<T: SlotContent>(rows: u32) -> u64 {
-    2 * (rows as u64 * T::SLOT_SIZE as u64).next_multiple_of(crate::PAGE)
-}
-
-/// The two slots of `row` in two such tables.
+/// The two slots of `row` in a table.
 const fn slots<T: SlotContent>(first: u64, rows: u32, row: u32) -> [u64; 2] {
     crate::Layout::slots::<T>(first, rows, row)
 }
@@ -228,14 +226,34 @@ impl SharedLayout {
     /// Bytes of the claims in a region for so many hosts.
     #[must_use]
     pub const fn claims_length(hosts: u32) -> u64 {
-        two_tables::<Vote>(hosts * Self::claims_to_one(hosts))
+        table_bytes::<Vote>(hosts * Self::claims_to_one(hosts))
+    }
+
+    /// The places of the parts of a region with so many hosts, rows of backends and blkdevs, and segments. `tables` is the length of the
+    /// tables of hosts, backends and blkdevs of one host, `host` the host whose tables the layout has.
+    pub(crate) const fn new([hosts, backends, blkdevs, segments]: [u32; 4], tables: u64, host: u32) -> Self {
+        let group_segments = Self::group_segments_of(segments);
+        let groups = segments.div_ceil(group_segments);
+        let mut parts = Self {
+            claims: crate::PAGE,
+            areas: crate::PAGE + Self::claims_length(hosts),
+            stride: 0,
+            host,
+            hosts,
+            backends,
+            blkdevs,
+            groups,
+            group_segments,
+        };
+        parts.stride = parts.head_length() + tables + table_bytes::<crate::SegmentEntry>(segments);
+        parts
     }
 
     /// Bytes at the beginning of an area before its tables of hosts, backends, blkdevs and segments: sign of life, header and
     /// votes.
     #[must_use]
-    pub const fn head_length(objects: u32) -> u64 {
-        crate::PAGE + 2 * crate::PAGE + two_tables::<Vote>(objects)
+    pub const fn head_length(&self) -> u64 {
+        crate::PAGE + 2 * crate::PAGE + table_bytes::<Vote>(self.objects())
     }
 
     /// Objects on which hosts vote with the blocks in their areas.

@@ -194,7 +194,7 @@ fn a_shared_region_is_opened_only_as_a_host() {
         region(),
         &FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() },
     );
-    assert_eq!(again.err().expect("it holds a transport").kind(), ErrorKind::AlreadyExists);
+    assert_eq!(again.expect_err("it holds a transport").kind(), ErrorKind::AlreadyExists);
 }
 
 /// The lines of a region that are not zero, as the program of format version 1 that first knew shared regions left them.
@@ -230,7 +230,8 @@ fn write_image() {
     let (a, b) = (open(&medium, "a", 2), open(&medium, "b", 3));
     a.create_backend(&spec(&a, "/a", 9)).expect("there is room");
     let of_b = b.create_backend(&spec(&b, "/b", 12)).expect("there is room");
-    b.create_blkdev(&BlkdevSpec { backend: of_b, host: HostId(1), export: "nbd".into() }).expect("there is a row");
+    b.create_blkdev(&BlkdevSpec { backend: of_b, host: HostId(1), export: "nbd".into() })
+        .expect("there is a row");
     drop((a, b));
     let bytes = medium.bytes();
     let lines = bytes.chunks(64).enumerate().filter(|(_, line)| line.iter().any(|byte| *byte != 0));

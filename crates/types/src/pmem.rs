@@ -430,9 +430,16 @@ impl<P: Pmem> Region<P> {
         self.memory.load_summed(at, into).map_err(|error| self.load_error(error))
     }
 
+    /// Who has taken the region is in the error of its stores: this one is on the path of each read, whose stack is small.
     #[cold]
     fn load_error(&self, error: MediaError) -> Error {
-        self.taken().unwrap_or_else(|| error.into())
+        if self.taker.is_known.load(Ordering::Acquire) {
+            return Error::new(
+                ErrorKind::Stopped,
+                "another machine has taken the region: nothing is read from it any more",
+            );
+        }
+        error.into()
     }
 
     /// Who may have the same memory; see [`Pmem::reach`].
