@@ -12,11 +12,11 @@ use super::programs::{self, Files};
 use super::store::Store;
 use crate::shell::{self, End, Stream};
 use crate::workspace::{self, cargo_with_lock};
-use std::cell::Cell;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Number of the kernel's last lines that are shown: a panic with its registers and backtrace.
@@ -64,7 +64,7 @@ pub struct Outcome {
 pub struct Host {
     store: Store,
     folder: PathBuf,
-    boots: Cell<u32>,
+    boots: AtomicU32,
 }
 
 impl Host {
@@ -73,7 +73,7 @@ impl Host {
     /// # Errors
     /// What cannot be fetched.
     pub fn new(folder: &Path) -> Result<Self, String> {
-        Ok(Self { store: Store::open()?, folder: folder.to_owned(), boots: Cell::new(0) })
+        Ok(Self { store: Store::open()?, folder: folder.to_owned(), boots: AtomicU32::new(0) })
     }
 
     /// The folder for the files of its boots.
@@ -156,8 +156,7 @@ impl Host {
 
     /// The guest's root and devices, and the command that boots it.
     fn prepare(&self, plan: &Plan, kvm: bool) -> Result<(Paths, Command), String> {
-        let number = self.boots.get();
-        self.boots.set(number + 1);
+        let number = self.boots.fetch_add(1, Ordering::Relaxed);
         let folder = self.folder.join(format!("guest{number}"));
         fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         let paths = Paths::new(&folder);

@@ -11,6 +11,7 @@ mod harness;
 mod machines;
 mod memory;
 mod sealed;
+mod shared;
 mod ublk;
 mod verifies;
 mod volumes;
@@ -79,6 +80,7 @@ const JOBS: &[(&str, Job)] = &[
     ("a_machine_with_cached_disks_shuts_down_in_time", sealed::shuts_down),
     ("without_its_region_a_machine_leaves_cached_disks_alone", sealed::without_its_region),
     ("without_the_seal_a_machine_damages_cached_disks", sealed::without_the_seal),
+    ("two_machines_share_a_region_and_one_loses_its_power", shared::by_two_machines),
     ("the_peers_are_measured", |host, given| super::peers::smallest(host, &given.folder)),
 ];
 
@@ -108,6 +110,7 @@ const LONG: &[&str] = &[
     "a_machine_with_cached_disks_shuts_down_in_time",
     "without_its_region_a_machine_leaves_cached_disks_alone",
     "without_the_seal_a_machine_damages_cached_disks",
+    "two_machines_share_a_region_and_one_loses_its_power",
     "the_peers_are_measured",
 ];
 
