@@ -15,7 +15,7 @@ use cbd_daemon::seal::look::Known;
 use cbd_daemon::seal::rules::{self, Subject};
 use cbd_daemon::size::format_size;
 use cbd_daemon::state::{StateDir, TransportEntry};
-use cbd_format::superblock::{FEATURE_BYPASS, FEATURE_GROWN, FEATURE_USE_NOTES};
+use cbd_format::superblock::{FEATURE_BYPASS, FEATURE_GROWN, FEATURE_SHARED, FEATURE_USE_NOTES};
 use cbd_inspect::check::DataChecked;
 use cbd_inspect::{BackendSummary, Report};
 use cbd_types::{ErrorKind, Result};
@@ -27,10 +27,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The incompatible features of regions, each with the first version that knows it.
-const FEATURES: [(u64, Version); 3] = [
+const FEATURES: [(u64, Version); 4] = [
     (FEATURE_USE_NOTES, Version(0, 1, 0)),
     (FEATURE_BYPASS, Version(0, 1, 0)),
     (FEATURE_GROWN, Version(0, 1, 0)),
+    (FEATURE_SHARED, Version(0, 1, 0)),
 ];
 
 /// Timeout for the daemon to answer.

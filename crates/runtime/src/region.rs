@@ -57,6 +57,12 @@ impl std::fmt::Debug for OpenTransport {
     }
 }
 
+impl OpenTransport {
+    fn alone((transport, presence): (Arc<Transport<ProcessEnvironment>>, Presence)) -> Self {
+        Self { living: None, presence: Some(presence), transport }
+    }
+}
+
 /// Formats the region at `path` if `format` is given, else opens the transport in it, as the host `host`.
 ///
 /// # Errors
@@ -69,34 +75,43 @@ pub fn open_transport(
     format: Option<&Format>,
 ) -> Result<OpenTransport> {
     let formatting = || format!("formatting {path}");
-    let opening = || format!("opening {path}");
-    let advised = |error| with_tools(error, path);
     let timing = Timing::default();
-    let alone = |(transport, presence)| OpenTransport { living: None, presence: Some(presence), transport };
-    let mut region = region;
-    if let Some(format) = format {
-        region = hosts::refuse_living_owned(&environment, region).context(formatting)?;
-        let make = |region: &Region<Mapping>| if format.options.force { Ok(()) } else { refuse_used(region) };
-        if !format.shared {
-            let format = Box::new(|environment, region| {
-                make(&region)?;
-                Transport::format(environment, region, &format.options)
-            });
-            return presence::open(environment, region, (path, host), &timing, Some(format))
-                .context(formatting)
-                .map(alone);
-        }
+    let Some(format) = format else {
+        return open_existing(environment, region, path, host)
+            .map_err(|error| with_tools(error, path))
+            .context(|| format!("opening {path}"));
+    };
+    let region = hosts::refuse_living_owned(&environment, region).context(formatting)?;
+    let check = |region: &Region<Mapping>| if format.options.force { Ok(()) } else { refuse_used(region) };
+    if format.shared {
         refuse_living_in(&region, path, &timing).context(formatting)?;
-        make(&region).context(formatting)?;
-        region = Transport::format_shared(&environment, region, &format.options).context(formatting)?;
+        check(&region).context(formatting)?;
+        let region = Transport::format_shared(&environment, region, &format.options).context(formatting)?;
+        return hosts::join(environment, region, host).context(formatting);
     }
+    let format = Box::new(|environment, region| {
+        check(&region)?;
+        Transport::format(environment, region, &format.options)
+    });
+    presence::open(environment, region, (path, host), &timing, Some(format))
+        .context(formatting)
+        .map(OpenTransport::alone)
+}
+
+/// Opens the transport in a region that was not formatted just now, as the host `host`; the errors have no advice.
+///
+/// # Errors
+/// Those of [`presence::open`] and [`hosts::join`].
+pub fn open_existing(
+    environment: Arc<ProcessEnvironment>,
+    region: Region<Mapping>,
+    path: &str,
+    host: &str,
+) -> Result<OpenTransport> {
     if Transport::<ProcessEnvironment>::is_shared(&region).is_ok_and(|is_shared| is_shared) {
-        return hosts::join(environment, region, host).map_err(advised).context(opening);
+        return hosts::join(environment, region, host);
     }
-    presence::open(environment, region, (path, host), &timing, None)
-        .map_err(advised)
-        .context(opening)
-        .map(alone)
+    presence::open(environment, region, (path, host), &Timing::default(), None).map(OpenTransport::alone)
 }
 
 /// Refuses a region that holds any data.

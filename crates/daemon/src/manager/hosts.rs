@@ -83,6 +83,7 @@ impl Manager {
             if known.is_self || known.host.is_being_cleared { Held::default() } else { held_by(&handle, id) };
         dirty.refuse_unless(request.discard_dirty, &known.host.name)?;
         living.clear(id)?;
+        self.refresh_tables_copy(&handle);
         let (event, name) = (EventName::HostCleared.name(), &known.host.name);
         tracing::warn!(
             transport,

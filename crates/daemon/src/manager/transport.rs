@@ -18,7 +18,7 @@ use cbd_runtime::ProcessEnvironment;
 use cbd_runtime::hosts::Living;
 use cbd_runtime::presence::Presence;
 use cbd_runtime::region::{
-    OpenTransport, REGION_TIMEOUT, bytes_used, open_transport, require_persistent, sync_region,
+    OpenTransport, REGION_TIMEOUT, bytes_used, open_existing, require_persistent, sync_region,
     sync_region_at_end, with_tools,
 };
 use cbd_types::{BackendId, Durability, Error, ErrorKind, HostId, Pmem, Region, Result, uuid_text};
@@ -184,13 +184,13 @@ fn missing(entry: &TransportEntry) -> String {
 /// Opens the transport in the region of the registered transport `entry`.
 ///
 /// # Errors
-/// [`ErrorKind::Exchanged`] for another transport, and those of [`open_transport`].
+/// [`ErrorKind::Exchanged`] for another transport, and those of [`open_existing`].
 pub(super) fn open_remembered(
     fixed: &Fixed,
     entry: &TransportEntry,
     region: Region<Mapping>,
 ) -> Result<OpenTransport> {
-    let opened = open_transport(Arc::clone(&fixed.environment), region, &entry.path, &entry.host, None)?;
+    let opened = open_existing(Arc::clone(&fixed.environment), region, &entry.path, &entry.host)?;
     let transport = &opened.transport;
     let uuid = uuid_text(transport.info().uuid);
     if uuid == entry.uuid {
