@@ -467,9 +467,8 @@ impl Pmem for Mapping {
 
     fn give_up(&self) {
         let _growing = self.collapses.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.failed().is_none() {
-            self.failed.store(0, Ordering::Relaxed);
-        }
+        // What failed before, if anything did, is of no interest any more.
+        self.failed.store(0, Ordering::Relaxed);
         // If the system refuses, the failure stays recorded, so that nothing is acknowledged.
         let _ = self.memory.give_up();
     }

@@ -80,14 +80,11 @@ impl<E: Environment, Q: BackingQueue> BackgroundWorker<E, Q> {
     /// Does the work that is due, in bounded time and without waiting.
     pub fn step(&mut self) -> Step {
         let cache = &*self.cache;
-        if cache.base().region().check_stores(MutationPoint::BackgroundWorkerStoreCheck).is_err() {
-            // No store since then can be relied on, least of all a new tail or a new drained epoch. Requests that wait for the
-            // backing device learn it.
-            cache.wake_waiting_for_drained();
-            return Step::Idle { until_ms: None };
-        }
-        if cache.is_abandoned() {
-            // The process that opens it next may do so while this one still runs.
+        let has_failed =
+            cache.base().region().check_stores(MutationPoint::BackgroundWorkerStoreCheck).is_err();
+        if has_failed || cache.is_abandoned() {
+            // No store since then can be relied on, least of all a new tail or a new drained epoch; and the process that opens an
+            // abandoned cache next may do so while this one still runs. Requests that wait for the backing device learn it.
             cache.wake_waiting_for_drained();
             return Step::Idle { until_ms: None };
         }
