@@ -72,13 +72,23 @@ struct RegionFacts {
     former: Result<()>,
 }
 
+/// The backends of other hosts whose disks can be compared with those of this machine. On another machine another disk has the same
+/// path and the same numbers of the kernel; one disk that two hosts of one machine name is refused by its lock.
+fn comparable(handle: &TransportHandle) -> Vec<BackendEntry> {
+    let mut others = handle.entries_of_others();
+    if handle.living.is_some() {
+        others.retain(|entry| Identity::parse(&entry.identity).is_ok_and(|identity| !identity.is_weak()));
+    }
+    others
+}
+
 impl RegionFacts {
     fn of(transport_handles: &[TransportHandle], path: &str, looked: &Result<Disk>) -> Self {
         let former = looked.as_ref().map_or(Ok(()), |disk| {
             transport_handles.iter().try_for_each(|handle| refuse_former(&handle.transport, disk, path))
         });
         Self {
-            others: transport_handles.iter().map(|handle| (handle.id, handle.entries_of_others())).collect(),
+            others: transport_handles.iter().map(|handle| (handle.id, comparable(handle))).collect(),
             former,
         }
     }
