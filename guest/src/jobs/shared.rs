@@ -29,7 +29,7 @@ const FIRST: &str = "
     dd if=/tmp/data of=/dev/cbd0 bs=1M oflag=direct 2>/dev/null
     echo formatted
     until_so 'cbdctrl host-list | grep \"b *yes\"'
-    until_so 'cbdctrl backend-list --all | grep -c vda | grep -q 2'
+    until_so 'cbdctrl backend-list --all | grep -q vdb'
     echo sees b
     until_so 'cbdctrl host-list | grep \"b *no\"'
     if cbdctrl host-clear --host 1 2>/tmp/refused; then echo cleared without a word; exit 1; fi
@@ -48,7 +48,7 @@ const SECOND: &str = "
     if cbdctrl tp-reg --path /dev/dax0.0 --host c --format --shared --force 2>/tmp/refused; then exit 1; fi
     grep -q 'alive on another machine' /tmp/refused || { cat /tmp/refused; exit 1; }
     cbdctrl tp-reg --path /dev/dax0.0 --host b >/dev/null
-    device=$(cbdctrl backend-start --path /dev/vda --cache-size 64M --start-dev)
+    device=$(cbdctrl backend-start --path /dev/vdb --cache-size 64M --start-dev)
     cbdctrl set --backend 1 writeback_rate=32K >/dev/null
     dd if=/dev/urandom of=$device bs=1M count=16 oflag=direct 2>/dev/null
     until_so 'cbdctrl host-list | grep \"a *yes\"'
@@ -60,16 +60,17 @@ const SECOND: &str = "
 /// Two machines share a region, and one of them loses its power.
 pub fn by_two_machines(host: &Host, given: &Given) -> Result<(), String> {
     let memory = || SharedFile { path: given.folder.join("memory"), size: 512 * MIB };
-    let plan = |script: &str| Plan {
+    // Disks have their serial numbers by their places: those of the two machines are two disks only at different ones.
+    let plan = |script: &str, disks: usize| Plan {
         nvdimm: Some(memory()),
-        disks: vec![Disk::New(64 * MIB)],
+        disks: vec![Disk::New(64 * MIB); disks],
         modules: vec!["loop".to_owned(), "ublk_drv".to_owned()],
         cbd: true,
         timeout: LIMIT + Duration::from_secs(150),
         ..Plan::of_script(&format!("state=/tmp/state\n{UNTIL}\n{script}"))
     };
-    let first = plan(&format!("{DEVDAX}\n{DAEMON}\n{FIRST}"));
-    let second = plan(&format!("{DAEMON}\n{SECOND}"));
+    let first = plan(&format!("{DEVDAX}\n{DAEMON}\n{FIRST}"), 1);
+    let second = plan(&format!("{DAEMON}\n{SECOND}"), 2);
     let (formatted, is_formatted) = channel();
     std::thread::scope(|scope| {
         let running = scope.spawn(|| tell_at(host, &first, "formatted", formatted));
