@@ -45,6 +45,10 @@ pub enum Structure {
     Blkdev,
     /// A row of the segment table.
     SegmentEntry,
+    /// What a host of a shared region knows of a decision.
+    Vote,
+    /// The header of the area of a host in a shared region.
+    AreaHeader,
     /// The header of a state segment.
     StateHeader,
     /// The drained epoch of a cache.
@@ -175,6 +179,10 @@ pub enum SlotKind {
     Blkdev,
     /// A row of the segment table.
     SegmentEntry,
+    /// What a host of a shared region knows of a decision.
+    Vote,
+    /// The header of the area of a host in a shared region.
+    AreaHeader,
     /// The drained epoch of a cache.
     Drained,
     /// The beginning of a lane's log.

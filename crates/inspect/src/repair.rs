@@ -15,7 +15,8 @@ use crate::report::Report;
 use crate::{Bytes, PrivateMemory, Progress};
 use cbd_engine::{TwoSlots, copy_over};
 use cbd_format::{
-    BackendEntry, BlkdevEntry, Drained, FormerDisk, HostEntry, LaneMark, LaneTail, SegmentEntry, SlotContent,
+    AreaHeader, BackendEntry, BlkdevEntry, Drained, FormerDisk, HostEntry, LaneMark, LaneTail, SegmentEntry,
+    SlotContent, Vote,
 };
 use cbd_types::{Error, ErrorKind, Pmem, Region, Result};
 use std::sync::Arc;
@@ -87,6 +88,8 @@ pub fn apply<P: Pmem>(region: &Region<P>, repair: &Repair) -> Result<()> {
                 SlotKind::Backend => store_newest::<BackendEntry, P>(region, *at, *seed),
                 SlotKind::Blkdev => store_newest::<BlkdevEntry, P>(region, *at, *seed),
                 SlotKind::SegmentEntry => store_newest::<SegmentEntry, P>(region, *at, *seed),
+                SlotKind::Vote => store_newest::<Vote, P>(region, *at, *seed),
+                SlotKind::AreaHeader => store_newest::<AreaHeader, P>(region, *at, *seed),
                 SlotKind::Drained => store_newest::<Drained, P>(region, *at, *seed),
                 SlotKind::Tail => store_newest::<LaneTail, P>(region, *at, *seed),
                 SlotKind::Mark => store_newest::<LaneMark, P>(region, *at, *seed),

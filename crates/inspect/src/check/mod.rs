@@ -9,6 +9,7 @@ mod chain;
 mod lines;
 mod names;
 mod pins;
+mod shared;
 mod slots;
 mod state;
 mod superblocks;
@@ -83,6 +84,7 @@ impl Checker<'_> {
         if !self.superblocks() {
             return;
         }
+        self.shared();
         let transports = match open_private(&self.bytes) {
             Ok(transports) => transports,
             Err(error) => {
