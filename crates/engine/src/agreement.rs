@@ -236,6 +236,10 @@ impl<'a, P: Pmem> Votes<'a, P> {
         (mine.vote.promised, mine.vote.accepted) = (0.into(), 0.into());
         mine.vote.proposal = Holding::NONE;
         self.store(own, &mut mine)?;
+        // In both copies: one failed page does not bring back what this host knew before.
+        if MutationPoint::VoteSecond.is_active() {
+            self.store(own, &mut mine)?;
+        }
         Ok(Outcome::Decided(decision))
     }
 
@@ -343,3 +347,6 @@ const fn next_ballot(above: u64, incarnation: u64) -> u64 {
 fn busy(why: &str) -> Error {
     Error::new(ErrorKind::Busy, format!("the hosts of the region came to no decision: {why}; try again"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,7 +106,10 @@ impl SlotContent for Vote {
     const SLOT_SIZE: usize = 128;
 
     fn is_plausible(&self) -> bool {
-        self.version.get() < crate::COUNTER_END && self.decided.is_possible() && self.proposal.is_possible()
+        let counters = [self.version, self.promised, self.accepted];
+        counters.iter().all(|counter| counter.get() < crate::COUNTER_END)
+            && self.decided.is_possible()
+            && self.proposal.is_possible()
     }
 }
 
@@ -410,5 +413,12 @@ mod tests {
         };
         assert!(vote(15, 1) && vote(0, 0));
         assert!(!vote(16, 1) && !vote(0, 3));
+        // A ballot behind the end of counters would be above all that a host can make.
+        let end = crate::COUNTER_END;
+        assert!(
+            Vote { promised: (end - 1).into(), accepted: (end - 1).into(), ..Vote::BLANK }.is_plausible()
+        );
+        assert!(!Vote { promised: end.into(), ..Vote::BLANK }.is_plausible());
+        assert!(!Vote { accepted: end.into(), ..Vote::BLANK }.is_plausible());
     }
 }

@@ -26,8 +26,17 @@ pub const BEAT: Duration = Duration::from_millis(500);
 /// How long a host on another machine gives no sign of life before it counts as dead for its successor.
 pub const SILENT: Duration = Duration::from_secs(4);
 
+/// What to do about a host that lives, for a process that would be that host.
+const JOINING: &str = "a host is one process of one machine; register under another name, or end that one";
+
+/// The same for one that would clear it.
+const CLEARING: &str = "a host that lives is not cleared; tp-unreg there lets it leave";
+
 /// How often an observer looks.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// How long a process looks before it says of a host that it has seen no sign of life: more than two times [`BEAT`].
+pub const FIRST_LOOK: Duration = Duration::from_millis(1200);
 
 /// A host that was seen to live within this time is alive.
 pub const ALIVE: Duration = Duration::from_secs(3);
@@ -50,7 +59,7 @@ pub fn join(
     })?;
     let boot = region.boot();
     let transport = Transport::open_shared(environment, region, name, &mut |id, host, look| {
-        prove_ended(&locks, boot, id, host, look).context(|| format!("becoming host {name}"))
+        prove_ended(&locks, boot, id, host, look, JOINING).context(|| format!("becoming host {name}"))
     })?;
     let living = Living::begin(&transport, locks)?;
     Ok(OpenTransport { living: Some(living), presence: None, transport })
@@ -113,6 +122,7 @@ fn prove_ended(
     id: HostId,
     host: Option<&Host>,
     look: &dyn Fn() -> Option<Beat>,
+    advice: &str,
 ) -> Result<()> {
     let busy = |text: String| Err(Error::new(ErrorKind::Busy, text));
     let named =
@@ -123,7 +133,7 @@ fn prove_ended(
     if !lock {
         return busy(match host {
             Some(host) => format!(
-                "host {} is alive on this machine{}: a host is one process; register under another name, or end that one",
+                "host {} is alive on this machine{}: {advice}",
                 named(host),
                 host.beat.map_or_else(String::new, |beat| format!(", process {}", beat.process))
             ),
@@ -146,11 +156,7 @@ fn prove_ended(
         life.note(look().as_ref(), now);
         if life.since_ms(now).is_some() {
             locks.release(id.0);
-            return busy(format!(
-                "host {} is alive on another machine: a name belongs to one machine; register under another one, or end the \
-                 daemon there",
-                named(host)
-            ));
+            return busy(format!("host {} is alive on another machine: {advice}", named(host)));
         }
         pause(LOOK);
     }
@@ -240,11 +246,15 @@ impl Living {
         Ok(Self { shared, thread: Some(thread), members, member, locks: Arc::new(locks) })
     }
 
-    /// The hosts of the region, and when this process has last seen them live.
+    /// The hosts of the region, and when this process has last seen them live. Waits at most [`FIRST_LOOK`] after this process has
+    /// joined: before, it has seen no host live.
     ///
     /// # Errors
     /// Those of [`Members::all`].
     pub fn hosts(&self) -> Result<Vec<SeenHost>> {
+        if let Some(left) = FIRST_LOOK.checked_sub(self.shared.begun.elapsed()) {
+            pause(left);
+        }
         let hosts = self.members.all()?;
         let now = self.shared.now_ms();
         let seen = self.shared.seen.lock();
@@ -275,11 +285,13 @@ impl Living {
         Ok(())
     }
 
-    /// Takes everything from a host that is dead: waits up to [`SILENT`] for a sign of life, and refuses if there is one.
+    /// Proves that a host is dead, waiting up to [`SILENT`] for a sign of life. While the result lives, no process of this machine can
+    /// become that host.
     ///
     /// # Errors
-    /// Those of [`Members::clear`].
-    pub fn clear(&self, id: HostId) -> Result<()> {
+    /// [`ErrorKind::Busy`] if it is this process, or lives; errors of the lock.
+    pub fn prove_dead<'a>(&'a self, host: &'a Host) -> Result<DeadHost<'a>> {
+        let id = host.id;
         if id == self.member.id {
             return Err(Error::new(
                 ErrorKind::Busy,
@@ -287,11 +299,33 @@ impl Living {
             ));
         }
         let boot = self.members.region().boot();
-        let cleared = self.members.clear(id, &self.member, &mut |id, host, look| {
-            prove_ended(&self.locks, boot, id, host, look).context(|| format!("clearing host {id}"))
-        });
-        self.locks.release(id.0);
-        cleared
+        let dead = DeadHost { living: self, host };
+        prove_ended(&self.locks, boot, id, Some(host), &|| self.members.beat_of(id), CLEARING)
+            .context(|| format!("clearing host {id}"))?;
+        Ok(dead)
+    }
+}
+
+/// A host that is [proved](Living::prove_dead) to be dead.
+#[derive(Debug)]
+pub struct DeadHost<'a> {
+    living: &'a Living,
+    host: &'a Host,
+}
+
+impl DeadHost<'_> {
+    /// Takes everything from it.
+    ///
+    /// # Errors
+    /// Those of [`Members::clear`]: if a process of another machine has become this host meanwhile, nothing is taken.
+    pub fn clear(self) -> Result<()> {
+        self.living.members.clear(self.host, &self.living.member, &mut |_, _, _| Ok(()))
+    }
+}
+
+impl Drop for DeadHost<'_> {
+    fn drop(&mut self) {
+        self.living.locks.release(self.host.id.0);
     }
 }
 

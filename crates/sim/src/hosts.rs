@@ -318,11 +318,10 @@ impl Process<'_> {
     fn clear_one(&self, members: &Members<HostEnvironment>, member: &Member) -> Result<()> {
         let dead = |host: &Host| !self.truth.lock().living.contains_key(&host.incarnation);
         let Some(host) = members.all()?.into_iter().find(dead) else { return Ok(()) };
-        let cleared = members.clear(host.id, member, &mut |id, host, _| self.prove(id, host));
+        let cleared = members.clear(&host, member, &mut |id, host, _| self.prove(id, host));
         let thread = u64::MAX - self.number;
         self.truth.lock().locks.retain(|_, holder| *holder != thread);
         match cleared {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
             Ok(()) => {
                 self.truth.lock().count("cleared");

@@ -1,7 +1,9 @@
 //! The tables of hosts that share a region: each has rows and segments of its own, and sees those of the others.
 
 use cbd_engine::{BackendSpec, Beat, BlkdevSpec, FormatOptions, Host, Settings, Transport};
+use cbd_format::Object;
 use cbd_sim::hosts::{HostEnvironment, HostMemory, Medium};
+use cbd_sim::until_crash;
 use cbd_types::{BackendId, ErrorKind, HostId, Name, Region, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -138,18 +140,23 @@ fn a_host_that_was_cleared_has_nothing_and_its_place_is_free() {
     a.create_backend(&spec(&a, "/a", all - 9)).expect("there is room");
     drop(a);
     let (members, member) = b.members().expect("it is shared");
-    let lives = members
-        .clear(HostId(0), member, &mut |_, _, _| Err(cbd_types::Error::new(ErrorKind::Busy, "it lives")));
+    let dead = members.host(HostId(0)).expect("it can be read").expect("it is there");
+    let busy = || Err(cbd_types::Error::new(ErrorKind::Busy, "it lives"));
+    let lives = members.clear(&dead, member, &mut |_, _, _| busy());
     assert_eq!(lives.expect_err("it lives").kind(), ErrorKind::Busy);
+    let before = cbd_engine::Host { incarnation: dead.incarnation ^ 2, ..dead.clone() };
+    let changed = members.clear(&before, member, &mut |_, _, _| Ok(())).expect_err("it came back meanwhile");
+    assert_eq!(changed.kind(), ErrorKind::Busy);
     assert_eq!(b.backends_of_others().expect("they can be read").len(), 1);
-    members.clear(HostId(0), member, &mut |_, _, _| Ok(())).expect("it is dead");
+    members.clear(&dead, member, &mut |_, _, _| Ok(())).expect("it is dead");
     assert!(b.backends_of_others().expect("they can be read").is_empty());
     b.create_backend(&spec(&b, "/b", all)).expect("all is free");
     let new = open(&medium, "c", 4);
     assert_eq!(new.members().expect("it is shared").1.id, HostId(0));
     assert!(new.backends().expect("there are none").is_empty(), "its tables are blank");
-    let missing = members.clear(HostId(2), member, &mut |_, _, _| Ok(())).expect_err("there is no such host");
-    assert_eq!(missing.kind(), ErrorKind::NotFound);
+    assert_eq!(members.host(HostId(2)).expect("it can be read"), None);
+    let outside = members.host(HostId(3)).expect_err("there is no such area");
+    assert_eq!(outside.kind(), ErrorKind::OutOfRange);
 }
 
 #[test]
@@ -195,6 +202,131 @@ fn a_shared_region_is_opened_only_as_a_host() {
         &FormatOptions { segment_size: Some(SEGMENT), ..FormatOptions::default() },
     );
     assert_eq!(again.expect_err("it holds a transport").kind(), ErrorKind::AlreadyExists);
+}
+
+/// A region in which host `b` has cleared host `a`, whose tables are still in its area.
+fn after_a_clear() -> Medium {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let (a, b) = (open(&medium, "a", 2), open(&medium, "b", 3));
+    a.create_backend(&spec(&a, "/a", 9)).expect("there is room");
+    let (members, member) = b.members().expect("it is shared");
+    let dead = members.host(HostId(0)).expect("it can be read").expect("it is there");
+    members.clear(&dead, member, &mut |_, _, _| Ok(())).expect("it is dead");
+    medium
+}
+
+#[test]
+fn a_host_that_dies_while_it_joins_never_has_the_tables_of_the_former_one() {
+    let bytes = after_a_clear().bytes();
+    // Joins until its operation number `operations`; whether it came to the end.
+    let join = |operations: u64| {
+        let medium = Medium::with_bytes(bytes.clone());
+        let memory = HostMemory::new(&medium, false, operations);
+        memory.die_in(operations);
+        let environment = Arc::new(HostEnvironment::new(operations));
+        let region = Region::new(memory.clone());
+        let joined =
+            until_crash(|| Transport::open_shared(environment, region, "c", &mut |_, _, _| Ok(())).map(drop));
+        memory.live();
+        (medium, joined.is_ok())
+    };
+    let (mut dies, mut lives) = (0, 1 << 20);
+    while lives - dies > 1 {
+        let middle = u64::midpoint(dies, lives);
+        if join(middle).1 { lives = middle } else { dies = middle }
+    }
+    // The tables are blanked and described at the end.
+    for operations in (dies.saturating_sub(6000)..dies).step_by(23) {
+        let (medium, _) = join(operations);
+        let again = open(&medium, "c", operations ^ 1);
+        assert!(again.backends().expect("they are valid").is_empty(), "after {operations} operations");
+        assert!(again.blkdevs().is_empty());
+    }
+}
+
+#[test]
+fn a_host_that_was_cleared_and_goes_on_gets_nothing() {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let (paused, b) = (open(&medium, "a", 2), open(&medium, "b", 3));
+    let all = u64::from(b.info().free_segments);
+    let (members, member) = b.members().expect("it is shared");
+    let dead = members.host(HostId(0)).expect("it can be read").expect("it is there");
+    members.clear(&dead, member, &mut |_, _, _| Ok(())).expect("an operator says so");
+    let error = paused.create_backend(&spec(&paused, "/a", 9)).expect_err("it is no host");
+    assert_eq!(error.kind(), ErrorKind::Stopped, "{error}");
+    let (members, member) = paused.members().expect("it is shared");
+    assert_eq!(members.leave(member).expect_err("it is no host").kind(), ErrorKind::Stopped);
+    b.create_backend(&spec(&b, "/b", all)).expect("it has taken nothing");
+}
+
+#[test]
+fn signs_of_life_are_seen_whatever_caches_hold() {
+    for seed in 2..30 {
+        let medium = Medium::new(SIZE);
+        format(&medium);
+        let (a, b) = (open(&medium, "a", seed), open(&medium, "b", seed + 100));
+        let (members, member) = a.members().expect("it is shared");
+        let seen = b.members().expect("it is shared").0;
+        for number in 1..6 {
+            members.beat(member, number, 7);
+            let beat = seen.beat_of(HostId(0)).expect("it was stored");
+            assert_eq!((beat.number, beat.process), (number, 7), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn without_the_header_of_its_area_a_host_keeps_its_tables() {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let a = open(&medium, "a", 2);
+    let id = a.create_backend(&spec(&a, "/a", 9)).expect("there is room");
+    let used = segments(&a, id);
+    let layout = a.info().layout;
+    drop(a);
+    let whole = medium.bytes();
+    let mut damaged = whole.clone();
+    for at in layout.shared_parts().expect("it is shared").header(0) {
+        damaged[at as usize + 20] ^= 1;
+    }
+    let medium = Medium::with_bytes(damaged);
+    let error = open_if(&medium, "a", 3, true).err().expect("whose tables these are is not known");
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+    let parts = layout.shared_parts().expect("it is shared");
+    let mut repaired = medium.bytes();
+    for at in parts.header(0).map(|at| at as usize) {
+        repaired[at..at + 128].copy_from_slice(&whole[at..at + 128]);
+    }
+    let again = open(&Medium::with_bytes(repaired), "a", 4);
+    assert_eq!(segments(&again, id), used, "nothing was blanked");
+}
+
+#[test]
+fn one_copy_of_what_was_decided_suffices() {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let (a, b) = (open(&medium, "a", 2), open(&medium, "b", 3));
+    let of_a = a.create_backend(&spec(&a, "/a", 9)).expect("there is room");
+    b.create_backend(&spec(&b, "/b", 9)).expect("there is room");
+    let used = segments(&a, of_a);
+    let parts = a.info().layout.shared_parts().expect("it is shared");
+    drop((a, b));
+    let objects = [Object::Backend(0), Object::Group(0), Object::Group(5), Object::Area(0), Object::Area(1)];
+    for copy in 0..2 {
+        let mut bytes = medium.bytes();
+        for object in objects {
+            for voter in 0..parts.voters(object) {
+                bytes[parts.vote(object, voter)[copy] as usize + 40] ^= 0x55;
+            }
+        }
+        let damaged = Medium::with_bytes(bytes);
+        let again = open(&damaged, "a", 4 + copy as u64);
+        assert_eq!(again.members().expect("it is shared").1.id, HostId(0), "copy {copy}");
+        assert_eq!(segments(&again, of_a), used, "copy {copy}");
+        assert_eq!(again.backends_of_others().expect("it can be read").len(), 1, "copy {copy}");
+    }
 }
 
 /// The lines of a region that are not zero, as the program of format version 1 that first knew shared regions left them.

@@ -367,7 +367,7 @@ pub struct BackendInfo {
     pub uuid: String,
     /// Path of the backing device.
     pub backend_path: String,
-    /// Whether it is being served.
+    /// Whether it is being served; of another host of a region that several share, whether that host is alive.
     pub alive: bool,
     /// Segments of its cache that can hold a log: all but the one that holds its state. 0 without a cache.
     pub cache_segs: u64,
@@ -464,7 +464,7 @@ pub struct BlkdevInfo {
     pub class: BlkdevClass,
     /// `/dev/cbdN`, or the URI of an NBD export.
     pub dev_name: String,
-    /// Whether it is being served.
+    /// Whether it is being served; of another host of a region that several share, whether that host is alive.
     pub alive: bool,
     /// The export that the user requested.
     pub export: String,

@@ -100,9 +100,16 @@ impl Control for Manager {
     }
 
     fn backends(&self, transport: u32, all: bool) -> Result<Vec<BackendInfo>> {
-        let others = if all { self.handle(transport)?.entries_of_others() } else { Vec::new() };
-        let tables = self.tables()?;
-        Ok(transport::running(&tables, transport)?.backend_infos(others))
+        let handle = self.handle(transport)?;
+        let others = if all { handle.entries_of_others() } else { Vec::new() };
+        let mut list = {
+            let tables = self.tables()?;
+            transport::running(&tables, transport)?.backend_infos(others)
+        };
+        if all {
+            handle.tell_hosts_of_backends(&mut list)?;
+        }
+        Ok(list)
     }
 
     fn set(&self, transport: u32, backend: u32, change: &SettingsChange) -> Result<Settings> {
@@ -181,9 +188,16 @@ impl Control for Manager {
     }
 
     fn blkdevs(&self, transport: u32, all: bool) -> Result<Vec<BlkdevInfo>> {
-        let others = if all { self.handle(transport)?.blkdevs_of_others() } else { Vec::new() };
-        let tables = self.tables()?;
-        Ok(transport::running(&tables, transport)?.blkdev_infos(transport, others))
+        let handle = self.handle(transport)?;
+        let others = if all { handle.blkdevs_of_others() } else { Vec::new() };
+        let mut list = {
+            let tables = self.tables()?;
+            transport::running(&tables, transport)?.blkdev_infos(transport, others)
+        };
+        if all {
+            handle.tell_hosts_of_blkdevs(&mut list)?;
+        }
+        Ok(list)
     }
 
     fn events(&self) -> Arc<Events> {

@@ -8,7 +8,7 @@
 use super::Manager;
 use super::slots::TransportHandle;
 use super::transport::running;
-use crate::api::{ClearHost, HostInfo};
+use crate::api::{BackendInfo, BlkdevInfo, ClearHost, HostInfo};
 use crate::events::EventName;
 use crate::size::format_size;
 use cbd_engine::{Mixed, Transport};
@@ -52,6 +52,36 @@ impl TransportHandle {
             .collect())
     }
 
+    /// Says of the backends of other hosts, of which this daemon knows no more, whose they are and whether that host is alive.
+    pub fn tell_hosts_of_backends(&self, list: &mut [BackendInfo]) -> Result<()> {
+        let hosts = self.others_if_shared()?;
+        for info in list.iter_mut().filter(|info| info.host_id != self.host.0) {
+            if let Some(host) = hosts.iter().find(|host| host.host_id == info.host_id) {
+                info.alive = host.alive;
+                let end = if host.alive { "" } else { ", not alive" };
+                info.state = format!("of host {}{end}", host.hostname);
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`tell_hosts_of_backends`](Self::tell_hosts_of_backends), for block devices.
+    pub fn tell_hosts_of_blkdevs(&self, list: &mut [BlkdevInfo]) -> Result<()> {
+        let hosts = self.others_if_shared()?;
+        for info in list.iter_mut().filter(|info| info.host_id != self.host.0) {
+            if let Some(host) = hosts.iter().find(|host| host.host_id == info.host_id) {
+                info.alive = host.alive;
+                info.note = Some(format!("of host {}", host.hostname));
+            }
+        }
+        Ok(())
+    }
+
+    /// The hosts of a region that several share; none for one of one host.
+    fn others_if_shared(&self) -> Result<Vec<HostInfo>> {
+        if self.living.is_some() { self.hosts() } else { Ok(Vec::new()) }
+    }
+
     fn living(&self) -> Result<&Arc<Living>> {
         self.living.as_ref().ok_or_else(|| {
             Error::new(
@@ -72,17 +102,11 @@ impl Manager {
             let text = format!("transport {transport} has no host {host}; host-list shows which there are");
             Error::new(ErrorKind::NotFound, text)
         })?;
-        if known.is_alive() && !known.is_self {
-            let text = format!(
-                "host {host} ({}) is alive: a host that lives is not cleared; tp-unreg there lets it leave",
-                known.host.name
-            );
-            return Err(Error::new(ErrorKind::Busy, text));
-        }
-        let dirty =
-            if known.is_self || known.host.is_being_cleared { Held::default() } else { held_by(&handle, id) };
+        // Before its data is counted: of a host whose process lives, none is to be given up.
+        let dead = living.prove_dead(&known.host)?;
+        let dirty = if known.host.is_being_cleared { Held::default() } else { held_by(&handle, id) };
         dirty.refuse_unless(request.discard_dirty, &known.host.name)?;
-        living.clear(id)?;
+        dead.clear()?;
         self.refresh_tables_copy(&handle);
         let (event, name) = (EventName::HostCleared.name(), &known.host.name);
         tracing::warn!(
@@ -118,8 +142,9 @@ impl Held {
         Err(Error::new(
             ErrorKind::Busy,
             format!(
-                "host {name} has {} of dirty data that its disks lack ({lines}): start its daemon again to write it back, or give it up \
+                "host {name} has {}{} of dirty data that its disks lack ({lines}): start its daemon again to write it back, or give it up \
                  with --discard-dirty {}",
+                if self.unknown.is_empty() { "" } else { "at least " },
                 format_size(self.bytes),
                 self.bytes
             ),

@@ -83,6 +83,10 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 fn two_daemons_cache_their_disks_in_one_region() {
     let shared = Shared::new();
     let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    assert!(
+        b.hosts().iter().all(|seen| seen.alive),
+        "the first answer waits until signs of life can be seen"
+    );
     assert_eq!((a.start(), b.start()), (0, 1), "numbers are of the whole transport");
     for host in [&a, &b] {
         host.fixture.write_block();
@@ -95,6 +99,10 @@ fn two_daemons_cache_their_disks_in_one_region() {
     wait_until("each sees the other live", || {
         [&a, &b].iter().all(|host| host.hosts().iter().all(|seen| seen.alive))
     });
+    let seen = &a.daemon.backends(0, true).unwrap()[1];
+    assert_eq!((seen.state.as_str(), seen.alive), ("of host b", true), "whether it is served only b says");
+    let seen = &a.daemon.blkdevs(0, true).unwrap()[1];
+    assert_eq!((seen.note.as_deref(), seen.alive), (Some("of host b"), true));
     let names: Vec<(String, bool)> = b.hosts().into_iter().map(|host| (host.hostname, host.this)).collect();
     assert_eq!(names, [("a".to_owned(), false), ("b".to_owned(), true)]);
     let status = a.daemon.status().unwrap();
@@ -112,6 +120,8 @@ fn a_daemon_that_comes_back_serves_what_it_had_and_another_one_lives_on() {
     drop(daemon);
     b.fixture.write_block();
     wait_until("a is seen to be away", || b.hosts().iter().any(|host| host.hostname == "a" && !host.alive));
+    let seen = &b.daemon.backends(0, true).unwrap()[0];
+    assert_eq!((seen.state.as_str(), seen.alive), ("of host a, not alive", false));
     let again = Host { daemon: fixture.daemon(), fixture };
     assert_eq!(again.backends(), [(0, true), (1, false)]);
     again.fixture.block_is_there();
@@ -121,7 +131,14 @@ fn a_daemon_that_comes_back_serves_what_it_had_and_another_one_lives_on() {
 #[test]
 fn a_host_that_is_alive_is_neither_joined_nor_cleared() {
     let shared = Shared::new();
-    let (a, b) = (Host::join(&shared, "a", true), Host::join(&shared, "b", false));
+    let mut fixture = Fixture::new();
+    fixture.decorate = Some("fault:op=write".into());
+    let daemon = fixture.daemon();
+    register(&daemon, &shared.registration("a", true)).unwrap();
+    let a = Host { daemon, fixture };
+    let b = Host::join(&shared, "b", false);
+    a.start();
+    a.fixture.write_block();
     let other = Fixture::new();
     let third = other.daemon();
     refused(
@@ -130,7 +147,12 @@ fn a_host_that_is_alive_is_neither_joined_nor_cleared() {
         "host a is alive on this machine",
     );
     let clear = |id, dirty| b.daemon.clear_host(0, id, &ClearHost { discard_dirty: dirty });
-    refused(clear(0, None), ErrorKind::Busy, "alive");
+    // Its data is not counted, and no advice is given to drop it.
+    for dirty in [None, Some(0), Some(4096)] {
+        let error = refused(clear(0, dirty), ErrorKind::Busy, "alive on this machine");
+        assert!(!error.line().contains("discard"), "{error}");
+    }
+    assert_eq!(b.backends(), [(0, false)]);
     refused(clear(1, None), ErrorKind::Busy, "this daemon itself");
     refused(clear(7, None), ErrorKind::NotFound, "no host 7");
     let mut formatted = shared.registration("c", true);

@@ -34,10 +34,11 @@ pub struct Life {
 impl Life {
     /// Notes what was seen at this time of the observer's monotonic clock.
     pub fn note(&mut self, beat: Option<&Beat>, now_ms: u64) {
+        let is_first = self.first_ms.is_none();
         self.first_ms = self.first_ms.or(Some(now_ms));
         let seen = beat.map(|beat| (beat.incarnation, beat.number));
-        // What is seen first may be old.
-        if self.last.is_some() && seen.is_some() && seen != self.last {
+        // What is there at the first look may be old.
+        if !is_first && seen.is_some() && seen != self.last {
             self.changed_ms = Some(now_ms);
         }
         self.last = seen.or(self.last);
@@ -107,6 +108,14 @@ mod tests {
 
     fn beat(incarnation: u64, number: u64) -> Beat {
         Beat { incarnation, number, boot: BootId::UNKNOWN, process: 1 }
+    }
+
+    #[test]
+    fn a_host_that_joins_while_the_observer_looks_lives() {
+        let mut life = Life::default();
+        life.note(None, 100);
+        life.note(Some(&beat(1, 1)), 600);
+        assert_eq!(life.since_ms(700), Some(100));
     }
 
     #[test]

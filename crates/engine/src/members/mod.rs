@@ -172,8 +172,10 @@ impl<E: Environment> Members<E> {
         let mut joined = None;
         for id in self.ids() {
             let last = self.votes(Object::Area(id.0)).known()?.holding;
-            if last.is_held() && last.name.get() == number {
-                let host = known.iter().find(|host| host.id == id);
+            let host = known.iter().find(|host| host.id == id);
+            // Two names can have one number.
+            let is_other = host.is_some_and(|host| !host.name.is_empty() && host.name != name);
+            if last.is_held() && last.name.get() == number && !is_other {
                 prove(id, host, &|| self.beat_of(id))?;
                 joined = Some(self.come_back(id, incarnation, &last)?);
                 break;
@@ -276,6 +278,17 @@ impl<E: Environment> Members<E> {
     /// Blanks the tables of an area that belonged to another host, and then says whose they are.
     fn prepare_area(&self, member: &Member, name: FieldText<'_, 64>) -> Result<()> {
         let mut header = self.header(member.id);
+        if header.is_lost() {
+            // The tables may be those of this host, with all that its caches hold.
+            return Err(Error::new(
+                ErrorKind::Damaged,
+                format!(
+                    "both copies of the header of the area of host {} are damaged, so that it is not known whose tables it has: \
+                     what its caches hold is kept but cannot be reached",
+                    member.id
+                ),
+            ));
+        }
         if header.content().is_some_and(|header| header.granted.get() == member.granted) {
             return Ok(());
         }
@@ -335,18 +348,14 @@ impl<E: Environment> Members<E> {
     }
 
     /// Takes everything from a host whose process has ended, as `prove` shows or an operator says. What its caches hold is dropped.
+    /// `host` is what was known of it when that was decided.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such host; [`ErrorKind::Busy`] if it lives or comes back meanwhile; errors of reading
+    /// [`ErrorKind::Busy`] if it lives, or is not in that incarnation any more; errors of reading
     /// and storing. It can be repeated, by any host: until it has succeeded, no host has what the host had.
-    pub fn clear(&self, id: HostId, by: &Member, prove: &mut Proof<'_>) -> Result<()> {
-        let host = self.host(id)?.ok_or_else(|| {
-            Error::new(
-                ErrorKind::NotFound,
-                format!("the region has no host {id}; host-list shows which there are"),
-            )
-        })?;
-        prove(id, Some(&host), &|| self.beat_of(id))?;
+    pub fn clear(&self, host: &Host, by: &Member, prove: &mut Proof<'_>) -> Result<()> {
+        let id = host.id;
+        prove(id, Some(host), &|| self.beat_of(id))?;
         let votes = self.votes(Object::Area(id.0));
         let incarnation = self.environment.random() | 1;
         let claim = votes.take_claim(self.environment.random(), incarnation, None)?;
@@ -409,6 +418,7 @@ impl<E: Environment> Members<E> {
     /// [`ErrorKind::Stopped`] if this process is the host no more; errors of reading and storing; [`ErrorKind::Busy`] if other hosts
     /// never let it come to a decision.
     pub fn acquire(&self, member: &Member, object: Object) -> Result<bool> {
+        self.check_member(member)?;
         let id = member.id.0;
         let decided = self.vote_as(member, object, |last| Ok((!last.holding.is_held()).then(|| held(id))))?;
         if !decided.holding.is_of(id) {

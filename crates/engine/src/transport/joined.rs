@@ -21,7 +21,7 @@ use cbd_format::{
 use cbd_types::{Error, ErrorKind, HostId, MutationPoint, Name, Region, Result};
 
 /// How long the number of groups that no host has is used before it is looked up again.
-const FREE_GROUPS_MS: u64 = 1000;
+const FREE_GROUPS_MS: u64 = 5000;
 
 /// This process as a host of the region.
 pub(super) struct Joined<E: Environment> {
@@ -102,19 +102,27 @@ impl<E: Environment> Transport<E> {
         prove: &mut Proof<'_>,
     ) -> Result<Arc<Self>> {
         let region = Arc::new(region);
-        let mut superblocks = Superblocks::read(&region)?;
-        let layout = superblocks.layout();
-        let not_shared =
-            || Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts");
         let members =
-            Members::new(Arc::clone(&environment), Arc::clone(&region), layout).ok_or_else(not_shared)?;
+            Self::members_of(Arc::clone(&environment), Arc::clone(&region))?.ok_or_else(not_shared)?;
         let member = members.join(name, prove)?;
-        let own = layout.for_host(member.id.0).ok_or_else(not_shared)?;
-        superblocks.use_tables_of(own);
         let joined = Joined { members: Arc::new(members), member };
+        let (members, id) = (Arc::clone(&joined.members), joined.member.id);
+        Self::with_tables_of(environment, region, (&members, id), Some(joined))
+    }
+
+    /// Opens the tables of a host.
+    fn with_tables_of(
+        environment: Arc<E>,
+        region: Arc<Region<E::Memory>>,
+        (members, host): (&Members<E>, HostId),
+        joined: Option<Joined<E>>,
+    ) -> Result<Arc<Self>> {
+        let mut superblocks = Superblocks::read(&region)?;
+        let own = superblocks.layout().for_host(host.0).ok_or_else(not_shared)?;
+        superblocks.use_tables_of(own);
         let tables = Tables::read(superblocks, &region)?;
         if let Some(parts) = own.shared_parts() {
-            tables.lock().shares = Some(Shares::read(&joined.members, joined.member.id, parts)?);
+            tables.lock().shares = Some(Shares::read(members, host, parts)?);
         }
         Ok(Arc::new(Self {
             environment,
@@ -122,7 +130,7 @@ impl<E: Environment> Transport<E> {
             segment_size: own.segment_size,
             layout: Mutex::<E, _>::new(Box::new(own)),
             tables,
-            joined: Some(joined),
+            joined,
         }))
     }
 
@@ -140,10 +148,8 @@ impl<E: Environment> Transport<E> {
     /// # Errors
     /// As [`open`](Self::open) and [`open_of_host`](Self::open_of_host).
     pub fn open_each(environment: &Arc<E>, region: Arc<Region<E::Memory>>) -> Result<Vec<Arc<Self>>> {
-        let layout = Superblocks::read(&region).ok().map(|found| found.layout());
-        let members =
-            layout.and_then(|layout| Members::new(Arc::clone(environment), Arc::clone(&region), layout));
-        let Some(members) = members else {
+        let members = Self::members_of(Arc::clone(environment), Arc::clone(&region));
+        let Ok(Some(members)) = members else {
             return Self::open_held(Arc::clone(environment), region).map(|transport| vec![transport]);
         };
         let hosts = members.all()?.into_iter();
@@ -161,29 +167,12 @@ impl<E: Environment> Transport<E> {
         region: Arc<Region<E::Memory>>,
         host: HostId,
     ) -> Result<Arc<Self>> {
-        let mut superblocks = Superblocks::read(&region)?;
-        let layout = superblocks.layout();
-        let not_shared =
-            || Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts");
         let members =
-            Members::new(Arc::clone(&environment), Arc::clone(&region), layout).ok_or_else(not_shared)?;
+            Self::members_of(Arc::clone(&environment), Arc::clone(&region))?.ok_or_else(not_shared)?;
         if members.host(host)?.is_none() {
             return Err(Error::new(ErrorKind::NotFound, format!("the region has no host {host}")));
         }
-        let own = layout.for_host(host.0).ok_or_else(not_shared)?;
-        superblocks.use_tables_of(own);
-        let tables = Tables::read(superblocks, &region)?;
-        if let Some(parts) = own.shared_parts() {
-            tables.lock().shares = Some(Shares::read(&members, host, parts)?);
-        }
-        Ok(Arc::new(Self {
-            environment,
-            region,
-            segment_size: own.segment_size,
-            layout: Mutex::<E, _>::new(Box::new(own)),
-            tables,
-            joined: None,
-        }))
+        Self::with_tables_of(environment, region, (&members, host), None)
     }
 
     /// The hosts of a shared region, and which of them this process is; `None` for a region of one host.
@@ -397,4 +386,8 @@ impl<E: Environment> Tables<E> {
     fn names_cache(&self, segment: usize) -> bool {
         self.owner(segment).is_some()
     }
+}
+
+fn not_shared() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "the region is not shared by several hosts")
 }

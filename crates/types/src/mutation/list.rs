@@ -166,6 +166,8 @@ mutation_points! {
     /// A voter proposes what another host may have decided already.
     VoteAdopt = "vote.adopt",
 
+    /// A decision survives a failed page.
+    VoteSecond = "vote.second",
     /// A sign of life is visible to other hosts.
     BeatPublish = "beat.publish",
     /// An observer looks at the sign of life itself, not at what its caches have of it.
