@@ -7,7 +7,7 @@
 
 use crate::random::Seeded;
 use parking_lot::lock_api::{GuardSend, RawMutex};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,7 +25,8 @@ struct Turns {
 
 struct Table {
     turns: Mutex<Turns>,
-    changed: Condvar,
+    /// For each thread: it is its turn.
+    chosen: Vec<Condvar>,
 }
 
 thread_local! {
@@ -46,19 +47,22 @@ impl Table {
     fn pass(&self, me: usize) {
         let mut turns = self.turns.lock();
         turns.choose(Some(me));
-        self.changed.notify_all();
-        self.changed.wait_while(&mut turns, |turns| turns.now != me);
+        let now = turns.now;
+        if now != me {
+            MutexGuard::unlocked(&mut turns, || self.chosen[now].notify_one());
+            self.chosen[me].wait_while(&mut turns, |turns| turns.now != me);
+        }
     }
 
     fn wait_for_turn(&self, me: usize) {
-        self.changed.wait_while(&mut self.turns.lock(), |turns| turns.now != me);
+        self.chosen[me].wait_while(&mut self.turns.lock(), |turns| turns.now != me);
     }
 
     fn leave(&self, me: usize) {
         let mut turns = self.turns.lock();
         turns.done[me] = true;
         turns.choose(None);
-        self.changed.notify_all();
+        self.chosen[turns.now].notify_one();
     }
 }
 
@@ -82,7 +86,8 @@ pub fn together<'a, T: Send>(
     let mut turns =
         Turns { now: 0, done: vec![false; works.len()], random: Seeded::new(seed), switch_permille };
     turns.choose(None);
-    let table = Arc::new(Table { turns: Mutex::new(turns), changed: Condvar::new() });
+    let chosen = works.iter().map(|_| Condvar::new()).collect();
+    let table = Arc::new(Table { turns: Mutex::new(turns), chosen });
     std::thread::scope(|scope| {
         let threads: Vec<_> = works
             .into_iter()

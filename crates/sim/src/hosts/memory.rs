@@ -15,8 +15,8 @@ use crate::crash::crash_now;
 use crate::random::Seeded;
 use cbd_types::pmem::blocks_of;
 use cbd_types::{BootId, CHECKSUM_BLOCK, Durability, MediaError, Pmem};
-use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use parking_lot::{Mutex, MutexGuard};
+use std::ops::Range;
 use std::sync::Arc;
 
 const LINE: u64 = 64;
@@ -48,43 +48,94 @@ impl Medium {
         self.0.lock().clone()
     }
 
-    fn line(&self, at: u64) -> [u8; LINE as usize] {
+    fn line(&self, at: u64) -> Line {
         let mut line = [0; LINE as usize];
         line.copy_from_slice(&self.0.lock()[at as usize..][..LINE as usize]);
         line
     }
 
     /// Stores those of the words of a line that are dirty and that `keep` names.
-    fn write(&self, at: u64, line: &Cached, mut keep: impl FnMut() -> bool) {
+    fn write(&self, line: &Cached, mut keep: impl FnMut() -> bool) {
         let mut medium = self.0.lock();
-        for word in 0..LINE as usize / WORD {
-            let bytes = word * WORD..(word + 1) * WORD;
-            if !line.dirty[bytes.clone()].contains(&true) || !keep() {
+        let into = &mut medium[line.at as usize..][..LINE as usize];
+        for (word, (into, from)) in into.chunks_exact_mut(WORD).zip(line.bytes.chunks_exact(WORD)).enumerate()
+        {
+            let dirty = (line.dirty >> (word * WORD)) as u8;
+            if dirty == 0 || !keep() {
                 continue;
             }
-            for byte in bytes.filter(|byte| line.dirty[*byte]) {
-                medium[at as usize + byte] = line.bytes[byte];
+            if dirty == u8::MAX {
+                into.copy_from_slice(from);
+                continue;
+            }
+            for byte in (0..WORD).filter(|byte| dirty >> byte & 1 == 1) {
+                into[byte] = from[byte];
             }
         }
     }
 }
 
+type Line = [u8; LINE as usize];
+
 /// A line in the caches of a host.
 #[derive(Clone, Copy, Debug)]
 struct Cached {
-    bytes: [u8; LINE as usize],
-    dirty: [bool; LINE as usize],
+    /// Its first byte in the memory.
+    at: u64,
+    bytes: Line,
+    /// A bit for each byte that the host has stored and that is not in the medium.
+    dirty: u64,
 }
 
-impl Cached {
-    fn is_dirty(&self) -> bool {
-        self.dirty.contains(&true)
+/// The lines that a host has cached, in no order.
+#[derive(Debug)]
+struct Lines {
+    cached: Vec<Cached>,
+    /// For each line of the memory its position in `cached`, plus one; 0 if it is not there.
+    positions: Vec<u32>,
+    dirty: usize,
+}
+
+impl Lines {
+    fn of(bytes: usize) -> Self {
+        let lines = bytes.div_ceil(LINE as usize);
+        Self { cached: Vec::with_capacity(CACHED_MAX + 1), positions: vec![0; lines], dirty: 0 }
+    }
+
+    fn position(&self, at: u64) -> Option<usize> {
+        (self.positions[(at / LINE) as usize] as usize).checked_sub(1)
+    }
+
+    fn get(&self, at: u64) -> Option<&Cached> {
+        self.position(at).map(|position| &self.cached[position])
+    }
+
+    /// Adds a line that is not there, with what is in the medium.
+    fn insert(&mut self, at: u64, bytes: Line) -> usize {
+        self.cached.push(Cached { at, bytes, dirty: 0 });
+        self.positions[(at / LINE) as usize] = self.cached.len() as u32;
+        self.cached.len() - 1
+    }
+
+    fn set_dirty(&mut self, position: usize, dirty: u64) {
+        let line = &mut self.cached[position];
+        self.dirty = self.dirty + usize::from(dirty != 0) - usize::from(line.dirty != 0);
+        line.dirty = dirty;
+    }
+
+    fn remove(&mut self, position: usize) {
+        self.set_dirty(position, 0);
+        let line = self.cached.swap_remove(position);
+        self.positions[(line.at / LINE) as usize] = 0;
+        if let Some(moved) = self.cached.get(position) {
+            self.positions[(moved.at / LINE) as usize] = position as u32 + 1;
+        }
     }
 }
 
 #[derive(Debug)]
 struct Caches {
-    lines: BTreeMap<u64, Cached>,
+    lines: Lines,
     random: Seeded,
     /// Operations until the host dies.
     dies_in: Option<u64>,
@@ -107,7 +158,8 @@ impl HostMemory {
         let mut random = Seeded::new(seed);
         let evict_permille = *random.pick(&[0, 5, 50, 300]);
         let boot = BootId(std::array::from_fn(|_| random.next() as u8 | 1));
-        let caches = Caches { lines: BTreeMap::new(), random, dies_in: None, evict_permille };
+        let lines = Lines::of(medium.0.lock().len());
+        let caches = Caches { lines, random, dies_in: None, evict_permille };
         Self { medium: medium.clone(), caches: Arc::new(Mutex::new(caches)), is_coherent, boot }
     }
 
@@ -122,7 +174,7 @@ impl HostMemory {
     }
 
     /// Before each operation: another host may run, a line may be evicted, or this host dies.
-    fn step(&self) {
+    fn step(&self) -> MutexGuard<'_, Caches> {
         baton::may_switch();
         let mut caches = self.caches.lock();
         if let Some(left) = &mut caches.dies_in {
@@ -135,30 +187,34 @@ impl HostMemory {
             *left -= 1;
         }
         let permille = caches.evict_permille;
-        if caches.random.chance(permille) || caches.lines.len() > CACHED_MAX {
+        if caches.random.chance(permille) || caches.lines.cached.len() > CACHED_MAX {
             self.evict_one(&mut caches);
         }
+        caches
     }
 
     /// Some words of what was not fenced reach the medium.
     fn lose(&self, caches: &mut Caches) {
-        let kept = *caches.random.pick(&[0, 300, 1000]);
-        let lines = std::mem::take(&mut caches.lines);
-        for (at, line) in lines {
-            self.medium.write(at, &line, || caches.random.chance(kept));
+        let Caches { lines, random, .. } = caches;
+        let kept = *random.pick(&[0, 300, 1000]);
+        for line in &lines.cached {
+            self.medium.write(line, || random.chance(kept));
+        }
+        while let Some(last) = lines.cached.len().checked_sub(1) {
+            lines.remove(last);
         }
     }
 
     fn evict_one(&self, caches: &mut Caches) {
-        let from = caches.random.below(self.medium.0.lock().len() as u64);
-        let next = caches.lines.range(from..).next().or_else(|| caches.lines.iter().next());
-        let Some((&at, &line)) = next else { return };
-        if line.is_dirty() && caches.random.chance(500) {
+        let Caches { lines, random, .. } = caches;
+        let position = random.below(lines.cached.len() as u64) as usize;
+        let Some(line) = lines.cached.get(position) else { return };
+        if line.dirty != 0 && random.chance(500) {
             // A write that is under way: some words are there, and the line is still in the cache.
-            self.medium.write(at, &line, || caches.random.chance(500));
+            self.medium.write(line, || random.chance(500));
         } else {
-            self.medium.write(at, &line, || true);
-            caches.lines.remove(&at);
+            self.medium.write(line, || true);
+            lines.remove(position);
         }
     }
 
@@ -167,16 +223,25 @@ impl HostMemory {
         (first..at + length).step_by(LINE as usize)
     }
 
+    /// The bytes of a line that belong to an access of `length` bytes at `at`, and those of the access.
+    fn overlap(line_at: u64, at: u64, length: usize) -> (Range<usize>, Range<usize>) {
+        let from = at.max(line_at);
+        let end = (at + length as u64).min(line_at + LINE);
+        ((from - line_at) as usize..(end - line_at) as usize, (from - at) as usize..(end - at) as usize)
+    }
+
     /// Writes the dirty words of a line to the medium.
     fn clean(&self, caches: &mut Caches, at: u64) {
-        if let Some(line) = caches.lines.get(&at).copied() {
-            self.medium.write(at, &line, || true);
-            // A store past the caches leaves no copy there; a write-back may.
-            if self.is_coherent || caches.random.chance(500) {
-                caches.lines.remove(&at);
-            } else if let Some(line) = caches.lines.get_mut(&at) {
-                line.dirty = [false; LINE as usize];
-            }
+        let Some(position) = caches.lines.position(at) else { return };
+        let line = &caches.lines.cached[position];
+        if line.dirty != 0 {
+            self.medium.write(line, || true);
+        }
+        // A store past the caches leaves no copy there; a write-back may.
+        if self.is_coherent || caches.random.chance(500) {
+            caches.lines.remove(position);
+        } else {
+            caches.lines.set_dirty(position, 0);
         }
     }
 }
@@ -191,20 +256,17 @@ impl Pmem for HostMemory {
     }
 
     fn store(&self, at: u64, from: &[u8]) {
-        self.step();
-        let mut caches = self.caches.lock();
+        let mut caches = self.step();
         for line_at in Self::lines_of(at, from.len() as u64) {
-            let fresh = self.medium.line(line_at);
-            let line =
-                caches.lines.entry(line_at).or_insert(Cached { bytes: fresh, dirty: [false; LINE as usize] });
-            for byte in 0..LINE {
-                if let Some(from) =
-                    (line_at + byte).checked_sub(at).and_then(|index| from.get(index as usize))
-                {
-                    line.bytes[byte as usize] = *from;
-                    line.dirty[byte as usize] = true;
-                }
-            }
+            let lines = &mut caches.lines;
+            let position = match lines.position(line_at) {
+                Some(position) => position,
+                None => lines.insert(line_at, self.medium.line(line_at)),
+            };
+            let (within, of) = Self::overlap(line_at, at, from.len());
+            let stored = u64::MAX >> (LINE as usize - within.len()) << within.start;
+            lines.cached[position].bytes[within].copy_from_slice(&from[of]);
+            lines.set_dirty(position, lines.cached[position].dirty | stored);
         }
     }
 
@@ -221,49 +283,47 @@ impl Pmem for HostMemory {
     }
 
     fn fence(&self) {
-        self.step();
-        let dirty: Vec<u64> = {
-            let mut caches = self.caches.lock();
-            let mut dirty: Vec<u64> =
-                caches.lines.iter().filter(|(_, line)| line.is_dirty()).map(|(at, _)| *at).collect();
-            // Lines reach the medium in any order.
-            for last in (1..dirty.len()).rev() {
-                let other = caches.random.below(last as u64 + 1) as usize;
-                dirty.swap(last, other);
-            }
-            dirty
-        };
+        let mut caches = self.step();
+        if caches.lines.dirty == 0 {
+            return;
+        }
+        let Caches { lines, random, .. } = &mut *caches;
+        let mut dirty: Vec<u64> =
+            lines.cached.iter().filter(|line| line.dirty != 0).map(|line| line.at).collect();
+        // Lines reach the medium in any order.
+        for last in (1..dirty.len()).rev() {
+            let other = random.below(last as u64 + 1) as usize;
+            dirty.swap(last, other);
+        }
         for at in dirty {
-            self.clean(&mut self.caches.lock(), at);
-            self.step();
+            self.clean(&mut caches, at);
+            drop(caches);
+            caches = self.step();
         }
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MediaError> {
         for line_at in Self::lines_of(at, into.len() as u64) {
-            self.step();
-            let mut caches = self.caches.lock();
-            let fresh = self.medium.line(line_at);
-            let bytes = match caches.lines.get(&line_at) {
-                Some(line) if !self.is_coherent => line.bytes,
+            let lines = &mut self.step().lines;
+            let (within, of) = Self::overlap(line_at, at, into.len());
+            let into = &mut into[of];
+            match lines.get(line_at) {
+                Some(line) if !self.is_coherent || line.dirty == u64::MAX => {
+                    into.copy_from_slice(&line.bytes[within]);
+                }
                 Some(line) => {
-                    let mut bytes = fresh;
-                    for byte in (0..LINE as usize).filter(|byte| line.dirty[*byte]) {
-                        bytes[byte] = line.bytes[byte];
+                    let fresh = self.medium.line(line_at);
+                    for (into, byte) in into.iter_mut().zip(within) {
+                        let is_dirty = line.dirty >> byte & 1 == 1;
+                        *into = if is_dirty { line.bytes[byte] } else { fresh[byte] };
                     }
-                    bytes
                 }
                 None => {
+                    let fresh = self.medium.line(line_at);
+                    into.copy_from_slice(&fresh[within]);
                     if !self.is_coherent {
-                        caches.lines.insert(line_at, Cached { bytes: fresh, dirty: [false; LINE as usize] });
+                        lines.insert(line_at, fresh);
                     }
-                    fresh
-                }
-            };
-            for byte in 0..LINE {
-                let index = (line_at + byte).checked_sub(at);
-                if let Some(into) = index.and_then(|index| into.get_mut(index as usize)) {
-                    *into = bytes[byte as usize];
                 }
             }
         }
@@ -277,17 +337,17 @@ impl Pmem for HostMemory {
 
     fn write_back(&self, at: u64, length: u64) {
         for line in Self::lines_of(at, length) {
-            self.step();
-            self.clean(&mut self.caches.lock(), line);
+            self.clean(&mut self.step(), line);
         }
     }
 
     fn observe(&self, at: u64, length: u64) {
         for line in Self::lines_of(at, length) {
-            self.step();
-            let mut caches = self.caches.lock();
-            self.clean(&mut caches, line);
-            caches.lines.remove(&line);
+            let caches = &mut *self.step();
+            if let Some(position) = caches.lines.position(line) {
+                self.medium.write(&caches.lines.cached[position], || true);
+                caches.lines.remove(position);
+            }
         }
     }
 
