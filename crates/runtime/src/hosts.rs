@@ -58,9 +58,17 @@ pub fn join(
         Error::new(ErrorKind::Unsupported, "memory that no other process can open has no other hosts")
     })?;
     let boot = region.boot();
+    let mut proved = Vec::new();
     let transport = Transport::open_shared(environment, region, name, &mut |id, host, look| {
-        prove_ended(&locks, boot, id, host, look, JOINING).context(|| format!("becoming host {name}"))
+        prove_ended(&locks, boot, id, host, look, JOINING).context(|| format!("becoming host {name}"))?;
+        proved.push(id);
+        Ok(())
     })?;
+    let own = transport.members().map(|(_, member)| member.id);
+    // Areas that it did not get, or of which it freed what a process left that died while it joined.
+    for id in proved.into_iter().filter(|id| Some(*id) != own) {
+        locks.release(id.0);
+    }
     let living = Living::begin(&transport, locks)?;
     Ok(OpenTransport { living: Some(living), presence: None, transport })
 }

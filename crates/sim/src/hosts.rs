@@ -5,7 +5,8 @@
 //! - no decision has two values;
 //! - no object has two users: a host uses one from the end of [`Members::acquire`] until it begins to release it, leaves, or dies;
 //! - a host that comes back has what it had, unless it was cleared;
-//! - no area has two living hosts, and no name two areas;
+//! - no area has two living hosts, and no name two living hosts, although several machines use one name;
+//! - once all processes have ended, a process can become each host;
 //! - a host alone always comes to a decision.
 //!
 //! Elsewhere: the rules (`cbd-engine`, `agreement` and `members`), the memory ([`HostMemory`]).
@@ -22,6 +23,7 @@ use cbd_types::{Error, ErrorKind, HostId, Region, Result};
 pub use memory::{HostMemory, Medium};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,6 +38,8 @@ const ACTS: u64 = 6;
 const HOSTS: u32 = 3;
 /// Processes that act as one host, one after the other.
 const LIVES: u64 = 3;
+/// Areas that processes may have left that died while they joined, and one more try.
+const TRIES: usize = HOSTS as usize + 1;
 
 /// The environment of one process.
 #[derive(Debug)]
@@ -78,6 +82,8 @@ impl Environment for HostEnvironment {
 struct Truth {
     /// The processes that live, by their incarnation, with their area.
     living: BTreeMap<u64, HostId>,
+    /// The process that has a name.
+    names: BTreeMap<String, u64>,
     /// Who uses an object.
     users: BTreeMap<Object, u64>,
     /// All decisions that anybody has seen.
@@ -109,6 +115,7 @@ impl Truth {
 
     fn end(&mut self, incarnation: u64) {
         self.living.remove(&incarnation);
+        self.names.retain(|_, holder| *holder != incarnation);
         self.users.retain(|_, user| *user != incarnation);
         self.locks.retain(|_, holder| *holder != incarnation);
     }
@@ -144,9 +151,14 @@ fn play(seed: u64, truth: &Mutex<Truth>) -> std::result::Result<(), String> {
     let dies_permille = *random.pick(&[0, 100, 400]);
     // With few objects hosts meet often.
     let objects = random.between(1, 4);
+    // Machines that use one name by mistake.
+    let names = *random.pick(&[hosts, hosts, 1, 2]);
+    let process = |number, seed| {
+        let name = format!("host{}", number % names);
+        Process { number, name, seed, medium: &medium, is_coherent, layout, truth, dies_permille, objects }
+    };
     let works = (0..hosts).map(|number| {
-        let (medium, seed) = (&medium, random.next());
-        let process = Process { number, seed, medium, is_coherent, layout, truth, dies_permille, objects };
+        let process = process(number, random.next());
         Box::new(move || process.live()) as Box<dyn FnOnce() + Send + '_>
     });
     let works: Vec<_> = works.collect();
@@ -154,7 +166,10 @@ fn play(seed: u64, truth: &Mutex<Truth>) -> std::result::Result<(), String> {
     for outcome in ended {
         outcome.map_err(text_of)?;
     }
-    Ok(())
+    (0..names).try_for_each(|number| {
+        let alone = process(number, random.next());
+        catch_unwind(AssertUnwindSafe(|| alone.join_alone())).map_err(text_of)
+    })
 }
 
 fn text_of(payload: Box<dyn std::any::Any + Send>) -> String {
@@ -166,6 +181,7 @@ fn text_of(payload: Box<dyn std::any::Any + Send>) -> String {
 /// The processes of one machine, one after the other.
 struct Process<'a> {
     number: u64,
+    name: String,
     seed: u64,
     medium: &'a Medium,
     is_coherent: bool,
@@ -180,10 +196,7 @@ impl Process<'_> {
         let mut random = Seeded::new(self.seed);
         for _ in 0..LIVES {
             let memory = HostMemory::new(self.medium, self.is_coherent, random.next());
-            let environment = Arc::new(HostEnvironment::new(random.next()));
-            let region = Arc::new(Region::new(memory.clone()));
-            let members = Members::new(environment, region, self.layout)
-                .unwrap_or_else(|| unreachable!("the layout is shared"));
+            let members = self.members(&memory, &mut random);
             if random.chance(self.dies_permille) {
                 let most = *random.pick(&[300, 3000, 10_000]);
                 memory.die_in(random.below(most));
@@ -204,13 +217,43 @@ impl Process<'_> {
         }
     }
 
+    fn members(&self, memory: &HostMemory, random: &mut Seeded) -> Members<HostEnvironment> {
+        let environment = Arc::new(HostEnvironment::new(random.next()));
+        let region = Arc::new(Region::new(memory.clone()));
+        Members::new(environment, region, self.layout).unwrap_or_else(|| unreachable!("the layout is shared"))
+    }
+
+    /// Becomes its host, after all other processes have ended: at once, or again where it helped one of them that died while it
+    /// joined to its area.
+    fn join_alone(&self) {
+        let mut random = Seeded::new(self.seed);
+        let memory = HostMemory::new(self.medium, self.is_coherent, random.next());
+        let members = self.members(&memory, &mut random);
+        let mut refused = Vec::new();
+        while refused.len() < TRIES {
+            match members.join(&self.name, &mut |_, _, _| Ok(())) {
+                Ok(member) => {
+                    let hosts = must(members.all()).into_iter().filter(|host| !host.is_being_cleared);
+                    let own: Vec<_> = hosts.filter(|host| host.name == self.name).collect();
+                    assert_eq!(own.len(), 1, "host {} is there once: {own:?}", member.id);
+                    return;
+                }
+                Err(error) if error.kind() == ErrorKind::NoSpace => return,
+                Err(error) if error.kind() == ErrorKind::Busy => refused.push(error.line()),
+                Err(error) => panic!("{} cannot join alone: {error}", self.name),
+            }
+        }
+        panic!("{} cannot join alone: {refused:?}", self.name);
+    }
+
     /// One process. `joined` is its incarnation once it has one.
     fn run(&self, members: &Members<HostEnvironment>, joined: &mut Option<u64>, random: &mut Seeded) {
-        let name = format!("host{}", self.number);
-        let member = match members.join(&name, &mut |id, host, _| self.prove(id, host)) {
+        let name = &self.name;
+        let member = match members.join(name, &mut |id, host, _| self.prove(id, host)) {
             Ok(member) => member,
             Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::NoSpace) => {
-                self.truth.lock().count("join_refused");
+                let at_once = error.to_string().contains("at the same time, with number");
+                self.truth.lock().count(if at_once { "joined_at_once" } else { "join_refused" });
                 return;
             }
             Err(error) => panic!("{name} cannot join: {error}"),
@@ -255,6 +298,8 @@ impl Process<'_> {
         let other = truth.living.values().any(|id| *id == member.id);
         assert!(!other, "area {} has two hosts", member.id);
         truth.living.insert(member.incarnation, member.id);
+        let former = truth.names.insert(member.name.clone(), member.incarnation);
+        assert_eq!(former, None, "{} is the name of two living hosts", member.name);
         drop(truth);
         // What the host had before is its own again.
         for object in self.objects() {
@@ -303,6 +348,7 @@ impl Process<'_> {
             85..90 => {
                 let mut truth = self.truth.lock();
                 truth.users.retain(|_, user| *user != member.incarnation);
+                truth.names.remove(&member.name);
                 drop(truth);
                 members.leave(member)?;
                 self.truth.lock().count("left");

@@ -11,8 +11,18 @@ fn no_object_has_two_hosts() {
     }
     assert!(all.findings.is_empty(), "{:?}", all.findings);
     // The test proves nothing unless these events occur.
-    for name in ["join", "death", "acquired", "not_acquired", "released", "left", "cleared", "had_it_before"]
-    {
+    let expected = [
+        "join",
+        "joined_at_once",
+        "death",
+        "acquired",
+        "not_acquired",
+        "released",
+        "left",
+        "cleared",
+        "had_it_before",
+    ];
+    for name in expected {
         let count = all.faults.get(name);
         assert!(count.is_some_and(|count| *count > 0), "{name} never happened: {:?}", all.faults);
     }

@@ -1,6 +1,6 @@
 //! The tables of hosts that share a region: each has rows and segments of its own, and sees those of the others.
 
-use cbd_engine::{BackendSpec, Beat, BlkdevSpec, FormatOptions, Host, Settings, Transport};
+use cbd_engine::{BackendSpec, Beat, BlkdevSpec, FormatOptions, Host, Members, Settings, Transport};
 use cbd_format::Object;
 use cbd_sim::hosts::{HostEnvironment, HostMemory, Medium};
 use cbd_sim::until_crash;
@@ -118,6 +118,94 @@ fn a_host_that_comes_back_has_what_it_had() {
     assert_eq!(segments(&again, of_a), used);
     assert_eq!(again.backend(of_a).expect("it is there").path, "/a");
     again.open_cache(of_a).expect("it is empty").stop();
+}
+
+/// The hosts of a region, seen by a process on a machine of its own.
+fn members(memory: &HostMemory, seed: u64) -> Members<HostEnvironment> {
+    let environment = Arc::new(HostEnvironment::new(seed));
+    let found = Transport::members_of(environment, Arc::new(Region::new(memory.clone())));
+    found.expect("it can be read").expect("it is shared")
+}
+
+fn busy(why: &str) -> Result<()> {
+    Err(cbd_types::Error::new(ErrorKind::Busy, why.to_owned()))
+}
+
+/// The numbers of the hosts with a name.
+fn hosts_named(medium: &Medium, name: &str) -> Vec<u32> {
+    let hosts = members(&HostMemory::new(medium, false, 77), 77).all().expect("they can be read");
+    hosts.into_iter().filter(|host| host.name == name).map(|host| host.id.0).collect()
+}
+
+#[test]
+fn of_two_processes_that_join_under_one_name_at_once_one_is_told_of_the_other() {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let mut first = None;
+    let late = members(&HostMemory::new(&medium, false, 5), 5).join("a", &mut |_, _, _| {
+        // The other one is quicker: it joins between two steps of this one.
+        first = first.take().or_else(|| Some(open(&medium, "a", 4)));
+        Ok(())
+    });
+    let refused = late.expect_err("the name has a host").to_string();
+    assert!(refused.contains("joined as host a at the same time, with number 0"), "{refused}");
+    assert_eq!(hosts_named(&medium, "a"), [0]);
+    let c = open(&medium, "c", 6);
+    assert_eq!(c.members().expect("it is shared").1.id, HostId(1), "it has left");
+}
+
+#[test]
+fn what_died_while_it_joined_never_makes_a_second_host_of_one_name() {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let formatted = medium.bytes();
+    let (mut deaths, mut remains) = (0, 0);
+    for operations in (0..).step_by(41) {
+        let medium = Medium::with_bytes(formatted.clone());
+        let memory = HostMemory::new(&medium, false, operations);
+        let dying = members(&memory, operations);
+        let mut living = None;
+        let joined = until_crash(|| {
+            dying.join("a", &mut |_, _, _| {
+                if living.is_some() {
+                    return Ok(());
+                }
+                // The other one finds that this one is about to take the first area, and takes the second one.
+                let other = members(&HostMemory::new(&medium, false, operations ^ 1), operations ^ 1);
+                let member =
+                    other.join("a", &mut |id, _, _| if id == HostId(0) { busy("is taken") } else { Ok(()) });
+                living = Some(member.expect("it is alone").incarnation);
+                memory.die_in(operations);
+                Ok(())
+            })
+        });
+        memory.live();
+        let living = living.expect("it was asked");
+        let died = joined.is_err();
+        if let Ok(joined) = joined {
+            assert_eq!(joined.expect_err("the name has a host").kind(), ErrorKind::Busy);
+        }
+        deaths += u32::from(died);
+        let next = members(&HostMemory::new(&medium, false, operations ^ 2), operations ^ 2);
+        remains += u32::from(next.host(HostId(0)).expect("it can be read").is_some());
+        let refused = next.join("a", &mut |_, host, _| match host {
+            Some(host) if host.incarnation == living => busy("it lives"),
+            _ => Ok(()),
+        });
+        assert_eq!(
+            refused.expect_err("host 1 lives").kind(),
+            ErrorKind::Busy,
+            "after {operations} operations"
+        );
+        // Once that one has ended, its host is the one that comes back.
+        let back = next.join("a", &mut |_, _, _| Ok(())).expect("no process is that host");
+        assert_eq!(back.id, HostId(1), "after {operations} operations");
+        assert_eq!(hosts_named(&medium, "a"), [1]);
+        if !died {
+            break;
+        }
+    }
+    assert!(deaths > 20 && remains > 0, "{deaths} deaths, {remains} of them left an area");
 }
 
 #[test]

@@ -11,11 +11,13 @@
 //! Invariants:
 //! - a host stores into an area, a row or a segment only between the decision that gives it to the host and the one that takes it;
 //! - a host that left or was cleared has nothing: what it had is taken from it before its area can be another host's;
-//! - a new host's tables are blank, durably, before its area has a header that says so, and no table is read before that.
+//! - a new host's tables are blank, durably, before its area has a header that says so, and no table is read before that;
+//! - no two hosts with tables have one name.
 //!
-//! Elsewhere: the tables in the area (`transport`), signs of life (`beats`), locks and clocks (`cbd-runtime`).
+//! Elsewhere: the tables in the area (`transport`), signs of life (`beats`), who keeps a name (`names`), locks and clocks (`cbd-runtime`).
 
 mod beats;
+mod names;
 
 use crate::{
     Environment,
@@ -76,6 +78,17 @@ pub struct Member {
     granted: u64,
 }
 
+/// An area that was decided to be of the process that joins.
+struct Joined {
+    id: HostId,
+    /// [`Member::granted`].
+    granted: u64,
+    /// The claim with which it was decided.
+    claim: u32,
+    /// Whether the area has had tables of a host of this name.
+    is_settled: bool,
+}
+
 /// The hosts of a shared region.
 pub struct Members<E: Environment> {
     environment: Arc<E>,
@@ -134,20 +147,21 @@ impl<E: Environment> Members<E> {
                 format!("there is no host {id}: a shared region has hosts 0 to {}", self.parts.hosts - 1);
             return Err(Error::new(ErrorKind::OutOfRange, text));
         }
-        let Holding { state, incarnation, granted, .. } = self.votes(Object::Area(id.0)).known()?.holding;
-        let is_being_cleared = state.get() == HOLDING_CLEARED;
-        if state.get() == 0 {
-            return Ok(None);
-        }
+        let holding = self.votes(Object::Area(id.0)).known()?.holding;
+        Ok((holding.state.get() != 0).then(|| self.host_of(id, &holding)))
+    }
+
+    /// The host that has an area by this decision.
+    fn host_of(&self, id: HostId, holding: &Holding) -> Host {
         let header = self.header(id);
         let name = header
             .content()
-            .filter(|header| header.granted == granted)
+            .filter(|header| header.granted == holding.granted)
             .and_then(|header| decode_text("host name", header.name_length, &header.name).ok())
             .unwrap_or_default();
-        let incarnation = incarnation.get();
+        let incarnation = holding.incarnation.get();
         let beat = self.beat_of(id).filter(|beat| beat.incarnation == incarnation);
-        Ok(Some(Host { id, name, incarnation, beat, is_being_cleared }))
+        Host { id, name, incarnation, beat, is_being_cleared: holding.state.get() == HOLDING_CLEARED }
     }
 
     /// The header of an area, as the host has published it.
@@ -163,35 +177,31 @@ impl<E: Environment> Members<E> {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a name that does not fit; [`ErrorKind::Busy`] if the host lives, or joins elsewhere at this
-    /// moment; [`ErrorKind::NoSpace`] if there are as many hosts as there can be; errors of `prove`, of reading and of storing.
+    /// moment; [`ErrorKind::AlreadyExists`] if two hosts have the name; [`ErrorKind::NoSpace`] if there are as many hosts as there
+    /// can be; errors of `prove`, of reading and of storing.
     pub fn join(&self, name: &str, prove: &mut Proof<'_>) -> Result<Member> {
         let text = FieldText::<64>::new("host name", name)?;
         let incarnation = self.environment.random() | 1;
         let number = number_of(name);
-        let known = self.all()?;
-        let mut joined = None;
-        for id in self.ids() {
-            let last = self.votes(Object::Area(id.0)).known()?.holding;
-            let host = known.iter().find(|host| host.id == id);
-            // Two names can have one number.
-            let is_other = host.is_some_and(|host| !host.name.is_empty() && host.name != name);
-            if last.is_held() && last.name.get() == number && !is_other {
-                prove(id, host, &|| self.beat_of(id))?;
-                joined = Some(self.come_back(id, incarnation, &last)?);
-                break;
+        let joined = match self.former(name, number)? {
+            Some(former) => {
+                let id = former.host.id;
+                prove(id, Some(&former.host), &|| self.beat_of(id))?;
+                let joined = self.come_back(id, incarnation, &former.holding)?;
+                Joined { is_settled: former.is_settled, ..joined }
             }
-        }
-        let (id, granted) = match joined {
-            Some(joined) => joined,
-            None => self.join_new(name, number, incarnation, prove)?,
+            None => self.join_new(number, incarnation, prove)?,
         };
-        let member = Member { id, name: name.into(), incarnation, granted };
+        let member = Member { id: joined.id, name: name.into(), incarnation, granted: joined.granted };
+        if !joined.is_settled {
+            self.settle_name(&member, joined.claim, number, prove)?;
+        }
         self.prepare_area(&member, text)?;
         Ok(member)
     }
 
     /// Takes the area of a host of the same name over, whose process has ended.
-    fn come_back(&self, id: HostId, incarnation: u64, former: &Holding) -> Result<(HostId, u64)> {
+    fn come_back(&self, id: HostId, incarnation: u64, former: &Holding) -> Result<Joined> {
         let votes = self.votes(Object::Area(id.0));
         let claim =
             votes.take_claim(self.environment.random(), incarnation, Some(former.incarnation.get()))?;
@@ -207,17 +217,11 @@ impl<E: Environment> Members<E> {
                 format!("host {id} was started or cleared elsewhere at the same time"),
             ))
         })?;
-        Ok((id, decided.holding.granted.get()))
+        Ok(Joined { id, granted: decided.holding.granted.get(), claim, is_settled: false })
     }
 
     /// Gets the first area that no host has.
-    fn join_new(
-        &self,
-        name: &str,
-        number: u64,
-        incarnation: u64,
-        prove: &mut Proof<'_>,
-    ) -> Result<(HostId, u64)> {
+    fn join_new(&self, number: u64, incarnation: u64, prove: &mut Proof<'_>) -> Result<Joined> {
         for id in self.ids() {
             let votes = self.votes(Object::Area(id.0));
             if votes.known()?.holding.state.get() != 0 {
@@ -234,19 +238,9 @@ impl<E: Environment> Members<E> {
                 let wanted = Holding { granted, name: number.into(), ..held(id.0) };
                 Ok((last.holding.state.get() == 0).then_some(wanted))
             })?;
-            if decided.holding.incarnation.get() != incarnation {
-                continue;
+            if decided.holding.incarnation.get() == incarnation {
+                return Ok(Joined { id, granted: decided.holding.granted.get(), claim, is_settled: false });
             }
-            // Of two processes that join under one name at one moment at least one sees the other here.
-            let other = self.namesake(id, number)?;
-            if let Some(other) = other {
-                self.decide_free(id, claim, incarnation)?;
-                return Err(Error::new(
-                    ErrorKind::Busy,
-                    format!("another process joined as host {name} at the same time, with number {other}"),
-                ));
-            }
-            return Ok((id, decided.holding.granted.get()));
         }
         Err(Error::new(
             ErrorKind::NoSpace,
@@ -255,17 +249,6 @@ impl<E: Environment> Members<E> {
                 self.parts.hosts
             ),
         ))
-    }
-
-    /// Another area whose host has the same name.
-    fn namesake(&self, own: HostId, number: u64) -> Result<Option<HostId>> {
-        for id in self.ids().filter(|id| *id != own) {
-            let last = self.votes(Object::Area(id.0)).known()?.holding;
-            if last.is_held() && last.name.get() == number {
-                return Ok(Some(id));
-            }
-        }
-        Ok(None)
     }
 
     fn decide_free(&self, id: HostId, claim: u32, incarnation: u64) -> Result<Decided> {
