@@ -4,15 +4,18 @@
 //! that device would overwrite the region, and a store into the region would change the device. If such a region is
 //! opened for reading, the caller gets a warning.
 //!
-//! A region that a living host of another machine has is opened for nothing: no lock of this kernel excludes that host.
+//! A region that a living host of another machine has, alone or with others, is opened for nothing: no lock of this kernel excludes
+//! that host.
 //!
 //! Elsewhere: locks and permitted types (`cbd-pmem`), finding loop devices (`cbd-backing`).
 
 use cbd_backing::refuse_file_beneath_loop_device;
 use cbd_engine::owner::{NOTE_AT, NOTE_BYTES, Seen, may_announce, seen};
 use cbd_pmem::{Mapping, OpenOptions, Reader};
+use cbd_runtime::hosts;
 use cbd_runtime::presence::{Presence, Timing, machine_name, refuse_living, refuse_living_in};
-use cbd_types::{Reach, Region, Result};
+use cbd_runtime::{Bytes, PrivateMemory, ProcessEnvironment};
+use cbd_types::{BootId, Error, ErrorKind, MediaError, Reach, Region, Result};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -32,6 +35,7 @@ pub fn to_change(region: &Path) -> Result<Mapping> {
 /// # Errors
 /// [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) while a host of another machine has it, and as [`Presence::begin`].
 pub fn announce(region: &Arc<Region<Mapping>>, path: &Path) -> Result<Option<Presence>> {
+    hosts::refuse_living(&Arc::new(ProcessEnvironment::new()), region)?;
     let (path, timing) = (path.display().to_string(), Timing::default());
     let gone = refuse_living_in(region, &path, &timing)?;
     if !may_announce(region) {
@@ -47,12 +51,40 @@ fn look(region: &Reader) -> Seen {
     region.load(NOTE_AT, &mut note).map_or(Seen::Free, |()| seen(&note, region.boot()))
 }
 
+/// A region as other machines have stored it, at each load.
+struct Observed(Arc<Reader>);
+
+impl Bytes for Observed {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn boot(&self) -> BootId {
+        self.0.boot()
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> std::result::Result<(), MediaError> {
+        if self.0.reach() == Reach::Machines {
+            self.0.observe(at, into.len());
+        }
+        self.0.load(at, into)
+    }
+}
+
+/// Refuses a region of several hosts of which one lives on another machine.
+fn refuse_living_hosts(reader: Reader) -> Result<Reader> {
+    let reader = Arc::new(reader);
+    let memory = PrivateMemory::new(Arc::new(Observed(Arc::clone(&reader))));
+    hosts::refuse_living(&Arc::new(ProcessEnvironment::new()), &Arc::new(Region::new(memory)))?;
+    Arc::into_inner(reader).ok_or_else(|| Error::new(ErrorKind::Busy, "the region is in use in this process"))
+}
+
 /// Opens a region that is only read. Returns a warning if its file is the backing file of a loop device.
 ///
 /// # Errors
 /// The errors of [`Reader::open`]; [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) also while a host of another machine has it.
 pub fn to_read(region: &Path) -> Result<(Reader, Option<String>)> {
-    let reader = Reader::open(region)?;
+    let reader = refuse_living_hosts(Reader::open(region)?)?;
     if reader.reach() != Reach::Kernel {
         refuse_living(&region.display().to_string(), &Timing::default(), &|| look(&reader))?;
     }

@@ -1,19 +1,24 @@
 //! The offline tools on a region that two hosts share: what both left is checked and rescued, and damage is found where no host looks.
 
 use cbd_engine::{Admission, BackendSpec, FormatOptions, Settings, Transport};
-use cbd_format::{Layout, Object, SharedLayout};
+use cbd_format::{HostBeat, Layout, Object, SharedLayout, Slot};
 use cbd_inspect::check::{DataChecked, check};
+use cbd_inspect::open::{announce, to_change, to_read};
 use cbd_inspect::repair::{apply, plan};
 use cbd_inspect::rescue::{Options, rescue};
 use cbd_inspect::{Bytes, Outcome, Report, Severity, Structure};
 use cbd_pmem::{Mapping, OpenOptions, Reader};
+use cbd_runtime::region::{Format, open_transport};
 use cbd_runtime::{Disk, ProcessEnvironment};
-use cbd_types::{ByteRange, Region};
+use cbd_types::{ByteRange, ErrorKind, Region, Result};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 const SEGMENT: u64 = 64 << 10;
 const DEVICE: u64 = 1 << 20;
@@ -148,4 +153,86 @@ fn a_vote_or_a_header_of_which_both_copies_are_damaged_is_fatal() {
             report.findings
         );
     }
+}
+
+/// A daemon on another machine that is host 1: it gives signs of life.
+struct Elsewhere {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Elsewhere {
+    fn of(fixture: &Fixture) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let file = File::options().write(true).open(fixture.region()).expect("the region");
+        let (at, stopped) = (fixture.parts().beat(1), Arc::clone(&stop));
+        let give = move |number: u64| {
+            let content = HostBeat {
+                incarnation: 5.into(),
+                beat: number.into(),
+                boot: [0xb0; 16],
+                process: 4242.into(),
+                reserved: [0; 12],
+            };
+            let line = Slot { sequence: number, content }.encode_line(1);
+            file.write_all_at(&line, at).expect("written");
+        };
+        give(1);
+        let thread = std::thread::spawn(move || {
+            for number in 2.. {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                give(number);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T>) {
+    let error = result.err().expect("a host elsewhere lives");
+    assert!(error.kind() == ErrorKind::Busy && error.line().contains("alive on another machine"), "{error}");
+    assert!(error.line().contains("host 1 (b)"), "{error}");
+}
+
+#[test]
+fn no_tool_opens_a_region_of_which_a_host_elsewhere_lives() {
+    let fixture = Fixture::new();
+    let path = fixture.region();
+    let elsewhere = Elsewhere::of(&fixture);
+    let before = std::fs::read(fixture.disk("b")).expect("the disk");
+    refused(to_read(&path));
+    refused(rescue(to_change(&path).expect("no process here has it"), &Options::default(), &mut |_| {}));
+    let region = Arc::new(Region::new(to_change(&path).expect("no process here has it")));
+    refused(announce(&region, &path));
+    drop(region);
+    let options = FormatOptions { segment_size: Some(SEGMENT), force: true, ..FormatOptions::default() };
+    let format = Format { options, shared: true };
+    let environment = Arc::new(ProcessEnvironment::new());
+    refused(open_transport(environment, fixture.map(), "the region", "c", Some(&format)));
+    assert!(std::fs::read(fixture.disk("b")).expect("the disk") == before, "its disk is its own");
+    drop(elsewhere);
+    to_read(&path).expect("it gives no sign of life any more");
+    assert_eq!(fixture.check().transport.expect("it is one").hosts, ["a", "b"]);
+}
+
+#[test]
+fn damage_to_the_claims_of_one_host_hides_no_other_host() {
+    let fixture = Fixture::new();
+    let parts = fixture.parts();
+    for claim in 0..parts.voters(Object::Area(0)) {
+        parts.vote(Object::Area(0), claim).into_iter().for_each(|at| fixture.damage(at + 40));
+    }
+    let _elsewhere = Elsewhere::of(&fixture);
+    refused(to_read(&fixture.region()));
 }

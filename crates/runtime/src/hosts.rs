@@ -13,6 +13,7 @@ use crate::ProcessEnvironment;
 use crate::presence::pause;
 use crate::region::OpenTransport;
 use cbd_engine::{Beat, Host, Life, Member, Members, Transport};
+use cbd_format::shared::HOSTS_MAX;
 use cbd_pmem::{HostLocks, Mapping};
 use cbd_types::{BootId, Context, Error, ErrorKind, HostId, Pmem, Region, Result};
 use parking_lot::{Condvar, Mutex};
@@ -85,24 +86,27 @@ pub fn refuse_living<P: Pmem + 'static>(
     let Ok(Some(members)) = Transport::members_of(Arc::clone(environment), Arc::clone(region)) else {
         return Ok(());
     };
-    // What cannot be read is not known to live.
-    let hosts: Vec<Host> = members.all().unwrap_or_default();
     let boot = region.boot();
-    // A process of this boot would have the region locked.
-    let others: Vec<Host> =
-        hosts.into_iter().filter(|host| host.beat.is_some_and(|beat| !beat.is_of_boot(boot))).collect();
+    // A process of this boot would have the region locked. Who has an area of which the votes are damaged is not known, but its host
+    // gives signs of life all the same.
+    let may_live = |id: &HostId| {
+        let beat = members.beat_of(*id);
+        beat.is_some_and(|beat| beat.incarnation != 0 && !beat.is_of_boot(boot))
+            && !matches!(members.host(*id), Ok(None))
+    };
+    let others: Vec<HostId> = (0..HOSTS_MAX).map(HostId).filter(may_live).collect();
     let begun = Instant::now();
     let mut lives = vec![Life::default(); others.len()];
     while !others.is_empty() && begun.elapsed() < SILENT {
         let now = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        for (host, life) in others.iter().zip(&mut lives) {
-            life.note(members.beat_of(host.id).as_ref(), now);
+        for (id, life) in others.iter().zip(&mut lives) {
+            life.note(members.beat_of(*id).as_ref(), now);
             if life.since_ms(now).is_some() {
+                let name = members.host(*id).ok().flatten().map_or_else(String::new, |host| host.name);
                 return Err(Error::new(
                     ErrorKind::Busy,
                     format!(
-                        "host {} of the region is alive on another machine: end its daemon first",
-                        host.name
+                        "host {id} ({name}) of the region is alive on another machine: end its daemon first"
                     ),
                 ));
             }
@@ -381,8 +385,7 @@ impl Beating {
 
     /// Notes the signs of life of all hosts.
     fn look(&self) {
-        let beats: Vec<Option<Beat>> =
-            (0..cbd_format::shared::HOSTS_MAX).map(|id| self.members.beat_of(HostId(id))).collect();
+        let beats: Vec<Option<Beat>> = (0..HOSTS_MAX).map(|id| self.members.beat_of(HostId(id))).collect();
         let now = self.shared.now_ms();
         let mut seen = self.shared.seen.lock();
         seen.lives.resize_with(beats.len(), Life::default);
