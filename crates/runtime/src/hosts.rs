@@ -42,6 +42,9 @@ pub const FIRST_LOOK: Duration = Duration::from_millis(1200);
 /// A host that was seen to live within this time is alive.
 pub const ALIVE: Duration = Duration::from_secs(3);
 
+/// Signs of life between two looks at who has an area.
+const HOSTS_EVERY: u64 = 4;
+
 /// The members of a shared region.
 pub type ProcessMembers = Members<ProcessEnvironment>;
 
@@ -179,6 +182,8 @@ fn prove_ended(
 #[derive(Debug, Default)]
 struct Seen {
     lives: Vec<Life>,
+    /// The hosts that had an area when it was last looked who has one.
+    hosts: Vec<Host>,
     /// Why this process is the host no more.
     lost: Option<String>,
 }
@@ -268,16 +273,24 @@ impl Living {
             pause(left);
         }
         let hosts = self.members.all()?;
-        let now = self.shared.now_ms();
+        Ok(self.with_lives(&self.shared.seen.lock(), hosts))
+    }
+
+    /// As [`hosts`](Self::hosts), without a wait and without reading the region: who has an area is up to some seconds old.
+    #[must_use]
+    pub fn last_seen(&self) -> Vec<SeenHost> {
         let seen = self.shared.seen.lock();
-        Ok(hosts
-            .into_iter()
-            .map(|host| {
-                let life = seen.lives.get(host.id.0 as usize);
-                let since = life.and_then(|life| life.since_ms(now)).map(Duration::from_millis);
-                SeenHost { is_self: host.id == self.member.id, host, since }
-            })
-            .collect())
+        self.with_lives(&seen, seen.hosts.clone())
+    }
+
+    fn with_lives(&self, seen: &Seen, hosts: Vec<Host>) -> Vec<SeenHost> {
+        let now = self.shared.now_ms();
+        let with_life = |host: Host| {
+            let life = seen.lives.get(host.id.0 as usize);
+            let since = life.and_then(|life| life.since_ms(now)).map(Duration::from_millis);
+            SeenHost { is_self: host.id == self.member.id, host, since }
+        };
+        hosts.into_iter().map(with_life).collect()
     }
 
     /// Why this process is the host no more; `None` while it is.
@@ -364,7 +377,9 @@ impl Beating {
     fn run(self) {
         let mut number = 1;
         loop {
-            self.look();
+            // What cannot be read is reported by those who use it.
+            let hosts = if number % HOSTS_EVERY == 1 { self.members.all().ok() } else { None };
+            self.look(hosts);
             // Locked while the sign of life is stored: none comes after the host has left.
             let mut stop = self.shared.stop.lock();
             if !*stop {
@@ -383,11 +398,12 @@ impl Beating {
         }
     }
 
-    /// Notes the signs of life of all hosts.
-    fn look(&self) {
+    /// Notes the signs of life of all hosts, and who they are.
+    fn look(&self, hosts: Option<Vec<Host>>) {
         let beats: Vec<Option<Beat>> = (0..HOSTS_MAX).map(|id| self.members.beat_of(HostId(id))).collect();
         let now = self.shared.now_ms();
         let mut seen = self.shared.seen.lock();
+        seen.hosts = hosts.unwrap_or_else(|| std::mem::take(&mut seen.hosts));
         seen.lives.resize_with(beats.len(), Life::default);
         for (life, beat) in seen.lives.iter_mut().zip(&beats) {
             life.note(beat.as_ref(), now);

@@ -1524,11 +1524,14 @@ class TransportStatus(TransportInfo):
 
     #: Bytes of the region.
     size: int = 0
+    #: The hosts of a region that several share, as this daemon sees them; absent for a region of one host.
+    hosts: List[HostInfo] = dataclasses.field(default_factory=list)
     backends: List[BackendStatus] = dataclasses.field(default_factory=list)
 
     _decoders: ClassVar[Mapping[str, Decoder]] = {
         **TransportInfo._decoders,
         "size": _codec.integer,
+        "hosts": _codec.list_of(_codec.object_of(lambda: HostInfo)),
         "backends": _codec.list_of(_codec.object_of(lambda: BackendStatus)),
     }
 

@@ -1,6 +1,6 @@
 //! The response to `status` on the control socket.
 
-use super::{BackendInfo, DiskFigures, EventsInfo, ScrubInfo, Settings, TransportInfo, Wait};
+use super::{BackendInfo, DiskFigures, EventsInfo, HostInfo, ScrubInfo, Settings, TransportInfo, Wait};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -68,6 +68,9 @@ pub struct TransportStatus {
     pub info: TransportInfo,
     /// Bytes of the region.
     pub size: u64,
+    /// The hosts of a region that several share, as this daemon sees them.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub hosts: Vec<HostInfo>,
     /// Its backends.
     pub backends: Vec<BackendStatus>,
 }

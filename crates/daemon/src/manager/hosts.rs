@@ -18,7 +18,7 @@ use cbd_types::{Error, ErrorKind, HostId, Region, Result};
 use std::sync::Arc;
 
 impl HostInfo {
-    fn of(seen: SeenHost) -> Self {
+    pub(super) fn of(seen: SeenHost) -> Self {
         Self {
             host_id: seen.host.id.0,
             alive: seen.is_alive(),

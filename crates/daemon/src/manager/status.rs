@@ -7,7 +7,7 @@ use super::sharing::Sharing;
 use super::transport::TransportSlot;
 use super::{Fixed, Tables, figures};
 use crate::api::{
-    BackendStatus, CacheInfo, DamagedInfo, PaceInfo, RangeInfo, ScrubInfo, Status, TransportStatus,
+    BackendStatus, CacheInfo, DamagedInfo, HostInfo, PaceInfo, RangeInfo, ScrubInfo, Status, TransportStatus,
 };
 use crate::size::format_time;
 use cbd_engine::{Bypassed, Cache, CacheStatus, DamagedRange, PaceReason, RarePaths};
@@ -39,10 +39,14 @@ pub(super) fn page(fixed: &Fixed, sharing: &Sharing, scrubs: &Scrubs, tables: &T
 
 fn transport(number: u32, slot: &TransportSlot, sharing: &Sharing, scrubs: &Scrubs) -> TransportStatus {
     let info = slot.info();
-    let Ok(running) = &slot.running else { return TransportStatus { info, size: 0, backends: Vec::new() } };
+    let Ok(running) = &slot.running else {
+        return TransportStatus { info, size: 0, hosts: Vec::new(), backends: Vec::new() };
+    };
+    let seen = running.living.as_ref().map(|living| living.last_seen()).unwrap_or_default();
     let segment_size = info.bytes_per_segment;
     TransportStatus {
         size: running.tables_copy.info.layout.region_size,
+        hosts: seen.into_iter().map(HostInfo::of).collect(),
         backends: running
             .backends
             .iter()

@@ -12,7 +12,10 @@ pub mod text;
 
 pub(crate) use answer::answer;
 
-use crate::api::{BackendStatus, CacheInfo, EventsInfo, HeldInfo, SharedInfo, Status, TransportStatus};
+use crate::api::{
+    BackendStatus, CacheInfo, EventsInfo, HeldInfo, HostInfo, SharedInfo, Status, TransportStatus,
+};
+use std::time::Duration;
 use text::{Format, Page, Sink};
 
 /// All metrics in the text format of Prometheus.
@@ -36,6 +39,7 @@ pub fn render_to(status: &Status, format: Format, sink: Sink<'_>) {
     for_front_ends(&mut page, status);
     for_events(&mut page, &status.events);
     for_transports(&mut page, status);
+    for_hosts(&mut page, status);
     for_backends(&mut page, status);
     figures::add(&mut page, status);
     page.end();
@@ -164,6 +168,39 @@ fn for_transports(page: &mut Page<'_>, status: &Status) {
         let labels = [("transport", info.transport_id.to_string()), ("path", info.path.clone())];
         page.line("cbd_transport_failing", &labels, u64::from(info.error.is_some()));
     }
+}
+
+/// The hosts of regions that several share. The daemon's own one is silent for 0 s.
+fn for_hosts(page: &mut Page<'_>, status: &Status) {
+    let each = |page: &mut Page<'_>, name: &str, value: fn(&HostInfo) -> Option<f64>| {
+        for TransportStatus { info, hosts, .. } in &status.transports {
+            for host in hosts {
+                let labels = [
+                    ("transport", info.transport_id.to_string()),
+                    ("host", host.host_id.to_string()),
+                    ("name", host.hostname.clone()),
+                ];
+                if let Some(value) = value(host) {
+                    page.line(name, &labels, value);
+                }
+            }
+        }
+    };
+    page.head(
+        "cbd_host_up",
+        "gauge",
+        "Whether a host of a shared region is alive, as far as this daemon sees.",
+    );
+    each(page, "cbd_host_up", |host| Some(f64::from(u8::from(host.alive))));
+    page.head(
+        "cbd_host_silent_seconds",
+        "gauge",
+        "Time since the last sign of life of a host that this daemon has seen; absent if it has seen none.",
+    );
+    each(page, "cbd_host_silent_seconds", |host| {
+        let seen = host.seen_ms.map(|ms| Duration::from_millis(ms).as_secs_f64());
+        if host.this { Some(0.0) } else { seen }
+    });
 }
 
 /// The metrics of a cache whose backend is not served.

@@ -107,6 +107,12 @@ fn two_daemons_cache_their_disks_in_one_region() {
     assert_eq!(names, [("a".to_owned(), false), ("b".to_owned(), true)]);
     let status = a.daemon.status().unwrap();
     assert_eq!(status.transports[0].backends.len(), 1, "the status is that of this daemon");
+    wait_until("the status has the hosts as host-list has them", || {
+        let seen = |hosts: &[HostInfo]| -> Vec<(String, bool, bool)> {
+            hosts.iter().map(|host| (host.hostname.clone(), host.alive, host.this)).collect()
+        };
+        seen(&a.daemon.status().unwrap().transports[0].hosts) == seen(&a.hosts())
+    });
 }
 
 #[test]
