@@ -13,6 +13,7 @@
 extern crate alloc;
 
 use alloc::{boxed::Box, string::String, sync::Arc, vec::Vec};
+use cbd_channel::{Client, Server};
 use cbd_device::{Device, Queue};
 use cbd_engine::{
     BackendSpec, BackgroundWorker, Cache, CacheStatus, Environment, FormatOptions, MetadataPlace, Settings,
@@ -395,4 +396,24 @@ pub mod background {
     pub fn queue(device: Arc<Device<Kernel>>, disk: Disk, waker: Waker) -> data_path::HostQueue {
         Queue::new(device, disk, waker)
     }
+}
+
+/// Uses a device that another host serves.
+pub fn use_channel(client: &mut Client<Memory>, request: Request, done: &mut Vec<Completion>) {
+    client.submit(request, done);
+    client.poll(done);
+    client.nudge();
+}
+
+/// Serves a device to another host.
+///
+/// # Errors
+/// Those of [`Server::poll`].
+pub fn serve_channel(
+    server: &mut Server<Memory>,
+    completion: Completion,
+    requests: &mut Vec<Request>,
+) -> Result<()> {
+    server.complete(completion);
+    server.poll(requests)
 }

@@ -12,6 +12,7 @@
 
 extern crate alloc;
 
+pub mod channel;
 pub mod checksum;
 pub mod layout;
 pub mod owner;
@@ -25,6 +26,7 @@ pub mod superblock;
 pub mod tables;
 mod unverified;
 
+pub use channel::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission};
 pub use checksum::{crc32c, crc32c_joined};
 pub use layout::{Layout, StructLayout};
 pub use owner::OwnerNote;
@@ -56,7 +58,7 @@ pub const COUNTER_END: u64 = 1 << 62;
 
 /// The description of every structure with fields in `docs/format.md`.
 #[must_use]
-pub fn structures() -> [StructLayout; 21] {
+pub fn structures() -> [StructLayout; 25] {
     [
         Superblock::layout(),
         OwnerNote::layout(),
@@ -79,5 +81,9 @@ pub fn structures() -> [StructLayout; 21] {
         Vote::layout(),
         HostBeat::layout(),
         AreaHeader::layout(),
+        ClientHeader::layout(),
+        ServerHeader::layout(),
+        Submission::layout(),
+        ChannelCompletion::layout(),
     ]
 }

@@ -125,7 +125,7 @@ pub(crate) fn may_switch() {
 
 /// Switches away from a thread that cannot continue. Returns false if the thread is not one of several that are
 /// scheduled here.
-fn must_switch() -> bool {
+pub(crate) fn must_switch() -> bool {
     SEAT.with_borrow(|seat| seat.as_ref().map(|(table, me)| table.pass(*me)).is_some())
 }
 

@@ -172,7 +172,7 @@ fn play(seed: u64, truth: &Mutex<Truth>) -> std::result::Result<(), String> {
     })
 }
 
-fn text_of(payload: Box<dyn std::any::Any + Send>) -> String {
+pub(crate) fn text_of(payload: Box<dyn std::any::Any + Send>) -> String {
     let text = payload.downcast_ref::<String>().cloned();
     text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()))
         .unwrap_or_else(|| "a panic without a text".to_owned())

@@ -10,6 +10,7 @@
 pub mod actor;
 pub mod baton;
 pub mod campaign;
+pub mod channels;
 pub mod crash;
 pub mod disk;
 mod disk_queue;

@@ -27,7 +27,7 @@ const LAYERS: [&[&str]; 13] = [
     &["cbd-types", "cbd-holder", "cbd-lock"],
     // Memory, its layout, disks.
     &["cbd-format", "cbd-guard", "cbd-backing"],
-    &["cbd-pmem", "cbd-engine", "cbd-pcache"],
+    &["cbd-pmem", "cbd-engine", "cbd-pcache", "cbd-channel"],
     &["cbd-device", "cbd-export"],
     // The engine with threads, and the exports.
     &["cbd-runtime", "cbd-nbd", "cbd-vhost", "cbd-fuse", "cbd-ublk"],

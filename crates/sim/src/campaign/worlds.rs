@@ -7,7 +7,7 @@ use crate::reconnect;
 use crate::sequences;
 use crate::workload::Mix;
 use crate::world::WorldOptions;
-use crate::{group, hosts};
+use crate::{channels, group, hosts};
 use cbd_engine::{CacheMode, Consistency, OnWriteError};
 use cbd_types::{ByteRange, CHUNK};
 
@@ -35,6 +35,8 @@ pub enum Work {
     Group,
     /// Several hosts share a region; a seed is a batch of histories.
     Hosts,
+    /// A host uses a device of another one; a seed is a batch of histories.
+    Channels,
     /// All sequences of this many acts are played; a seed is a batch of them.
     Sequences(u32),
 }
@@ -43,7 +45,9 @@ impl Work {
     /// Whether this world exists: the number of sequences is finite.
     pub(super) fn has_seed(self, seed: u64) -> bool {
         match self {
-            Self::History(_) | Self::Flips | Self::Reconnect | Self::Group | Self::Hosts => true,
+            Self::History(_) | Self::Flips | Self::Reconnect | Self::Group | Self::Hosts | Self::Channels => {
+                true
+            }
             Self::Sequences(length) => (1..=sequences::batches(length)).contains(&seed),
         }
     }
@@ -274,18 +278,26 @@ pub fn kinds() -> Vec<Kind> {
             volatile_cache: false,
             ..one_lane(seed, Consistency::Strict)
         }),
-        Kind { name: flips::NAME, work: Work::Flips, is_long: None },
-        Kind { name: reconnect::NAME, work: Work::Reconnect, is_long: None },
-        Kind { name: group::NAME, work: Work::Group, is_long: None },
-        Kind { name: hosts::NAME, work: Work::Hosts, is_long: None },
         Kind { name: "sequences-1", work: Work::Sequences(1), is_long: None },
         Kind { name: "sequences-2", work: Work::Sequences(2), is_long: None },
         Kind { name: "sequences-3", work: Work::Sequences(3), is_long: None },
         Kind { name: "sequences-4", work: Work::Sequences(4), is_long: Some(true) },
     ];
+    kinds.extend(kinds_of_batches());
     kinds.extend(kinds_of_space());
     kinds.extend(kinds_of_modes());
     kinds.extend(kinds_of_refusals());
     kinds.extend(kinds_of_changes());
     kinds
+}
+
+/// Worlds of which a seed is a batch of histories.
+fn kinds_of_batches() -> Vec<Kind> {
+    vec![
+        Kind { name: flips::NAME, work: Work::Flips, is_long: None },
+        Kind { name: reconnect::NAME, work: Work::Reconnect, is_long: None },
+        Kind { name: group::NAME, work: Work::Group, is_long: None },
+        Kind { name: hosts::NAME, work: Work::Hosts, is_long: None },
+        Kind { name: channels::NAME, work: Work::Channels, is_long: None },
+    ]
 }

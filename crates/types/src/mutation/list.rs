@@ -168,6 +168,35 @@ mutation_points! {
 
     /// A decision survives a failed page.
     VoteSecond = "vote.second",
+    // Channels between hosts.
+
+    /// An entry or a header of which only some words have arrived does not count.
+    ChannelChecksum = "channel.checksum",
+    /// Data that a host has published as a whole is what the other one takes.
+    ChannelDataChecksum = "channel.data.checksum",
+    /// Data is visible to the other host before the entry that refers to it.
+    ChannelDataPublish = "channel.data.publish",
+    /// An entry is visible to the other host.
+    ChannelEntryPublish = "channel.entry.publish",
+    /// A header is visible to the other host.
+    ChannelHeaderPublish = "channel.header.publish",
+    /// A host looks at the other one's lines, not at what its caches have of them.
+    ChannelObserve = "channel.observe",
+    /// A host takes the other one's data, not what its caches have of the place's former data.
+    ChannelDataObserve = "channel.data.observe",
+    /// An entry of another session of the client is not executed.
+    ChannelClientSession = "channel.client-session",
+    /// An entry of another session of the server does not count.
+    ChannelServerSession = "channel.server-session",
+    /// An entry that is in the place of another one does not count.
+    ChannelSequence = "channel.sequence",
+    /// A request waits for those before it that overlap it: one that is executed again does not undo a later one.
+    ChannelOverlap = "channel.overlap",
+    /// The requests of a former session end before those of the next one begin.
+    ChannelSettle = "channel.settle",
+    /// After a change of the server requests in flight are submitted again.
+    ChannelReplay = "channel.replay",
+
     /// A sign of life is visible to other hosts.
     BeatPublish = "beat.publish",
     /// An observer looks at the sign of life itself, not at what its caches have of it.

@@ -1,0 +1,453 @@
+//! The side of a channel that submits requests.
+
+use crate::Areas;
+use crate::area::{STATUS_AGAIN, kind_of, observe_data, observe_line, publish_data, publish_line, reserve};
+use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
+use cbd_format::channel::{
+    CLIENT_MAGIC, FLAG_DISCARD, FLAG_FAST_ZEROES, FLAG_FUA, FLAG_METADATA, FLAG_ROTATIONAL, SERVER_READY,
+};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission, crc32c};
+use cbd_types::{
+    ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
+    Request, Result,
+};
+
+/// Polls without a completion between two looks at the server's header.
+const IDLE_POLLS: u32 = 32;
+/// How often a part is submitted because its data has not arrived as it was.
+const TRIES: u32 = 4;
+
+/// A request of the user of the channel, until all its parts are complete.
+struct Whole {
+    request: Request,
+    parts_left: u32,
+    error: Option<Error>,
+}
+
+/// What one entry asks for: a request, or a piece of one whose data is longer than a data place.
+#[derive(Clone, Copy)]
+struct Part {
+    /// Its request, in [`Client::wholes`].
+    whole: usize,
+    operation: Operation,
+    range: ByteRange,
+    /// The number under which it was submitted last; parts in flight were submitted in the order of these numbers.
+    sequence: u64,
+    tries: u32,
+}
+
+impl Part {
+    const fn changes(&self) -> bool {
+        !matches!(self.operation, Operation::Read | Operation::Flush)
+    }
+
+    /// Whether it must not be in flight together with an earlier one.
+    fn waits_for(&self, earlier: &Self) -> bool {
+        let waits = (self.changes() || earlier.changes()) && self.range.overlaps(&earlier.range);
+        MutationPoint::ChannelOverlap.is_active() && waits
+    }
+}
+
+/// The session of a server, and the geometry of the device.
+#[derive(Clone, Copy)]
+struct Served {
+    session: u64,
+    geometry: Geometry,
+}
+
+/// The side that submits requests; used by one thread.
+pub struct Client<M: Pmem> {
+    region: Arc<Region<M>>,
+    areas: Areas,
+    shape: ChannelShape,
+    session: u64,
+    served: Option<Served>,
+    is_closed: bool,
+    /// Submissions and completions of the present sessions.
+    submitted: u64,
+    completed: u64,
+    /// The number in the header by which all completions are asked for again.
+    again: u64,
+    idle: u32,
+    repeated: u64,
+    /// What is in flight, by data place.
+    places: Vec<Option<Part>>,
+    /// What is not in flight yet, in order.
+    waiting: VecDeque<Part>,
+    wholes: Vec<Option<Whole>>,
+}
+
+impl<M: Pmem> Client<M> {
+    /// Begins a session, with a random number that was never used before. No other process stores in its area.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] without memory.
+    pub fn open(region: Arc<Region<M>>, areas: Areas, shape: ChannelShape, session: u64) -> Result<Self> {
+        let mut places = Vec::new();
+        reserve(&mut places, shape.places() as usize)?;
+        places.resize(shape.places() as usize, None);
+        let client = Self {
+            region,
+            areas,
+            shape,
+            session: session.max(1),
+            served: None,
+            is_closed: false,
+            submitted: 0,
+            completed: 0,
+            again: 0,
+            idle: 0,
+            repeated: 0,
+            places,
+            waiting: VecDeque::new(),
+            wholes: Vec::new(),
+        };
+        client.store_header(false);
+        Ok(client)
+    }
+
+    fn store_header(&self, is_closed: bool) {
+        let header = ClientHeader {
+            crc: 0.into(),
+            magic: CLIENT_MAGIC.into(),
+            session: self.session.into(),
+            again: self.again.into(),
+            places: self.shape.places().into(),
+            place_bytes: self.shape.place_bytes().into(),
+            is_closed: u32::from(is_closed).into(),
+            reserved: [0; 28],
+        };
+        let (at, point) = (self.areas.client, MutationPoint::ChannelHeaderPublish);
+        publish_line(&self.region, point, at, &header.sealed());
+    }
+
+    /// The geometry of the device, once a server has accepted the session.
+    #[must_use]
+    pub fn geometry(&self) -> Option<Geometry> {
+        self.served.map(|served| served.geometry)
+    }
+
+    /// Requests that were submitted and are not complete.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.wholes.iter().flatten().count()
+    }
+
+    /// How often data did not come through the region as it was sent, and was asked for again: memory that keeps its promises never
+    /// needs that.
+    #[must_use]
+    pub const fn repeated(&self) -> u64 {
+        self.repeated
+    }
+
+    /// Submits a request. It is always accepted; what cannot be executed completes with an error. It waits while there is no server,
+    /// no data place, or one before it that it must not overtake.
+    pub fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        match self.check(&request).and_then(|()| self.reserve_for(&request)) {
+            Err(error) => done.push(completion(request, Err(error))),
+            Ok(()) => self.accept(request, done),
+        }
+        self.send_waiting();
+    }
+
+    fn check(&self, request: &Request) -> Result<()> {
+        let has_data = matches!(request.operation, Operation::Read | Operation::Write);
+        let wanted = if has_data { request.range.len() } else { 0 };
+        let given = request.buffer.len() as u64;
+        if wanted != given {
+            let text = format!("a request for {wanted} bytes came with a buffer of {given}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if self.is_closed { Err(closed()) } else { Ok(()) }
+    }
+
+    /// Pieces of a request that are submitted one by one.
+    fn pieces(&self, request: &Request) -> impl Iterator<Item = ByteRange> + use<M> {
+        let (range, step) = (request.range, u64::from(self.shape.place_bytes()));
+        let step = match request.operation {
+            Operation::Read | Operation::Write => step,
+            Operation::Flush | Operation::Discard | Operation::WriteZeroes => range.len().max(1),
+        };
+        let count = range.len().div_ceil(step).max(1);
+        (0..count).map(move |number| {
+            let start = range.start + number * step;
+            ByteRange { start, end: range.end.min(start + step) }
+        })
+    }
+
+    fn reserve_for(&mut self, request: &Request) -> Result<()> {
+        let pieces = self.pieces(request).count();
+        self.waiting.try_reserve(pieces).map_err(|_| no_memory())?;
+        reserve(&mut self.wholes, 1)
+    }
+
+    /// Lets the pieces of a request wait for their turn. There is memory for them.
+    fn accept(&mut self, request: Request, done: &mut Vec<Completion>) {
+        let is_empty = request.range.is_empty() && request.operation != Operation::Flush;
+        if is_empty {
+            return done.push(completion(request, Ok(())));
+        }
+        let operation = request.operation;
+        let pieces = self.pieces(&request);
+        let free = self.wholes.iter().position(Option::is_none);
+        let whole = free.unwrap_or(self.wholes.len());
+        let before = self.waiting.len();
+        self.waiting.extend(pieces.map(|range| Part { whole, operation, range, sequence: 0, tries: 0 }));
+        let parts_left = (self.waiting.len() - before) as u32;
+        let item = Some(Whole { request, parts_left, error: None });
+        match self.wholes.get_mut(whole) {
+            Some(place) => *place = item,
+            None => self.wholes.push(item),
+        }
+    }
+
+    /// Submits what waits and need not wait any longer.
+    fn send_waiting(&mut self) {
+        if self.served.is_none() {
+            return;
+        }
+        let mut index = 0;
+        while index < self.waiting.len() {
+            let Some(place) = self.places.iter().position(Option::is_none) else { return };
+            let part = self.waiting[index];
+            let mut earlier = self.places.iter().flatten().chain(self.waiting.range(..index));
+            if earlier.any(|earlier| part.waits_for(earlier)) {
+                index += 1;
+                continue;
+            }
+            self.waiting.remove(index);
+            self.send(part, place);
+        }
+    }
+
+    /// Stores the data and the entry of a part under the next number.
+    fn send(&mut self, part: Part, place: usize) {
+        let part = Part { sequence: self.submitted, ..part };
+        self.submitted += 1;
+        self.places[place] = Some(part);
+        self.store_part(&part, place);
+    }
+
+    fn store_part(&self, part: &Part, place: usize) {
+        let Some((served, whole)) = self.served.zip(self.wholes.get(part.whole).and_then(Option::as_ref))
+        else {
+            return;
+        };
+        let mut data_crc = 0;
+        if part.operation == Operation::Write {
+            let data = piece_of(&whole.request, part.range).unwrap_or_default();
+            data_crc = crc32c(data);
+            publish_data(&self.region, self.areas.client + self.shape.data(place as u32), data);
+        }
+        let fua = if whole.request.fua { FLAG_FUA } else { 0 };
+        let metadata = if whole.request.class == Class::Metadata { FLAG_METADATA } else { 0 };
+        let entry = Submission {
+            data_crc: data_crc.into(),
+            client: self.session.into(),
+            server: served.session.into(),
+            sequence: part.sequence.into(),
+            offset: part.range.start.into(),
+            length: part.range.len().into(),
+            place: (place as u32).into(),
+            operation: number_of(part.operation).into(),
+            flags: (fua | metadata).into(),
+            ..Submission::BLANK
+        };
+        let at = self.areas.client + self.shape.entry(part.sequence);
+        publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, &entry.sealed());
+    }
+
+    /// Moves completed requests to `done`, and submits what has waited for them. Does not block.
+    pub fn poll(&mut self, done: &mut Vec<Completion>) {
+        let mut has_completed = false;
+        // Bounded, whatever the server stores.
+        for _ in 0..self.places.len() {
+            let Some(found) = self.next_completion() else { break };
+            self.completed += 1;
+            has_completed = true;
+            self.take(&found, done);
+        }
+        self.idle = if has_completed { 0 } else { self.idle + 1 };
+        if self.served.is_none() || self.idle >= IDLE_POLLS {
+            self.idle = 0;
+            self.look_at_server(done);
+        }
+        self.send_waiting();
+    }
+
+    fn next_completion(&self) -> Option<ChannelCompletion> {
+        let served = self.served?;
+        if self.completed == self.submitted {
+            return None;
+        }
+        let line = observe_line(&self.region, self.areas.server + self.shape.entry(self.completed))?;
+        let found = ChannelCompletion::decode(&line).verify()?;
+        let is_ours = found.client.get() == self.session
+            && MutationPoint::ChannelServerSession.holds(found.server.get() == served.session)
+            && MutationPoint::ChannelSequence.holds(found.sequence.get() == self.completed);
+        is_ours.then_some(found)
+    }
+
+    /// A part is complete. A completion of nothing in flight changes nothing.
+    fn take(&mut self, found: &ChannelCompletion, done: &mut Vec<Completion>) {
+        let is_of = |part: &Part| part.sequence == found.request.get();
+        let Some(place) = self.places.iter().position(|part| part.as_ref().is_some_and(is_of)) else {
+            return;
+        };
+        let Some(part) = self.places[place].take() else { return };
+        let result = match found.status.get() {
+            0 if part.operation == Operation::Read => self.copy_data(&part, place, found.data_crc.get()),
+            0 => Ok(true),
+            STATUS_AGAIN => Ok(false),
+            status => Err(Error::new(kind_of(status), "the host that serves the device reported this error")),
+        };
+        match result {
+            Ok(true) => self.end_part(&part, Ok(()), done),
+            Ok(false) if part.tries + 1 < TRIES => {
+                self.repeated += 1;
+                self.send(Part { tries: part.tries + 1, ..part }, place);
+            }
+            Ok(false) => {
+                let text = format!("data did not come through the region as it was sent, {TRIES} times");
+                self.end_part(&part, Err(Error::new(ErrorKind::Media, text).at_range(part.range)), done);
+            }
+            Err(error) => self.end_part(&part, Err(error), done),
+        }
+    }
+
+    /// Copies the data of a read; false if it is not as the server stored it.
+    fn copy_data(&mut self, part: &Part, place: usize, checksum: u32) -> Result<bool> {
+        let at = self.areas.server + self.shape.data(place as u32);
+        let whole = self.wholes.get_mut(part.whole).and_then(Option::as_mut);
+        let into = whole.and_then(|whole| {
+            let start = (part.range.start - whole.request.range.start) as usize;
+            whole.request.buffer.get_mut(start..start + part.range.len() as usize)
+        });
+        into.map_or(Ok(true), |into| observe_data(&self.region, at, into, checksum))
+    }
+
+    fn end_part(&mut self, part: &Part, result: Result<()>, done: &mut Vec<Completion>) {
+        let Some(place) = self.wholes.get_mut(part.whole) else { return };
+        let Some(whole) = place else { return };
+        whole.parts_left -= 1;
+        whole.error = whole.error.take().or(result.err());
+        if whole.parts_left == 0
+            && let Some(whole) = place.take()
+        {
+            done.push(completion(whole.request, whole.error.map_or(Ok(()), Err)));
+        }
+    }
+
+    /// Notices a server that has accepted the session, one that has followed it, and the end of the channel.
+    fn look_at_server(&mut self, done: &mut Vec<Completion>) {
+        let Some(line) = observe_line(&self.region, self.areas.server) else { return };
+        let Some(header) = ServerHeader::decode(&line).verify() else { return };
+        if header.client.get() != self.session {
+            return;
+        }
+        if header.state.get() != SERVER_READY {
+            return self.end_all(done);
+        }
+        let session = header.session.get();
+        if self.served.is_some_and(|served| served.session == session) {
+            return;
+        }
+        let Some(geometry) = geometry_of(&header, self.shape) else { return };
+        self.served = Some(Served { session, geometry });
+        (self.submitted, self.completed) = (0, 0);
+        if MutationPoint::ChannelReplay.is_active() {
+            self.submit_again();
+        }
+    }
+
+    /// Submits to a new server what its predecessor has not completed, in the same order.
+    fn submit_again(&mut self) {
+        let mut last = None;
+        loop {
+            let later = |part: &Part| last.is_none_or(|last| part.sequence > last);
+            let parts = self.places.iter().enumerate().filter_map(|(place, part)| Some((place, (*part)?)));
+            let next = parts.filter(|(_, part)| later(part)).min_by_key(|(_, part)| part.sequence);
+            let Some((place, part)) = next else { return };
+            last = Some(part.sequence);
+            // The numbers that are given here are not larger than any that is still to come.
+            self.send(Part { tries: 0, ..part }, place);
+        }
+    }
+
+    fn end_all(&mut self, done: &mut Vec<Completion>) {
+        self.is_closed = true;
+        self.served = None;
+        self.waiting.clear();
+        self.places.iter_mut().for_each(|place| *place = None);
+        for whole in self.wholes.iter_mut().filter_map(Option::take) {
+            done.push(completion(whole.request, Err(closed())));
+        }
+    }
+
+    /// Stores everything again that is in flight, and asks for all completions again: for a client whose requests do not complete for
+    /// long. It heals lines that failed, and costs little.
+    pub fn nudge(&mut self) {
+        for (place, part) in self.places.iter().enumerate() {
+            if let Some(part) = part {
+                self.store_part(part, place);
+            }
+        }
+        self.again += 1;
+        self.store_header(self.is_closed);
+    }
+
+    /// Ends the session. What is in flight may still be executed, and has no completion.
+    pub fn close(self) {
+        self.store_header(true);
+    }
+}
+
+/// The data of a piece of a request.
+fn piece_of(request: &Request, piece: ByteRange) -> Option<&[u8]> {
+    let start = (piece.start - request.range.start) as usize;
+    request.buffer.get(start..start + piece.len() as usize)
+}
+
+/// The geometry in a server's header; `None` if no device has it.
+fn geometry_of(header: &ServerHeader, shape: ChannelShape) -> Option<Geometry> {
+    let (flags, sector) = (header.flags.get(), header.sector.get());
+    let is_possible = sector.is_power_of_two()
+        && (512..=4096).contains(&sector)
+        && header.size.get().is_multiple_of(u64::from(sector))
+        && i64::try_from(header.size.get()).is_ok();
+    let geometry = Geometry {
+        size: header.size.get(),
+        sector: header.sector.get(),
+        physical_sector: header.physical_sector.get(),
+        // What is longer is submitted in pieces.
+        atomic_unit: header.atomic_unit.get().min(shape.place_bytes()),
+        discard: flags & FLAG_DISCARD != 0,
+        discard_granularity: header.discard_granularity.get(),
+        rotational: flags & FLAG_ROTATIONAL != 0,
+        fast_zeroes: flags & FLAG_FAST_ZEROES != 0,
+    };
+    is_possible.then_some(geometry)
+}
+
+/// The number of an operation in an entry.
+pub const fn number_of(operation: Operation) -> u16 {
+    match operation {
+        Operation::Read => 1,
+        Operation::Write => 2,
+        Operation::Flush => 3,
+        Operation::Discard => 4,
+        Operation::WriteZeroes => 5,
+    }
+}
+
+fn completion(request: Request, result: Result<()>) -> Completion {
+    Completion { id: request.id, result, buffer: request.buffer }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Stopped, "the host that served the device has ended that")
+}
+
+fn no_memory() -> Error {
+    Error::new(ErrorKind::System, "there is no memory for the request")
+}

@@ -1,0 +1,32 @@
+//! The channel by which a host uses a block device that another host serves: rings and data in shared memory.
+//!
+//! The [`Client`] stores requests in an area of its own, and the [`Server`], which executes them, completions in another one. Each
+//! polls what the other stores. Nothing is compared and swapped, and memory need not be coherent between the hosts: every line has one
+//! writer, which publishes it, and the reader drops its copy before it looks. An entry is one line with a checksum, the sessions of both
+//! sides and its number, so a reader takes it whole, once, and in order.
+//!
+//! **A server that ends and comes back** has another session. Its client submits all requests in flight again. A request that
+//! the former server had executed is then executed twice, which changes nothing: the client holds a request back while one in flight
+//! overlaps it and one of both changes the device, so that nothing else was stored in the range meanwhile. For this the device has
+//! no other client.
+//!
+//! **A client that comes back** has another session, too. The server ends what is in flight of the former one before it accepts the new
+//! one, so nothing is executed late.
+//!
+//! **Damage and malice**: what the other side has stored is copied, checked and bounded. An entry that makes no sense fails that
+//! request alone; data that differs from its checksum is asked for again; a line that never arrives is stored again by
+//! [`Client::nudge`].
+//!
+//! Elsewhere: the structures (`cbd-format`, `channel`), which memory a channel has and who polls it.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod area;
+mod client;
+mod server;
+
+pub use area::Areas;
+pub use client::Client;
+pub use server::{Server, ServerState};

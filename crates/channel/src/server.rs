@@ -1,0 +1,332 @@
+//! The side of a channel that executes requests.
+
+use crate::Areas;
+use crate::area::{STATUS_AGAIN, observe_data, observe_line, publish_data, publish_line, reserve, status_of};
+use alloc::{format, sync::Arc, vec::Vec};
+use cbd_format::channel::{
+    FLAG_DISCARD, FLAG_FAST_ZEROES, FLAG_FUA, FLAG_METADATA, FLAG_ROTATIONAL, SERVER_CLOSED, SERVER_MAGIC,
+    SERVER_READY,
+};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission, crc32c};
+use cbd_types::{
+    ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
+    Request, Result, SpareBuffers,
+};
+
+/// Polls without a submission between two looks at the client's header.
+const IDLE_POLLS: u32 = 32;
+/// Bytes of buffers that are kept for later requests.
+const SPARE_BYTES: usize = 4 << 20;
+
+/// Whom a server serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ServerState {
+    /// There is no client yet.
+    Alone,
+    /// A client has a session.
+    Serving,
+    /// The client's session has ended, or another one is to begin, and requests of the former one are in flight.
+    Settling,
+}
+
+/// The session of a client, with the shape that it chose.
+struct Session {
+    client: u64,
+    shape: ChannelShape,
+    /// Submissions that were taken, and completions that were stored.
+    taken: u64,
+    completed: u64,
+    /// [`ClientHeader::again`], as it was last answered.
+    again: u64,
+    is_ending: bool,
+    /// By data place: the number of the submission in flight.
+    places: Vec<Option<InFlight>>,
+    /// The last completions, by their place in the ring.
+    lines: Vec<[u8; LINE as usize]>,
+}
+
+#[derive(Clone, Copy)]
+struct InFlight {
+    sequence: u64,
+    operation: Operation,
+}
+
+impl Session {
+    fn new(header: &ClientHeader, shape: ChannelShape) -> Result<Self> {
+        let (mut places, mut lines) = (Vec::new(), Vec::new());
+        reserve(&mut places, shape.places() as usize)?;
+        reserve(&mut lines, shape.places() as usize)?;
+        places.resize(shape.places() as usize, None);
+        lines.resize(shape.places() as usize, [0; LINE as usize]);
+        let (client, again) = (header.session.get(), header.again.get());
+        Ok(Self { client, shape, taken: 0, completed: 0, again, is_ending: false, places, lines })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.places.iter().flatten().count()
+    }
+}
+
+/// The side that executes requests; used by one thread. The identifier of a request that it hands out is that of the submission.
+pub struct Server<M: Pmem> {
+    region: Arc<Region<M>>,
+    areas: Areas,
+    /// Bytes of each area.
+    area_bytes: u64,
+    session: u64,
+    geometry: Geometry,
+    serving: Option<Session>,
+    idle: u32,
+    /// Buffers of completed requests.
+    spare: SpareBuffers,
+}
+
+impl<M: Pmem> Server<M> {
+    /// Begins a session, with a random number that was never used before, between areas of `area_bytes` bytes. It accepts a client
+    /// when it [polls](Self::poll).
+    #[must_use]
+    pub fn open(
+        region: Arc<Region<M>>,
+        areas: Areas,
+        area_bytes: u64,
+        session: u64,
+        geometry: Geometry,
+    ) -> Self {
+        let (session, spare) = (session.max(1), SpareBuffers::new(SPARE_BYTES));
+        Self { region, areas, area_bytes, session, geometry, serving: None, idle: 0, spare }
+    }
+
+    /// Whom it serves.
+    #[must_use]
+    pub fn state(&self) -> ServerState {
+        match &self.serving {
+            None => ServerState::Alone,
+            Some(session) if session.is_ending => ServerState::Settling,
+            Some(_) => ServerState::Serving,
+        }
+    }
+
+    /// Requests that were handed out and are not complete.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.serving.as_ref().map_or(0, Session::in_flight)
+    }
+
+    /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] without memory for a client: it can be tried again.
+    pub fn poll(&mut self, requests: &mut Vec<Request>) -> Result<()> {
+        let mut has_taken = false;
+        // Bounded, whatever the client stores.
+        for _ in 0..self.serving.as_ref().map_or(0, |session| session.places.len()) {
+            let Some(found) = self.next_submission() else { break };
+            has_taken = true;
+            self.take(&found, requests);
+        }
+        self.idle = if has_taken { 0 } else { self.idle + 1 };
+        let is_serving = self.state() == ServerState::Serving;
+        if !is_serving || self.idle >= IDLE_POLLS {
+            self.idle = 0;
+            self.look_at_client()?;
+        }
+        Ok(())
+    }
+
+    fn next_submission(&self) -> Option<Submission> {
+        let session = self.serving.as_ref().filter(|session| !session.is_ending)?;
+        // A client that follows the rules has no more.
+        if session.in_flight() == session.places.len() {
+            return None;
+        }
+        let line = observe_line(&self.region, self.areas.client + session.shape.entry(session.taken))?;
+        let found = Submission::decode(&line).verify()?;
+        let is_ours = MutationPoint::ChannelClientSession.holds(found.client.get() == session.client)
+            && MutationPoint::ChannelServerSession.holds(found.server.get() == self.session)
+            && MutationPoint::ChannelSequence.holds(found.sequence.get() == session.taken);
+        is_ours.then_some(found)
+    }
+
+    fn take(&mut self, found: &Submission, requests: &mut Vec<Request>) {
+        let Some(session) = &mut self.serving else { return };
+        session.taken += 1;
+        let (sequence, place) = (found.sequence.get(), found.place.get() as usize);
+        let operation = match self.check(found) {
+            Ok(operation) => operation,
+            Err(error) => return self.store_completion(sequence, status_of(error.kind()), 0),
+        };
+        let range = ByteRange::at(found.offset.get(), found.length.get());
+        let has_data = matches!(operation, Operation::Read | Operation::Write);
+        let length = if has_data { range.len() as usize } else { 0 };
+        let Some(mut buffer) = self.spare.try_take(length) else {
+            return self.store_completion(sequence, status_of(ErrorKind::System), 0);
+        };
+        if operation == Operation::Write {
+            let Some(session) = &self.serving else { return };
+            let at = self.areas.client + session.shape.data(found.place.get());
+            match observe_data(&self.region, at, &mut buffer, found.data_crc.get()) {
+                Ok(true) => {}
+                Ok(false) | Err(_) => return self.store_completion(sequence, STATUS_AGAIN, 0),
+            }
+        }
+        let Some(session) = &mut self.serving else { return };
+        session.places[place] = Some(InFlight { sequence, operation });
+        let flags = found.flags.get();
+        let class = if flags & FLAG_METADATA != 0 { Class::Metadata } else { Class::Unmarked };
+        requests.push(Request { id: sequence, operation, range, fua: flags & FLAG_FUA != 0, class, buffer });
+    }
+
+    /// The operation of an entry that can be executed.
+    fn check(&self, found: &Submission) -> Result<Operation> {
+        let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
+        let operation = match found.operation.get() {
+            1 => Operation::Read,
+            2 => Operation::Write,
+            3 => Operation::Flush,
+            4 => Operation::Discard,
+            5 => Operation::WriteZeroes,
+            other => return invalid(format!("operation {other} is not known")),
+        };
+        let Some(session) = &self.serving else { return invalid("there is no client".into()) };
+        let place = found.place.get();
+        match session.places.get(place as usize) {
+            None => return invalid(format!("data place {place} does not exist")),
+            Some(Some(_)) => return invalid(format!("data place {place} is in use")),
+            Some(None) => {}
+        }
+        let (offset, length) = (found.offset.get(), found.length.get());
+        let has_data = matches!(operation, Operation::Read | Operation::Write);
+        let limit = if has_data { u64::from(session.shape.place_bytes()) } else { u64::MAX };
+        let end = offset.checked_add(length).filter(|end| *end <= self.geometry.size);
+        let sector = u64::from(self.geometry.sector).max(1);
+        if end.is_none() {
+            let text = format!("{length} bytes at {offset} are beyond the device's {}", self.geometry.size);
+            return Err(Error::new(ErrorKind::OutOfRange, text));
+        }
+        if length > limit || offset % sector != 0 || length % sector != 0 {
+            return invalid(format!("{length} bytes at {offset} are not whole sectors, or too many"));
+        }
+        Ok(operation)
+    }
+
+    /// Reports the result of a request. Its buffer is reused.
+    pub fn complete(&mut self, completion: Completion) {
+        let Some(session) = &mut self.serving else { return };
+        let is_it = |one: &Option<InFlight>| one.is_some_and(|one| one.sequence == completion.id);
+        let Some(place) = session.places.iter().position(is_it) else { return };
+        let Some(InFlight { sequence, operation }) = session.places[place].take() else { return };
+        let mut data_crc = 0;
+        if operation == Operation::Read && completion.result.is_ok() {
+            data_crc = crc32c(&completion.buffer);
+            let at = self.areas.server + session.shape.data(place as u32);
+            publish_data(&self.region, at, &completion.buffer);
+        }
+        let status = completion.result.as_ref().map_or_else(|error| status_of(error.kind()), |()| 0);
+        self.spare.give(completion.buffer);
+        self.store_completion(sequence, status, data_crc);
+    }
+
+    fn store_completion(&mut self, request: u64, status: u32, data_crc: u32) {
+        let Some(session) = &mut self.serving else { return };
+        let entry = ChannelCompletion {
+            crc: 0.into(),
+            data_crc: data_crc.into(),
+            client: session.client.into(),
+            server: self.session.into(),
+            sequence: session.completed.into(),
+            request: request.into(),
+            status: status.into(),
+            reserved: [0; 20],
+        };
+        let line = entry.sealed();
+        let at = self.areas.server + session.shape.entry(session.completed);
+        if let Some(kept) =
+            session.lines.get_mut((session.completed % u64::from(session.shape.places())) as usize)
+        {
+            *kept = line;
+        }
+        session.completed += 1;
+        publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, &line);
+    }
+
+    /// Notices a client, one that has followed it, and one that misses completions.
+    fn look_at_client(&mut self) -> Result<()> {
+        let Some(line) = observe_line(&self.region, self.areas.client) else { return Ok(()) };
+        let Some(header) = ClientHeader::decode(&line).verify() else { return Ok(()) };
+        let is_closed = header.is_closed.get() != 0;
+        if let Some(session) = &mut self.serving {
+            let is_same = session.client == header.session.get();
+            if is_same && !is_closed {
+                return self.answer_again(header.again.get());
+            }
+            session.is_ending = true;
+            if session.in_flight() > 0 && MutationPoint::ChannelSettle.is_active() {
+                return Ok(());
+            }
+            self.serving = None;
+        }
+        if !is_closed { self.begin(&header) } else { Ok(()) }
+    }
+
+    /// Stores all completions again if the client has asked for that.
+    fn answer_again(&mut self, again: u64) -> Result<()> {
+        let Some(session) = &mut self.serving else { return Ok(()) };
+        if session.again != again {
+            session.again = again;
+            self.store_header(SERVER_READY, session_of(&self.serving));
+            let Some(session) = &self.serving else { return Ok(()) };
+            for (index, line) in
+                session.lines.iter().enumerate().filter(|(_, line)| **line != [0; LINE as usize])
+            {
+                let at = self.areas.server + session.shape.entry(index as u64);
+                publish_line(&self.region, MutationPoint::ChannelEntryPublish, at, line);
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, header: &ClientHeader) -> Result<()> {
+        let shape = ChannelShape::new(header.places.get(), header.place_bytes.get());
+        let Some(shape) = shape.filter(|shape| shape.bytes() <= self.area_bytes) else {
+            self.store_header(SERVER_CLOSED, header.session.get());
+            return Ok(());
+        };
+        self.serving = Some(Session::new(header, shape)?);
+        self.store_header(SERVER_READY, header.session.get());
+        Ok(())
+    }
+
+    fn store_header(&self, state: u32, client: u64) {
+        let geometry = &self.geometry;
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        let flags = flag(geometry.discard, FLAG_DISCARD)
+            | flag(geometry.rotational, FLAG_ROTATIONAL)
+            | flag(geometry.fast_zeroes, FLAG_FAST_ZEROES);
+        let header = ServerHeader {
+            crc: 0.into(),
+            magic: SERVER_MAGIC.into(),
+            session: self.session.into(),
+            client: client.into(),
+            size: geometry.size.into(),
+            state: state.into(),
+            sector: geometry.sector.into(),
+            physical_sector: geometry.physical_sector.into(),
+            atomic_unit: geometry.atomic_unit.into(),
+            discard_granularity: geometry.discard_granularity.into(),
+            flags: flags.into(),
+            reserved: [0; 8],
+        };
+        publish_line(&self.region, MutationPoint::ChannelHeaderPublish, self.areas.server, &header.sealed());
+    }
+
+    /// Ends the session: the client's requests, those in flight too, complete with an error there.
+    pub fn close(self) {
+        if self.serving.is_some() {
+            self.store_header(SERVER_CLOSED, session_of(&self.serving));
+        }
+    }
+}
+
+fn session_of(serving: &Option<Session>) -> u64 {
+    serving.as_ref().map_or(0, |session| session.client)
+}
