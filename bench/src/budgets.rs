@@ -37,7 +37,7 @@ const fn reported(path: &'static str, what: &'static str) -> Budget {
 }
 
 /// All budgets, in the order of the report.
-pub const BUDGETS: [Budget; 49] = [
+pub const BUDGETS: [Budget; 51] = [
     at_most("engine.write_4k_over_copy", 1.25, "4 KiB random write over the bare persistent copy"),
     at_most("engine.write_512_over_copy", 2.0, "512 B random write over the copy"),
     at_most("engine.write_64k_over_copy", 1.10, "64 KiB random write over the copy"),
@@ -130,6 +130,16 @@ pub const BUDGETS: [Budget; 49] = [
         "the same where caches are simulated on the sparsest sample of their blocks",
     ),
     reported("cockpit.advice_live_error", "the same of what it foretells by the sample that a device keeps"),
+    at_most(
+        "hosts.channel_extra_us",
+        3.0,
+        "4 KiB write or read hit through a channel, both sides polling, over the cache itself, us",
+    ),
+    at_least(
+        "hosts.channel_throughput",
+        0.7,
+        "the same with 32 in flight: requests a second, over those of one thread with the cache itself",
+    ),
     at_most(
         "live.stall_ms_max",
         20.0,

@@ -3,6 +3,7 @@
 mod cockpit;
 mod engine;
 mod export;
+mod hosts;
 mod live;
 mod memory;
 mod policy;
@@ -27,7 +28,7 @@ pub struct Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 10] = [
+pub const GROUPS: [Group; 11] = [
     Group {
         name: "engine",
         what: "reads, writes, scaling, flushes in process, against a bare persistent copy (30 s)",
@@ -47,6 +48,11 @@ pub const GROUPS: [Group; 10] = [
         name: "cockpit",
         what: "requests counted, against a queue that counts none; what advise foretells for other sizes, against such caches (4 min)",
         run: cockpit::run,
+    },
+    Group {
+        name: "hosts",
+        what: "4 KiB requests through a channel to a thread that serves them, against the cache itself (20 s)",
+        run: hosts::run,
     },
     Group {
         name: "live",

@@ -117,6 +117,15 @@ fn the_cost_of_counting_is_measured_and_the_advice_compared_with_caches() {
 }
 
 #[test]
+fn a_channel_between_two_hosts_is_measured() {
+    let figures = measure(&["hosts"]);
+    assert_has_verdict(&figures, &["/hosts/channel_extra_us", "/hosts/channel_throughput"]);
+    assert!(number(&figures, "/hosts/channel_read_4k_over_local") > 0.0);
+    // Coherent memory keeps its promises.
+    assert!(number(&figures, "/hosts/channel_repeated") == 0.0);
+}
+
+#[test]
 fn the_policy_is_measured_and_the_same_seed_gives_the_same_figures() {
     let figures = measure(&["policy", "--seed", "7", "--write-percent", "10"]);
     assert_has_verdict(&figures, &["/policy/worst_over_lru"]);
