@@ -135,8 +135,11 @@ fn set_up(host: &Host, given: &Given) -> Result<(), String> {
             cbdctrl backend-start --path /dev/disk/by-id/virtio-disk$number --cache-size 48M --start-dev
         done
         mkfs.ext4 -q /dev/cbd0
+        # Once LVM's label is written back, its commands find the volume on the disk, too, and change nothing (docs/operations.md).
+        cbdctrl set --backend 1 writeback=paused:1d
         vgcreate -q group /dev/cbd1
         lvcreate -q --name volume --extents 100%FREE group
+        cbdctrl set --backend 1 writeback=on
         mkfs.ext4 -q /dev/group/volume
         mdadm --create /dev/md0 --quiet --run --level=1 --raid-devices=2 --assume-clean --bitmap=none /dev/cbd2 /dev/cbd3
         mdadm --detail --scan >>/etc/mdadm/mdadm.conf
