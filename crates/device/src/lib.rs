@@ -91,10 +91,11 @@ impl<E: Environment> Device<E> {
         Self { clock: Some(clock), ..self }
     }
 
-    /// The same with memory for a sample of its requests.
+    /// The same with memory for a sample of its requests. `clock` gives their time: milliseconds suffice, and a cheaper clock than that
+    /// of latencies, which may lag behind by some of them.
     #[must_use]
-    pub fn with_sample(self) -> Self {
-        Self { sample: Sample::new(), ..self }
+    pub fn with_sample(self, clock: Clock) -> Self {
+        Self { sample: Sample::new(clock), ..self }
     }
 
     /// Notes a sample of the requests, for a cache of `bytes`; 0: notes nothing. Called again with another size. It begins

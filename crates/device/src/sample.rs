@@ -9,6 +9,7 @@
 //!
 //! Elsewhere: what is kept of the requests before (`cbd-runtime`), what is made of the sample (`cbd-advise`).
 
+use crate::Clock;
 use alloc::{boxed::Box, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Operation};
 use core::ops::Range;
@@ -36,7 +37,7 @@ const WRITE: u64 = 2;
 /// A block that was read or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sampled {
-    /// When it came, in milliseconds of the device's clock, of which only the lowest 22 bits are known; 0 without a clock.
+    /// When it came, in milliseconds of the sample's clock, of which only the lowest 22 bits are known.
     pub ms: u32,
     /// Whether it was written; otherwise it was read.
     pub is_write: bool,
@@ -70,6 +71,8 @@ pub struct LastSampled {
 /// The sample.
 pub(crate) struct Sample {
     entries: Box<[AtomicU64]>,
+    /// Gives the time of a request.
+    clock: Clock,
     /// The number of the next entry.
     next: AtomicU64,
     shift: AtomicU32,
@@ -81,17 +84,17 @@ impl Sample {
     /// A sample without blocks, and without memory.
     pub(crate) fn none() -> Self {
         let (next, begun) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { entries: Box::default(), next, shift: AtomicU32::new(OFF), begun }
+        Self { entries: Box::default(), clock: || 0, next, shift: AtomicU32::new(OFF), begun }
     }
 
     /// A sample without blocks; [`none`](Self::none) without memory.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         let mut entries = Vec::new();
         if entries.try_reserve_exact(SAMPLED_MAX).is_err() {
             return Self::none();
         }
         entries.resize_with(SAMPLED_MAX, || AtomicU64::new(0));
-        Self { entries: entries.into_boxed_slice(), ..Self::none() }
+        Self { entries: entries.into_boxed_slice(), clock, ..Self::none() }
     }
 
     /// Makes the sample one for a cache of `bytes`, 0 for none. It begins again unless it has about the right density.
@@ -108,28 +111,28 @@ impl Sample {
         }
     }
 
-    /// Notes a request, at the time in nanoseconds that `now_ns` returns.
+    /// Notes a request that comes now.
     #[inline]
-    pub(crate) fn note(&self, operation: Operation, range: ByteRange, now_ns: impl FnOnce() -> u64) {
+    pub(crate) fn note(&self, operation: Operation, range: ByteRange) {
         let shift = self.shift.load(Ordering::Relaxed);
         if shift == OFF {
             return;
         }
         let (first, last) = (range.start / CHECKSUM_BLOCK, range.end.saturating_sub(1) / CHECKSUM_BLOCK);
         if first != last || chosen(first >> shift, shift) == first {
-            self.note_blocks(operation, first, last, shift, now_ns());
+            self.note_blocks(operation, first, last, shift);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn note_blocks(&self, operation: Operation, first: u64, last: u64, shift: u32, now_ns: u64) {
+    fn note_blocks(&self, operation: Operation, first: u64, last: u64, shift: u32) {
         let action = match operation {
             Operation::Read => READ,
             Operation::Write => WRITE,
             _ => return,
         };
-        let time = (now_ns / 1_000_000) & u64::from(Sampled::PERIOD_MS - 1);
+        let time = ((self.clock)() / 1_000_000) & u64::from(Sampled::PERIOD_MS - 1);
         for group in (first >> shift..=last >> shift).take(GROUPS_MAX as usize) {
             if !(first..=last).contains(&chosen(group, shift)) || group >> GROUP_BITS != 0 {
                 continue;
@@ -198,13 +201,13 @@ mod tests {
     use alloc::vec;
 
     fn sample(bytes: u64) -> Sample {
-        let sample = Sample::new();
+        let sample = Sample::new(|| 5_000_000);
         sample.set_cache(bytes);
         sample
     }
 
     fn note(sample: &Sample, operation: Operation, range: ByteRange) {
-        sample.note(operation, range, || 5_000_000);
+        sample.note(operation, range);
     }
 
     fn blocks(first: u64, count: u64) -> ByteRange {

@@ -5,7 +5,7 @@
 //! Elsewhere: caches that come and go while it runs (`attach`); the set of backends and the requests to start them, and the exports of their devices.
 
 use crate::drain::{DrainProgress, DrainRequest, NotDrained, until_drained};
-use crate::environment::monotonic_ns;
+use crate::environment::{coarse_ns, monotonic_ns};
 use crate::region::with_tools;
 use crate::{ProcessEnvironment, Rounds, ServedDevice, Worker};
 use cbd_backing::{Backing, BackingFile, Ended, Identity, Offload, Oldest, Options, Outstanding, Watch};
@@ -142,7 +142,7 @@ impl RunningBackend {
             warnings.extend(note_of(pages, path));
             (Device::cached(Arc::clone(&caching.cache), geometry), Some(Arc::new(caching)))
         };
-        let device = Arc::new(device.with_clock(monotonic_ns).with_sample());
+        let device = Arc::new(device.with_clock(monotonic_ns).with_sample(coarse_ns));
         let device = Arc::new(ServedDevice::new(device, Arc::clone(&backing)));
         let (caching, id) = (Mutex::new(caching), entry.id);
         Ok((

@@ -100,7 +100,18 @@ pub fn wall_ms() -> u64 {
 /// Nanoseconds of the monotonic clock, by which requests are timed.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
+    nanoseconds_of(ClockId::Monotonic)
+}
+
+/// The same as of the kernel's last tick, some milliseconds ago. Reading it does not wait for the loads before it, as reading the
+/// processor's counter does.
+#[must_use]
+pub fn coarse_ns() -> u64 {
+    nanoseconds_of(ClockId::MonotonicCoarse)
+}
+
+fn nanoseconds_of(clock: ClockId) -> u64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
     // Both are never negative; 580 years fit.
     (tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(tv_nsec as u64)
 }
@@ -108,6 +119,14 @@ pub fn monotonic_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_coarse_clock_is_the_same_clock_a_little_earlier() {
+        let earlier = monotonic_ns();
+        let coarse = coarse_ns();
+        let later = monotonic_ns();
+        assert!(coarse <= later && coarse + 1_000_000_000 > earlier, "{earlier} {coarse} {later}");
+    }
 
     #[test]
     fn the_wall_clock_is_never_ahead_of_the_system_clock() {

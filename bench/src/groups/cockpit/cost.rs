@@ -13,7 +13,7 @@ use crate::turns::{Comparison, Rounds, Turn, play};
 use cbd_backing::PollableQueue;
 use cbd_device::{Device, Queue};
 use cbd_pmem::Mapping;
-use cbd_runtime::environment::monotonic_ns;
+use cbd_runtime::environment::{coarse_ns, monotonic_ns};
 use cbd_types::{AlignedBuffer, ByteRange, Error, ErrorKind, Result};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -40,7 +40,8 @@ pub fn run(options: &Options, figures: &mut Figures) -> Result<()> {
     let mapping = Arc::new(Mapping::anonymous(2 * scale.region)?);
     let mut pair = Pair::new(&mapping, scale, MORE * options.rounds(), None)?;
     let disk = Arc::clone(pair.rig.disk());
-    let device = Device::cached(pair.rig.share(), disk.geometry()).with_clock(monotonic_ns).with_sample();
+    let device =
+        Device::cached(pair.rig.share(), disk.geometry()).with_clock(monotonic_ns).with_sample(coarse_ns);
     device.sample_for(scale.region);
     let device = Arc::new(device);
     let counting = Queue::new(Arc::clone(&device), disk.open_queue(DEPTH)?, Waker::noop().clone());

@@ -68,7 +68,7 @@ impl Real {
         let instant = || ModelDisk::new(Model::INSTANT);
         let worker = BackgroundWorker::new(Arc::clone(&cache), instant(), geometry(size));
         let device = Device::cached(Arc::clone(&cache), geometry(size)).with_clock(|| NOW_NS.get());
-        let device = Arc::new(device.with_sample());
+        let device = Arc::new(device.with_sample(|| NOW_NS.get()));
         device.sample_for(form.bytes);
         let queue = Queue::new(Arc::clone(&device), instant(), Waker::noop().clone());
         let (buffer, done) = (AlignedBuffer::default(), Vec::new());

@@ -56,7 +56,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
     #[inline]
     pub(super) fn note_sample(&self, operation: Operation, range: ByteRange) {
         if COUNTS {
-            self.device.sample.note(operation, range, || self.meter.now());
+            self.device.sample.note(operation, range);
         }
     }
 

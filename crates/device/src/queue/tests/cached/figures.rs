@@ -38,7 +38,9 @@ fn waits(figures: &DeviceFigures, what: WaitFor) -> Counted {
 fn a_request_of_the_sample_has_the_time_at_which_it_came() {
     let mut rig = rig_with(DEVICE, Settings::default());
     rig.make_room();
-    let device = Device::cached(Arc::clone(&rig.cache), rig.geometry).with_clock(|| NOW.get()).with_sample();
+    let device = Device::cached(Arc::clone(&rig.cache), rig.geometry)
+        .with_clock(|| NOW.get())
+        .with_sample(|| NOW.get());
     device.sample_for(64 << 20);
     rig.queue = Queue::new(Arc::new(device), disk(), Waker::from(Arc::clone(&rig.bell)));
     // So many in a short time that only few of them are timed.
