@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Opens a region that is to be changed, after [`announce`] or through [`rescue`](crate::rescue::rescue).
 ///
 /// # Errors
-/// [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) while its file is the backing file of a loop device or a daemon has
+/// [`ErrorKind::Busy`] while its file is the backing file of a loop device or a daemon has
 /// it open, and the errors of [`Mapping::open`].
 pub fn to_change(region: &Path) -> Result<Mapping> {
     refuse_file_beneath_loop_device(region)?;
@@ -33,7 +33,7 @@ pub fn to_change(region: &Path) -> Result<Mapping> {
 /// while the result lives. `None` if its first page has no valid superblock, beside which nothing is stored.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) while a host of another machine has it, and as [`Presence::begin`].
+/// [`ErrorKind::Busy`] while a host of another machine has it, and as [`Presence::begin`].
 pub fn announce(region: &Arc<Region<Mapping>>, path: &Path) -> Result<Option<Presence>> {
     hosts::refuse_living(&Arc::new(ProcessEnvironment::new()), region)?;
     let (path, timing) = (path.display().to_string(), Timing::default());
@@ -82,7 +82,7 @@ fn refuse_living_hosts(reader: Reader) -> Result<Reader> {
 /// Opens a region that is only read. Returns a warning if its file is the backing file of a loop device.
 ///
 /// # Errors
-/// The errors of [`Reader::open`]; [`ErrorKind::Busy`](cbd_types::ErrorKind::Busy) also while a host of another machine has it.
+/// The errors of [`Reader::open`]; [`ErrorKind::Busy`] also while a host of another machine has it.
 pub fn to_read(region: &Path) -> Result<(Reader, Option<String>)> {
     let reader = refuse_living_hosts(Reader::open(region)?)?;
     if reader.reach() != Reach::Kernel {
