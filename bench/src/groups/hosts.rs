@@ -29,7 +29,7 @@ const DEPTH: usize = 16;
 /// Requests in flight for the throughput.
 const DEEP: usize = 32;
 /// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A queue of the device itself.
 type Local = Queue<Surroundings, Box<dyn PollableQueue>>;
@@ -125,7 +125,7 @@ impl Remote {
                 self.spare.push(completion.buffer);
                 flying -= 1;
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return Err(Error::new(ErrorKind::TimedOut, "the channel does not answer"));
             }
             std::hint::spin_loop();

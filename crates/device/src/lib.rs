@@ -91,7 +91,7 @@ impl<E: Environment> Device<E> {
         Self { clock: Some(clock), ..self }
     }
 
-    /// The same with memory for a sample of its requests. `clock` gives their time: milliseconds suffice, and a cheaper clock than that
+    /// The same with memory for a sample of its requests. `clock` gives their time: milliseconds suffice, and a less expensive clock than that
     /// of latencies, which may lag behind by some of them.
     #[must_use]
     pub fn with_sample(self, clock: Clock) -> Self {
