@@ -1,10 +1,10 @@
 //! The tables of hosts that share a region: each has rows and segments of its own, and sees those of the others.
 
 use cbd_engine::{BackendSpec, Beat, BlkdevSpec, FormatOptions, Host, Members, Settings, Transport};
-use cbd_format::Object;
+use cbd_format::{Holding, Object, SharedLayout, Slot, Vote};
 use cbd_sim::hosts::{HostEnvironment, HostMemory, Medium};
 use cbd_sim::until_crash;
-use cbd_types::{BackendId, ErrorKind, HostId, Name, Region, Result};
+use cbd_types::{BackendId, ErrorKind, HostId, Name, Pmem, Region, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -208,6 +208,109 @@ fn what_died_while_it_joined_never_makes_a_second_host_of_one_name() {
     assert!(deaths > 20 && remains > 0, "{deaths} deaths, {remains} of them left an area");
 }
 
+/// Lets an area have been decided to be that of a process that joined as the host of area `of`, and died before its tables had a header.
+fn leave_unsettled(medium: &Medium, area: u32, of: u32) {
+    let memory = HostMemory::new(medium, false, 78);
+    let seen = members(&memory, 78);
+    let name = seen.decided(Object::Area(of)).expect("it can be read").holding.name;
+    let holding =
+        Holding { state: 1.into(), host: area.into(), incarnation: 99.into(), granted: 50.into(), name };
+    let content = Vote { version: 50.into(), decided: holding, ..Vote::BLANK };
+    let (object, voter) = (Object::Area(area), 2);
+    let parts = shared_parts(medium);
+    let at = parts.vote(object, voter)[1];
+    memory.store(at, &Slot { sequence: 50, content }.encode(parts.place(object, voter)));
+    memory.fence();
+    assert!(seen.host(HostId(area)).expect("it can be read").is_some_and(|host| host.name.is_empty()));
+}
+
+fn shared_parts(medium: &Medium) -> SharedLayout {
+    let other = Medium::with_bytes(medium.bytes());
+    open(&other, "z", 79).info().layout.shared_parts().expect("it is shared")
+}
+
+/// A region of which host a has left the first area, and died in it and in the second one when it joined again.
+fn with_two_remains() -> Medium {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let a = open(&medium, "a", 2);
+    leave_unsettled(&medium, 1, 0);
+    a.unregister_host(HostId(0)).expect("it has nothing");
+    leave_unsettled(&medium, 0, 1);
+    medium
+}
+
+#[test]
+fn what_a_host_has_left_that_died_while_it_joined_is_freed_by_the_next_process_of_its_name() {
+    let medium = with_two_remains();
+    let a = open(&medium, "a", 4);
+    let (members, member) = a.members().expect("it is shared");
+    assert_eq!(member.id, HostId(0));
+    assert_eq!(members.host(HostId(1)).expect("it can be read"), None);
+}
+
+#[test]
+fn a_process_that_was_taken_for_dead_while_it_joined_is_no_host() {
+    let medium = with_two_remains();
+    let mut other = None;
+    // It is paused when it has become host 0, and looks whether host 1 is dead.
+    let late = members(&HostMemory::new(&medium, false, 5), 5).join("a", &mut |id, _, _| {
+        if id == HostId(1) && other.is_none() {
+            other = Some(open(&medium, "a", 4));
+        }
+        Ok(())
+    });
+    assert_eq!(late.expect_err("another process is host 0").kind(), ErrorKind::Stopped);
+    let other = other.expect("it was asked");
+    let id = other.create_backend(&spec(&other, "/a", 9)).expect("it is host 0");
+    assert_eq!(segments(&other, id).len(), 9);
+}
+
+#[test]
+fn tables_without_a_readable_header_are_never_taken_for_what_died_while_it_joined() {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    let (z, a) = (open(&medium, "z", 2), open(&medium, "a", 3));
+    let id = a.create_backend(&spec(&a, "/a", 9)).expect("there is room");
+    let used = segments(&a, id);
+    z.unregister_host(HostId(0)).expect("it has nothing");
+    drop((z, a));
+    leave_unsettled(&medium, 0, 1);
+    let parts = shared_parts(&medium);
+    let mut bytes = medium.bytes();
+    let headers = parts.header(1).map(|at| at as usize);
+    let whole = headers.map(|at| bytes[at..at + 128].to_vec());
+    headers.iter().for_each(|at| bytes[at + 20] ^= 1);
+    let medium = Medium::with_bytes(bytes);
+    let refused = open_if(&medium, "a", 4, true).err().expect("whose tables these are is not known");
+    assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused}");
+    let mut bytes = medium.bytes();
+    headers.iter().zip(&whole).for_each(|(at, header)| bytes[*at..at + 128].copy_from_slice(header));
+    let again = open(&Medium::with_bytes(bytes), "a", 5);
+    assert_eq!((again.members().expect("it is shared").1.id, segments(&again, id)), (HostId(1), used));
+}
+
+#[test]
+fn names_that_have_one_number_are_those_of_two_hosts() {
+    let medium = Medium::new(SIZE);
+    format(&medium);
+    // Found by solving the equations of the checksums, of which the number consists.
+    let names = ["aaaaaaaaaaaaaaaaaaaaaaaaaaaa", "ckaakakmagkgamkakaakcaaaaaaa"];
+    let hosts =
+        names.map(|name| open_if(&medium, name, name.len() as u64, false).expect("no host has the name"));
+    let number = |host: &Shared| {
+        let (members, member) = host.members().expect("it is shared");
+        (member.id, members.decided(Object::Area(member.id.0)).expect("it can be read").holding.name.get())
+    };
+    let [(one, number_of_one), (other, number_of_other)] = [number(&hosts[0]), number(&hosts[1])];
+    assert_eq!((one, other, number_of_one), (HostId(0), HostId(1), number_of_other));
+    drop(hosts);
+    for (name, id) in names.iter().zip([one, other]) {
+        let again = open_if(&medium, name, u64::from(id.0) + 40, true).expect("it comes back");
+        assert_eq!(again.members().expect("it is shared").1.id, id);
+    }
+}
+
 #[test]
 fn a_former_process_of_a_host_gets_nothing_more() {
     let medium = Medium::new(SIZE);
@@ -346,6 +449,9 @@ fn a_host_that_was_cleared_and_goes_on_gets_nothing() {
     assert_eq!(error.kind(), ErrorKind::Stopped, "{error}");
     let (members, member) = paused.members().expect("it is shared");
     assert_eq!(members.leave(member).expect_err("it is no host").kind(), ErrorKind::Stopped);
+    let late = members.acquire(member, Object::Backend(3)).expect_err("it is no host");
+    assert_eq!(late.kind(), ErrorKind::Stopped);
+    assert_eq!(members.owner(Object::Backend(3)).expect("it can be read"), None, "it does not vote any more");
     b.create_backend(&spec(&b, "/b", all)).expect("it has taken nothing");
 }
 
