@@ -13,44 +13,6 @@ pub struct Areas {
     pub server: u64,
 }
 
-/// [`ChannelCompletion::status`](cbd_format::ChannelCompletion): the data that arrived is not that of the request, which is to be
-/// submitted again.
-pub const STATUS_AGAIN: u32 = u32::MAX;
-
-/// The kinds of errors, by their number in a completion less 1. Numbers never change.
-const KINDS: [ErrorKind; 19] = [
-    ErrorKind::InvalidArgument,
-    ErrorKind::NotFound,
-    ErrorKind::AlreadyExists,
-    ErrorKind::Busy,
-    ErrorKind::NoSpace,
-    ErrorKind::OutOfRange,
-    ErrorKind::ReadOnly,
-    ErrorKind::Media,
-    ErrorKind::Backing,
-    ErrorKind::Damaged,
-    ErrorKind::Foreign,
-    ErrorKind::Unsupported,
-    ErrorKind::Stopped,
-    ErrorKind::Permission,
-    ErrorKind::TimedOut,
-    ErrorKind::Exchanged,
-    ErrorKind::Torn,
-    ErrorKind::Mismatch,
-    ErrorKind::System,
-];
-
-/// The number of a kind of error in a completion.
-pub fn status_of(kind: ErrorKind) -> u32 {
-    KINDS.iter().position(|known| *known == kind).map_or(KINDS.len() as u32, |index| index as u32 + 1)
-}
-
-/// The kind of error of a completion's number.
-pub fn kind_of(status: u32) -> ErrorKind {
-    let index = (status as usize).checked_sub(1);
-    index.and_then(|index| KINDS.get(index)).copied().unwrap_or(ErrorKind::System)
-}
-
 /// Makes room for so many more items.
 ///
 /// # Errors
@@ -87,19 +49,4 @@ pub fn observe_data<M: Pmem>(region: &Region<M>, at: u64, into: &mut [u8], check
     region.observe(MutationPoint::ChannelDataObserve, at, into.len() as u64);
     let found = region.load_summed(at, into)?;
     Ok(MutationPoint::ChannelDataChecksum.holds(found == checksum))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_kind_of_error_has_a_number_that_leads_back_to_it() {
-        for kind in KINDS {
-            let status = status_of(kind);
-            assert!(status != 0 && status != STATUS_AGAIN);
-            assert_eq!(kind_of(status), kind);
-        }
-        assert_eq!(kind_of(1000), ErrorKind::System);
-    }
 }

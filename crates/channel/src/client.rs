@@ -1,11 +1,10 @@
 //! The side of a channel that submits requests.
 
 use crate::Areas;
-use crate::area::{STATUS_AGAIN, kind_of, observe_data, observe_line, publish_data, publish_line, reserve};
+use crate::area::{observe_data, observe_line, publish_data, publish_line, reserve};
+use crate::wire::{STATUS_AGAIN, geometry_of, has_data, kind_of, number_of};
 use alloc::{collections::VecDeque, format, sync::Arc, vec::Vec};
-use cbd_format::channel::{
-    CLIENT_MAGIC, FLAG_DISCARD, FLAG_FAST_ZEROES, FLAG_FUA, FLAG_METADATA, FLAG_ROTATIONAL, SERVER_READY,
-};
+use cbd_format::channel::{CLIENT_MAGIC, FLAG_FUA, FLAG_METADATA, SERVER_READY};
 use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, ServerHeader, Submission, crc32c};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
@@ -151,8 +150,7 @@ impl<M: Pmem> Client<M> {
     }
 
     fn check(&self, request: &Request) -> Result<()> {
-        let has_data = matches!(request.operation, Operation::Read | Operation::Write);
-        let wanted = if has_data { request.range.len() } else { 0 };
+        let wanted = if has_data(request.operation) { request.range.len() } else { 0 };
         let given = request.buffer.len() as u64;
         if wanted != given {
             let text = format!("a request for {wanted} bytes came with a buffer of {given}");
@@ -164,10 +162,7 @@ impl<M: Pmem> Client<M> {
     /// Pieces of a request that are submitted one by one.
     fn pieces(&self, request: &Request) -> impl Iterator<Item = ByteRange> + use<M> {
         let (range, step) = (request.range, u64::from(self.shape.place_bytes()));
-        let step = match request.operation {
-            Operation::Read | Operation::Write => step,
-            Operation::Flush | Operation::Discard | Operation::WriteZeroes => range.len().max(1),
-        };
+        let step = if has_data(request.operation) { step } else { range.len().max(1) };
         let count = range.len().div_ceil(step).max(1);
         (0..count).map(move |number| {
             let start = range.start + number * step;
@@ -268,7 +263,8 @@ impl<M: Pmem> Client<M> {
             self.take(&found, done);
         }
         self.idle = if has_completed { 0 } else { self.idle + 1 };
-        if self.served.is_none() || self.idle >= IDLE_POLLS {
+        // The end of a session is final: a later server serves the next one.
+        if !self.is_closed && (self.served.is_none() || self.idle >= IDLE_POLLS) {
             self.idle = 0;
             self.look_at_server(done);
         }
@@ -406,38 +402,6 @@ impl<M: Pmem> Client<M> {
 fn piece_of(request: &Request, piece: ByteRange) -> Option<&[u8]> {
     let start = (piece.start - request.range.start) as usize;
     request.buffer.get(start..start + piece.len() as usize)
-}
-
-/// The geometry in a server's header; `None` if no device has it.
-fn geometry_of(header: &ServerHeader, shape: ChannelShape) -> Option<Geometry> {
-    let (flags, sector) = (header.flags.get(), header.sector.get());
-    let is_possible = sector.is_power_of_two()
-        && (512..=4096).contains(&sector)
-        && header.size.get().is_multiple_of(u64::from(sector))
-        && i64::try_from(header.size.get()).is_ok();
-    let geometry = Geometry {
-        size: header.size.get(),
-        sector: header.sector.get(),
-        physical_sector: header.physical_sector.get(),
-        // What is longer is submitted in pieces.
-        atomic_unit: header.atomic_unit.get().min(shape.place_bytes()),
-        discard: flags & FLAG_DISCARD != 0,
-        discard_granularity: header.discard_granularity.get(),
-        rotational: flags & FLAG_ROTATIONAL != 0,
-        fast_zeroes: flags & FLAG_FAST_ZEROES != 0,
-    };
-    is_possible.then_some(geometry)
-}
-
-/// The number of an operation in an entry.
-pub const fn number_of(operation: Operation) -> u16 {
-    match operation {
-        Operation::Read => 1,
-        Operation::Write => 2,
-        Operation::Flush => 3,
-        Operation::Discard => 4,
-        Operation::WriteZeroes => 5,
-    }
 }
 
 fn completion(request: Request, result: Result<()>) -> Completion {

@@ -26,6 +26,7 @@ extern crate alloc;
 mod area;
 mod client;
 mod server;
+mod wire;
 
 pub use area::Areas;
 pub use client::Client;

@@ -1,13 +1,11 @@
 //! The side of a channel that executes requests.
 
 use crate::Areas;
-use crate::area::{STATUS_AGAIN, observe_data, observe_line, publish_data, publish_line, reserve, status_of};
+use crate::area::{observe_data, observe_line, publish_data, publish_line, reserve};
+use crate::wire::{STATUS_AGAIN, has_data, header_of, operation_of, status_of};
 use alloc::{format, sync::Arc, vec::Vec};
-use cbd_format::channel::{
-    FLAG_DISCARD, FLAG_FAST_ZEROES, FLAG_FUA, FLAG_METADATA, FLAG_ROTATIONAL, SERVER_CLOSED, SERVER_MAGIC,
-    SERVER_READY,
-};
-use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, ServerHeader, Submission, crc32c};
+use cbd_format::channel::{FLAG_FUA, FLAG_METADATA, SERVER_CLOSED, SERVER_READY};
+use cbd_format::{ChannelCompletion, ChannelShape, ClientHeader, LINE, Submission, crc32c};
 use cbd_types::{
     ByteRange, Class, Completion, Error, ErrorKind, Geometry, MutationPoint, Operation, Pmem, Region,
     Request, Result, SpareBuffers,
@@ -156,8 +154,7 @@ impl<M: Pmem> Server<M> {
             Err(error) => return self.store_completion(sequence, status_of(error.kind()), 0),
         };
         let range = ByteRange::at(found.offset.get(), found.length.get());
-        let has_data = matches!(operation, Operation::Read | Operation::Write);
-        let length = if has_data { range.len() as usize } else { 0 };
+        let length = if has_data(operation) { range.len() as usize } else { 0 };
         let Some(mut buffer) = self.spare.try_take(length) else {
             return self.store_completion(sequence, status_of(ErrorKind::System), 0);
         };
@@ -173,19 +170,17 @@ impl<M: Pmem> Server<M> {
         session.places[place] = Some(InFlight { sequence, operation });
         let flags = found.flags.get();
         let class = if flags & FLAG_METADATA != 0 { Class::Metadata } else { Class::Unmarked };
-        requests.push(Request { id: sequence, operation, range, fua: flags & FLAG_FUA != 0, class, buffer });
+        // Only changes can be FUA requests, whatever the entry says.
+        let fua = flags & FLAG_FUA != 0 && !matches!(operation, Operation::Read | Operation::Flush);
+        requests.push(Request { id: sequence, operation, range, fua, class, buffer });
     }
 
     /// The operation of an entry that can be executed.
     fn check(&self, found: &Submission) -> Result<Operation> {
         let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
-        let operation = match found.operation.get() {
-            1 => Operation::Read,
-            2 => Operation::Write,
-            3 => Operation::Flush,
-            4 => Operation::Discard,
-            5 => Operation::WriteZeroes,
-            other => return invalid(format!("operation {other} is not known")),
+        let number = found.operation.get();
+        let Some(operation) = operation_of(number) else {
+            return invalid(format!("operation {number} is not known"));
         };
         let Some(session) = &self.serving else { return invalid("there is no client".into()) };
         let place = found.place.get();
@@ -195,8 +190,7 @@ impl<M: Pmem> Server<M> {
             Some(None) => {}
         }
         let (offset, length) = (found.offset.get(), found.length.get());
-        let has_data = matches!(operation, Operation::Read | Operation::Write);
-        let limit = if has_data { u64::from(session.shape.place_bytes()) } else { u64::MAX };
+        let limit = if has_data(operation) { u64::from(session.shape.place_bytes()) } else { u64::MAX };
         let end = offset.checked_add(length).filter(|end| *end <= self.geometry.size);
         let sector = u64::from(self.geometry.sector).max(1);
         if end.is_none() {
@@ -205,6 +199,9 @@ impl<M: Pmem> Server<M> {
         }
         if length > limit || offset % sector != 0 || length % sector != 0 {
             return invalid(format!("{length} bytes at {offset} are not whole sectors, or too many"));
+        }
+        if operation == Operation::Flush && length > 0 {
+            return invalid(format!("a flush has no range, this one has {length} bytes"));
         }
         Ok(operation)
     }
@@ -297,25 +294,7 @@ impl<M: Pmem> Server<M> {
     }
 
     fn store_header(&self, state: u32, client: u64) {
-        let geometry = &self.geometry;
-        let flag = |is_set, flag| if is_set { flag } else { 0 };
-        let flags = flag(geometry.discard, FLAG_DISCARD)
-            | flag(geometry.rotational, FLAG_ROTATIONAL)
-            | flag(geometry.fast_zeroes, FLAG_FAST_ZEROES);
-        let header = ServerHeader {
-            crc: 0.into(),
-            magic: SERVER_MAGIC.into(),
-            session: self.session.into(),
-            client: client.into(),
-            size: geometry.size.into(),
-            state: state.into(),
-            sector: geometry.sector.into(),
-            physical_sector: geometry.physical_sector.into(),
-            atomic_unit: geometry.atomic_unit.into(),
-            discard_granularity: geometry.discard_granularity.into(),
-            flags: flags.into(),
-            reserved: [0; 8],
-        };
+        let header = header_of(self.session, state, client, &self.geometry);
         publish_line(&self.region, MutationPoint::ChannelHeaderPublish, self.areas.server, &header.sealed());
     }
 

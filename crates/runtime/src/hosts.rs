@@ -276,9 +276,13 @@ impl Living {
         Ok(self.with_lives(&self.shared.seen.lock(), hosts))
     }
 
-    /// As [`hosts`](Self::hosts), without a wait and without reading the region: who has an area is up to some seconds old.
+    /// As [`hosts`](Self::hosts), without a wait and without reading the region: who has an area is up to some seconds old. None for
+    /// [`FIRST_LOOK`] after this process has joined: it does not know yet who lives.
     #[must_use]
     pub fn last_seen(&self) -> Vec<SeenHost> {
+        if self.shared.begun.elapsed() < FIRST_LOOK {
+            return Vec::new();
+        }
         let seen = self.shared.seen.lock();
         self.with_lives(&seen, seen.hosts.clone())
     }

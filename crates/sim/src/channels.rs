@@ -243,6 +243,8 @@ impl Scene<'_> {
         assert!(request.range.start.is_multiple_of(SECTOR) && request.range.len().is_multiple_of(SECTOR));
         assert_eq!(request.buffer.len() as u64, if has_data { request.range.len() } else { 0 });
         assert!(!has_data || request.range.len() <= u64::from(self.shape.place_bytes()));
+        assert!(request.operation != Operation::Flush || request.range.is_empty());
+        assert!(!request.fua || !matches!(request.operation, Operation::Read | Operation::Flush));
     }
 
     fn execute(&self, mut request: Request, random: &mut Seeded) -> Completion {

@@ -54,7 +54,39 @@ pub enum ErrorKind {
     System,
 }
 
+const _: () = {
+    let mut place = 0;
+    while place < ErrorKind::ALL.len() {
+        assert!(ErrorKind::ALL[place] as usize == place, "the list has the order of the declaration");
+        place += 1;
+    }
+    assert!(ErrorKind::System as usize + 1 == ErrorKind::ALL.len(), "the list has all kinds");
+};
+
 impl ErrorKind {
+    /// All of them, in the order of their declaration. A new kind is added at the end: hosts send each other the place in this list.
+    pub const ALL: [Self; 19] = [
+        Self::InvalidArgument,
+        Self::NotFound,
+        Self::AlreadyExists,
+        Self::Busy,
+        Self::NoSpace,
+        Self::OutOfRange,
+        Self::ReadOnly,
+        Self::Media,
+        Self::Backing,
+        Self::Damaged,
+        Self::Foreign,
+        Self::Unsupported,
+        Self::Stopped,
+        Self::Permission,
+        Self::TimedOut,
+        Self::Exchanged,
+        Self::Torn,
+        Self::Mismatch,
+        Self::System,
+    ];
+
     /// The Linux errno that a client of an export receives.
     #[must_use]
     pub const fn errno(self) -> i32 {

@@ -56,26 +56,5 @@ impl From<ErrorBody> for Error {
 /// The kind with this name; an unknown name is [`ErrorKind::System`].
 #[must_use]
 pub fn kind_of(name: &str) -> ErrorKind {
-    const KINDS: [ErrorKind; 19] = [
-        ErrorKind::InvalidArgument,
-        ErrorKind::NotFound,
-        ErrorKind::AlreadyExists,
-        ErrorKind::Busy,
-        ErrorKind::NoSpace,
-        ErrorKind::OutOfRange,
-        ErrorKind::ReadOnly,
-        ErrorKind::Media,
-        ErrorKind::Backing,
-        ErrorKind::Damaged,
-        ErrorKind::Foreign,
-        ErrorKind::Unsupported,
-        ErrorKind::Stopped,
-        ErrorKind::Permission,
-        ErrorKind::TimedOut,
-        ErrorKind::Exchanged,
-        ErrorKind::Torn,
-        ErrorKind::Mismatch,
-        ErrorKind::System,
-    ];
-    KINDS.into_iter().find(|kind| kind.name() == name).unwrap_or(ErrorKind::System)
+    ErrorKind::ALL.into_iter().find(|kind| kind.name() == name).unwrap_or(ErrorKind::System)
 }

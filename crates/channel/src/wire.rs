@@ -1,0 +1,141 @@
+//! The numbers of operations and errors in entries, and the geometry in a server's header.
+//!
+//! Invariants: numbers never change; the two functions for each are inverse to each other.
+
+use cbd_format::channel::{FLAG_DISCARD, FLAG_FAST_ZEROES, FLAG_ROTATIONAL, SERVER_MAGIC};
+use cbd_format::{ChannelShape, ServerHeader};
+use cbd_types::{ErrorKind, Geometry, Operation};
+
+/// [`ChannelCompletion::status`](cbd_format::ChannelCompletion): the data that arrived is not that of the request, which is to be
+/// submitted again.
+pub const STATUS_AGAIN: u32 = u32::MAX;
+
+/// The number of a kind of error in a completion; 0 is success.
+pub fn status_of(kind: ErrorKind) -> u32 {
+    let place = ErrorKind::ALL.iter().position(|known| *known == kind);
+    place.map_or(u32::MAX - 1, |place| place as u32 + 1)
+}
+
+/// The kind of error of a completion's number; a number that is not known is [`ErrorKind::System`].
+pub fn kind_of(status: u32) -> ErrorKind {
+    let place = (status as usize).checked_sub(1);
+    place.and_then(|place| ErrorKind::ALL.get(place)).copied().unwrap_or(ErrorKind::System)
+}
+
+/// The operations, by their number in an entry less 1.
+const OPERATIONS: [Operation; 5] =
+    [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::WriteZeroes];
+
+/// The number of an operation in an entry.
+pub const fn number_of(operation: Operation) -> u16 {
+    match operation {
+        Operation::Read => 1,
+        Operation::Write => 2,
+        Operation::Flush => 3,
+        Operation::Discard => 4,
+        Operation::WriteZeroes => 5,
+    }
+}
+
+/// The operation with this number.
+pub fn operation_of(number: u16) -> Option<Operation> {
+    OPERATIONS.get(usize::from(number).checked_sub(1)?).copied()
+}
+
+/// Whether a request has data in a data place.
+pub const fn has_data(operation: Operation) -> bool {
+    matches!(operation, Operation::Read | Operation::Write)
+}
+
+/// The header of a server's area, without its checksum.
+pub fn header_of(session: u64, state: u32, client: u64, geometry: &Geometry) -> ServerHeader {
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    let flags = flag(geometry.discard, FLAG_DISCARD)
+        | flag(geometry.rotational, FLAG_ROTATIONAL)
+        | flag(geometry.fast_zeroes, FLAG_FAST_ZEROES);
+    ServerHeader {
+        crc: 0.into(),
+        magic: SERVER_MAGIC.into(),
+        session: session.into(),
+        client: client.into(),
+        size: geometry.size.into(),
+        state: state.into(),
+        sector: geometry.sector.into(),
+        physical_sector: geometry.physical_sector.into(),
+        atomic_unit: geometry.atomic_unit.into(),
+        discard_granularity: geometry.discard_granularity.into(),
+        flags: flags.into(),
+        reserved: [0; 8],
+    }
+}
+
+/// The geometry in a server's header; `None` if no device has it.
+pub fn geometry_of(header: &ServerHeader, shape: ChannelShape) -> Option<Geometry> {
+    let (flags, sector) = (header.flags.get(), header.sector.get());
+    let is_possible = sector.is_power_of_two()
+        && (512..=4096).contains(&sector)
+        && header.size.get().is_multiple_of(u64::from(sector))
+        && i64::try_from(header.size.get()).is_ok();
+    let geometry = Geometry {
+        size: header.size.get(),
+        sector,
+        physical_sector: header.physical_sector.get(),
+        // What is longer is submitted in pieces.
+        atomic_unit: header.atomic_unit.get().min(shape.place_bytes()),
+        discard: flags & FLAG_DISCARD != 0,
+        discard_granularity: header.discard_granularity.get(),
+        rotational: flags & FLAG_ROTATIONAL != 0,
+        fast_zeroes: flags & FLAG_FAST_ZEROES != 0,
+    };
+    is_possible.then_some(geometry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry {
+        size: 1 << 20,
+        sector: 512,
+        physical_sector: 4096,
+        atomic_unit: 1 << 20,
+        discard: true,
+        discard_granularity: 8192,
+        rotational: false,
+        fast_zeroes: true,
+    };
+
+    #[test]
+    fn numbers_of_errors_and_operations_lead_back_to_them_and_do_not_change() {
+        for kind in ErrorKind::ALL {
+            let status = status_of(kind);
+            assert!(status != 0 && status != STATUS_AGAIN);
+            assert_eq!(kind_of(status), kind);
+        }
+        assert_eq!(
+            [ErrorKind::InvalidArgument, ErrorKind::Media, ErrorKind::System].map(status_of),
+            [1, 8, 19]
+        );
+        assert_eq!([0, 20, STATUS_AGAIN].map(kind_of), [ErrorKind::System; 3]);
+        for operation in OPERATIONS {
+            assert_eq!(operation_of(number_of(operation)), Some(operation));
+        }
+        assert_eq!([0, 6, u16::MAX].map(operation_of), [None; 3]);
+    }
+
+    #[test]
+    fn a_geometry_reads_back_unless_no_device_has_it() {
+        let shape = ChannelShape::new(4, 8192).expect("it is possible");
+        let read = |geometry: Geometry| geometry_of(&header_of(1, 1, 2, &geometry), shape);
+        assert_eq!(read(GEOMETRY), Some(Geometry { atomic_unit: 8192, ..GEOMETRY }));
+        let other =
+            Geometry { discard: false, rotational: true, fast_zeroes: false, atomic_unit: 512, ..GEOMETRY };
+        assert_eq!(read(other), Some(other));
+        for sector in [0, 1, 256, 513, 8192] {
+            assert_eq!(read(Geometry { sector, ..GEOMETRY }), None, "sector {sector}");
+        }
+        for size in [511, 1 << 63, u64::MAX] {
+            assert_eq!(read(Geometry { size, ..GEOMETRY }), None, "size {size}");
+        }
+    }
+}
