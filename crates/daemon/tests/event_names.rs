@@ -8,7 +8,8 @@ const RELEASED: &str = "\
 backend.down backend.grown backend.removed backend.started backend.stopped backend.up blkdev.failed blkdev.started \
 blkdev.stopped cache.attached cache.detached cache.healing.began cache.healing.ended cache.recovered cache.resized \
 cache.void.began cache.void.ended daemon.started daemon.stopping disk.answers disk.failing disk.recovered disk.silent \
-disk.unchecked drain.ended drain.started export.client.failed file.changed file.restored host.cleared mode.changed mode.changing range.parked \
+disk.unchecked drain.ended drain.started export.client.failed file.changed file.restored host.answers host.cleared host.silent \
+mode.changed mode.changing range.parked \
 range.quarantined range.released range.unparked recovery_log.failing recovery_log.recovered \
 recovery_point.kept recovery_point.late region.failing \
 region.recovered requests.failing requests.recovered scrub.ended scrub.failed scrub.started settings.changed \

@@ -42,6 +42,10 @@ names! {
     TransportUp = "transport.up",
     /// What a dead host had on a transport that several hosts share was taken from it.
     HostCleared = "host.cleared",
+    /// A host of a transport that several hosts share gives no sign of life.
+    HostSilent = "host.silent",
+    /// It gives signs of life again, has left, or was cleared.
+    HostAnswers = "host.answers",
     /// A region has grown.
     TransportGrown = "transport.grown",
     /// The memory of a region takes no stores.

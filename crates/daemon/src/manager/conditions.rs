@@ -16,6 +16,7 @@ use crate::events::EventName;
 use cbd_backing::Oldest;
 use cbd_engine::{CacheStatus, PaceReason};
 use cbd_runtime::RunningBackend;
+use cbd_runtime::hosts::SeenHost;
 use cbd_types::{BackendId, ByteRange};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -481,6 +482,21 @@ pub(super) fn of_recovery_points(transport: u32, path: &str, error: Option<&Stri
 /// The sample of a region's memory.
 pub(super) fn of_region(transport: u32, path: &str, failed: Option<String>) -> Observed {
     let (topic, fault) = (Topic::Region, failed.map(Fault::from_text));
+    Observed { transport, backend: None, topic, path: path.to_owned(), fault, is_present: true, count: None }
+}
+
+/// The sample of the other hosts of a region: those that this daemon has seen live, and that give no sign of life any more.
+pub(super) fn of_hosts(transport: u32, path: &str, hosts: &[SeenHost]) -> Observed {
+    let silent: Vec<&SeenHost> =
+        hosts.iter().filter(|seen| !seen.is_alive() && seen.since.is_some()).collect();
+    let names: Vec<String> =
+        silent.iter().map(|seen| format!("{} ({})", seen.host.name, seen.host.id)).collect();
+    let fault = silent.iter().filter_map(|seen| seen.since).min().map(|age| {
+        let names = names.join(", ");
+        let text = format!("no sign of life of host {names}: no other host serves what it has");
+        Fault { key: names, text, age }
+    });
+    let topic = Topic::Hosts;
     Observed { transport, backend: None, topic, path: path.to_owned(), fault, is_present: true, count: None }
 }
 

@@ -66,6 +66,9 @@ impl Manager {
             let stores = || running.transport.region().store_failure().map(|error| error.line());
             let failed = running.failed().or_else(stores);
             observed.push(conditions::of_region(transport, &slot.entry.path, failed));
+            if let Some(living) = &running.living {
+                observed.push(conditions::of_hosts(transport, &slot.entry.path, &living.last_seen()));
+            }
             for (&id, backend) in &running.backends {
                 let Some(run) = &backend.run else { continue };
                 let status = run.cache().map(|cache| cache.status());

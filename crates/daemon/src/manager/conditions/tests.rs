@@ -1,6 +1,8 @@
 //! Conditions in the log: which lines a sequence of samples makes.
 
 use super::*;
+use cbd_engine::Host;
+use cbd_types::HostId;
 
 fn observed(topic: Topic, fault: Option<&str>, count: Option<u64>) -> Observed {
     let fault = fault.map(|text| Fault::from_text(text.to_owned()));
@@ -145,4 +147,35 @@ fn a_region_that_was_unregistered_leaves_a_line_and_no_condition() {
     clock.1 += Duration::from_secs(2);
     assert_eq!(words(clock.0.sample(&[], clock.1)), ["over: /dev/sdb: stopped 2 s after this began: failed"]);
     assert!(clock.0.of.is_empty());
+}
+
+#[test]
+fn hosts_that_give_no_sign_of_life_are_named_until_they_do() {
+    let host = |id: u32, name: &str, since_s: Option<u64>, is_self: bool| SeenHost {
+        host: Host {
+            id: HostId(id),
+            name: name.to_owned(),
+            incarnation: 1,
+            beat: None,
+            is_being_cleared: false,
+        },
+        is_self,
+        since: since_s.map(Duration::from_secs),
+    };
+    let now = Instant::now();
+    let mut conditions = Conditions::default();
+    let mut lines = |hosts: &[SeenHost], seconds: u64| -> Vec<(Option<EventName>, String)> {
+        let lines = conditions.sample(&[of_hosts(0, "/r", hosts)], now + Duration::from_secs(seconds));
+        lines.into_iter().map(|line| (line.event, line.text)).collect()
+    };
+    let own = host(0, "a", None, true);
+    // One that was never seen to live ended before this daemon began.
+    assert!(lines(&[own.clone(), host(1, "b", Some(1), false), host(2, "c", None, false)], 20).is_empty());
+    let silent = lines(&[own.clone(), host(1, "b", Some(5), false)], 25);
+    let text = "/r: no sign of life of host b (1): no other host serves what it has";
+    assert_eq!(silent, [(Some(EventName::HostSilent), text.to_owned())]);
+    assert!(lines(&[own.clone(), host(1, "b", Some(6), false)], 26).is_empty());
+    let back = lines(&[own, host(1, "b", Some(0), false)], 30);
+    assert_eq!(back[0].0, Some(EventName::HostAnswers));
+    assert!(back[0].1.contains("it lasted 10 s"), "{back:?}");
 }

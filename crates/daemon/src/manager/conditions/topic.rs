@@ -22,6 +22,8 @@ pub(in crate::manager) enum Topic {
     Clients,
     /// The region takes no stores.
     Region,
+    /// Hosts that share the region give no sign of life.
+    Hosts,
     /// Recovery points are not logged outside the region.
     RecoveryPoints,
     /// `cache_mode` is not in force.
@@ -40,7 +42,11 @@ impl Topic {
     /// Whether data is lost, or will be without action by the user.
     pub(super) const fn is_error(self) -> bool {
         let is_warning = matches!(self, Self::Healed | Self::Parked | Self::RecoveryPoints | Self::Silent);
-        !(is_warning || matches!(self, Self::Mode | Self::Paused | Self::Void | Self::Waiting | Self::Late))
+        !(is_warning
+            || matches!(
+                self,
+                Self::Hosts | Self::Mode | Self::Paused | Self::Void | Self::Waiting | Self::Late
+            ))
     }
 
     /// How long an error must last until it is reported. A checkpoint of many epochs is no error, and a writer that
@@ -64,6 +70,7 @@ impl Topic {
             Self::Parked => (EventName::RangeParked, EventName::RangeUnparked),
             Self::Clients => (EventName::RequestsFailing, EventName::RequestsRecovered),
             Self::Region => (EventName::RegionFailing, EventName::RegionRecovered),
+            Self::Hosts => (EventName::HostSilent, EventName::HostAnswers),
             Self::RecoveryPoints => (EventName::RecoveryLogFailing, EventName::RecoveryLogRecovered),
             Self::Mode => (EventName::ModeChanging, EventName::ModeChanged),
             Self::Paused => (EventName::WritebackPaused, EventName::WritebackResumed),
@@ -83,6 +90,7 @@ impl Topic {
             Self::Parked => "nothing is parked any more: the backing device has it, or it was overwritten",
             Self::Clients => "requests of clients no longer fail",
             Self::Region => "the region's memory takes stores again",
+            Self::Hosts => "all hosts of the region give signs of life again, have left, or were cleared",
             Self::RecoveryPoints => "recovery points are logged again",
             Self::Mode => "the cache mode is in force",
             Self::Paused => "writeback is no longer paused",
