@@ -1,7 +1,12 @@
 //! Several hosts of a shared region: no object has two users, and no decision two values, whatever their memory and their pauses.
 
+use cbd_engine::{FormatOptions, Members, Transport};
+use cbd_sim::baton::{switch_with, together};
 use cbd_sim::explorer::Tally;
+use cbd_sim::hosts::{HostEnvironment, HostMemory, Medium};
 use cbd_sim::{from_environment, hosts};
+use cbd_types::{Error, ErrorKind, HostId, Region};
+use std::sync::Arc;
 
 #[test]
 fn no_object_has_two_hosts() {
@@ -26,4 +31,63 @@ fn no_object_has_two_hosts() {
         let count = all.faults.get(name);
         assert!(count.is_some_and(|count| *count > 0), "{name} never happened: {:?}", all.faults);
     }
+}
+
+/// The hosts of a region, seen by a process on a machine of its own.
+fn members(medium: &Medium, seed: u64) -> Members<HostEnvironment> {
+    let memory = HostMemory::new(medium, true, seed);
+    let found = Transport::members_of(Arc::new(HostEnvironment::new(seed)), Arc::new(Region::new(memory)));
+    found.expect("it can be read").expect("it is shared")
+}
+
+/// Host a has area 0.
+fn with_host_a() -> Medium {
+    let medium = Medium::new(12 << 20);
+    let options = FormatOptions {
+        segment_size: Some(64 << 10),
+        force: false,
+        host_rows: 3,
+        backend_rows: 4,
+        blkdev_rows: 4,
+    };
+    let region = Region::new(HostMemory::new(&medium, true, 1));
+    drop(Transport::format_shared(&Arc::new(HostEnvironment::new(1)), region, &options).expect("it fits"));
+    members(&medium, 1).join("a", &mut |_, _, _| Ok(())).expect("no host has the name");
+    medium
+}
+
+#[test]
+fn a_host_that_moves_to_another_area_while_a_process_looks_is_never_taken_for_two() {
+    let formatted = with_host_a().bytes();
+    let mut seen_moved = 0;
+    for seed in 0..60 {
+        let medium = Medium::with_bytes(formatted.clone());
+        let looks = || {
+            // It is paused once, at a step that the seed decides.
+            switch_with(2 + seed % 5);
+            members(&medium, seed).join("a", &mut |_, host, _| match host {
+                Some(_) => Err(Error::new(ErrorKind::Busy, "it lives")),
+                None => Ok(()),
+            })
+        };
+        let moves = || {
+            switch_with(0);
+            let all = members(&medium, seed + 1000);
+            let a = all.join("a", &mut |_, _, _| Ok(())).expect("its former process has ended");
+            all.leave(&a).expect("it has nothing");
+            all.join("z", &mut |_, _, _| Ok(())).expect("area 0 is free");
+            all.join("a", &mut |_, _, _| Ok(()))
+        };
+        let ended =
+            together(seed, 0, vec![Box::new(looks) as Box<dyn FnOnce() -> _ + Send + '_>, Box::new(moves)]);
+        for outcome in ended {
+            match outcome.expect("it does not panic") {
+                Ok(member) => seen_moved += u32::from(member.id == HostId(1)),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "seed {seed}: {error}"),
+            }
+        }
+        let hosts = members(&medium, 7).all().expect("they can be read");
+        assert_eq!(hosts.iter().filter(|host| host.name == "a").count(), 1, "seed {seed}: {hosts:?}");
+    }
+    assert!(seen_moved > 10, "{seen_moved}");
 }

@@ -55,20 +55,22 @@ impl<E: Environment> Members<E> {
 
     /// The host of this name that there is: one that is settled, or one that has not come to it.
     pub(super) fn former(&self, name: &str, number: u64) -> Result<Option<Namesake>> {
-        let mut found = self.namesakes(name, number)?;
-        let mut settled = found.iter().filter(|found| found.is_settled).map(|found| found.host.id);
-        let (one, other) = (settled.next(), settled.next());
-        if let (Some(one), Some(other)) = (one, other) {
-            return Err(Error::new(
-                ErrorKind::AlreadyExists,
-                format!(
-                    "hosts {one} and {other} both have the name {name}: clear one of them, from another host"
-                ),
-            ));
+        for _ in 0..LOOKS {
+            let mut found = self.namesakes(name, number)?;
+            let mut settled = found.iter().filter(|found| found.is_settled);
+            let (one, other) = (settled.next(), settled.next());
+            if let (Some(one), Some(other)) = (one, other) {
+                // A host that left one area and joined with another one between the two looks has been seen in both.
+                if self.votes(Object::Area(one.host.id.0)).known()?.holding != one.holding {
+                    continue;
+                }
+                return Err(two_hosts(name, one.host.id, other.host.id));
+            }
+            // The first one if none is settled.
+            let position = found.iter().position(|found| found.is_settled).unwrap_or(0);
+            return Ok((!found.is_empty()).then(|| found.swap_remove(position)));
         }
-        // The first one if none is settled.
-        let position = found.iter().position(|found| Some(found.host.id) == one).unwrap_or(0);
-        Ok((!found.is_empty()).then(|| found.swap_remove(position)))
+        Err(Error::new(ErrorKind::Busy, format!("host {name} leaves and joins without an end: try again")))
     }
 
     /// Returns once no other host has, or can get, the name of `member`, whose area is not settled. Otherwise `member` leaves.
@@ -129,6 +131,13 @@ impl<E: Environment> Members<E> {
             })
             .map(drop)
     }
+}
+
+#[cold]
+fn two_hosts(name: &str, one: HostId, other: HostId) -> Error {
+    let text =
+        format!("hosts {one} and {other} both have the name {name}: clear one of them, from another host");
+    Error::new(ErrorKind::AlreadyExists, text)
 }
 
 #[cold]
