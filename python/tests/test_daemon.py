@@ -7,6 +7,7 @@ CBD_SOCKET names the daemon's socket, CBD_TEST_FOLDER a folder for disks, CBD_TE
 from __future__ import annotations
 
 import os
+import time
 import unittest
 from typing import Any, List
 
@@ -103,6 +104,12 @@ class Daemon(unittest.TestCase):
         self.assertEqual(self.known(client.unpin("one", all=True)).pins, [])
         verified = self.known(client.verify("one", length=MIB, level="agree").result()).verified
         self.assertEqual((verified.found, verified.verified_bytes), (0, MIB))
+        # A scrub that the daemon started by itself may run.
+        self.known(client.set("one", scrub_every_s=0))
+        deadline = time.monotonic() + 60
+        while self.known(client.scrub_info("one")).state != "idle":
+            self.assertLess(time.monotonic(), deadline, "the scrub does not end")
+            time.sleep(0.1)
         done = self.known(client.scrub("one", "start", wait=True).result())
         self.assertEqual(done.scrub.last.results.found, 0)
         self.assertEqual(self.known(client.scrub_info("one")).state, "idle")
