@@ -151,25 +151,24 @@ impl OfOperation {
         cached
     }
 
-    /// Whether one of the next `count` requests that end at once is timed.
+    /// Whether one of the next requests that end at once is timed, of which there are `more` and one.
     #[inline]
-    fn is_due(&self, count: u64) -> bool {
+    fn is_due(&self, more: u64) -> bool {
         let next = self.next.load(Ordering::Relaxed);
-        self.cached().count.load(Ordering::Relaxed).saturating_add(count) > next
+        self.cached().count.load(Ordering::Relaxed) >= next.saturating_sub(more)
     }
 }
 
 /// The cells of one queue.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    operations: Arc<[OfOperation]>,
+    operations: Arc<[OfOperation; OPERATIONS.len()]>,
     waits: [Pair; WaitFor::ALL.len()],
 }
 
 impl Cells {
     pub(crate) fn new() -> Self {
-        let operations = OPERATIONS.iter().map(|_| OfOperation::default()).collect();
-        Self { operations, waits: Default::default() }
+        Self { operations: Arc::default(), waits: Default::default() }
     }
 
     /// Adds all that is counted in `other`. Called by one thread at a time, after the queue of these cells has ended.
@@ -284,7 +283,7 @@ struct Sampling {
 pub(crate) struct Meter<const COUNTS: bool> {
     cells: Arc<Cells>,
     /// Those of the cells: the common path has one pointer less to follow.
-    operations: Arc<[OfOperation]>,
+    operations: Arc<[OfOperation; OPERATIONS.len()]>,
     clock: Option<Clock>,
     /// Behind a pointer, because a queue is moved as a value.
     sampling: Vec<Sampling>,
@@ -319,7 +318,8 @@ impl<const COUNTS: bool> Meter<COUNTS> {
     /// As [`begin`](Self::begin), for `count` requests that end together.
     #[inline]
     pub(crate) fn begin_together(&self, operation: Operation, count: u32) -> u64 {
-        if COUNTS && self.operations[operation as usize].is_due(u64::from(count)) { self.now() } else { 0 }
+        let more = u64::from(count.saturating_sub(1));
+        if COUNTS && self.operations[operation as usize].is_due(more) { self.now() } else { 0 }
     }
 
     /// A request has succeeded at once, within the cache. It is timed if it has begun with the time.

@@ -267,6 +267,7 @@ impl<E: Environment, Q: BackingQueue, const COUNTS: bool> Queue<E, Q, COUNTS> {
                 return None;
             }
         };
+        cache.prefetch(range.start);
         self.note_sample(operation, range);
         let begun = self.meter.begin(operation);
         let begun_us = cache.begin_measured_read();

@@ -3,7 +3,7 @@
 //! The device is divided into groups of 2^n neighbouring blocks. One block of each group, chosen by a hash, is in the sample, so that
 //! a cache of a 2^n-th of the size that serves the sample alone has about the hit ratio of the whole.
 //!
-//! Invariants: a request outside of the sample costs a load, a multiplication and a comparison; memory is fixed, and allocated once;
+//! Invariants: a request outside of the sample costs a load, a multiplication and two comparisons; memory is fixed, and allocated once;
 //! only the advice depends on it. A reader may see requests of different threads in another order, and one that is being replaced
 //! twice or not at all.
 //!
@@ -13,7 +13,7 @@ use crate::Clock;
 use alloc::{boxed::Box, vec::Vec};
 use cbd_types::{ByteRange, CHECKSUM_BLOCK, Operation};
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Requests that are kept: 224 KiB.
 pub const SAMPLED_MAX: usize = 28 << 10;
@@ -24,8 +24,8 @@ const PART_BYTES: u64 = 16 << 20;
 /// The densest and the sparsest sample: one block of 2^`shift`.
 const SHIFT_MIN: u32 = 3;
 const SHIFT_MAX: u32 = 32;
-/// No block is in the sample.
-const OFF: u32 = u32::MAX;
+/// The mask if no block is in the sample.
+const OFF: u64 = u64::MAX;
 /// Groups of one request that are noted; a longer request counts with its first ones.
 const GROUPS_MAX: u64 = 4096;
 /// Bits of a group's number, and of the time in milliseconds.
@@ -75,7 +75,8 @@ pub(crate) struct Sample {
     clock: Clock,
     /// The number of the next entry.
     next: AtomicU64,
-    shift: AtomicU32,
+    /// The bits of a block's number that tell it from the others of its group.
+    mask: AtomicU64,
     /// The number of the entry with which the present sample began.
     begun: AtomicU64,
 }
@@ -84,7 +85,7 @@ impl Sample {
     /// A sample without blocks, and without memory.
     pub(crate) fn none() -> Self {
         let (next, begun) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { entries: Box::default(), clock: || 0, next, shift: AtomicU32::new(OFF), begun }
+        Self { entries: Box::default(), clock: || 0, next, mask: AtomicU64::new(OFF), begun }
     }
 
     /// A sample without blocks; [`none`](Self::none) without memory.
@@ -102,31 +103,33 @@ impl Sample {
         let wanted = match bytes {
             _ if self.entries.is_empty() => OFF,
             0 => OFF,
-            bytes => (bytes / PART_BYTES).max(1).ilog2().clamp(SHIFT_MIN, SHIFT_MAX),
+            bytes => (1 << (bytes / PART_BYTES).max(1).ilog2().clamp(SHIFT_MIN, SHIFT_MAX)) - 1,
         };
-        let shift = self.shift.load(Ordering::Relaxed);
-        if shift != wanted && (shift == OFF || wanted == OFF || shift.abs_diff(wanted) > 1) {
+        let mask = self.mask.load(Ordering::Relaxed);
+        let is_near = mask != OFF && wanted != OFF && mask.count_ones().abs_diff(wanted.count_ones()) <= 1;
+        if mask != wanted && !is_near {
             self.begun.store(self.next.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.shift.store(wanted, Ordering::Relaxed);
+            self.mask.store(wanted, Ordering::Relaxed);
         }
     }
 
     /// Notes a request that comes now.
     #[inline]
     pub(crate) fn note(&self, operation: Operation, range: ByteRange) {
-        let shift = self.shift.load(Ordering::Relaxed);
-        if shift == OFF {
-            return;
-        }
+        let mask = self.mask.load(Ordering::Relaxed);
         let (first, last) = (range.start / CHECKSUM_BLOCK, range.end.saturating_sub(1) / CHECKSUM_BLOCK);
-        if first != last || chosen(first >> shift, shift) == first {
-            self.note_blocks(operation, first, last, shift);
+        if first != last || chosen(first, mask) == first {
+            self.note_blocks(operation, first, last, mask);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn note_blocks(&self, operation: Operation, first: u64, last: u64, shift: u32) {
+    fn note_blocks(&self, operation: Operation, first: u64, last: u64, mask: u64) {
+        if mask == OFF {
+            return;
+        }
+        let shift = mask.count_ones();
         let action = match operation {
             Operation::Read => READ,
             Operation::Write => WRITE,
@@ -134,7 +137,7 @@ impl Sample {
         };
         let time = ((self.clock)() / 1_000_000) & u64::from(Sampled::PERIOD_MS - 1);
         for group in (first >> shift..=last >> shift).take(GROUPS_MAX as usize) {
-            if !(first..=last).contains(&chosen(group, shift)) || group >> GROUP_BITS != 0 {
+            if !(first..=last).contains(&chosen(group << shift, mask)) || group >> GROUP_BITS != 0 {
                 continue;
             }
             let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -147,8 +150,8 @@ impl Sample {
 
     /// The last requests of the sample, from number `from` on.
     pub(crate) fn last(&self, from: u64) -> LastSampled {
-        let shift = self.shift.load(Ordering::Relaxed);
-        if shift == OFF {
+        let mask = self.mask.load(Ordering::Relaxed);
+        if mask == OFF {
             return LastSampled::default();
         }
         let kept = self.kept();
@@ -157,20 +160,20 @@ impl Sample {
         if requests.try_reserve_exact((kept.end - first) as usize).is_ok() {
             requests.extend((first..kept.end).filter_map(|number| self.entry(number)));
         }
-        LastSampled { one_of: 1 << shift, first: kept.end - requests.len() as u64, requests }
+        LastSampled { one_of: mask + 1, first: kept.end - requests.len() as u64, requests }
     }
 
     /// Calls `visit` with the requests of these numbers, as far as they are kept, in order. Returns the blocks of a group; 0 if nothing
     /// is noted.
     pub(crate) fn visit(&self, numbers: Range<u64>, visit: &mut dyn FnMut(Sampled)) -> u64 {
-        let shift = self.shift.load(Ordering::Relaxed);
-        if shift == OFF {
+        let mask = self.mask.load(Ordering::Relaxed);
+        if mask == OFF {
             return 0;
         }
         let kept = self.kept();
         let numbers = numbers.start.max(kept.start)..numbers.end.min(kept.end);
         numbers.filter_map(|number| self.entry(number)).for_each(visit);
-        1 << shift
+        mask + 1
     }
 
     /// The numbers of the requests that are kept.
@@ -190,9 +193,11 @@ impl Sample {
     }
 }
 
-/// The block of `group` that is in the sample.
-const fn chosen(group: u64, shift: u32) -> u64 {
-    (group << shift) + (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - shift))
+/// The block in the sample, of those whose numbers differ from `block` in bits of `mask` alone. Shifts by a constant only: these are
+/// for each request.
+const fn chosen(block: u64, mask: u64) -> u64 {
+    let group = block & !mask;
+    group | (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) & mask
 }
 
 #[cfg(test)]

@@ -82,6 +82,12 @@ fn damaged_error(piece: ByteRange) -> Error {
 }
 
 impl<E: Environment> Cache<E> {
+    /// Prefetches what a read at `at` looks up first, so that it arrives while the caller prepares the read.
+    #[inline]
+    pub fn prefetch(&self, at: u64) {
+        self.prefetched_lane(ByteRange::at(at, 1));
+    }
+
     /// Reads the parts of `range`, which lies in one chunk, that the cache holds into `into`. The missing parts are added to
     /// `misses`: the caller reads each from the backing device and passes it to [`complete_fill`](Self::complete_fill) or
     /// [`cancel_fill`](Self::cancel_fill).
