@@ -23,8 +23,7 @@ pub fn reserve<T>(items: &mut Vec<T>, more: usize) -> Result<()> {
 
 /// Stores a line and makes it visible.
 pub fn publish_line<M: Pmem>(region: &Region<M>, point: MutationPoint, at: u64, line: &[u8; LINE as usize]) {
-    let stored = region.store_line(at, line);
-    region.publish(point, stored, at, LINE);
+    region.share(point, at, line);
 }
 
 /// A line of the other side, as it is now; `None` if the memory fails.
@@ -35,10 +34,9 @@ pub fn observe_line<M: Pmem>(region: &Region<M>, at: u64) -> Option<[u8; LINE as
     Some(line)
 }
 
-/// Stores data and makes it visible. Lines are whole: what follows the data in the last one is the writer's, too.
+/// Stores data and makes it visible, before what is published after it.
 pub fn publish_data<M: Pmem>(region: &Region<M>, at: u64, data: &[u8]) {
-    let stored = region.store(at, data);
-    region.publish(MutationPoint::ChannelDataPublish, stored, at, data.len() as u64);
+    region.share(MutationPoint::ChannelDataPublish, at, data);
 }
 
 /// Copies the other side's data.

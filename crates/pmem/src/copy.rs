@@ -109,6 +109,15 @@ unsafe fn back_with(routine: BackLines, at: *mut u8, length: usize) -> Result<()
     Ok(())
 }
 
+/// Stores `from` at `at` through the caches, and writes nothing back: no fence makes it durable.
+#[inline]
+pub(crate) fn share(memory: &Memory, methods: &Methods, at: u64, from: &[u8]) -> Result<(), Fault> {
+    let to = memory.pointer(at, from.len()).ok_or(Fault::Outside)?;
+    // SAFETY: `to` has room for as many bytes as `from`; a region overlaps no Rust slice.
+    unsafe { (methods.bytes)(to, from.as_ptr(), from.len()).result()? };
+    Ok(())
+}
+
 /// Writes the lines of a range back.
 pub(crate) fn write_back(memory: &Memory, methods: &Methods, at: u64, length: u64) -> Result<(), Fault> {
     let length = usize::try_from(length).map_err(|_| Fault::Outside)?;

@@ -442,10 +442,21 @@ impl Pmem for Mapping {
         self.check(copy::write_back(&self.memory, &self.methods, at, length), at, length);
     }
 
-    fn observe(&self, at: u64, length: u64) {
+    fn share(&self, at: u64, from: &[u8]) {
         // The caches of one machine are coherent, also between its guests.
+        if self.reach() == Reach::Machines {
+            self.store(at, from);
+            return self.publish(at, from.len() as u64);
+        }
+        // What this thread has shared before becomes visible first. Pairs with the acquire fence in `observe`.
+        std::sync::atomic::fence(Ordering::Release);
+        self.check(copy::share(&self.memory, &self.methods, at, from), at, from.len() as u64);
+    }
+
+    fn observe(&self, at: u64, length: u64) {
         if self.reach() != Reach::Machines {
-            return;
+            // What is loaded from here on was shared no earlier than what this thread has loaded before.
+            return std::sync::atomic::fence(Ordering::Acquire);
         }
         // What was stored before reaches the memory first; the eviction is complete before any later load.
         routines::fence();
@@ -540,6 +551,22 @@ mod tests {
         assert_eq!(Mapping::anonymous(1 << 20).expect("memory").reach(), Reach::Kernel);
     }
 
+    #[test]
+    fn what_is_shared_stays_in_the_caches_unless_other_machines_have_the_memory() {
+        for (mixes_pages, kind) in [(false, Kind::Tmpfs), (true, Kind::DaxFile), (false, Kind::DeviceDax)] {
+            let mut mapping = Mapping::anonymous(1 << 20).expect("memory");
+            mapping.methods = recorder::methods(true);
+            (mapping.kind, mapping.mixes_pages) = (kind, mixes_pages);
+            recorder::take();
+            mapping.share(4096, &[1; 4096]);
+            mapping.share(64, &[2; 64]);
+            let record = recorder::take();
+            let cached = if mapping.reach() == Reach::Machines { 0 } else { 65 };
+            assert_eq!(record.cached.len(), cached, "{kind:?}");
+            assert_eq!(record.fences > 0, cached == 0, "{kind:?}");
+        }
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn no_store_reaches_memory_that_was_given_up() {
@@ -560,6 +587,7 @@ mod tests {
         mapping.write_back(0, 1 << 20);
         mapping.observe(0, 1 << 20);
         mapping.publish(0, 64);
+        mapping.share(0, &[5; 64]);
         mapping.prefetch(0);
         assert!(mapping.load(4096, &mut [0; 64]).is_err() && mapping.load_summed(0, &mut [0; 64]).is_err());
         let error = mapping.grow(file.path(), 2 << 20).expect_err("it is not this host's any more");

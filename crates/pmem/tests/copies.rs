@@ -78,6 +78,56 @@ fn a_line_is_stored_whole() {
 }
 
 #[test]
+fn what_is_shared_has_every_byte_and_no_other() {
+    let surroundings = noise(1024, 5);
+    let source = noise(700, 6);
+    for mapping in mappings().iter() {
+        for at in [0_usize, 1, 64, 130] {
+            for length in [0_usize, 1, 63, 64, 65, 300, 700] {
+                mapping.store(0, &surroundings);
+                mapping.share(at as u64, &source[..length]);
+                let mut expected = surroundings.clone();
+                expected[at..at + length].copy_from_slice(&source[..length]);
+                assert_eq!(loaded(mapping, 0, 1024), expected, "{length} at {at}");
+            }
+        }
+        assert_eq!(mapping.failed(), None);
+    }
+}
+
+#[test]
+fn a_thread_that_sees_what_was_shared_sees_what_was_shared_before() {
+    const ROUNDS: u64 = 20_000;
+    const DATA: u64 = 4096;
+    let mapping = Mapping::anonymous(SIZE).expect("memory");
+    let number_at = |at| {
+        mapping.observe(at, 8);
+        u64::from_le_bytes(loaded(&mapping, at, 8).try_into().expect("8 bytes"))
+    };
+    let wait_for = |at, round| {
+        while number_at(at) < round {
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                mapping.share(DATA, &[round as u8; 1000]);
+                mapping.share(0, &round.to_le_bytes());
+                wait_for(64, round);
+            }
+        });
+        for round in 1..=ROUNDS {
+            wait_for(0, round);
+            mapping.observe(DATA, 1000);
+            let data = loaded(&mapping, DATA, 1000);
+            mapping.share(64, &round.to_le_bytes());
+            assert!(data.iter().all(|byte| *byte == round as u8), "round {round}");
+        }
+    });
+}
+
+#[test]
 fn a_write_back_changes_no_byte() {
     let bytes = noise(10_000, 4);
     for mapping in mappings().iter() {

@@ -110,6 +110,14 @@ pub trait Pmem: Send + Sync {
         core::sync::atomic::fence(Ordering::SeqCst);
     }
 
+    /// Stores bytes for other hosts, which need not survive a crash. Any host that has [observed](Self::observe) what the calling
+    /// thread has stored so later gets these bytes once it observes them. For bytes that only this host writes. Memory that is
+    /// coherent between its hosts need not write anything back for it.
+    fn share(&self, at: u64, from: &[u8]) {
+        self.store(at, from);
+        self.publish(at, from.len() as u64);
+    }
+
     /// The next loads of these bytes get what other hosts have published, not what this host's caches have of an earlier load.
     /// For bytes that this host does not write. Memory that is coherent between its hosts needs nothing for it.
     fn observe(&self, at: u64, length: u64) {
@@ -358,6 +366,15 @@ impl<P: Pmem> Region<P> {
             self.memory.publish(at, length);
         }
         Durable(())
+    }
+
+    /// Stores bytes for other hosts that need not survive a crash; see [`Pmem::share`].
+    pub fn share(&self, point: MutationPoint, at: u64, from: &[u8]) {
+        if point.is_active() {
+            self.memory.share(at, from);
+        } else {
+            self.memory.store(at, from);
+        }
     }
 
     /// Lets the next loads get what other hosts have published; see [`Pmem::observe`].

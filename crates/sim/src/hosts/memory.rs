@@ -156,7 +156,8 @@ impl HostMemory {
     #[must_use]
     pub fn new(medium: &Medium, is_coherent: bool, seed: u64) -> Self {
         let mut random = Seeded::new(seed);
-        let evict_permille = *random.pick(&[0, 5, 50, 300]);
+        // A store buffer drains at some time by itself, a cache need not.
+        let evict_permille = *random.pick(if is_coherent { &[5, 5, 50, 300] } else { &[0, 5, 50, 300] });
         let boot = BootId(std::array::from_fn(|_| random.next() as u8 | 1));
         let lines = Lines::of(medium.0.lock().len());
         let caches = Caches { lines, random, dies_in: None, evict_permille };
@@ -341,6 +342,16 @@ impl Pmem for HostMemory {
         }
     }
 
+    fn share(&self, at: u64, from: &[u8]) {
+        if self.is_coherent {
+            // What was shared before is visible first. This follows at any later moment, as from the store buffer of a processor.
+            self.fence();
+            return self.store(at, from);
+        }
+        self.store(at, from);
+        self.publish(at, from.len() as u64);
+    }
+
     fn observe(&self, at: u64, length: u64) {
         for line in Self::lines_of(at, length) {
             let caches = &mut *self.step();
@@ -400,6 +411,19 @@ mod tests {
         assert_eq!(byte(&other, 100), 0);
         one.publish(100, 1);
         assert_eq!(byte(&other, 100), 7);
+    }
+
+    #[test]
+    fn what_a_host_shares_is_seen_in_the_order_in_which_it_shares_it() {
+        let (one, other) = two(true);
+        one.share(0, &[1]);
+        assert_eq!(byte(&other, 0), 0, "it is in the store buffer");
+        one.share(64, &[2]);
+        assert_eq!((byte(&other, 0), byte(&other, 64)), (1, 0));
+        let (one, other) = two(false);
+        one.share(0, &[1]);
+        other.observe(0, 1);
+        assert_eq!(byte(&other, 0), 1);
     }
 
     #[test]
