@@ -10,6 +10,7 @@
 //! Elsewhere: the code under test. No target has a copy of it.
 #![forbid(unsafe_code)]
 
+pub mod channels;
 pub mod control;
 pub mod decoders;
 pub mod fuse;
@@ -37,7 +38,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "recovery", run: region::run, seeds: region::seeds, length_max: 400 },
     Target { name: "decoders", run: decoders::run, seeds: decoders::seeds, length_max: 1200 },
     Target { name: "nbd", run: nbd::run, seeds: nbd::seeds, length_max: 2048 },
@@ -46,6 +47,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "fuse", run: fuse::run, seeds: fuse::seeds, length_max: 2048 },
     Target { name: "pcache", run: pcache::run, seeds: pcache::seeds, length_max: 1200 },
     Target { name: "control", run: control::run, seeds: control::seeds, length_max: 1500 },
+    Target { name: "channels", run: channels::run, seeds: channels::seeds, length_max: 1500 },
     Target { name: "traces", run: traces::run, seeds: traces::seeds, length_max: 1000 },
 ];
 

@@ -68,6 +68,11 @@ fn the_reader_of_dm_pcache_survives_the_corpus() {
 }
 
 #[test]
+fn channels_survive_the_corpus() {
+    replay("channels");
+}
+
+#[test]
 fn traces_of_requests_survive_the_corpus() {
     replay("traces");
 }

@@ -20,8 +20,18 @@ use std::thread;
 use std::time::Duration;
 
 /// The names of the targets; a test of `cbd-fuzz` checks them.
-pub const TARGETS: [&str; 9] =
-    ["recovery", "decoders", "nbd", "virtqueue", "guest_memory", "fuse", "pcache", "control", "traces"];
+pub const TARGETS: [&str; 10] = [
+    "recovery",
+    "decoders",
+    "nbd",
+    "virtqueue",
+    "guest_memory",
+    "fuse",
+    "pcache",
+    "control",
+    "channels",
+    "traces",
+];
 
 /// The compiler flags that tell libFuzzer which code an input reaches, and which numbers that code compares.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -72,22 +72,30 @@ pub fn header_of(session: u64, state: u32, client: u64, geometry: &Geometry) -> 
 /// The geometry in a server's header; `None` if no device has it.
 pub fn geometry_of(header: &ServerHeader, shape: ChannelShape) -> Option<Geometry> {
     let (flags, sector) = (header.flags.get(), header.sector.get());
+    let (physical, granularity) = (header.physical_sector.get(), header.discard_granularity.get());
     let is_possible = sector.is_power_of_two()
         && (512..=4096).contains(&sector)
         && header.size.get().is_multiple_of(u64::from(sector))
         && i64::try_from(header.size.get()).is_ok();
+    if !is_possible {
+        return None;
+    }
+    // The others are hints: one that makes no sense is that of a device without the property.
+    let is_physical = physical.is_power_of_two() && physical > sector;
+    let is_granularity = granularity > sector && granularity.is_multiple_of(sector);
+    let atomic_unit = header.atomic_unit.get() / sector * sector;
     let geometry = Geometry {
         size: header.size.get(),
         sector,
-        physical_sector: header.physical_sector.get(),
+        physical_sector: if is_physical { physical } else { sector },
         // What is longer is submitted in pieces.
-        atomic_unit: header.atomic_unit.get().min(shape.place_bytes()),
+        atomic_unit: atomic_unit.clamp(sector, shape.place_bytes()),
         discard: flags & FLAG_DISCARD != 0,
-        discard_granularity: header.discard_granularity.get(),
+        discard_granularity: if is_granularity { granularity } else { sector },
         rotational: flags & FLAG_ROTATIONAL != 0,
         fast_zeroes: flags & FLAG_FAST_ZEROES != 0,
     };
-    is_possible.then_some(geometry)
+    Some(geometry)
 }
 
 #[cfg(test)]
@@ -136,6 +144,17 @@ mod tests {
         }
         for size in [511, 1 << 63, u64::MAX] {
             assert_eq!(read(Geometry { size, ..GEOMETRY }), None, "size {size}");
+        }
+        // Properties that no device has.
+        let plain = Geometry { physical_sector: 512, atomic_unit: 512, discard_granularity: 512, ..GEOMETRY };
+        for physical_sector in [0, 1, 256, 4097] {
+            for discard_granularity in [0, 1, 513] {
+                for atomic_unit in [0, 511, 1023] {
+                    let found =
+                        read(Geometry { physical_sector, discard_granularity, atomic_unit, ..GEOMETRY });
+                    assert_eq!(found, Some(plain));
+                }
+            }
         }
     }
 }
