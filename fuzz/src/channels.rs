@@ -138,12 +138,13 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
                 let before = ground.of_others(areas.server);
                 let known = taken.len();
                 server.poll(&mut taken).unwrap_or_else(|error| panic!("{error}"));
-                taken[known..].iter().for_each(check_request);
+                taken[known..].iter().for_each(|request| check_request(request, shape.bytes()));
                 assert!(server.in_flight() <= shape.places() as usize, "{} in flight", server.in_flight());
                 assert_eq!(server.in_flight(), taken.len(), "each request is to be completed");
                 let choice = input.u8();
                 if !taken.is_empty() && choice < 200 {
-                    let Request { id, buffer, .. } = taken.remove(usize::from(choice) % taken.len());
+                    let Request { id, mut buffer, .. } = taken.remove(usize::from(choice) % taken.len());
+                    buffer.fill(0xa5);
                     let failed = || Err(Error::new(ErrorKind::Backing, "the disk fails"));
                     let result = if choice > 150 { failed() } else { Ok(()) };
                     server.complete(Completion { id, result, buffer });
@@ -160,14 +161,14 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
 }
 
 /// A request that the server hands out can be executed.
-fn check_request(request: &Request) {
+fn check_request(request: &Request, area_bytes: u64) {
     let (operation, range) = (request.operation, request.range);
     assert!(range.start <= range.end && range.end <= GEOMETRY.size, "{operation:?} {range}");
     assert!(range.start.is_multiple_of(512) && range.end.is_multiple_of(512), "{operation:?} {range}");
     let has_data = matches!(operation, Operation::Read | Operation::Write);
     let length = if has_data { range.len() } else { 0 };
     assert_eq!(request.buffer.len() as u64, length, "{operation:?} {range}");
-    assert!(!has_data || length <= u64::from(u32::MAX), "{operation:?} {range}");
+    assert!(length < area_bytes, "{operation:?} {range}");
     let can_be_fua = !matches!(operation, Operation::Read | Operation::Flush);
     assert!(can_be_fua || !request.fua, "{operation:?} is a FUA request");
 }
@@ -275,7 +276,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let ready = [&[0][..], &same(9), &[5], &[6]].concat();
     let used: Vec<u8> =
         (0..5).flat_map(|operation| [4, operation, 1, 9, 6, 1].into_iter().chain(same(6))).collect();
-    let mut seeds = Vec::new();
+    // One data place more than the areas have room for, and reads of it.
+    let larger =
+        [&[6, 0, 255, 0, 41, 255, 0, 5, 255][..], &[&[1][..], &same(6), &[41, 1, 0]].concat().repeat(4)]
+            .concat();
+    // More than a data place has room for.
+    let longer = [&[0][..], &hello, &[1], &same(5), &[14, 255, 1, 0, 5, 0]].concat();
+    let mut seeds = vec![[&larger[..], &[5, 3, 5, 2, 5, 1, 5, 0]].concat(), longer];
     for flags in [0, 2, 6] {
         seeds.push([&[flags][..], &hello, &served].concat());
         seeds.push([&[flags][..], &hello, &served, &[7], &hello, &served].concat());
@@ -294,7 +301,7 @@ mod tests {
     #[test]
     fn requests_reach_the_device_of_a_server() {
         let ground = Ground::new(ChannelShape::new(4, 4096).expect("it is possible"));
-        let input = seeds().swap_remove(10);
+        let input = seeds().swap_remove(12);
         serve(&ground, &mut Input(&input[1..]));
         let completion = ground.bytes(ByteRange::at(ground.areas.server + ground.shape.entry(3), 64));
         let line = completion.try_into().expect("a line");
