@@ -71,9 +71,15 @@ pub struct Client<M: Pmem> {
     repeated: u64,
     /// What is in flight, by data place.
     places: Vec<Option<Part>>,
+    /// A data place that is probably free: the one behind the last that was used.
+    next_place: usize,
+    /// By the place in the ring of submissions: the data place of the last one there.
+    of_entries: Vec<usize>,
     /// What is not in flight yet, in order.
     waiting: VecDeque<Part>,
     wholes: Vec<Option<Whole>>,
+    /// The empty places in `wholes`; there is memory for all.
+    free: Vec<usize>,
 }
 
 impl<M: Pmem> Client<M> {
@@ -82,9 +88,11 @@ impl<M: Pmem> Client<M> {
     /// # Errors
     /// [`ErrorKind::System`] without memory.
     pub fn open(region: Arc<Region<M>>, areas: Areas, shape: ChannelShape, session: u64) -> Result<Self> {
-        let mut places = Vec::new();
+        let (mut places, mut of_entries) = (Vec::new(), Vec::new());
         reserve(&mut places, shape.places() as usize)?;
+        reserve(&mut of_entries, shape.places() as usize)?;
         places.resize(shape.places() as usize, None);
+        of_entries.resize(shape.places() as usize, 0);
         let client = Self {
             region,
             areas,
@@ -98,8 +106,11 @@ impl<M: Pmem> Client<M> {
             idle: 0,
             repeated: 0,
             places,
+            next_place: 0,
+            of_entries,
             waiting: VecDeque::new(),
             wholes: Vec::new(),
+            free: Vec::new(),
         };
         client.store_header(false);
         Ok(client)
@@ -129,7 +140,7 @@ impl<M: Pmem> Client<M> {
     /// Requests that were submitted and are not complete.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.wholes.iter().flatten().count()
+        self.wholes.len() - self.free.len()
     }
 
     /// How often data did not come through the region as it was sent, and was asked for again: memory that keeps its promises never
@@ -173,6 +184,8 @@ impl<M: Pmem> Client<M> {
     fn reserve_for(&mut self, request: &Request) -> Result<()> {
         let pieces = self.pieces(request).count();
         self.waiting.try_reserve(pieces).map_err(|_| no_memory())?;
+        let taken = self.in_flight() + 1;
+        reserve(&mut self.free, taken)?;
         reserve(&mut self.wholes, 1)
     }
 
@@ -184,8 +197,7 @@ impl<M: Pmem> Client<M> {
         }
         let operation = request.operation;
         let pieces = self.pieces(&request);
-        let free = self.wholes.iter().position(Option::is_none);
-        let whole = free.unwrap_or(self.wholes.len());
+        let whole = self.free.pop().unwrap_or(self.wholes.len());
         let before = self.waiting.len();
         self.waiting.extend(pieces.map(|range| Part { whole, operation, range, sequence: 0, tries: 0 }));
         let parts_left = (self.waiting.len() - before) as u32;
@@ -203,7 +215,7 @@ impl<M: Pmem> Client<M> {
         }
         let mut index = 0;
         while index < self.waiting.len() {
-            let Some(place) = self.places.iter().position(Option::is_none) else { return };
+            let Some(place) = self.free_place() else { return };
             let part = self.waiting[index];
             let mut earlier = self.places.iter().flatten().chain(self.waiting.range(..index));
             if earlier.any(|earlier| part.waits_for(earlier)) {
@@ -215,11 +227,27 @@ impl<M: Pmem> Client<M> {
         }
     }
 
+    fn free_place(&self) -> Option<usize> {
+        let (before, from) = self.places.split_at(self.next_place);
+        let later = from.iter().position(Option::is_none).map(|place| self.next_place + place);
+        later.or_else(|| before.iter().position(Option::is_none))
+    }
+
+    /// The data place of a submission in flight.
+    fn place_of(&self, sequence: u64) -> Option<usize> {
+        let is_it = |part: &Option<Part>| part.is_some_and(|part| part.sequence == sequence);
+        let probable = self.of_entries[(sequence % self.of_entries.len() as u64) as usize];
+        if is_it(&self.places[probable]) { Some(probable) } else { self.places.iter().position(is_it) }
+    }
+
     /// Stores the data and the entry of a part under the next number.
     fn send(&mut self, part: Part, place: usize) {
         let part = Part { sequence: self.submitted, ..part };
         self.submitted += 1;
         self.places[place] = Some(part);
+        self.next_place = (place + 1) % self.places.len();
+        let entries = self.of_entries.len() as u64;
+        self.of_entries[(part.sequence % entries) as usize] = place;
         self.store_part(&part, place);
     }
 
@@ -286,10 +314,7 @@ impl<M: Pmem> Client<M> {
 
     /// A part is complete. A completion of nothing in flight changes nothing.
     fn take(&mut self, found: &ChannelCompletion, done: &mut Vec<Completion>) {
-        let is_of = |part: &Part| part.sequence == found.request.get();
-        let Some(place) = self.places.iter().position(|part| part.as_ref().is_some_and(is_of)) else {
-            return;
-        };
+        let Some(place) = self.place_of(found.request.get()) else { return };
         let Some(part) = self.places[place].take() else { return };
         let result = match found.status.get() {
             0 if part.operation == Operation::Read => self.copy_data(&part, place, found.data_crc.get()),
@@ -330,6 +355,7 @@ impl<M: Pmem> Client<M> {
         if whole.parts_left == 0
             && let Some(whole) = place.take()
         {
+            self.free.push(part.whole);
             done.push(completion(whole.request, whole.error.map_or(Ok(()), Err)));
         }
     }
@@ -375,7 +401,8 @@ impl<M: Pmem> Client<M> {
         self.served = None;
         self.waiting.clear();
         self.places.iter_mut().for_each(|place| *place = None);
-        for whole in self.wholes.iter_mut().filter_map(Option::take) {
+        self.free.clear();
+        for whole in self.wholes.drain(..).flatten() {
             done.push(completion(whole.request, Err(closed())));
         }
     }

@@ -39,6 +39,8 @@ struct Session {
     is_ending: bool,
     /// By data place: the number of the submission in flight.
     places: Vec<Option<InFlight>>,
+    /// How many those are.
+    in_flight: usize,
     /// The last completions, by their place in the ring.
     lines: Vec<[u8; LINE as usize]>,
 }
@@ -57,11 +59,17 @@ impl Session {
         places.resize(shape.places() as usize, None);
         lines.resize(shape.places() as usize, [0; LINE as usize]);
         let (client, again) = (header.session.get(), header.again.get());
-        Ok(Self { client, shape, taken: 0, completed: 0, again, is_ending: false, places, lines })
-    }
-
-    fn in_flight(&self) -> usize {
-        self.places.iter().flatten().count()
+        Ok(Self {
+            client,
+            shape,
+            taken: 0,
+            completed: 0,
+            again,
+            is_ending: false,
+            places,
+            in_flight: 0,
+            lines,
+        })
     }
 }
 
@@ -107,7 +115,7 @@ impl<M: Pmem> Server<M> {
     /// Requests that were handed out and are not complete.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.serving.as_ref().map_or(0, Session::in_flight)
+        self.serving.as_ref().map_or(0, |session| session.in_flight)
     }
 
     /// Moves new requests to `requests`. Each is to be [completed](Self::complete). Does not block.
@@ -134,7 +142,7 @@ impl<M: Pmem> Server<M> {
     fn next_submission(&self) -> Option<Submission> {
         let session = self.serving.as_ref().filter(|session| !session.is_ending)?;
         // A client that follows the rules has no more.
-        if session.in_flight() == session.places.len() {
+        if session.in_flight == session.places.len() {
             return None;
         }
         let line = observe_line(&self.region, self.areas.client + session.shape.entry(session.taken))?;
@@ -168,6 +176,7 @@ impl<M: Pmem> Server<M> {
         }
         let Some(session) = &mut self.serving else { return };
         session.places[place] = Some(InFlight { sequence, operation });
+        session.in_flight += 1;
         let flags = found.flags.get();
         let class = if flags & FLAG_METADATA != 0 { Class::Metadata } else { Class::Unmarked };
         // Only changes can be FUA requests, whatever the entry says.
@@ -212,6 +221,7 @@ impl<M: Pmem> Server<M> {
         let is_it = |one: &Option<InFlight>| one.is_some_and(|one| one.sequence == completion.id);
         let Some(place) = session.places.iter().position(is_it) else { return };
         let Some(InFlight { sequence, operation }) = session.places[place].take() else { return };
+        session.in_flight -= 1;
         let mut data_crc = 0;
         if operation == Operation::Read && completion.result.is_ok() {
             data_crc = crc32c(&completion.buffer);
@@ -257,7 +267,7 @@ impl<M: Pmem> Server<M> {
                 return self.answer_again(header.again.get());
             }
             session.is_ending = true;
-            if session.in_flight() > 0 && MutationPoint::ChannelSettle.is_active() {
+            if session.in_flight > 0 && MutationPoint::ChannelSettle.is_active() {
                 return Ok(());
             }
             self.serving = None;

@@ -197,7 +197,8 @@ impl Sample {
 /// for each request.
 const fn chosen(block: u64, mask: u64) -> u64 {
     let group = block & !mask;
-    group | (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) & mask
+    // Of the lowest 32 bits of the group's number times this, the highest ones: the fractional part of a multiple of the golden ratio.
+    group | (group.wrapping_mul(0x9e37_79b9) >> 32) & mask
 }
 
 #[cfg(test)]
