@@ -16,16 +16,7 @@ use cbd_types::{
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-const GEOMETRY: Geometry = Geometry {
-    size: 256 << 10,
-    sector: 512,
-    physical_sector: 4096,
-    atomic_unit: 1 << 20,
-    discard: true,
-    discard_granularity: 512,
-    rotational: false,
-    fast_zeroes: true,
-};
+const GEOMETRY: Geometry = Geometry { size: 256 << 10, ..cbd_sim::channels::GEOMETRY };
 const OPERATIONS: [Operation; 5] =
     [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::WriteZeroes];
 /// Sessions of the client and of the server, while they follow the rules.
@@ -63,6 +54,12 @@ impl Ground {
         let memory = self.region.memory();
         memory.store(area + at, &bytes[..length]);
         memory.fence();
+    }
+
+    /// The same with bytes of the input.
+    fn forge_bytes(&self, area: u64, input: &mut Input<'_>) {
+        let (at, length) = (u64::from(input.u16()), usize::from(input.u8()));
+        self.forge(area, at, input.bytes(length));
     }
 
     fn bytes(&self, range: ByteRange) -> Vec<u8> {
@@ -129,11 +126,7 @@ fn serve(ground: &Ground, input: &mut Input<'_>) {
                 ground.forge(areas.client, shape.entry(sequence), &entry.sealed());
                 sequence += 1;
             }
-            4 => {
-                let at = u64::from(input.u16());
-                let length = usize::from(input.u8());
-                ground.forge(areas.client, at, input.bytes(length));
-            }
+            4 => ground.forge_bytes(areas.client, input),
             5 | 6 => {
                 let before = ground.of_others(areas.server);
                 let known = taken.len();
@@ -201,11 +194,7 @@ fn use_device(ground: &Ground, input: &mut Input<'_>) {
                 ground.forge(areas.server, shape.entry(completions), &entry.sealed());
                 completions += 1;
             }
-            3 => {
-                let at = u64::from(input.u16());
-                let length = usize::from(input.u8());
-                ground.forge(areas.server, at, input.bytes(length));
-            }
+            3 => ground.forge_bytes(areas.server, input),
             4 | 5 => {
                 let operation = OPERATIONS[usize::from(input.u8()) % 5];
                 let range = ByteRange::at(u64::from(input.u8()) * 512, u64::from(input.u8() % 40) * 512);

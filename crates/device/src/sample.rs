@@ -232,6 +232,19 @@ mod tests {
     }
 
     #[test]
+    fn the_blocks_of_neighbouring_groups_are_in_all_parts_of_their_groups() {
+        for shift in SHIFT_MIN..=16 {
+            let mask = (1_u64 << shift) - 1;
+            let eighth = |group: u64| ((chosen(group << shift, mask) & mask) << 3 >> shift) as usize;
+            for first in (0..100_000).step_by(8) {
+                let mut found = [0; 8];
+                (first..first + 8).for_each(|group| found[eighth(group)] += 1);
+                assert!(found.iter().filter(|count| **count > 0).count() >= 5, "{shift} {first}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
     fn the_last_requests_are_kept_in_order() {
         let sample = sample(64 << 20);
         note(&sample, Operation::Flush, ByteRange { start: 0, end: 0 });

@@ -94,18 +94,17 @@ fn value_of(sector: &[u8]) -> u64 {
     value
 }
 
-fn geometry() -> Geometry {
-    Geometry {
-        size: SECTORS * SECTOR,
-        sector: SECTOR as u32,
-        physical_sector: 4096,
-        atomic_unit: 1 << 20,
-        discard: true,
-        discard_granularity: SECTOR as u32,
-        rotational: false,
-        fast_zeroes: true,
-    }
-}
+/// The geometry of the device that is served.
+pub const GEOMETRY: Geometry = Geometry {
+    size: SECTORS * SECTOR,
+    sector: SECTOR as u32,
+    physical_sector: 4096,
+    atomic_unit: 1 << 20,
+    discard: true,
+    discard_granularity: SECTOR as u32,
+    rotational: false,
+    fast_zeroes: true,
+};
 
 /// Plays the histories of one seed; with `only`, only the one with that number.
 #[must_use]
@@ -195,7 +194,7 @@ impl Scene<'_> {
             }
             let region = Arc::new(Region::new(memory.clone()));
             let session = random.next();
-            let server = Server::open(region, self.areas, self.shape.bytes(), session, geometry());
+            let server = Server::open(region, self.areas, self.shape.bytes(), session, GEOMETRY);
             let lives_for = if random.chance(self.dies_permille) { random.below(60) } else { u64::MAX };
             let ended = until_crash(|| self.serve(server, lives_for, &mut random));
             memory.live();

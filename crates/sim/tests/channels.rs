@@ -35,16 +35,7 @@ fn requests_complete_once_and_in_order_whatever_dies() {
     }
 }
 
-const GEOMETRY: Geometry = Geometry {
-    size: 1 << 20,
-    sector: 512,
-    physical_sector: 4096,
-    atomic_unit: 1 << 20,
-    discard: true,
-    discard_granularity: 512,
-    rotational: false,
-    fast_zeroes: true,
-};
+const GEOMETRY: Geometry = Geometry { size: 1 << 20, ..channels::GEOMETRY };
 
 /// A channel with four places of 4 KiB, and what its sides see.
 struct Rig {

@@ -1,6 +1,7 @@
 //! Several hosts of a shared region: no object has two users, and no decision two values, whatever their memory and their pauses.
 
-use cbd_engine::{FormatOptions, Members, Transport};
+use cbd_engine::Members;
+use cbd_format::{Layout, Object};
 use cbd_sim::baton::{switch_with, together};
 use cbd_sim::explorer::Tally;
 use cbd_sim::hosts::{HostEnvironment, HostMemory, Medium};
@@ -33,32 +34,45 @@ fn no_object_has_two_hosts() {
     }
 }
 
+fn layout() -> Layout {
+    Layout::shared(1 << 20, 64 << 10, 3, 2, 1).expect("it fits")
+}
+
 /// The hosts of a region, seen by a process on a machine of its own.
 fn members(medium: &Medium, seed: u64) -> Members<HostEnvironment> {
     let memory = HostMemory::new(medium, true, seed);
-    let found = Transport::members_of(Arc::new(HostEnvironment::new(seed)), Arc::new(Region::new(memory)));
-    found.expect("it can be read").expect("it is shared")
+    let environment = Arc::new(HostEnvironment::new(seed));
+    Members::new(environment, Arc::new(Region::new(memory)), layout()).expect("it is shared")
 }
 
-/// Host a has area 0.
-fn with_host_a() -> Medium {
-    let medium = Medium::new(12 << 20);
-    let options = FormatOptions {
-        segment_size: Some(64 << 10),
-        force: false,
-        host_rows: 3,
-        backend_rows: 4,
-        blkdev_rows: 4,
-    };
-    let region = Region::new(HostMemory::new(&medium, true, 1));
-    drop(Transport::format_shared(&Arc::new(HostEnvironment::new(1)), region, &options).expect("it fits"));
-    members(&medium, 1).join("a", &mut |_, _, _| Ok(())).expect("no host has the name");
+/// A region in which hosts have joined, each one with the first area that is free.
+fn with_hosts(names: &[&str]) -> Medium {
+    let medium = Medium::new(layout().region_size);
+    for (name, seed) in names.iter().zip(100..) {
+        members(&medium, seed).join(name, &mut |_, _, _| Ok(())).expect("it fits");
+    }
     medium
 }
 
 #[test]
+fn two_areas_of_one_name_are_reported_with_their_numbers() {
+    // Nothing leads there but a damaged or a forged region.
+    let (mut bytes, other) = (with_hosts(&["a"]).bytes(), with_hosts(&["z", "a"]).bytes());
+    let parts = layout().shared_parts().expect("it is shared");
+    let votes = (0..parts.voters(Object::Area(1))).flat_map(|voter| parts.vote(Object::Area(1), voter));
+    for at in votes.chain(parts.header(1)).map(|at| at as usize) {
+        let end = at + 128;
+        bytes[at..end].copy_from_slice(&other[at..end]);
+    }
+    let refused =
+        members(&Medium::with_bytes(bytes), 7).join("a", &mut |_, _, _| Ok(())).expect_err("which one?");
+    assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}");
+    assert!(refused.line().contains("hosts 0 and 1 both have the name a: clear one"), "{refused}");
+}
+
+#[test]
 fn a_host_that_moves_to_another_area_while_a_process_looks_is_never_taken_for_two() {
-    let formatted = with_host_a().bytes();
+    let formatted = with_hosts(&["a"]).bytes();
     let mut seen_moved = 0;
     for seed in 0..60 {
         let medium = Medium::with_bytes(formatted.clone());
