@@ -42,11 +42,30 @@ impl Count {
 pub struct TestFailures {
     failed: BTreeSet<String>,
     slow: BTreeSet<String>,
+    /// Panics: the thread, which has the name of its test, the place, and the beginning of the message.
+    panics: Vec<[String; 3]>,
+    /// Whether the next line is the message of the last panic.
+    is_message: bool,
 }
+
+/// Panics that are repeated in the report, and characters of each message.
+const PANICS_MAX: usize = 50;
+const MESSAGE_MAX: usize = 400;
 
 impl TestFailures {
     /// Reads one line.
     pub fn add_line(&mut self, line: &str) {
+        if std::mem::take(&mut self.is_message)
+            && let Some([.., message]) = self.panics.last_mut()
+        {
+            *message = line.trim().chars().take(MESSAGE_MAX).collect();
+        }
+        if let Some((thread, at)) = panic_in(line.trim())
+            && self.panics.len() < PANICS_MAX
+        {
+            self.panics.push([thread.to_owned(), at.to_owned(), String::new()]);
+            self.is_message = true;
+        }
         let Some(text) = line.trim().strip_prefix("test ") else { return };
         if let Some(name) = text.strip_suffix(" has been running for over 60 seconds") {
             self.slow.insert(name.to_owned());
@@ -58,11 +77,24 @@ impl TestFailures {
         }
     }
 
-    /// One line for each test.
+    /// One line for each test, behind each failed one its panics.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        let failed = self.failed.iter().map(|name| format!("failed: {name}"));
+        let panics_of = |name: &str| {
+            let of_test = self.panics.iter().filter(|[thread, ..]| thread == name).collect::<Vec<_>>();
+            of_test.into_iter().map(|[_, at, message]| format!("    {at} {message}"))
+        };
+        let failed = self
+            .failed
+            .iter()
+            .flat_map(move |name| std::iter::once(format!("failed: {name}")).chain(panics_of(name)));
         failed.chain(self.slow.iter().map(|name| format!("did not end: {name}")))
     }
+}
+
+/// The thread and the place of the panic that a line reports.
+fn panic_in(line: &str) -> Option<(&str, &str)> {
+    let (thread, rest) = line.strip_prefix("thread '")?.split_once('\'')?;
+    Some((thread, rest.split_once("panicked at ")?.1))
 }
 
 /// The report.
@@ -145,11 +177,19 @@ mod tests {
             "test a::third has been running for over 60 seconds",
             "test a::fourth has been running for over 60 seconds",
             "test a::third ... ok",
+            "thread 'a::second' (17) panicked at src/a.rs:5:1:",
+            "the device took 12 s",
+            "stack backtrace:",
+            "thread 'another' (18) panicked at src/a.rs:6:1:",
+            "this was expected",
         ] {
             problems.add_line(line);
         }
         let lines: Vec<_> = problems.lines().collect();
-        assert_eq!(lines, ["failed: a::second", "did not end: a::fourth"]);
+        assert_eq!(
+            lines,
+            ["failed: a::second", "    src/a.rs:5:1: the device took 12 s", "did not end: a::fourth"]
+        );
     }
 
     #[test]

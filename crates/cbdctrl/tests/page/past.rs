@@ -240,5 +240,11 @@ fn a_device_that_was_away_for_a_time_is_shown_again() {
     until("it is back", || page.value(is_alone) == false);
     assert_eq!(chosen(&mut page), 1);
     assert_eq!(page.value("document.getElementById('total-reads').dataset.value"), "3");
-    assert_eq!(page.problems(), []);
+    // The page may have asked for the map of the device just after it went away.
+    let problems = page.problems().into_iter().filter(|problem| {
+        !(problem.source == "network"
+            && problem.text.contains("404")
+            && problem.text.contains("backend=other"))
+    });
+    assert_eq!(problems.collect::<Vec<_>>(), []);
 }
