@@ -419,6 +419,12 @@ impl<M: Pmem> Client<M> {
         self.store_header(self.is_closed);
     }
 
+    /// Ends the session. What is in flight may still be executed, and completes with an error, as each later request does.
+    pub fn end(&mut self, done: &mut Vec<Completion>) {
+        self.store_header(true);
+        self.end_all(done);
+    }
+
     /// Ends the session. What is in flight may still be executed, and has no completion.
     pub fn close(self) {
         self.store_header(true);

@@ -30,7 +30,7 @@ const LAYERS: [&[&str]; 13] = [
     &["cbd-pmem", "cbd-engine", "cbd-pcache", "cbd-channel"],
     &["cbd-device", "cbd-export"],
     // The engine with threads, and the exports.
-    &["cbd-runtime", "cbd-nbd", "cbd-vhost", "cbd-fuse", "cbd-ublk"],
+    &["cbd-runtime", "cbd-nbd", "cbd-vhost", "cbd-fuse", "cbd-ublk", "cbd-remote"],
     &[TESTKIT],
     // Tools for regions without a daemon; the daemon; proofs.
     &["cbd-inspect", "cbd-daemon", "cbd-sim"],

@@ -1,0 +1,270 @@
+//! The side of a host that uses the device.
+
+use crate::pause::Pause;
+use crate::shape_for;
+use cbd_channel::{Areas, Client};
+use cbd_export::wake::{Event, Waker};
+use cbd_export::{BlockDevice, RequestQueue};
+use cbd_types::{Completion, Error, ErrorKind, Geometry, Pmem, Region, Request, Result};
+use parking_lot::Mutex;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long requests wait without a completion before everything in flight is stored again.
+const NUDGE_AFTER: Duration = Duration::from_secs(1);
+
+/// The queue of a request in the channel, and its identifier there.
+#[derive(Clone, Copy)]
+struct Origin {
+    queue: usize,
+    id: u64,
+}
+
+/// What a queue gets from the others that poll the channel.
+struct Inbox {
+    completions: Vec<Completion>,
+    waker: Waker,
+}
+
+/// The channel, with what its queues have in flight.
+struct Channel<M: Pmem> {
+    /// None once the device has been closed.
+    client: Option<Client<M>>,
+    /// By the identifier in the channel; those that are free are in `free`.
+    origins: Vec<Option<Origin>>,
+    free: Vec<usize>,
+    /// By the number of the queue; none for one that was closed.
+    inboxes: Vec<Option<Inbox>>,
+    found: Vec<Completion>,
+    /// When a request completed last, or the first one began to wait.
+    progress: Instant,
+}
+
+impl<M: Pmem> Channel<M> {
+    /// Moves the requests that are complete to their queues: to `done` those of `queue`.
+    fn deliver(&mut self, queue: usize, done: &mut Vec<Completion>) {
+        let mut found = std::mem::take(&mut self.found);
+        if !found.is_empty() {
+            self.progress = Instant::now();
+        }
+        for mut completion in found.drain(..) {
+            let place = usize::try_from(completion.id).unwrap_or(usize::MAX);
+            let Some(origin) = self.origins.get_mut(place).and_then(Option::take) else { continue };
+            self.free.push(place);
+            completion.id = origin.id;
+            if origin.queue == queue {
+                done.push(completion);
+            } else if let Some(Some(inbox)) = self.inboxes.get_mut(origin.queue) {
+                inbox.completions.push(completion);
+                inbox.waker.wake();
+            }
+        }
+        self.found = found;
+    }
+
+    fn submit(&mut self, queue: usize, mut request: Request, done: &mut Vec<Completion>) {
+        let Some(client) = &mut self.client else {
+            let (id, buffer) = (request.id, request.buffer);
+            return done.push(Completion { id, result: Err(closed()), buffer });
+        };
+        if client.in_flight() == 0 {
+            self.progress = Instant::now();
+        }
+        let place = self.free.pop().unwrap_or(self.origins.len());
+        let origin = Some(Origin { queue, id: request.id });
+        match self.origins.get_mut(place) {
+            Some(slot) => *slot = origin,
+            None => self.origins.push(origin),
+        }
+        request.id = place as u64;
+        client.submit(request, &mut self.found);
+        self.deliver(queue, done);
+    }
+
+    fn poll(&mut self, queue: usize, done: &mut Vec<Completion>) {
+        if let Some(Some(inbox)) = self.inboxes.get_mut(queue) {
+            done.append(&mut inbox.completions);
+        }
+        if let Some(client) = &mut self.client {
+            client.poll(&mut self.found);
+            if client.in_flight() > 0 && self.progress.elapsed() >= NUDGE_AFTER {
+                self.progress = Instant::now();
+                client.nudge();
+            }
+        }
+        self.deliver(queue, done);
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Stopped, "the block device was closed")
+}
+
+/// A block device that another host serves, through a channel in their region.
+pub struct RemoteDevice<M: Pmem> {
+    channel: Arc<Mutex<Channel<M>>>,
+    first: Geometry,
+}
+
+impl<M: Pmem> std::fmt::Debug for RemoteDevice<M> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("RemoteDevice").field("geometry", &self.first).finish_non_exhaustive()
+    }
+}
+
+impl<M: Pmem + 'static> RemoteDevice<M> {
+    /// Begins a session with a random number that was never used before, in areas of `area_bytes` bytes each. Waits up to `limit` for the
+    /// other host to accept it. No other process stores in the client's area.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if the other host does not accept it in time; [`ErrorKind::NoSpace`] for areas that are too small;
+    /// [`ErrorKind::System`] without memory or descriptors.
+    pub fn open(
+        region: Arc<Region<M>>,
+        areas: Areas,
+        area_bytes: u64,
+        session: u64,
+        limit: Duration,
+    ) -> Result<Self> {
+        let mut client = Client::open(region, areas, shape_for(area_bytes)?, session)?;
+        let (mut pause, end) = (Pause::new()?, Instant::now() + limit);
+        let mut found = Vec::new();
+        let first = loop {
+            client.poll(&mut found);
+            if let Some(geometry) = client.geometry() {
+                break geometry;
+            }
+            if Instant::now() >= end {
+                client.close();
+                let text =
+                    format!("the host that has the backend did not answer within {} s", limit.as_secs());
+                return Err(Error::new(ErrorKind::TimedOut, text));
+            }
+            pause.begin(true);
+            cbd_export::wait_any(&[pause.descriptor()], Some(limit))?;
+        };
+        let channel = Channel {
+            client: Some(client),
+            origins: Vec::new(),
+            free: Vec::new(),
+            inboxes: Vec::new(),
+            found,
+            progress: Instant::now(),
+        };
+        Ok(Self { channel: Arc::new(Mutex::new(channel)), first })
+    }
+
+    /// Requests that were submitted and are not complete.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.channel.lock().client.as_ref().map_or(0, Client::in_flight)
+    }
+
+    /// How long requests have been in flight without any completion; `None` if there are none.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Duration> {
+        let channel = self.channel.lock();
+        let in_flight = channel.client.as_ref().map_or(0, Client::in_flight);
+        (in_flight > 0).then(|| channel.progress.elapsed())
+    }
+
+    /// Ends the session. Requests in flight complete with an error, and may still be executed; later ones are refused.
+    pub fn close(&self) {
+        let mut channel = self.channel.lock();
+        let Some(mut client) = channel.client.take() else { return };
+        client.end(&mut channel.found);
+        // There is no queue of this number: each request goes to the inbox of its own.
+        channel.deliver(usize::MAX, &mut Vec::new());
+    }
+}
+
+impl<M: Pmem> Drop for RemoteDevice<M> {
+    fn drop(&mut self) {
+        if Arc::strong_count(&self.channel) == 1
+            && let Some(client) = self.channel.lock().client.take()
+        {
+            client.close();
+        }
+    }
+}
+
+impl<M: Pmem + 'static> BlockDevice for RemoteDevice<M> {
+    fn geometry(&self) -> Geometry {
+        // Only the size of a device changes.
+        let now = self.channel.lock().client.as_ref().and_then(Client::geometry);
+        Geometry { size: now.map_or(self.first.size, |now| now.size), ..self.first }
+    }
+
+    fn open_queue(&self) -> Result<Box<dyn RequestQueue>> {
+        let (pause, event) = (Pause::new()?, Event::new()?);
+        let mut channel = self.channel.lock();
+        let inbox = Inbox { completions: Vec::new(), waker: event.waker() };
+        let number = channel.inboxes.iter().position(Option::is_none).unwrap_or(channel.inboxes.len());
+        match channel.inboxes.get_mut(number) {
+            Some(place) => *place = Some(inbox),
+            None => channel.inboxes.push(Some(inbox)),
+        }
+        drop(channel);
+        Ok(Box::new(RemoteQueue { channel: Arc::clone(&self.channel), number, pause, event, parked: 0 }))
+    }
+}
+
+/// One thread's queue to a [`RemoteDevice`].
+struct RemoteQueue<M: Pmem> {
+    channel: Arc<Mutex<Channel<M>>>,
+    number: usize,
+    pause: Pause,
+    event: Event,
+    parked: usize,
+}
+
+impl<M: Pmem> RemoteQueue<M> {
+    /// Counts what has completed, and looks again later if something has not.
+    fn note(&mut self, completed: usize) {
+        self.parked -= completed.min(self.parked);
+        if completed > 0 {
+            self.pause.shorten();
+        }
+        self.pause.begin(self.parked > 0);
+    }
+}
+
+impl<M: Pmem> RequestQueue for RemoteQueue<M> {
+    fn submit(&mut self, request: Request, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.parked += 1;
+        self.channel.lock().submit(self.number, request, done);
+        self.pause.shorten();
+        self.note(done.len() - before);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        // Cleared first, so that the next wait sees any later signal.
+        self.event.clear();
+        let before = done.len();
+        self.channel.lock().poll(self.number, done);
+        self.note(done.len() - before);
+    }
+
+    fn parked(&self) -> usize {
+        self.parked
+    }
+
+    fn wait_descriptors(&self) -> Vec<RawFd> {
+        vec![self.pause.descriptor(), self.event.descriptor()]
+    }
+}
+
+impl<M: Pmem> Drop for RemoteQueue<M> {
+    fn drop(&mut self) {
+        let mut channel = self.channel.lock();
+        // What it has in flight completes in the channel, for no one.
+        for origin in channel.origins.iter_mut().flatten().filter(|origin| origin.queue == self.number) {
+            origin.queue = usize::MAX;
+        }
+        if let Some(place) = channel.inboxes.get_mut(self.number) {
+            *place = None;
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A block device that another host of a shared region serves: both ends of its channel, with threads and descriptors.
+//!
+//! A [`RemoteDevice`] is what exports of the host that uses the device see. A [`Service`] is a thread of the host that has the backend:
+//! it executes the requests that arrive in the channel with a queue of the device.
+//!
+//! Both sides look for what the other one has stored: there is no interrupt between hosts. Whoever waits looks again after a time that
+//! begins with some microseconds and is doubled up to [`WAIT_MAX`].
+//!
+//! Invariants: the queues of a device share one channel, whose client orders all its requests. A request completes once; while the
+//! other host is away it waits, and continues when that is back.
+//!
+//! Elsewhere: the protocol (`cbd-channel`), where the areas of a channel are (`cbd-engine`, `transport/channels.rs`), which devices there
+//! are (`cbd-daemon`).
+#![forbid(unsafe_code)]
+
+mod device;
+mod pause;
+mod service;
+
+pub use device::RemoteDevice;
+pub use pause::WAIT_MAX;
+pub use service::{Service, ServiceOptions};
+
+use cbd_format::ChannelShape;
+use cbd_types::{Error, ErrorKind, Result};
+
+/// Bytes of a data place of a channel.
+const PLACE_BYTES: u32 = 64 << 10;
+/// Requests in flight in a channel, at most.
+const PLACES_MAX: u32 = 64;
+
+/// The shape of a channel in areas of `area_bytes` bytes each.
+///
+/// # Errors
+/// [`ErrorKind::NoSpace`] if not even one request fits into it.
+pub fn shape_for(area_bytes: u64) -> Result<ChannelShape> {
+    let shapes = (1..=PLACES_MAX).rev().filter_map(|places| ChannelShape::new(places, PLACE_BYTES));
+    shapes.into_iter().find(|shape| shape.bytes() <= area_bytes).ok_or_else(|| {
+        Error::new(ErrorKind::NoSpace, format!("an area of {area_bytes} bytes is too small for a channel"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_uses_its_area() {
+        for (bytes, places) in [(1 << 20, 15), (4 << 20, 63), (16 << 20, 64), (128 << 10, 1)] {
+            let shape = shape_for(bytes).expect("there is one");
+            assert_eq!(shape.places(), places, "{bytes}");
+            assert!(shape.bytes() <= bytes);
+        }
+        assert_eq!(shape_for(64 << 10).map_err(|error| error.kind()), Err(ErrorKind::NoSpace));
+    }
+}

@@ -1,0 +1,179 @@
+//! The side of the host that has the backend.
+
+use crate::pause::Pause;
+use cbd_channel::{Areas, Server, ServerState};
+use cbd_export::wake::{Event, Interest, WaitSet, Waker};
+use cbd_export::{BlockDevice, RequestQueue, start_thread};
+use cbd_types::{Error, ErrorKind, Pmem, Region, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the thread looks for the next request without a wait.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How a [`Service`] begins.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceOptions<'a> {
+    /// The name of its thread.
+    pub name: &'a str,
+    /// The areas of the channel, and the bytes of each.
+    pub areas: Areas,
+    /// Bytes of each area.
+    pub area_bytes: u64,
+    /// A random number that was never used before.
+    pub session: u64,
+    /// Called first in the thread.
+    pub thread_setup: fn(),
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// Whether the session ends with the thread: the other host sees errors then, and no pause.
+    closes: AtomicBool,
+    is_used: AtomicBool,
+}
+
+/// A thread that executes the requests of another host.
+#[derive(Debug)]
+pub struct Service {
+    shared: Arc<Shared>,
+    waker: Waker,
+    thread: Option<JoinHandle<Result<()>>>,
+    /// Disconnected when the thread has ended.
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Service {
+    /// Serves `device` in a channel of `region`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the system refuses a thread, or a resource of the queue.
+    pub fn start<M: Pmem + 'static>(
+        region: Arc<Region<M>>,
+        device: Arc<dyn BlockDevice>,
+        options: &ServiceOptions<'_>,
+    ) -> Result<Self> {
+        let (shared, event) = (Arc::new(Shared::default()), Event::new()?);
+        let ServiceOptions { areas, area_bytes, session, thread_setup, .. } = *options;
+        let server = Server::open(region, areas, area_bytes, session, device.geometry());
+        let (waker, pause) = (event.waker(), Pause::new()?);
+        let of_thread = Arc::clone(&shared);
+        let (running, ended) = sync_channel(0);
+        let thread = start_thread(options.name, move || {
+            let _running: SyncSender<()> = running;
+            thread_setup();
+            let queue = device.open_queue()?;
+            Serving { server, queue, event, pause, shared: of_thread }.run()
+        })?;
+        Ok(Self { shared, waker, thread: Some(thread), ended: Mutex::new(ended) })
+    }
+
+    /// Whether another host has a session.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.shared.is_used.load(Ordering::Relaxed)
+    }
+
+    /// Why the thread has ended without a command; `None` while it runs.
+    #[must_use]
+    pub fn failure(&mut self) -> Option<Error> {
+        let thread = self.thread.take_if(|thread| thread.is_finished())?;
+        match thread.join() {
+            Ok(Ok(())) => Some(Error::new(ErrorKind::Stopped, "the thread has ended")),
+            Ok(Err(error)) => Some(error),
+            Err(_) => Some(Error::new(ErrorKind::System, "the thread has panicked")),
+        }
+    }
+
+    /// Ends the thread once the requests that it has begun are complete, and with `closes` the session of the other host, whose requests
+    /// fail from then on. Without it they wait for a later service.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if they take longer than `limit`: the thread ends with the last one.
+    pub fn stop(mut self, closes: bool, limit: Duration) -> Result<()> {
+        self.begin_stop(closes);
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            let text = format!("requests of another host did not complete within {} s", limit.as_secs());
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
+        thread.join().map_err(|_| Error::new(ErrorKind::System, "the thread has panicked"))?
+    }
+
+    fn begin_stop(&self, closes: bool) {
+        self.shared.closes.store(closes, Ordering::Relaxed);
+        self.shared.stop.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.begin_stop(false);
+    }
+}
+
+/// What the thread has.
+struct Serving<M: Pmem> {
+    server: Server<M>,
+    queue: Box<dyn RequestQueue>,
+    event: Event,
+    pause: Pause,
+    shared: Arc<Shared>,
+}
+
+impl<M: Pmem> Serving<M> {
+    fn run(mut self) -> Result<()> {
+        let mut set = WaitSet::new();
+        for descriptor in self.queue.wait_descriptors() {
+            set.add(descriptor, Interest::Read);
+        }
+        set.add(self.event.descriptor(), Interest::Read);
+        set.add(self.pause.descriptor(), Interest::Read);
+        let (mut requests, mut done) = (Vec::new(), Vec::new());
+        let mut last = Instant::now();
+        loop {
+            let is_stopping = self.shared.stop.load(Ordering::Acquire);
+            if !is_stopping {
+                self.server.poll(&mut requests)?;
+            }
+            let mut has_worked = !requests.is_empty();
+            for request in requests.drain(..) {
+                self.queue.submit_plugged(request, &mut done);
+            }
+            self.queue.unplug(&mut done);
+            if self.queue.parked() > 0 {
+                self.queue.poll(&mut done);
+            }
+            has_worked |= !done.is_empty();
+            for completion in done.drain(..) {
+                self.server.complete(completion);
+            }
+            self.shared.is_used.store(self.server.state() != ServerState::Alone, Ordering::Relaxed);
+            if has_worked {
+                last = Instant::now();
+                self.pause.shorten();
+                continue;
+            }
+            if is_stopping && self.queue.parked() == 0 {
+                break;
+            }
+            if last.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.pause.begin(true);
+            set.wait(None)?;
+            self.event.clear();
+        }
+        if self.shared.closes.load(Ordering::Relaxed) {
+            self.server.close();
+        }
+        Ok(())
+    }
+}

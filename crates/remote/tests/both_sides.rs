@@ -1,0 +1,219 @@
+//! Both sides of a channel in one process: a service over memory, and threads that use its device through a region.
+
+use cbd_channel::Areas;
+use cbd_export::{BlockDevice, MemoryDevice, RequestQueue, wait_any};
+use cbd_pmem::Mapping;
+use cbd_remote::{RemoteDevice, Service, ServiceOptions};
+use cbd_types::{AlignedBuffer, ByteRange, Completion, ErrorKind, Operation, Region, Request, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const AREA: u64 = 1 << 20;
+const SIZE: u64 = 8 << 20;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A region with both areas, and the device behind the service.
+struct Rig {
+    region: Arc<Region<Mapping>>,
+    device: Arc<dyn BlockDevice>,
+    session: AtomicU64,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let memory = Arc::new(Mapping::anonymous(SIZE).expect("memory"));
+        Self {
+            region: Arc::new(Region::new(Mapping::anonymous(2 * AREA).expect("memory"))),
+            device: Arc::new(MemoryDevice::new(memory, 512).expect("a device")),
+            session: AtomicU64::new(1),
+        }
+    }
+
+    fn areas(&self) -> Areas {
+        Areas { client: 0, server: AREA }
+    }
+
+    fn session(&self) -> u64 {
+        self.session.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn serve(&self) -> Service {
+        let options = ServiceOptions {
+            name: "service",
+            areas: self.areas(),
+            area_bytes: AREA,
+            session: self.session(),
+            thread_setup: || (),
+        };
+        Service::start(Arc::clone(&self.region), Arc::clone(&self.device), &options).expect("a service")
+    }
+
+    fn open(&self, limit: Duration) -> Result<RemoteDevice<Mapping>> {
+        RemoteDevice::open(Arc::clone(&self.region), self.areas(), AREA, self.session(), limit)
+    }
+}
+
+/// Polls, and waits as an export does, until `wanted` requests have completed.
+fn wait_for(queue: &mut dyn RequestQueue, wanted: usize) -> Vec<Completion> {
+    let (mut done, end) = (Vec::new(), Instant::now() + LIMIT);
+    loop {
+        queue.poll(&mut done);
+        if done.len() >= wanted {
+            return done;
+        }
+        assert!(Instant::now() < end, "{} of {wanted} requests completed", done.len());
+        wait_any(&queue.wait_descriptors(), Some(LIMIT)).expect("a wait");
+    }
+}
+
+fn write(queue: &mut dyn RequestQueue, at: u64, byte: u8, length: usize) -> Vec<Completion> {
+    let mut buffer = AlignedBuffer::zeroed(length);
+    buffer.fill(byte);
+    let mut done = Vec::new();
+    let range = ByteRange::at(at, length as u64);
+    queue.submit(Request::unmarked(at, Operation::Write, range, false, buffer), &mut done);
+    done
+}
+
+fn read(queue: &mut dyn RequestQueue, at: u64, length: usize) -> AlignedBuffer {
+    let mut done = Vec::new();
+    let range = ByteRange::at(at, length as u64);
+    let buffer = AlignedBuffer::zeroed(length);
+    queue.submit(Request::unmarked(at, Operation::Read, range, false, buffer), &mut done);
+    if done.is_empty() {
+        done = wait_for(queue, 1);
+    }
+    let completion = done.pop().expect("one completion");
+    completion.result.expect("it is read");
+    completion.buffer
+}
+
+#[test]
+fn threads_write_and_read_all_bytes_while_the_service_is_replaced() {
+    let rig = Rig::new();
+    let mut service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    assert_eq!(device.geometry(), rig.device.geometry());
+    let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let _service = std::thread::scope(|scope| {
+        for thread in 0..3_u64 {
+            let (device, is_over, rounds) = (&device, &is_over, &rounds);
+            scope.spawn(move || {
+                let mut queue = device.open_queue().expect("a queue");
+                let first = thread * (2 << 20);
+                for round in 0_u64.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let byte = |index: u64| (round + thread + index) as u8;
+                    // More than one data place each, and together more than the channel has.
+                    let mut missing = 0;
+                    for index in 0..8 {
+                        let at = first + index * (200 << 10);
+                        missing += 1 - write(&mut *queue, at, byte(index), 200 << 10).len();
+                    }
+                    for completion in wait_for(&mut *queue, missing) {
+                        completion.result.expect("it is written");
+                    }
+                    for index in 0..8 {
+                        let found = read(&mut *queue, first + index * (200 << 10), 200 << 10);
+                        assert!(found.iter().all(|found| *found == byte(index)), "thread {thread}, {round}");
+                    }
+                    assert_eq!(queue.parked(), 0);
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut seen = 0;
+        for _ in 0..20 {
+            let end = Instant::now() + LIMIT;
+            while rounds.load(Ordering::Relaxed) < seen + 3 {
+                assert!(Instant::now() < end, "no progress");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            seen = rounds.load(Ordering::Relaxed);
+            assert!(service.is_used());
+            service.stop(false, LIMIT).expect("it ends");
+            service = rig.serve();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        service
+    });
+    assert_eq!(device.in_flight(), 0);
+}
+
+#[test]
+fn requests_wait_while_there_is_no_service_and_fail_when_the_session_is_closed() {
+    let rig = Rig::new();
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let (mut queue, mut other) =
+        (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
+    service.stop(false, LIMIT).expect("it ends");
+    assert_eq!(write(&mut *queue, 0, 7, 4096).len(), 0);
+    assert_eq!(wait_any(&queue.wait_descriptors(), Some(LIMIT)).expect("a wait").is_some(), true);
+    assert_eq!((queue.parked(), device.in_flight()), (1, 1));
+    assert!(device.waiting().is_some());
+
+    let service = rig.serve();
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+    assert_eq!(read(&mut *other, 0, 4096)[..], [7; 4096]);
+    assert_eq!(device.waiting(), None);
+
+    // The owner ends the session: what is in flight fails, and so does what follows.
+    service.stop(true, LIMIT).expect("it ends");
+    assert_eq!(write(&mut *queue, 0, 8, 4096).len(), 0);
+    let failed = wait_for(&mut *queue, 1).pop().expect("one");
+    assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
+    let failed = write(&mut *other, 0, 8, 4096).pop().expect("it fails at once");
+    assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
+}
+
+#[test]
+fn a_device_that_is_closed_ends_the_requests_of_all_queues_and_another_session_follows() {
+    let rig = Rig::new();
+    let service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let (mut queue, mut other) =
+        (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
+    service.stop(false, LIMIT).expect("it ends");
+    write(&mut *queue, 0, 7, 4096);
+    write(&mut *other, 8192, 7, 4096);
+    drop(other);
+    device.close();
+    // The other thread sleeps until its descriptor wakes it.
+    let failed = wait_for(&mut *queue, 1).pop().expect("one");
+    assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
+    assert_eq!(write(&mut *queue, 0, 7, 4096).pop().expect("one").result.is_err(), true);
+    drop((queue, device));
+
+    let _service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    write(&mut *queue, 4096, 9, 4096);
+    wait_for(&mut *queue, 1);
+    assert_eq!(read(&mut *queue, 0, 8192)[4096..], [9; 4096]);
+}
+
+#[test]
+fn a_device_that_is_not_served_is_an_error_in_time() {
+    let rig = Rig::new();
+    let begun = Instant::now();
+    let error = rig.open(Duration::from_millis(50)).map(drop).expect_err("it is not served");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+}
+
+#[test]
+fn a_request_that_makes_no_sense_fails_alone() {
+    let rig = Rig::new();
+    let _service = rig.serve();
+    let device = rig.open(LIMIT).expect("a device");
+    let mut queue = device.open_queue().expect("a queue");
+    write(&mut *queue, SIZE, 1, 4096);
+    let failed = wait_for(&mut *queue, 1).pop().expect("one");
+    assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::OutOfRange));
+    write(&mut *queue, 0, 1, 4096);
+    wait_for(&mut *queue, 1).pop().expect("one").result.expect("it is written");
+}
