@@ -152,7 +152,7 @@ fn requests_wait_while_there_is_no_service_and_fail_when_the_session_is_closed()
         (device.open_queue().expect("a queue"), device.open_queue().expect("a queue"));
     service.stop(false, LIMIT).expect("it ends");
     assert_eq!(write(&mut *queue, 0, 7, 4096).len(), 0);
-    assert_eq!(wait_any(&queue.wait_descriptors(), Some(LIMIT)).expect("a wait").is_some(), true);
+    assert!(wait_any(&queue.wait_descriptors(), Some(LIMIT)).expect("a wait").is_some());
     assert_eq!((queue.parked(), device.in_flight()), (1, 1));
     assert!(device.waiting().is_some());
 
@@ -185,7 +185,7 @@ fn a_device_that_is_closed_ends_the_requests_of_all_queues_and_another_session_f
     // The other thread sleeps until its descriptor wakes it.
     let failed = wait_for(&mut *queue, 1).pop().expect("one");
     assert_eq!(failed.result.map_err(|error| error.kind()), Err(ErrorKind::Stopped));
-    assert_eq!(write(&mut *queue, 0, 7, 4096).pop().expect("one").result.is_err(), true);
+    assert!(write(&mut *queue, 0, 7, 4096).pop().expect("one").result.is_err());
     drop((queue, device));
 
     let _service = rig.serve();
